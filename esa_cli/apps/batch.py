@@ -68,7 +68,8 @@ def read_questions(
             continue
         row, fault = _parse_line(raw, bool(default.sources))
         text, names, id = row.get("question", ""), default.paths, row.get("id", len(questions) + 1)
-        meant, asked = SourceFiles() if fault else default, ["fault", raw.hex()]
+        meant = SourceFiles() if fault else default
+        asked: list[Any] = ["fault", raw.hex()]
         if not fault:
             if row.get("documents") is not None:
                 names = tuple(row["documents"])

@@ -72,11 +72,12 @@ async def follow_job(
         with worker.queue_job(answer) as events:
             gone.add_done_callback(lambda _: events.put_nowait(("alive", None)))
             while True:
-                kind, value = "alive", None
+                event: Event = ("alive", None)
                 with suppress(TimeoutError):
                     wait_s = max(0.0, min(TICK_S, deadline - loop.time()))
                     async with asyncio.timeout(wait_s):
-                        kind, value = await events.get()
+                        event = await events.get()
+                kind, value = event
                 if kind == "error":
                     raise value if isinstance(value, EsaError) else wire.to_api_error(value)
                 if kind == "done":

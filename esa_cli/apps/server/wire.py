@@ -241,9 +241,8 @@ class Completion:
         """Returns the body of an answer that is not streamed."""
         message = {"role": "assistant", "content": reply.text, "refusal": None}
         content = {"message": message | self._collect_fields(reply)}
-        return self._make_completion("chat.completion", content, reply) | {
-            "usage": count_tokens(reply)
-        }
+        body = self._make_completion("chat.completion", content, reply)
+        return body | {"usage": count_tokens(reply)}
 
     def make_chunk(self, delta: dict[str, Any]) -> dict[str, Any]:
         """Returns a chunk of a stream."""
