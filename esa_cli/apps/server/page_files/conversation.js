@@ -142,11 +142,12 @@ function setBusy(isBusy) {
 
 function submit(event) {
   event.preventDefault();
-  const [question, hasDocuments] = [box.value.trim(), chosenDocuments().length > 0];
-  byId("about").classList.toggle("missing", !hasDocuments);
-  if (!question || running || !hasDocuments) return;
+  const question = box.value.trim();
+  const documents = chosenDocuments().map((one) => one.id);
+  byId("about").classList.toggle("missing", !documents.length);
+  if (!question || running || !documents.length) return;
   box.value = "";
-  ask(question, requestedIds());
+  ask(question, documents);
 }
 
 function stop() {

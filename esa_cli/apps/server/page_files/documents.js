@@ -34,13 +34,6 @@ function makeItem(one, index, isChosen) {
   return one.item;
 }
 
-// Returns the ids that a request names; null for all documents of the command line.
-function requestedIds() {
-  const chosen = chosenDocuments();
-  const isPlain = listed.some((one) => one.kind === "given") && listed.every((one) => one.box.checked === (one.kind === "given"));
-  return isPlain ? null : chosen.map((one) => one.id);
-}
-
 function showChosen() {
   const chosen = chosenDocuments();
   byId("choose-all").textContent = chosen.length === listed.length ? "None" : "All";

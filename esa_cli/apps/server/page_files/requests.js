@@ -95,7 +95,7 @@ byId("token-dialog").addEventListener("cancel", (event) => event.preventDefault(
 // Asks one question; calls `tell` with {text} and {reading: [tokens, total]} as they come. Returns
 // the last chunk, which has the evidence.
 async function askServer(messages, documents, signal, tell) {
-  const body = { model: "esa", messages, stream: true, evidence: 5, heat: true, ...(documents ? { documents } : {}) };
+  const body = { model: "esa", messages, stream: true, evidence: 5, heat: true, documents };
   const headers = { "Content-Type": "application/json" };
   const response = await send("/v1/chat/completions", { method: "POST", headers, body: JSON.stringify(body), signal });
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
