@@ -1,7 +1,6 @@
 """esa: answers questions about documents many times longer than a language model's context.
 
-Importing this package imports neither torch nor transformers. The names below are looked up when
-they are first used.
+Importing this package imports neither torch nor transformers: names are looked up on first use.
 """
 
 from __future__ import annotations
@@ -25,52 +24,34 @@ if TYPE_CHECKING:
     from esa_cli.qa.presets.preset import load as load_preset
     from esa_cli.storage.library import Library
 
-_PLACES = {
-    "Book": "qa.finding.books",
-    "CollectedPlace": "qa.collecting",
-    "Collection": "qa.collecting",
-    "Document": "documents.document",
-    "Esa": "qa.api",
-    "Library": "storage.library",
-    "Method": "attention.method",
-    "Passage": "qa.finding.passage",
-    "Reply": "qa.answering.reply",
-    "Session": "qa.answering.session",
-    "Turn": "qa.answering.reply",
-    "Window": "attention.window",
-    "attach": "models.attachment.attach",
-    "load_preset": "qa.presets.preset",
-    "read_document": "documents.document",
-}
-"""Public name -> the module that has it."""
 __all__ = [
-    "Book",
-    "CollectedPlace",
-    "Collection",
-    "Document",
-    "Esa",
-    "Library",
-    "Method",
-    "Passage",
-    "Reply",
-    "Session",
-    "Turn",
-    "Window",
-    "__version__",
-    "attach",
-    "load_preset",
-    "read_document",
-]
+    "Book", "CollectedPlace", "Collection", "Document", "Esa", "Library", "Method", "Passage",
+    "Reply", "Session", "Turn", "Window", "__version__", "attach", "load_preset", "read_document",
+]  # fmt: skip
+_MODULES = {
+    "attention.method": ("Method",),
+    "attention.window": ("Window",),
+    "documents.document": ("Document", "read_document"),
+    "models.attachment.attach": ("attach",),
+    "qa.answering.reply": ("Reply", "Turn"),
+    "qa.answering.session": ("Session",),
+    "qa.api": ("Esa",),
+    "qa.collecting": ("CollectedPlace", "Collection"),
+    "qa.finding.books": ("Book",),
+    "qa.finding.passage": ("Passage",),
+    "qa.presets.preset": ("load_preset",),
+    "storage.library": ("Library",),
+}
+"""The public names of each module."""
 
 if not TYPE_CHECKING:  # or a type checker would take any misspelled name for one of these
 
     def __getattr__(name: str) -> object:
-        if name not in _PLACES:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        attribute = "load" if name == "load_preset" else name
-        value = getattr(import_module(f"esa_cli.{_PLACES[name]}"), attribute)
-        globals()[name] = value
-        return value
+        for module, names in _MODULES.items():
+            if name in names:
+                attribute = "load" if name == "load_preset" else name
+                return getattr(import_module(f"esa_cli.{module}"), attribute)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -1,7 +1,7 @@
 """`esa` and `python -m esa_cli`: runs the command line and turns errors into exit codes.
 
-Nothing is imported up here that takes time, so that Ctrl-C ends the command quietly from the
-first moment on.
+Modules that take long to import are imported late, so that Ctrl-C ends the command quietly from
+the first moment on.
 """
 
 from __future__ import annotations
@@ -12,9 +12,7 @@ import gc
 import os
 import signal
 import sys
-import threading
 from types import FrameType
-from typing import TextIO
 
 from esa_cli.errors import BUG, INTERRUPTED, PIPE_CLOSED, USAGE
 from esa_cli.system.files import as_esa_error
@@ -24,85 +22,64 @@ def main(arguments: list[str] | None = None) -> int:
     """Runs one command and returns its exit code; see docs/cli.md.
 
     Args:
-        arguments: the words after `esa`; None takes the command line's.
+        arguments: the words after `esa`; None takes those of the command line.
     """
-    # torch and transformers make a million objects on import, none of them garbage: looking for any
-    # takes half a second. `qa.opening` turns it on again when the model is there.
+    # torch and transformers make a million objects on import, and searching these for garbage takes
+    # half a second. `qa.opening` turns the collector on again when the model is loaded.
     gc.disable()
-    if arguments is None:
-        atexit.register(_end_quietly)  # first, so that it is called last
-    # A stream that was closed by the caller is None; what is written to it goes nowhere. In this
-    # order each takes its own number, and no file opened later is written to by mistake.
+    is_program = arguments is None
+    if is_program:
+        atexit.register(_silence_stderr)
+    # A stream that the caller has closed is None; what is written to it is dropped. In this order
+    # each stream takes its own number, and no file opened later is written to by mistake.
     sys.stdin = sys.stdin or open(os.devnull)  # noqa: SIM115
     sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115
     sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
-    interrupts = _Interrupts(leave=arguments is None)
+    was_interrupted = False
+
+    def note_interrupt(number: int, frame: FrameType | None) -> None:
+        nonlocal was_interrupted
+        was_interrupted = True
+        raise KeyboardInterrupt
+
+    has_handler = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     try:
+        if has_handler:
+            with contextlib.suppress(ValueError):  # this is not the main thread
+                signal.signal(signal.SIGINT, note_interrupt)
         for stream in (sys.stdout, sys.stderr):
             if hasattr(stream, "reconfigure"):
                 stream.reconfigure(errors="backslashreplace")
-        with interrupts:
-            code = _run(sys.argv[1:] if arguments is None else arguments)
+        code = _run_command(sys.argv[1:] if arguments is None else arguments)
         sys.stdout.flush()
         return code
-    except KeyboardInterrupt:
-        _interrupted(leave=arguments is None)
-        return INTERRUPTED
     except BrokenPipeError:
-        _settle(sys.stdout)
-        _settle(sys.stderr)
+        _flush_streams()
         return PIPE_CLOSED
-    except Exception as error:
-        if interrupts.seen and as_esa_error(error) is None:
-            _interrupted(leave=arguments is None)
-            return INTERRUPTED
-        return _report(error)
+    except (KeyboardInterrupt, Exception) as error:
+        # A library may answer the interruption of an import with an error of its own.
+        if isinstance(error, Exception) and not (was_interrupted and as_esa_error(error) is None):
+            return _report_error(error)
+        if is_program:  # the process ends without what libraries do at its end
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            _print_error("interrupted")
+            os._exit(INTERRUPTED)
+        _print_error("interrupted")
+        return INTERRUPTED
     finally:
+        if signal.getsignal(signal.SIGINT) is note_interrupt:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         gc.enable()
 
 
-def _end_quietly() -> None:
-    """Sends what libraries print while the process ends nowhere: with the garbage above
-    never collected, nanobind (in triton) lists all of its functions as leaked."""
+def _silence_stderr() -> None:
+    """Drops what libraries print while the process ends: as garbage is never collected, nanobind
+    (in triton) lists all of its functions as leaked."""
     with contextlib.suppress(OSError):
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, 2)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
 
-class _Interrupts:
-    """A context manager that notes a Ctrl-C; with `leave` one during an import ends the process."""
-
-    def __init__(self, leave: bool) -> None:
-        self.leave, self.seen = leave, False
-
-    def __enter__(self) -> None:
-        is_main = threading.current_thread() is threading.main_thread()
-        if is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-            signal.signal(signal.SIGINT, self._note)
-
-    def __exit__(self, *error: object) -> None:
-        if signal.getsignal(signal.SIGINT) == self._note:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        self.seen = True
-        while frame is not None and not frame.f_code.co_filename.startswith("<frozen importlib"):
-            frame = frame.f_back
-        if self.leave and frame is not None:
-            _interrupted(leave=True)
-        raise KeyboardInterrupt
-
-
-def _interrupted(leave: bool) -> None:
-    """Says so; with `leave` ends the process at once, its files being closed and its locks
-    let go."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _say("interrupted")
-    if leave:
-        os._exit(INTERRUPTED)
-
-
-def _run(arguments: list[str]) -> int:
+def _run_command(arguments: list[str]) -> int:
     from esa_cli.apps.cli.cli_app import command
 
     if "_ESA_COMPLETE" in os.environ:  # a shell asks for completions
@@ -114,7 +91,7 @@ def _run(arguments: list[str]) -> int:
     arguments = present_arguments(arguments)
     group = command(arguments[0] if arguments else None)
     try:
-        # Not through `main` of the group, which has its own way with Ctrl-C and closed pipes.
+        # Not by the group's `main`, which has its own way with Ctrl-C and closed pipes.
         with group.make_context("esa", arguments) as context:
             group.invoke(context)
     except typer.Exit as end:
@@ -124,8 +101,8 @@ def _run(arguments: list[str]) -> int:
     return 0
 
 
-def _report(error: Exception) -> int:
-    """Says what was wrong; the exit code."""
+def _report_error(error: Exception) -> int:
+    """Prints an error and returns the exit code."""
     if os.environ.get("ESA_DEBUG"):
         import traceback
 
@@ -133,37 +110,39 @@ def _report(error: Exception) -> int:
             traceback.print_exc()
     known = as_esa_error(error)
     if known is not None:
-        _say(known.message, known.hint)
+        _print_error(known.message, known.hint)
         return known.exit_code
     if hasattr(error, "format_message"):  # an option or argument that the parser refused
         text, context = str(error.format_message()).rstrip("."), getattr(error, "ctx", None)
-        where = context.command_path if context else "esa"
-        _say(text[:1].lower() + text[1:], f"see `{where} --help`")
+        name = context.command_path if context else "esa"
+        _print_error(text[:1].lower() + text[1:], f"see `{name} --help`")
         return USAGE
     reason = (str(error).splitlines() or [""])[0]
     hint = "set ESA_DEBUG=1 to see where, and please report it"
-    _say(f"a bug: {type(error).__name__}: {reason}", hint)
+    _print_error(f"a bug: {type(error).__name__}: {reason}", hint)
     return BUG
 
 
-def _say(message: str, hint: str = "") -> None:
-    """Writes an error, each part as one line: a file's name may have control characters."""
-    _settle(sys.stdout)
+def _print_error(message: str, hint: str = "") -> None:
+    """Prints message and hint as one line each; names of files may have control characters."""
+    _flush_streams()
     with contextlib.suppress(OSError, ValueError):
         for begin, text in (("esa: ", message), ("     ", hint)):
             plain = "".join(letter if letter.isprintable() else " " for letter in text).strip()
             if plain:
                 print(begin + plain, file=sys.stderr)
-    _settle(sys.stderr)
+    _flush_streams()
 
 
-def _settle(stream: TextIO) -> None:
-    """Writes what is left, to nowhere if need be, or Python complains about it while it ends."""
-    try:
-        stream.flush()
-    except (OSError, ValueError):
-        with contextlib.suppress(ValueError):  # somebody has closed it
-            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+def _flush_streams() -> None:
+    """Writes what is left; where that fails, the stream is redirected to nowhere, or Python would
+    complain about it at the end."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            with contextlib.suppress(ValueError):  # the stream is closed
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 if __name__ == "__main__":

@@ -1,32 +1,27 @@
 """The errors that `esa` raises on purpose, and the exit codes of its commands.
 
-Every message says what was wrong, and `hint` says what to try. Any other exception is a bug.
+A message says what is wrong, and its hint what to try. Any other exception is a bug.
 """
 
 from __future__ import annotations
 
-BUG = 70
-"""Exit code after an exception that is not an EsaError, as of sysexits.h."""
 NOT_FOUND = 1
-"""Exit code where nothing is found, as of grep, or a removal was answered with no."""
+"""Exit code where nothing is found, as of grep, or where the user declines a removal."""
 USAGE = 2
 PARTIAL = 7
-"""Exit code of a command that finished, but some of its questions or files got an error."""
+"""Exit code of a finished command that has an error in place of some answers or documents."""
+BUG = 70
+"""Exit code after an exception that is not an EsaError, as of sysexits.h."""
 INTERRUPTED = 130
 """Exit code after Ctrl-C."""
-NOT_BLAMED = (KeyboardInterrupt, GeneratorExit)
-"""Exceptions that come from outside, whatever code of a plugin runs."""
 PIPE_CLOSED = 141
 """Exit code after writing to a closed pipe, as a shell reports it."""
+NOT_BLAMED = (KeyboardInterrupt, GeneratorExit)
+"""Exceptions that come from outside, whatever code of a plugin runs."""
 
 
 class EsaError(Exception):
-    """An error that the user can act on.
-
-    Args:
-        message: what was wrong, in one sentence.
-        hint: what to try next; empty when the message says it all.
-    """
+    """An error that the user can act on. `hint` may be empty."""
 
     exit_code = BUG
 
@@ -105,5 +100,5 @@ class DiskError(ResourceError):
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's message; the name of its type where there is none."""
+    """Returns the first line of an error's message; without a message the name of its type."""
     return (str(error) or type(error).__name__).splitlines()[0]

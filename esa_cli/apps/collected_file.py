@@ -1,6 +1,6 @@
-"""The places of one question as JSON lines, written as they are found. Shows nothing.
+"""The places of one question as JSON lines, written as they are found.
 
-The first row says what was asked. Rows with `text` are places, in order; rows with `read` say how
+The first row says what was asked. Rows with `text` are places, in order; rows with `read` tell how
 many of the chosen passages were read until then, so that a stopped run continues there.
 """
 
@@ -17,32 +17,23 @@ from esa_cli.system.jsonl import ANOTHER, JsonLines, check_first, read_lines
 FIRST = "collect"
 """The first field of the file."""
 EVERY = 64
-"""Passages after which a row says how far the run is."""
+"""Passages after which a row tells how far the run is."""
 
 
 class CollectedFile(JsonLines):
-    """A context manager that holds the file open; None keeps nothing.
-
-    Args:
-        question: what was asked. key: a digest of it and of all that its places depend on.
-        about: further fields of the first row.
-
-    Raises:
-        UsageError: the file has other contents, or places of another question or settings, or
-            another process is writing it. DocumentError, ResourceError: it cannot be written.
-    """
+    """A context manager that holds the file open; without a path it stores nothing. `key` is a
+    digest of everything that the places depend on, `about` are further fields of the first row."""
 
     def __init__(
         self, path: Path | None, question: str, key: str, about: Mapping[str, Any]
     ) -> None:
         super().__init__(path, {FIRST: question, "key": key, **about})
         self.earlier = EarlierRun(0, ())
-        """How far earlier runs came."""
         self._read = 0
 
     @staticmethod
     def check(path: Path | None) -> None:
-        """Raises UsageError where the file has other contents, before any work is done."""
+        """Raises UsageError: the file has other contents."""
         if path is not None:
             check_first(path, FIRST)
 
@@ -50,11 +41,9 @@ class CollectedFile(JsonLines):
         self.check(path)
         places = []
         for number, row in enumerate(read_lines(path), 1):
-            if number == 1 and any(row.get(name) != self.header[name] for name in (FIRST, "key")):
-                raise UsageError(
-                    f"{path} has places of another question, or of other documents or settings",
-                    ANOTHER,
-                )
+            if number == 1 and row.get("key") != self.header["key"]:
+                wrong = "places of another question, or of other documents or settings"
+                raise UsageError(f"{path} has {wrong}", ANOTHER)
             try:
                 if "text" in row:
                     places.append(CollectedPlace.of_row(row))
@@ -65,13 +54,12 @@ class CollectedFile(JsonLines):
         self.earlier = EarlierRun(self._read, tuple(places))
 
     def add(self, place: CollectedPlace) -> None:
-        """Writes a place. Raises ResourceError, DocumentError."""
+        """Writes a place."""
         self.append(place.as_row())
 
     def reached(self, settled: int, coverage: Coverage, stopped: bool = False) -> None:
-        """Writes how far the run is, if that is worth a row: the places of the first `settled`
-        passages are written. Raises ResourceError, DocumentError."""
-        ended = stopped or settled == coverage.chosen
-        if settled > self._read and (ended or settled >= self._read + EVERY):
+        """Writes now and then, and at the end, that the first `settled` passages are done."""
+        step = 1 if stopped or settled == coverage.chosen else EVERY
+        if settled >= self._read + step:
             self.append({"read": settled, "chosen": coverage.chosen, "of": coverage.passages})
             self._read = settled

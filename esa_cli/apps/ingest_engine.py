@@ -1,8 +1,7 @@
-"""`esa ingest --workers`: documents read into the library by several processes.
+"""`esa ingest`: one document, or many by several processes of this machine or of a Ray cluster.
 
-The processes are of this machine, or actors of a Ray cluster. Each loads the model at its first
-document. A document may be read twice without harm. A process that dies ends the command: what is
-finished is stored, and the same command continues.
+Each process loads the model at its first document. A document may be read twice without harm. A
+process that dies ends the command: finished documents are stored, and the same command continues.
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ from collections.abc import Generator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing
+from dataclasses import dataclass
 from multiprocessing import active_children, connection, get_context, parent_process
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from esa_cli.apps.cli.options.options import ModelOptions, load_plugins
 from esa_cli.apps.cli.output.terminal import Reporter
-from esa_cli.apps.ingest_report import IngestReport, ingest_document
 from esa_cli.documents.document import Document
 from esa_cli.errors import EsaError, ResourceError, UsageError, first_line
 from esa_cli.qa.presets.preset import Preset
@@ -35,13 +34,35 @@ from esa_cli.system.machine import memory_ran_out
 if TYPE_CHECKING:
     from esa_cli.qa.api import Esa
 
-HINT = "what is finished is kept; memory may be short: try fewer --workers"
+HINT = "finished documents are stored; memory may be short: try fewer --workers"
 CONNECT_S = 5.0
 """Seconds for a connection to a Ray cluster, which Ray itself would try for minutes."""
 
 
-class _Warnings(Reporter):
-    """Collects warnings."""
+IngestRow = dict[str, Any]
+"""A document in the library, as JSON; `read_s` is 0 where the library had the document before."""
+
+
+def ingest_document(esa: Esa, document: Document, rows: str, reporter: Reporter) -> IngestRow:
+    """Reads a document into the library; warns if it is stored there with other rows."""
+    book = esa.ingest(document)
+    entry = book.entry
+    if entry is not None and entry.rows not in (rows, "index"):
+        reporter.warn(
+            f"esa: {document.name} is kept with {entry.rows} rows; to keep {rows} ones, "
+            f"`esa library rm {entry.id}` first"
+        )
+    reporter.settle()
+    return {
+        "id": entry.id if entry else None, "name": document.name, "source": document.source,
+        "tokens": book.tokens, "bytes": entry.nbytes if entry else None,
+        "rows": entry.rows if entry else None, "read_s": round(book.read_s, 3),
+        "missing": list(document.missing),
+    }  # fmt: skip
+
+
+class WarningList(Reporter):
+    """Collects warnings in place of showing them."""
 
     def __init__(self) -> None:
         super().__init__(quiet=True)
@@ -52,35 +73,35 @@ class _Warnings(Reporter):
 
 
 Task = tuple[int, Document]
-Outcome = tuple[int, IngestReport, list[str]]
-"""The number of a document, its report, and warnings."""
+Outcome = tuple[int, IngestRow, list[str]]
+"""The number of a document, its row, and warnings."""
 
 
+@dataclass
 class IngestWorker:
-    """What one process needs to read documents. `library` and `folder`, where the command was
-    started, are the same for all machines."""
+    """Reads documents in one process; `folder` is where the command was started."""
 
-    def __init__(
-        self, preset: Preset, model: ModelOptions, rows: str, library: Path, folder: str
-    ) -> None:
-        self.preset, self.model, self.rows = preset, model, rows
-        self.library, self.folder = library, folder
-        self.esa: Esa | None = None
-        self._reporter: _Warnings | None = None
+    preset: Preset
+    model: ModelOptions
+    rows: str
+    library: Path
+    folder: str
+    esa: Esa | None = None
+    reporter: WarningList | None = None
 
-    def read(self, task: Task) -> Outcome:
+    def read_task(self, task: Task) -> Outcome:
         """Reads a document. Raises EsaError."""
         number, document = task
-        reporter = self._reporter = self._reporter or _Warnings()
+        reporter = self.reporter = self.reporter or WarningList()
         reporter.texts = []
         try:
             self.esa = self.esa or self._open(reporter)
-            report = ingest_document(self.esa, document, self.rows, reporter)
+            row = ingest_document(self.esa, document, self.rows, reporter)
         except Exception as error:
             if isinstance(error, EsaError) or not memory_ran_out(error):
                 raise
             raise ResourceError("the memory of a worker ran out", HINT) from None
-        return number, report, reporter.texts
+        return number, row, reporter.texts
 
     def _open(self, reporter: Reporter) -> Esa:
         from esa_cli.apps.cli.open_esa import opened
@@ -94,10 +115,10 @@ class IngestWorker:
                 "start in a folder that all machines share",
             ) from None
         load_plugins(self.model.plugins)
-        library = Library(self.library)
         self._opened = opened(
-            self.preset, self.model, reporter, keep=True, rows=self.rows, library=library
-        )
+            self.preset, self.model, reporter, keep=True, rows=self.rows,
+            library=Library(self.library),
+        )  # fmt: skip
         return self._opened.__enter__()
 
 
@@ -108,49 +129,42 @@ def ingest_by_workers(
     workers: int | None,
     *,
     on_ray: bool,
-) -> list[IngestReport]:
-    """Reads the documents in several processes, long ones first; reports in their order.
-
-    Args:
-        workers: processes; None: one, or what `ray_outcomes` takes.
-
-    Raises:
-        EsaError: a document cannot be read. ResourceError: a process died. UsageError: there is no
-            such cluster.
-    """
+) -> list[IngestRow]:
+    """Reads the documents in several processes, long ones first; returns rows in their order.
+    Raises ResourceError: a process died. UsageError: there is no such cluster. EsaError."""
     show = reporter.waiting if reporter.live else reporter.throttled()
-    reports = dict[int, IngestReport]()
+    rows = dict[int, IngestRow]()
     tasks = sorted(enumerate(documents), key=lambda task: -len(task[1].text))
     if on_ray:
-        outcomes = ray_outcomes(worker, tasks, workers, reporter)
+        outcomes = run_on_ray(worker, tasks, workers, reporter)
     else:
-        outcomes = local_outcomes(worker, tasks, workers or 1, reporter)
+        outcomes = run_on_machine(worker, tasks, workers or 1, reporter)
     with closing(outcomes):
-        for number, report, warnings in outcomes:
+        for number, row, warnings in outcomes:
             for text in warnings:
                 reporter.warn(text)
-            reports[number] = report
-            show(f"{len(reports)} of {len(documents)} documents")
-    return [reports[number] for number in range(len(documents))]
+            rows[number] = row
+            show(f"{len(rows)} of {len(documents)} documents")
+    return [rows[number] for number in range(len(documents))]
 
 
 _worker: IngestWorker
-"""That of a process of `local_outcomes`."""
+"""The worker of a process that `run_on_machine` has started."""
 
 
-def local_outcomes(
+def run_on_machine(
     worker: IngestWorker, tasks: Sequence[Task], workers: int, reporter: Reporter
 ) -> Generator[Outcome, None, None]:
-    """The outcomes, as they come, of processes that share the cores of this machine."""
+    """Yields the outcomes, as they come, of processes that share the cores of this machine."""
     affinity = getattr(os, "sched_getaffinity", None)
     cores = len(affinity(0)) if affinity else os.cpu_count() or 1
     threads = max(1, cores // workers)
     reporter.note(f"esa: {workers} workers, {threads} cores each", dim=False)
     # As a pickle: unpickling imports torch, which reads OMP_NUM_THREADS then.
     about = pickle.dumps(worker), threads
-    pool = ProcessPoolExecutor(workers, get_context("spawn"), _start, about)
+    pool = ProcessPoolExecutor(workers, get_context("spawn"), _start_process, about)
     try:
-        for future in as_completed([pool.submit(_read, task) for task in tasks]):
+        for future in as_completed([pool.submit(_read_task, task) for task in tasks]):
             yield future.result()
     except BrokenProcessPool as error:
         raise ResourceError("a worker died", HINT) from error
@@ -162,32 +176,32 @@ def local_outcomes(
         pool.shutdown(cancel_futures=True)
 
 
-def _start(worker: bytes, threads: int) -> None:
+def _start_process(worker: bytes, threads: int) -> None:
     """Prepares a process, which ends when its parent does; Ctrl-C is for the parent."""
     global _worker
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = parent_process()
     assert parent is not None
 
-    def end() -> None:
+    def end_with_parent() -> None:
         connection.wait([parent.sentinel])
         os._exit(1)
 
-    threading.Thread(target=end, daemon=True).start()
+    threading.Thread(target=end_with_parent, daemon=True).start()
     os.environ.setdefault("OMP_NUM_THREADS", str(threads))
     sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     _worker = pickle.loads(worker)
 
 
-def _read(task: Task) -> Outcome:
-    return _worker.read(task)
+def _read_task(task: Task) -> Outcome:
+    return _worker.read_task(task)
 
 
-def ray_outcomes(
+def run_on_ray(
     worker: IngestWorker, tasks: Sequence[Task], workers: int | None, reporter: Reporter
 ) -> Generator[Outcome, None, None]:
-    """The outcomes, as they come, of actors of the cluster at $RAY_ADDRESS, or of one of this
-    machine alone: `workers`, else one for each GPU, or each machine where there is none."""
+    """Yields the outcomes, as they come, of actors of the cluster at $RAY_ADDRESS, or of one of
+    this machine alone: `workers`, else one for each GPU, or each machine where there is none."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     import ray
     from ray.exceptions import RayActorError, RayTaskError
@@ -207,28 +221,22 @@ def ray_outcomes(
         ) from error
     try:
         hosts = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-        count, share = _ray_share(hosts, workers, worker.model.device)
+        device = worker.model.device
+        gpus = 0 if device == "cpu" else sum(int(host.get("GPU", 0)) for host in hosts)
+        if not gpus and device.startswith("cuda"):
+            raise ResourceError("the Ray cluster has no GPU", f"leave --device {device} out")
+        count = workers or gpus or len(hosts)
+        cores = min(host.get("CPU", 0) for host in hosts) / math.ceil(count / len(hosts))
+        share = {"num_cpus": math.floor(cores) if cores >= 1 else round(cores, 3)}
+        share |= {"num_gpus": min(1.0, gpus / count)} if gpus else {}
         reporter.note(f"esa: ray: {count} workers, each {share}", dim=False)
         kind = ray.remote(IngestWorker).options(max_restarts=0, **share)
         settings = worker.preset, worker.model, worker.rows, worker.library, worker.folder
         pool = ActorPool([kind.remote(*settings) for _ in range(count)])
-        yield from pool.map_unordered(lambda actor, task: actor.read.remote(task), tasks)
+        yield from pool.map_unordered(lambda actor, task: actor.read_task.remote(task), tasks)
     except RayTaskError as error:
         raise error.cause from None
     except RayActorError as error:
         raise ResourceError(f"a worker died: {first_line(error)}", HINT) from error
     finally:
         ray.shutdown()
-
-
-def _ray_share(
-    hosts: Sequence[dict[str, float]], workers: int | None, device: str
-) -> tuple[int, dict[str, float]]:
-    """The number of actors, and the resources of each. Raises ResourceError: there is no GPU."""
-    gpus = 0 if device == "cpu" else sum(int(host.get("GPU", 0)) for host in hosts)
-    if not gpus and device.startswith("cuda"):
-        raise ResourceError("the Ray cluster has no GPU", f"leave --device {device} out")
-    count = workers or gpus or len(hosts)
-    cores = min(host.get("CPU", 0) for host in hosts) / math.ceil(count / len(hosts))
-    share = {"num_cpus": float(math.floor(cores)) if cores >= 1 else round(cores, 3)}
-    return count, share | ({"num_gpus": min(1.0, gpus / count)} if gpus else {})

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import stat
 import sys
 import threading
 from pathlib import Path
@@ -14,23 +12,18 @@ from typing import Any
 import pytest
 from asking_command import run_command
 from fake_asker import FakeAsker
-from prompt_toolkit.input import create_pipe_input
-from prompt_toolkit.output import DummyOutput
 
-from esa_cli.apps import line_editor
+from esa_cli.apps import conversation
 from esa_cli.apps.cli.commands import chat_command as chat
 from esa_cli.apps.cli.output import terminal as render
 from esa_cli.apps.cli.output.terminal import Reporter
-from esa_cli.apps.conversation import ChatLines, Conversation, Exchange
+from esa_cli.apps.conversation import Conversation
 from esa_cli.errors import ResourceError
-from esa_cli.qa.answering.reply import Reply, Turn
-
-ENTER, CTRL_C, CTRL_D, ALT_ENTER = "\r", "\x03", "\x04", "\x1b\r"
+from esa_cli.qa.answering.reply import Turn
 
 
 @pytest.fixture(autouse=True)
 def surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.txt").write_text("alpha", "utf-8")
 
@@ -53,8 +46,8 @@ class LateReporter(Reporter):
 
 
 @pytest.fixture
-def lines(asker: FakeAsker) -> ChatLines:
-    return ChatLines(Conversation(asker, ["alpha"]), ["a.txt"], LateReporter(), 3)
+def lines(asker: FakeAsker) -> Conversation:
+    return Conversation(asker, ["alpha"], ["a.txt"], LateReporter(), passages=3)
 
 
 def nothing(piece: str) -> None:
@@ -62,7 +55,7 @@ def nothing(piece: str) -> None:
 
 
 def test_turns_are_handed_on_in_order(asker: FakeAsker) -> None:
-    talk = Conversation(asker, ["alpha"], {"seed": 7})
+    talk = Conversation(asker, ["alpha"], ["a.txt"], Reporter(), {"seed": 7})
     talk.ask("one", nothing)
     talk.ask("two", nothing)
     talk.ask("three", nothing)
@@ -78,37 +71,35 @@ def test_only_the_oldest_turns_are_forgotten_and_only_as_many_as_need_be(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     asker = FakeAsker(room=11)  # a turn has four words: two of them, and three more
-    talk = Conversation(asker, ["alpha"])
-    lines = ChatLines(talk, ["a.txt"], Reporter(), 0)
+    lines = Conversation(asker, ["alpha"], ["a.txt"], Reporter())
     for question in ("one", "two", "three", "four", "five"):
-        lines.take(question)
+        lines.take_line(question)
     assert asker.calls[-1]["history"] == [
         Turn("three", "You asked: three"),
         Turn("four", "You asked: four"),
     ]
-    assert talk.forgotten == 2
-    assert [one.question for one in talk.record] == ["one", "two", "three", "four", "five"]
+    assert lines.forgotten == 2
+    assert [question for question, _ in lines.record] == ["one", "two", "three", "four", "five"]
     assert capsys.readouterr().err.count("has grown long") == 1
 
 
-def test_a_stopped_answer_is_recorded_and_not_handed_on(asker: FakeAsker) -> None:
-    talk = Conversation(asker, ["alpha"])
+def test_a_stopped_answer_is_no_turn(asker: FakeAsker) -> None:
+    talk = Conversation(asker, ["alpha"], ["a.txt"], Reporter())
 
     def stop_at_the_second(piece: str) -> None:
         if piece != "You":
             talk.stop()
 
     assert talk.ask("one", stop_at_the_second) is None
-    assert talk.record == [Exchange("one", Reply("You asked:"), stopped=True)]
-    assert talk.turns == []
+    assert talk.record == []
     assert talk.ask("two", nothing) is not None, "it goes on after a stop"
     assert asker.calls[-1]["history"] == []
 
 
 def test_answers_go_to_stdout_and_passages_below(
-    lines: ChatLines, asker: FakeAsker, capsys: pytest.CaptureFixture[str]
+    lines: Conversation, asker: FakeAsker, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert lines.take("one")
+    assert lines.take_line("one")
     out, err = capsys.readouterr()
     assert out == "You asked: one\n"
     passages = [
@@ -116,49 +107,45 @@ def test_answers_go_to_stdout_and_passages_below(
         for n in range(3)
     ]
     assert err.splitlines()[1:] == passages
-    assert lines.take("two")
+    assert lines.take_line("two")
     assert capsys.readouterr().err.splitlines() == passages, "it is explained once"
     asker.found = False
-    lines.take("three")
+    lines.take_line("three")
     assert capsys.readouterr().err.startswith("  the documents may not contain the answer\n")
 
 
-def test_mistakes_do_not_end_the_talk(lines: ChatLines, asker: FakeAsker) -> None:
-    mistakes = ["/evidence", "/save x.md", "/save", "/evidence two", "/evidence 0", "/savee x", "/"]
+def test_mistakes_do_not_end_the_talk(lines: Conversation, asker: FakeAsker) -> None:
+    mistakes = ["/evidence", "/save x.md", "/save", "/savee x", "/"]
     for line in mistakes:
-        assert lines.take(line)
+        assert lines.take_line(line)
     assert lines.failed == len(mistakes)
     assert not asker.calls
-    lines.take("/etc/hosts holds what?")
+    lines.take_line("/etc/hosts holds what?")
     assert asker.calls[0]["question"] == "/etc/hosts holds what?"
-    lines.take("/reset")
-    assert lines.take("  ")
-    lines.take("two")
+    lines.take_line("/reset")
+    assert lines.take_line("  ")
+    lines.take_line("two")
     assert asker.calls[-1]["history"] == []
-    assert [one.question for one in lines.talk.record] == ["two"]
-    assert not lines.take("/quit")
+    assert [question for question, _ in lines.record] == ["two"]
+    assert not lines.take_line("/quit")
 
 
-def test_save_markdown_and_json(asker: FakeAsker, tmp_path: Path) -> None:
-    lines = ChatLines(Conversation(asker, ["alpha"]), ["b\udcff.txt"], LateReporter(), 3)
+def test_save_markdown(asker: FakeAsker, tmp_path: Path) -> None:
+    lines = Conversation(asker, ["alpha"], ["b\udcff.txt"], LateReporter(), passages=3)
     asker.answers["two"] = "zwei\nlines"
-    lines.take("one")
-    lines.take("two")
-    lines.take("/save talk.md")
-    lines.take("/save 'with space.JSON'")
+    lines.take_line("one")
+    lines.take_line("two")
+    lines.take_line("/save talk.md")
+    lines.take_line("/save 'with space.md'")
     text = (tmp_path / "talk.md").read_text("utf-8")
     assert "> two\n\nzwei\nlines\n" in text
     assert "1. book0.txt, page 1, line 1 (50%): passage 0 of alpha" in text
     assert "- b\\udcff.txt\n" in text
-    data = json.loads((tmp_path / "with space.JSON").read_text("utf-8"))
-    assert data["model"] == "fake-model"
-    assert data["documents"] == ["b\udcff.txt"]
-    assert [turn["question"] for turn in data["turns"]] == ["one", "two"]
-    assert data["turns"][0]["evidence"][0]["document"] == "book0.txt"
-    lines.take("/save a.txt")
+    assert (tmp_path / "with space.md").read_text("utf-8") == text
+    lines.take_line("/save a.txt")
     assert (tmp_path / "a.txt").read_text("utf-8") == "alpha", "a file that was there stays"
-    lines.take("three")
-    lines.take("/save talk.md")
+    lines.take_line("three")
+    lines.take_line("/save talk.md")
     assert "> three" in (tmp_path / "talk.md").read_text("utf-8"), "its own is written again"
 
 
@@ -166,7 +153,7 @@ def test_ctrl_c_stops_the_answer_alone(
     asker: FakeAsker, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asker.gate.clear()
-    lines = ChatLines(Conversation(asker, ["alpha"]), ["a.txt"], Reporter(), 3, stoppable=True)
+    lines = Conversation(asker, ["alpha"], ["a.txt"], Reporter(), stoppable=True)
     before = signal.getsignal(signal.SIGINT)
 
     def press() -> None:
@@ -176,38 +163,37 @@ def test_ctrl_c_stops_the_answer_alone(
 
     thread = threading.Thread(target=press)
     thread.start()
-    assert lines.take("one")
+    assert lines.take_line("one")
     thread.join()
     assert asker.stopped == 1
     assert "stopped" in capsys.readouterr().err
     assert signal.getsignal(signal.SIGINT) is before
-    assert lines.take("two")
+    assert lines.take_line("two")
     assert asker.calls[-1]["history"] == []
 
 
-def typed(asker: FakeAsker, keys: str) -> list[str]:
-    """The questions that reach the asker when these keys are pressed."""
-    lines = ChatLines(Conversation(asker, ["alpha"]), ["a.txt"], Reporter(), 0)
-    with create_pipe_input() as device:
-        device.send_text(keys)
-        line_editor.edit_lines(lines, lines.reporter, input=device, output=DummyOutput())
+def type_lines(
+    monkeypatch: pytest.MonkeyPatch, asker: FakeAsker, *lines: str | type[BaseException]
+) -> list[str]:
+    """The questions that reach the asker when these lines are typed, or raised as by keys."""
+    talk = Conversation(asker, ["alpha"], ["a.txt"], Reporter(), stoppable=True)
+    typed = iter([*lines, EOFError])
+
+    def read_line(prompt: str) -> str:
+        line = next(typed)
+        if isinstance(line, str):
+            return line
+        raise line
+
+    monkeypatch.setattr("builtins.input", read_line)
+    conversation.edit_lines(talk)
     return [call["question"] for call in asker.calls]
 
 
-def test_typing(asker: FakeAsker) -> None:
-    paste = "\x1b[200~first\r\nsecond\x1b[201~"
-    keys = f"one{ENTER}{paste}{ENTER}two{ALT_ENTER}lines{ENTER}wrong{CTRL_C}"
-    wanted = ["one", "first\nsecond", "two\nlines"]
-    assert typed(asker, f"{keys}{CTRL_D}") == wanted
-    assert typed(asker, f"/quit{ENTER}two{ENTER}{CTRL_D}") == wanted
-
-
-def test_lines_are_remembered_for_the_next_time(asker: FakeAsker, tmp_path: Path) -> None:
-    typed(asker, f"one{ENTER}{CTRL_D}")
-    up = "\x1b[A"
-    assert typed(asker, f"{up}{ENTER}{CTRL_D}") == ["one", "one"]
-    path = tmp_path / "state/esa/chat_history"
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+def test_typing(monkeypatch: pytest.MonkeyPatch, asker: FakeAsker) -> None:
+    assert type_lines(monkeypatch, asker, "one", KeyboardInterrupt, "two") == ["one", "two"]
+    assert type_lines(monkeypatch, asker, "three", "Quit", "four") == ["one", "two", "three"]
+    assert type_lines(monkeypatch, asker, "/quit", "four") == ["one", "two", "three"]
 
 
 def command(monkeypatch: pytest.MonkeyPatch, asker: FakeAsker, stdin: bytes, *words: str) -> Any:

@@ -64,11 +64,11 @@ def test_a_worker_without_memory_is_no_bug(tmp_path: Path, error: Exception) -> 
         return made
 
     with pytest.raises(ResourceError, match="the memory of a worker ran out"):
-        worker(error).read((0, document))
+        worker(error).read_task((0, document))
     with pytest.raises(ValueError, match="a bug"):
-        worker(ValueError("a bug")).read((0, document))
+        worker(ValueError("a bug")).read_task((0, document))
     with pytest.raises(UsageError, match="cannot use the folder"):
-        worker(error, tmp_path / "none").read((0, document))
+        worker(error, tmp_path / "none").read_task((0, document))
 
 
 def wait_for_documents(process: subprocess.Popen[str], count: int) -> list[psutil.Process]:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from fake_asker import FakeAsker
 
+from esa_cli.apps import open_books
 from esa_cli.apps.open_books import OpenBooks
 from esa_cli.errors import ResourceError
 
@@ -37,26 +38,22 @@ def test_the_longest_unused_document_is_closed_first(paths: list[str]) -> None:
     asker = FullAsker()
     books = OpenBooks(asker)
     for path in (*paths[:3], paths[0], paths[3], paths[0], paths[2], paths[1]):
-        books.need([path])
-        books.book(books.read(path))
+        books.needed = [path]
+        books.open_book(books.read_document(path))
     assert names(asker) == "abcddb"
 
 
-def test_a_document_without_a_book_is_read_again(paths: list[str]) -> None:
-    """A book that was not finished leaves nothing in memory."""
-    books = OpenBooks(FakeAsker())
-    books.need(paths[:1])
-    first = books.read(paths[0])
-    assert books.read(paths[0]) is first
-    books.need(())
-    assert books.read(paths[0]) is not first
-
-
-def test_a_document_that_no_later_question_needs_is_closed(paths: list[str]) -> None:
+def test_a_pinned_book_stays_until_its_file_changes(
+    paths: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(open_books, "MAX_OPEN", 1)
     asker = FakeAsker()
     books = OpenBooks(asker)
-    a, b, c, _ = paths
-    for path, later in ((a, [b, c, a]), (b, [c, a]), (c, [a]), (a, []), (b, [])):
-        books.need([path], later)
-        books.book(books.read(path))
-    assert names(asker) == "abcb"
+    pinned = asker.open(paths[0])
+    books.pin_book(pinned)
+    for path in (*paths, paths[0]):
+        book = books.open_book(books.read_document(path))
+    assert book is pinned
+    assert names(asker) == "bcd"
+    Path(paths[0]).write_text("another text", "utf-8")
+    assert books.open_book(books.read_document(paths[0])) == "another text"

@@ -69,7 +69,7 @@ def by_server(run: Esa, most: int) -> str:
     """The list, every text, and an answer that is asked of all."""
     library = Library()
     asker = FakeDocumentAsker(library)
-    served = AllowedDocuments(asker, [], [], library, stored=True, most=most)
+    served = AllowedDocuments(asker, [], [], library, stored=True, limit=most)
     listed = list_documents(served)["data"]
     texts = [served.document(one["id"]).text for one in listed]
     opened = served.open(served.find(None), None, QUESTION)
@@ -110,8 +110,8 @@ FACES: dict[str, Callable[[Esa], str]] = {
         run, "count", "--library", QUESTION, "--list", "--read", "never", "--min", "-99", *BY_TEXT
     ),
     "batch": by_batch,
-    "serve": partial(by_server, most=99),
-    "serve, best of many": partial(by_server, most=1),
+    "serve": partial(by_server, limit=99),
+    "serve, best of many": partial(by_server, limit=1),
     "mcp": by_mcp,
     "python": by_python,
 }  # fmt: skip

@@ -42,7 +42,7 @@ def actors(process: subprocess.Popen[str]) -> list[psutil.Process]:
     reading = []
     with contextlib.suppress(psutil.NoSuchProcess):
         for child in psutil.Process(process.pid).children(recursive=True):
-            if f"{ACTOR}.read" in " ".join(child.cmdline()):
+            if f"{ACTOR}.read_task" in " ".join(child.cmdline()):
                 reading.append(child)
     return reading
 

@@ -23,7 +23,7 @@ class FakeBook(str):
 def fake_book(text: str, document: Document | None = None) -> FakeBook:
     """A book of words, of this document or of one with the text alone."""
     book = FakeBook(text)
-    book.document = document or Document("", text, source="", encoding="", bytes=0)
+    book.document = document or Document("", text, source=text, encoding="", bytes=0)
     return book
 
 

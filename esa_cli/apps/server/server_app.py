@@ -1,18 +1,21 @@
-"""The routes: /v1/chat/completions, /v1/models, /v1/documents, /health and the page.
+"""The routes: /v1/chat/completions, /v1/models, /v1/documents, /health and the page at /.
 
-Streams and whole answers need the queue, the time limit and the end at a disconnect alike: both go
-through `follow`. sse-starlette would replace only the comment in times of silence, and patches
-uvicorn's signal handler on import, so that streams are cut off half a second after a signal.
+sse-starlette is not used: it patches uvicorn's signal handler, so that streams are cut off half a
+second after a signal.
 """
 
 from __future__ import annotations
 
 import asyncio
+import base64
+import hashlib
 import math
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from starlette.applications import Starlette
@@ -20,41 +23,36 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from esa_cli.apps.server.access import AccessCheck
+from esa_cli.apps.server import wire
 from esa_cli.apps.server.allowed_documents import AllowedDocuments, list_documents
-from esa_cli.apps.server.question_page import question_page
-from esa_cli.apps.server.wire import (
-    ApiError,
-    ChatRequest,
-    Completion,
-    TextQuery,
-    as_api_error,
-    json_bytes,
-    parse,
-    with_hint,
-)
-from esa_cli.apps.server.worker import Answer, Event, Job, QueueFullError, Worker
+from esa_cli.apps.server.server_run import AccessCheck, read_body
+from esa_cli.apps.server.wire import ApiError, ChatRequest, Completion, TextQuery
+from esa_cli.apps.server.worker import Event, Job, QueueFullError, Worker
 from esa_cli.documents.document import Document
 from esa_cli.errors import DiskError, EsaError, LengthError, LibraryError, ReaderError
 from esa_cli.qa.answering.reply import Reply, lacking
+from esa_cli.system.page_colours import DARK, LIGHT, css_variables
+from esa_cli.version import __version__
 
 if TYPE_CHECKING:
     from esa_cli.qa.api import Esa
 
 TICK_S = 5.0
-"""The longest a stream is silent."""
+"""Maximum seconds without an event in a stream."""
 CLIENT_GONE = 499
 END_WITHIN_S = 30.0
-"""Seconds to wait for the running answer, which ends between two pieces of its reading."""
+"""Seconds to wait for the running answer when the server ends."""
 PRIVATE = {
     "cache-control": "no-store",
     "cross-origin-resource-policy": "same-origin",
     "x-content-type-options": "nosniff",
 }
-"""Headers of whatever has a document's text or name: no other page's element may load it."""
+"""Headers of every response with a document's text or name: no foreign page may load it."""
+SCRIPTS = ("requests.js", "documents.js", "conversation.js")
+"""Scripts of the page in order; only functions of an earlier one are used while one is loaded."""
 Events = AsyncGenerator[Event, None]
 
 
@@ -62,27 +60,26 @@ class ClientGoneError(Exception):
     """The client has closed the connection."""
 
 
-async def follow(worker: Worker, answer: Answer, request: Request, timeout_s: float) -> Events:
-    """("reading", (tokens, of)), ("text", piece), then ("done", Reply); ("alive", None) after every
-    few seconds of silence.
-
-    The job is cancelled when this ends, however it ends.
-
-    Args:
-        timeout_s: the longest the answer may take, without its time in the queue.
-
-    Raises:
-        ApiError: 429, 503, 504, or what kept the job from an answer. ClientGoneError. EsaError.
-    """
+async def follow_job(
+    worker: Worker, answer: Callable[[Job], Reply], request: Request, timeout_s: float
+) -> Events:
+    """Queues a job and yields its events until ("done", Reply), or ("alive", None) after a few
+    seconds of silence. `timeout_s` begins with the job. The job is cancelled when this generator
+    ends. Raises ApiError 429, 504. ClientGoneError. The error of the job."""
     loop, deadline = asyncio.get_running_loop(), math.inf
-    gone = asyncio.ensure_future(_until_gone(request))
+    gone = asyncio.ensure_future(_wait_for_disconnect(request))
     try:
-        with worker.queued(answer) as inbox:
-            gone.add_done_callback(lambda _: inbox.put_nowait(("alive", None)))
+        with worker.queue_job(answer) as events:
+            gone.add_done_callback(lambda _: events.put_nowait(("alive", None)))
             while True:
-                kind, value = await _next(inbox, deadline - loop.time())
+                event: Event = ("alive", None)
+                with suppress(TimeoutError):
+                    wait_s = max(0.0, min(TICK_S, deadline - loop.time()))
+                    async with asyncio.timeout(wait_s):
+                        event = await events.get()
+                kind, value = event
                 if kind == "error":
-                    raise value if isinstance(value, EsaError) else as_api_error(value)
+                    raise value if isinstance(value, EsaError) else wire.to_api_error(value)
                 if kind == "done":
                     yield kind, value
                     return
@@ -96,24 +93,12 @@ async def follow(worker: Worker, answer: Answer, request: Request, timeout_s: fl
                 else:
                     yield kind, value
     except QueueFullError:
-        full = "too many questions wait already"
-        raise ApiError(429, full, code="queue_full", retry=worker.load()) from None
-    except asyncio.CancelledError:
-        if gone.done() or not request.app.state.is_ending():
-            raise
-        raise ApiError(503, "the server ends", code="shutdown") from None
+        raise ApiError(429, "too many questions wait already", code="queue_full") from None
     finally:
         gone.cancel()
 
 
-async def _next(inbox: asyncio.Queue[Event], left_s: float) -> Event:
-    with suppress(TimeoutError):
-        async with asyncio.timeout(max(0.0, min(TICK_S, left_s))):
-            return await inbox.get()
-    return "alive", None
-
-
-async def _until_gone(request: Request) -> None:
+async def _wait_for_disconnect(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
@@ -121,7 +106,7 @@ async def _until_gone(request: Request) -> None:
 @dataclass(frozen=True)
 class ServerLimits:
     """Bytes of a request, tokens of a question with the messages before it, answers in the queue,
-    seconds an answer may take."""
+    and seconds of an answer."""
 
     max_body: int = 1_000_000
     max_question: int = 8192
@@ -137,12 +122,8 @@ def make_app(
     note: Callable[[str], None] = lambda text: None,
     warn: Callable[[str], None] = lambda text: None,
 ) -> Starlette:
-    """The server as an ASGI application.
-
-    Args:
-        token: what clients must send, or None. note: called with a line about every answer.
-        warn: called with what is wrong with the server itself.
-    """
+    """Returns the server as an ASGI application. `note` is called with a line about every answer,
+    `warn` with errors of the server itself."""
     limits = limits or ServerLimits()
     routes = _Routes(asker, documents, limits, note, warn)
 
@@ -153,24 +134,21 @@ def make_app(
         finally:
             routes.worker.close(END_WITHIN_S)
 
-    app = Starlette(
+    return Starlette(
         routes=[
-            Route("/v1/chat/completions", routes.completions, methods=["POST"]),
-            Route("/v1/models", routes.models),
-            Route("/v1/models/{name:path}", routes.model),
+            Route("/v1/chat/completions", routes.complete_chat, methods=["POST"]),
+            Route("/v1/models", routes.list_models),
             Route("/v1/documents", routes.list_documents),
-            Route("/v1/documents/text", routes.document_text),
-            Route("/health", routes.health),
-            Route("/", question_page),
+            Route("/v1/documents/text", routes.show_text),
+            Route("/health", routes.show_health),
+            Route("/", routes.show_page),
         ],
-        middleware=[Middleware(AccessCheck, token=token, max_body=limits.max_body)],
+        middleware=[Middleware(AccessCheck, token=token)],
         exception_handlers=dict.fromkeys(
-            (ApiError, EsaError, HTTPException, Exception), routes.error
+            (ApiError, EsaError, HTTPException, Exception), routes.send_error
         ),
         lifespan=lifespan,
     )
-    app.state.is_ending = lambda: False
-    return app
 
 
 @dataclass
@@ -183,122 +161,118 @@ class _Routes:
 
     def __post_init__(self) -> None:
         self.worker = Worker(self.limits.max_queue)
-        about = {"id": self.asker.name, "object": "model", "created": int(time.time())}
-        self.card = {**about, "owned_by": "esa"}
+        self.started = int(time.time())
 
-    async def health(self, request: Request) -> Response:
-        return JSONResponse({"status": "ok", "questions": self.worker.load()})
+    async def show_health(self, request: Request) -> Response:
+        return JSONResponse({"status": "ok", "questions": self.worker.count_jobs()})
 
-    async def models(self, request: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [self.card]})
+    async def show_page(self, request: Request) -> Response:
+        html, headers = make_page()
+        return HTMLResponse(html, headers=headers)
 
-    async def model(self, request: Request) -> Response:
-        if request.path_params["name"] != self.asker.name:
-            raise ApiError(404, "there is no such model here", "model", "model_not_found")
-        return JSONResponse(self.card)
+    async def list_models(self, request: Request) -> Response:
+        about = {"id": self.asker.name, "object": "model", "created": self.started}
+        return JSONResponse({"object": "list", "data": [{**about, "owned_by": "esa"}]})
 
     async def list_documents(self, request: Request) -> Response:
-        return _private(await run_in_threadpool(list_documents, self.documents))
+        listed = await run_in_threadpool(list_documents, self.documents)
+        return Response(wire.encode_json(listed), media_type="application/json", headers=PRIVATE)
 
-    async def document_text(self, request: Request) -> Response:
-        query = TextQuery.parse(request.query_params)
+    async def show_text(self, request: Request) -> Response:
+        query = wire.parse_text_query(request.query_params)
         document = await run_in_threadpool(self.documents.document, query.document)
-        return _private(await run_in_threadpool(_piece, query, document))
+        piece = await run_in_threadpool(cut_piece, query, document)
+        return Response(wire.encode_json(piece), media_type="application/json", headers=PRIVATE)
 
-    async def completions(self, request: Request) -> Response:
-        asked = parse(await request.body())
+    async def complete_chat(self, request: Request) -> Response:
+        asked = wire.parse_request(await read_body(request, self.limits.max_body))
         completion = Completion(self.asker.name)
-        answer = await run_in_threadpool(self._answer, asked, completion)
-        events = follow(self.worker, answer, request, self.limits.timeout_s)
+        answer = await run_in_threadpool(self._prepare_answer, asked, completion)
+        events = follow_job(self.worker, answer, request, self.limits.timeout_s)
         try:
-            if not asked.stream:
-                whole = json_bytes(completion.whole(await self._reply(events)))
-                return Response(whole, media_type="application/json")
-            first = await anext(events)  # an error before it keeps its own status
+            if asked.stream:  # an error before the first event still has its own status
+                stream = self._stream(asked, completion, await anext(events), events)
+                headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+                kind = "text/event-stream"
+                return StreamingResponse(stream, media_type=kind, headers=headers)
+            async with aclosing(events):
+                *_, reply = [value async for _, value in events]
         except ClientGoneError:
             return Response(status_code=CLIENT_GONE)
-        return StreamingResponse(
-            self._stream(asked, completion, first, events),
-            media_type="text/event-stream",
-            headers={"cache-control": "no-cache", "x-accel-buffering": "no"},
+        return Response(
+            wire.encode_json(completion.make_whole(reply)), media_type="application/json"
         )
 
-    def _answer(self, asked: ChatRequest, completion: Completion) -> Answer:
-        """Answers a request, in the worker's thread; fills the lists of `completion`. Raises
-        ApiError, EsaError."""
-        question, history = asked.conversation()
+    def _prepare_answer(self, asked: ChatRequest, completion: Completion) -> Callable[[Job], Reply]:
+        """Returns a function that answers the request and fills the lists of `completion`."""
+        question, history = asked.split_conversation()
         named = self.documents.find(asked.documents)
 
         def answer(job: Job) -> Reply:
-            tokens, most = self.asker.question_tokens(question, history), self.limits.max_question
-            if tokens > most:
-                raise LengthError(
-                    f"the question with the messages before it must be at most {most:,} tokens, "
-                    f"got {tokens:,}",
-                    "ask a shorter one; `esa serve --max-question` allows longer ones",
-                )
+            tokens = self.asker.question_tokens(question, history)
+            limit = self.limits.max_question
+            if tokens > limit:
+                wrong = f"question and history must be at most {limit:,} tokens, got {tokens:,}"
+                hint = "ask a shorter question; `esa serve --max-question` allows longer ones"
+                raise LengthError(wrong, hint)
             opened = self.documents.open(named, job.report_progress, question, completion.missing)
-            ids, books = [document.id for document in opened], [one.book for one in opened]
+            books = [document.book for document in opened]
             completion.missing.extend(lacking(books))
-            with self.asker.interruptible(job.check):
+            with self.asker.interruptible(job.raise_if_cancelled):
                 reply = self.asker.ask(
-                    question, books, history=history, on_text=job.add_text, **asked.options()
+                    question, books, history=history, on_text=job.add_text, **asked.make_options()
                 )
-            if asked.heat:
-                for id, heat in zip(ids, self.asker.heat_maps(books), strict=True):
-                    about = {"document": heat.document, "id": id, "spans": heat.spans}
-                    completion.heat.append(about)
+            self.note(f"{reply.answer_tokens} tokens answered in {reply.total_s:.1f} s")
+            heat_maps = self.asker.heat_maps(books) if asked.heat else []
+            completion.heat.extend(
+                {"document": heat.document, "id": document.id, "spans": heat.spans}
+                for document, heat in zip(opened, heat_maps, strict=False)
+            )
             return reply
 
         return answer
 
-    async def _reply(self, events: Events) -> Reply:
-        async with aclosing(events):
-            values = [value async for _, value in events]
-        return self._note_reply(values[-1])
-
-    def _note_reply(self, reply: Reply) -> Reply:
-        self.note(f"{reply.answer_tokens} tokens answered in {reply.total_s:.1f} s")
-        return reply
-
     async def _stream(
         self, asked: ChatRequest, completion: Completion, first: Event, events: Events
     ) -> AsyncIterator[bytes]:
-        """Server-sent events; an error is one of them, since the status has been sent."""
+        """Yields server-sent events. An error is one of them, since the status has been sent."""
+        kind, value = first
         try:
             async with aclosing(events):
-                yield _event(completion.chunk({"role": "assistant", "content": ""}))
-                kind, value = first
+                yield _event_bytes(completion.make_chunk({"role": "assistant", "content": ""}))
                 while kind != "done":
                     if kind == "text":
-                        yield _event(completion.chunk({"content": value}))
+                        yield _event_bytes(completion.make_chunk({"content": value}))
                     elif kind == "reading":
                         yield b": reading %d of %d tokens\n\n" % value
                     else:
                         yield b": waiting\n\n"
                     kind, value = await anext(events)
-        except (ApiError, EsaError) as error:
-            yield _event(self._api_error(error).body())
         except ClientGoneError:
             return
-        else:
-            for chunk in completion.last_chunks(self._note_reply(value), asked.stream_usage):
-                yield _event(chunk)
-            yield b"data: [DONE]\n\n"
+        except (ApiError, EsaError) as error:
+            yield _event_bytes(self._to_api_error(error).make_body())
+            return
+        for chunk in completion.make_last_chunks(value, asked.wants_usage()):
+            yield _event_bytes(chunk)
+        yield b"data: [DONE]\n\n"
 
-    async def error(self, request: Request, error: Exception) -> Response:
-        return self._api_error(error).response()
+    async def send_error(self, request: Request, error: Exception) -> Response:
+        return self._to_api_error(error).make_response()
 
-    def _api_error(self, error: Exception) -> ApiError:
-        """What the client gets; what is wrong with the server itself is reported here, too."""
+    def _to_api_error(self, error: Exception) -> ApiError:
+        """Returns what the client gets; warns of errors of the server itself."""
         if isinstance(error, LibraryError | DiskError | ReaderError):
-            self.warn(with_hint(error))
-        return as_api_error(error)
+            self.warn(wire.join_hint(error))
+        return wire.to_api_error(error)
 
 
-def _piece(query: TextQuery, document: Document) -> dict[str, Any]:
-    """A piece of the text, and the pages and chapters that begin in it; the first of these is that
-    of the piece's first character."""
+def _event_bytes(data: Any) -> bytes:
+    return b"data: %s\n\n" % wire.encode_json(data)
+
+
+def cut_piece(query: TextQuery, document: Document) -> dict[str, Any]:
+    """Returns a piece of the text with the pages and chapters of which a part is in it."""
     text = document.text
     start = min(query.start, len(text))
     end = min(start + query.length, len(text))
@@ -316,9 +290,38 @@ def _piece(query: TextQuery, document: Document) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _private(data: dict[str, Any]) -> Response:
-    return Response(json_bytes(data), media_type="application/json", headers=PRIVATE)
+@cache
+def make_page() -> tuple[str, dict[str, str]]:
+    """Returns the page, one HTML document with its style and scripts inside, and its headers.
+
+    The page has nothing of the documents, so it needs no token. Its security policy allows only the
+    scripts and the style of `page_files`, and requests to this server; scripts cannot make elements
+    from text (Trusted Types).
+    """
+    light, dark = css_variables(LIGHT), css_variables(DARK)
+    colours = f":root{{{light}}}\n@media (prefers-color-scheme:dark){{:root{{{dark}}}}}\n"
+    style = colours + _read_page_file("question.css")
+    script = '"use strict";\n' + "".join(map(_read_page_file, SCRIPTS))
+    html = _read_page_file("question.html").replace("@version@", __version__)
+    html = html.replace("@style@", style).replace("@script@", script)
+    policy = (
+        "default-src 'none'; connect-src 'self'; img-src data:; base-uri 'none'; "
+        "form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; "
+        f"trusted-types 'none'; script-src '{_hash_source(script)}'; "
+        f"style-src '{_hash_source(style)}'"
+    )
+    headers = PRIVATE | {
+        "content-security-policy": policy, "cross-origin-opener-policy": "same-origin",
+        "referrer-policy": "no-referrer", "cache-control": "no-cache",
+    }  # fmt: skip
+    return html, headers
 
 
-def _event(data: Any) -> bytes:
-    return b"data: %s\n\n" % json_bytes(data)
+def _read_page_file(name: str) -> str:
+    path = files(__package__).joinpath("page_files", name)
+    return path.read_text("utf-8").replace("\r\n", "\n")
+
+
+def _hash_source(text: str) -> str:
+    """Returns the source expression of the security policy that allows exactly this text."""
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"

@@ -1,32 +1,45 @@
-"""Runs the ASGI application on a socket until a signal ends it."""
+"""Listens on a socket, checks who may ask, and runs an ASGI application until a signal.
+
+Without a token only this machine can connect, but so can any web page that a browser shows here.
+Such requests carry the page's Origin, or a foreign Host that was made to resolve to this machine;
+requests for images and scripts have Sec-Fetch-Site.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import hmac
 import signal
 import socket
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from urllib.parse import urlsplit
 
 import uvicorn
-from starlette.applications import Starlette
-from starlette.types import ASGIApp
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import ASGIApp, Receive, Scope, Send
 
+from esa_cli.apps.server.wire import ApiError
 from esa_cli.errors import UsageError
+from esa_cli.system.machine import is_loopback
 
 END_WITHIN_S = 10
 """Seconds that answers have to end after a signal."""
+SEND_WITHIN_S = 30
+"""Seconds that a client has to send its request."""
+WITHOUT_TOKEN = ("/health", "/")
+"""Paths that need no token, as their answers contain nothing of the documents."""
+_PORTS = {"http": 80, "https": 443}
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A listening socket; port 0 takes a free port. Raises UsageError."""
+    """Returns a listening socket; port 0 takes a free port. Raises UsageError."""
     try:
         family, _, _, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         return socket.create_server(address, family=family, backlog=128)
     except (OSError, UnicodeError) as error:
-        why = getattr(error, "strerror", None) or "it is no name of a machine"
+        why = getattr(error, "strerror", None) or "no machine has this name"
         raise UsageError(
             f"cannot listen on {host}, port {port}: {why}",
             "choose another --port, or --host 127.0.0.1",
@@ -34,48 +47,98 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def address(sock: socket.socket, path: str = "/v1") -> str:
-    """The base URL for clients."""
+    """Returns the base URL for clients."""
     host, port = sock.getsockname()[:2]
     return f"http://{f'[{host}]' if ':' in host else host}:{port}{path}"
 
 
 def make_server(app: ASGIApp) -> uvicorn.Server:
-    """A server whose `run(sockets=[...])` returns after `should_exit` is set."""
-    server = uvicorn.Server(
-        uvicorn.Config(
-            app,
-            http="h11",
-            ws="none",
-            loop="asyncio",
-            lifespan="on",
-            log_level="warning",
-            access_log=False,
-            server_header=False,
-            proxy_headers=False,
-            timeout_graceful_shutdown=END_WITHIN_S,
-        )
-    )
-    if isinstance(app, Starlette):
-        app.state.is_ending = lambda: server.should_exit
-    return server
+    """Returns a server whose `run(sockets=[...])` ends after `should_exit` is set."""
+    config = uvicorn.Config(
+        app, http="h11", ws="none", loop="asyncio", lifespan="on", log_level="warning",
+        access_log=False, server_header=False, proxy_headers=False,
+        timeout_graceful_shutdown=END_WITHIN_S,
+    )  # fmt: skip
+    return uvicorn.Server(config)
 
 
 def run(app: ASGIApp, sock: socket.socket) -> None:
-    """Returns after Ctrl-C or SIGTERM."""
-    with _without_raised_signals():
-        make_server(app).run(sockets=[sock])
-
-
-@contextmanager
-def _without_raised_signals() -> Iterator[None]:
-    """Ignores the signal that uvicorn raises again after its end: the command ends normally."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    wanted = (signal.SIGINT, signal.SIGTERM)
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in wanted}
+    """Serves until Ctrl-C or SIGTERM. uvicorn raises the signal again after its end; that one is
+    ignored, so that the command ends normally."""
+    is_main = threading.current_thread() is threading.main_thread()
+    signals = (signal.SIGINT, signal.SIGTERM) if is_main else ()
+    handlers = {number: signal.signal(number, signal.SIG_IGN) for number in signals}
     try:
-        yield
+        make_server(app).run(sockets=[sock])
     finally:
-        for number, handler in before.items():
+        for number, handler in handlers.items():
             signal.signal(number, handler)
+
+
+class AccessCheck:
+    """ASGI middleware that refuses requests without access. `token` is None where only this machine
+    can connect."""
+
+    def __init__(self, app: ASGIApp, token: str | None) -> None:
+        self.app = app
+        self.token = None if token is None else token.encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        app = self.app
+        if scope["type"] == "http":
+            try:
+                self._check_access(scope)
+            except ApiError as error:
+                app = error.make_response()
+        await app(scope, receive, send)
+
+    def _check_access(self, scope: Scope) -> None:
+        """Raises ApiError 401: the token is wrong. ApiError 403: a foreign page asks."""
+        headers, path = dict(scope["headers"]), scope["path"]
+        if self.token is not None:
+            kind, _, token = headers.get(b"authorization", b"").partition(b" ")
+            is_right = kind.lower() == b"bearer" and hmac.compare_digest(token.strip(), self.token)
+            if not is_right and path not in WITHOUT_TOKEN:
+                raise ApiError(401, "the token is missing or wrong", code="invalid_api_key")
+            return
+        host = headers.get(b"host", b"").decode("latin-1")
+        origin = headers.get(b"origin")
+        is_link = path == "/" and headers.get(b"sec-fetch-mode") == b"navigate"
+        is_foreign = headers.get(b"sec-fetch-site") in (b"cross-site", b"same-site") and not is_link
+        try:
+            if not is_loopback(urlsplit(f"//{host}").hostname or ""):
+                raise ApiError(403, "the Host header names another machine")
+            is_foreign |= origin is not None and not _is_same_origin(origin.decode("latin-1"), host)
+        except (KeyError, ValueError):
+            is_foreign = True
+        if is_foreign:
+            raise ApiError(403, "pages of other origins may not ask here")
+
+
+def _is_same_origin(origin: str, host: str) -> bool:
+    """Tells whether a page comes from the address that it asks, its port included. Raises KeyError,
+    ValueError: the origin is malformed."""
+    page = urlsplit(origin)
+    server = urlsplit(f"{page.scheme}://{host}")
+    default = _PORTS[page.scheme]
+    return (page.hostname, page.port or default) == (server.hostname, server.port or default)
+
+
+async def read_body(request: Request, limit: int) -> bytes:
+    """Returns the body of a request, at most `limit` bytes. Raises ApiError 400, 408, 413."""
+    too_large = ApiError(413, f"the request is larger than {limit:,} bytes")
+    length = request.headers.get("content-length", "0")
+    if not length.isdecimal() or int(length) > limit:
+        raise too_large
+    data = bytearray()
+    try:
+        async with asyncio.timeout(SEND_WITHIN_S):
+            async for piece in request.stream():
+                data += piece
+                if len(data) > limit:
+                    raise too_large
+    except TimeoutError as error:
+        raise ApiError(408, f"the request did not come within {SEND_WITHIN_S} s") from error
+    except ClientDisconnect as error:
+        raise ApiError(400, "the request was not sent to its end") from error
+    return bytes(data)

@@ -1,8 +1,6 @@
-"""The thread that ingests and answers, and the queue before it.
+"""The thread that ingests and answers, one job at a time, and the queue before it.
 
-An `Esa` answers one question at a time. A few jobs wait, in order; a job that is cancelled ends
-when it next calls `report_progress`, `add_text` or `check`, or is never begun. Knows nothing about
-HTTP.
+A cancelled job never begins, or ends when it next reports progress or adds text.
 """
 
 from __future__ import annotations
@@ -18,122 +16,115 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
+from esa_cli.apps.server.wire import ApiError
 from esa_cli.errors import BUG, EsaError
 
 Event = tuple[str, Any]
-"""("begun", None), ("reading", (tokens, of)), ("text", piece), then ("done", result) or ("error",
-exception)."""
+"""("begun", None), ("reading", (tokens, total)) and ("text", piece), then ("done", result) or
+("error", exception)."""
 READING_EVERY_S = 1.0
-"""The least seconds between two events of reading."""
+"""Minimum seconds between two "reading" events."""
 
 
 class QueueFullError(Exception):
-    """No more jobs may wait."""
-
-
-class RefusedError(Exception):
-    """A client asked for what it cannot get; no log needs it."""
+    """The queue has no place for another job."""
 
 
 class JobCancelledError(Exception):
-    """The client has given this answer up."""
+    """The client has given up this job."""
 
 
 class Job:
-    """One answer to be given by `answer`, which calls the job's `report_progress` and `add_text`;
-    `tell` is called with every event, in the worker's thread."""
+    """One answer to be computed by the worker's thread. `answer` calls `report_progress` and
+    `add_text`; `send_event` gets every event."""
 
-    def __init__(self, answer: Answer, tell: Callable[[Event], None]) -> None:
-        self.answer, self.tell = answer, tell
+    def __init__(self, answer: Answer, send_event: Callable[[Event], None]) -> None:
+        self.answer, self.send_event = answer, send_event
         self.cancelled = threading.Event()
         self._reported_s = time.monotonic()
 
     def report_progress(self, done: int, total: int) -> None:
-        """Tells now and then how far a document is ingested. Raises JobCancelledError."""
-        self.check()
+        """Sends how far a document is ingested, at most once a second. Raises JobCancelledError."""
+        self.raise_if_cancelled()
         if done < total and time.monotonic() - self._reported_s >= READING_EVERY_S:
             self._reported_s = time.monotonic()
-            self.tell(("reading", (done, total)))
+            self.send_event(("reading", (done, total)))
 
     def add_text(self, piece: str) -> None:
-        """Tells a piece of the answer. Raises JobCancelledError."""
-        self.check()
-        self.tell(("text", piece))
+        """Sends a piece of the answer. Raises JobCancelledError."""
+        self.raise_if_cancelled()
+        self.send_event(("text", piece))
 
-    def check(self) -> None:
+    def raise_if_cancelled(self) -> None:
         """Raises JobCancelledError if the job was cancelled."""
         if self.cancelled.is_set():
             raise JobCancelledError
 
     def run(self) -> None:
+        """Computes the answer, and sends the result or the error as the last event."""
         self._reported_s = time.monotonic()
         try:
-            self.check()
-            self.tell(("begun", None))
+            self.raise_if_cancelled()
+            self.send_event(("begun", None))
             event: Event = ("done", self.answer(self))
         except JobCancelledError:
             return
-        except (EsaError, RefusedError) as error:
+        except (EsaError, ApiError) as error:
             event = ("error", error)
-        except Exception as error:
+        except BaseException as error:  # SystemExit of a library, too: the thread must live on
             traceback.print_exc()
-            event = ("error", error)
-        except BaseException as error:  # SystemExit of a library: the thread must live on
-            traceback.print_exc()
-            event = ("error", RuntimeError(f"the answer ended with {type(error).__name__}"))
-        self.tell(event)
+            is_exit = not isinstance(error, Exception)
+            event = ("error", RuntimeError(type(error).__name__) if is_exit else error)
+        self.send_event(event)
 
 
 Answer = Callable[[Job], object]
-"""Gives a Reply, or what another kind of job gives."""
 
 
 class Worker:
-    """Runs jobs one after the other in its own thread; `max_waiting` may wait besides the one that
-    runs. Its methods are called by one thread."""
+    """Runs jobs one after the other in a thread; `max_waiting` may wait besides the running one.
+    All methods must be called by the same thread."""
 
     def __init__(self, max_waiting: int) -> None:
         self.max_waiting = max_waiting
         self._pool = ThreadPoolExecutor(1, "esa-answers")
         self._jobs: dict[Job, Future[None]] = {}
 
-    def load(self) -> int:
-        """Jobs that wait or run."""
-        return sum(not future.done() for future in list(self._jobs.values()))
+    def count_jobs(self) -> int:
+        """Returns the number of jobs that wait or run."""
+        return sum(not future.done() for future in self._jobs.values())
 
     @contextlib.contextmanager
-    def queued(self, answer: Answer) -> Iterator[asyncio.Queue[Event]]:
-        """The events of a job in the queue, in this event loop; it is cancelled at the end. Raises
-        QueueFullError."""
+    def queue_job(self, answer: Answer) -> Iterator[asyncio.Queue[Event]]:
+        """Queues a job and yields its events; cancels it at the end. Raises QueueFullError."""
         loop = asyncio.get_running_loop()
-        inbox: asyncio.Queue[Event] = asyncio.Queue()
+        events: asyncio.Queue[Event] = asyncio.Queue()
 
-        def tell(event: Event) -> None:
-            with contextlib.suppress(RuntimeError):  # the server has ended meanwhile
-                loop.call_soon_threadsafe(inbox.put_nowait, event)
+        def send_event(event: Event) -> None:
+            with contextlib.suppress(RuntimeError):  # the event loop has ended meanwhile
+                loop.call_soon_threadsafe(events.put_nowait, event)
 
-        job = Job(answer, tell)
+        job = Job(answer, send_event)
         self.submit(job)
         try:
-            yield inbox
+            yield events
         finally:
             job.cancelled.set()
-            if future := self._jobs.get(job):
-                future.cancel()
+            self._jobs[job].cancel()
             self._jobs = {job: future for job, future in self._jobs.items() if not future.done()}
 
     def submit(self, job: Job) -> None:
-        """Queues the job. Raises QueueFullError."""
-        if self.load() > self.max_waiting:
+        """Queues a job. Raises QueueFullError."""
+        if self.count_jobs() > self.max_waiting:
             raise QueueFullError
         try:
             self._jobs[job] = self._pool.submit(job.run)
-        except RuntimeError:  # it is closed
+        except RuntimeError:  # the worker is closed
             raise QueueFullError from None
 
     def close(self, wait_s: float) -> None:
-        """Cancels all jobs, and waits for the running one. One that does not end in time ends the
-        process: what it writes survives that, but not that its model is closed under it."""
+        """Cancels all jobs and waits for the running one. A job that does not end in time ends the
+        process, as its model must not be closed meanwhile."""
         for job in self._jobs:
             job.cancelled.set()
         self._pool.shutdown(wait=False, cancel_futures=True)

@@ -11,7 +11,7 @@ from command import TINY
 from mcp_client import FakeDocumentAsker, tools_of
 
 from esa_cli.__main__ import main
-from esa_cli.apps.mcp_server.document_tools import DocumentTools
+from esa_cli.apps.server.mcp_server import DocumentTools
 from esa_cli.storage.library import Library
 
 __all__ = ["cache", "surroundings"]

@@ -16,9 +16,8 @@ from live_server import until
 from mcp import Client, MCPError
 from mcp_client import FakeDocumentAsker, book_of, call, fail, talk, text_of, tools_of
 
-from esa_cli.apps.mcp_server import mcp_app
-from esa_cli.apps.mcp_server.document_tools import ABSENT, DocumentTools
-from esa_cli.apps.server import worker
+from esa_cli.apps.server import mcp_server, worker
+from esa_cli.apps.server.mcp_server import ABSENT, DocumentTools
 from esa_cli.documents.document import Document
 from esa_cli.errors import ModelError, ResourceError
 from esa_cli.storage.library import Library
@@ -159,8 +158,8 @@ def test_errors_of_an_answer(
     for question, error, message in (
         ("big", ResourceError("no room", "ask less"), "no room\nask less"),
         ("much", MemoryError(), "the memory ran out"),
-        ("end", SystemExit(3), mcp_app.BUG),
-        ("bug", ZeroDivisionError("inside"), mcp_app.BUG),
+        ("end", SystemExit(3), mcp_server.BUG),
+        ("bug", ZeroDivisionError("inside"), mcp_server.BUG),
     ):
         asker.failures[question] = error
         failed = call(tools, "ask", question=question)

@@ -160,28 +160,42 @@ def test_keys(visits: Visits) -> None:
     page.keyboard.press("Enter")
     page.wait_for_selector(".passage")
     assert page.inner_text(".question") == "mill\nBrookfield burned"
-    page.keyboard.type("/jk")
-    assert page.input_value("#question") == "/jk", "in the question they are letters"
-    page.keyboard.press("Escape")
-    page.keyboard.press("j")
-    first = page.evaluate("() => document.activeElement.textContent")
-    page.keyboard.press("ArrowDown")
-    assert page.evaluate("() => document.activeElement.textContent") != first
-    page.keyboard.press("k")
-    assert page.evaluate("() => document.activeElement.textContent") == first
+    page.focus(".passage >> nth=1")
     outline = page.evaluate("() => getComputedStyle(document.activeElement).outlineStyle")
     assert outline == "solid"
     page.keyboard.press("Enter")
-    page.wait_for_selector(".number.here")
-    assert tab.focused() == "pages"
-    page.keyboard.press("j")
     page.wait_for_selector("[aria-current] .number:text('2')")
+    page.wait_for_selector(".number.here")
     assert page.inner_text(".number.here") == "2"
+    assert tab.focused() == "pages"
     page.keyboard.press("Escape")
     assert page.locator("#reading").is_hidden()
     assert "2" in page.evaluate("() => document.activeElement.textContent")
-    page.keyboard.press("/")
-    assert tab.focused() == "question"
+
+
+def test_stopping_and_choosing_documents(visits: Visits) -> None:
+    for name in ("anvil", "harp"):
+        (visits.folder / f"open/{name}.txt").write_text(f"The {name} stands in Ulm.", "utf-8")
+    tab = visits.open(fixed=[])
+    page = tab.page
+    page.wait_for_selector("#list input:checked")
+    assert page.inner_text("#about") == "About 2 documents"
+    page.click("#choose-all")
+    assert page.inner_text("#about") == "No document is chosen"
+    tab.ask("Where is the harp?")
+    assert page.locator(".turn").count() == 0
+    page.click("#list li >> nth=1")
+    assert page.inner_text("#about") == "About harp.txt"
+    visits.asker.gate.clear()
+    page.press("#question", "Enter")
+    page.wait_for_selector("#stop:visible")
+    page.click("#stop")
+    visits.asker.gate.set()
+    page.wait_for_selector("text=Stopped.")
+    assert page.input_value("#question") == "Where is the harp?"
+    page.press("#question", "Enter")
+    page.wait_for_selector(".passage")
+    assert [str(book) for book in visits.asker.calls[-1]["books"]] == ["The harp stands in Ulm."]
 
 
 def test_a_conversation(visits: Visits) -> None:

@@ -9,7 +9,7 @@ from importlib.resources import files
 
 from live_server import LiveServer
 
-from esa_cli.apps.server.question_page import FOLDER, SCRIPTS, make_page
+from esa_cli.apps.server.server_app import SCRIPTS, make_page
 
 
 def content(html: str, tag: str) -> str:
@@ -46,7 +46,7 @@ def test_it_loads_nothing_and_has_no_handlers() -> None:
 
 
 def test_no_script_makes_elements_from_text() -> None:
-    folder = files("esa_cli.apps.server").joinpath(FOLDER)
+    folder = files("esa_cli.apps.server").joinpath("page_files")
     names = {one.name for one in folder.iterdir() if one.name.endswith(".js")}
     assert names == set(SCRIPTS)
     for name in SCRIPTS:

@@ -50,12 +50,12 @@ def expect_refusal(error: ApiError) -> None:
 @example({"messages": [{"role": "user", "content": "\ud800"}]})
 def test_bodies(body: Any) -> None:
     try:
-        found = wire.parse(dumped(body))
-        question, history = found.conversation()
+        found = wire.parse_request(dumped(body))
+        question, history = found.split_conversation()
     except ApiError as error:
         expect_refusal(error)
         return
-    options = found.options()
+    options = found.make_options()
     assert question.strip()
     assert all(isinstance(turn.question + turn.answer, str) for turn in history)
     for name, (low, high) in RANGES.items():
@@ -71,7 +71,7 @@ def test_bodies(body: Any) -> None:
 @example(b'{"seed": ' + b"9" * 5000 + b"}")
 def test_bytes_that_are_no_request(data: bytes | str) -> None:
     try:
-        wire.parse(data if isinstance(data, bytes) else data.encode())
+        wire.parse_request(data if isinstance(data, bytes) else data.encode())
     except ApiError as error:
         expect_refusal(error)
 

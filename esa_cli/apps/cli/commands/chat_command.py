@@ -14,7 +14,7 @@ from esa_cli.apps.cli.options import options
 from esa_cli.apps.cli.options.options import GenerationOptions, ModelOptions, ReaderOptions
 from esa_cli.apps.cli.output.answer_output import passage_count
 from esa_cli.apps.cli.output.terminal import Reporter
-from esa_cli.apps.conversation import MAX_PASSAGES, ChatLines, Conversation
+from esa_cli.apps.conversation import Conversation, edit_lines
 from esa_cli.errors import PARTIAL, UsageError
 
 if TYPE_CHECKING:
@@ -77,18 +77,17 @@ def run(
     """
     books = [asker.ingest(document) for document in documents]
     reporter.settle()
-    talk = Conversation(asker, books, asking, passages=max(MAX_PASSAGES, shown))
     names = [document.source for document in documents]
-    lines = ChatLines(talk, names, reporter, shown, stoppable=on_terminal)
+    talk = Conversation(
+        asker, books, names, reporter, asking, passages=shown, stoppable=on_terminal
+    )
     if on_terminal:
-        from esa_cli.apps.line_editor import edit_lines
-
         many = f"{len(documents)} document" + "s" * (len(documents) != 1)
         reporter.note(f"{many}, {asker.name}; /help lists the commands, Ctrl-D ends")
-        edit_lines(lines, reporter)
+        edit_lines(talk)
         return
     for _, line in inputs.numbered_lines(sys.stdin):
-        if not lines.take(line):
+        if not talk.take_line(line):
             break
-    if lines.failed:
+    if talk.failed:
         raise typer.Exit(PARTIAL)

@@ -26,7 +26,7 @@ from esa_cli.system.progress import WorkShard
 if TYPE_CHECKING:
     from esa_cli.apps.cli.folder_update import FolderUpdate
     from esa_cli.apps.cli.output.terminal import Reporter
-    from esa_cli.apps.ingest_report import IngestReport
+    from esa_cli.apps.ingest_engine import IngestRow
     from esa_cli.documents.document import Document
     from esa_cli.qa.api import Esa
 
@@ -99,8 +99,8 @@ def ingest(
             assert chosen is not None
             return stack.enter_context(opened(chosen, model, reporter, keep=True, rows=rows))
 
-        def read(documents: Sequence[Document]) -> Iterator[IngestReport]:
-            from esa_cli.apps.ingest_report import ingest_document
+        def read(documents: Sequence[Document]) -> Iterator[IngestRow]:
+            from esa_cli.apps.ingest_engine import ingest_document
             from esa_cli.qa.opening import prepare
             from esa_cli.storage.library.disk import default_root
 
@@ -132,7 +132,7 @@ def check_engine(engine: str) -> None:
 def _read(
     names: Sequence[str],
     shard: str | None,
-    read: Callable[[Sequence[Document]], Iterable[IngestReport]],
+    read: Callable[[Sequence[Document]], Iterable[IngestRow]],
     reporter: Reporter,
     in_json: bool,
 ) -> None:
@@ -140,31 +140,30 @@ def _read(
     that were read before it."""
     from esa_cli.qa.ingestion.library_texts import record_read_folders
 
-    reports: list[IngestReport] = []
+    rows: list[IngestRow] = []
     gathered = inputs.read(names, reporter, WorkShard.parse(shard))
     try:
-        for report in read(gathered.documents) if gathered.documents else ():
-            reports.append(report)
+        for row in read(gathered.documents) if gathered.documents else ():
+            rows.append(row)
         record_read_folders(Library(), names)
     finally:
         reporter.settle()
-        if sys.exc_info()[0] is None or reports:
+        if sys.exc_info()[0] is None or rows:
             if in_json:
                 left_out = [one.as_dict() for one in gathered.left_out]
-                rows = [one.as_dict() for one in reports]
                 print_json({"documents": rows, "left_out": left_out})
             else:
                 headers = ("id", "tokens", "size", "read in", "document")
-                print_table(headers, [_cells(one) for one in reports])
+                print_table(headers, [_cells(one) for one in rows])
 
 
-def _cells(report: IngestReport) -> tuple[str, ...]:
+def _cells(row: IngestRow) -> tuple[str, ...]:
     return (
-        report.id or "not kept",
-        f"{report.tokens:,}",
-        "" if report.bytes is None else size_text(report.bytes),
-        time_text(report.read_s) if report.read_s else "before",
-        report.name,
+        row["id"] or "not kept",
+        f"{row['tokens']:,}",
+        "" if row["bytes"] is None else size_text(row["bytes"]),
+        time_text(row["read_s"]) if row["read_s"] else "before",
+        row["name"],
     )
 
 

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from esa_cli.apps.cli.commands.serve_command import Host, Port, Token, check_access
+from esa_cli.apps.cli.commands.serve_command import check_access
 from esa_cli.apps.cli.options import options
 from esa_cli.apps.cli.options.command_help import option
 from esa_cli.apps.cli.options.options import ModelOptions, ReaderOptions
@@ -33,12 +33,6 @@ def mcp(
     allow: Annotated[
         list[Path] | None, option("--allow DIR", "Clients may name files in it. Repeatable.")
     ] = None,
-    http: Annotated[
-        bool, option("--http", "Serve streamable HTTP in place of standard input.")
-    ] = False,
-    host: Host = "127.0.0.1",
-    port: Port = 8000,
-    token: Token = None,
     *,
     model: ModelOptions,
     answer: ReaderOptions,
@@ -46,35 +40,25 @@ def mcp(
 ) -> None:
     """Serve the library to assistants and editors (MCP).
 
-    By the Model Context Protocol. Such a program starts it itself; --http serves clients on
-    this machine.
+    By the Model Context Protocol, on standard streams: such a program starts it itself.
     """
     check_sdk()
     folders = allow or []
-    check_access(folders, token, host if http else None)
+    check_access(folders, None, None)
     chosen, reader = answer.load_preset(model), answer.reader_choice()
     gc.enable()
-    from esa_cli.apps.mcp_server import mcp_app
-    from esa_cli.apps.mcp_server.document_tools import DocumentTools, asker_on_demand
-    from esa_cli.apps.server import server_run
     from esa_cli.apps.server.allowed_documents import AllowedDocuments
+    from esa_cli.apps.server.mcp_server import DocumentTools, asker_on_demand, run_stdio
 
     with Reporter(quiet) as reporter, ExitStack() as stack:
         asker = asker_on_demand(_loader(chosen, model, reader, reporter, stack))
         documents = AllowedDocuments(
-            asker, [], folders, Library(), stored=True, most=chosen.answer.documents
+            asker, [], folders, Library(), stored=True, limit=chosen.answer.documents
         )
         tools = DocumentTools(documents, chosen, model, reporter)
-        if http:
-            with server_run.bind(host, port) as sock:
-                print(server_run.address(sock, mcp_app.PATH), flush=True)
-                reporter.note("esa: serving the library; Ctrl-C ends")
-                mcp_app.run_http(tools, sock, token)
-            reporter.note("esa: ended")
-        else:
-            if sys.stdin.isatty():
-                reporter.note("esa: waiting for a client on standard input; see docs/serve.md")
-            mcp_app.run_stdio(tools)
+        if sys.stdin.isatty():
+            reporter.note("esa: waiting for a client on standard input; see docs/serve.md")
+        run_stdio(tools)
 
 
 def check_sdk() -> None:

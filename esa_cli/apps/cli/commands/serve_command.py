@@ -147,7 +147,7 @@ def run(
         fixed = [asker.ingest(document) for document in documents]
         reporter.settle()
         allowed = AllowedDocuments(
-            asker, fixed, wanted.allow or [], Library(), stored=wanted.library, most=most
+            asker, fixed, wanted.allow or [], Library(), stored=wanted.library, limit=most
         )
         limits = ServerLimits(max_question=wanted.max_question, timeout_s=wanted.timeout)
         app = make_app(

@@ -1,22 +1,43 @@
-// Requests to the server that this page came from. The token, if there is one, is in a header, and
-// in the storage of this tab; never in an address.
+// Elements made of texts, and requests to the server that this page came from.
 
-const TOKEN = "esa-token";
-const UNREACHED = "the server cannot be reached; is `esa serve` still running?";
+const byId = (id) => document.getElementById(id);
 
-let token = "";
+// Characters that are invisible or change the text around them: controls, and marks that turn the
+// direction of writing.
+const NAME_CONTROLS = /[\u0000-\u001f\u007f-\u009f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]/g;
+const TEXT_CONTROLS = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u202d\u202e]/g;
 
-// Where storage is off, the token lives as long as the page.
-function keepToken(text) {
-  token = text;
-  try {
-    sessionStorage.setItem(TOKEN, text);
-  } catch {}
+const safeName = (text) => String(text).replace(NAME_CONTROLS, "\ufffd");
+const safeText = (text) => String(text).replace(TEXT_CONTROLS, "\ufffd");
+
+function make(tag, attributes = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+  element.append(...children);
+  return element;
 }
 
+function show(element, shown = true) {
+  element.hidden = !shown;
+}
+
+const several = (number, noun) => `${Number(number).toLocaleString("en")} ${noun}${number === 1 ? "" : "s"}`;
+
+// Returns a part of a text by code points, as Python counts; JavaScript counts UTF-16 units.
+const slice = (text, start, end) => Array.from(text).slice(start, end).join("");
+
+function placeOf({ page, line, chapter }) {
+  const parts = [page === null ? "" : `page ${page.toLocaleString("en")}`, `line ${line.toLocaleString("en")}`];
+  return [...parts, safeName(chapter || "")].filter(Boolean).join(" · ");
+}
+
+const TOKEN = "esa-token";
+
+// The token is sent in a header and stored for this tab alone; never in an address.
+let token = "";
 try {
   token = sessionStorage.getItem(TOKEN) || "";
-} catch {}
+} catch {} // storage is off: the token lives as long as the page
 
 class Refusal extends Error {
   constructor(message, code = null) {
@@ -25,83 +46,76 @@ class Refusal extends Error {
   }
 }
 
-// What the promise gives; a Refusal where the server cannot be reached.
-const reached = (promise) => promise.catch((error) => {
-  throw error.name === "AbortError" ? error : new Refusal(UNREACHED);
-});
+const refuseUnreached = (error) => {
+  throw error.name === "AbortError" ? error : new Refusal("the server cannot be reached; is `esa serve` still running?");
+};
 
 async function send(path, options = {}) {
   const headers = { ...options.headers, ...(token ? { Authorization: `Bearer ${token}` } : {}) };
   const how = { cache: "no-store", credentials: "omit", redirect: "error", referrerPolicy: "no-referrer" };
-  const response = await reached(fetch(path, { ...options, headers, ...how }));
+  const response = await fetch(path, { ...options, headers, ...how }).catch(refuseUnreached);
   if (response.ok) return response;
   if (response.status === 401) {
     await askToken();
     return send(path, options);
   }
-  const body = await response.json().catch(() => ({}));
-  const { message = `the server answered with status ${response.status}`, code = null } = body.error || {};
-  throw new Refusal(message, code);
+  const { error } = await response.json().catch(() => ({}));
+  throw new Refusal(error ? error.message : `the server answered with status ${response.status}`, error && error.code);
 }
 
-const json = async (path) => (await send(path)).json();
+const getJson = async (path) => (await send(path)).json();
 
-let typed = null;
+let typing = null;
 
-// Resolves when a token was typed; questions that wait for it share the dialog.
+// Returns a promise that ends when a token was typed; requests that wait for it share the dialog.
 function askToken() {
-  if (typed) return typed;
+  if (typing) return typing;
   if (token) byId("token-note").textContent = "The token is wrong. It is what `esa serve` was started with: --token, or $ESA_TOKEN.";
-  keepToken("");
   byId("token-dialog").showModal();
-  typed = new Promise((resolve) => {
+  typing = new Promise((resolve) => {
     byId("token-form").onsubmit = (event) => {
       event.preventDefault();
       const text = byId("token").value.trim();
       if (!/^[\x21-\x7e]+$/.test(text)) return;
+      token = text;
+      try {
+        sessionStorage.setItem(TOKEN, token);
+      } catch {}
       byId("token").value = "";
-      keepToken(text);
       byId("token-dialog").close();
-      typed = null;
+      typing = null;
       resolve();
     };
   });
-  return typed;
+  return typing;
 }
 
 byId("token-dialog").addEventListener("cancel", (event) => event.preventDefault());
 
-// The blocks of a stream of events, in order.
-async function* blocksOf(response) {
-  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
-  let rest = "";
-  for (;;) {
-    const part = await reached(reader.read());
-    if (part.done) return;
-    const blocks = (rest + part.value).split("\n\n");
-    rest = blocks.pop();
-    yield* blocks;
-  }
-}
-
-// One answer; `tell` gets {text} and {reading: [tokens, of]} as they come. Returns what the answer
-// rests on.
+// Asks one question; calls `tell` with {text} and {reading: [tokens, total]} as they come. Returns
+// the last chunk, which has the evidence.
 async function askServer(messages, documents, signal, tell) {
-  const body = { model: "esa", messages, stream: true, evidence: 5, heat: true };
-  if (documents) body.documents = documents;
+  const body = { model: "esa", messages, stream: true, evidence: 5, heat: true, documents };
   const headers = { "Content-Type": "application/json" };
   const response = await send("/v1/chat/completions", { method: "POST", headers, body: JSON.stringify(body), signal });
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let last = null;
-  for await (const block of blocksOf(response)) {
-    const reading = /^: reading (\d+) of (\d+)/.exec(block);
-    if (reading) tell({ reading: [Number(reading[1]), Number(reading[2])] });
-    if (block === "data: [DONE]") return last;
-    if (!block.startsWith("data: ")) continue;
-    const chunk = JSON.parse(block.slice(6));
-    if (chunk.error) throw new Refusal(chunk.error.message, chunk.error.code);
-    const choice = chunk.choices[0];
-    if (choice && choice.delta.content) tell({ text: choice.delta.content });
-    if (choice && choice.finish_reason) last = { ...chunk, cut: choice.finish_reason === "length" };
+  let rest = "";
+  for (;;) {
+    const part = await reader.read().catch(refuseUnreached);
+    if (part.done) throw new Refusal("the answer broke off; is `esa serve` still running?");
+    const blocks = (rest + part.value).split("\n\n");
+    rest = blocks.pop();
+    for (const block of blocks) {
+      const reading = /^: reading (\d+) of (\d+)/.exec(block);
+      if (reading) tell({ reading: [Number(reading[1]), Number(reading[2])] });
+      if (block === "data: [DONE]") return last;
+      if (!block.startsWith("data: ")) continue;
+      const chunk = JSON.parse(block.slice(6));
+      if (chunk.error) throw new Refusal(chunk.error.message, chunk.error.code);
+      const choice = chunk.choices[0];
+      if (choice && choice.delta.content) tell({ text: choice.delta.content });
+      if (choice && choice.finish_reason) last = { ...chunk, cut: choice.finish_reason === "length" };
+    }
   }
-  throw new Refusal("the answer broke off; is `esa serve` still running?");
 }

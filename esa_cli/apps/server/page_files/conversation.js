@@ -1,0 +1,188 @@
+// The conversation: the question box, answers as they come, and the passages they rest on.
+
+// Each has a question, answer, evidence, quotation, heat and elements; `isWhole` if not stopped.
+const turns = [];
+let running = null;
+const box = byId("question");
+
+async function ask(question, documents) {
+  const turn = { question, answer: "", evidence: [], quotation: null, heat: [], isWhole: false };
+  running = { turn, control: new AbortController() };
+  turns.push(turn);
+  addTurn(turn);
+  setBusy(true);
+  try {
+    await answer(turn, documents, running.control.signal);
+  } catch (error) {
+    if (turns.includes(turn)) showFailure(turn, error);
+  }
+  turn.element.setAttribute("aria-busy", "false");
+  show(turn.progress, false);
+  if (running && running.turn === turn) running = null;
+  setBusy(running !== null);
+}
+
+// Asks with the earlier turns; leaves out the oldest where they do not fit.
+async function answer(turn, documents, signal) {
+  const earlier = turns.filter((one) => one.isWhole);
+  const total = earlier.length;
+  while (!turn.isWhole) {
+    const history = earlier.flatMap((one) => [{ role: "user", content: one.question }, { role: "assistant", content: one.answer }]);
+    const messages = [...history, { role: "user", content: turn.question }];
+    try {
+      Object.assign(turn, await askServer(messages, documents, signal, (event) => showEvent(turn, event)), { isWhole: true });
+    } catch (error) {
+      if (error.code !== "context_length_exceeded" || !earlier.length || turn.answer) throw error;
+      earlier.shift();
+    }
+  }
+  if (total > earlier.length) addNote(turn, `Asked without the first ${several(total - earlier.length, "question")} of this conversation, which no longer fit.`);
+  showEvidence(turn);
+}
+
+function showEvent(turn, { text, reading }) {
+  if (reading) {
+    const [done, total] = reading;
+    turn.progress.querySelector("span").textContent = `Reading: ${done.toLocaleString("en")} of ${several(total, "token")}`;
+    Object.assign(turn.progress.querySelector("progress"), { max: total, value: done });
+    return;
+  }
+  show(turn.progress, false);
+  turn.answer += turn.answer ? text : text.trimStart();
+  turn.text.textContent = safeText(turn.answer);
+  keepInView(turn);
+}
+
+function addTurn(turn) {
+  turn.progress = make("div", { class: "progress soft" }, make("progress", { "aria-label": "Progress" }), make("span", {}, "Looking for the answer…"));
+  turn.text = make("p", { class: "answer", dir: "auto", "aria-live": "polite" });
+  turn.below = make("div", { class: "below" });
+  const question = make("h2", { class: "question", dir: "auto" }, safeText(turn.question));
+  turn.element = make("li", { class: "turn", "aria-busy": "true" }, question, turn.progress, turn.text, turn.below);
+  show(byId("welcome"), false);
+  byId("turns").append(turn.element);
+  keepInView(turn);
+}
+
+// Scrolls to the end of a turn, but not past its question.
+function keepInView(turn) {
+  const scroll = byId("scroll");
+  scroll.scrollTop = Math.max(scroll.scrollTop, Math.min(turn.element.offsetTop - 12, scroll.scrollHeight - scroll.clientHeight));
+}
+
+function addNote(turn, text, kind = "note") {
+  const sentence = text.charAt(0).toUpperCase() + text.slice(1) + (/[.?!]$/.test(text) ? "" : ".");
+  turn.below.append(make("p", { class: kind, dir: "auto", role: "status" }, safeText(sentence)));
+}
+
+function showFailure(turn, error) {
+  turn.element.classList.add("broken");
+  if (error.name === "AbortError") addNote(turn, "Stopped.");
+  else if (error instanceof Refusal) addNote(turn, error.message, "note failed");
+  else {
+    addNote(turn, "This page has a bug; the browser's console has more.", "note failed");
+    console.error(error);
+  }
+  box.value = box.value || turn.question;
+  keepInView(turn);
+}
+
+function showEvidence(turn) {
+  const isDoubtful = turn.found === false;
+  turn.answer = turn.answer.trim();
+  turn.text.textContent = safeText(turn.answer) || "(no text)";
+  if (isDoubtful) addNote(turn, "The documents may not contain the answer.", "note warning");
+  if (turn.cut) addNote(turn, "The answer was cut at its longest allowed length.");
+  for (const text of turn.missing || []) addNote(turn, text);
+  const items = turn.evidence.map((passage, number) => make("li", {}, makePassage(turn, passage, number)));
+  const title = several(items.length, isDoubtful ? "nearest passage" : "passage");
+  turn.below.append(make("p", { class: "meta soft" }, title), make("ol", { class: "passages" }, ...items));
+  keepInView(turn);
+}
+
+function makePassage(turn, passage, number) {
+  const head = make("span", { class: "head" },
+    make("span", { class: "number" }, String(number + 1)),
+    make("bdi", { class: "name" }, safeName(passage.document)),
+    make("span", { class: "soft" }, placeOf(passage)));
+  if (turn.found !== false) head.append(make("span", { class: "share soft", title: "How much it counts for the answer" }, `${Math.round(passage.weight * 100)} %`));
+  const words = make("span", { class: "words", dir: "auto" }, ...quoteWords(turn.quotation, passage));
+  const button = make("button", { type: "button", class: "passage" }, head, words);
+  button.addEventListener("click", () => openPassage(turn, number, button));
+  return button;
+}
+
+// Returns the passage's text, with the answer marked where it is a quotation.
+function quoteWords(quotation, passage) {
+  const words = (start, end) => safeText(slice(passage.text, start, end).replace(/\s+/g, " "));
+  const isIn = quotation && quotation.document === passage.document && quotation.start >= passage.start && quotation.end <= passage.end;
+  if (!isIn) return [words(0)];
+  const [start, end] = [quotation.start - passage.start, quotation.end - passage.start];
+  const before = words(0, start);
+  return [before.length < 140 ? before : `… ${before.slice(-90)}`, make("mark", {}, words(start, end)), words(end)];
+}
+
+function unmarkPassages() {
+  for (const button of document.querySelectorAll(".passage[aria-current]")) button.removeAttribute("aria-current");
+}
+
+// Opens the document at a passage.
+function openPassage(turn, number, button) {
+  const passage = turn.evidence[number];
+  const heat = turn.heat.find((one) => one.document === passage.document);
+  unmarkPassages();
+  button.setAttribute("aria-current", "true");
+  if (heat) showDocument({ id: heat.id, name: passage.document, from: button, turn, number }, passage.start, passage.end);
+}
+
+function setBusy(isBusy) {
+  show(byId("send"), !isBusy);
+  show(byId("stop"), isBusy);
+}
+
+function submit(event) {
+  event.preventDefault();
+  const question = box.value.trim();
+  const documents = chosenDocuments().map((one) => one.id);
+  byId("about").classList.toggle("missing", !documents.length);
+  if (!question || running || !documents.length) return;
+  box.value = "";
+  ask(question, documents);
+}
+
+function stop() {
+  if (running) running.control.abort();
+  box.focus();
+}
+
+function newConversation() {
+  stop();
+  running = null;
+  closeDocument();
+  turns.length = 0;
+  byId("turns").replaceChildren();
+  show(byId("welcome"));
+  box.focus();
+}
+
+box.addEventListener("keydown", (event) => {
+  if (event.key === "Enter" && !event.shiftKey && !event.isComposing) submit(event);
+});
+byId("ask").addEventListener("submit", submit);
+byId("stop").addEventListener("click", stop);
+byId("new").addEventListener("click", newConversation);
+
+document.addEventListener("keydown", (event) => {
+  if (event.key !== "Escape" || event.defaultPrevented || byId("token-dialog").open) return;
+  if (shown) closeDocument();
+  else stop();
+});
+
+async function begin() {
+  box.focus();
+  await loadDocuments();
+  const models = await getJson("/v1/models").catch(() => null); // the list has said what is wrong
+  if (models) byId("model").textContent = safeName(models.data[0].id);
+}
+
+begin();
