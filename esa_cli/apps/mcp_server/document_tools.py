@@ -101,7 +101,7 @@ class DocumentTools:
         """Finds the passages of the library, or of some documents, that fit words or a question:
         best first, with document, page, line and character offsets, and a score in standard
         deviations above the mean. Quick."""
-        from esa_cli.apps.cli.passage_books import PassageBooks
+        from esa_cli.apps.cli.document_search import PassageBooks
         from esa_cli.qa.presets.adapter_files import for_finding
 
         named = self.documents.find(documents)

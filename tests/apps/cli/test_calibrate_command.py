@@ -34,12 +34,12 @@ def esa(
 
 
 def test_the_command_from_a_text_to_an_answer(esa: Esa, tmp_path: Path) -> None:
-    command = ["calibrate", "note.md", *TINY, "--rank", "6", "--fit", "epochs=2", "--k", "8"]
+    command = ["calibrate", "note.md", *TINY, "--rank", "6", "--k", "8"]
     command += ["--k", "999", "--out", "maps.safetensors"]
     code, out, err = esa(*command)
     assert code == 0, err
     table = [line.split() for line in out.splitlines()]
-    assert [row[0] for row in table[1:4]] == ["0", "1", "mean"]
+    assert [row[0] for row in table[1:5]] == ["0", "1", "mean", "mean"]
     assert "--set compressor.name=learned --set compressor.file=maps.safetensors" in err
     data = json.loads(esa(*command, "--json", "-q")[1])
     assert (data["model"], data["preset"], data["for"]) == ("random:llama", "tiny-random", "esa")
@@ -70,7 +70,7 @@ def test_the_command_from_a_text_to_an_answer(esa: Esa, tmp_path: Path) -> None:
 def test_ctrl_c_keeps_what_was_read(
     esa: Esa, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    command = ["calibrate", "note.md", *TINY, "--rank", "4", "--fit", "epochs=1", "--json"]
+    command = ["calibrate", "note.md", *TINY, "--rank", "4", "--json"]
     whole = json.loads(esa(*command, "--out", "whole.safetensors")[1])
     add, parts = Shards.add, []
 
@@ -98,13 +98,10 @@ def test_ctrl_c_keeps_what_was_read(
     [
         (["nosuch.md"], 3),
         (["note.md", "--method", "lerned"], 2),
-        (["note.md", "--fit", "epochs=-1"], 2),
-        (["note.md", "--fit", "speed=1"], 2),
         (["note.md", "--out", "nosuch/maps.safetensors"], 2),
         (["note.md", "--for", "qest"], 2),
         (["note.md", "--out", "note.md"], 2),
         (["note.md", "--out", "other.md"], 2),
-        (["note.md", "--work", "other.md"], 2),
         (["note.md", "--out", "maps.work"], 2),
         (["note.md", "--tokens", "20"], 2),
         (["note.md", "--set", "window.chnk=3"], 4),
@@ -124,7 +121,7 @@ def test_no_room_and_damage_on_the_way(esa: Esa, tmp_path: Path) -> None:
     short = ["calibrate", "note.md", *TINY, "-q", "--method", "pca", "--rank", "2"]
     assert esa(*short)[0] == 0
     with small_files(20_000):
-        code, _, err = esa(*short, "--work", "other")
+        code, _, err = esa(*short, "--out", "other.safetensors")
     assert code == 6
     assert "cannot be written: File too large" in err
     part, *_ = sorted((tmp_path / "compressor.work").glob("part-*"))
