@@ -23,7 +23,7 @@ QUESTION = "When does the gate open?"
 
 
 @pytest.fixture
-def address_and_model(monkeypatch: pytest.MonkeyPatch) -> Iterator[CompletionServer]:
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[CompletionServer]:
     for name in ("ESA_READER_KEY", "OPENAI_API_KEY"):
         monkeypatch.delenv(name, raising=False)
     with CompletionServer(["stream", "unknown", "stream"]) as server:

@@ -60,7 +60,8 @@ def plan(
         chosen = answerable(model.load_preset(), reporter, loads=False)
         ready = prepare(chosen, model.place, reporter)
     counts = [ready.model.count_tokens(document.text) for document in gathered]
-    planner, index, library, reader = ready.planner, ready.index, Library(), None
+    planner, index, library = ready.planner, ready.index, Library()
+    reader: int | None = 0
     if (choice := reader_of(ready.resolved.preset)) is not None:
         reader = reader_bytes(choice, planner.dtype.itemsize, planner.packing)
         planner.memory -= reader or 0
