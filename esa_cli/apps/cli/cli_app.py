@@ -70,7 +70,7 @@ def present_arguments(arguments: list[str]) -> list[str]:
 
 def _refuse_replaced(word: str) -> None:
     if word in REPLACED:
-        raise UsageError(f"there is no {word} any more", f"use {REPLACED[word]}")
+        raise UsageError(f"{word} was replaced in version 0.3", f"use {REPLACED[word]}")
 
 
 def root(

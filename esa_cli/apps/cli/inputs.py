@@ -75,8 +75,8 @@ def read_files(files: SourceFiles, reporter: Reporter) -> GatheredDocuments:
 
 
 def number_lines(stream: IO[Any]) -> Iterator[tuple[int, Line]]:
-    """Yields the number and text of each line that is not blank, as soon as the line is there. A
-    line that is not UTF-8 is an error, and the lines after it are still read."""
+    """Yields the number and text of each line of a stream that is not blank, without waiting for
+    the next. A line that is not UTF-8 becomes an error, and the other lines are still read."""
     for number, line in enumerate(getattr(stream, "buffer", stream), 1):
         try:
             text = line.decode("utf-8-sig" if number == 1 else "utf-8")

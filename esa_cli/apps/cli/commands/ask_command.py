@@ -188,7 +188,7 @@ class AskRun:
             left_out, searched = self.documents.gathered.left_out, self.documents.searched
             facts = describe_answer(self.esa, self.books, reply, seconds, left_out)
             print_json({**facts, **({"searched": searched} if searched else {})})
-        self._report(reply)
+        self._write_report(reply)
 
     def _read_and_ask(self, unread_reply: Reply) -> Reply:
         """Reads the unread books, and shows the answer after that where it is another."""
@@ -208,7 +208,7 @@ class AskRun:
                 rest = "" if stored is None else f"; of the reading, {stored:,} tokens are stored"
                 reporter.note(f"esa: the answer above was found by words alone{rest}")
             self.books = books
-            self._report(unread_reply)
+            self._write_report(unread_reply)
             raise
         replies = unread_reply, reply
         places = [[(e.document, e.start) for e in one.evidence[:1]] for one in replies]
@@ -237,7 +237,7 @@ class AskRun:
             show_under(reply, ways.passages, reporter)
         return reply
 
-    def _report(self, reply: Reply) -> None:
+    def _write_report(self, reply: Reply) -> None:
         """Writes the page of --report, after the answer is shown: writing may fail."""
         if self.ways.report is not None:
             page = self.esa.report(reply, self.question, self.books)

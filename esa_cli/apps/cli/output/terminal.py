@@ -144,12 +144,12 @@ class Reporter:
         self.settle()
 
     def note(self, text: str, dim: bool = True) -> None:
-        """Prints one line, unless --quiet is given."""
+        """Prints one line on standard error, unless --quiet is given."""
         if not self.quiet:
             self._print(text, "dim" if dim else None)
 
     def warn(self, text: str) -> None:
-        """Prints one line, with --quiet, too."""
+        """Prints one line on standard error, with --quiet, too."""
         self._print(text, None)
 
     def left_out(self, message: str, hint: str = "") -> None:
@@ -200,7 +200,7 @@ class Reporter:
         return show_progress
 
     def waiting(self, text: str) -> None:
-        """Shows a spinner until `settle`; nothing where there is no terminal."""
+        """Shows a spinner with a text on a terminal, until `settle` is called."""
         if not self.live:
             return
         if self._status is None:
