@@ -49,11 +49,11 @@ def ask(esa: Esa, library: Library, facts: list[dict[str, Any]], most: int) -> d
     reporter, seconds, right = Reporter(quiet=True), list[float](), 0
     with ExitStack() as stack:
         none = SourceFiles((), ())
-        documents = QuestionBooks(none, library, reporter, stack, most=most, in_library=True)
-        documents.open([], esa.stored, esa.open)
+        documents = QuestionBooks(none, library, reporter, stack, limit=most, in_library=True)
+        documents.set_openers([], esa.stored, esa.open)
         for fact in facts:
             started = time.perf_counter()
-            reply = esa.ask(fact["question"], documents.about(fact["question"]))
+            reply = esa.ask(fact["question"], documents.open_books(fact["question"]))
             assert documents.searched, "there must be more documents than are opened"
             seconds.append(time.perf_counter() - started)
             right += answered(reply.text, fact["answers"])

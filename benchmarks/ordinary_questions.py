@@ -104,17 +104,15 @@ class Esa:
             )  # fmt: skip
         except subprocess.TimeoutExpired as error:
             raise RuntimeError(f"took longer than {self.limit:.0f} s") from error
-        fine = {"sync": (0, 7), "ask": (0,)}.get(arguments[0], (0, 1))
+        fine = {"ingest": (0, 7), "ask": (0,)}.get(arguments[0], (0, 1))
         if done.returncode not in fine:
             raise RuntimeError(f"exit code {done.returncode}: {done.stderr.strip()[-300:]}")
         return done.returncode, done.stdout
 
     def command(self, question: JsonObject) -> JsonObject:
-        """The object that `ask`, `find`, `collect` or `count` prints, with its exit code."""
-        listing = ["--list"] if question["how"] == "count" else []
-        code, out = self.run(
-            question["how"], *question["arguments"], question["question"], *listing, "--json"
-        )
+        """The object that `ask`, `find` or `collect` prints, with its exit code."""
+        verb = ["collect", "--count"] if question["how"] == "count" else [question["how"]]
+        code, out = self.run(*verb, *question["arguments"], question["question"], "--json")
         return {**(json.loads(out) if out.strip() else {}), "code": code}
 
     @contextmanager

@@ -80,13 +80,11 @@ def _silence_stderr() -> None:
 
 
 def _run_command(arguments: list[str]) -> int:
-    from esa_cli.apps.cli.cli_app import command
+    from esa_cli.apps.cli.cli_app import command, present_arguments
 
     if "_ESA_COMPLETE" in os.environ:  # a shell asks for completions
         command().main(arguments, prog_name="esa")
     import typer
-
-    from esa_cli.apps.cli.former_names import present_arguments
 
     arguments = present_arguments(arguments)
     group = command(arguments[0] if arguments else None)

@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from esa_cli.apps.cli.cli_app import command
-from esa_cli.apps.cli.former_names import SHORT
+from esa_cli.apps.cli.cli_app import SHORT, command
 
 ROOT = Path(__file__).parent.parent
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "benchmarks/README.md"]

@@ -15,9 +15,8 @@ from pathlib import Path
 import pytest
 
 from esa_cli.apps.cli.commands.ingest_command import check_engine
-from esa_cli.apps.cli.commands.mcp_command import check_sdk
-from esa_cli.apps.cli.commands.serve_command import ServeOptions
-from esa_cli.apps.cli.commands.serve_command import check as check_serve
+from esa_cli.apps.cli.commands.serve_command import ServeOptions, check_sdk
+from esa_cli.apps.cli.commands.serve_command import check_options as check_serve
 from esa_cli.documents.readers.text_builder import optional_import
 from esa_cli.errors import EsaError
 from esa_cli.evaluation.bench.benchmarks import gpt4

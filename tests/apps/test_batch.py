@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import itertools
 import json
 import os
@@ -17,14 +16,11 @@ from typing import Any
 import pytest
 import sample_files
 from asking_command import run_command
-from fake_asker import FakeAsker, fake_book
+from fake_asker import FakeAsker
 
 from esa_cli.apps.batch import answers_file, join_answers, read_questions, run_batch
-from esa_cli.apps.cli.commands import batch_command as batch
-from esa_cli.apps.cli.commands.ask_command import ask_lines
-from esa_cli.apps.cli.inputs import numbered_lines
-from esa_cli.apps.cli.output.terminal import Reporter
-from esa_cli.errors import PARTIAL, DocumentError, ResourceError, UsageError
+from esa_cli.apps.cli.commands import chat_command as batch
+from esa_cli.errors import PARTIAL, ResourceError, UsageError
 from esa_cli.system import files
 from esa_cli.system.jsonl import OrderedJsonLines
 
@@ -438,34 +434,6 @@ def test_commands_that_cannot_be(
     asker = FakeAsker()
     assert isinstance(command(monkeypatch, asker, *words).exception, UsageError)
     assert not asker.ingested
-
-
-def asked(asker: FakeAsker, text: bytes, as_json: bool) -> tuple[str, int]:
-    out = io.StringIO()
-    wrong = ask_lines(
-        asker, [fake_book("alpha")], numbered_lines(io.BytesIO(text)), out, as_json,
-        reporter=Reporter(),
-        options={"seed": 5}, shown=1,
-    )  # fmt: skip
-    return out.getvalue(), wrong
-
-
-def test_lines_are_answered_each_on_its_own(capsys: pytest.CaptureFixture[str]) -> None:
-    asker = FakeAsker()
-    asker.failures["bad"] = DocumentError("it is gone")
-    out, wrong = asked(asker, b"one\n\nbad\ntwo\n\xff\n", False)
-    assert out == "You asked: one\n\n\n\nYou asked: two\n\n\n\n"
-    assert wrong == 2
-    assert [call["history"] for call in asker.calls] == [[], [], []]
-    out, wrong = asked(asker, b"one\nbad\n\xff\nfour", True)
-    answers = [json.loads(line) for line in out.splitlines()]
-    assert [row.get("answer", "") for row in answers] == [
-        "You asked: one",
-        "",
-        "",
-        "You asked: four",
-    ]
-    assert (answers[1]["line"], answers[1]["error"]) == (2, "it is gone")
 
 
 def test_joined_rows_have_the_ids_of_their_questions_and_answers_stay(

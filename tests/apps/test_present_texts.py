@@ -26,10 +26,10 @@ BY_TEXT = (*TINY, "--set", "answer.from=text")
 QUESTION = "Which restaurant is the client dinner at?"
 FORMER, PRESENT = "Gilded Pike", "Crooked Billet"
 LIBRARY_FORMS = {
-    "words": [("sync", "town")],
-    "read": [("sync", "town", "--read", *TINY, "--set", "answer.from=rows")],
+    "words": [("ingest", "--words", "town")],
+    "read": [("ingest", "town", *TINY, "--set", "answer.from=rows")],
     "ingested": [("ingest", "town", *TINY, "--set", "answer.from=rows")],
-    "both": [("ingest", "town", *TINY, "--set", "answer.from=rows"), ("sync", "town")],
+    "both": [("ingest", "town", *TINY, "--set", "answer.from=rows"), ("ingest", "--words", "town")],
 }
 
 
@@ -107,7 +107,7 @@ FACES: dict[str, Callable[[Esa], str]] = {
         run, "collect", "--library", QUESTION, "--read", "never", "--min", "-99", *BY_TEXT
     ),
     "count": lambda run: by_command(
-        run, "count", "--library", QUESTION, "--list", "--read", "never", "--min", "-99", *BY_TEXT
+        run, "collect", "--count", "--library", QUESTION, "--read", "never", "--min=-99", *BY_TEXT
     ),
     "batch": by_batch,
     "serve": partial(by_server, limit=99),
@@ -139,7 +139,7 @@ def test_a_changed_and_a_removed_file(run: Esa, form: str) -> None:
     update()
     assert FORMER in FACES["ask"](run)
     write("meeting.txt", dinner(PRESENT))
-    check(run, PRESENT)  # before the next `sync`, too: the file is read again
+    check(run, PRESENT)  # before the next `ingest`, too: the file is read again
     update()
     check(run, PRESENT)
     write("meeting.txt", dinner(FORMER))
@@ -149,7 +149,7 @@ def test_a_changed_and_a_removed_file(run: Esa, form: str) -> None:
     update()
     check(run, "")
     words = form in ("words", "both")
-    pruned = run("sync", "town", "--prune") if words else run("library", "prune")
+    pruned = run("ingest", "--words", "town", "--prune") if words else run("library", "prune")
     assert pruned.code == 0
     assert Library().divided_entries().former == []
     check(run, "")

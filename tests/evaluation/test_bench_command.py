@@ -43,14 +43,12 @@ def test_the_command_prints_a_table(esa: Esa, monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(session.Session, "read", counted)
     methods = ("--methods", "preset,streaming-llm")
-    done = esa(*LONGBENCH, *methods, "--out", "rows.jsonl", "--markdown", "data/table.md")
+    done = esa(*LONGBENCH, *methods, "--out", "rows.jsonl")
     assert done.code == 0, done.err
     lines = [line.split() for line in done.out.splitlines()]
     assert lines[0] == ["task", "records", "preset", "streaming-llm"]
     assert lines[1][:4] == ["Qasper", "2", "of", "200"]
     assert lines[3][:6] == ["LongBench", "average", "2", "of", "16", "tasks"]
-    table = Path("data/table.md").read_text()
-    assert table.startswith("| task | records | preset | streaming-llm |")
     assert len(texts) == 4, "both questions of qasper share a reading, for each method"
     rows = [json.loads(line) for line in Path("rows.jsonl").read_text().splitlines()]
     assert [(row["method"], row["task"], row["id"]) for row in rows[1:]] == [
@@ -59,9 +57,9 @@ def test_the_command_prints_a_table(esa: Esa, monkeypatch: pytest.MonkeyPatch) -
         for rest in (("qasper", "a"), ("qasper", "b"), ("lcc", "c"))
     ]
     assert all(row["tokens"] > 100 for row in rows[1:])
-    again = esa(*LONGBENCH, *methods, "--out", "rows.jsonl", "--markdown", "data/table.md")
+    again = esa(*LONGBENCH, *methods, "--out", "rows.jsonl")
     assert again.code == 0, again.err
-    assert len(texts) == 4, "nothing is asked again, and a table takes a table's place"
+    assert len(texts) == 4, "nothing is asked again"
 
 
 def trec_row(name: str, question: str, context: str) -> dict[str, Any]:
@@ -76,7 +74,7 @@ def test_a_record_without_room_is_named_and_the_others_are_asked(esa: Esa, data:
     done = esa(*LONGBENCH, *words)
     assert "preset: trec, b left out: the question and the answer take" in done.err
     assert done.out.splitlines()[1].split()[:4] == ["TREC", "2", "of", "200"]
-    assert "note: preset: trec: 1 left out" in done.out
+    assert "note: left out, for want of room: 1" in done.out
     told = esa(*LONGBENCH, *words, "--json").data
     assert told["complete"]
     (missed,) = told["left_out"]
@@ -128,10 +126,7 @@ def test_no_token_of_a_prompt_is_left_out(esa: Esa, data: Path) -> None:
         (["longbench", "--data", "nowhere"], 3),
         (["longbench", "--data", "data", "--tasks", "qaspr"], 2),
         (["longbench", "--data", "data", "--methods", "streming-llm"], 2),
-        (["longbench", "--data", "data", "--markdown", "no/t.md"], 2),
-        (["longbench", "--data", "data", "--markdown", "data/lcc.jsonl"], 2),
         (["longbench", "--data", "data", "--out", "data/lcc.jsonl"], 2),
-        (["longbench", "--data", "data", "--out", "same.x", "--markdown", "same.x"], 2),
         (["longbench", "--data", "broken"], 3),
     ],
 )

@@ -14,10 +14,8 @@ from command import Esa
 from conftest import ModelFactory, build_step
 from torch import Tensor
 
-from esa_cli.apps.cli.commands.heads_command import check_out, write_preset
 from esa_cli.attention.step import Step
 from esa_cli.attention.window import QueryState
-from esa_cli.errors import EsaError, UsageError
 from esa_cli.evaluation.calibration.retrieval_heads import (
     ALL,
     HeadRecord,
@@ -249,26 +247,6 @@ def test_heads_are_query_heads(kind: str, make_model: ModelFactory, loaded: Load
     assert min(4, 2 * count) <= len(found.chosen) <= min(16, 2 * count)
 
 
-# The preset
-
-
-def test_a_preset_is_written_whole_and_only_over_one_of_its_own(tmp_path: Path) -> None:
-    base, path = tmp_path / "base.yaml", tmp_path / "few.yaml"
-    base.write_text("extends: tiny-random\nwindow:\n  selected: 32\n", "utf-8")
-    with pytest.raises(EsaError):
-        write_preset(path, "no-such-preset", [], ((0, 0),), "")
-    assert [file.name for file in tmp_path.iterdir()] == ["base.yaml"]
-    check_out(path, str(base))
-    write_preset(path, str(base), VOTING, ((0, 0),), "")
-    assert preset.load(str(path)).window.selected == 32
-    check_out(path, str(base))
-    for refused in (base, path.with_suffix(".json")):
-        with pytest.raises(UsageError):
-            check_out(refused, "tiny-random")
-    with pytest.raises(UsageError):
-        check_out(path, str(path))
-
-
 # The command
 
 TINY = ["--preset", "tiny-random", "--device", "cpu", "--dtype", "float32"]
@@ -281,8 +259,8 @@ def esa(surroundings: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     return runner(capsys, "heads")
 
 
-def test_json_and_a_preset(esa: Esa, one_finds: tuple[int, int], tmp_path: Path) -> None:
-    result = esa(*TINY, *FEW, *SHORT, "--json", "--quiet", "--out", "few.yaml")
+def test_json_and_a_setting(esa: Esa, one_finds: tuple[int, int]) -> None:
+    result = esa(*TINY, *FEW, *SHORT, "--json", "--quiet")
     assert (result.code, result.err) == (0, "")
     data = json.loads(result.out)
     assert data["heads"][0] == {
@@ -290,10 +268,11 @@ def test_json_and_a_preset(esa: Esa, one_finds: tuple[int, int], tmp_path: Path)
     }  # fmt: skip
     assert data["chosen"][0] == [1, 2]
     assert (data["hits"], data["all_hits"], data["held_out"]) == (4, 4, 4)
-    assert (data["weak"], data["written"]) == (False, "few.yaml")
+    assert not data["weak"]
     assert data["use"].startswith("--set 'score.heads=[[1,2],")
     assert data["layers"] == 2
-    assert preset.load("./few.yaml").score["heads"] == data["chosen"]
+    setting = data["use"].removeprefix("--set '").removesuffix("'")
+    assert preset.load("tiny-random", [setting]).score["heads"] == data["chosen"]
 
 
 @pytest.mark.parametrize(

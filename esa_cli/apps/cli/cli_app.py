@@ -1,7 +1,8 @@
-"""The root command, and the commands below it, which are imported when they are called."""
+"""Makes the commands of `esa`, each imported when it is called, and reads their arguments."""
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import Annotated, Any
 
@@ -9,6 +10,7 @@ import typer
 import typer.main
 
 from esa_cli.apps.cli.options.command_help import GroupedCommands, PlainCommand, option
+from esa_cli.errors import UsageError
 from esa_cli.version import __version__
 
 GROUPS = {
@@ -18,9 +20,57 @@ GROUPS = {
     "Set up": ("demo", "models", "presets", "plan", "doctor"),
     "Research": ("selftest", "compare", "bench", "methods", "calibrate", "heads", "plugins"),
 }
-"""In the order of `esa --help`. `ask` is the function `ask` of `commands/ask_command.py`, or its
-`app` where it has commands of its own."""
+"""Headings of `esa --help` and their commands. A command is the function of its name in
+`commands/NAME_command.py`, or there a group of commands."""
 COMMANDS = tuple(name for names in GROUPS.values() for name in names)
+FILES = {"collect": "find", "batch": "chat", "mcp": "serve", "doctor": "plan", "heads": "calibrate"}
+FILES |= dict.fromkeys(("presets", "methods", "plugins"), "models")
+FILES |= dict.fromkeys(("compare", "bench"), "selftest")
+"""Commands in the file of another command."""
+
+SHORT = {"--dtype": "dtype=", "--cache": "cache=", "--plugin": "plugin="}
+"""Options that are short for a setting of the run, on every command with `--set`."""
+REPLACED = {
+    "--evidence": "--top N",
+    "--passages": "--top N",
+    "--stdin": "esa batch QUESTIONS.jsonl",
+    "count": "esa collect --count",
+    "sync": "esa ingest --words",
+    "library push": "esa library copy library PLACE",
+    "library export": "esa library copy library FILE.tar",
+    "library pull": "esa library copy PLACE library",
+    "library import": "esa library copy FILE.tar library",
+}
+"""Options and commands of version 0.2, and what to write in their place."""
+
+
+def present_arguments(arguments: list[str]) -> list[str]:
+    """Puts `ask` before a document, and settings in place of the options that are short for them.
+    Raises UsageError: a command or option was replaced."""
+    if not arguments or arguments[0].startswith("-"):
+        return arguments
+    for length in (1, 2):
+        _refuse_replaced(" ".join(arguments[:length]))
+    name, *rest = arguments
+    if name not in COMMANDS and (os.path.lexists(name) or (len(rest) == 1 and "." in name)):
+        name, rest = "ask", arguments
+    end = rest.index("--") if "--" in rest else len(rest)
+    words = list[str]()
+    for word in rest[:end]:
+        option, _, value = word.partition("=")
+        if len(words) > 1 and words[-2] == "--set" and words[-1].endswith("="):
+            words[-1] += word
+        elif option in SHORT and (option, name) != ("--plugin", "methods"):
+            words += ["--set", SHORT[option] + value]
+        else:
+            _refuse_replaced(option)
+            words.append(word)
+    return [name, *words, *rest[end:]]
+
+
+def _refuse_replaced(word: str) -> None:
+    if word in REPLACED:
+        raise UsageError(f"{word} was replaced in version 0.3", f"use {REPLACED[word]}")
 
 
 def root(
@@ -34,8 +84,8 @@ def root(
 
 
 def command(called: str | None = None) -> Any:
-    """The click command of the whole program; where a command is `called`, with this one alone:
-    the others take a tenth of a second to make."""
+    """Makes the click command of the program. Where `called` is a command, only that one is made:
+    the others take a tenth of a second."""
     app = typer.Typer(
         name="esa",
         cls=GroupedCommands,
@@ -48,13 +98,14 @@ def command(called: str | None = None) -> Any:
     app.callback()(root)
     for panel, names in GROUPS.items():
         for name in (name for name in names if called not in COMMANDS or name == called):
-            module: Any = import_module(f"esa_cli.apps.cli.commands.{name}_command")
-            if isinstance(below := vars(module).get("app"), typer.Typer):
-                for information in below.registered_commands:
+            file = FILES.get(name, name)
+            verb = vars(import_module(f"esa_cli.apps.cli.commands.{file}_command"))[name]
+            if isinstance(verb, typer.Typer):
+                for information in verb.registered_commands:
                     information.cls = PlainCommand
-                app.add_typer(below, name=name, rich_help_panel=panel)
+                app.add_typer(verb, name=name, rich_help_panel=panel)
             else:
-                app.command(name, cls=PlainCommand, rich_help_panel=panel)(vars(module)[name])
+                app.command(name, cls=PlainCommand, rich_help_panel=panel)(verb)
     group = typer.main.get_command(app)
     commands: dict[str, Any] = group.commands  # type: ignore[attr-defined]
     order = (name for name in COMMANDS if name in commands)

@@ -1,4 +1,4 @@
-"""Inputs of a command: documents and question of its words, files, questions from a stream."""
+"""Inputs of a command: documents and question of its arguments, questions of a stream."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.errors import UsageError
-from esa_cli.system.progress import WorkShard
+from esa_cli.system.progress import ALL_WORK, WorkShard
 from esa_cli.system.text import has_lone_surrogate
 
 if TYPE_CHECKING:
@@ -18,28 +18,18 @@ Line = str | UsageError
 """A question, or why a line is not one."""
 
 
-def split(
+def split_arguments(
     arguments: Sequence[str], *, library: bool = False, verb: str = "ask"
 ) -> tuple[list[str], str]:
-    """Documents and question; `-` as the question of `ask`: they come on standard input.
-
-    Args:
-        library: no document need be given.
-
-    Raises:
-        UsageError: one of them is missing, or not UTF-8, or standard input is both.
-    """
+    """Divides arguments into documents and the question; with `library` no document need be given.
+    Raises UsageError: a document or the question is missing, or the question is not UTF-8."""
     *documents, question = arguments or [""]
     wrong = ""
-    if question == "-" and "-" in documents:
-        wrong = "standard input (-) must be a document or questions, got both"
-    elif _is_file(question) or (question == "-" and verb != "ask"):
+    if _is_file(question) or question == "-":
         wrong = f"the question is missing: {question} is a document"
-    elif not arguments or not (documents or library):
+    elif not (documents or library) or not question.strip():
         what = "a question" if library else "a document and a question"
-        wrong = f"{what} must be given, got {question!r}" if arguments else f"{what} must be given"
-    elif not question.strip():
-        wrong = "the question must not be empty"
+        wrong = f"{what} must be given, got {question!r}"
     elif has_lone_surrogate(question):
         wrong = "the question must be UTF-8"
     if wrong:
@@ -54,13 +44,11 @@ def _is_file(text: str) -> bool:
         return False
 
 
-def read(
-    names: Sequence[str], reporter: Reporter, shard: WorkShard | None = None
+def read_documents(
+    names: Sequence[str], reporter: Reporter, shard: WorkShard = ALL_WORK
 ) -> GatheredDocuments:
-    """The documents that names, folders and patterns mean, each text once; reports the rest.
-
-    Args:
-        shard: reads the files of this shard only.
+    """Reads the documents of names, folders and patterns, or those of one shard, each text once;
+    reports what is left out.
 
     Raises:
         UsageError: standard input has no shards. UsageError, DocumentError: as `document.gather`.
@@ -68,7 +56,7 @@ def read(
     from esa_cli.documents.document import shard_of, source_files
 
     files = source_files(names)
-    if shard is not None and not shard.whole:
+    if not shard.whole:
         if "-" in names:
             raise UsageError("standard input (-) has no shards", "save it to a file, and name that")
         count, files = len(files.paths), shard_of(files, shard)
@@ -77,7 +65,7 @@ def read(
 
 
 def read_files(files: SourceFiles, reporter: Reporter) -> GatheredDocuments:
-    """As `read`, of files."""
+    """Reads files, each text once, and reports those that are left out."""
     from esa_cli.documents.document import gather
 
     gathered = gather(files).without_copies()
@@ -86,13 +74,13 @@ def read_files(files: SourceFiles, reporter: Reporter) -> GatheredDocuments:
     return gathered
 
 
-def numbered_lines(stream: IO[Any]) -> Iterator[tuple[int, Line]]:
-    """Number and text of every line that is not blank, without waiting for the next; an error in
-    place of a text that is not UTF-8, so that the lines after it are still asked."""
+def number_lines(stream: IO[Any]) -> Iterator[tuple[int, Line]]:
+    """Yields the number and text of each line of a stream that is not blank, without waiting for
+    the next. A line that is not UTF-8 becomes an error, and the other lines are still read."""
     for number, line in enumerate(getattr(stream, "buffer", stream), 1):
         try:
             text = line.decode("utf-8-sig" if number == 1 else "utf-8")
-        except AttributeError:
+        except AttributeError:  # a stream of text
             text = line
         except UnicodeDecodeError:
             hint = "convert the questions first, as with iconv"

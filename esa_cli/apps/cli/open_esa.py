@@ -1,14 +1,13 @@
-"""A loaded `Esa` for commands that ask; it shows progress and refuses documents that do not fit."""
+"""Opens the `Esa` of a command, and shows how its documents are read."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from esa_cli.apps.cli.options.options import ModelOptions
-from esa_cli.apps.cli.output.progress_display import prefill_bar
 from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.documents.document import Document
 from esa_cli.errors import DiskError, UsageError
@@ -24,42 +23,29 @@ if TYPE_CHECKING:
     from esa_cli.qa.reading.reader_choice import ReaderChoice
     from esa_cli.storage.library import Library
 
-WORTH_REMEMBERING = 2048
-"""Tokens that an ingest must have for its speed to say something about the next."""
+MIN_MEASURED_TOKENS = 2048
+"""Tokens of the shortest document whose reading rate is remembered for later estimates."""
 
 
 class PrefillDisplay(IngestEvents):
-    """Shows documents being read, with their rate; keeps the speed for the next estimate.
+    """Shows the progress of reading documents, and remembers the rate for the next estimate.
 
     Args:
-        reads_later: what is opened unread is read after a first answer, which then says so.
-        must_store: a full disk is an error; else a warning, and the document is held in memory.
+        must_store: a full disk is an error; else a warning, and the document stays in memory.
     """
 
-    def __init__(
-        self,
-        planner: Planner,
-        reporter: Reporter,
-        reads_later: bool = False,
-        must_store: bool = True,
-    ) -> None:
-        self.planner, self.reporter, self.reads_later = planner, reporter, reads_later
-        self.must_store = must_store
-        self._bar = ExitStack()
+    def __init__(self, planner: Planner, reporter: Reporter, must_store: bool = True) -> None:
+        self.planner, self.reporter, self.must_store = planner, reporter, must_store
         self._show: Any = None
         self._plan: Any = None
-        self._since, self._first = 0.0, 0
-        self._said = set[str]()
+        self._started, self._resumed_at = 0.0, 0
+        self._warned = set[str]()
 
     def found(self, book: Book) -> None:
-        if not self.reporter.is_brief and book.entry is not None:
-            self.reporter.note(f"esa: {book.document.name} was read before ({book.entry.id})")
-        self._say_missing(book.document)
+        self._warn_missing(book.document)
 
     def unread(self, document: Document, tokens: int) -> None:
-        if not self.reads_later and not self.reporter.is_brief:
-            self.reporter.note(f"esa: {document.name}: {tokens:,} tokens, asked without being read")
-        self._say_missing(document)
+        self._warn_missing(document)
 
     def unstored(self, document: Document, error: DiskError) -> bool:
         self.reporter.settle()
@@ -69,37 +55,35 @@ class PrefillDisplay(IngestEvents):
 
     def started(self, document: Document, tokens: int, stored_bytes: int | None) -> None:
         self._plan = self.planner.plan(tokens)
-        where = "" if stored_bytes is None else f", {size_text(stored_bytes)} in the library"
-        self.reporter.note(f"esa: {document.name}: {tokens:,} tokens{where}")
-        self._say_missing(document)
-        bar = prefill_bar(self.reporter, tokens, self._plan.seconds)
-        self._show = self._bar.enter_context(bar)
-        self._since, self._first = time.perf_counter(), 0
+        stored = "" if stored_bytes is None else f", {size_text(stored_bytes)} in the library"
+        self.reporter.note(f"esa: {document.name}: {tokens:,} tokens{stored}")
+        self._warn_missing(document)
+        self._show = self.reporter.prefill_progress(tokens, self._plan.seconds)
+        self._started, self._resumed_at = time.perf_counter(), 0
 
     def progress(self, done: int, total: int) -> None:
-        self._first = self._first or done
+        self._resumed_at = self._resumed_at or done
         self._show(done, total)
         if done == total:
-            spent = time.perf_counter() - self._since
-            self.finished()
-            if total >= WORTH_REMEMBERING >= self._first:  # not resumed: one piece at most
-                self.planner.remember(self._plan, spent)
+            seconds = time.perf_counter() - self._started
+            self.reporter.settle()
+            if total >= MIN_MEASURED_TOKENS >= self._resumed_at:
+                self.planner.remember(self._plan, seconds)
 
     def waiting(self) -> None:
         self.reporter.note("esa: waiting for another esa that reads the same document", dim=False)
 
     def finished(self) -> None:
-        self._bar.close()
+        self.reporter.settle()
 
-    def _say_missing(self, document: Document) -> None:
-        """Says what the document lacks; it may be asked first and read then."""
-        if not self.reporter.is_brief:
-            for text in document.missing:
-                self._warn_once(f"esa: {document.name}: {text}")
+    def _warn_missing(self, document: Document) -> None:
+        """Warns once of what could not be extracted from a document."""
+        for text in () if self.reporter.is_brief else document.missing:
+            self._warn_once(f"esa: {document.name}: {text}")
 
     def _warn_once(self, text: str) -> None:
-        if text not in self._said:
-            self._said.add(text)
+        if text not in self._warned:
+            self._warned.add(text)
             self.reporter.warn(text)
 
 
@@ -113,15 +97,13 @@ def opened(
     rows: str = "int8",
     library: Library | None = None,
     reader: ReaderChoice | None = None,
-    reads_later: bool = False,
 ) -> Iterator[Esa]:
-    """A loaded model that finds documents in the user's library.
+    """Loads the model of a preset, and closes it at the end of the block.
 
     Args:
-        keep: whether what is not there is stored there; None: what is read for an index is, which
-            is small and takes long to read. rows: how; see `api.Esa`.
-        library: another than the user's. reader: another model that words the answers; None: the
-            preset's, if it has one. reads_later: see `PrefillDisplay`.
+        keep: whether documents are stored in the library; None: their token indexes alone, which
+            are small and take long to make. rows: precision of stored KV caches; see `api.Esa`.
+        library: None: the user's. reader: what words the answers; None: what the preset names.
 
     Raises UsageError: documents cannot be stored. PresetError, ModelError, ResourceError.
     ReaderError: the reader's server cannot be used."""
@@ -141,7 +123,7 @@ def opened(
     if stores and keep is None and not library.writable:
         reporter.warn(f"esa: documents are not stored: {library.root} cannot be written")
         stores = False
-    display = PrefillDisplay(ready.planner, reporter, reads_later, must_store=keep is not None)
+    display = PrefillDisplay(ready.planner, reporter, must_store=keep is not None)
     with (
         quiet_transformers(imported=False),
         Esa.of(
@@ -153,4 +135,4 @@ def opened(
         try:
             yield esa
         finally:
-            display.finished()
+            reporter.settle()

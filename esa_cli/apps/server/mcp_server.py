@@ -155,7 +155,7 @@ class DocumentTools:
         self._preset, self._model, self._reporter = preset, model, reporter
 
     def find(self, arguments: FindArguments, job: Job) -> Result:
-        from esa_cli.apps.cli.passage_books import PassageBooks
+        from esa_cli.apps.cli.document_search import PassageBooks
         from esa_cli.qa.presets.adapter_files import for_finding
 
         library = self.documents.library or Library()

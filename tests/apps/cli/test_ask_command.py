@@ -53,7 +53,7 @@ def test_an_answer_is_shown_where_its_report_finds_no_room(
 def test_json_is_one_object_with_everything_in_it(esa: Esa, note: str) -> None:
     result = esa(
         "ask", note, "When?", *TINY, "--json", "--quiet", "--max-new-tokens", "5",
-        "--position", "contiguous", "--set", "window.selected=32",
+        "--set", "position.name=contiguous", "--set", "window.selected=32",
     )  # fmt: skip
     data = json.loads(result.out)
     assert set(data) == {

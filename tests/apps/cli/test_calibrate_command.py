@@ -32,12 +32,12 @@ def esa(
 
 
 def test_the_command_from_a_text_to_an_answer(esa: Esa, tmp_path: Path) -> None:
-    command = ["calibrate", "note.md", *TINY, "--rank", "6", "--fit", "epochs=2", "--k", "8"]
+    command = ["calibrate", "note.md", *TINY, "--rank", "6", "--k", "8"]
     command += ["--k", "999", "--out", "maps.safetensors"]
     code, out, err = esa(*command)
     assert code == 0, err
     table = [line.split() for line in out.splitlines()]
-    assert [row[0] for row in table[1:4]] == ["0", "1", "mean"]
+    assert [row[0] for row in table[1:5]] == ["0", "1", "mean", "mean"]
     assert "--set compressor.name=learned --set compressor.file=maps.safetensors" in err
     data = json.loads(esa(*command, "--json", "-q")[1])
     assert (data["model"], data["preset"], data["for"]) == ("random:llama", "tiny-random", "esa")
@@ -70,8 +70,6 @@ def test_the_command_from_a_text_to_an_answer(esa: Esa, tmp_path: Path) -> None:
     [
         (["nosuch.md"], 3),
         (["note.md", "--method", "lerned"], 2),
-        (["note.md", "--fit", "epochs=-1"], 2),
-        (["note.md", "--fit", "speed=1"], 2),
         (["note.md", "--out", "nosuch/maps.safetensors"], 2),
         (["note.md", "--for", "qest"], 2),
         (["note.md", "--out", "note.md"], 2),

@@ -36,9 +36,7 @@ def test_selftest_prints_tables_and_writes_what_was_asked_for(esa: Esa, tmp_path
         (method, length) for method in methods.split(",") for length in (900, 1200)
     }
     assert len(asked) == 8
-    assert (
-        "reading: shared (first and local tokens of the preset): preset, streaming-llm" in done.out
-    )
+    assert "reading: shared: preset, streaming-llm" in done.out
 
 
 @pytest.mark.usefixtures("short_answers")

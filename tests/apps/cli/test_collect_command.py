@@ -38,7 +38,7 @@ def test_json_csv_and_lines_have_the_same_places(run: Esa) -> None:
     data = run("collect", "story.txt", QUESTION, *ALL, "--json", "-q").data
     assert set(data) == {
         "question", "count", "distinct", "caveat", "places", "coverage", "documents", "left_out",
-        "model", "reader", "preset", "seconds",
+        "model", "reader", "preset",
     }  # fmt: skip
     places = data["places"]
     assert data["count"] == len(places)

@@ -70,7 +70,7 @@ def test_an_unread_document_is_searched_by_words_without_a_model(run: Esa) -> No
 def test_the_json_object(run: Esa) -> None:
     data = run("find", "gate.txt", "boat.txt", WORDS, "--json", "--top", "1").data
     assert set(data) == {
-        "passages", "read", "documents", "left_out", "model", "preset", "timing",
+        "passages", "read", "documents", "left_out", "model", "preset",
     }  # fmt: skip
     (passage,) = data["passages"]
     assert set(passage) == {
@@ -80,7 +80,6 @@ def test_the_json_object(run: Esa) -> None:
     assert passage["score"] > 2
     assert (data["read"], data["model"], data["preset"]) == (False, None, "tiny-random")
     assert [one["read"] for one in data["documents"]] == [False, False]
-    assert set(data["timing"]) == {"open_s", "find_s"}
 
 
 @pytest.mark.usefixtures("no_model")
@@ -99,7 +98,7 @@ def test_every_place_and_every_file_with_the_word_as_grep_has_them(run: Esa, whe
         texts[f"town/{number}.txt"] = f"File {number}. {text}"
         Path(f"town/{number}.txt").write_text(texts[f"town/{number}.txt"])
     if where == "library":
-        assert run("sync", "town").code == 0
+        assert run("ingest", "--words", "town").code == 0
     named = {"files": sorted(texts), "folder": ["town"], "library": ["--library"]}[where]
     having = {name for name, text in texts.items() if "Daniel" in text}
     files = run("find", *named, "daniel", "--files", "-q").out.splitlines()
@@ -131,7 +130,6 @@ def test_a_document_in_the_library_is_found_by_its_index(run: Esa) -> None:
     (entry,) = Library().entries()
     done = run("find", "gate.txt", "boat.txt", "zeppelin", "--json")
     assert done.code == 0, done.err
-    assert "was read before" in done.err
     assert "words alone: boat.txt;" in done.err
     documents = [(one["name"], one["read"], one["id"]) for one in done.data["documents"]]
     assert documents == [("gate.txt", True, entry.id), ("boat.txt", False, None)]
@@ -148,7 +146,7 @@ def test_a_document_is_read_first_where_it_is_told(run: Esa) -> None:
 
 
 def test_the_library_is_searched(run: Esa) -> None:
-    fail(run("find", "--library", WORDS), 2, "the library has no document")
+    fail(run("find", "--library", WORDS), 2, "the library has no documents")
     assert run("ingest", "gate.txt", "--set", "answer.finder=null").code == 0
     Path("gate.txt").unlink()
     by_words = run("find", "--library", WORDS, "--json")

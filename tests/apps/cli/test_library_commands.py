@@ -31,7 +31,7 @@ def run(library: Library, capsys: pytest.CaptureFixture[str]) -> Run:
     """Runs a command as `__main__` does; what it printed."""
 
     def call(*arguments: str) -> str:
-        group = typer.main.get_command(commands.app)
+        group = typer.main.get_command(commands.library)
         with group.make_context("esa library", list(arguments)) as context:
             group.invoke(context)
         return capsys.readouterr().out

@@ -15,8 +15,7 @@ import pytest
 from cli_fixtures import cache, esa, note, surroundings
 from command import ROOT, TINY, Esa, fail, listen
 
-from esa_cli.apps.cli.cli_app import GROUPS, command
-from esa_cli.apps.cli.former_names import present_arguments
+from esa_cli.apps.cli.cli_app import GROUPS, REPLACED, command, present_arguments
 from esa_cli.apps.cli.options.options import ModelOptions
 
 __all__ = ["cache", "esa", "note", "surroundings"]
@@ -51,28 +50,30 @@ def test_the_reference_is_that_of_the_help() -> None:
 
 
 @pytest.mark.parametrize(
-    ("former", "present"),
+    ("words", "expected"),
     [
-        ("count a.txt Q --list", "collect --count a.txt Q"),
-        ("sync town --prune-all", "ingest --words town --prune --yes"),
-        ("sync town --read", "ingest town"),
-        ("ask a.txt --stdin --top=2", "ask a.txt --top=2 -"),
-        ("ask a Q --score=sum", "ask a Q --set answer.from=rows --set score.name=sum"),
-        ("ask a Q --selector topk", "ask a Q --set answer.from=rows --set selector.name=topk"),
-        ("batch q --evidence=4", "batch q --top 4"),
-        ("library push /x id", "library copy library /x id"),
-        ("library export -o a.tar", "library copy library a.tar"),
-        ("library import a.tar", "library copy a.tar library"),
         ("ask a Q --answer span --dtype int8", "ask a Q --answer span --set dtype=int8"),
-        ("chat a --answer=span --plugin=a.py", "chat a --set answer.form=span --set plugin=a.py"),
+        ("chat a --plugin=a.py --cache disk", "chat a --set plugin=a.py --set cache=disk"),
         ("methods --plugin a.py", "methods --plugin a.py"),
         ("ask a Q -- --evidence", "ask a Q -- --evidence"),
         ("note.md Q", "ask note.md Q"),
         ("aks", "aks"),
     ],
 )
-def test_former_names_become_those_of_today(former: str, present: str) -> None:
-    assert present_arguments(former.split()) == present.split()
+def test_short_options_are_settings_and_a_document_is_asked(words: str, expected: str) -> None:
+    assert present_arguments(words.split()) == expected.split()
+
+
+@pytest.mark.parametrize("words", [name for name in REPLACED if name[0] != "-"])
+def test_replaced_commands_name_the_present_ones(esa: Esa, words: str) -> None:
+    fail(esa(*words.split(), "a.txt"), 2, REPLACED[words])
+
+
+def test_replaced_options_name_the_present_ones(esa: Esa) -> None:
+    known = {name for _, one in COMMANDS for param in one.params for name in param.opts}
+    for name in (name for name in REPLACED if name[0] == "-"):
+        assert name not in known
+        fail(esa("ask", "note.md", "Who?", f"{name}=4"), 2, REPLACED[name])
 
 
 def test_settings_of_the_run_are_no_settings_of_the_preset() -> None:
@@ -81,7 +82,6 @@ def test_settings_of_the_run_are_no_settings_of_the_preset() -> None:
     assert options.settings == ["window.chunk=2", "x"]
     assert (options.dtype, options.cache) == ("int8", "disk")
     assert [str(path) for path in options.plugins or ()] == ["c.py", "a.py", "b.py"]
-    assert options.overrides() == options.settings
 
 
 def start(*arguments: str) -> subprocess.Popen[str]:

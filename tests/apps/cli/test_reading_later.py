@@ -97,9 +97,7 @@ def test_the_answer_comes_at_once_and_again_after_reading(
     assert len(place) == 1
     assert [n < place[0] for n in passages] == [True] * 3 + [False] * 3
     assert place[0] < marked < passages[3]
-    assert "asked without being read" not in done.err
     assert "reading" in "".join(said[place[0] + 1 : marked])
-    assert "tokens read in" in said[-2]
     assert said[-1] == "esa: wrote page.html"
     assert "At nine." in Path("page.html").read_text("utf-8")
     (entry,) = Library().entries()
@@ -107,7 +105,6 @@ def test_the_answer_comes_at_once_and_again_after_reading(
     again = run(*ASK)
     assert again.out == "At nine.\n"
     assert NOT_YET not in again.err
-    assert f"gate.txt was read before ({entry.id})" in again.err
 
 
 @pytest.mark.usefixtures("terminal")
@@ -159,7 +156,6 @@ def test_never_asks_the_words_alone(run: Run) -> None:
     (document,) = done.data["documents"]
     assert (done.data["read"], document["read"], document["read_s"]) == (False, False, 0)
     assert done.data["timing"]["ingest_tokens_per_s"] == 0
-    assert "asked without being read" in done.err
     assert not Path("library").exists()
     assert run("ingest", "gate.txt").code == 0
     assert run(*ASK, "--read", "never", "--json").data["read"], "what is there is used"

@@ -56,7 +56,6 @@ def test_plugins_commands(esa: Esa, tmp_path: Path) -> None:
     closed_form = parts["compressor", "closed-form"]
     assert closed_form["origin"].startswith("esa_cli.attention.")
     assert closed_form["settings"].startswith("rank=48")
-    assert esa("plugins", "list").out == esa("methods").out
     written = esa("plugins", "new", "cli-test-new", "--folder", str(tmp_path))
     file = written.out.splitlines()[0]
     assert esa("plugins", "check", file).code == 0
@@ -120,12 +119,12 @@ def test_each_step_is_explained_and_nothing_is_left_behind(esa: Esa) -> None:
     done = esa("demo", "--questions", "2", *TINY)
     assert done.code == 0
     assert done.out.startswith("esa demo: questions about a chronicle of 275 words (1.3 KiB)")
-    assert "\n1. The model, random:llama, is loaded;" in done.out
-    length = r"^   1,3\d\d tokens, 2\.\d times the model's window of 512; read in \d+\.\d s\.$"
+    window = r"2\.\d times the model's window of 512, read once in \d+\.\d s$"
+    length = rf"^random:llama: 1,3\d\d tokens, {window}"
     assert re.search(length, done.out, re.M)
     assert done.out.count("\n  chronicle.md, line 1") == 2
     assert done.out.count(f"\n{ASKED}\n") == 1
-    verdict = r"^[012] of 2 right, in .* \(loading .*, reading .*, answering .*\)\.$"
+    verdict = r"^[012] of 2 right, in .* s\.$"
     assert re.search(verdict, done.out, re.M)
     assert "\nThe chronicle is not kept." in done.out
     assert "\nesa: chronicle.md: 1,3" in done.err

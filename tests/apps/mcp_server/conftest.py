@@ -34,7 +34,7 @@ def filled(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.setenv("ESA_LIBRARY", str(folder / "library"))
         files = [str(folder / name) for name in ("gate.txt", "pages.html")]
         assert main(["ingest", *TINY, "--quiet", *files]) == 0
-        assert main(["sync", str(folder / "synced"), "--quiet"]) == 0
+        assert main(["ingest", "--words", str(folder / "synced"), "--quiet"]) == 0
     return folder
 
 

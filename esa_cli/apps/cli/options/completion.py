@@ -9,17 +9,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable
 
 _PLAIN = re.compile(r"[\w./@%+=,][\w./@%+=,-]*")
 
 
-def _beginning(names: Iterable[str], incomplete: str) -> list[str]:
-    return [name for name in names if name.startswith(incomplete)]
-
-
 def documents(incomplete: str) -> list[str]:
-    """Names of stored documents, and ids that begin so."""
+    """Offers names of stored documents, and ids where a name is not plain or unique."""
     from esa_cli.errors import EsaError
     from esa_cli.storage.library import manifest
     from esa_cli.storage.library.disk import LibraryPaths, default_root
@@ -33,21 +28,22 @@ def documents(incomplete: str) -> list[str]:
     times = Counter(known.values())
     plain = {name for name in times if times[name] == 1 and _PLAIN.fullmatch(name)}
     ids = [key[:12] for key, name in sorted(known.items()) if incomplete or name not in plain]
-    return _beginning((*sorted(plain), *ids), incomplete)
+    return [name for name in (*sorted(plain), *ids) if name.startswith(incomplete)]
 
 
 def models(incomplete: str) -> list[str]:
-    """Names of known models."""
+    """Offers names of known models."""
     from esa_cli.qa.presets.preset_files import known_models
 
-    return _beginning(known_models(), incomplete)
+    return [name for name in known_models() if name.startswith(incomplete)]
 
 
 def presets(incomplete: str) -> list[str]:
-    """Names of presets."""
+    """Offers names of presets."""
     from esa_cli.qa.presets.preset_files import available
 
     try:
-        return _beginning(filter(_PLAIN.fullmatch, sorted(available())), incomplete)
+        names = sorted(filter(_PLAIN.fullmatch, available()))
     except OSError:
         return []
+    return [name for name in names if name.startswith(incomplete)]

@@ -10,14 +10,15 @@ import inspect
 import json
 import os
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from esa_cli.apps.cli.options import completion
+from esa_cli.apps.cli.options import completion, output_paths
 from esa_cli.apps.cli.options.command_help import option
 from esa_cli.errors import UsageError
 from esa_cli.system.progress import WorkShard
@@ -31,23 +32,6 @@ DEFAULT_PRESET = "default"
 RUN_SETTINGS = ("dtype", "cache", "plugin")
 """Settings that `--set` takes and that are of one run, not of a preset."""
 
-Preset = Annotated[
-    str,
-    option(
-        "--preset -p NAME",
-        "A name from `esa presets list`, or a YAML file.",
-        autocompletion=completion.presets,
-    ),
-]
-Model = Annotated[
-    str | None,
-    option(
-        "--model -m REF",
-        "What words the answers or runs the method: a hub id, folder, .gguf file or wheel, or "
-        "a name from `esa models list --known`.",
-        autocompletion=completion.models,
-    ),
-]
 Set = Annotated[
     list[str] | None,
     option(
@@ -56,93 +40,69 @@ Set = Annotated[
         "plugin. Repeatable.",
     ),
 ]
-Plugin = Annotated[
-    list[Path] | None, option("--plugin FILE", "Run a plugin file first. Repeatable.")
-]
-Device = Annotated[str, option("--device NAME", "auto, cpu, cuda, cuda:1 or mps.")]
 Method = Annotated[
     str | None,
-    option("--method NAME", "Answer from rows by a whole method, by its name in `esa methods`."),
+    option("--method NAME", "Answer from the KV cache, by a method that `esa methods` lists."),
 ]
-Methods = Annotated[
-    str,
-    option(
-        "--methods NAME,...",
-        "Names from `esa methods`, with commas; `preset`: the preset as it is.",
-    ),
-]
-MethodsOrDefault = Annotated[
-    str | None,
-    option(
-        "--methods NAME,...",
-        "Names from `esa methods`, with commas; `preset`: the preset's selection of stored "
-        "rows; `text`: its answers from text. Default: preset, and text where it answers so.",
-    ),
-]
-MaxTokens = Annotated[
-    int | None, option("--max-new-tokens N", "The longest answer, in tokens.", min=1)
-]
-
-
-def _temperature(value: float | None) -> float | None:
-    """The option's value. Raises UsageError: logits cannot be divided by it."""
-    from esa_cli.qa.presets.preset import TEMPERATURES, valid_temperature
-
-    if value is not None and not valid_temperature(value):
-        raise UsageError(
-            f"--temperature must be {TEMPERATURES}, got {value}", "leave it out for the preset's"
-        )
-    return value
-
-
-Temperature = Annotated[
-    float | None,
-    option("--temperature T", "0: always the likeliest word.", min=0.0, callback=_temperature),
-]
-Seed = Annotated[int | None, option("--seed N", "Makes sampling repeatable.", min=0, max=2**63 - 1)]
-TimeLimit = Annotated[
-    float | None, option("--time-limit MINUTES", "Begin nothing after so long.", min=0)
-]
-Out = Annotated[Path | None, option("--out FILE", "JSON lines; an existing file is continued.")]
+MaxTokens = Annotated[int | None, option("--max-new-tokens N", "Longest answer, in tokens.", min=1)]
 Keep = Annotated[
     bool | None,
     option(
         "--keep/--no-keep", "Store documents in the library, or not; by default their token index."
     ),
 ]
-Yes = Annotated[bool, option("--yes -y", "Do not ask.")]
-Json = Annotated[bool, option("--json", "Print one JSON object.")]
-Quiet = Annotated[bool, option("--quiet -q", "Show no progress.")]
+Yes = Annotated[bool, option("--yes -y", "Remove without asking.")]
+Json = Annotated[bool, option("--json", "Print the result as one JSON object.")]
+Quiet = Annotated[bool, option("--quiet -q", "Show warnings alone, no progress.")]
+Shard = Annotated[
+    str | None, option("--shard K/N", "Do only the K-th of N parts of the work, as 3/16.")
+]
 
 
 @dataclass(frozen=True)
 class ModelOptions:
     """The preset, changes of its settings, and where and how its model runs.
 
-    `dtype`, `cache` and `plugins` are no options: `--set` has them, too.
+    `dtype`, `cache` and `plugins` are settings of `--set`, not options.
     """
 
-    preset: Preset = DEFAULT_PRESET
-    model: Model = None
+    preset: Annotated[
+        str,
+        option(
+            "--preset -p NAME",
+            "A name from `esa presets list`, or a YAML file.",
+            autocompletion=completion.presets,
+        ),
+    ] = DEFAULT_PRESET
+    model: Annotated[
+        str | None,
+        option(
+            "--model -m REF",
+            "What words the answers or runs the method: a hub id, folder, .gguf file or wheel, or "
+            "a name from `esa models list --known`.",
+            autocompletion=completion.models,
+        ),
+    ] = None
     settings: Set = None
     plugins: list[Path] | None = None
-    device: Device = "auto"
+    device: Annotated[
+        str, option("--device NAME", "Device of the model: auto, cpu, cuda, cuda:1 or mps.")
+    ] = "auto"
     dtype: str = "auto"
     cache: str = "auto"
 
     def __post_init__(self) -> None:
-        settings, plugins, run = list[str](), list(self.plugins or ()), dict[str, Any]()
+        changes: dict[str, Any] = {"settings": [], "plugins": [*(self.plugins or ())]}
         for setting in self.settings or ():
             key, equals, value = setting.partition("=")
             if key not in RUN_SETTINGS or not equals:
-                settings.append(setting)
+                changes["settings"].append(setting)
             elif key == "plugin":
-                plugins.append(Path(value))
+                changes["plugins"].append(Path(value))
             else:
-                run[key] = value
-        run |= {"settings": settings, "plugins": plugins}
-        for name in run:
-            object.__setattr__(self, name, run[name])
+                changes[key] = value
+        for name, value in changes.items():
+            object.__setattr__(self, name, value)
 
     @property
     def place(self) -> ModelPlace:
@@ -151,46 +111,55 @@ class ModelOptions:
 
         return ModelPlace.of(self.device, self.dtype, self.cache)
 
-    def overrides(self, more: Sequence[str] = ()) -> list[str]:
-        """`key=value` texts for `preset.load`: --model, `more`, --set."""
-        model = [] if self.model is None else [f"model={json.dumps(self.model)}"]
-        return [*model, *more, *(self.settings or [])]
-
-    def load_preset(self, method: str | None = None, more: Sequence[str] = ()) -> LoadedPreset:
+    def load_preset(self, method: str | None = None, settings: Sequence[str] = ()) -> LoadedPreset:
         """Runs the plugin files, and loads the preset with the settings of the command line.
 
         Args:
-            method: a whole method over the preset, one that is not made for one length.
-            more: as for `overrides`.
+            method: a whole method over the preset. settings: texts that --set can change again.
 
-        Raises:
-            PluginError, PresetError, ModelError: the preset's model is no reference.
-            UsageError: no such method, or it is made for one length.
-        """
+        Raises PluginError, PresetError. ModelError: the preset's model is no reference. UsageError:
+        no such method, or it is made for one length."""
         load_plugins(self.plugins)
         from esa_cli.models import parse_reference
         from esa_cli.qa.presets.preset import load
-        from esa_cli.qa.presets.preset_files import known_models
 
-        chosen = load(self.preset, self.overrides(more))
+        model = [] if self.model is None else [f"model={json.dumps(self.model)}"]
+        chosen = load(self.preset, [*model, *settings, *(self.settings or [])])
         if method is not None:
             from esa_cli.qa.presets.resolved_preset import for_length
 
             chosen = for_length(method, chosen, 0)
         parse_reference(chosen.model)
-        if self.preset != chosen.name and self.preset in known_models():
-            from esa_cli.apps.cli.output.terminal import Reporter
-
-            way = f"--preset {chosen.name} --model {self.preset}"
-            Reporter().warn(f"esa: {self.preset} is a model now, not a preset: use {way}")
         return chosen
 
     def method_preset(self) -> LoadedPreset:
-        """As `load_preset`, for commands that run methods: --model is the model that they run in,
-        in every preset."""
+        """Loads the preset for commands that run methods, which run in the --model of any
+        preset."""
         from esa_cli.qa.presets.preset import by_its_model
 
         return by_its_model(self.load_preset())
+
+
+@dataclass(frozen=True)
+class DocumentOptions:
+    """Options of commands that ask documents or search in them."""
+
+    library: Annotated[
+        bool, option("--library", "Search the library's documents, too, or alone.")
+    ] = False
+    keep: Keep = None
+    as_json: Json = False
+    quiet: Quiet = False
+
+
+def _check_temperature(value: float | None) -> float | None:
+    """Returns the option's value. Raises UsageError: logits cannot be divided by it."""
+    from esa_cli.qa.presets.preset import TEMPERATURES, valid_temperature
+
+    if value is None or valid_temperature(value):
+        return value
+    hint = "leave it out for the preset's"
+    raise UsageError(f"--temperature must be {TEMPERATURES}, got {value}", hint)
 
 
 @dataclass(frozen=True)
@@ -198,15 +167,24 @@ class GenerationOptions:
     """Settings of generation; None takes the preset's."""
 
     max_new_tokens: MaxTokens = None
-    temperature: Temperature = None
-    seed: Seed = None
+    temperature: Annotated[
+        float | None,
+        option(
+            "--temperature T",
+            "Temperature of sampling; 0 takes the most probable token.",
+            callback=_check_temperature,
+        ),
+    ] = None
+    seed: Annotated[
+        int | None,
+        option(
+            "--seed N", "Seed of sampling, which makes answers repeatable.", min=0, max=2**63 - 1
+        ),
+    ] = None
 
-    def arguments(self) -> dict[str, Any]:
-        """Keyword arguments for `Esa.ask`."""
+    def ask_arguments(self) -> dict[str, Any]:
+        """Returns keyword arguments for `Esa.ask`."""
         return asdict(self)
-
-
-TIMEOUT = "ESA_READER_TIMEOUT"
 
 
 @dataclass(frozen=True)
@@ -221,11 +199,10 @@ class ReaderOptions:
             "sent, and its model (its first by default), or a model as for --model.",
         ),
     ] = None
-    answer: str | None = None
 
     @property
-    def _server(self) -> tuple[str | None, str | None]:
-        """The reader without a model of the server, and that model."""
+    def address_and_model(self) -> tuple[str | None, str | None]:
+        """The reader's name or address, and the model that --reader names on a server."""
         from esa_cli.qa.presets.preset_files import is_address
 
         if self.reader is None or not is_address(self.reader):
@@ -234,151 +211,156 @@ class ReaderOptions:
         return address, model or None
 
     @property
-    def dependencies(self) -> dict[str, str | None]:
+    def answer_dependencies(self) -> dict[str, str | None]:
         """What answers depend on besides the preset; empty without a reader."""
-        return {} if self.reader is None else {"reader_model": self._server[1]}
+        return {} if self.reader is None else {"reader_model": self.address_and_model[1]}
 
     def reader_choice(self) -> ReaderChoice | None:
-        """The reader that is named, not opened yet.
-
-        Raises:
-            UsageError, PresetError, ModelError: there cannot be one of this name.
-        """
-        reader, model = self._server
-        if reader is None:
+        """Returns the reader of --reader, which is not opened yet. Raises UsageError, PresetError,
+        ModelError: there cannot be one of this name."""
+        address, model = self.address_and_model
+        if address is None:
             return None
         from esa_cli.qa.presets.preset_files import is_address
         from esa_cli.qa.reading.reader_choice import ReaderChoice
 
-        seconds = os.environ.get(TIMEOUT) if is_address(reader) else None
+        seconds = os.environ.get("ESA_READER_TIMEOUT") if is_address(address) else None
         try:
             timeout = float(seconds) if seconds else None
         except ValueError:
-            raise UsageError(f"{TIMEOUT} must be seconds, got {seconds}", "as 600") from None
-        return ReaderChoice.of(reader, model, timeout)
+            wrong = f"$ESA_READER_TIMEOUT must be seconds, got {seconds}"
+            raise UsageError(wrong, "for example: ESA_READER_TIMEOUT=600") from None
+        return ReaderChoice.of(address, model, timeout)
 
     def load_preset(
-        self, model: ModelOptions, method: str | None = None, asked_by: str | None = None
+        self,
+        model: ModelOptions,
+        method: str | None = None,
+        *,
+        form: str | None = None,
+        later_method: str | None = None,
     ) -> LoadedPreset:
-        """`ModelOptions.load_preset` with these settings below those of --set.
+        """Loads the preset of `model` with --reader and --answer, which --set can change again.
 
         Args:
-            asked_by: a method that will be applied to the preset later.
+            method: as for `ModelOptions.load_preset`. form: the value of --answer.
+            later_method: a method that is applied when the documents are known.
 
-        Raises:
-            UsageError: they are of passages, and answers come from rows.
-        """
-        reader, form = self._server[0], self.answer
+        Raises UsageError: the options need passages, and answers come from the KV cache."""
+        address = self.address_and_model[0]
         settings = [] if form is None else [f"answer.form={json.dumps(form)}"]
-        if reader is not None:
-            settings += [f"answer.reader={json.dumps(reader)}", "answer.from=text"]
+        if address is not None:
+            settings += [f"answer.reader={json.dumps(address)}", "answer.from=text"]
         chosen = model.load_preset(method, settings)
+        name = f"--answer {form}" if form else f"--reader {self.reader}"
         if form is not None and chosen.answer.reader is not None:
-            raise UsageError(
-                f"--answer {form} is of the model that finds, and {chosen.answer.reader} "
-                "words answers in its own way",
-                "leave out --answer, or --model and --reader",
-            )
-        options = {"--answer": form, "--reader": self.reader}
-        option = next((f"{name} {value}" for name, value in options.items() if value), None)
-        if option and (asked_by or chosen.answer.source == "rows"):
-            rows = f"--method {asked_by}" if asked_by else f"preset {chosen.name}"
-            raise UsageError(
-                f"{option} needs answers from passages, and {rows} answers from the rows it "
-                "selects",
-                "add --set answer.from=text, and name no method or part of one",
-            )
+            hint = "leave out --answer, or --model and --reader"
+            wrong = f"{name} is of the model that finds, and {chosen.answer.reader} words answers"
+            raise UsageError(wrong, hint)
+        if (form or self.reader) and (later_method or chosen.answer.source == "rows"):
+            way = f"--method {later_method}" if later_method else f"preset {chosen.name}"
+            wrong = f"{name} needs answers from passages, and {way} answers from the KV cache"
+            raise UsageError(wrong, "add --set answer.from=text, and name no method")
         return chosen
 
 
 @dataclass(frozen=True)
-class AnswerOptions(ReaderOptions):
-    """The form of answers, and what words them."""
-
-    answer: Annotated[
-        Literal["auto", "span", "text"] | None,
-        option(
-            "--answer auto|span|text",
-            "span: a quotation; text: in free words; auto: as the question asks for.",
-        ),
-    ] = None
-
-
-Shard = Annotated[
-    str | None, option("--shard K/N", "Only the K-th of N parts of the work, as 3/16; see --join.")
-]
-
-
-@dataclass(frozen=True)
 class ShardOptions:
-    """The shard of a command that writes rows, and files with rows of other shards."""
+    """The part of a command's rows that is computed here, and files with the other parts."""
 
     shard: Shard = None
     join: Annotated[
         list[Path] | None,
-        option("--join FILE", "Take the rows of this --out of a shard first. Repeatable."),
+        option("--join FILE", "Take the rows that a shard wrote to its --out. Repeatable."),
     ] = None
 
-    def check(self, out: Path | None) -> WorkShard:
-        """The shard. Raises UsageError: it is none, or a file to join is missing or is --out."""
+    def parse_shard(self, out: Path | None) -> WorkShard:
+        """Returns the shard. Raises UsageError: --shard is not K/N, --out cannot be written, or a
+        file of --join is missing or is --out."""
         for path in self.join or ():
             if not path.is_file():
                 raise UsageError(f"--join must be a file, got {path}", "name the --out of a shard")
-        from esa_cli.apps.cli.options.output_paths import spare
-
-        spare("--out", out, map(str, self.join or ()), "one of the files of --join")
+        joined = map(str, self.join or ())
+        output_paths.check("--out", out, joined, "one of the files of --join")
         return WorkShard.parse(self.shard)
 
 
+@dataclass(frozen=True)
+class RowOptions(ShardOptions):
+    """The options of commands that write rows by method."""
+
+    methods: Annotated[
+        str | None,
+        option(
+            "--methods NAME,...",
+            "Names from `esa methods`, with commas; `preset`: the preset's selection of stored "
+            "rows; `text`: its answers from text. Default: preset, and text where it answers so.",
+        ),
+    ] = None
+    time_limit: Annotated[
+        float | None, option("--time-limit MINUTES", "Stop asking after so many minutes.", min=0)
+    ] = None
+    out: Annotated[
+        Path | None,
+        option("--out FILE", "Write rows as JSON lines; an existing file is continued."),
+    ] = None
+    as_json: Json = False
+    quiet: Quiet = False
+
+    @property
+    def deadline(self) -> float | None:
+        """The end of the time limit by `time.monotonic`, where it begins now."""
+        return None if self.time_limit is None else time.monotonic() + 60 * self.time_limit
+
+    def method_names(self, chosen: LoadedPreset) -> tuple[str, ...]:
+        """Returns the methods to compare: those of --methods, or else the preset's own."""
+        from esa_cli.qa.presets.resolved_preset import compared_by_default
+
+        return compared_by_default(chosen) if self.methods is None else split_names(self.methods)
+
+
 def command(function: Callable[..., None]) -> Callable[..., None]:
-    """The function for Typer: a parameter that is a dataclass becomes one option for each of its
-    annotated fields."""
+    """Makes a function a command of Typer: a parameter that is a dataclass becomes one option for
+    each of its annotated fields."""
     hints = get_type_hints(function, include_extras=True)
     groups = dict[str, tuple[Any, list[str]]]()
     parameters = list[inspect.Parameter]()
 
-    def add(name: str, default: Any, kind: Any) -> None:
+    def add_parameter(name: str, default: Any, kind: Any) -> None:
         keyword = inspect.Parameter.KEYWORD_ONLY
         parameters.append(inspect.Parameter(name, keyword, default=default, annotation=kind))
 
     for parameter in inspect.signature(function).parameters.values():
         group = hints[parameter.name]
         if not is_dataclass(group):
-            add(parameter.name, parameter.default, group)
+            add_parameter(parameter.name, parameter.default, group)
             continue
         types = get_type_hints(group, include_extras=True)
         options = [field for field in fields(group) if hasattr(types[field.name], "__metadata__")]
         groups[parameter.name] = group, [field.name for field in options]
         for field in options:
-            add(field.name, field.default, types[field.name])
+            add_parameter(field.name, field.default, types[field.name])
 
     @functools.wraps(function)
-    def run(**values: Any) -> None:
+    def run_command(**values: Any) -> None:
         for name, (group, own) in groups.items():
             values[name] = group(**{field: values.pop(field) for field in own})
         function(**values)
 
-    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    return run
+    run_command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run_command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return run_command
 
 
-def exclusive(one: str, other: str, both: object, hint: str = "give one of them") -> None:
+def refuse_both(option: str, other: str, both: object, hint: str = "give one of them") -> None:
     """Raises UsageError where two options that exclude each other are `both` given."""
     if both:
-        raise UsageError(f"{one} and {other} exclude each other", hint)
+        raise UsageError(f"{option} and {other} exclude each other", hint)
 
 
-def names(text: str) -> tuple[str, ...]:
-    """Names with commas between them, each once."""
+def split_names(text: str) -> tuple[str, ...]:
+    """Divides a text at its commas into names, each once."""
     return tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
-
-
-def compared_methods(text: str | None, chosen: LoadedPreset) -> tuple[str, ...]:
-    """The methods to compare: those that are named, else the preset's own."""
-    from esa_cli.qa.presets.resolved_preset import compared_by_default
-
-    return compared_by_default(chosen) if text is None else names(text)
 
 
 def load_plugins(files: Sequence[Path] | None) -> None:
@@ -391,15 +373,12 @@ def load_plugins(files: Sequence[Path] | None) -> None:
             load_file(file)
 
 
-def confirm_removal(kind: str, what: str, yes: bool) -> None:
-    """Asks on the terminal whether to remove it, unless --yes is given.
-
-    Raises:
-        UsageError: there is no terminal. typer.Exit: the answer is no.
-    """
+def confirm_removal(kind: str, names: str, yes: bool) -> None:
+    """Asks on the terminal whether to remove the documents or model, unless --yes is given. Raises
+    UsageError: there is no terminal. typer.Exit: the answer is no."""
     if yes:
         return
     if not sys.stdin.isatty():
         raise UsageError(f"removing a {kind} must be confirmed", "add --yes")
-    if not typer.confirm(f"Remove {what}?", err=True):
+    if not typer.confirm(f"Remove {names}?", err=True):
         raise typer.Exit(1)

@@ -1,18 +1,17 @@
-"""Output of an answer: pieces as they are generated, passages, a summary, JSON."""
+"""Output of an answer: its pieces as they are generated, its passages, JSON."""
 
 from __future__ import annotations
 
 import shutil
-import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import IO, TYPE_CHECKING, Any
 
 from esa_cli.apps.cli.output.terminal import Reporter, clean
 from esa_cli.documents.sentences import Sentences
 from esa_cli.qa.answering.reply import Quotation, Reply
 from esa_cli.qa.finding.passage import Passage
-from esa_cli.system.machine import peak_memory, size_text, time_text
+from esa_cli.system.machine import peak_memory
 
 if TYPE_CHECKING:
     from esa_cli.documents.document import LeftOut
@@ -28,7 +27,7 @@ PIPE_WIDTH = 160
 
 
 class AnswerStream:
-    """Writes pieces of an answer as they come, without the white space before its first word."""
+    """Writes the pieces of an answer as they come, without white space before its first word."""
 
     def __init__(self, out: IO[str], reporter: Reporter) -> None:
         self.out, self.reporter, self.any = out, reporter, False
@@ -42,47 +41,24 @@ class AnswerStream:
             self.out.flush()
 
 
-@dataclass
-class Timing:
-    """Seconds, and tokens per second."""
-
-    load_s: float = 0.0
-    ingest_s: float = 0.0
-    answer_s: float = 0.0
-    ingest_tokens_per_s: float = 0.0
-    _since: float = field(default_factory=time.perf_counter, repr=False)
-
-    def lap(self) -> float:
-        now = time.perf_counter()
-        spent, self._since = now - self._since, now
-        return spent
-
-    def ingested(self, books: Sequence[Book]) -> None:
-        """Ends the lap of ingesting these books; the rate is of those that were not stored yet."""
-        self.ingest_s = self.lap()
-        new = [book for book in books if book.read_s]
-        if new:
-            seconds = sum(book.read_s for book in new)
-            self.ingest_tokens_per_s = sum(book.tokens for book in new) / seconds
-
-
-def passage_count(top: int | None, quiet: bool) -> int:
-    """Passages to show: as many as --top says; without it none where it is to be quiet."""
+def count_passages(top: int | None, quiet: bool) -> int:
+    """Returns how many passages to show: --top, or else 3, or none with --quiet."""
     return (0 if quiet else SHOWN) if top is None else top
 
 
 def weighed_place(passage: Passage, found: bool, chapter: str = "") -> str:
-    """`book.pdf, page 3, line 40 (12%)`: how much a passage counts for the answer, if any."""
+    """Names a passage's place, and its weight where an answer was found:
+    `book.pdf, page 3, line 40 (12%)`."""
     page = "" if passage.page is None else f", page {passage.page}"
     weight = f" ({passage.weight:.0%})" if found else ""
     return f"{passage.document}{page}, line {passage.line}{chapter}{weight}"
 
 
-def passage_line(
+def format_passage(
     passage: Passage, width: int, quotation: Quotation | None = None, found: bool = True
 ) -> str:
-    """Place, weight and words of a passage, in `width` columns: its first ones, or those of the
-    sentence with the quotation. Where no answer was found, the weight says nothing."""
+    """Fits a passage's place and words into `width` columns. The words begin at the sentence of
+    the quotation, if the passage has it."""
     from rich.cells import cell_len, set_cell_size
 
     words = passage.text
@@ -94,20 +70,20 @@ def passage_line(
 
 
 def show_under(reply: Reply, count: int, reporter: Reporter) -> None:
-    """Writes below an answer whether to trust it, and its best `count` passages."""
+    """Writes below an answer what makes it doubtful, and its best `count` passages."""
     if reply.doubtful:
         reporter.warn(f"  {NOT_FOUND}")
     if reply.cut:
         reporter.warn("  the answer was cut off; --max-new-tokens allows a longer one")
-    width = shutil.get_terminal_size().columns if reporter.live else PIPE_WIDTH
     if reply.evidence[:count]:
-        reporter.explain(WEIGHTS if reply.found else NEAREST)
+        reporter.note(WEIGHTS if reply.found else NEAREST)
+    width = shutil.get_terminal_size().columns if reporter.live else PIPE_WIDTH
     for passage in reply.evidence[:count]:
-        reporter.warn(passage_line(passage, max(width, 40), reply.quotation, reply.found))
+        reporter.warn(format_passage(passage, max(width, 40), reply.quotation, reply.found))
 
 
 def in_full(evidence: Sequence[Passage], found: bool) -> str:
-    """Every passage with its number, its place and all its text."""
+    """Formats passages with their numbers, places and whole texts."""
     parts = []
     for number, passage in enumerate(evidence, 1):
         chapter = f", {passage.chapter}" if passage.chapter else ""
@@ -118,18 +94,23 @@ def in_full(evidence: Sequence[Passage], found: bool) -> str:
 
 
 def complain(reporter: Reporter, text: str) -> None:
-    """An error line, shown with --quiet too."""
+    """Writes an error line, with --quiet, too."""
     reporter.settle()
     reporter.warn(text)
 
 
-def as_dict(
-    esa: Esa, books: Sequence[Book], reply: Reply, timing: Timing, left_out: Sequence[LeftOut] = ()
+def describe_answer(
+    esa: Esa,
+    books: Sequence[Book],
+    reply: Reply,
+    seconds: Mapping[str, float],
+    left_out: Sequence[LeftOut] = (),
 ) -> dict[str, Any]:
-    """The JSON object of `esa ask --json`."""
-    chosen = esa.preset
-    window = asdict(chosen.window)
-    times = {key: round(value, 3) for key, value in asdict(timing).items() if key[0] != "_"}
+    """Returns the JSON object of `esa ask --json`; `seconds`: of each step of the command."""
+    chosen, new = esa.preset, [book for book in books if book.read_s]
+    rate = sum(book.tokens for book in new) / (sum(book.read_s for book in new) or 1.0)
+    times = {**seconds, "ingest_tokens_per_s": rate, "first_token_s": reply.first_token_s}
+    sizes = ("initial", "selected", "local", "chunk")
     return {
         "answer": reply.text,
         "found": reply.found,
@@ -142,21 +123,21 @@ def as_dict(
         "preset": chosen.name,
         "selector": chosen.selector["name"],
         "position": chosen.position["name"],
-        "window": {key: window[key] for key in ("initial", "selected", "local", "chunk")},
-        "documents": asked_documents(books),
-        "left_out": [one.as_dict() for one in left_out],
+        "window": {name: getattr(chosen.window, name) for name in sizes},
+        "documents": list_documents(books),
+        "left_out": [file.as_dict() for file in left_out],
         "tokens": {
             "document": esa.cached_tokens or sum(book.tokens for book in books),
             "question": reply.question_tokens,
             "answer": reply.answer_tokens,
         },
-        "timing": {**times, "first_token_s": round(reply.first_token_s, 3)},
+        "timing": {name: round(value, 3) for name, value in times.items()},
         "peak_memory_bytes": peak_memory(str(esa.loaded.device)),
     }
 
 
-def asked_documents(books: Sequence[Book]) -> list[dict[str, Any]]:
-    """The `documents` of a JSON object: those that a question was asked about."""
+def list_documents(books: Sequence[Book]) -> list[dict[str, Any]]:
+    """Lists the documents that a question was asked about, as a JSON object has them."""
     return [
         {
             "name": book.document.name,
@@ -169,15 +150,3 @@ def asked_documents(books: Sequence[Book]) -> list[dict[str, Any]]:
         }
         for book in books
     ]
-
-
-def summary(result: dict[str, Any]) -> str:
-    """The last line of `esa ask`: tokens, times and memory."""
-    tokens, timing = result["tokens"], result["timing"]
-    rate = timing["ingest_tokens_per_s"]
-    how = f"read in {time_text(timing['ingest_s'])} ({rate:,.0f} tokens/s)" if rate else "at hand"
-    return (
-        f"{tokens['document']:,} tokens {how}, answer of {tokens['answer']} in "
-        f"{time_text(timing['answer_s'])}, loaded in {time_text(timing['load_s'])}, "
-        f"peak memory {size_text(result['peak_memory_bytes'])}"
-    )

@@ -1,7 +1,7 @@
 """Terminal output: tables and answers on standard output, progress on standard error.
 
-On a terminal there are bars and colours; elsewhere plain lines, and now and then one of progress.
-A reader who goes away is a BrokenPipeError; `__main__` knows what to do with it.
+On a terminal there are spinners and colours; elsewhere plain lines, and now and then one of
+progress. Where the reader of the output has gone, a BrokenPipeError reaches `__main__`.
 """
 
 from __future__ import annotations
@@ -13,15 +13,14 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from itertools import zip_longest
 from typing import Any, Self, TextIO
 
-from esa_cli.system.machine import size_text
+from esa_cli.system.machine import size_text, time_text
+from esa_cli.system.progress import Progress
 
 LINE_EVERY_S = 10.0
-NARROW = 32
-"""Columns that a text has, at least."""
+MIN_COLUMNS = 32
 _STAGES = {
     "download": "fetching the model",
     "extract": "unpacking the model",
@@ -36,33 +35,38 @@ _CONTROL = re.compile(rf"[\x00-\x08\x0b-\x1f\x7f-\x9f{_BIDI}]")
 
 
 def clean(text: str) -> str:
-    """Text without control and bidi characters: an answer must not steer the reader's terminal."""
+    """Removes control and bidi characters: an answer must not steer the reader's terminal."""
     return _CONTROL.sub("", text)
 
 
 def one_line(text: str) -> str:
-    """Clean, and on one line: names of files may have line breaks."""
+    """Cleans a text and joins its lines: names of files may have line breaks."""
     return clean(text).replace("\n", " ")
 
 
-def as_json(data: object, indent: int | None = None) -> str:
-    """JSON that does not steer a terminal either: it escapes what `json` does not."""
+def count_text(number: int, noun: str) -> str:
+    """Writes a number with its noun: `1 document`, `2,451 documents`."""
+    return f"{number:,} {noun}" + "s" * (number != 1)
+
+
+def format_json(data: object, indent: int | None = None) -> str:
+    """Formats data as JSON, with control and bidi characters escaped."""
     text = json.dumps(data, indent=indent, ensure_ascii=False, default=str)
     return _CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def print_json(data: object) -> None:
-    """One JSON object on standard output."""
-    print(as_json(data, indent=2))
+    """Prints one JSON object on standard output."""
+    print(format_json(data, indent=2))
 
 
 def print_text(text: str) -> None:
-    """Text to be saved: to the letter, but clean on a terminal."""
+    """Prints text that is to be saved: unchanged, but without control characters on a terminal."""
     sys.stdout.write(clean(text) if sys.stdout.isatty() else text)
 
 
 def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A table on standard output: as wide as a terminal, in a pipe as wide as it needs to be."""
+    """Prints a table that is as wide as the terminal, or in a pipe as wide as its cells."""
     cells = [[clean(cell).expandtabs() for cell in row] for row in rows]
     console = make_console(sys.stdout)
     if not console.is_terminal:
@@ -81,7 +85,7 @@ def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 
 def _plain_lines(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """A table's lines without styles, in a tenth of the time of rich."""
+    """Aligns the cells of a table, in a tenth of the time that rich takes."""
     from rich.cells import cell_len
 
     lines = [
@@ -96,8 +100,8 @@ def _plain_lines(rows: Sequence[Sequence[str]]) -> Iterator[str]:
 
 
 def make_console(stream: TextIO) -> Any:
-    """rich's console: `:key:` is no emoji, no text steers the terminal, and rich does not end the
-    program when the reader has gone."""
+    """Makes a console of rich that prints `:key:` as written, removes control characters, and
+    raises BrokenPipeError where the reader has gone."""
     from rich.console import Console
     from rich.segment import Segment
 
@@ -111,13 +115,13 @@ def make_console(stream: TextIO) -> Any:
                 yield Segment(clean(segment.text), segment.style) if is_plain else segment
 
     console = Plain(file=stream, highlight=False, emoji=False, force_terminal=stream.isatty())
-    if console.width < 1:  # COLUMNS=0 means that it is not known
+    if console.width < 1:  # COLUMNS=0 means that the width is not known
         console.width = shutil.get_terminal_size().columns
     return console
 
 
 class Reporter:
-    """Shows progress on standard error; leaving its `with` block removes the spinner.
+    """Progress, notes and warnings on standard error; its `with` block ends without a spinner.
 
     Args:
         quiet: show warnings alone.
@@ -129,10 +133,9 @@ class Reporter:
         self.live = self.console.is_terminal and not quiet
         self._status: Any = None
         self._stage = ""
-        self._now_and_then = self.throttled()
-        self._explained = set[str]()
+        self._note_seldom = self.throttled()
         self.is_brief = False
-        """Whether notes on single documents are left out, as one line reports all of them."""
+        """Whether notes on single documents are left out, as there may be many."""
 
     def __enter__(self) -> Self:
         return self
@@ -140,56 +143,64 @@ class Reporter:
     def __exit__(self, *error: object) -> None:
         self.settle()
 
-    @contextmanager
-    def brief(self) -> Iterator[None]:
-        """Sets `is_brief` in its block."""
-        before, self.is_brief = self.is_brief, True
-        try:
-            yield
-        finally:
-            self.is_brief = before
-
     def note(self, text: str, dim: bool = True) -> None:
-        """One line, whatever is in the text."""
+        """Prints one line on standard error, unless --quiet is given."""
         if not self.quiet:
             self._print(text, "dim" if dim else None)
 
     def warn(self, text: str) -> None:
-        """One line that is worth knowing even where progress is not."""
+        """Prints one line on standard error, with --quiet, too."""
         self._print(text, None)
 
     def left_out(self, message: str, hint: str = "") -> None:
-        """Warns of a document that is left out, and why."""
+        """Warns of a document that is left out, and says why."""
         self.warn(f"esa: left out: {message}; {hint}".rstrip("; "))
-
-    def explain(self, text: str) -> None:
-        """A note that makes others clear, the first time alone."""
-        if text not in self._explained:
-            self._explained.add(text)
-            self.note(text)
 
     def _print(self, text: str, style: str | None) -> None:
         self.console.print(one_line(text), style=style, markup=False, soft_wrap=True)
 
     def stage(self, stage: str, done: int, total: int | None, /) -> None:
-        """A `StageProgress`: on a terminal a spinner with the bytes so far, else a line a stage."""
+        """Shows a `StageProgress`: on a terminal a spinner, elsewhere one line a stage."""
         text = _STAGES.get(stage, stage)
         if done and stage in ("download", "extract"):
             whole = f" of {size_text(total)}" if total else ""
             text += f", {size_text(done)}{whole}"
         elif done and total:
             text += f", {done / total:.0%}"
-        if self.live:
-            self.waiting(text)
-        elif stage != self._stage:
+        self.waiting(text)
+        if stage != self._stage and not self.live:
             self.note(f"esa: {text}")
-            self._now_and_then = self.throttled()
-        elif done:
-            self._now_and_then(text)
+        elif done and not self.live:
+            self._note_seldom(text)
         self._stage = stage
 
+    def prefill_progress(self, tokens: int, seconds: float) -> Progress:
+        """Returns a callback for the progress of reading, which takes about so many seconds."""
+        if self.live:
+            return self.token_progress("reading")
+        self.note(f"esa: reading {tokens:,} tokens, about {time_text(seconds)}")
+        return self.token_progress("")
+
+    def token_progress(self, label: str, unit: str = "tokens") -> Progress:
+        """Returns a callback for (done, total) that shows a spinner with the rate and the time
+        left; where there is no terminal, a line now and then."""
+        started = time.monotonic()
+        if label and not self.live:
+            self.note(f"esa: {label}")
+        note_seldom = self.throttled()
+
+        def show_progress(done: int, total: int) -> None:
+            rate = done / max(time.monotonic() - started, 1e-9)
+            left = time_text((total - done) / max(rate, 1e-9))
+            text = f"{done:,} of {total:,} {unit}, {rate:,.0f} {unit}/s, {left} left"
+            self.waiting(f"{label}: {text}" if label else text)
+            if done < total and not self.live:
+                note_seldom(text)
+
+        return show_progress
+
     def waiting(self, text: str) -> None:
-        """A spinner until `settle`; nothing where there is no terminal."""
+        """Shows a spinner with a text on a terminal, until `settle` is called."""
         if not self.live:
             return
         if self._status is None:
@@ -200,19 +211,19 @@ class Reporter:
         self._status.update(Text(one_line(text)))
 
     def settle(self) -> None:
-        """Takes the spinner away."""
+        """Removes the spinner."""
         if self._status is not None:
             self._status.stop()
             self._status = None
 
     def throttled(self) -> Callable[[str], None]:
-        """Writes a line, but none within `LINE_EVERY_S` of the last one or of now."""
+        """Returns a function that notes a line, but none within `LINE_EVERY_S` of the last."""
         shown = time.monotonic()
 
-        def note(text: str) -> None:
+        def note_seldom(text: str) -> None:
             nonlocal shown
             if (now := time.monotonic()) - shown > LINE_EVERY_S:
                 shown = now
                 self.note(f"esa: {text}")
 
-        return note
+        return note_seldom
