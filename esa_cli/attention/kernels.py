@@ -1,4 +1,4 @@
-"""Attention with its log-sum-exp: three kernels, and the choice of one by name or by the tensors.
+"""Attention with its log-sum-exp: four kernels, and the choice of one by name or by the tensors.
 
 A kernel takes q (H, C, D), k and v (G, N, D), query head h reading key head h // (H / G), and
 returns out (H, C, D) in the dtype of q and lse (H, C) in float32, the log of the softmax's
@@ -8,7 +8,9 @@ denominator. Causal attention is for a chunk with itself, C = N. A soft cap of 0
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from functools import cache
+from importlib import import_module
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -86,22 +88,52 @@ def _fits_flash(q: Tensor) -> bool:
     return half and new and q.shape[-1] <= 256 and q.shape[-1] % 8 == 0
 
 
+@cache
+def load_flash_attn() -> Callable[..., Any] | None:
+    """Imports flash-attn 4's function; None: it is missing, or built for another torch."""
+    try:
+        function: Callable[..., Any] = import_module("flash_attn.cute").flash_attn_func
+    except Exception:  # Just-in-time packages fail to load in many ways.
+        return None
+    return function
+
+
+def flash_attn(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, cap: float = 0.0
+) -> Output:
+    """flash-attn 4, the extra `flash`, for Hopper and data-centre Blackwell in half precision. It
+    takes (batch, tokens, heads, D) and returns lse (batch, heads, tokens)."""
+    function = load_flash_attn()
+    if function is None or not _fits_flash(q):
+        raise UsageError(
+            "kernel 'flash-attn' needs flash-attn 4, half precision, and heads of at most 256",
+            "pip install 'esa-cli[flash]', or try --set kernel=auto",
+        )
+    batch = (x.transpose(0, 1)[None] for x in (q, k, v))
+    options = {"softmax_scale": scale, "causal": causal, "softcap": cap, "return_lse": True}
+    out, lse, *_ = function(*batch, **options)
+    return out[0].transpose(0, 1), lse[0].float()
+
+
 class Kernel(NamedTuple):
-    """Computes attention on a type of device, or any (None); `caps`: also with soft caps."""
+    """Computes attention on a type of device, or any (None); `caps`: also with soft caps;
+    `by_name`: only if it is named, as it was never measured here."""
 
     attend: Callable[..., Output]
     device: str | None
     caps: bool = False
+    by_name: bool = False
 
     def runs_on(self, device: str) -> bool:
         """Whether the kernel runs on a type of device."""
-        return self.device in (None, device)
+        return self.device in (None, device) and not (self.by_name and load_flash_attn() is None)
 
 
 KERNELS: dict[str, Kernel] = {
     "torch-cuda": Kernel(torch_cuda, "cuda"),
     "torch-cpu": Kernel(torch_cpu, "cpu"),
     "reference": Kernel(reference, None, caps=True),
+    "flash-attn": Kernel(flash_attn, "cuda", caps=True, by_name=True),
 }
 """In order of preference."""
 
@@ -115,7 +147,7 @@ def choose(q: Tensor, name: str = "auto", cap: float = 0.0) -> str:
         if kernel.runs_on(q.device.type) and (kernel.caps or not cap)
     ]
     if name == "auto":
-        return usable[0]
+        return next(key for key in usable if not KERNELS[key].by_name)
     if name not in KERNELS:
         raise UsageError(f"unknown kernel {name!r}", f"known: auto, {', '.join(KERNELS)}")
     if name not in usable:

@@ -143,8 +143,8 @@ class Journal(JsonLines):
         for name in self.same:
             # Through JSON and back as the file's header: tuples are lists there.
             old, new = header.get(name), json.loads(json.dumps(self.header.get(name)))
-            if old != new:
-                raise UsageError(f"{path} has results of another {name}", ANOTHER)
+            if changes := "; ".join(_list_changes(old, new, name)):
+                raise UsageError(f"{path} has other results: {changes}", ANOTHER)
 
     def _key_of(self, row: Row) -> tuple[str, ...]:
         return tuple(json.dumps(row.get(name)) for name in self.key)
@@ -298,3 +298,13 @@ def _mend_end(path: Path) -> None:
             file.write(b"" if last.endswith(b"\n") else b"\n")
         elif not last.endswith(b"\n"):
             file.truncate(size - len(last))
+
+
+def _list_changes(old: Any, new: Any, name: str) -> Iterator[str]:
+    """Yields the settings that differ, as `window.selected 256 -> 32`."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in dict.fromkeys([*old, *new]):
+            yield from _list_changes(old.get(key), new.get(key), f"{name}.{key}")
+    elif old != new:
+        texts = [json.dumps(value, ensure_ascii=False)[:60] for value in (old, new)]
+        yield f"{name} {texts[0]} -> {texts[1]}"

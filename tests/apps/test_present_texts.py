@@ -110,8 +110,8 @@ FACES: dict[str, Callable[[Esa], str]] = {
         run, "collect", "--count", "--library", QUESTION, "--read", "never", "--min=-99", *BY_TEXT
     ),
     "batch": by_batch,
-    "serve": partial(by_server, limit=99),
-    "serve, best of many": partial(by_server, limit=1),
+    "serve": partial(by_server, most=99),
+    "serve, best of many": partial(by_server, most=1),
     "mcp": by_mcp,
     "python": by_python,
 }  # fmt: skip

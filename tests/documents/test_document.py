@@ -59,7 +59,7 @@ def test_standard_input_that_is_refused() -> None:
         ("“It’s a trap,” he said – and left… " * 3, "cp1252", "cp1252"),
         ("L’été, Benoît a mangé des crêpes à la crème chez sa sœur Zoë. ", "cp1252", "cp1252"),
         ("¿Dónde está el niño que soñó con la señora del jardín? ", "cp1252", "cp1252"),
-        (GERMAN * 16_000, "cp1252", "cp1252"),
+        (GERMAN * 16_000 + "Škoda\n", "cp1252", "cp1252"),
     ],
 )
 def test_encodings(text: str, encoding: str, known: str, tmp_path: Path) -> None:
@@ -76,9 +76,8 @@ def test_encodings(text: str, encoding: str, known: str, tmp_path: Path) -> None
         b"plain words " * 50 + b"\x80\x9d\xff",
         (RUSSIAN * 2).encode() + b"\xff" + RUSSIAN.encode(),
         bytes(range(128, 256)) * 20,
-        (GERMAN * 16_000 + "Škoda\n").encode("cp1252"),
     ],
-    ids=["polish", "russian", "short", "junk", "broken", "noise", "a letter at the end"],
+    ids=["polish", "russian", "short", "junk", "broken", "noise"],
 )
 def test_doubtful_encoding_is_refused(tmp_path: Path, data: bytes) -> None:
     error = refused(write(tmp_path, data))

@@ -110,9 +110,9 @@ WRONG_RECIPES = {
     "{'window': {'selected': base.window.selected + 1}}": "must take the preset's 2112 tokens",
     "{'selector': {'name': 'topkk'}}": "unknown selector 'topkk'",
     "{'selector': {'name': 'topk', 'proximty': 3}}": "no setting 'proximty'",
-    "{'windows': {'local': 3}}": "sets 'windows'",
-    "{'model': 'random:llama'}": "sets 'model'",
-    "None": "gives no mapping but None",
+    "{'windows': {'local': 3}}": "must not set 'windows'",
+    "{'model': 'random:llama'}": "must not set 'model'",
+    "None": "must return a mapping, got None",
     "{}['key']": "fails: KeyError: 'key'",
 }
 

@@ -156,7 +156,7 @@ def test_selftest_measures_it(esa: Esa, folder: Path, tmp_path: Path, no_prefill
     given = ["--methods", "text", *SMALL, *words(folder), "--out", str(out)]
     done = esa("selftest", "needle,passkey", "--len", "1k,2k", *given)
     assert done.code == 0, done.err
-    assert "reading: text (for the finder alone): text" in done.out
+    assert "reading: text: text" in done.out
     _, *rows = [json.loads(line) for line in out.read_text("utf-8").splitlines()]
     assert len(rows) == 8
     for row in rows:

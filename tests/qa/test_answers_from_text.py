@@ -280,5 +280,5 @@ def test_a_method_over_the_preset_answers_from_rows(loaded: Any) -> None:
         read = asker.ingest(document(STORY))
         reply = asker.ask(QUESTION, [read], max_new_tokens=3)
         assert (reply.answered_from, reply.quotation) == ("rows", None)
-        with pytest.raises(UsageError, match="has not been read"):
+        with pytest.raises(UsageError, match="not been ingested"):
             asker.ask(QUESTION, [replace(read, prefilled=None)])

@@ -1,7 +1,7 @@
 """Plain text, source code and Markdown: from bytes to characters.
 
-The encoding is that of the byte order mark, else UTF-8, else Windows-1252 where the bytes leave no
-doubt (a dozen encodings share its letters). Other text is refused.
+The encoding is that of the byte order mark, else UTF-8, else Windows-1252, a Cyrillic or an East
+Asian encoding where the bytes leave no doubt. Other text is refused.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import codecs
 import re
 import string
 from collections.abc import Iterator
+from contextlib import suppress
 
 from esa_cli.documents.readers.text_builder import STDIN, ExtractedText, Mark, label_document
 from esa_cli.errors import DocumentError
@@ -54,6 +55,23 @@ _HIGH = bytes(range(0x80, 0x100))
 # accented letters in a row are rare in Western words, and the rule in Cyrillic.
 _NOT_WESTERN = re.compile(rb"[a-z][\xc0-\xde][a-z]|[\xc0-\xff]{3}")
 _MAX_FOREIGN = 0.3
+_RARE = 500
+"""One byte of so many foreign ones may be another sign, such as the ordinal in `n\u00ba 5`."""
+_COMMON = {
+    "cp1251": ("оеаинтсрвл", 0.5),
+    "koi8_u": ("оеаинтсрвл", 0.5),
+    "gb18030": ("的一是不了在人有我他这之曰也来说于", 0.05),
+    "big5": ("的一是不了在人有我他這之曰也來說於", 0.05),
+    "cp932": ("のにはをたがでてとしるい", 0.15),
+    "euc_jp": ("のにはをたがでてとしるい", 0.15),
+    "cp949": ("이다는의가에을를하고한은", 0.12),
+}  # fmt: skip
+"""Legacy encoding -> frequent characters of its languages, and their least share of its foreign
+characters. Read by another encoding of the table, no text has half as many."""
+_UNLIKELY = re.compile("[\u2500-\u25a0ЂЃѓЉЊЌЋЏђљњќћџ‚\ue000-\uf8ff]|[а-ю]Я")
+"""Signs and Balkan letters that show in the text of another Cyrillic encoding."""
+_MIN_FOREIGN = 40
+"""Foreign characters, at least, by which an encoding is recognised."""
 
 
 def read_text(data: bytes, name: str) -> ExtractedText:
@@ -85,8 +103,10 @@ def decode_text(data: bytes, name: str) -> tuple[str, str]:
         return data.decode(encoding or "utf-8"), encoding or "utf-8"
     except UnicodeDecodeError as error:
         problem = f"starts as {encoding or 'UTF-8'} but breaks at byte {error.start}"
-    if not encoding and looks_like_cp1252(data):
-        return data.decode("cp1252"), "cp1252"
+    if not encoding:
+        guess = "cp1252" if looks_like_cp1252(data) else guess_encoding(data)
+        with suppress(UnicodeDecodeError, LookupError):
+            return data.decode(guess), guess
     path = "FILE" if name == STDIN else name
     raise DocumentError(
         f"{label_document(name)} {problem}, and its encoding cannot be told for sure",
@@ -115,9 +135,28 @@ def looks_like_cp1252(data: bytes) -> bool:
     used = set(data).intersection(_HIGH)
     if len(_QUESTION.findall(data)) == data.count(b"\xbf"):
         used.discard(0xBF)
-    if not used <= _WESTERN or used >= {0xF5, 0xFB}:  # the Hungarian long o and u
+    others = sum(data.count(byte) for byte in used - _WESTERN)
+    if others * _RARE > high or used >= {0xF5, 0xFB}:  # the Hungarian long o and u
         return False
-    return not _NOT_WESTERN.search(data)
+    with suppress(UnicodeDecodeError):  # five bytes have no character
+        return not _NOT_WESTERN.search(data) and bool(data.decode("cp1252"))
+    return False
+
+
+def guess_encoding(data: bytes) -> str:
+    """Returns the encoding of `_COMMON` by whose frequent characters text is recognised; "": none
+    is clearly the best."""
+    shares: list[tuple[float, str]] = []
+    for encoding, (common, least) in _COMMON.items():
+        with suppress(UnicodeDecodeError):
+            text = data.decode(encoding)
+            foreign = [character for character in text if character > "\x7f"]
+            spaced = encoding in ("gb18030", "big5") and 8 * text.count(" ") > len(foreign)
+            if len(foreign) >= _MIN_FOREIGN and not spaced and not _UNLIKELY.search(text):
+                share = sum(map(foreign.count, common)) / len(foreign)
+                shares.append((share / least, encoding))
+    (best, encoding), (second, _) = sorted([*shares, (0.0, ""), (0.0, "")], reverse=True)[:2]
+    return encoding if best >= 1 and second < best / 2 else ""
 
 
 def _refuse_binary(data: bytes, name: str) -> None:

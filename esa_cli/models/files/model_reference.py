@@ -97,8 +97,7 @@ def parse_reference(ref: str | ModelRef) -> ModelRef:
         match = _HUB.fullmatch(text)
         if match and not re.search(r"--|\.\.", match["repo"]) and not path.is_file():
             return ModelRef("hub", text, repo=match["repo"], revision=match["revision"])
-    message = f"a model reference must have a known form, not a web address, got {text[:200]!r}"
-    raise ModelError(message, _FORMS)
+    raise ModelError(f"{text[:200]!r} is no reference of a model", _FORMS)
 
 
 # -- The Hugging Face hub

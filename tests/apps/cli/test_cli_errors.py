@@ -72,7 +72,7 @@ def test_documents(esa: Esa, tmp_path: Path, content: bytes | str | None) -> Non
         ([*TINY, "--plugin", "broken.py"], 4, "ZeroDivisionError"),
         ([*TINY, "--model", "./nosuch"], 5, "./nosuch"),
         ([*TINY, "--model", "./empty"], 5, "config.json"),
-        ([*TINY, "--model", "random:gpt"], 5, "random:llama"),
+        ([*TINY, "--model", "random:gpt"], 5, "random:gpt"),
         ([*TINY, "--model", "a b"], 5, "a b"),
     ],
 )
