@@ -12,7 +12,7 @@ from esa_cli.errors import DocumentError
 TEXTS = {
     "de": "Die Tür war offen, und über der Straße hörte man Gelächter; später fror es. ",
     "fr": "Élise était là, près de la fenêtre; où êtes-vous, monsieur? Voilà la clé. ",
-    "es": "¿Dónde está el niño? Mañana iré a la ciudad, señora; ¡qué alegría! ",
+    "es": "--¿Dónde está el niño?--Mañana iré a la ciudad, señora; ¡qué alegría! ¿de veras? ",
     "ru": "Утром они пошли к реке, потому что вода была тёплая и рыба клевала хорошо. ",
     "uk": "Вранці вони пішли до річки, бо вода була тепла, і риба їла добре її хліб. ",
     "pl": "Rano poszli nad rzekę, bo woda była ciepła i ryby dobrze brały; żółw też. ",

@@ -46,7 +46,8 @@ _EMPTY = re.compile(
 )
 """An XML tag that closes itself, as HTML has them for these names alone."""
 _DECLARED = re.compile(
-    rb"""<(?:meta\s[^<>]*?\bcharset|\?xml\s[^<>]*?\bencoding)\s*=\s*["']?([\w.:-]+)""", re.IGNORECASE
+    rb"""<(?:meta\s[^<>]*?\bcharset|\?xml\s[^<>]*?\bencoding)\s*=\s*["']?([\w.:-]+)""",
+    re.IGNORECASE,
 )
 _HEAD = 1 << 14
 """Bytes in which a page's encoding is looked for. Browsers look at 1,024 first, and read again

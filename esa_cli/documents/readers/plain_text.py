@@ -48,8 +48,8 @@ _BINARY = {
 _SIGNS = b"\x80\x85\x91\x92\x93\x94\x95\x96\x97\xa0\xa1\xa3\xa7\xaa\xab\xb0\xb7\xbb\x8c\x9c"
 _NOT_COMMON = b"\xd0\xd7\xdd\xde\xf0\xf7\xfd\xfe"
 _WESTERN = frozenset(_SIGNS) | set(range(0xC0, 0x100)).difference(_NOT_COMMON)
-# The question mark of Spanish stands before a capital; the same byte is a Polish letter.
-_QUESTION = re.compile(rb"(?:^|[\s\"(\xab])\xbf(?=[A-Z\xc0-\xdc])")
+# The question mark of Spanish begins a word; the same byte is a Polish letter, also inside words.
+_QUESTION = re.compile(rb"(?<![A-Za-z\xb5\xc0-\xff])\xbf(?=[A-Za-z\xa1\xab\xc0-\xff])")
 _HIGH = bytes(range(0x80, 0x100))
 # A capital with an accent inside a word of small letters is another encoding's small letter; three
 # accented letters in a row are rare in Western words, and the rule in Cyrillic.
@@ -133,9 +133,7 @@ def looks_like_cp1252(data: bytes) -> bool:
     if not high or high > _MAX_FOREIGN * letters:
         return False
     used = set(data).intersection(_HIGH)
-    if len(_QUESTION.findall(data)) == data.count(b"\xbf"):
-        used.discard(0xBF)
-    others = sum(data.count(byte) for byte in used - _WESTERN)
+    others = sum(data.count(byte) for byte in used - _WESTERN) - len(_QUESTION.findall(data))
     if others * _RARE > high or used >= {0xF5, 0xFB}:  # the Hungarian long o and u
         return False
     with suppress(UnicodeDecodeError):  # five bytes have no character
