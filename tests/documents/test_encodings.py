@@ -51,3 +51,9 @@ def test_frequent_encodings_are_recognised(language: str) -> None:
         text = text * 10 + "nº 5"
     for encoding in KNOWN[language]:
         assert decode_text(text.encode(encoding), "a.txt")[0] == text
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
+def test_utf_16_without_a_mark(encoding: str) -> None:
+    text = "The gate opens at nine, and the café at ten. "
+    assert decode_text(text.encode(encoding), "a.txt")[0] == text

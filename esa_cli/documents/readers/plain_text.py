@@ -97,6 +97,7 @@ def decode_text(data: bytes, name: str) -> tuple[str, str]:
     """Returns the text of the document `name`, and the Python name of its encoding. Raises
     DocumentError: it is binary, or its encoding is broken or cannot be told."""
     encoding = next((encoding for mark, encoding in _MARKS if data.startswith(mark)), "")
+    encoding = encoding or _guess_utf16(data)
     if not encoding:
         _refuse_binary(data, name)
     try:
@@ -175,7 +176,16 @@ def is_binary(head: bytes) -> bool:
     """True if a file that begins with `head` is not text, whatever its encoding."""
     if head.startswith(BYTE_ORDER_MARKS):
         return False
-    return head.startswith(tuple(_BINARY)) or b"\0" in head
+    return head.startswith(tuple(_BINARY)) or (b"\0" in head and not _guess_utf16(head))
+
+
+def _guess_utf16(data: bytes) -> str:
+    """Returns the encoding of UTF-16 without a mark: every other byte is mostly NUL; "": neither."""
+    head = data[:4096]
+    half, even, odd = len(head) // 2, head[0::2].count(0), head[1::2].count(0)
+    if half > 1 and odd > 0.7 * half and even == 0:
+        return "utf-16le"
+    return "utf-16be" if half > 1 and even > 0.7 * half and odd == 0 else ""
 
 
 _HEADING_LINE = re.compile(
