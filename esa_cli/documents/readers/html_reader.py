@@ -38,7 +38,13 @@ _LINES = _PARAGRAPHS | {
 _SPACED = frozenset(("button", "desc", "object", "svg", "text", "textarea", "title"))
 """Tags that are shown apart from the words around them, though on their line."""
 _LISTS = ("ol", "ul", "menu")
-_FORMULA_SIGNS = {"msup": "^", "mover": "^", "msub": "_", "munder": "_", "mfrac": "/"}
+_FORMULA_SIGNS = {
+    "msup": " ^", "msub": " _", "msubsup": " _^", "munder": " _", "mover": " ^",
+    "munderover": " _^", "mfrac": " /",
+}  # fmt: skip
+"""Element of a formula -> the sign before its first, second and third part."""
+_FORMULA_BREAKS = {"mtr": ";", "mlabeledtr": ";", "mtd": ","}
+_RELATIONS = frozenset("+=<>≤≥≠≈≡→⇒⇔∈⊆⊂")
 
 _EMPTY = re.compile(
     r"<(?!(?:area|base|br|col|embed|hr|img|input|link|meta|source|track|wbr)[\s/])"
@@ -122,13 +128,13 @@ class _HtmlWriter:
                 self._write_text(node.text_content or "")
             return
         tag, attributes = node.tag.lower(), node.attributes
+        if tag == "math":  # hidden, too: then a picture of the formula is shown
+            self._out.flow(" ".join(_format_formula(node).split()))
+            return
         if tag in _SKIPPED or _is_hidden(tag, attributes):
             return
         self._separate(tag)
         self._set_place(node, tag, attributes)
-        if tag == "math":
-            self._out.flow(" ".join(_format_formula(node).split()))
-            return
         self._begin(node, tag, attributes)
         kind = "h" if tag in _HEADINGS else tag
         self._inside[kind] += 1
@@ -206,23 +212,37 @@ def _is_hidden(tag: str, attributes: Mapping[str, str | None]) -> bool:
         return True
     if (attributes.get("hidden", "until-found") or "").lower() != "until-found":
         return True  # a search in the page shows an element that is hidden until it is found
-    if tag != "img" and (attributes.get("aria-hidden") or "").strip().lower() == "true":
-        return True  # the picture of a formula has its words beside hidden MathML
+    if (attributes.get("aria-hidden") or "").strip().lower() == "true":
+        return True
     style = "".join((attributes.get("style") or "").lower().split()).split(";")
     return any(part.removesuffix("!important") in _UNSEEN_STYLES for part in style)
 
 
 def _format_formula(node: Any) -> str:
-    """Returns MathML in one line: x^2, a_(i + 1), (- 1)/2."""
+    """Returns MathML in one line: x^2, a_(i+1), (-1)/2, √(2), 1, 2; 3, 4."""
     if not node.is_element_node:
         return (node.text_content or "").strip()
     tag = node.tag.lower()
     if tag in _SKIPPED:
         return ""
-    parts = [_format_formula(child) for child in node.iter(include_text=True)]
-    parts = [part for part in parts if part]
-    if tag in _FORMULA_SIGNS:
-        return _FORMULA_SIGNS[tag].join(
-            part if part.isalnum() or len(part) == 1 else f"({part})" for part in parts
+    parts = [(child.tag.lower(), _format_formula(child)) for child in node.iter(include_text=True)]
+    elements = [part for kind, part in parts if kind[0] != "-"]
+    if tag in _FORMULA_SIGNS and len(elements) == len(_FORMULA_SIGNS[tag]):
+        return "".join(
+            sign.strip() + (part if part.isalnum() or len(part) < 2 else f"({part})")
+            for sign, part in zip(_FORMULA_SIGNS[tag], elements, strict=True)
         )
-    return f"√({' '.join(parts)})" if tag == "msqrt" else " ".join(parts)
+    text = last = ""
+    for kind, part in parts:
+        if last and part and kind[0] != "-":  # "-": text of the element itself
+            words = kind in ("mi", "mtext") and last[-1:].isalpha() and len(last + part) > 2
+            text += _FORMULA_BREAKS.get(kind, "") * (part.strip()[:1] not in _RELATIONS)
+            text += " " * (words or kind in _FORMULA_BREAKS)
+        text += part
+        last = part if kind[0] != "-" else last
+    if tag == "mo" and text in _RELATIONS:
+        return f" {text} "
+    if tag == "mfenced":
+        attributes = node.attributes
+        return f"{attributes.get('open', '(') or ''}{text}{attributes.get('close', ')') or ''}"
+    return f"√({text})" if tag == "msqrt" else text

@@ -180,7 +180,7 @@ def is_binary(head: bytes) -> bool:
 
 
 def _guess_utf16(data: bytes) -> str:
-    """Returns the encoding of UTF-16 without a mark: every other byte is mostly NUL; "": neither."""
+    """Returns the encoding of UTF-16 without a mark: every other byte is mostly NUL. Else ""."""
     head = data[:4096]
     half, even, odd = len(head) // 2, head[0::2].count(0), head[1::2].count(0)
     if half > 1 and odd > 0.7 * half and even == 0:
