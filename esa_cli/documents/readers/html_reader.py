@@ -128,10 +128,13 @@ class _HtmlWriter:
                 self._write_text(node.text_content or "")
             return
         tag, attributes = node.tag.lower(), node.attributes
-        if tag == "math":  # hidden, too: then a picture of the formula is shown
-            self._out.flow(" ".join(_format_formula(node).split()))
+        if tag in _SKIPPED:
             return
-        if tag in _SKIPPED or _is_hidden(tag, attributes):
+        hidden = tag != "math" and _is_hidden(tag, attributes)
+        # Formulas are read if they are hidden, too: then the page shows a picture of them.
+        for formula in [node] if tag == "math" else node.css("math") if hidden else []:
+            self._out.flow(" ".join(_format_formula(formula).split()))
+        if tag == "math" or hidden:
             return
         self._separate(tag)
         self._set_place(node, tag, attributes)
