@@ -5,12 +5,9 @@ from __future__ import annotations
 import random
 
 import pytest
+from reader_checks import text_of
 
 from esa_cli.documents import readers
-
-
-def text_of(data: bytes | str, name: str) -> str:
-    return readers.read(data.encode() if isinstance(data, str) else data, name).text
 
 
 @pytest.mark.parametrize("sign", [",", ";", "\t", "|"])
@@ -58,15 +55,6 @@ def test_csv_whose_heading_is_too_short_names_nothing() -> None:
     assert text_of("name,town\n1,Ann,Ulm\n2,Bo,Rome\n", "a.csv") == (
         "column 1: name; column 2: town\n"
         "column 1: 1; column 2: Ann; column 3: Ulm\ncolumn 1: 2; column 2: Bo; column 3: Rome\n"
-    )
-
-
-def test_csv_with_as_many_commas_in_every_row() -> None:
-    assert text_of("1,5;2,5\n3,5;4,5\n", "a.csv") == (
-        "column 1: 1,5; column 2: 2,5\ncolumn 1: 3,5; column 2: 4,5\n"
-    )
-    assert text_of("Lee, Ann\tUlm, DE\nKay, Bo\tRome, IT\n", "a.tsv") == (
-        "Lee, Ann: Kay, Bo; Ulm, DE: Rome, IT\n"
     )
 
 

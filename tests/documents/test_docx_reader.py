@@ -77,14 +77,6 @@ def test_docx_hidden_places_of_text() -> None:
     )
 
 
-def test_docx_exponents_are_told_from_digits() -> None:
-    above = '<w:r><w:rPr><w:vertAlign w:val="superscript"/></w:rPr><w:t>{}</w:t></w:r>'.format
-    run = '<w:r><w:t xml:space="preserve">{}</w:t></w:r>'.format
-    body = run("10") + above("1") + above("2") + run(" m") + above("2") + run(", the 1")
-    found = word(f"<w:p>{body}{above('st')}{run('; ')}{above('3')}</w:p>")
-    assert found.text == "10^12 m^2, the 1st; 3\n"
-
-
 def section(kind: str = "", start: int | None = None) -> str:
     inside = f'<w:type w:val="{kind}"/>' if kind else ""
     inside += "" if start is None else f'<w:pgNumType w:start="{start}"/>'
@@ -93,17 +85,6 @@ def section(kind: str = "", start: int | None = None) -> str:
 
 def pages_of(words: Sequence[str], found: ExtractedText) -> list[int | None]:
     return [at(found, word)[0] for word in words]
-
-
-def test_docx_pages_where_the_program_marked_them() -> None:
-    p = make.paragraph
-    found = word(
-        p("alpha"), p("beta", "H1", make.PAGE), p("gamma", before=make.PAGE), make.BREAK,
-        p("delta", before=make.PAGE), p("epsilon"),
-    )  # fmt: skip
-    words = ("alpha", "beta", "gamma", "delta", "epsilon")
-    assert pages_of(words, found) == [1, 2, 3, 4, 4], "a break and its mark are one page"
-    assert at(found, "1 beta") == (2, "1 beta"), "the number of a heading is on its page"
 
 
 def test_docx_pages_begin_anew_with_sections() -> None:

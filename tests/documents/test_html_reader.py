@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from reader_checks import chapters
+from reader_checks import chapters, text_of
 
 from esa_cli.documents import readers
 from esa_cli.documents.readers import ExtractedText, Mark, TextBuilder
 from esa_cli.documents.readers.html_reader import parse_html, write_html
-
-
-def text_of(data: bytes | str, name: str) -> str:
-    return readers.read(data.encode() if isinstance(data, str) else data, name).text
 
 
 def html(body: str) -> ExtractedText:
@@ -77,15 +73,6 @@ def test_html_leaves_out_what_a_page_hides() -> None:
         found = html(f"<p>before</p>{hidden}<p>after</p>")
         assert found.text.split() == ["before", "after"], hidden
         assert found.marks == ()
-
-
-def test_html_quotation_marks_marks_of_notes_and_hidden_formulas() -> None:
-    found = html(
-        "<p>She said <q>it is</q><sup>1,2</sup>."
-        "<p hidden>no <math><mi>x</mi></math></p><img aria-hidden=true alt='x^2'>"
-    )
-    assert found.text == "She said “it is”1,2.\n\n[picture: x^2]\n"
-    assert html("5<sup>1,2</sup>").text == "5^1,2\n"
 
 
 @pytest.mark.parametrize(

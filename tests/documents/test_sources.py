@@ -75,21 +75,6 @@ def test_gitignore_of_the_repository_above(tree: Path) -> None:
         expand(["other"])
 
 
-def test_patterns(tree: Path) -> None:
-    said: list[str] = []
-    assert expand(["docs/*.md", "docs/**/*.py", "other/d.txt"]) == [
-        "docs/b.md", "docs/deep/er/c.py", "other/d.txt",
-    ]  # fmt: skip
-    assert expand(["docs/*"], said.append) == [
-        "docs/a.txt", "docs/b.md", "docs/paper.pdf", "docs/x.log",
-    ]  # fmt: skip
-    assert said == [
-        "docs/*: 4 files to read; left out: 2 binary (docs/data.bin, docs/logo.png), "
-        "1 empty (docs/empty.txt)"
-    ]
-    assert expand(["docs/a.txt", "docs/*.txt", "docs", "docs/a.txt"]).count("docs/a.txt") == 2
-
-
 def test_patterns_mean_what_those_of_glob_do(tree: Path) -> None:
     (tree / "docs" / "deep" / "b").mkdir()
     (tree / "docs" / "deep" / "b" / "x.md").write_text("x")

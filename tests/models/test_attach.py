@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import ModelFactory
-from stock_attention import LENGTH, close, everything, in_pieces, tokens
+from stock_attention import LENGTH, SCALED, close, everything, in_pieces, tokens
 from transformers import DynamicCache, PreTrainedModel
 
 from esa_cli.attention.method import Method
@@ -17,18 +17,6 @@ from esa_cli.attention.window import Phase, QueryState, Window
 from esa_cli.errors import ModelError, UsageError
 from esa_cli.methods.voting import VoteScore
 from esa_cli.models.attachment.attach import Attachment, attach
-
-SCALED = {
-    "llama3": {
-        "rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0, "original_max_position_embeddings": 64,
-    },
-    "yarn": {
-        "rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0,
-        "original_max_position_embeddings": 32,
-    },
-    "linear": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0},
-}  # fmt: skip
 
 
 def selective(chunk: int = 8, **options: Any) -> Method:
@@ -53,23 +41,6 @@ def test_scaled_rope(make_model: ModelFactory, kind: str, chunk: int) -> None:
     for dense in (None, 0):
         with attach(model, everything(chunk, dense)) as attached:
             close(model(ids, past_key_values=attached.new_cache()).logits, want)
-
-
-def test_detach_after_an_exception(make_model: ModelFactory) -> None:
-    model, ids = make_model("llama"), tokens()
-    want, rotary = model(ids).logits, model.base_model.rotary_emb
-
-    def stop(*args: Any) -> None:
-        raise KeyboardInterrupt
-
-    attached = attach(model, selective())
-    hook = model.base_model.layers[1].self_attn.q_proj.register_forward_hook(stop)
-    with pytest.raises(KeyboardInterrupt), attached:
-        model(ids, past_key_values=attached.new_cache())
-    hook.remove()
-    assert model.base_model.rotary_emb is rotary
-    assert model.config._attn_implementation == "sdpa"
-    assert torch.equal(model(ids).logits, want)
 
 
 def test_an_interrupted_forward_can_be_taken_back(make_model: ModelFactory) -> None:

@@ -10,7 +10,7 @@ from conftest import VOCABULARY, build_model
 
 from esa_cli.attention.method import Method
 from esa_cli.attention.positions import TruePositions
-from esa_cli.attention.window import Phase, QueryState, Window
+from esa_cli.attention.window import Window
 from esa_cli.errors import UsageError
 from esa_cli.models.attachment.attach import Attachment, attach
 from esa_cli.models.attachment.kv_cache import EsaCache
@@ -60,21 +60,6 @@ def test_it_cannot_go_back_to_where_nothing_was_kept(model: Any) -> None:
             cache.crop(1)
 
 
-def test_a_turn_begins_where_it_can_be_cropped_to(model: Any) -> None:
-    """A question in many pieces, each of several tokens."""
-    with attach(model, WHOLE) as attached:
-        cache = attached.new_cache()
-        cache.begin(QueryState(Phase.PREFILL))
-        logits(attached, cache, 0, 30)
-        answers = []
-        for _ in range(2):
-            cache.begin(QueryState(Phase.QUESTION))
-            pieces = [logits(attached, cache, start, start + 5) for start in range(30, 50, 5)]
-            answers.append(torch.cat(pieces, 1))
-            cache.truncate(30)
-        assert torch.equal(*answers)
-
-
 @pytest.mark.parametrize("layer", [0, 1])
 def test_an_interrupted_call_is_undone(model: Any, layer: int) -> None:
     calls = 0
@@ -96,23 +81,3 @@ def test_an_interrupted_call_is_undone(model: Any, layer: int) -> None:
             logits(attached, cache, 30, 50)
         cache.truncate(30)
         assert torch.equal(logits(attached, cache, 30, 50), want)
-
-
-def test_states_have_no_gradients_and_serve_in_every_mode(model: Any) -> None:
-    with attach(model, WHOLE) as attached, torch.enable_grad():
-        cache = attached.new_cache()
-        with torch.inference_mode():
-            logits(attached, cache, 0, 30)
-            cache.snapshot()
-        logits(attached, cache, 30, 40)
-        logits(attached, cache, 40, 41)
-        assert not any(one.requires_grad for one in cache.states.taken()[0].values())
-        assert not any(
-            one.requires_grad
-            for layer in cache.states.layers
-            for one in layer.conv_states.values()
-            if one is not None
-        )
-        cache.truncate(30)
-        with torch.inference_mode():
-            logits(attached, cache, 30, 31)

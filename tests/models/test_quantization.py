@@ -150,12 +150,8 @@ def test_bytes_of_weights(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "method", "size"),
     [
-        ({"quant_method": "fp8"}, "fp8", 1.05),
-        ({"quant_method": "mxfp4"}, "mxfp4", 0.55),
-        ({"quant_method": "awq", "bits": 4}, "awq", 0.55),
         ({"quant_method": "hqq", "nbits": 2}, "hqq", 0.3),
         ({"load_in_4bit": True}, "bitsandbytes", 0.55),
-        ({"load_in_8bit": True}, "bitsandbytes", 1.05),
         ({"quant_method": "torchao", "quant_type": "int4_weight_only"}, "torchao", 0.55),
         (
             {

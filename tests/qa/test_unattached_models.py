@@ -62,12 +62,6 @@ def test_quoted_and_free_answers(folder: Path, book: Path) -> None:
             esa.session  # noqa: B018
 
 
-def test_python_answers_as_the_command_line_does(folder: Path, book: Path) -> None:
-    with Esa.load("tiny-random", [f"model={folder}"], device="cpu") as esa:
-        reply = esa.ask(QUESTION, [esa.ingest(str(book))])
-        assert (reply.answered_from, reply.read) == ("text", False)
-
-
 @pytest.mark.parametrize(("method", "more"), [("infllm", []), (None, ["answer.from=rows"])])
 def test_what_needs_a_method_is_refused(folder: Path, method: str | None, more: list[str]) -> None:
     with pytest.raises(ModelError, match="methods cannot run") as caught:

@@ -20,7 +20,6 @@ from esa_cli.storage.library import Library
 __all__ = ["cache", "esa", "surroundings"]
 pytestmark = pytest.mark.usefixtures("surroundings")
 QUESTION = "Who lit the harbour lamp?"
-HERE = ["--device", "cpu", "--dtype", "float32"]
 
 
 @pytest.fixture

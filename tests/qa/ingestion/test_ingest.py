@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from esa_cli import Document, Esa
 from esa_cli.errors import LibraryError
@@ -128,6 +127,3 @@ def test_a_document_that_another_process_read_and_a_third_removed_is_read(
     assert book.read_s > 0
     assert book.entry is not None
     assert library.verify(book.entry) == []
-
-
-CPU, META = torch.device("cpu"), torch.device("meta")
