@@ -58,6 +58,15 @@ def test_csv_whose_heading_is_too_short_names_nothing() -> None:
     )
 
 
+def test_csv_with_as_many_commas_in_every_row() -> None:
+    assert text_of("1,5;2,5\n3,5;4,5\n", "a.csv") == (
+        "column 1: 1,5; column 2: 2,5\ncolumn 1: 3,5; column 2: 4,5\n"
+    )
+    assert text_of("Lee, Ann\tUlm, DE\nKay, Bo\tRome, IT\n", "a.tsv") == (
+        "Lee, Ann: Kay, Bo; Ulm, DE: Rome, IT\n"
+    )
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_csv_random_tables_give_each_value_the_name_of_its_column(seed: int) -> None:
     draw = random.Random(seed)

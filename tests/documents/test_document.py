@@ -108,7 +108,6 @@ def test_look_alikes_are_not_taken_for_western(encoding: str, text: str) -> None
         (b"\xef\xbb\xbfok \xff\xfe", "breaks at byte", "iconv"),
         (b"", "0 bytes", ""),
         (b" \n\t\n", "white space", ""),
-        (b"\xef\xbb\xbf\n", "white space", ""),
     ],
 )
 def test_what_is_no_text(tmp_path: Path, data: bytes, kind: str, hint: str) -> None:

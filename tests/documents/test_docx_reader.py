@@ -77,6 +77,14 @@ def test_docx_hidden_places_of_text() -> None:
     )
 
 
+def test_docx_exponents_are_told_from_digits() -> None:
+    above = '<w:r><w:rPr><w:vertAlign w:val="superscript"/></w:rPr><w:t>{}</w:t></w:r>'.format
+    run = '<w:r><w:t xml:space="preserve">{}</w:t></w:r>'.format
+    body = run("10") + above("1") + above("2") + run(" m") + above("2") + run(", the 1")
+    found = word(f"<w:p>{body}{above('st')}{run('; ')}{above('3')}</w:p>")
+    assert found.text == "10^12 m^2, the 1st; 3\n"
+
+
 def section(kind: str = "", start: int | None = None) -> str:
     inside = f'<w:type w:val="{kind}"/>' if kind else ""
     inside += "" if start is None else f'<w:pgNumType w:start="{start}"/>'

@@ -75,6 +75,15 @@ def test_html_leaves_out_what_a_page_hides() -> None:
         assert found.marks == ()
 
 
+def test_html_quotation_marks_marks_of_notes_and_hidden_formulas() -> None:
+    found = html(
+        "<p>She said <q>it is</q><sup>1,2</sup>."
+        "<p hidden>no <math><mi>x</mi></math></p><img aria-hidden=true alt='x^2'>"
+    )
+    assert found.text == "She said “it is”1,2.\n\n[picture: x^2]\n"
+    assert html("5<sup>1,2</sup>").text == "5^1,2\n"
+
+
 @pytest.mark.parametrize(
     ("name", "words", "codec"),
     [

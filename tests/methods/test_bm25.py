@@ -125,14 +125,3 @@ def test_a_session_selects_the_window_with_the_word(loaded: Any, question: str, 
     for layer in found:
         assert len(layer) == 64
         assert set(range(first, first + len(word.encode()))) <= layer
-
-
-def test_a_session_without_such_a_score_decodes_nothing(
-    loaded: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        "esa_cli.qa.answering.session.token_pieces", lambda *_: pytest.fail("pieces were asked for")
-    )
-    with Session(loaded.model, loaded.tokenizer, preset.load("tiny-random")) as session:
-        session.read(TEXT)
-        assert session.ask("Who is the fox?").answer_tokens

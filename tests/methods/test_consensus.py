@@ -250,16 +250,6 @@ def test_kept_passages_stand_at_their_place_in_the_document() -> None:
     assert selector().select(step, BUDGET).tolist() == left
 
 
-def test_a_longer_step_after_the_answer_is_a_new_question() -> None:
-    shared = QueryState()
-    asked(scores(), shared)
-    method = selector()
-    method.select(told(scores(1)[0], 0, shared, start=1005, chunk=1), BUDGET)
-    (row,) = scores(1)
-    got = method.select(told(row, 0, shared, start=1006, chunk=2), BUDGET)
-    assert got.tolist() == best(row.tolist(), BUDGET)
-
-
 # Settings
 
 

@@ -163,13 +163,10 @@ def test_template_refuses_names(name: str, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def blocks_of_the_page() -> list[str]:
-    text = (PLUGINS.parent / "docs" / "plugins.md").read_text("utf-8")
-    return re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-
-
 def test_the_examples_of_the_page_conform(tmp_path: Path) -> None:
-    examples = [block for block in blocks_of_the_page() if "\n@re" in block]
+    text = (PLUGINS.parent / "docs" / "plugins.md").read_text("utf-8")
+    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    examples = [block for block in blocks if "\n@re" in block]
     assert len(examples) == 2
     path = tmp_path / "page.py"
     path.write_text("\n".join(examples), "utf-8")

@@ -139,7 +139,7 @@ def test_interrupted_conversion_leaves_nothing(tiny_gguf: Path, home: Path, stag
 
 
 def test_an_unknown_way_to_cut_text_is_refused(tmp_path: Path, home: Path) -> None:
-    for name in ("llama-bpe", "olmo"):
+    for name in ("llama-bpe", "olmo", "refact"):
         models.pull(str(write_gguf(tmp_path / f"{name}.gguf", pre=name)))
     with pytest.raises(ModelError, match="a-new-way"):
         models.pull(str(write_gguf(tmp_path / "new.gguf", pre="a-new-way")))

@@ -75,29 +75,6 @@ def test_answers_are_those_of_a_cache_on_the_device(
 # What one token of an answer fetches again
 
 
-def fetched_rows(selections: list[list[int]]) -> list[int]:
-    """Rows that are copied for each of these selections, one after the other."""
-
-    class Counted(MemoryStore):
-        rows = 0
-
-        def gather(self, at: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            self.rows += at.shape[0]
-            return super().gather(at)
-
-    store = Counted(2, 4, torch.float32, CPU, on_host=True)
-    k, v = torch.randn(2, 2, 60, 4)
-    store.append(k, v)
-    memory, counts = LayerMemory(0, store), []
-    for one in selections:
-        before, at = store.rows, torch.tensor(one, dtype=torch.long)
-        keys, values = memory.fetch(at)
-        assert torch.equal(keys, k[:, at])
-        assert torch.equal(values, v[:, at])
-        counts.append(store.rows - before)
-    return counts
-
-
 @pytest.mark.parametrize(
     ("selections", "counts"),
     [
@@ -110,4 +87,22 @@ def fetched_rows(selections: list[list[int]]) -> list[int]:
 def test_a_token_fetches_only_what_the_last_one_had_not(
     selections: list[list[int]], counts: list[int]
 ) -> None:
-    assert fetched_rows(selections) == counts
+    """Rows that are copied for each of these selections, one after the other."""
+
+    class Counted(MemoryStore):
+        rows = 0
+
+        def gather(self, at: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            self.rows += at.shape[0]
+            return super().gather(at)
+
+    store = Counted(2, 4, torch.float32, CPU, on_host=True)
+    k, v = torch.randn(2, 2, 60, 4)
+    store.append(k, v)
+    memory = LayerMemory(0, store)
+    for one, count in zip(selections, counts, strict=True):
+        before, at = store.rows, torch.tensor(one, dtype=torch.long)
+        keys, values = memory.fetch(at)
+        assert torch.equal(keys, k[:, at])
+        assert torch.equal(values, v[:, at])
+        assert store.rows - before == count

@@ -81,3 +81,23 @@ def test_an_interrupted_call_is_undone(model: Any, layer: int) -> None:
             logits(attached, cache, 30, 50)
         cache.truncate(30)
         assert torch.equal(logits(attached, cache, 30, 50), want)
+
+
+def test_states_have_no_gradients_and_serve_in_every_mode(model: Any) -> None:
+    with attach(model, WHOLE) as attached, torch.enable_grad():
+        cache = attached.new_cache()
+        with torch.inference_mode():
+            logits(attached, cache, 0, 30)
+            cache.snapshot()
+        logits(attached, cache, 30, 40)
+        logits(attached, cache, 40, 41)
+        assert not any(one.requires_grad for one in cache.states.taken()[0].values())
+        assert not any(
+            one.requires_grad
+            for layer in cache.states.layers
+            for one in layer.conv_states.values()
+            if one is not None
+        )
+        cache.truncate(30)
+        with torch.inference_mode():
+            logits(attached, cache, 30, 31)

@@ -21,14 +21,12 @@ from esa_cli.models.attachment.fingerprint import fingerprint
 from esa_cli.models.attachment.layer_traits import kv_dtype, plain_weight
 from esa_cli.models.loading.quantization import (
     QUANTIZATIONS,
-    bytes_needed,
     kept_bytes,
     quantization_in,
     stays_quantised,
 )
 from esa_cli.models.text_passes.lora_adapter import LoraAdapter
 from esa_cli.models.text_passes.small_decoder import can_be_fused
-from esa_cli.qa.planning.model_shape import weights_of
 from esa_cli.qa.presets.cache_key import model_facts
 
 __all__ = ["home"]
@@ -138,13 +136,6 @@ def test_files_that_cannot_be_loaded_are_refused_at_once(
     path.write_text(json.dumps(config), "utf-8")
     with pytest.raises(ModelError, match="quantised by"):
         load(path.parent)
-
-
-def test_bytes_of_weights(folder: Path) -> None:
-    plain, body = bytes_needed(folder, 4), weights_of(folder, "cpu", 4).body
-    packed = bytes_needed(folder, 4, "int8")
-    assert plain - packed == pytest.approx(body * (4 - 1.01), rel=0.01)
-    assert weights_of(folder, "cpu", 4, "int8").nbytes == packed
 
 
 @pytest.mark.parametrize(

@@ -51,33 +51,6 @@ def session_of(loaded: Any, *method: str) -> Session:
     return Session(loaded.model, loaded.tokenizer, preset.load("tiny-random", method))
 
 
-def test_what_interrupts_reading_or_an_answer_changes_nothing(
-    loaded: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("esa_cli.qa.answering.session.FEED", 300)
-    steps = 0
-
-    def stop() -> None:
-        nonlocal steps
-        steps += 1
-        if steps in (7, 14):
-            raise KeyboardInterrupt
-
-    with session_of(loaded) as session:
-        session.read(TEXT)
-        want = session.ask(QUESTION).text
-        session.begin(session.prompt.document(TEXT))
-        with before_each_layer(loaded.model, stop):
-            for _ in range(2):
-                with pytest.raises(KeyboardInterrupt):
-                    session.resume()
-            session.resume()
-        steps = 0
-        with before_each_layer(loaded.model, stop), pytest.raises(KeyboardInterrupt):
-            session.ask(OTHER)
-        assert session.ask(QUESTION).text == want
-
-
 def test_reading_is_resumed_before_a_last_piece_of_one_token(
     loaded: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -62,6 +62,12 @@ def test_quoted_and_free_answers(folder: Path, book: Path) -> None:
             esa.session  # noqa: B018
 
 
+def test_python_answers_as_the_command_line_does(folder: Path, book: Path) -> None:
+    with Esa.load("tiny-random", [f"model={folder}"], device="cpu") as esa:
+        reply = esa.ask(QUESTION, [esa.ingest(str(book))])
+        assert (reply.answered_from, reply.read) == ("text", False)
+
+
 @pytest.mark.parametrize(("method", "more"), [("infllm", []), (None, ["answer.from=rows"])])
 def test_what_needs_a_method_is_refused(folder: Path, method: str | None, more: list[str]) -> None:
     with pytest.raises(ModelError, match="methods cannot run") as caught:
@@ -79,17 +85,3 @@ def test_asked_from_the_command_line(
     out = capsys.readouterr()
     assert "lamp" in out.out + out.err
     assert out.err.count("answers come from passages found by their words: ESA's methods") == 1
-
-
-@pytest.mark.parametrize("command", [["ingest"], ["compare"], ["ask", "--keep"]])
-def test_what_a_model_cannot_do_names_what_it_can(
-    folder: Path, book: Path, capsys: pytest.CaptureFixture[str], command: list[str]
-) -> None:
-    name, *given = command
-    documents = [str(book)] if name == "ingest" else [str(book), QUESTION]
-    model = ["--preset", "tiny-random", "--model", str(folder)]
-    assert main([name, *documents, *model, *given]) == 5
-    told = capsys.readouterr().err
-    assert "methods cannot run in models of type" in told
-    assert "as `esa ask` does where no --method or --keep" in told
-    assert len(told) < 500

@@ -69,9 +69,6 @@ class Seen(IngestEvents):
     def found(self, book: Book) -> None:
         self.told.append("found")
 
-    def unread(self, document: Document, tokens: int) -> None:
-        self.told.append("unread")
-
     def started(self, document: Document, tokens: int, stored_bytes: int | None) -> None:
         self.told.append(("started", tokens, stored_bytes))
 
