@@ -188,29 +188,12 @@ def test_the_same_start_with_no_later_layer_begins_afresh(layer: int) -> None:
     assert got.tolist() == best(row.tolist(), BUDGET)
 
 
-def test_minus_infinity_counts_as_nothing() -> None:
-    values = scores(2)
-    values[0, ::3] = -INFINITY
-    values[1, :20] = -INFINITY
-    counted = values.clone()
-    counted[values == -INFINITY] = 0.0
-    want = [best(counted[0].tolist(), BUDGET), best(added(*counted), BUDGET)]
-    assert asked(values, QueryState()) == want
-
-
 def test_what_has_no_score_is_never_better_than_what_has_one() -> None:
     """Scores that are logits are below zero; left out are those that a shortlist has not."""
     values = scores(3) - 100.0
     values[:, 10:] = -INFINITY
     for row in asked(values, QueryState()):
         assert max(row) < 10, "BUDGET is less than what has scores"
-    shared = QueryState()
-    score = VoteScore(rule="max", shortlist=10, rotate=False)
-    q, k = torch.randn(6, CHUNK, 8), torch.randn(2, MIDDLE, 8)
-    step = replace(build_step(q, k, low=LOW, after=2, score=score), query=shared)
-    short = torch.nonzero(score.scores(step).isfinite())[:, 0].tolist()
-    single = selector(passage=1)
-    assert set(single.select(step, BUDGET).tolist()) <= set(short)
 
 
 @pytest.mark.parametrize("budget", [MIDDLE, MIDDLE + 1, 1000])

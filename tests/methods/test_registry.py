@@ -142,6 +142,11 @@ def test_load_file(write: Write) -> None:
     assert registry.origin("selector", "none-of-it") == str(path.resolve())
     built = registry.build("selector", {"name": "none-of-it", "share": 1})
     assert built.share == 1.0
+    path = path.with_name("recipe.py")
+    path.write_text(METHOD)
+    for _ in range(2):
+        assert plugin_loading.load_file(path) == [("method", "all-of-it")]
+    assert registry.find_recipe("all-of-it").origin == str(path.resolve())
 
 
 def test_load_file_is_not_credited_with_what_it_imports(
@@ -184,14 +189,6 @@ def test_load_file_that_fails_registers_nothing(write: Write, source: str, messa
     assert "all-of-it" not in [one.name for one in registry.recipes()]
     path.write_text(GOOD)
     assert plugin_loading.load_file(path) == [("selector", "none-of-it")], "mended and tried again"
-
-
-def test_a_file_may_hold_recipes_only(write: Write) -> None:
-    path = write(METHOD)
-    assert plugin_loading.load_file(path) == [("method", "all-of-it")]
-    assert plugin_loading.load_file(path) == [("method", "all-of-it")], "a second time"
-    assert registry.find_recipe("all-of-it").origin == str(path.resolve())
-    assert "all-of-it" in [one.name for one in registry.recipes()]
 
 
 @pytest.mark.parametrize(

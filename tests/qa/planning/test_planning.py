@@ -75,6 +75,30 @@ def test_weights_are_counted_alike_before_and_after_they_are_fetched(
     assert whole.bytes_of(2) == whole.nbytes // 2
 
 
+def test_the_papers_ratios() -> None:
+    """By hand: d' = 128 of d_H = 32 heads of 128 and d_G = 8 of them, in each of 32 layers."""
+    llama = {"hidden_size": 4096, "num_attention_heads": 32, "head_dim": 128}
+    folder = folder_of({**TINY, **llama, "num_key_value_heads": 8}, Path("llama"))
+    planner = plan.Planner(resolve("paper"), folder, dtype=torch.bfloat16, device="cpu")
+    assert planner.ratios == (257 / (4 * 4096 + 3 * 32), 128 / (2 * 1024))
+    assert [round(100 * one, 2) for one in planner.ratios] == [1.56, 6.25]
+
+
+def test_an_index_takes_its_keys_alone_and_the_layers_that_run() -> None:
+    from esa_cli.qa.finding.finder import FinderSizes
+
+    def index(tokens: int, layers: int, dtype: torch.dtype = torch.float32) -> plan.Plan:
+        return make_plan(tokens, dtype=dtype, index=FinderSizes(layers, 128))
+
+    one, both = index(100_000, 1), index(100_000, 2)
+    assert (one.keys_values, one.reduced_keys) == (0, 100_000 * (128 + 8))
+    assert index(10, 1, torch.bfloat16).reduced_keys == 10 * (128 + 8)
+    assert one.operations < both.operations < 2 * one.operations
+    tokens = (100_000 - 10) * plan.TOKEN_BYTES
+    assert one.working == index(10, 1).working + tokens, "it is computed in pieces"
+    assert one.planner.rate_key != make_plan().planner.rate_key
+
+
 @pytest.mark.parametrize(
     ("sizes", "words"),
     [
