@@ -11,12 +11,7 @@ from esa_cli.system import machine
 
 @pytest.mark.parametrize(
     ("text", "size"),
-    [
-        ("1024", 1024),
-        ("8GiB", 8 << 30),
-        ("1.5 GB", 1_500_000_000),
-        ("64Mi", 64 << 20),
-    ],
+    [("1024", 1024), ("8GiB", 8 << 30), ("1.5 GB", 1_500_000_000), ("64Mi", 64 << 20)],
 )
 def test_sizes_are_read(text: str, size: int) -> None:
     assert machine.parse_size(text, "x") == size
