@@ -28,7 +28,6 @@ FORMER, PRESENT = "Gilded Pike", "Crooked Billet"
 LIBRARY_FORMS = {
     "words": [("ingest", "--words", "town")],
     "read": [("ingest", "town", *TINY, "--set", "answer.from=rows")],
-    "ingested": [("ingest", "town", *TINY, "--set", "answer.from=rows")],
     "both": [("ingest", "town", *TINY, "--set", "answer.from=rows"), ("ingest", "--words", "town")],
 }
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -15,7 +15,7 @@ from torch import Tensor
 import esa_cli.documents.readers  # noqa: F401 - registered before a test copies the registry
 from esa_cli.attention.parts import Selector
 from esa_cli.attention.step import LayerState, Step
-from esa_cli.evaluation.conformance import advance, make_step, observed_step
+from esa_cli.evaluation.conformance import make_step, observed_step
 
 
 @pytest.fixture(autouse=True)
@@ -172,54 +172,6 @@ def test_wrong_selectors_fail(name: str) -> None:
     wanted, detail = WRONG_SELECTORS[name]
     assert detail in found[wanted]
     assert set(found) == {wanted}
-
-
-def test_make_step_has_the_shapes_it_says() -> None:
-    step = make_step(middle=20, chunk=3, initial=5, local=7, heads=4, groups=2, dim=8)
-    assert step.queries.shape == (4, 3, 8)
-    assert step.store.span(0, 35)[0].shape == (2, 35, 8)
-    assert (step.low, step.high, step.local, step.start) == (5, 25, 7, 32)
-    later = advance(step, 2)
-    assert (later.low, later.high, later.local, later.start) == (5, 28, 7, 35)
-    step.store.crop(-30)
-    short = advance(replace(later, start=0), 1)
-    assert (short.low, short.high, short.local, short.start) == (0, 0, 7, 7)
-
-
-class Right:
-    """Selectors that use all that the protocol allows."""
-
-    class Ragged(Selector):
-        def allowance(self, step: Step, budget: int) -> int:
-            return step.middle if step.layer == 0 else budget
-
-        def select(self, step: Step, budget: int) -> list[Tensor]:
-            heads = step.queries.shape[0]
-            return [first(step, budget * head // heads) for head in range(heads)]
-
-    class Observing(Selector):
-        def observe(self, step: Step) -> None:
-            assert step.lse is not None
-            assert step.lse.shape == step.queries.shape[:2]
-
-        def select(self, step: Step, budget: int) -> Tensor:
-            assert step.lse is None
-            return first(step, budget)
-
-    class SharedByLayers(Selector):
-        def select(self, step: Step, budget: int) -> Tensor:
-            kept: list[Tensor] = step.turn_state(self)
-            if not kept:
-                kept.append(first(step, budget))
-            return kept[0][:budget]
-
-        def new_turn_state(self) -> list[Tensor]:
-            return []
-
-
-@pytest.mark.parametrize("name", ["Ragged", "Observing", "SharedByLayers"])
-def test_right_selectors_pass(name: str) -> None:
-    assert examine("selector", getattr(Right, name)) == {}
 
 
 @pytest.mark.parametrize("options", [{}, {"initial": 0}, {"local": 0}, {"dtype": torch.float64}])

@@ -21,7 +21,6 @@ from esa_cli.evaluation.calibration.retrieval_heads import (
     HeadRecord,
     NeedleVotes,
     find,
-    judge_voters,
     needle_questions,
     rank_heads,
     smallest_set,
@@ -44,36 +43,6 @@ VOTING = [
 
 
 # Windows and needles: tensors whose answer is known
-
-
-def placed(*bumps: tuple[int, float], middle: int = 160) -> Tensor:
-    """Windows (1, 2, W) of 16 tokens, of votes that stand at single tokens."""
-    votes = torch.zeros(middle)
-    for at, weight in bumps:
-        votes[at] = weight
-    return window_sums(votes, 16)[None]
-
-
-@pytest.mark.parametrize(
-    ("bumps", "found", "margin"),
-    [
-        ([(44, 3.0)], True, 1.0),
-        ([(44, 3.0), (100, 1.0)], True, 0.75),
-        ([(44, 1.0), (100, 3.0)], False, 0.25),
-        # Two together are more than the one that is most.
-        ([(40, 2.0), (45, 2.0), (100, 3.0)], True, 4 / 7),
-        ([(100, 3.0)], False, 0.0),
-        ([], False, 0.0),
-        # Beside the needle: as much in a window with it as in one without.
-        ([(47, 1.0)], True, 0.5),
-    ],
-)
-def test_a_voter_is_judged_by_its_best_window(
-    bumps: list[tuple[int, float]], found: bool, margin: float
-) -> None:
-    which, how = judge_voters(placed(*bumps), range(40, 46), 160, 16)
-    assert which.tolist() == [found]
-    assert how.tolist() == pytest.approx([margin])
 
 
 # The ranking and the set
@@ -197,29 +166,6 @@ def one_finds(monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]:
 
 
 ASKED: list[int] = []
-
-
-def test_the_head_that_finds_is_found(loaded: LoadedModel, one_finds: tuple[int, int]) -> None:
-    told: list[tuple[str, int, int]] = []
-    found = find(
-        loaded,
-        tiny("window.ending=0"),
-        planted(loaded),
-        lambda done, of: told.append(("tokens", done, of)),
-        lambda done, of: told.append(("questions", done, of)),
-    )
-    assert found.heads[0].pair == one_finds
-    assert (found.heads[0].found, found.heads[0].held_out) == (4, 4)
-    assert found.heads[0].margin == 1.0
-    assert all(one.found == 0 == one.margin for one in found.heads[1:])
-    assert one_finds in found.chosen
-    assert len(found.chosen) == 4
-    assert found.hits == found.all_hits == 4
-    assert not found.weak
-    assert (found.ranked_by, found.held_out) == (4, 4)
-    assert found.passage == 16
-    assert told[-1] == ("questions", 8, 8)
-    assert ("tokens", found.tokens, found.tokens) in told
 
 
 def test_needles_stand_where_the_tokens_say(loaded: LoadedModel) -> None:

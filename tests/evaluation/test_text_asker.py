@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bench_rows import longbench_row, write
 from cli_fixtures import cache, esa, surroundings
 from command import TINY, Esa
 from finder_encoder import new_finder, save_finder
@@ -77,9 +76,6 @@ def words(folder: Path, finder: bool = True) -> list[str]:
 
 def evidence(start: int, end: int) -> Passage:
     return Passage("", "", None, 1, None, start, end, "", weight=0.5)
-
-
-# The name
 
 
 # Recall
@@ -169,20 +165,6 @@ def test_selftest_measures_it(esa: Esa, folder: Path, tmp_path: Path, no_prefill
     again = esa("selftest", "needle,passkey", "--len", "1k,2k", *given)
     assert again.code == 0, again.err
     assert len(out.read_text("utf-8").splitlines()) == 9, "nothing is asked again"
-
-
-@pytest.mark.usefixtures("short_answers")
-def test_bench_measures_it(esa: Esa, folder: Path, tmp_path: Path) -> None:
-    write(tmp_path / "qasper.jsonl", [longbench_row("a"), longbench_row("b", input="Which gate?")])
-    given = ["longbench", "--data", str(tmp_path), *TINY, "--quiet", *words(folder), "--json"]
-    done = esa("bench", *given)
-    assert done.code == 0, done.err
-    rows = json.loads(done.out)["rows"]
-    assert [(row["method"], row["id"]) for row in rows] == [
-        ("preset", "a"), ("preset", "b"), ("text", "a"), ("text", "b")
-    ]  # fmt: skip
-    assert all(0 <= row["score"] <= 1 for row in rows)
-    assert rows[0]["settings"] != rows[2]["settings"]
 
 
 def test_compare_shows_it_beside_rows(esa: Esa, folder: Path, tmp_path: Path) -> None:

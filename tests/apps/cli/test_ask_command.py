@@ -117,16 +117,8 @@ def test_that_the_documents_do_not_say_is_said_once(esa: Esa, note: str) -> None
     assert (result.data["found"], result.data["quotation"]) == (False, None)
 
 
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        (NOT_TOLD, True),
-        ("The documents do not say.", True),
-        ("the passages don't mention a horse.", True),
-        ("The documents do not say what the horse's name was.", True),
-        ("The documents were burnt.", False),
-        ("He said that the documents do not say.", False),
-    ],
-)
-def test_words_that_the_documents_do_not_say(text: str, told: bool) -> None:
-    assert says_not_told(text) is told
+def test_words_that_the_documents_do_not_say() -> None:
+    told = (NOT_TOLD, "the passages don't mention a horse.", "The documents do not say who.")
+    assert all(map(says_not_told, told))
+    assert not says_not_told("He said that the documents do not say.")
+    assert not says_not_told("The documents were burnt.")

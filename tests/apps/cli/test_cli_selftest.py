@@ -136,16 +136,3 @@ def test_compare_shows_answers_and_passages(esa: Esa, note: str) -> None:
         "--methods must name a method",
     )
     fail(esa("compare", note, *TINY), 2, "the question is missing", "esa compare book.txt")
-
-
-def test_methods_are_listed_with_source_and_cost(esa: Esa) -> None:
-    out = esa("methods").out
-    data = json.loads(esa("methods", "--json").out)
-    names = {row["name"] for row in data}
-    wanted = {"esa", "esa-individual", "streaming-llm", "lm-infinite", "lm-infinite-topk"}
-    wanted |= {"infllm", "tokenselect", "quest", "loki", "origin", "ntk", "ntk-dynamic", "yarn"}
-    assert wanted <= names
-    assert all(name in out for name in names)
-    ours = [row for row in data if row["name"] in wanted]
-    assert all(row["source"] and row["cost"] and row["about"] for row in ours)
-    assert "arXiv" in esa("methods", "--long").out

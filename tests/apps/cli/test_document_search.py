@@ -19,7 +19,7 @@ from esa_cli.system import files
 
 __all__ = ["cache", "esa", "surroundings"]
 
-THINGS = (
+THINGS = [
     "harp",
     "anvil",
     "loom",
@@ -30,7 +30,7 @@ THINGS = (
     "orchard",
     "quarry",
     "mill",
-)
+]
 
 
 @pytest.fixture

@@ -137,14 +137,6 @@ def test_a_document_in_the_library_is_found_by_its_index(run: Esa) -> None:
     assert {one["document"] for one in done.data["passages"]} == {"gate.txt"}
 
 
-def test_a_document_is_read_first_where_it_is_told(run: Esa) -> None:
-    done = run("find", "boat.txt", "zeppelin", "--read", "first", "--no-keep", "--json")
-    assert (done.code, done.data["read"]) == (0, True)
-    assert Library().entries() == []
-    assert run("find", "boat.txt", "zeppelin", "--read", "first").code == 0
-    assert [entry.rows for entry in Library().entries()] == ["index"]
-
-
 def test_the_library_is_searched(run: Esa) -> None:
     fail(run("find", "--library", WORDS), 2, "the library has no documents")
     assert run("ingest", "gate.txt", "--set", "answer.finder=null").code == 0

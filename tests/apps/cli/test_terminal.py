@@ -16,19 +16,6 @@ from esa_cli.apps.cli.output.terminal import Reporter
 BIDI = "\u202eevil\u202c \u2066x\u2069 \u200f\u061c"
 
 
-def test_tables_in_a_pipe_have_their_columns_and_all_their_lines(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    terminal.print_table(
-        ("id", "text"), [("a", "two\nlines"), ("\u6771\u4eac", "one"), ("", "x" * 200)]
-    )
-    assert capsys.readouterr().out.splitlines() == [
-        "id    text", "a     two", "      lines", "\u6771\u4eac  one", f"      {'x' * 200}",
-    ]  # fmt: skip
-    terminal.print_table(("", ""), [])
-    assert capsys.readouterr().out == ""
-
-
 def test_words_of_documents_are_shown_as_they_are(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -54,9 +41,6 @@ def test_words_of_documents_are_shown_as_they_are(
     assert json.loads(told) == {"said": said}
     assert "\\u202e" in told
     assert not set(BIDI) & set(told) - {*"evil x"}
-
-
-PATH = "/srv/documents/a-folder-with-a-long-name/book.txt"
 
 
 class Terminal(io.StringIO):
