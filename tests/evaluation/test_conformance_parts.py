@@ -39,12 +39,6 @@ class Scores:
             blocks = (logits.sum(dim=(0, 1)) for _, logits in step.head_logits(False))
             return next(blocks, step.queries.new_zeros(0))
 
-    class Undecided(Score):
-        features: Any = "perhaps"
-
-        def scores(self, step: Step) -> Tensor:
-            return torch.zeros(step.middle)
-
     class CountsSteps(Score):
         features: bool = False
         seen: list[int] = field(default_factory=list, init=False)
@@ -67,25 +61,19 @@ class Scores:
             blocks = [block.sum(dim=(0, 1)) for _, block in step.head_logits(True)]
             return torch.cat(blocks) if blocks else torch.zeros(0)
 
-    class NeedsOne(Score):
-        features: bool = True
-
-        def scores(self, step: Step) -> Tensor:
-            return torch.cat([block.amax(dim=0) for _, block in step.sums(False)])
-
 
 MEMBERS = "declares its members"
 RESULTS = "valid results on random steps"
 PROJECTIONS = "valid projections"
+SCALES = "query_scale (C,)"
+FREQUENCIES = "frequencies (D / 2,)"
 PLACED = "positions of near and far tokens"
 WRONG_SCORES = {
     "NotANumber": (RESULTS, "100 are not finite"),
     "FirstBlockOnly": (RESULTS, "more than one block of keys: scores: torch.float32 (1020,)"),
-    "Undecided": (MEMBERS, "'perhaps'"),
     "CountsSteps": (RESULTS, "another result on an equal step"),
     "ScribblesOnReducedKeys": (RESULTS, "the reduced keys changed"),
     "RotatesInSilence": ("declares whether it rotates", "rotates is False"),
-    "NeedsOne": (RESULTS, "empty M: raised"),
 }
 
 
@@ -104,7 +92,6 @@ class Maps(Projection):
     apart: int = 0
     mix: bool = False
     noise: bool = False
-    running: bool = False
     double: bool = False
     write: bool = False
 
@@ -115,8 +102,6 @@ class Maps(Projection):
     def keys(self, k: Tensor) -> Tensor:
         out = k.mul_(2) if self.write else k
         out = out[:, : 3 + self.apart]
-        out = out.double() if self.double else out
-        out = out.cumsum(dim=0) if self.running else out
         return out - out.mean(dim=0) if self.mix else out
 
 
@@ -125,9 +110,8 @@ class Maps(Projection):
     [
         (Maps(apart=1), PROJECTIONS, "queries: torch.float32 (1, 3), not numbers (1, 4)"),
         (Maps(mix=True), PROJECTIONS, "apart"),
-        (Maps(noise=True), PROJECTIONS, "two fits map equal queries"),
-        (Maps(running=True), PROJECTIONS, "key 50 of 100 is mapped"),
         (Maps(double=True), PROJECTIONS, "torch.float32 became torch.float64 queries"),
+        (Maps(noise=True), PROJECTIONS, "two fits map equal queries"),
         (Maps(write=True), PROJECTIONS, "queries or keys were written over"),
     ],
 )
@@ -218,56 +202,21 @@ def test_encodings_leave_the_positions_they_are_given_alone() -> None:
     assert "usual: the positions `at` were written over" in found[PLACED]
 
 
-class Encodings:
-    """Encodings whose optional members are broken, one each; `WRONG_MEMBERS` has the complaint."""
-
-    class NoLimit(FixedDistance):
-        max_distance: Any = 0
-
-    class OneScale(FixedDistance):
-        def query_scale(self, at: Tensor) -> Tensor:
-            return torch.ones(1)
-
-    class LostScale(FixedDistance):
-        def query_scale(self, at: Tensor) -> Tensor:
-            return at.float().log()
-
-    class CommonScale(FixedDistance):
-        def query_scale(self, at: Tensor) -> Tensor:
-            return at.float() - at[0] + 1
-
-    class EveryFrequency(FixedDistance):
-        def frequencies(self, inverse: Tensor, factor: float, length: int) -> tuple[Tensor, float]:
-            return torch.cat((inverse, inverse)), factor
-
-    class Overwritten(FixedDistance):
-        def frequencies(self, inverse: Tensor, factor: float, length: int) -> tuple[Tensor, float]:
-            return inverse.div_(2), factor
-
-    class NoFactor(FixedDistance):
-        def frequencies(self, inverse: Tensor, factor: float, length: int) -> tuple[Tensor, Any]:
-            return inverse, None
-
-    class Restless(FixedDistance):
-        def frequencies(self, inverse: Tensor, factor: float, length: int) -> tuple[Tensor, float]:
-            return inverse * torch.rand(1), factor
-
-
-WRONG_MEMBERS = {
-    "NoLimit": (MEMBERS, "max_distance is 0"),
-    "OneScale": ("query_scale (C,)", "8 queries from 0: factors: torch.float32 (1,)"),
-    "LostScale": ("query_scale (C,)", "factors: 2 are not finite"),
-    "CommonScale": ("query_scale (C,)", "alone, the last factor is another"),
-    "EveryFrequency": ("frequencies (D / 2,)", "D = 8, 1 tokens: frequencies: torch.float32 (8,)"),
-    "Overwritten": ("frequencies (D / 2,)", "the frequencies it is given change"),
-    "NoFactor": ("frequencies (D / 2,)", "the factor is None"),
-    "Restless": ("frequencies (D / 2,)", "other frequencies the second time"),
-}
-
-
-@pytest.mark.parametrize("name", WRONG_MEMBERS)
-def test_wrong_optional_members_fail(name: str) -> None:
-    found = examine("position", getattr(Encodings, name))
-    wanted, detail = WRONG_MEMBERS[name]
+@pytest.mark.parametrize(
+    ("member", "broken", "wanted", "detail"),
+    [
+        ("query_scale", lambda at: torch.ones(1), SCALES, "factors: torch.float32 (1,)"),
+        ("query_scale", lambda at: at.float().log(), SCALES, "factors: 2 are not finite"),
+        ("query_scale", lambda at: at.float() - at[0] + 1, SCALES, "alone, the last factor"),
+        ("frequencies", lambda f, *_: (torch.cat((f, f)), 1.0), FREQUENCIES, "torch.float32 (8,)"),
+        ("frequencies", lambda f, *_: (f.div_(2), 1.0), FREQUENCIES, "it is given change"),
+        ("frequencies", lambda f, *_: (f, None), FREQUENCIES, "the factor is None"),
+        ("frequencies", lambda f, *_: (f * torch.rand(1), 1.0), FREQUENCIES, "the second time"),
+        ("max_distance", 0, MEMBERS, "max_distance is 0"),
+    ],
+)
+def test_wrong_optional_members_fail(member: str, broken: Any, wanted: str, detail: str) -> None:
+    value = (lambda self, *given: broken(*given)) if callable(broken) else broken
+    found = examine("position", type("Broken", (FixedDistance,), {member: value}))
     assert detail in found[wanted]
     assert set(found) == {wanted}

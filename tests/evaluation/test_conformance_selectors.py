@@ -48,22 +48,6 @@ class Uncut(LayerState):
 class Selectors:
     """One broken selector each; `WRONG_SELECTORS` is what the suite has to say."""
 
-    class Duplicates(Selector):
-        def select(self, step: Step, budget: int) -> Tensor:
-            return first(step, budget) // 2
-
-    class TooFar(Selector):
-        def select(self, step: Step, budget: int) -> Tensor:
-            return first(step, budget) + 1
-
-    class Greedy(Selector):
-        def select(self, step: Step, budget: int) -> Tensor:
-            return first(step, step.middle)
-
-    class Random(Selector):
-        def select(self, step: Step, budget: int) -> Tensor:
-            return torch.randperm(step.middle)[:budget].sort().values
-
     class Scribbler(Selector):
         def select(self, step: Step, budget: int) -> Tensor:
             step.queries.mul_(2)
@@ -102,26 +86,6 @@ class Selectors:
         def after_survey(self, turn: Any) -> Any:
             return turn.layer_scores
 
-    class SumsPerhaps(First):
-        sums_layers: Any = "perhaps"
-
-    class RandomInLateLayers(Selector):
-        def select(self, step: Step, budget: int) -> Tensor:
-            some = torch.randperm(step.middle)[:budget].sort().values
-            return some if step.layer > 20 else first(step, budget)
-
-    class OneHeadTooFar(Selector):
-        def select(self, step: Step, budget: int) -> list[Tensor]:
-            rows = [first(step, budget)] * (step.queries.shape[0] - 1)
-            return [*rows, first(step, budget) + 1]
-
-    class Fraction(Selector):
-        def allowance(self, step: Step, budget: int) -> Any:
-            return budget / 2
-
-        def select(self, step: Step, budget: int) -> Tensor:
-            return first(step, budget)
-
     class OverItsAllowance(Selector):
         def allowance(self, step: Step, budget: int) -> int:
             return budget // 2
@@ -137,21 +101,13 @@ BUILDS = "builds a frozen dataclass of its base class"
 MEMBERS = "declares its members"
 RESULTS = "valid results on random steps"
 WRONG_SELECTORS = {
-    "Duplicates": (RESULTS, "ascending offsets"),
-    "TooFar": (RESULTS, "k > M: raised ValueError: must select ascending offsets below 7"),
-    "Greedy": (RESULTS, "usual: raised ValueError: must select ascending offsets below 100, at"),
-    "Random": (RESULTS, "another result on an equal step"),
     "Scribbler": (RESULTS, "the queries changed"),
     "Vandal": (RESULTS, "the values changed"),
     "NotEmpty": (RESULTS, "empty M: raised AssertionError: nothing to choose from"),
-    "OneHeadTooFar": (RESULTS, "k > M: "),
-    "Fraction": (RESULTS, "usual: allowance is 8.0"),
     "OverItsAllowance": (RESULTS, "below 100, at most 8"),
     "Remembers": ("works after the store is cropped", "ascending offsets below 6"),
     "RemembersInItself": (RESULTS, "an answer's token: another result"),
-    "RandomInLateLayers": (RESULTS, "a late layer: another result"),
     "NothingAfter": (MEMBERS, "no attribute 'layer_scores'"),
-    "SumsPerhaps": (MEMBERS, "sums_layers is 'perhaps'"),
     "Idle": (BUILDS, "abstract method"),
 }
 
@@ -164,6 +120,29 @@ def test_a_selector_that_ends_the_program_fails(error: BaseException) -> None:
 
     found = examine("selector", Ends)
     assert any(f"raised {type(error).__name__}" in detail for detail in found.values())
+
+
+@pytest.mark.parametrize(
+    ("choose", "detail"),
+    [
+        (lambda step, some: some // 2, "ascending offsets"),
+        (lambda step, some: some + 1, "k > M: raised ValueError: must select ascending offsets"),
+        (lambda step, some: torch.arange(step.middle), "offsets below 100, at most 16"),
+        (lambda step, some: [*[some] * (len(step.queries) - 1), some + 1], "k > M: "),
+        (
+            lambda step, some: torch.randperm(step.middle)[: len(some)].sort().values,
+            "an equal step",
+        ),
+    ],
+)
+def test_wrong_choices_fail(choose: Any, detail: str) -> None:
+    class Broken(Selector):
+        def select(self, step: Step, budget: int) -> Any:
+            return choose(step, first(step, budget))
+
+    found = examine("selector", Broken)
+    assert set(found) == {RESULTS}
+    assert detail in found[RESULTS]
 
 
 @pytest.mark.parametrize("name", WRONG_SELECTORS)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from cli_fixtures import cache, runner, surroundings
+from cli_fixtures import runner
 from command import Esa
 from conftest import ModelFactory, build_step
 from torch import Tensor
@@ -33,8 +33,6 @@ from esa_cli.models.loading.load import LoadedModel
 from esa_cli.qa.answering.prompt import PromptTokens
 from esa_cli.qa.presets import preset
 from esa_cli.qa.presets.preset import Preset
-
-__all__ = ["cache", "surroundings"]
 
 VOTING = [
     "score.name=vote", "selector.name=consensus", "selector.passage=16", "reading=local",

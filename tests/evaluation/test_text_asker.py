@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_fixtures import cache, esa, surroundings
 from command import TINY, Esa
 from finder_encoder import new_finder, save_finder
 from reader_models import wide_model
@@ -26,7 +25,6 @@ from esa_cli.qa.answering.session import Session
 from esa_cli.qa.finding.passage import Passage
 from esa_cli.qa.presets import preset
 
-__all__ = ["cache", "esa", "surroundings"]  # fixtures
 pytestmark = pytest.mark.usefixtures("surroundings")
 
 FROM_TEXT = ["answer.from=text", "answer.form=span", "answer.passages=4", "context=8192"]

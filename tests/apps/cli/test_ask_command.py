@@ -7,13 +7,10 @@ import os
 from pathlib import Path
 
 import pytest
-from cli_fixtures import cache, esa, note, surroundings
 from command import TINY, Esa, fail
 
 from esa_cli.apps.cli.output.answer_output import NOT_FOUND
 from esa_cli.qa.answering.reply import NOT_TOLD, says_not_told
-
-__all__ = ["cache", "esa", "note", "surroundings"]
 
 pytestmark = pytest.mark.usefixtures("surroundings")
 

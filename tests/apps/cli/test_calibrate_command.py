@@ -7,14 +7,12 @@ from pathlib import Path
 
 import pytest
 from calibration_tools import small_files
-from cli_fixtures import cache, runner, surroundings
+from cli_fixtures import runner
 from command import TINY, Esa
 
 from esa_cli.attention.compression import Learned
 from esa_cli.evaluation.calibration.fitted_maps import METHODS
 from esa_cli.models.attachment.fingerprint import fingerprint_in
-
-__all__ = ["cache", "surroundings"]
 
 
 @pytest.fixture

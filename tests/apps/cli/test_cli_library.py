@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_fixtures import cache, runner, surroundings
+from cli_fixtures import runner
 from command import TINY as TINY_MODEL
 from command import Esa
 from forked import child, ended, killed
@@ -28,8 +28,6 @@ from esa_cli.errors import ResourceError
 from esa_cli.qa.api import Esa as Asker
 from esa_cli.storage.library import Library
 from esa_cli.storage.library.disk import MARKER
-
-__all__ = ["cache", "surroundings"]
 
 TINY = [*TINY_MODEL, "--set", "window.chunk=128"]
 GATE = "The gate opens at nine, and the keeper has the only key. " * 25

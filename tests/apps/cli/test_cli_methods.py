@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from cli_fixtures import cache, runner, surroundings
+from cli_fixtures import runner
 from command import Esa
 from conftest import copy_registries
 
@@ -14,8 +14,6 @@ import esa_cli.documents.readers  # noqa: F401 - registered before a test copies
 from esa_cli.methods import registry
 from esa_cli.qa.presets import preset, resolved_preset
 from esa_cli.qa.presets.resolved_preset import resolve
-
-__all__ = ["cache", "surroundings"]
 
 TINY = ["--preset", "tiny-random", "--device", "cpu", "--dtype", "float32"]
 SHORT = [*TINY, "--max-new-tokens", "2", "--quiet"]

@@ -11,10 +11,8 @@ import time
 from pathlib import Path
 
 import pytest
-from cli_fixtures import cache, esa, note, surroundings
 from command import QUICK, ROOT, TINY, Esa, fail, listen
 
-__all__ = ["cache", "esa", "note", "surroundings"]
 pytestmark = pytest.mark.usefixtures("surroundings")
 
 SMALL = [*QUICK, "--no-dense", "--quiet", "--samples", "2"]

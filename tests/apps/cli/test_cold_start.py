@@ -9,14 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from cli_fixtures import cache, esa, note, surroundings
 from command import TINY, Esa, fail
 from tiny_finder import tiny_finder
-
-__all__ = ["cache", "esa", "note", "surroundings"]
-
-pytestmark = pytest.mark.usefixtures("surroundings")
-
 
 ROOT = Path(__file__).parents[3]
 QUESTION = "When does the gate open?"

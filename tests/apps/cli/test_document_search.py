@@ -9,15 +9,12 @@ import sqlite3
 from pathlib import Path
 
 import pytest
-from cli_fixtures import cache, esa, surroundings
 from command import TINY, Esa, Result
 
 from esa_cli.documents import document
 from esa_cli.storage.library import Library
 from esa_cli.storage.library import catalogue as catalogue_file
 from esa_cli.system import files
-
-__all__ = ["cache", "esa", "surroundings"]
 
 THINGS = [
     "harp",

@@ -9,12 +9,9 @@ import re
 from pathlib import Path
 
 import pytest
-from cli_fixtures import cache, esa, finder, surroundings
 from command import TINY, Esa, Result, fail
 
 from esa_cli.storage.library import Library
-
-__all__ = ["cache", "esa", "finder", "surroundings"]
 
 BOAT = "A grey boat lies at the pier, and nobody knows whose it is. " * 25
 KEY = "Captain Ahab has the only key of the [red]northern[/red] gate :smile:. "

@@ -12,13 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_fixtures import cache, esa, note, surroundings
 from command import ROOT, TINY, Esa, fail, listen
 
 from esa_cli.apps.cli.cli_app import GROUPS, REPLACED, command, present_arguments
 from esa_cli.apps.cli.options.options import ModelOptions
-
-__all__ = ["cache", "esa", "note", "surroundings"]
 
 pytestmark = pytest.mark.usefixtures("surroundings")
 

@@ -14,15 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_fixtures import cache, esa, finder, surroundings
 from command import TINY, Result
 
 from esa_cli.apps.cli import open_esa as opening
 from esa_cli.qa.answering.reply import Reply
 from esa_cli.qa.api import Esa
 from esa_cli.storage.library import Library
-
-__all__ = ["cache", "esa", "finder", "surroundings"]
 
 GATE = "The gate opens at nine, and the keeper has the only key. " * 25
 BOAT = "A grey boat lies at the pier, and nobody knows whose it is. " * 25

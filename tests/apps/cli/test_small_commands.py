@@ -10,16 +10,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from cli_fixtures import cache, esa, note, surroundings
 from command import TINY, Esa, fail
 
 from esa_cli import models
 from esa_cli.evaluation.tasks.chronicle_task import Reworded
 from esa_cli.models.files import model_reference
-
-__all__ = ["cache", "esa", "note", "surroundings"]
-
-pytestmark = pytest.mark.usefixtures("surroundings")
 
 
 def test_plan_tells_what_it_takes(esa: Esa, note: str, monkeypatch: pytest.MonkeyPatch) -> None:
