@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from cli_fixtures import runner
-from command import Esa
+from command import TINY, Esa
 from conftest import ModelFactory, build_step
 from torch import Tensor
 
@@ -193,18 +191,12 @@ def test_heads_are_query_heads(kind: str, make_model: ModelFactory, loaded: Load
 
 # The command
 
-TINY = ["--preset", "tiny-random", "--device", "cpu", "--dtype", "float32"]
 FEW = [word for one in [*VOTING, "window.ending=0"] for word in ("--set", one)]
 SHORT = ["--length", "1500", "--questions", "8"]
 
 
-@pytest.fixture
-def esa(surroundings: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Esa:
-    return runner(capsys, "heads")
-
-
 def test_json_and_a_setting(esa: Esa, one_finds: tuple[int, int]) -> None:
-    result = esa(*TINY, *FEW, *SHORT, "--json", "--quiet")
+    result = esa("heads", *TINY, *FEW, *SHORT, "--json", "--quiet")
     assert (result.code, result.err) == (0, "")
     data = json.loads(result.out)
     assert data["heads"][0] == {
@@ -231,6 +223,6 @@ def test_json_and_a_setting(esa: Esa, one_finds: tuple[int, int]) -> None:
 def test_mistakes_are_refused_before_the_model_is_loaded(
     esa: Esa, arguments: list[str], code: int
 ) -> None:
-    result = esa(*TINY, *arguments)
+    result = esa("heads", *TINY, *arguments)
     assert (result.code, result.out) == (code, "")
     assert "loading the model" not in result.err

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from calibration_tools import small_files
-from cli_fixtures import runner
 from command import TINY, Esa
 
 from esa_cli.attention.compression import Learned
@@ -15,18 +14,11 @@ from esa_cli.evaluation.calibration.fitted_maps import METHODS
 from esa_cli.models.attachment.fingerprint import fingerprint_in
 
 
-@pytest.fixture
-def esa(
-    surroundings: None,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> Esa:
-    """`esa` in a folder of its own with a text."""
+@pytest.fixture(autouse=True)
+def text(surroundings: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("esa_cli.qa.answering.session.FEED", 128)
     lines = [f"Gate {i} opens at {i % 24}, unless cat {i * i} sleeps.\n" for i in range(20)]
-    (tmp_path / "note.md").write_text("".join(lines), "utf-8")
-    return runner(capsys)
+    Path("note.md").write_text("".join(lines), "utf-8")
 
 
 def test_the_command_from_a_text_to_an_answer(esa: Esa, tmp_path: Path) -> None:

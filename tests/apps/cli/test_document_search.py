@@ -16,18 +16,9 @@ from esa_cli.storage.library import Library
 from esa_cli.storage.library import catalogue as catalogue_file
 from esa_cli.system import files
 
-THINGS = [
-    "harp",
-    "anvil",
-    "loom",
-    "kiln",
-    "sundial",
-    "ferry",
-    "belfry",
-    "orchard",
-    "quarry",
-    "mill",
-]
+THINGS = (
+    "harp", "anvil", "loom", "kiln", "sundial", "ferry", "belfry", "orchard", "quarry", "mill",
+)  # fmt: skip
 
 
 @pytest.fixture
