@@ -397,7 +397,7 @@ def test_the_command(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_the_command_says_what_is_wrong_first_and_ends_with_seven(
-    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(q("1", "a.txt"), "{", q("2", "gone.txt"))
     result = command(monkeypatch, FakeAsker(), "q.jsonl", "--out", "out.jsonl")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ from fake_asker import FakeAsker
 
 from esa_cli.apps import conversation
 from esa_cli.apps.cli.commands import chat_command as chat
-from esa_cli.apps.cli.output import terminal as render
 from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.apps.conversation import Conversation
 from esa_cli.errors import ResourceError
@@ -33,21 +31,9 @@ def asker() -> FakeAsker:
     return FakeAsker()
 
 
-class LateReporter(Reporter):
-    """Looks for standard error when it writes: a fixture's is not the test's."""
-
-    @property
-    def console(self) -> Any:
-        return render.make_console(sys.stderr)
-
-    @console.setter
-    def console(self, value: Any) -> None:
-        pass
-
-
 @pytest.fixture
 def lines(asker: FakeAsker) -> Conversation:
-    return Conversation(asker, ["alpha"], ["a.txt"], LateReporter(), passages=3)
+    return Conversation(asker, ["alpha"], ["a.txt"], Reporter(), passages=3)
 
 
 def test_only_the_oldest_turns_are_forgotten_and_only_as_many_as_need_be(
@@ -83,7 +69,7 @@ def test_mistakes_do_not_end_the_talk(lines: Conversation, asker: FakeAsker) -> 
 
 
 def test_save_markdown(asker: FakeAsker, tmp_path: Path) -> None:
-    lines = Conversation(asker, ["alpha"], ["b\udcff.txt"], LateReporter(), passages=3)
+    lines = Conversation(asker, ["alpha"], ["b\udcff.txt"], Reporter(), passages=3)
     asker.answers["two"] = "zwei\nlines"
     lines.take_line("one")
     lines.take_line("two")

@@ -17,7 +17,7 @@ from esa_cli.evaluation.bench.bench_run import BenchSelection
 
 @pytest.mark.parametrize("second", [longbench_row("a"), longbench_row("b", input="")])
 def test_records_of_one_name_or_without_a_question_are_refused(
-    second: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    second: dict[str, Any], tmp_path: Path
 ) -> None:
     write(tmp_path / "qasper.jsonl", [longbench_row("a"), second])
     selection = BenchSelection(bench.find("longbench"), tmp_path, ["qasper"])

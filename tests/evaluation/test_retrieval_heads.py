@@ -38,12 +38,6 @@ VOTING = [
 ]  # fmt: skip
 
 
-# Windows and needles: tensors whose answer is known
-
-
-# The ranking and the set
-
-
 def head(layer: int, number: int, found: int, margin: float = 0.5) -> HeadRecord:
     return HeadRecord(layer, number, found, 0, margin)
 
@@ -65,9 +59,6 @@ def test_the_smallest_set_that_finds_as_much_as_all_is_enough() -> None:
     assert smallest_set(best, {4: 8, 5: 11, 6: 11, 7: 10}, 12) == 5, (
         "none is: the fewest of the best"
     )
-
-
-# Votes of one question
 
 
 def votes_of(size: int, sets: list[Any]) -> tuple[NeedleVotes, list[Step], VoteScore]:
@@ -114,9 +105,6 @@ def test_a_set_votes_by_the_sum_of_its_layers() -> None:
         votes = torch.stack([replace(score, heads=one).scores(step) for step in steps]).sum(dim=0)
         torch.testing.assert_close(row, window_sums(votes, 8))
     assert needle_votes.judge_sets().shape == (4,)
-
-
-# A model in which one head finds
 
 
 def tiny(*settings: str) -> Preset:
@@ -188,8 +176,6 @@ def test_heads_are_query_heads(kind: str, make_model: ModelFactory, loaded: Load
     assert all(0 <= one.margin <= 1 for one in found.heads)
     assert min(4, 2 * count) <= len(found.chosen) <= min(16, 2 * count)
 
-
-# The command
 
 FEW = [word for one in [*VOTING, "window.ending=0"] for word in ("--set", one)]
 SHORT = ["--length", "1500", "--questions", "8"]

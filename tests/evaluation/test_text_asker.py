@@ -76,9 +76,6 @@ def evidence(start: int, end: int) -> Passage:
     return Passage("", "", None, 1, None, start, end, "", weight=0.5)
 
 
-# Recall
-
-
 def test_recall_is_of_the_first_three_and_the_reason_of_all_that_was_read() -> None:
     fact = Fact("x" * 10, 10, 20, 0.5)
     assert covered_share(fact, [evidence(0, 15), evidence(12, 18)]) == 0.8, "what overlaps is once"
@@ -90,9 +87,6 @@ def test_recall_is_of_the_first_three_and_the_reason_of_all_that_was_read() -> N
     assert passage_recall_fields(1.0, facts, passages[:1])["why"] == "answered"
     assert passage_recall_fields(0.5, facts, passages[1:3])["why"] == "not selected"
     assert passage_recall_fields(1.0, [], passages) == {"recall": None, "why": None}
-
-
-# The asker
 
 
 def test_a_text_is_read_for_the_finder_and_no_rows_are(
@@ -140,9 +134,6 @@ def test_a_benchmark_checks_questions_first_and_reads_a_document_once(
     assert seen == ["a", "c"]
     assert rows[0]["output"] in TEXT
     assert rows[0]["tokens"] > rows[2]["tokens"] > 100
-
-
-# The commands
 
 
 def test_selftest_measures_it(esa: Esa, folder: Path, tmp_path: Path, no_prefill: None) -> None:

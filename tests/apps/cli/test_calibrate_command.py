@@ -21,7 +21,7 @@ def text(surroundings: None, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("note.md").write_text("".join(lines), "utf-8")
 
 
-def test_the_command_from_a_text_to_an_answer(esa: Esa, tmp_path: Path) -> None:
+def test_the_command_from_a_text_to_an_answer(esa: Esa) -> None:
     command = ["calibrate", "note.md", *TINY, "--rank", "6", "--k", "8"]
     command += ["--k", "999", "--out", "maps.safetensors"]
     code, out, err = esa(*command)

@@ -11,16 +11,16 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from calibration_tools import small_files
 from cli_fixtures import runner
 from command import TINY as TINY_MODEL
 from command import Esa
-from forked import child, ended, killed
+from forked import killed
 from tiny_finder import tiny_finder
 
 from esa_cli.__main__ import main
@@ -158,39 +158,16 @@ def in_child(pipe: int, arguments: list[str]) -> None:
     os._exit(code)
 
 
-def forked(
-    *arguments: str, first: Callable[[], object] = lambda: None, then: Callable[[int], object]
-) -> tuple[int, str]:
-    """Exit code of esa in a child, and what it said; `then` is given its number."""
-    reader, writer = os.pipe()
-
-    def work() -> None:
-        first()
-        in_child(writer, [*arguments])
-
-    number = child(work)
-    os.close(writer)
-    then(number)
-    with open(reader, encoding="utf-8") as stream:
-        said = stream.read()
-    return ended(number), said
-
-
-@needs_fork
 def test_a_limit_on_the_size_of_files_is_a_full_disk(esa: Esa, tmp_path: Path) -> None:
-    import resource
-
     assert esa("ingest", "boat.txt").code == 0
     before = files(tmp_path / "library")
-
-    def limit() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
-
     for command in (["ingest", "gate.txt"], ["ask", "gate.txt", QUESTION, "--keep"]):
-        code, said = forked(*command, first=limit, then=lambda number: None)
-        assert code == 6, said
-        assert f"the library in {tmp_path / 'library'} cannot be changed: File too large" in said
-        assert "esa library prune" in said
+        with small_files(20_000):
+            done = esa(*command)
+        assert done.code == 6, done.err
+        where = f"the library in {tmp_path / 'library'} cannot be changed: File too large"
+        assert where in done.err
+        assert "esa library prune" in done.err
         Library().prune()
         assert files(tmp_path / "library") == before
     assert esa("ingest", "gate.txt").code == 0

@@ -163,8 +163,6 @@ def test_never_asks_the_words_alone(run: Run) -> None:
 def test_what_is_read_for_the_finder_is_kept_unless_told_otherwise(
     run: Run, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...], keep: str, kept: bool
 ) -> None:
-    import io
-
     Path("q.jsonl").write_text(json.dumps({"question": QUESTION, "documents": ["gate.txt"]}))
     monkeypatch.setattr("sys.stdin", io.StringIO(f"{QUESTION}\n"))
     words = (*command, "gate.txt") if command == ("chat",) else command

@@ -15,8 +15,6 @@ from esa_cli.qa.ingestion.library_texts import FileChanges, FileIndexing
 from esa_cli.storage.library import Library
 from esa_cli.system import files
 
-TEXT = "answer.from=text"
-
 
 @pytest.fixture
 def run(surroundings: None, esa: Esa, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Esa:

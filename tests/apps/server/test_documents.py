@@ -94,9 +94,7 @@ def test_a_document_that_cannot_be_read(live: LiveServer, tmp_path: Path) -> Non
         assert str(tmp_path) not in body["error"]["message"]
 
 
-def test_the_list(
-    start: Start, asker: FakeAsker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_list(start: Start, tmp_path: Path) -> None:
     live = start(fixed=[fake_book(TEXT, PAGED)])
     (tmp_path / "open/.hidden").write_text("x", "utf-8")
     (tmp_path / "open/zero.bin").write_bytes(b"a\0b" * 100)
