@@ -28,7 +28,7 @@ def test_another_measurement_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     with journal(path) as first:
         first.add(row("a"))
-    with pytest.raises(UsageError, match="settings.seed"):
+    with pytest.raises(UsageError, match="seed"):
         journal(path, {**HEADER, "settings": {"seed": 1}})
 
 
