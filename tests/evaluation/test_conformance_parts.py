@@ -82,8 +82,8 @@ WRONG_SCORES = {
     "NotANumber": (RESULTS, "100 are not finite"),
     "FirstBlockOnly": (RESULTS, "more than one block of keys: scores: torch.float32 (1020,)"),
     "Undecided": (MEMBERS, "'perhaps'"),
-    "CountsSteps": (RESULTS, "another result on an equal step"),
-    "ScribblesOnReducedKeys": (RESULTS, "the reduced keys changed"),
+    "CountsSteps": (RESULTS, "equal steps give different results"),
+    "ScribblesOnReducedKeys": (RESULTS, "the part changed the reduced keys"),
     "RotatesInSilence": ("declares whether it rotates", "rotates is False"),
     "NeedsOne": (RESULTS, "empty M: raised"),
 }
@@ -125,10 +125,10 @@ class Maps(Projection):
     [
         (Maps(apart=1), PROJECTIONS, "queries: torch.float32 (1, 3), not numbers (1, 4)"),
         (Maps(mix=True), PROJECTIONS, "apart"),
-        (Maps(noise=True), PROJECTIONS, "two fits map equal queries"),
-        (Maps(running=True), PROJECTIONS, "key 50 of 100 is mapped"),
-        (Maps(double=True), PROJECTIONS, "torch.float32 became torch.float64 queries"),
-        (Maps(write=True), PROJECTIONS, "queries or keys were written over"),
+        (Maps(noise=True), PROJECTIONS, "two equal fits project equal queries"),
+        (Maps(running=True), PROJECTIONS, "key 50 of 100 is projected"),
+        (Maps(double=True), PROJECTIONS, "torch.float32 inputs gave torch.float64 queries"),
+        (Maps(write=True), PROJECTIONS, "the projection changed its arguments"),
     ],
 )
 def test_wrong_compressors_fail(projection: Maps, wanted: str, detail: str) -> None:
@@ -162,7 +162,7 @@ def test_compressors_leave_the_moments_alone(name: str) -> None:
             setattr(moments, name, getattr(moments, name) + 1)
 
     found = examine("compressor", Broken)
-    assert "fit changed the moments" in found[PROJECTIONS]
+    assert "fit changed its argument `moments`" in found[PROJECTIONS]
 
 
 @pytest.mark.parametrize("count", [-1, 2.5, True])
@@ -189,14 +189,18 @@ class Bent(FixedDistance):
     ("bend", "wanted", "detail"),
     [
         (lambda p: Positions(p.query[:-1], p.key), PLACED, "(7,)"),
-        (lambda p: p.query, PLACED, "far gives a Tensor, not Positions"),
-        (lambda p: (*p,), PLACED, "far gives a tuple, not Positions"),
+        (lambda p: p.query, PLACED, "far returns a Tensor, not Positions"),
+        (lambda p: (*p,), PLACED, "far returns a tuple, not Positions"),
         (lambda p: Positions(p.query, p.key.tolist()), PLACED, "far keys: list"),
         (lambda p: Positions(p.query, p.key - 5), PLACED, "far keys: 40 are not finite or below 0"),
         (lambda p: Positions(p.query * torch.nan, p.key), PLACED, "far queries: 8 are not finite"),
         (lambda p: Positions(p.query, p.key + 5000), PLACED, "5000"),
         (lambda p: Positions(p.query > 0, p.key), PLACED, "torch.bool"),
-        (lambda p: Positions(p.query + torch.rand(1), p.key), PLACED, "differ the second time"),
+        (
+            lambda p: Positions(p.query + torch.rand(1), p.key),
+            PLACED,
+            "are different the second time",
+        ),
     ],
 )
 def test_wrong_positions_fail(bend: Any, wanted: str, detail: str) -> None:
@@ -215,7 +219,7 @@ def test_encodings_leave_the_positions_they_are_given_alone() -> None:
 
     found = examine("position", Broken)
     assert set(found) == {PLACED}
-    assert "usual: the positions `at` were written over" in found[PLACED]
+    assert "usual: the encoding changed its argument `at`" in found[PLACED]
 
 
 class Encodings:
@@ -257,11 +261,11 @@ WRONG_MEMBERS = {
     "NoLimit": (MEMBERS, "max_distance is 0"),
     "OneScale": ("query_scale (C,)", "8 queries from 0: factors: torch.float32 (1,)"),
     "LostScale": ("query_scale (C,)", "factors: 2 are not finite"),
-    "CommonScale": ("query_scale (C,)", "alone, the last factor is another"),
+    "CommonScale": ("query_scale (C,)", "the last factor is different when alone"),
     "EveryFrequency": ("frequencies (D / 2,)", "D = 8, 1 tokens: frequencies: torch.float32 (8,)"),
-    "Overwritten": ("frequencies (D / 2,)", "the frequencies it is given change"),
+    "Overwritten": ("frequencies (D / 2,)", "the encoding changed its argument `inverse`"),
     "NoFactor": ("frequencies (D / 2,)", "the factor is None"),
-    "Restless": ("frequencies (D / 2,)", "other frequencies the second time"),
+    "Restless": ("frequencies (D / 2,)", "frequencies differ the second time"),
 }
 
 
