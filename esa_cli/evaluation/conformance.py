@@ -66,14 +66,14 @@ def _expect_numbers(name: str, result: Any, *shape: int, smallest: float = -torc
 
 
 @contextmanager
-def _named_case(name: str) -> Iterator[None]:
+def _prefix_failures(case_name: str) -> Iterator[None]:
     """Prefixes the reason of a failure in the block with the name of the test case."""
     try:
         yield
     except NOT_BLAMED:
         raise
     except BaseException as error:
-        raise _CheckFailure(f"{name}: {describe_error(error)}") from error
+        raise _CheckFailure(f"{case_name}: {describe_error(error)}") from error
 
 
 def describe_error(error: BaseException) -> str:
@@ -127,7 +127,7 @@ def part_checks(kind: str, name: str, options: Mapping[str, Any], folded: int) -
     base, suite = SUITES[kind]
     _expect(cls.__dataclass_params__.frozen, f"{cls.__name__}: use @dataclass(frozen=True)")
     _expect(issubclass(cls, base), f"{cls.__name__} is not derived from {base.__name__}")
-    with _named_case(f"check({kind!r}, {name!r}, options)"):
+    with _prefix_failures(f"check({kind!r}, {name!r}, options)"):
         part = registry.build(kind, {**options, "name": name})
     yield from suite(part, folded) if suite is compressor_checks else suite(part)
 
@@ -153,7 +153,7 @@ def _check_steps(call_part: Callable[..., list[Tensor]], cases: dict[str, dict[s
         options = dict(cases[case])
         given = {"budget": options.pop("budget")} if "budget" in options else {}
         step, twin = make_step(**options), make_step(**{**options, "observe": None})
-        with _named_case(case):
+        with _prefix_failures(case):
             results = [row.clone() for row in call_part(step, **given)]
             before = first.setdefault(case, results)
             alike = len(before) == len(results) and all(map(torch.equal, before, results))
@@ -261,7 +261,7 @@ def compressor_checks(compressor: parts.Compressor, folded: int) -> Checks:
     _expect_type("fit_tokens", compressor.fit_tokens, int)
     yield "valid projections"
     for limit in (5, 4096):
-        with _named_case(f"fitted on at most {limit} tokens"):
+        with _prefix_failures(f"fitted on at most {limit} tokens"):
             first, again = fit_projection(limit), fit_projection(limit)
             if first is None and again is None:  # a compressor may leave the keys whole
                 continue
@@ -309,14 +309,14 @@ def position_checks(encoding: parts.PositionEncoding) -> Checks:
         _expect_type("max_distance", encoding.max_distance, int, 1)
     yield "positions of near and far tokens"
     for case, arguments in PLACES.items():
-        with _named_case(case):
+        with _prefix_failures(case):
             _check_positions(encoding, *arguments)
     yield "query_scale (C,)"
     for start, count in ((0, 8), (200, 1), (1_000_000, 40)):
         at = torch.arange(start, start + count)
         factors, alone = (encoding.query_scale(places) for places in (at, at[-1:]))
         if factors is not None or alone is not None:
-            with _named_case(f"{count} queries from {start}"):
+            with _prefix_failures(f"{count} queries from {start}"):
                 _expect_numbers("factors", factors, count, smallest=1e-30)
                 _expect_numbers("the last factor alone", alone, 1, smallest=1e-30)
                 same = factors is not None and alone is not None and factors[-1:].allclose(alone)
@@ -329,7 +329,7 @@ def position_checks(encoding: parts.PositionEncoding) -> Checks:
         again: Any = encoding.frequencies(inverse.clone(), 1.0, length)
         _expect(torch.equal(given, inverse), "the encoding changed its argument `inverse`")
         if first is not None or again is not None:
-            with _named_case(f"D = {dim}, {length} tokens"):
+            with _prefix_failures(f"D = {dim}, {length} tokens"):
                 _expect_numbers("frequencies", first[0], dim // 2, smallest=0)
                 is_factor = isinstance(first[1], int | float) and 0 < first[1] < torch.inf
                 _expect(is_factor, f"the factor is {first[1]!r}, not a number above 0")
@@ -383,7 +383,7 @@ def recipe_checks(name: str) -> Checks:
     """Checks that a recipe returns valid settings in every case, and equal settings twice."""
     yield "valid settings"
     for case, (context, sizes, length) in CASES.items():
-        with _named_case(case):
+        with _prefix_failures(case):
             settings: dict[str, Any] = {"context": context, "window": Window(*sizes)}
             settings["position"] = {"name": "esa", "distance": context // 2}
             base = Preset(name="base", model="any", **settings)
@@ -478,7 +478,7 @@ def advance(
 
 
 def observed_step(step: Step) -> Step:
-    """Returns the step that `observe` gets after attention to initial, local, current tokens."""
+    """Returns the step that `observe` gets after attention to initial and local tokens."""
     chunk, rope = step.queries.shape[1], step.rope
     places = torch.arange(step.local + chunk)
     keys, values = step.store.span(step.start - step.local, step.start + chunk)

@@ -30,7 +30,8 @@ class Case:
 
 @dataclass(frozen=True)
 class DocumentCases:
-    """The questions about one document. `read` reads it, or returns False to skip the document."""
+    """The questions about one document. `read` reads the document, or returns False to skip the
+    questions."""
 
     cases: Sequence[Case]
     read: Callable[[], bool]

@@ -39,12 +39,12 @@ class TextAsker:
         self.session.clear()
         self.session.use(self.preset)
 
-    def check(self, question: str, longest: int) -> None:
+    def check_length(self, question: str, longest: int) -> None:
         """Raises UsageError: the question is empty. LengthError: the question is too long."""
         assert self._esa.spans is not None
         self._esa.spans.check(question, longest)
 
-    def read(self, text: str, progress: Progress | None = None) -> float:
+    def ingest_text(self, text: str, progress: Progress | None = None) -> float:
         """Ingests a text, indexes its words for the preset's finder, and returns the seconds."""
         started = time.perf_counter()
         self._reset_session()

@@ -139,7 +139,7 @@ def test_prune_and_remove_take_what_a_plain_loop_takes(tmp_path: Path, seed: int
         for entry in alive:
             found |= {path for path in paths.documents.iterdir() if path.stem == entry.key}
             found |= {paths.segment_path(name) for name in entry.segments} | {
-                paths.fit_path(entry.fit)
+                paths.projections_path(entry.fit)
             }
         return {path: path.stat().st_size for path in found}
 

@@ -153,7 +153,7 @@ class RecordAsker:
     def check(self, record: BenchRecord) -> None:
         """Raises LengthError: the question and the answer do not fit into the model's window."""
         if self._text is not None:
-            self._text.check(record.question, record.longest)
+            self._text.check_length(record.question, record.longest)
             return
         self.session.clear()
         self._use_prompt(record)
@@ -163,7 +163,7 @@ class RecordAsker:
         self._started = time.monotonic()
         progress = self.reading(record)
         if self._text is not None:
-            self._text.read(record.document, progress)
+            self._text.ingest_text(record.document, progress)
         else:
             self._use_prompt(record)
             self.session.read(record.document, progress)

@@ -77,9 +77,9 @@ def pick_spaced_rows(matrix: Tensor, limit: int) -> Tensor:
     return matrix[torch.linspace(0, matrix.shape[0] - 1, limit, device=matrix.device).long()]
 
 
-def square_loss(full: Tensor, reduced: Tensor) -> Tensor:
+def square_loss(full_scores: Tensor, reduced_scores: Tensor) -> Tensor:
     """Returns the loss of Eq. (7): the mean squared difference of two matrices of scores (Q, n)."""
-    return (full - reduced).square().mean()
+    return (full_scores - reduced_scores).square().mean()
 
 
 @torch.enable_grad()
@@ -129,11 +129,11 @@ def fit_linear(
     return Linear(maps.query_map.contiguous(), maps.key_map.contiguous())
 
 
-def recall_at_k(full: Tensor, reduced: Tensor, k: int) -> float:
+def recall_at_k(full_scores: Tensor, reduced_scores: Tensor, k: int) -> float:
     """Returns recall@k: the mean share of the top k keys that are also top k by reduced scores."""
-    truth = torch.zeros(full.shape, dtype=torch.bool, device=full.device)
-    truth.scatter_(1, full.topk(k, dim=1).indices, True)
-    return float(truth.gather(1, reduced.topk(k, dim=1).indices).double().mean())
+    truth = torch.zeros(full_scores.shape, dtype=torch.bool, device=full_scores.device)
+    truth.scatter_(1, full_scores.topk(k, dim=1).indices, True)
+    return float(truth.gather(1, reduced_scores.topk(k, dim=1).indices).double().mean())
 
 
 @dataclass

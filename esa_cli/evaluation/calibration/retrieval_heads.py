@@ -51,39 +51,44 @@ PASSAGE = 128
 """Number of tokens in a window if the preset does not select whole windows."""
 
 
-def window_stride(size: int) -> int:
+def window_stride(window_size: int) -> int:
     """Returns the number of tokens from the start of one window to the start of the next."""
-    return max(1, size // 8)
+    return max(1, window_size // 8)
 
 
-def window_sums(votes: Tensor, size: int) -> Tensor:
-    """Sums votes (M,), and votes times offsets, over windows of `size` tokens. Returns both sums
-    (2, W), whose quotient is the mean offset of a window's votes. Sums of layers can be added."""
-    size, votes = min(size, votes.shape[0]), votes.cpu().double()
+def window_sums(votes: Tensor, window_size: int) -> Tensor:
+    """Sums votes (M,), and votes times offsets, over windows of `window_size` tokens. Returns both
+    sums (2, W), whose quotient is the mean offset of a window's votes. Layers' sums can be
+    added."""
+    window_size, votes = min(window_size, votes.shape[0]), votes.cpu().double()
     both = torch.stack((votes, votes * torch.arange(votes.shape[0])))
-    return mean_scores(both, size, window_stride(size)) * size
+    return mean_scores(both, window_size, window_stride(window_size)) * window_size
 
 
-def judge_voters(sums: Tensor, needle: range, middle: int, size: int) -> tuple[Tensor, Tensor]:
+def judge_voters(
+    sums: Tensor, needle: range, middle: int, window_size: int
+) -> tuple[Tensor, Tensor]:
     """Judges which voters find a needle, by their `window_sums` (X, 2, W) and the needle's offsets.
 
     Returns hits and margins, both (X,). A hit is True if the best window, centred on its votes,
     contains the needle. With a the votes of the best window that contains the needle, and b those
     of the best window that does not touch it, the margin is a / (a + b), so 0.5 is a draw.
     """
-    size, (votes, moments) = min(size, middle), sums.unbind(dim=1)
+    window_size, (votes, moments) = min(window_size, middle), sums.unbind(dim=1)
 
     def needle_overlap(starts: Tensor) -> Tensor:
-        return (starts + size).clamp(max=needle.stop) - starts.clamp(min=needle.start)
+        return (starts + window_size).clamp(max=needle.stop) - starts.clamp(min=needle.start)
 
     def most_votes(is_window: Tensor) -> Tensor:
         return torch.where(is_window, votes, 0.0).amax(dim=1)
 
-    inside = needle_overlap(torch.arange(votes.shape[1]) * window_stride(size))
-    enough = COVER * min(len(needle), size)
+    inside = needle_overlap(torch.arange(votes.shape[1]) * window_stride(window_size))
+    enough = COVER * min(len(needle), window_size)
     highest, top = votes.max(dim=1, keepdim=True)
     centre = (moments.gather(1, top) / highest.clamp(min=TINY))[:, 0]
-    hits = (highest[:, 0] > 0) & (needle_overlap(centred_start(centre, size, middle)) >= enough)
+    hits = (highest[:, 0] > 0) & (
+        needle_overlap(centred_start(centre, window_size, middle)) >= enough
+    )
     best, elsewhere = most_votes(inside >= enough), most_votes(inside <= 0)
     return hits, best / (best + elsewhere).clamp(min=TINY)
 

@@ -200,7 +200,7 @@ def compare(
             progress = reading(group.names)
             asker = TextAsker(session, group.presets[0]) if group.reading == "text" else None
             if asker is not None:
-                read_s, nbytes = asker.read(text, progress), asker.nbytes
+                read_s, nbytes = asker.ingest_text(text, progress), asker.nbytes
             else:
                 session.clear()
                 session.use(group.presets[0])

@@ -214,7 +214,7 @@ class SelftestRun:
                         # Not every host has a base that can be changed.
                         host = session.attachment.rope.frequencies
                         session.method.position.frequencies(*host, length)
-                    DocumentQuestions(self, session, sample, group).check()
+                    DocumentQuestions(self, session, sample, group).check_lengths()
 
 
 class DocumentQuestions:
@@ -247,12 +247,12 @@ class DocumentQuestions:
                 cases.append(Case(fields, partial(self._ask_question, preset, question)))
         return DocumentCases(cases, self._read_document)
 
-    def check(self) -> None:
+    def check_lengths(self) -> None:
         """Raises LengthError: a question does not fit into the model's window."""
         for preset in self.group.presets:
             for question in self.sample.questions:
                 if self._asker is not None:
-                    self._asker.check(question.text, question.longest)
+                    self._asker.check_length(question.text, question.longest)
                     continue
                 self._use_preset(preset)
                 self.session.check(
@@ -285,7 +285,7 @@ class DocumentQuestions:
         total = run.count_tokens(sample.text)
         progress = run.listener.reading(sample.test, sample.length, group.names, total)
         if self._asker is not None:
-            self._read_s = self._asker.read(sample.text, progress)
+            self._read_s = self._asker.ingest_text(sample.text, progress)
             return True
         self._read_s = run_plan.prefill_for_group(session, run.preset, group, sample.text, progress)
         note = None if group.dense else run_plan.all_in_view(session.document_tokens, group.presets)

@@ -185,7 +185,8 @@ def make_magic_numbers(request: TaskRequest) -> Iterator[TaskSample]:
 def _draw_numbers(dice: StableRandom, words: Sequence[str], values: int) -> Numbers:
     """Draws random numbers of seven digits for each word."""
     return {
-        word: tuple(dice.draw_digits(7, first="123456789") for _ in range(values)) for word in words
+        word: tuple(dice.draw_digits(7, first_digits="123456789") for _ in range(values))
+        for word in words
     }
 
 

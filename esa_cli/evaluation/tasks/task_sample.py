@@ -18,7 +18,7 @@ from esa_cli.errors import UsageError
 from esa_cli.evaluation.tasks import chronicle_task as chronicle
 
 T = TypeVar("T")
-Size = Callable[[str], int]
+TokenCounter = Callable[[str], int]
 """A function that counts the tokens of a text."""
 
 
@@ -32,21 +32,23 @@ class StableRandom:
         """Draws a random number from 0 to below 1."""
         return self._random.random()
 
-    def below(self, n: int) -> int:
-        """Draws a random whole number from 0 to n - 1."""
-        return int(self._random.random() * n)
+    def below(self, limit: int) -> int:
+        """Draws a random whole number from 0 to `limit` - 1."""
+        return int(self._random.random() * limit)
 
-    def some(self, items: Sequence[T], n: int) -> list[T]:
-        """Draws n different items of a sequence in random order."""
+    def some(self, items: Sequence[T], count: int) -> list[T]:
+        """Draws `count` different items of a sequence in random order."""
         pool = list(items)
-        for at in range(n):
+        for at in range(count):
             other = at + self.below(len(pool) - at)
             pool[at], pool[other] = pool[other], pool[at]
-        return pool[:n]
+        return pool[:count]
 
-    def draw_digits(self, n: int, first: str = "0123456789") -> str:
-        """Draws a string of n random digits, whose first digit is one of `first`."""
-        return first[self.below(len(first))] + "".join(str(self.below(10)) for _ in range(n - 1))
+    def draw_digits(self, count: int, first_digits: str = "0123456789") -> str:
+        """Draws a string of `count` random digits, the first of them from `first_digits`."""
+        return first_digits[self.below(len(first_digits))] + "".join(
+            str(self.below(10)) for _ in range(count - 1)
+        )
 
     def draw_uuid(self) -> str:
         """Draws a random UUID of version 4."""
@@ -103,7 +105,7 @@ class TaskRequest:
     haystack caches counts by function."""
 
     length: int
-    size: Size
+    size: TokenCounter
     haystack: Haystack
     samples: int
     seed: int
@@ -132,7 +134,7 @@ class Haystack:
         self.name, self.text = name, text
         self._rest = iter(parts)
         self._parts: list[str] = []
-        self._ends: dict[Size, list[int]] = {}
+        self._ends: dict[TokenCounter, list[int]] = {}
 
     @classmethod
     def from_text(cls, name: str, text: str) -> Haystack:
@@ -151,41 +153,44 @@ class Haystack:
         texts = [document.text.strip("\n") for document in read_documents([source])]
         return cls.from_text(Path(source).name or source, "\n\n".join(texts))
 
-    def cut(self, size: Size, n: int) -> list[str]:
-        """Returns the haystack's first paragraphs, which together have n tokens. The last paragraph
-        may be cut after a sentence; a heading is never cut or left at the end. Raises UsageError:
-        the haystack is shorter."""
-        ends = self._count_tokens(size, n)
-        if not ends or ends[-1] < n:
+    def cut(self, count_tokens: TokenCounter, length: int) -> list[str]:
+        """Returns the haystack's first paragraphs, which together have `length` tokens. The last
+        paragraph may be cut after a sentence; a heading is never cut or left at the end. Raises
+        UsageError: the haystack is shorter."""
+        ends = self._count_tokens(count_tokens, length)
+        available = ends[-1] if ends else 0
+        if not ends or available < length:
             raise UsageError(
-                f"{self.name} must have at least {n:,} tokens, got {ends[-1] if ends else 0:,}",
+                f"{self.name} must have at least {length:,} tokens, got {available:,}",
                 "ask for a shorter length, or use a longer haystack",
             )
-        whole = bisect_left(ends, n)
+        whole = bisect_left(ends, length)
         before = ends[whole - 1] if whole else 0
-        last = cut_paragraph(self._parts[whole], size, n - before, ends[whole] - before)
+        last = cut_paragraph(
+            self._parts[whole], count_tokens, length - before, ends[whole] - before
+        )
         out = [*self._parts[:whole], *([last] if last else [])]
         while out and is_heading(out[-1]):
             out.pop()
         return out
 
-    def _count_tokens(self, size: Size, n: int) -> list[int]:
-        """Counts the tokens up to the end of each paragraph, until there are n tokens."""
-        ends = self._ends.setdefault(size, [])
-        while not ends or ends[-1] < n:
+    def _count_tokens(self, count_tokens: TokenCounter, length: int) -> list[int]:
+        """Counts the tokens up to the end of each paragraph, until there are `length` tokens."""
+        ends = self._ends.setdefault(count_tokens, [])
+        while not ends or ends[-1] < length:
             if len(ends) == len(self._parts):
                 part = next(self._rest, None)
                 if part is None:
                     break
                 self._parts.append(part)
-            tokens = added_tokens(size, self._parts[len(ends)], "\n\n")
+            tokens = added_tokens(count_tokens, self._parts[len(ends)], "\n\n")
             ends.append((ends[-1] if ends else 0) + tokens)
         return ends
 
 
-def added_tokens(size: Size, text: str, joint: str) -> int:
+def added_tokens(count_tokens: TokenCounter, text: str, joint: str) -> int:
     """Counts the tokens that a text adds after a sentence, since tokenizers may merge both."""
-    return size(f"a.{joint}{text}") - size("a.")
+    return count_tokens(f"a.{joint}{text}") - count_tokens("a.")
 
 
 def is_heading(paragraph: str) -> bool:
@@ -193,22 +198,24 @@ def is_heading(paragraph: str) -> bool:
     return paragraph.startswith("#") and "\n" not in paragraph
 
 
-def cut_paragraph(paragraph: str, size: Size, n: int, total: int) -> str:
-    """Cuts a paragraph of `total` tokens to about n tokens, after a whole sentence if possible."""
-    if n >= total:
+def cut_paragraph(paragraph: str, count_tokens: TokenCounter, length: int, total: int) -> str:
+    """Cuts a paragraph of `total` tokens to about `length` tokens, if possible after a sentence."""
+    if length >= total:
         return paragraph
     if is_heading(paragraph):
         return ""
 
     def tokens_before(end: int) -> int:
-        return added_tokens(size, paragraph[:end], "\n\n") if end else 0
+        return added_tokens(count_tokens, paragraph[:end], "\n\n") if end else 0
 
     near = 0
     for boundary in (SENTENCE, WORD, CHARACTER):
         ends = [0, *(match.end() for match in boundary.finditer(paragraph)), len(paragraph)]
-        over = min(bisect_right(ends, n, key=tokens_before), len(ends) - 1)
-        near = min(ends[max(over - 1, 0)], ends[over], key=lambda end: abs(tokens_before(end) - n))
-        if abs(tokens_before(near) - n) <= SLACK:
+        over = min(bisect_right(ends, length, key=tokens_before), len(ends) - 1)
+        near = min(
+            ends[max(over - 1, 0)], ends[over], key=lambda end: abs(tokens_before(end) - length)
+        )
+        if abs(tokens_before(near) - length) <= SLACK:
             break
     return paragraph[:near]
 
@@ -240,9 +247,9 @@ def _ends_sentence(text: str, match: re.Match[str]) -> bool:
     return match[0][0] != "." or (len(last) > 1 and last not in ABBREVIATIONS)
 
 
-def even_depths(n: int) -> tuple[float, ...]:
-    """Returns n depths, each of which is the middle of one of n equal parts of a text."""
-    return tuple((i + 0.5) / n for i in range(n))
+def even_depths(count: int) -> tuple[float, ...]:
+    """Returns `count` depths, which are the middles of equal parts of a text."""
+    return tuple((i + 0.5) / count for i in range(count))
 
 
 def plant_sentences(

@@ -110,7 +110,7 @@ class LibraryPaths:
     def segment_path(self, name: str) -> Path:
         return self.segments / f"{name}.seg"
 
-    def fit_path(self, name: str) -> Path:
+    def projections_path(self, name: str) -> Path:
         return self.root / "fits" / f"{name}.fit"
 
     def claim_path(self, key: str) -> Path:

@@ -246,8 +246,8 @@ class Library:
         paths.make()
         with disk.converting_write_errors(self.root), paths.locked("library"):
             others = [one for one in manifest.read_entries(paths) if one.key != entry.key]
-            is_needed = make_need_check(paths, others, count_abandoned=True)
-            shared = [paths.fit_path(entry.fit), *map(paths.segment_path, entry.segments)]
+            is_needed = needed_file_filter(paths, others, with_abandoned_claims=True)
+            shared = [paths.projections_path(entry.fit), *map(paths.segment_path, entry.segments)]
             if entry.error:
                 shared = [*paths.finished_files("segments"), *paths.finished_files("fits")]
             files = [paths.document(entry.key, kind) for kind in disk.KINDS]
@@ -316,14 +316,14 @@ def claim_segments(paths: LibraryPaths, key: str, prefixes: list[str]) -> None:
         disk.write_file(paths.claim_path(key), "claim", json.dumps(prefixes).encode(), key)
 
 
-def make_need_check(
-    paths: LibraryPaths, entries: Iterable[Entry], *, count_abandoned: bool
+def needed_file_filter(
+    paths: LibraryPaths, entries: Iterable[Entry], *, with_abandoned_claims: bool
 ) -> Callable[[Path], bool]:
-    """Returns a function that says whether any document or ingest needs a file of a segment or of
-    projections. The caller holds the library's lock.
+    """Returns a function that says whether a document or an ingest needs a file of a segment or
+    projection. The caller holds the library's lock.
 
     Args:
-        entries: the documents. count_abandoned: also respect the claims of killed ingests.
+        entries: the documents. with_abandoned_claims: also respect the claims of killed ingests.
     """
     entries = list(entries)
     segments = {name for entry in entries for name in entry.segments}
@@ -332,7 +332,7 @@ def make_need_check(
     for path in paths.finished_files("claims"):
         is_live = paths.is_locked(path.stem)
         is_ingesting = is_ingesting or is_live
-        if is_live or count_abandoned:
+        if is_live or with_abandoned_claims:
             try:
                 prefixes.update(json.loads(disk.read_file(path, "claim", path.stem)))
             except LibraryError:
@@ -353,7 +353,7 @@ def list_unneeded_files(
     paths: LibraryPaths, kept_entries: Sequence[Entry], removed_entries: Sequence[Entry]
 ) -> list[Path]:
     """Returns the files that neither the kept documents nor a running ingest needs."""
-    is_needed = make_need_check(paths, kept_entries, count_abandoned=False)
+    is_needed = needed_file_filter(paths, kept_entries, with_abandoned_claims=False)
     is_locked = cache(paths.is_locked)
     kept_keys, removed_keys = (
         {entry.key for entry in entries} for entries in (kept_entries, removed_entries)

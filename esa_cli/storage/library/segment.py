@@ -155,10 +155,10 @@ class Segment:
         with torch.inference_mode(False):
             self.bytes = torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
 
-    def check(self) -> None:
+    def check_all_bytes(self) -> None:
         """Reads and checks every byte of the segment. Raises LibraryError."""
         for layer in range(self.layout.layers):
-            SegmentLayer(self, layer).records(0, self.tokens)
+            SegmentLayer(self, layer).checked_records(0, self.tokens)
 
 
 class SegmentLayer:
@@ -214,13 +214,13 @@ class SegmentLayer:
                 raise self._damage_error(f"row {wrong[0]}")
             good[new] = True
 
-    def records(self, start: int, stop: int) -> Tensor:
+    def checked_records(self, start: int, stop: int) -> Tensor:
         """Returns the rows [start, stop) as they are stored, in bytes (n, row_bytes)."""
         self._check_rows(numpy.arange(start, stop))
         return self._records[start:stop]
 
     def span(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        rows = decode(self.records(start, stop), self.layout)
+        rows = decode(self.checked_records(start, stop), self.layout)
         return split_rows(rows.to(self.device), self.heads, self.shared)
 
     @torch.no_grad()
@@ -236,7 +236,7 @@ class SegmentLayer:
     def key_blocks(
         self, start: int, stop: int, most: int = BLOCK, groups: Sequence[int] | None = None
     ) -> Iterator[tuple[int, Tensor]]:
-        records = self.records(start, stop)
+        records = self.checked_records(start, stop)
         for low in range(0, stop - start, most):
             block = records[low : low + most]
             keys = decode(block, self.layout, groups or range(self.heads)).to(self.device)
@@ -271,4 +271,4 @@ class DiskStore(StoreChain):
     def records(self) -> Iterator[tuple[int, Tensor]]:
         """Yields (first token, bytes of the rows (n, row_bytes)) for each segment."""
         for start, part in zip(self._starts, self.parts, strict=False):
-            yield start, part.records(0, len(part))
+            yield start, part.checked_records(0, len(part))

@@ -109,10 +109,10 @@ def _read_projections(paths: LibraryPaths, name: str, key: str) -> list[Linear |
     """Reads the projections with this name, or returns None for `NO_FIT`. Raises LibraryError."""
     if name == NO_FIT:
         return None
-    packed = disk.read_file(paths.fit_path(name), "fit", key)
+    packed = disk.read_file(paths.projections_path(name), "fit", key)
     if _hash_projections(packed) != name:
         raise disk.damage_error(
-            paths.fit_path(name), "its name does not match its projections", key
+            paths.projections_path(name), "its name does not match its projections", key
         )
     tensors, projections = load(packed), list[Linear | None]()
     for i in range(int(tensors["layers"])):
@@ -227,7 +227,7 @@ class Writer:
 
     def _open_checked_segment(self, name: str, tokens: int) -> Segment:
         segment = Segment(self.paths.segment_path(name), self.layout, tokens, self.key)
-        segment.check()
+        segment.check_all_bytes()
         return segment
 
     def flush(self, projections: Projections | None = None, states: Sequence[State] = ()) -> None:
@@ -256,7 +256,7 @@ class Writer:
             layers = {"layers": torch.tensor(len(projections))}
             packed = save({**layers, **map_tensors(projections)})
             self._fit, self.projections = _hash_projections(packed), list(projections)
-            self._write_file(self.paths.fit_path(self._fit), packed)
+            self._write_file(self.paths.projections_path(self._fit), packed)
         name = f"{self._prefixes[len(self.segments)]}-{self._fit}"
         try:  # there may be one of a document with the same beginning and other states
             segment = self._open_checked_segment(name, count)
@@ -316,7 +316,7 @@ class Writer:
             marks=tuple(marks), provenance=provenance or {},
         )  # fmt: skip
         rows = sum(disk.file_size(paths.segment_path(name)) for name in self.segments)
-        entry.sizes.update(segments=rows, fit=disk.file_size(paths.fit_path(self._fit)))
+        entry.sizes.update(segments=rows, fit=disk.file_size(paths.projections_path(self._fit)))
         entry.sizes.update(
             (kind, disk.file_size(paths.document(key, kind))) for kind in entry.file_kinds
         )
@@ -330,7 +330,7 @@ class Writer:
 
 def needed_paths(paths: LibraryPaths, entry: Entry) -> list[Path]:
     """Returns the paths of all files that a document needs, except its manifest."""
-    fit = [] if entry.fit == NO_FIT else [paths.fit_path(entry.fit)]
+    fit = [] if entry.fit == NO_FIT else [paths.projections_path(entry.fit)]
     files = [paths.document(entry.key, kind) for kind in entry.file_kinds]
     return [*map(paths.segment_path, entry.segments), *fit, *files]
 
@@ -341,7 +341,7 @@ def check_file(file: Path, path: Path, entry: Entry) -> None:
     key, kind = entry.key, path.suffix[1:]
     if kind == "seg":
         tokens = entry.segment_tokens(entry.segments.index(path.stem))
-        Segment(file, entry.layout, tokens, key, path.stem).check()
+        Segment(file, entry.layout, tokens, key, path.stem).check_all_bytes()
         return
     data = disk.read_bytes(file, key)
     payload = disk.unpack_file(data, kind, path, key, entry.digests.get(kind))
