@@ -154,12 +154,12 @@ class Library:
         devices: Sequence[torch.device] = (),
         states: int = 0,
     ) -> Iterator[Writer | Entry]:
-        """Yields a `Writer` for a new document, or the document if another process has stored it.
+        """Yields a `Writer`, or the document if another process has stored the document.
         If the block ends without `finish`, the next ingest resumes from the whole segments on disk.
 
         Args:
             ids: all token ids. waiting: called while another process holds the document's lock.
-            devices: the device of each layer's tail; by default the CPU. states: see `size_of`.
+            devices: each layer's device, by default the CPU. states: see `size_of`.
 
         Raises:
             DiskError: the document does not fit on the disk. LibraryError: the library cannot be
