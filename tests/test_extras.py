@@ -19,7 +19,7 @@ from esa_cli.apps.cli.commands.serve_command import ServeOptions, check_sdk
 from esa_cli.apps.cli.commands.serve_command import check_options as check_serve
 from esa_cli.documents.readers.text_builder import optional_import
 from esa_cli.errors import EsaError
-from esa_cli.evaluation.bench.benchmarks import gpt4
+from esa_cli.evaluation.bench.benchmarks import load_gpt4_tokenizer
 from esa_cli.evaluation.metrics import import_library
 from esa_cli.models.loading.quantization import check_quantization
 from esa_cli.qa.reading.reader_choice import ReaderChoice
@@ -31,7 +31,7 @@ USES: list[tuple[str, str, Callable[[], object]]] = [
     ("bitsandbytes", "bitsandbytes", lambda: check_quantization("nf4", "cpu")),
     ("torchao", "torchao", lambda: check_quantization("int8", "cpu")),
     ("bench", "rouge", lambda: import_library("rouge")),
-    ("bench", "tiktoken", gpt4),
+    ("bench", "tiktoken", load_gpt4_tokenizer),
     ("mcp", "mcp", check_sdk),
     ("office", "pptx", lambda: optional_import("pptx", "python-pptx", "x", extra="office")),
     ("ray", "ray", lambda: check_engine("ray")),

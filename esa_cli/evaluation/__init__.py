@@ -1,1 +1,1 @@
-"""Self-tests, benchmarks, calibration, retrieval heads and conformance checks."""
+"""Evaluates methods by self-tests, benchmarks, calibration and conformance checks."""

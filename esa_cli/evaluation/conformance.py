@@ -1,5 +1,5 @@
-"""The conformance suite: checks a registered part or recipe against the interfaces. Compare right
-results with a plain loop on the random steps of `make_step` and `advance`."""
+"""The conformance suite: checks whether a registered part or recipe satisfies its interface. To
+check that results are right, compare them with a plain loop on steps of `make_step`."""
 
 from __future__ import annotations
 
@@ -30,54 +30,55 @@ from esa_cli.storage.memory_store import MemoryStore
 from esa_cli.system.registry import nearest
 
 Checks = Iterator[str]
-"""Yields the name of each check before it runs; a wrong part raises. Ends at the first failure."""
+"""Yields the name of each check before the check runs, and raises at the first failure."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """The outcome of one check; `detail` is the reason of a failure, else empty."""
+    """The result of one check; `detail` is the reason of a failure, else empty."""
 
     check: str
     passed: bool
     detail: str
 
 
-class _Wrong(Exception):
-    """A property that a part lacks."""
+class _CheckFailure(Exception):
+    """An exception that says which required property a part lacks."""
 
 
-def _expect(holds: bool | Tensor, detail: str) -> None:
-    if not holds:
-        raise _Wrong(detail)
+def _expect(condition: bool | Tensor, detail: str) -> None:
+    if not condition:
+        raise _CheckFailure(detail)
 
 
-def _expect_type(name: str, value: Any, kind: Any, smallest: int = 0) -> None:
-    is_valid = type(value) is kind and value >= smallest
-    _expect(is_valid, f"{name} is {value!r}, not {kind.__name__} from {kind(smallest)}")
+def _expect_type(name: str, value: Any, expected: Any, smallest: int = 0) -> None:
+    is_valid = type(value) is expected and value >= smallest
+    _expect(is_valid, f"{name} is {value!r}, not {expected.__name__} from {expected(smallest)}")
 
 
-def _expect_numbers(name: str, out: Any, *shape: int, smallest: float = -torch.inf) -> None:
-    is_shaped = isinstance(out, Tensor) and out.shape == shape and out.dtype != torch.bool
-    kind = f"{out.dtype} {tuple(out.shape)}" if isinstance(out, Tensor) else type(out).__name__
+def _expect_numbers(name: str, result: Any, *shape: int, smallest: float = -torch.inf) -> None:
+    is_tensor = isinstance(result, Tensor)
+    is_shaped = is_tensor and result.shape == shape and result.dtype != torch.bool
+    kind = f"{result.dtype} {tuple(result.shape)}" if is_tensor else type(result).__name__
     _expect(is_shaped, f"{name}: {kind}, not numbers {shape}")
-    is_valid = out.isfinite() & (out >= smallest)
+    is_valid = result.isfinite() & (result >= smallest)
     _expect(is_valid.all(), f"{name}: {int((~is_valid).sum())} are not finite or below {smallest}")
 
 
 @contextmanager
-def _case(name: str) -> Iterator[None]:
-    """Puts the name of a case before the reason of a failure."""
+def _prefix_failures(case_name: str) -> Iterator[None]:
+    """Prefixes the reason of a failure in the block with the name of the test case."""
     try:
         yield
     except NOT_BLAMED:
         raise
     except BaseException as error:
-        raise _Wrong(f"{name}: {describe_error(error)}") from error
+        raise _CheckFailure(f"{case_name}: {describe_error(error)}") from error
 
 
 def describe_error(error: BaseException) -> str:
-    """Returns the type, message and line of an exception."""
-    if isinstance(error, _Wrong):
+    """Describes an exception by its type, message and line."""
+    if isinstance(error, _CheckFailure):
         return str(error)
     file, line, *_ = traceback.extract_tb(error.__traceback__)[-1]
     return f"raised {type(error).__name__}: {error} ({Path(file).name}, line {line})"
@@ -86,12 +87,12 @@ def describe_error(error: BaseException) -> str:
 def check(
     kind: str, name: str, options: Mapping[str, Any] | None = None, *, folded: int = 32
 ) -> list[Finding]:
-    """Checks a part or, of kind `method`, a recipe up to the first failure. Options are the part's
-    settings; `folded` is F = G * D, for a compressor made for one model. Raises PluginError: the
-    kind is unknown. PresetError: the method is unknown."""
+    """Checks a part or, if the kind is `method`, a recipe, and stops at the first failure.
+    `options` are the part's settings. `folded` is F = G * D, which matters to a compressor for one
+    model. Raises PluginError: the kind is unknown. PresetError: the method is unknown."""
     load_installed()
     if kind not in (*SUITES, registry.RECIPES.kind):
-        raise PluginError(f"no such kind {kind!r}", nearest(kind, [*SUITES, "method"]))
+        raise PluginError(f"there is no kind of part {kind!r}", nearest(kind, [*SUITES, "method"]))
     checks = recipe_checks(name)
     if kind in SUITES:
         registry.lookup(kind, name)
@@ -108,23 +109,25 @@ def check(
 
 
 def check_file(path: str | Path) -> dict[tuple[str, str], list[Finding]]:
-    """Loads a plugin file and checks the parts, with default settings, and recipes it registers.
-    Raises PluginError: the file is missing, does not run, or registers only readers."""
+    """Loads a plugin file, and checks every part (with default settings) and recipe that the file
+    registers. Raises PluginError: the file is missing, does not run, or registers only readers."""
     kinds = (*SUITES, registry.RECIPES.kind)
     pairs = [pair for pair in load_file(path) if pair[0] in kinds]
     if not pairs:
-        raise PluginError(f"{path} has only readers, which have no checks", "ask with --plugin")
+        raise PluginError(
+            f"{path} registers only readers, which have no checks", "ask with --plugin"
+        )
     return {pair: check(*pair) for pair in pairs}
 
 
 def part_checks(kind: str, name: str, options: Mapping[str, Any], folded: int) -> Checks:
-    """Builds a part and runs the checks of its kind; see `check`."""
+    """Builds a part from its settings, and runs the checks for its kind."""
     yield "builds a frozen dataclass of its base class"
     cls: Any = registry.lookup(kind, name)
     base, suite = SUITES[kind]
     _expect(cls.__dataclass_params__.frozen, f"{cls.__name__}: use @dataclass(frozen=True)")
     _expect(issubclass(cls, base), f"{cls.__name__} is not derived from {base.__name__}")
-    with _case(f"check({kind!r}, {name!r}, options)"):
+    with _prefix_failures(f"check({kind!r}, {name!r}, options)"):
         part = registry.build(kind, {**options, "name": name})
     yield from suite(part, folded) if suite is compressor_checks else suite(part)
 
@@ -139,28 +142,28 @@ STEPS: dict[str, dict[str, Any]] = {
     "ties": {"ties": True}, "large logits": {"spread": 100.0},
     "more than one block of keys": {"middle": 9000}, "no text": {"words": False},
 }  # fmt: skip
-"""Options of `make_step`, by the name of the case."""
+"""The arguments of `make_step` in each test case, by the case's name."""
 
 
-def _check_steps(call: Callable[..., list[Tensor]], cases: dict[str, dict[str, Any]]) -> None:
-    """Fails for a part with invalid results, for which `call` raises, or other results on an equal
-    step, or that changes the step. Cases are options of `make_step`, and `budget` of `call`."""
+def _check_steps(call_part: Callable[..., list[Tensor]], cases: dict[str, dict[str, Any]]) -> None:
+    """Fails if `call_part` rejects the part's results, if equal steps give different results, or if
+    the part changes a step. Each case has arguments of `make_step`, and may have a `budget`."""
     first: dict[str, list[Tensor]] = {}
     for case in (*cases, *reversed(cases)):  # state kept from other steps shows in another order
         options = dict(cases[case])
         given = {"budget": options.pop("budget")} if "budget" in options else {}
         step, twin = make_step(**options), make_step(**{**options, "observe": None})
-        with _case(case):
-            results = [row.clone() for row in call(step, **given)]
+        with _prefix_failures(case):
+            results = [row.clone() for row in call_part(step, **given)]
             before = first.setdefault(case, results)
             alike = len(before) == len(results) and all(map(torch.equal, before, results))
-            _expect(alike, "another result on an equal step")
-            now = _tensors(step)
-            changed = [what for what, x in _tensors(twin).items() if not torch.equal(x, now[what])]
-            _expect(not changed, f"the {', '.join(changed)} changed")
+            _expect(alike, "equal steps give different results")
+            now, untouched = _step_tensors(step), _step_tensors(twin)
+            changed = [name for name, x in untouched.items() if not torch.equal(x, now[name])]
+            _expect(not changed, f"the part changed the {', '.join(changed)}")
 
 
-def _tensors(step: Step) -> dict[str, Tensor]:
+def _step_tensors(step: Step) -> dict[str, Tensor]:
     store = step.store
     keys, values = store.span(0, len(store))
     blocks = [block for _, block in store.feature_blocks(0, store.reduced)] if store.reduced else []
@@ -169,7 +172,7 @@ def _tensors(step: Step) -> dict[str, Tensor]:
 
 
 def selector_checks(selector: parts.Selector) -> Checks:
-    """Checks a selector, which may select fewer tokens than its allowance, never more."""
+    """Checks that a selector returns valid selections within its allowance."""
     observe = selector.observe if selector.observes else None
 
     def select(step: Step, budget: int = BUDGET) -> list[Tensor]:
@@ -202,13 +205,13 @@ def selector_checks(selector: parts.Selector) -> Checks:
     yield "works after the store is cropped"
     step = make_step(observe=observe)
     select(step)
-    for tokens in (8, 60, 50):  # the last chunk, half of the document, nearly all that is left
+    for tokens in (8, 60, 50):  # one chunk, half of the document, nearly all other tokens
         step = advance(step, back=tokens)
         select(step)
 
 
 def score_checks(score: parts.Score) -> Checks:
-    """Checks a score: a number for each token of M, which may be -inf."""
+    """Checks that a score gives each middle token a number, which may be -inf."""
 
     def score_step(step: Step) -> list[Tensor]:
         out: Any = score.scores(step)
@@ -236,58 +239,58 @@ def score_checks(score: parts.Score) -> Checks:
 
 
 def compressor_checks(compressor: parts.Compressor, folded: int) -> Checks:
-    """Checks a compressor for layer 0 and F = `folded`, fitted on a short document and on all
-    tokens asked for."""
+    """Checks a compressor for layer 0 and F = `folded`, which is fitted on few tokens and on as
+    many tokens as the compressor asks for."""
 
-    def random(rows: int, seed: int) -> Tensor:
+    def random_matrix(rows: int, seed: int) -> Tensor:
         return torch.randn(rows, folded, generator=torch.Generator().manual_seed(seed))
 
-    def fit(limit: int) -> Any:
+    def fit_projection(max_tokens: int) -> Any:
         moments, twin = parts.Moments(), parts.Moments()
-        if count := min(compressor.fit_tokens, limit):
+        if count := min(compressor.fit_tokens, max_tokens):
             for each in (moments, twin):
-                each.add(random(count, 0), random(count, 1))
+                each.add(random_matrix(count, 0), random_matrix(count, 1))
         projection = compressor.fit(0, moments)
         for name, before in vars(twin).items():
             now = getattr(moments, name)
             same = torch.equal(now, before) if isinstance(before, Tensor) else now == before
-            _expect(same, "fit changed the moments it was given")
+            _expect(same, "fit changed its argument `moments`")
         return projection
 
     yield "declares fit_tokens"
     _expect_type("fit_tokens", compressor.fit_tokens, int)
     yield "valid projections"
     for limit in (5, 4096):
-        with _case(f"fitted on at most {limit} tokens"):
-            first, again = fit(limit), fit(limit)
+        with _prefix_failures(f"fitted on at most {limit} tokens"):
+            first, again = fit_projection(limit), fit_projection(limit)
             if first is None and again is None:  # a compressor may leave the keys whole
                 continue
             for rows in ((1, 1), (8, 100), (40, 3)):
                 for dtype in (torch.float32, torch.bfloat16):
-                    q, k = (random(n, n).to(dtype) for n in rows)
-                    _look_at_projection(first, again, q, k)
+                    q, k = (random_matrix(n, n).to(dtype) for n in rows)
+                    _check_projection(first, again, q, k)
 
 
-def _look_at_projection(first: Any, again: Any, q: Tensor, k: Tensor) -> None:
-    """Fails for wrong results of queries (C, F) -> (C, R) or keys (n, F) -> (n, R) of two equal
-    projections. Each key must be reduced on its own, since keys are reduced block by block."""
+def _check_projection(projection: Any, twin: Any, q: Tensor, k: Tensor) -> None:
+    """Fails if a projection's reduced queries (C, R) or keys (n, R) are invalid, or differ from
+    those of a second, equal projection. Each key must be reduced independently of other keys."""
     given = q.clone(), k.clone()
-    queries, keys = first.queries(given[0]), first.keys(given[1])
+    queries, keys = projection.queries(given[0]), projection.keys(given[1])
     untouched = torch.equal(given[0], q) and torch.equal(given[1], k)
-    _expect(untouched, "queries or keys were written over")
+    _expect(untouched, "the projection changed its arguments")
     _expect_numbers("queries", queries, len(q), keys.shape[-1])
     _expect_numbers("keys", keys, len(k), queries.shape[-1])
     # A step's queries are float32, and meet the reduced keys.
     wanted = torch.float32 if q.dtype == torch.float32 else keys.dtype
     alike = keys.is_floating_point() and queries.dtype == keys.dtype == wanted
-    _expect(alike, f"{q.dtype} became {queries.dtype} queries, {keys.dtype} keys")
-    for x, fitted in ((queries, again.queries(q.clone())), (keys, again.keys(k.clone()))):
-        _expect(torch.equal(x, fitted), "two fits map equal queries or keys apart")
+    _expect(alike, f"{q.dtype} inputs gave {queries.dtype} queries and {keys.dtype} keys")
+    for x, fitted in ((queries, twin.queries(q.clone())), (keys, twin.keys(k.clone()))):
+        _expect(torch.equal(x, fitted), "two equal fits project equal queries or keys differently")
     for at in {0, len(k) // 2, len(k) - 1}:
-        alone = first.keys(k[at : at + 1].clone()).float()
+        alone = projection.keys(k[at : at + 1].clone()).float()
         apart = float((alone - keys[at : at + 1].float()).abs().max())
         same = apart <= 0.02 * float(alone.abs().max()) + 1e-5
-        _expect(same, f"key {at} of {len(k)} is mapped {apart:.3g} apart from when it is alone")
+        _expect(same, f"key {at} of {len(k)} is projected {apart:.3g} apart from when it is alone")
 
 
 PLACES = {
@@ -295,48 +298,49 @@ PLACES = {
     "C = 1": (16, 1, 200, 40), "C = 40": (16, 40, 200, 40), "the first chunk": (0, 8, 0, 0),
     "all is local": (100, 8, 100, 0), "a long document": (1024, 512, 1_000_000, 1024),
 }  # fmt: skip
-"""Arguments of an encoding: L, C, the first current token, and n far tokens."""
+"""Test cases of a position encoding: L, C, the first current token, and n far tokens."""
 
 
 def position_checks(encoding: parts.PositionEncoding) -> Checks:
-    """Checks a position encoding. Near tokens need not have their true distances."""
+    """Checks that a position encoding gives valid positions, query scales and frequencies."""
     yield "declares its members"
     _expect_type("distance", encoding.distance, int)
     if encoding.max_distance is not None:
         _expect_type("max_distance", encoding.max_distance, int, 1)
     yield "positions of near and far tokens"
     for case, arguments in PLACES.items():
-        with _case(case):
-            _look_at_positions(encoding, *arguments)
+        with _prefix_failures(case):
+            _check_positions(encoding, *arguments)
     yield "query_scale (C,)"
     for start, count in ((0, 8), (200, 1), (1_000_000, 40)):
         at = torch.arange(start, start + count)
         factors, alone = (encoding.query_scale(places) for places in (at, at[-1:]))
         if factors is not None or alone is not None:
-            with _case(f"{count} queries from {start}"):
+            with _prefix_failures(f"{count} queries from {start}"):
                 _expect_numbers("factors", factors, count, smallest=1e-30)
                 _expect_numbers("the last factor alone", alone, 1, smallest=1e-30)
                 same = factors is not None and alone is not None and factors[-1:].allclose(alone)
-                _expect(same, "alone, the last factor is another")
+                _expect(same, "the last factor is different when alone")
     yield "frequencies (D / 2,)"
     for dim, base, length in ((8, 1e4, 1), (128, 5e5, 10_000_000), (64, 1e4, 30_000)):
         inverse = base ** (-torch.arange(0, dim, 2) / dim)
         given = inverse.clone()
         first: Any = encoding.frequencies(given, 1.0, length)
         again: Any = encoding.frequencies(inverse.clone(), 1.0, length)
-        _expect(torch.equal(given, inverse), "the frequencies it is given change")
+        _expect(torch.equal(given, inverse), "the encoding changed its argument `inverse`")
         if first is not None or again is not None:
-            with _case(f"D = {dim}, {length} tokens"):
+            with _prefix_failures(f"D = {dim}, {length} tokens"):
                 _expect_numbers("frequencies", first[0], dim // 2, smallest=0)
                 is_factor = isinstance(first[1], int | float) and 0 < first[1] < torch.inf
                 _expect(is_factor, f"the factor is {first[1]!r}, not a number above 0")
-                _expect(torch.equal(first[0], again[0]), "other frequencies the second time")
+                _expect(torch.equal(first[0], again[0]), "frequencies differ the second time")
 
 
-def _look_at_positions(
+def _check_positions(
     encoding: parts.PositionEncoding, local: int, chunk: int, start: int, far: int
 ) -> None:
-    """Fails for wrong positions, with half of the far tokens at the start, half right before L."""
+    """Fails if the positions are invalid. Half of the far tokens are the first tokens, and the
+    other half are right before the local tokens."""
     last = start - local
     at = torch.cat((torch.arange(far // 2), torch.arange(last - far + far // 2, last)))
     given = at.clone()
@@ -344,17 +348,17 @@ def _look_at_positions(
         (encoding.near(local, chunk, start, far), encoding.far(given, local, chunk, start))
         for _ in range(2)
     )
-    _expect(torch.equal(given, at), "the positions `at` were written over")
+    _expect(torch.equal(given, at), "the encoding changed its argument `at`")
     names = ("near", local + chunk), ("far", far)
     for (name, keys), out, other in zip(names, first, again, strict=True):
-        _expect(isinstance(out, Positions), f"{name} gives a {type(out).__name__}, not Positions")
+        _expect(isinstance(out, Positions), f"{name} returns a {type(out).__name__}, not Positions")
         _expect_numbers(f"{name} queries", out.query, chunk, smallest=0)
         _expect_numbers(f"{name} keys", out.key, keys, smallest=0)
         same = torch.equal(out.query, other.query) and torch.equal(out.key, other.key)
-        _expect(same, f"{name} positions differ the second time")
+        _expect(same, f"the {name} positions are different the second time")
     query, key = first[1].query, first[1].key
     if far:
-        _expect(query.min() >= key.max(), f"a far query before a far key at {key.max().item()}")
+        _expect(query.min() >= key.max(), f"a far query is before a far key at {key.max().item()}")
 
 
 SUITES: dict[str, tuple[type, Callable[..., Checks]]] = {
@@ -372,20 +376,20 @@ CASES: dict[str, tuple[int, tuple[int, int, int, int], int]] = {
     "a short document": (8192, (64, 1024, 1024, 512), 100),
     "an unknown length": (8192, (64, 1024, 1024, 512), 0),
 }
-"""The model's trained window; the preset's I, k, L and C; the tokens of the document."""
+"""Test cases of a recipe: the model's trained window; I, k, L and C; the document's tokens."""
 
 
 def recipe_checks(name: str) -> Checks:
-    """Checks that a recipe gives valid settings in every case, and equal settings twice."""
+    """Checks that a recipe returns valid settings in every case, and equal settings twice."""
     yield "valid settings"
     for case, (context, sizes, length) in CASES.items():
-        with _case(case):
+        with _prefix_failures(case):
             settings: dict[str, Any] = {"context": context, "window": Window(*sizes)}
             settings["position"] = {"name": "esa", "distance": context // 2}
             base = Preset(name="base", model="any", **settings)
             first, again = (resolved_preset.apply(name, base, length) for _ in range(2))
             resolved_preset.resolve(first)
-            _expect(first == again, "other settings the second time")
+            _expect(first == again, "the settings are different the second time")
 
 
 Observe = Callable[[Step], None]
@@ -412,10 +416,10 @@ def make_step(
     observe: Observe | None = None,
     words: bool = True,
 ) -> Step:
-    """Makes a step over a random document of I + M + L + C tokens, all of them in the store, with
-    words as text. Equal arguments give equal numbers. `spread` is the standard deviation of
-    queries (H, C, D) and unrotated keys and values (G, N, D); with `ties` all keys are equal;
-    `observe` is a selector's hook, called for every chunk before the step's own."""
+    """Makes a step over a random document of I initial, M middle, L local and C current tokens.
+    Equal arguments give equal steps. `spread` is the standard deviation of queries (H, C, D), keys
+    and values (G, N, D). With `ties` all keys are equal, and with `words` the step has a text.
+    `observe` is a selector's method, which is called for every chunk before the step's chunk."""
     start = initial + middle + local
     store = MemoryStore(groups, dim, dtype, torch.device("cpu"))
     random = torch.Generator().manual_seed(0)
@@ -451,9 +455,9 @@ def advance(
     back: int = 0,
     observe: Observe | None = None,
 ) -> Step:
-    """Makes the next step, of `chunk` new random tokens, with equal windows. First calls `observe`
-    for the given step's chunk, if the store has the chunk, and takes back the last `back` tokens of
-    the store, which begins a new turn."""
+    """Makes the step after the given step, with `chunk` new random tokens and equal windows. First
+    calls `observe` for the given step's chunk, if the store has the chunk. If `back` is not 0, then
+    removes the last `back` tokens from the store and begins a new turn."""
     store = step.store
     if observe is not None and len(store) == step.start + step.queries.shape[1]:
         observe(observed_step(step))
@@ -474,7 +478,7 @@ def advance(
 
 
 def observed_step(step: Step) -> Step:
-    """Returns the argument of `observe` after the step's chunk attended to I, L and C."""
+    """Returns the step that `observe` gets after attention to initial and local tokens."""
     chunk, rope = step.queries.shape[1], step.rope
     places = torch.arange(step.local + chunk)
     keys, values = step.store.span(step.start - step.local, step.start + chunk)
@@ -486,7 +490,7 @@ def observed_step(step: Step) -> Step:
 
 
 def _step_at(step: Step, start: int, queries: Tensor) -> Step:
-    """Returns the step of the chunk of queries (H, C, D) from position `start` on."""
+    """Returns the step for a chunk whose queries (H, C, D) begin at position `start`."""
     local = min(step.local, start)
     high = start - local
     step = replace(step, low=min(step.low, high), high=high, local=local)

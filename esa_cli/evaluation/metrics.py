@@ -1,9 +1,10 @@
-"""Scores of the public benchmarks, each 0 to 1, as the benchmarks' official code computes them.
+"""The scores of the public benchmarks, from 0 to 1, as the benchmarks' official code computes.
 
-LongBench's `metrics.py` and `eval.py`, RULER's `eval/synthetic/constants.py`, InfiniteBench's
-`src/compute_scores.py`, InfLLM's `infinitebench_eval.py` for Code.Debug, Counting-Stars'
-`viz.ipynb`, NeedleBench's evaluators in OpenCompass (the benchmark's version 1). Oddities of the
-official code are kept, because published scores have them, and each is named at its function.
+The official code is LongBench's `metrics.py` and `eval.py`, RULER's `eval/synthetic/constants.py`,
+InfiniteBench's `src/compute_scores.py`, InfLLM's `infinitebench_eval.py` for Code.Debug,
+Counting-Stars' `viz.ipynb`, and NeedleBench's evaluators in OpenCompass (the benchmark's version
+1). Oddities of the official code are reproduced, because they affect published scores, and are
+documented at each function.
 """
 
 from __future__ import annotations
@@ -40,41 +41,42 @@ def import_library(name: str) -> Any:
 
 
 def qa_f1(output: str, gold: str) -> float:
-    """F1 of the bags of lower-case words without punctuation and articles."""
+    """Returns the F1 of two texts' lower-case words, without punctuation and articles."""
     plain = (text.lower().translate(_PUNCTUATION) for text in (output, gold))
     return bag_f1(*(_ARTICLE.sub(" ", text).split() for text in plain))
 
 
 def bag_f1(words: Sequence[str], gold: Sequence[str]) -> float:
-    """Harmonic mean of the shares of words that two texts have in common."""
+    """Returns the F1 of two bags of words: the harmonic mean of precision and recall."""
     common = sum((Counter(words) & Counter(gold)).values())
     return 2 * common / (len(words) + len(gold)) if common else 0.0
 
 
 def bare_words(text: str) -> list[str]:
     """Splits a text into lower-case words without punctuation and articles, as esa's own benchmarks
-    do: a sign ends a word, where the official code joins the letters around the sign."""
+    do. A punctuation mark ends a word, whereas the official code joins the letters around it."""
     words = text.lower().translate(_SIGNS).split()
     return [word for word in words if word not in ("a", "an", "the")]
 
 
 def number_share(output: str, gold: str) -> float:
-    """Share of the output's numbers that are the right one."""
+    """Returns the share of the output's numbers that equal the right number."""
     numbers = re.findall(r"\d+", output)
     return numbers.count(gold) / len(numbers) if numbers else 0.0
 
 
 def paragraph_share(output: str, gold: str) -> float:
-    """Share of the output's numbers that equal the number in a gold answer like `Paragraph 7`."""
+    """Returns the share of the output's numbers that equal n if the answer is `Paragraph n`."""
     number = re.search(r"Paragraph (\d+)", gold)
     return number_share(output, number[1]) if number else 0.0
 
 
 def class_share(output: str, gold: str, classes: Sequence[str]) -> float:
-    """One over the number of class names in the output, if the right one is among them.
+    """Returns 1 / n if the output has n class names and the right class is among them, else 0.
 
-    Names that are a part of the right one are removed first. The official loop removes them from
-    the list it iterates over, so each removal skips the next name; so does this one.
+    Class names that are a part of the right name are removed first. The official loop removes
+    names from the list that the loop iterates over, so each removal skips the next name. This
+    function skips the same names.
     """
     named = [name for name in classes if name in output]
     at = 0
@@ -86,7 +88,7 @@ def class_share(output: str, gold: str, classes: Sequence[str]) -> float:
 
 
 def code_similarity(output: str, gold: str) -> float:
-    """difflib's similarity of the first line without comment or fence, in whole per cent.
+    """Returns difflib's similarity of the first line of code to the gold line, in whole per cent.
 
     `fuzzywuzzy` uses another measure, twice the longest common subsequence, only where
     python-Levenshtein is installed, and LongBench does not require that.
@@ -97,7 +99,7 @@ def code_similarity(output: str, gold: str) -> float:
 
 
 def rouge_l(output: str, gold: str) -> float:
-    """ROUGE-L F of the package `rouge`; 0 where the package fails, as in LongBench."""
+    """Returns the ROUGE-L F of the package `rouge`, or 0 if the package fails, as in LongBench."""
     rouge = import_library("rouge").Rouge(metrics=["rouge-l"])
     try:
         return float(rouge.get_scores(output, gold)[0]["rouge-l"]["f"])
@@ -106,42 +108,42 @@ def rouge_l(output: str, gold: str) -> float:
 
 
 def first_line(output: str) -> str:
-    """Returns the line that LongBench scores in few-shot tasks, before a model's own examples."""
+    """Returns the first line of an output, which LongBench scores in few-shot tasks."""
     return output.lstrip("\n").split("\n")[0]
 
 
 def match_all(output: str, answers: Sequence[str]) -> float:
-    """Share of RULER's answers that the output contains, in any letter case."""
+    """Returns the share of RULER's answers that the output contains, in any letter case."""
     text = _CONTROL.sub("\n", output.strip()).lower()
     return sum(answer.lower() in text for answer in answers) / len(answers)
 
 
 def first_integer_match(output: str, gold: str) -> float:
-    """Says whether the first run of digits is the answer, digit by digit (PassKey, Number)."""
+    """Returns 1 if the output's first run of digits is the answer (PassKey, Number), else 0."""
     match = re.search("[0-9]+", output)
     return float(match is not None and match[0] == gold)
 
 
 def first_number_match(output: str, gold: str) -> float:
-    """Says whether the first number has the answer's value (Math.Find)."""
+    """Returns 1 if the output's first number equals the answer (Math.Find), else 0."""
     match = re.search(r"\d+(?:\.\d+)?", output)
     return float(match is not None and float(match[0]) == float(gold))
 
 
 def contains_word(output: str, gold: str) -> float:
-    """Says whether the answer is one of the output's words (Retrieve.KV)."""
+    """Returns 1 if the answer is one of the output's words (Retrieve.KV), else 0."""
     return float(gold in _replace_marks(output, "\n:\"'.,?!{}").split())
 
 
 def _replace_marks(text: str, marks: Sequence[str]) -> str:
-    """Replaces each mark by a space, and runs of spaces by one."""
+    """Replaces each punctuation mark by a space, and each run of spaces by one space."""
     for mark in marks:
         text = text.replace(mark, " ")
     return re.sub(" +", " ", text)
 
 
-def _text_after(text: str, phrases: Sequence[str]) -> str | None:
-    """Returns the text after the first of the phrases that occurs."""
+def _text_after_phrase(text: str, phrases: Sequence[str]) -> str | None:
+    """Returns the text after the first phrase in the list that occurs, or None."""
     for phrase in phrases:
         _, separator, rest = text.partition(phrase)
         if separator:
@@ -150,8 +152,8 @@ def _text_after(text: str, phrases: Sequence[str]) -> str | None:
 
 
 def multiple_choice(output: str, answers: Sequence[str]) -> float:
-    """En.MC: the first letter if it is one of A to D, else the one named as the answer; `answers`
-    are the right option's text and its letter."""
+    """Scores an output of En.MC: a first letter A to D is the choice, else the output must name the
+    answer. `answers` has the text and the letter of the right option."""
     text = output.strip()
     if not text:
         return 0.0
@@ -160,7 +162,7 @@ def multiple_choice(output: str, answers: Sequence[str]) -> float:
     if text in answers:
         return 1.0
     text = _replace_marks(text, "\n\"'.,?!{}")
-    named = _text_after(text, ("answer is:", "answer:", "answer is", "option is"))
+    named = _text_after_phrase(text, ("answer is:", "answer:", "answer is", "option is"))
     if named is not None:
         return float(named[1:].startswith(tuple(answers)))  # after a space
     letter = next((word for word in text.split() if word in _LETTERS), "")
@@ -168,12 +170,13 @@ def multiple_choice(output: str, answers: Sequence[str]) -> float:
 
 
 def code_debug(output: str, answers: Sequence[str]) -> float:
-    """Code.Debug by InfLLM's rule: an option `B.` or `B:`, or the one named as the answer.
+    """Scores an output of Code.Debug by InfLLM's rule: the output must begin with the right option,
+    such as `B.` or `B:`, or name the right option as the answer.
 
-    Without either, the rule guesses a letter, seeded with the function's name. So an empty answer
-    is right once in four, where InfiniteBench's own rule gives 0. The paper reports 22.59 (89 of
-    394) for models that score 0 in all other tasks, which shows guesses. `answers` are the
-    function's name and its letter.
+    If the output names no option, the rule guesses a letter, seeded with the function's name. An
+    empty answer is therefore right once in four, whereas InfiniteBench's own rule gives 0. The
+    paper reports 22.59 (89 of 394) for models that score 0 in all other tasks, which indicates
+    guesses. `answers` has the name and the letter of the right function.
     """
     name, letter = answers
     if output[:2] in (f"{letter}.", f"{letter}:"):
@@ -181,7 +184,7 @@ def code_debug(output: str, answers: Sequence[str]) -> float:
     text = _replace_marks(output.strip(), ("\n", "`", "'", '"', "-", "*", "Option", "option"))
     is_named = False
     for phrases in (("answer is:", "is:", "answer:"), ("answer is", "error is")):
-        named = _text_after(text, phrases)
+        named = _text_after_phrase(text, phrases)
         if named is None:
             continue
         is_named = True
@@ -192,25 +195,25 @@ def code_debug(output: str, answers: Sequence[str]) -> float:
 
 
 def listed_stars(output: str, limit: int) -> set[int]:
-    """Counting-Stars: the first `limit` numbers of the list after `"little_penguin":` in an output
-    that begins as the prompt opened the list, which need not be closed."""
+    """Returns the numbers in the list that an output of Counting-Stars gives after
+    `"little_penguin":`, at most `limit`. The list may lack its closing bracket."""
     match = _STARS.search(output)
     return {int(n) for n in re.findall(r"\d{1,9}", match[1])[:limit]} if match else set()
 
 
 def searching_score(listed: set[int], right: Sequence[int]) -> float:
-    """Share of the right counts of stars that the answer lists."""
+    """Returns the share of the right counts of stars that the answer lists."""
     return sum(count in listed for count in right) / len(right)
 
 
 def reasoning_score(listed: set[int], right: Sequence[int], mistaken: Sequence[int]) -> float:
-    """Mean over the counts: a right one gives 1, or 0.5 beside its mistaken one, which alone gives
-    0.25."""
+    """Returns the mean score over all counts of stars. A count scores 1 if only the right number is
+    listed, 0.5 if both the right and the mistaken one are, and 0.25 if only the mistaken one is."""
     value = {(True, False): 1.0, (True, True): 0.5, (False, True): 0.25, (False, False): 0.0}
     pairs = zip(right, mistaken, strict=True)
     return sum(value[a in listed, b in listed] for a, b in pairs) / len(right)
 
 
 def keyword_share(output: str, keywords: Sequence[str]) -> float:
-    """Share of NeedleBench's keywords that the output contains, in their letter case."""
+    """Returns the share of NeedleBench's keywords that the output contains, in the same case."""
     return sum(keyword in output for keyword in keywords) / len(keywords)

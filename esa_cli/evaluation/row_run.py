@@ -1,7 +1,7 @@
-"""The loop of self-tests and benchmarks: questions about documents, a row for each answer.
+"""The main loop of self-tests and benchmarks: asks questions and writes a row for each answer.
 
 Every row is on disk before the next question is asked, so a stopped run can be resumed: a question
-with a row is not asked again, and a document without open questions is not read.
+that has a row is not asked again, and a document is not read if all of its questions have rows.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import Any
 from esa_cli.errors import LengthError, UsageError
 from esa_cli.system.jsonl import Journal
 
-SAME = ("record", "document", "settings", "reading")
-"""Fields that a row of an earlier run must have in common with a new one."""
+SAME_FIELDS = ("record", "document", "settings", "reading")
+"""Fields in which a row of an earlier run must be equal to a new row."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One question by one method: the known fields of its row; `ask` returns the other fields, and
-    `check` raises LengthError where the question has no room."""
+    """A question to be answered by one method. `fields` are the known fields of its row. `ask`
+    returns the other fields. `check` raises LengthError if the question is too long."""
 
     fields: Mapping[str, Any]
     ask: Callable[[], dict[str, Any]]
@@ -30,25 +30,26 @@ class Case:
 
 @dataclass(frozen=True)
 class DocumentCases:
-    """Questions about one document, and a function that reads the document, or returns False."""
+    """The questions about one document. `read` reads the document, or returns False to skip the
+    questions."""
 
     cases: Sequence[Case]
     read: Callable[[], bool]
 
 
 def has_row(journal: Journal, fields: Mapping[str, Any]) -> bool:
-    """Says whether the journal has the row of a case. Raises UsageError: the row is of another
-    document or of other settings."""
+    """Says whether the journal has the row of a case. Raises UsageError: the row belongs to another
+    document or to other settings."""
     row = journal.find(fields)
     if row is None:
         return False
-    for name in SAME:
+    for name in SAME_FIELDS:
         if name in fields and row.get(name) != fields[name]:
             key = ", ".join(str(fields[part]) for part in journal.key)
             raise UsageError(
                 f"{journal.path} has a row of {key} with another {name}: {row.get(name)}, now "
                 f"{fields[name]}",
-                "give the data, methods and settings of the earlier run, or choose another --out",
+                "use the data, methods and settings of the earlier run, or choose another --out",
             )
     return True
 
@@ -61,17 +62,19 @@ def write_rows(
     on_row: Callable[[dict[str, Any]], None] = lambda row: None,
     on_left_out: Callable[[Case, LengthError], None] | None = None,
 ) -> bool:
-    """Asks the cases that have no row. Returns False if `until`, by `time.monotonic`, came first.
+    """Asks the questions that have no row, and writes their rows. Returns False if the time
+    `until`, by `time.monotonic`, came before the end.
 
     Args:
-        on_row: called with each new row. on_left_out: called with a case that has no room; without
-            this function such a case ends the run with a LengthError.
+        on_row: called with each new row.
+        on_left_out: called with a case whose question is too long; without this function, such a
+            case ends the run with a LengthError.
 
     Raises:
-        UsageError: as `has_row`.
+        UsageError: a row of the journal belongs to another document or to other settings.
     """
 
-    def is_late() -> bool:
+    def is_past_deadline() -> bool:
         return until is not None and time.monotonic() >= until
 
     for document in documents:
@@ -88,12 +91,12 @@ def write_rows(
                 on_left_out(case, error)
         if not cases:
             continue
-        if is_late():
+        if is_past_deadline():
             return False
         if not document.read():
             continue
         for case in cases:
-            if is_late():
+            if is_past_deadline():
                 return False
             row = {**case.fields, **case.ask()}
             journal.add(row)

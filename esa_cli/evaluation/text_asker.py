@@ -1,4 +1,4 @@
-"""Questions about one text, answered from text as `esa ask` does with the same preset."""
+"""Answers questions about one text from passages, as `esa ask` does with the same preset."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from esa_cli.system.progress import Progress
 
 
 class TextAsker:
-    """Answers questions about one text after the other from passages, as `esa ask` does with the
-    preset. `book` is the text that was read last. The session's KV cache is dropped. Raises
-    PresetError, ModelError: the preset's adapter or finder is missing, or of another model."""
+    """Answers questions about one text at a time from passages, as `esa ask` does with the same
+    preset. `book` is the text that was read most recently. Clears the session's KV cache. Raises
+    PresetError, ModelError: the preset's adapter or finder is missing or fits another model."""
 
     book: Book
     nbytes: int
-    """Bytes of the book's token index."""
+    """Number of bytes of the book's token index."""
 
     def __init__(self, session: Session, preset: Preset) -> None:
         self.session, self.preset = session, preset
-        self._begin()
+        self._reset_session()
         model = session.model
         loaded = LoadedModel(
             model=model, tokenizer=session.tokenizer, ref=preset.model, folder=Path(),
@@ -35,19 +35,19 @@ class TextAsker:
         )  # fmt: skip
         self._esa = Esa(loaded, preset, session=session)
 
-    def _begin(self) -> None:
+    def _reset_session(self) -> None:
         self.session.clear()
         self.session.use(self.preset)
 
-    def check(self, question: str, longest: int) -> None:
+    def check_length(self, question: str, longest: int) -> None:
         """Raises UsageError: the question is empty. LengthError: the question is too long."""
         assert self._esa.spans is not None
         self._esa.spans.check(question, longest)
 
-    def read(self, text: str, progress: Progress | None = None) -> float:
-        """Reads a text for the preset's finder, and indexes its words. Returns the seconds."""
+    def ingest_text(self, text: str, progress: Progress | None = None) -> float:
+        """Ingests a text, indexes its words for the preset's finder, and returns the seconds."""
         started = time.perf_counter()
-        self._begin()
+        self._reset_session()
         book = self._esa.ingest(Document("", text, source="", encoding="", bytes=0), progress)
         self._esa.search.finder(self._esa.placed([book]))
         if progress is not None and not book.read:
@@ -58,10 +58,11 @@ class TextAsker:
     def ask(
         self, question: str, longest: int | None = None, temperature: float | None = None
     ) -> Reply:
-        """Answers with every passage that was read as evidence, best first. Raises as `check`.
+        """Answers a question. The reply has every passage that was read as evidence, best first.
+        Raises LengthError, UsageError, as `check`.
 
         Args:
-            longest: new tokens of free text; None takes the preset's number.
+            longest: largest number of new tokens; None takes the preset's number.
         """
         return self._esa.ask(
             question, [self.book], max_new_tokens=longest, temperature=temperature,

@@ -1,6 +1,6 @@
-"""Stores keys and values of documents: in memory, concatenated, and on disk (`library`).
+"""Stores the KV caches of documents in memory, concatenated, and on disk (`library`).
 
-`CACHES` are the places for them that --cache, and `cache` in Python, choose from.
+`CACHES` lists the places for a KV cache that --cache, and `cache` in Python, choose from.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ CACHES = ("auto", "device", "host", "disk")
 
 
 def check_cache(cache: str) -> None:
-    """Raises UsageError for a name that is none of `CACHES`."""
+    """Raises UsageError if the name of the cache is not in `CACHES`."""
     if cache not in CACHES:
         raise UsageError(f"cache must be one of {', '.join(CACHES)}, got '{cache}'")
 
 
 def check_in_memory(cache: str) -> None:
-    """Raises UsageError for the disk, where nothing stores rows."""
+    """Raises UsageError if the KV cache of a document outside the library is to be on disk."""
     if cache == "disk":
-        message = "cache disk is for documents that are stored in the library"
-        raise UsageError(message, "use cache auto or host here")
+        message = "only documents that are stored in the library can have their KV cache on disk"
+        raise UsageError(message, "use --cache auto or --cache host for other documents")

@@ -1,10 +1,10 @@
-"""KV cache of one layer in memory, documents that were prefilled, and the cache of several joined.
+"""The KV cache of one layer in memory, prefilled documents, and the KV cache of several documents.
 
-Token-major: a token's keys and values of all G heads are one contiguous row, so that fetching a
-selected token is one read. Nothing is ever evicted. Keys are unrotated, so rows of several
-documents can follow each other as if they had been prefilled in one sequence; the question and its
-answer are appended to a tail. Where a GPU has less memory than the cache takes, rows may be in host
-memory: reduced keys stay on the GPU, and selected rows are copied to it.
+A token's keys and values of all G key/value heads are one contiguous row, so that fetching a
+selected token is one read. No token is ever evicted. Keys are stored unrotated, so the rows of
+several documents can follow each other as if they had been prefilled in one sequence. The question
+and its answer are appended to a tail. If the KV cache does not fit on a GPU, its rows may be in
+host memory; reduced keys stay on the GPU, and selected rows are copied to the GPU.
 """
 
 from __future__ import annotations
@@ -23,51 +23,54 @@ from esa_cli.attention.step import KVStore, LayerState, Projection
 
 CPU = torch.device("cpu")
 BLOCK = 8192
-"""Tokens of a block in a scan of keys: 6 MB with 3 heads of 64 floats, which fits a cache."""
+"""Number of tokens in a block of a scan: 6 MB of keys with 3 heads of 64 floats."""
 FIRST_SEGMENT, LAST_SEGMENT, GROWTH = 1024, 16384, 1.25
-"""Rows of the first segment on the CPU, and of the longest; growth of the segment on a GPU."""
+"""Rows of the first and of the longest segment on the CPU; growth factor of a segment on a GPU."""
 RESERVE = 2048
-"""Rows after a document's on a GPU, for questions and answers; as many again when they are full."""
+"""Number of rows that a GPU reserves after a document for questions and answers."""
 
 
 def has_own_memory(device: torch.device) -> bool:
-    """Whether a device has other memory than the CPU."""
+    """Whether a device has memory of its own, separate from the CPU's."""
     return device.type == "cuda"
 
 
 in_one_segment = has_own_memory
-"""Whether rows on a device are one segment: finding the segment of a row would synchronise."""
+"""Whether a device has all rows in one segment, since finding a row's segment would synchronise."""
 
 
-def as_index(places: Sequence[int]) -> slice | list[int]:
-    """Returns indices along a dimension; a slice, which copies nothing, if they are consecutive."""
-    first, stop = places[0], places[0] + len(places)
-    return slice(first, stop) if list(places) == list(range(first, stop)) else list(places)
+def as_slice_or_list(indices: Sequence[int]) -> slice | list[int]:
+    """Returns consecutive indices as a slice, which copies nothing, and other indices as a list."""
+    first, stop = indices[0], indices[0] + len(indices)
+    return slice(first, stop) if list(indices) == list(range(first, stop)) else list(indices)
 
 
-def divide_range(starts: Sequence[int], start: int, stop: int) -> Iterator[tuple[int, int, int]]:
-    """Yields (part, low, high) of every part of [start, stop); low and high count in the part.
-    `starts` says where each part begins, and where the last one ends."""
+def divide_range(
+    part_starts: Sequence[int], start: int, stop: int
+) -> Iterator[tuple[int, int, int]]:
+    """Divides the range [start, stop) at the part borders. Yields (part, low, high), where low and
+    high count from the part's first row. `part_starts` has the first row of each part, then the
+    end."""
     while start < stop:
-        part = bisect_right(starts, start) - 1
-        high = min(stop, starts[part + 1])
-        yield part, start - starts[part], high - starts[part]
+        part = bisect_right(part_starts, start) - 1
+        high = min(stop, part_starts[part + 1])
+        yield part, start - part_starts[part], high - part_starts[part]
         start = high
 
 
-def divide_positions(starts: Sequence[int], at: Tensor) -> Iterator[tuple[int, slice]]:
-    """Yields (part, slice of `at`) for each part, see `divide_range`, that has some of the
-    ascending positions `at` (K,)."""
-    edges = torch.tensor(starts).to(at.device, non_blocking=True)
-    for part, (low, high) in enumerate(pairwise(torch.searchsorted(at, edges).tolist())):
+def divide_positions(part_starts: Sequence[int], positions: Tensor) -> Iterator[tuple[int, slice]]:
+    """Divides ascending positions (K,) at the part borders. Yields (part, slice of the positions)
+    for each part that has any of the positions. `part_starts` is as in `divide_range`."""
+    edges = torch.tensor(part_starts).to(positions.device, non_blocking=True)
+    for part, (low, high) in enumerate(pairwise(torch.searchsorted(positions, edges).tolist())):
         if low < high:
             yield part, slice(low, high)
 
 
 class GrowingRows:
-    """A growing (N, width) matrix. On the CPU it is a list of segments that are never copied, so a
-    document never needs twice its memory. On a GPU it is one segment of as many rows as are
-    expected, copied into a longer one when it is full."""
+    """A matrix (N, width) to which rows are appended. On the CPU the matrix is a list of segments
+    that are never copied, so a document never needs twice its memory. On a GPU the matrix is one
+    segment of as many rows as are expected, which is copied into a longer one when it is full."""
 
     def __init__(self, width: int, dtype: torch.dtype, device: torch.device) -> None:
         self.width, self.dtype, self.device = width, dtype, device
@@ -82,63 +85,64 @@ class GrowingRows:
 
     @property
     def nbytes(self) -> int:
-        """Bytes allocated; on the CPU, which gives memory when it is written to, of rows in use."""
+        """Bytes of memory: of all allocated rows on a GPU, of the rows in use on the CPU."""
         rows = self.capacity if self._whole else self.length
         return rows * self.width * self.dtype.itemsize
 
     def expect(self, length: int) -> None:
-        """Announces the number of rows. Nothing is allocated before rows are appended."""
+        """Announces the final number of rows. Memory is allocated only when rows are appended."""
         self._expected = length
 
-    def _grow(self, need: int) -> None:
-        if self._whole and self.capacity < need:
+    def _grow_to(self, row_count: int) -> None:
+        if self._whole and self.capacity < row_count:
             rows = self._expected or FIRST_SEGMENT
             if self.capacity:
                 rows = self.capacity + RESERVE if self._expected else int(GROWTH * self.capacity)
-            segment = self._new_segment(max(need, rows))
-            for at, view in self._views(0, self.length):
+            segment = self._allocate_segment(max(row_count, rows))
+            for at, view in self._segment_views(0, self.length):
                 segment[at : at + view.shape[0]] = view
             self._segments, self._starts = [segment], [0]
-        while self.capacity < need:
-            segment = self._new_segment(min(LAST_SEGMENT, max(FIRST_SEGMENT, self.capacity)))
+        while self.capacity < row_count:
+            segment = self._allocate_segment(min(LAST_SEGMENT, max(FIRST_SEGMENT, self.capacity)))
             # In one statement without calls, between whose halves no interruption (Ctrl-C) comes.
             before, starts = self._segments, [*self._starts, self.capacity]
             self._segments, self._starts = [*before, segment], starts
 
-    def _new_segment(self, rows: int) -> Tensor:
+    def _allocate_segment(self, row_count: int) -> Tensor:
         # Outside inference mode, so that rows appended there can be extended outside of it.
         with torch.inference_mode(False):
-            return torch.empty(rows, self.width, dtype=self.dtype, device=self.device)
+            return torch.empty(row_count, self.width, dtype=self.dtype, device=self.device)
 
-    def _views(self, start: int, stop: int) -> Iterator[tuple[int, Tensor]]:
-        """Yields (absolute start, view) of every segment's part of [start, stop)."""
+    def _segment_views(self, start: int, stop: int) -> Iterator[tuple[int, Tensor]]:
+        """Yields (absolute start, view) for each segment that has rows of [start, stop)."""
         for part, low, high in divide_range([*self._starts, self.capacity], start, stop):
             yield self._starts[part] + low, self._segments[part][low:high]
 
     @torch.no_grad()
     def append(self, rows: Tensor) -> None:
         count = rows.shape[0]
-        self._grow(self.length + count)
-        for at, view in self._views(self.length, self.length + count):
+        self._grow_to(self.length + count)
+        for at, view in self._segment_views(self.length, self.length + count):
             view.copy_(rows[at - self.length : at - self.length + view.shape[0]])
         self.length += count  # last: an interruption leaves no unwritten rows
 
     def span(self, start: int, stop: int) -> Tensor:
-        """Returns rows [start, stop), (stop - start, width); a view if they are in one segment."""
-        views = [view for _, view in self._views(start, stop)]
+        """Returns the rows [start, stop): a view if all are in one segment, else a copy."""
+        views = [view for _, view in self._segment_views(start, stop)]
         if len(views) == 1:
             return views[0]
         return torch.cat([torch.empty(0, self.width, dtype=self.dtype, device=self.device), *views])
 
-    def blocks(self, start: int, stop: int, most: int) -> Iterator[tuple[int, Tensor]]:
-        """Yields (absolute start, view) of [start, stop) in views of at most `most` rows."""
-        for at, view in self._views(start, stop):
-            for low in range(0, view.shape[0], most):
-                yield at + low, view[low : low + most]
+    def blocks(self, start: int, stop: int, max_rows: int) -> Iterator[tuple[int, Tensor]]:
+        """Yields (absolute start, view) of the rows [start, stop) in blocks of at most
+        `max_rows`."""
+        for at, view in self._segment_views(start, stop):
+            for low in range(0, view.shape[0], max_rows):
+                yield at + low, view[low : low + max_rows]
 
     @torch.no_grad()
     def gather(self, at: Tensor) -> Tensor:
-        """Returns rows at ascending absolute positions (K,) as (K, width)."""
+        """Returns the rows (K, width) at ascending absolute positions (K,)."""
         if len(self._segments) == 1 and at.numel():
             return self._segments[0].index_select(0, at)
         out = torch.empty(at.shape[0], self.width, dtype=self.dtype, device=self.device)
@@ -146,29 +150,30 @@ class GrowingRows:
             out[rows] = self._segments[part].index_select(0, at[rows] - self._starts[part])
         return out
 
-    def copy_after(self, start: int) -> GrowingRows:
+    def copy_from(self, start: int) -> GrowingRows:
+        """Returns a new matrix with the rows from `start` on."""
         rest = GrowingRows(self.width, self.dtype, self.device)
         rest.expect(self._expected)
         rest.append(self.span(start, self.length))
         return rest
 
     def truncate(self, length: int) -> None:
-        """Keeps the first `length` rows; segments are kept for the next ones."""
+        """Removes all rows after the first `length`, without freeing memory."""
         self.length = min(self.length, max(length, 0))
 
 
 def split_rows(rows: Tensor, heads: int, shared: bool = False) -> tuple[Tensor, Tensor]:
-    """Returns rows (n, 2 * G * D), or (n, G * D) where the keys are the values, as keys and values,
-    each (G, n, D)."""
+    """Splits rows (n, 2 * G * D) into keys and values, each (G, n, D). With `shared`, the rows are
+    (n, G * D) and the keys are also the values."""
     parts = 1 if shared else 2
     both = rows.view(rows.shape[0], parts, heads, rows.shape[1] // (parts * heads))
     return both[:, 0].transpose(0, 1), both[:, -1].transpose(0, 1)
 
 
 class MemoryStore:
-    """Keys and values of N tokens of one layer with G `heads` of `dim` D, and their reduced keys.
-    `shared`: the keys are the values, too, and stored once (MLA). `on_host`: keys and values are in
-    host memory, and not on the device that computes."""
+    """The keys, values and reduced keys of N tokens in one layer, in memory. The layer has `heads`
+    key/value heads of dimension `dim`. `shared` says that the keys are also the values (MLA), and
+    `on_host` that keys and values are in host memory rather than on the computing device."""
 
     def __init__(
         self, heads: int, dim: int, dtype: torch.dtype, device: torch.device,
@@ -182,7 +187,7 @@ class MemoryStore:
         self._expected = 0
 
     def expect(self, tokens: int) -> None:
-        """Announces the number of tokens, before the first."""
+        """Announces the final number of tokens, before the first token is appended."""
         self._expected = tokens
         self._rows.expect(tokens)
 
@@ -211,7 +216,7 @@ class MemoryStore:
     ) -> Iterator[tuple[int, Tensor]]:
         for at, rows in self._rows.blocks(start, stop, most):
             keys = split_rows(rows, self.heads, self.shared)[0].to(self.device)
-            yield at, keys if groups is None else keys[as_index(groups)]
+            yield at, keys if groups is None else keys[as_slice_or_list(groups)]
 
     @property
     def reduced(self) -> int:
@@ -235,20 +240,20 @@ class MemoryStore:
             self._features.truncate(length)
         self._rows.truncate(length)  # last: `len` shows whether the crop was interrupted
 
-    def first(self, count: int) -> tuple[Tensor, Tensor | None]:
-        """Returns the first tokens' rows, see `split_rows`, and their reduced keys (count, R)."""
+    def first_rows(self, count: int) -> tuple[Tensor, Tensor | None]:
+        """Returns rows and reduced keys (count, R) of the first `count` tokens."""
         features = self._features.span(0, count) if self._features else None
         return self._rows.span(0, count), features
 
-    def drop_first(self, count: int) -> None:
+    def drop_first_tokens(self, count: int) -> None:
         """Removes the first `count` tokens and frees their memory."""
-        self._rows = self._rows.copy_after(count)
+        self._rows = self._rows.copy_from(count)
         if self._features is not None:
-            self._features = self._features.copy_after(count)
+            self._features = self._features.copy_from(count)
 
 
 class MakeStore(Protocol):
-    """Makes the store of a layer with G key/value heads of D dimensions."""
+    """A function that makes a layer's store, with `heads` key/value heads of dimension `dim`."""
 
     def __call__(
         self, layer: int, heads: int, dim: int, dtype: torch.dtype, device: torch.device,
@@ -258,14 +263,14 @@ class MakeStore(Protocol):
 
 
 class StorePlaces:
-    """Makes stores, each on its layer's device, or in host memory if the layer's device has other
-    memory (`elsewhere`)."""
+    """Decides which layers have their stores in host memory rather than on the layer's device.
+    `elsewhere(device)` says whether a device has memory of its own."""
 
     def __init__(self, elsewhere: Callable[[torch.device], bool] = has_own_memory) -> None:
         self.elsewhere = elsewhere
 
     def stores(self, on_host: Container[int]) -> MakeStore:
-        """Returns a function that puts these layers' rows into host memory."""
+        """Returns a function that makes stores, in host memory for the layers in `on_host`."""
 
         def make_store(
             layer: int, heads: int, dim: int, dtype: torch.dtype, device: torch.device,
@@ -278,7 +283,7 @@ class StorePlaces:
 
 
 class StoreSlice(NamedTuple):
-    """Tokens [low, high) of a store."""
+    """The tokens [low, high) of a store."""
 
     store: KVStore
     low: int
@@ -286,13 +291,13 @@ class StoreSlice(NamedTuple):
 
 
 def refuse_change(store: Any, *arguments: Any) -> None:
-    """Refuses `append`, `append_features` and `crop` of a read-only store."""
-    raise TypeError("stored rows are read-only; JoinedStore appends after them")
+    """Raises TypeError when tokens are appended to, or removed from, a read-only store."""
+    raise TypeError("a stored KV cache is read-only; append to a JoinedStore instead")
 
 
 class StoreChain:
-    """The rows of slices of stores, one after another, read-only. `like` is a store of the same
-    heads and dimension as all parts."""
+    """A read-only store whose rows are those of several slices of stores, one after another. `like`
+    is any store with the same number of heads and the same head dimension."""
 
     def __init__(self, parts: Sequence[StoreSlice], like: KVStore) -> None:
         self.heads, self.dim, self.shared = like.heads, like.dim, like.shared
@@ -308,7 +313,7 @@ class StoreChain:
         return self._parts
 
     def _slice_edges(self) -> list[int]:
-        """Where each slice begins, and where the last one ends."""
+        """Returns the first row of each slice, and then the end of the last slice."""
         return self._starts
 
     def __len__(self) -> int:
@@ -322,16 +327,16 @@ class StoreChain:
     def resident(self) -> bool:
         return all(part.store.resident for part in self._parts)
 
-    def _pieces(self, start: int, stop: int) -> Iterator[tuple[int, KVStore, int, int]]:
-        """Yields (absolute start, store, low, high) of every store's part of [start, stop)."""
+    def _divide_by_store(self, start: int, stop: int) -> Iterator[tuple[int, KVStore, int, int]]:
+        """Yields (absolute start, store, low, high) for each store with rows in [start, stop)."""
         slices, edges = self._all_slices(), self._slice_edges()
         for i, low, high in divide_range(edges, start, stop):
             store, first, _ = slices[i]
             yield edges[i] + low, store, first + low, first + high
 
     def span(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        pieces = self._pieces(start, stop)
-        return self._concatenate([store.span(low, high) for _, store, low, high in pieces])
+        pieces = self._divide_by_store(start, stop)
+        return self._concatenate_pairs([store.span(low, high) for _, store, low, high in pieces])
 
     def gather(self, at: Tensor) -> tuple[Tensor, Tensor]:
         slices, edges, pairs = (
@@ -342,9 +347,9 @@ class StoreChain:
         for i, rows in divide_positions(edges, at):
             store, first, _ = slices[i]
             pairs.append(store.gather(at[rows] - (edges[i] - first)))
-        return self._concatenate(pairs)
+        return self._concatenate_pairs(pairs)
 
-    def _concatenate(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    def _concatenate_pairs(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
         if not pairs:
             return self._all_slices()[-1].store.span(0, 0)
         if len(pairs) == 1:
@@ -354,7 +359,7 @@ class StoreChain:
     def key_blocks(
         self, start: int, stop: int, most: int = BLOCK, groups: Sequence[int] | None = None
     ) -> Iterator[tuple[int, Tensor]]:
-        for begin, store, low, high in self._pieces(start, stop):
+        for begin, store, low, high in self._divide_by_store(start, stop):
             for at, keys in store.key_blocks(low, high, most, groups):
                 yield at - low + begin, keys
 
@@ -368,7 +373,7 @@ class StoreChain:
     def feature_blocks(
         self, start: int, stop: int, most: int = BLOCK
     ) -> Iterator[tuple[int, Tensor]]:
-        for begin, store, low, high in self._pieces(start, stop):
+        for begin, store, low, high in self._divide_by_store(start, stop):
             for at, features in store.feature_blocks(low, high, most):
                 yield at - low + begin, features
 
@@ -376,7 +381,7 @@ class StoreChain:
 
 
 class JoinedStore(StoreChain):
-    """The rows of all parts in order, then those of the tail, which begins empty."""
+    """A store with the rows of all parts in order, and a tail to which new tokens are appended."""
 
     def __init__(self, parts: Sequence[StoreSlice], tail: MemoryStore) -> None:
         self.tail = tail
@@ -389,60 +394,61 @@ class JoinedStore(StoreChain):
         return [*self._starts, len(self)]
 
     @property
-    def stored(self) -> int:
-        """Tokens of all parts; the tail begins here."""
+    def tail_start(self) -> int:
+        """Number of tokens before the tail."""
         return self._starts[-1]
 
     def __len__(self) -> int:
-        return self.stored + len(self.tail)
+        return self.tail_start + len(self.tail)
 
     def append(self, k: Tensor, v: Tensor) -> None:
         self.tail.append(k, v)
 
     def append_features(self, features: Tensor) -> None:
-        assert self.reduced >= self.stored, "the parts must have reduced keys, too"
+        assert self.reduced >= self.tail_start, "all parts must have reduced keys"
         self.tail.append_features(features)
 
-    def replace_first(self, store: KVStore) -> None:
-        """Puts a store with the tail's first tokens in their place."""
+    def replace_first_tail_tokens(self, store: KVStore) -> None:
+        """Replaces the tail's first tokens by a read-only store that has the same tokens."""
         self._append_slice(StoreSlice(store, 0, len(store)))
-        self.tail.drop_first(len(store))
+        self.tail.drop_first_tokens(len(store))
 
     def crop(self, tokens: int) -> None:
         if -tokens > len(self.tail):
-            raise ValueError(f"tokens must be at least {-len(self.tail)}, got {tokens}")
+            raise ValueError(f"only {len(self.tail)} tokens can be removed, got {tokens}")
         self.tail.crop(tokens)
 
 
 @dataclass(frozen=True)
-class PerDocumentMaps(Projection):
-    """The projections of several documents, whose rows begin at `starts`, ascending from 0. The
-    last document's projections serve questions, which follow it."""
+class PerDocumentProjections(Projection):
+    """The projections of several documents in one KV cache. `starts` has the first row of each
+    document. Questions follow the last document and use that document's projection."""
 
     starts: Sequence[int]
-    maps: Sequence[Projection]
+    projections: Sequence[Projection]
 
-    def at(self, row: int) -> Projection:
-        """Returns the projections of the document that a row belongs to."""
-        return self.maps[bisect_right(self.starts, row) - 1]
+    def projection_of_row(self, row: int) -> Projection:
+        """Returns the projection of the document that a row belongs to."""
+        return self.projections[bisect_right(self.starts, row) - 1]
 
     def queries(self, q: Tensor) -> Tensor:
-        return self.maps[-1].queries(q)
+        return self.projections[-1].queries(q)
 
     def keys(self, k: Tensor) -> Tensor:
-        return self.maps[-1].keys(k)
+        return self.projections[-1].keys(k)
 
 
 @dataclass(frozen=True)
 class PrefilledDocument:
-    """One document as a model prefilled it.
+    """One document after prefill.
 
     Args:
-        ids: of its tokens, `head` tokens of the prompt first. stores: one for each layer that keeps
-            rows. projections: the fitted compressor of each layer, or None.
-        read_by: the method that prefilled it; None in a library, where no other can find it.
-        states: what selectors keep of each layer's tokens, by class of selector.
-        recurrent: the state of each layer that keeps one in place of rows, after the last token.
+        ids: token ids, beginning with the `head` tokens of the prompt before the document.
+        stores: a store for each layer with a KV cache.
+        projections: the fitted projection of each layer, or None.
+        read_by: the method that prefilled the document, or None if it came from a library.
+        states: for each layer, the state that each class of selector keeps.
+        recurrent: for each recurrent layer, its state after the last token.
     """
 
     ids: Sequence[int]
@@ -454,15 +460,15 @@ class PrefilledDocument:
     recurrent: Sequence[dict[str, Tensor]] = ()
 
     def layer_states(self, layer: int) -> dict[type, LayerState]:
-        """Returns the states of a layer, which each opening adds to: nothing is computed twice."""
+        """Returns the states that selectors keep for a layer, by class of selector."""
         return self.states[layer] if self.states else {}
 
 
 def concatenate(
     documents: Sequence[PrefilledDocument],
 ) -> tuple[list[int], list[KVStore], list[Projection | None]]:
-    """Returns ids, stores and projections of the documents in order; the first keeps its prompt's
-    head."""
+    """Concatenates documents for one question, and returns token ids, stores and projections. Only
+    the first document has the tokens of the prompt before its text."""
     ids, starts = list(documents[0].ids), [0]
     for document in documents[1:]:
         starts.append(len(ids))
@@ -483,13 +489,14 @@ def concatenate(
         if len(fitted) < len(maps):
             projections.append(None)
         else:
-            projections.append(fitted[0] if len(fitted) == 1 else PerDocumentMaps(starts, fitted))
+            single = len(fitted) == 1
+            projections.append(fitted[0] if single else PerDocumentProjections(starts, fitted))
     return ids, stores, projections
 
 
 def text_rows(documents: Sequence[PrefilledDocument]) -> list[range]:
-    """Returns, for each document of `concatenate`, the rows of its text, without the prompt's
-    head."""
+    """Returns the range of rows of each document's text in the concatenated KV cache, without the
+    tokens of the prompt."""
     out, start = [], 0
     for i, document in enumerate(documents):
         stop = start + len(document.ids) - (document.head if i else 0)

@@ -99,7 +99,7 @@ def test_counting_stars(tmp_path: Path) -> None:
     write(tmp_path / f"{start}searching_{end}", [stars_row(False)])
     write(tmp_path / f"{start}reasoning_{end}", [stars_row(True)])
     names = ["searching-128k-32-32", "reasoning-128k-32-32"]
-    assert bench.find("counting-stars").find_tasks(tmp_path) == names
+    assert bench.find("counting-stars").tasks_in_folder(tmp_path) == names
     search, reason = records("counting-stars", tmp_path, *names)
     assert search.question == "\n\n\n\nPlease help the little penguin."
     assert search.document.endswith("The little penguin counted 42 ★\n")
@@ -128,7 +128,7 @@ class Letters:
 
 @pytest.fixture
 def needle_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(benchmarks, "gpt4", Letters)
+    monkeypatch.setattr(benchmarks, "load_gpt4_tokenizer", Letters)
     places = ["Hell", "Emerald", "Sand", "Emerald", "Fog"]
     things = ["Bubble", "Pearl", "Shard", "Clover", "Pearl"]
     rows = [

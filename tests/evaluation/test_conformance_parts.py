@@ -76,8 +76,8 @@ PLACED = "positions of near and far tokens"
 WRONG_SCORES = {
     "NotANumber": (RESULTS, "100 are not finite"),
     "FirstBlockOnly": (RESULTS, "more than one block of keys: scores: torch.float32 (1020,)"),
-    "CountsSteps": (RESULTS, "another result on an equal step"),
-    "ScribblesOnReducedKeys": (RESULTS, "the reduced keys changed"),
+    "CountsSteps": (RESULTS, "equal steps give different results"),
+    "ScribblesOnReducedKeys": (RESULTS, "the part changed the reduced keys"),
     "RotatesInSilence": ("declares whether it rotates", "rotates is False"),
 }
 
@@ -115,9 +115,9 @@ class Maps(Projection):
     [
         (Maps(apart=1), PROJECTIONS, "queries: torch.float32 (1, 3), not numbers (1, 4)"),
         (Maps(mix=True), PROJECTIONS, "apart"),
-        (Maps(double=True), PROJECTIONS, "torch.float32 became torch.float64 queries"),
-        (Maps(noise=True), PROJECTIONS, "two fits map equal queries"),
-        (Maps(write=True), PROJECTIONS, "queries or keys were written over"),
+        (Maps(double=True), PROJECTIONS, "torch.float32 inputs gave torch.float64 queries"),
+        (Maps(noise=True), PROJECTIONS, "two equal fits project equal queries"),
+        (Maps(write=True), PROJECTIONS, "the projection changed its arguments"),
     ],
 )
 def test_wrong_compressors_fail(projection: Maps, wanted: str, detail: str) -> None:
@@ -151,7 +151,7 @@ def test_compressors_leave_the_moments_alone(name: str) -> None:
             setattr(moments, name, getattr(moments, name) + 1)
 
     found = examine("compressor", Broken)
-    assert "fit changed the moments" in found[PROJECTIONS]
+    assert "fit changed its argument `moments`" in found[PROJECTIONS]
 
 
 @pytest.mark.parametrize("count", [-1, 2.5, True])
@@ -178,14 +178,18 @@ class Bent(FixedDistance):
     ("bend", "wanted", "detail"),
     [
         (lambda p: Positions(p.query[:-1], p.key), PLACED, "(7,)"),
-        (lambda p: p.query, PLACED, "far gives a Tensor, not Positions"),
-        (lambda p: (*p,), PLACED, "far gives a tuple, not Positions"),
+        (lambda p: p.query, PLACED, "far returns a Tensor, not Positions"),
+        (lambda p: (*p,), PLACED, "far returns a tuple, not Positions"),
         (lambda p: Positions(p.query, p.key.tolist()), PLACED, "far keys: list"),
         (lambda p: Positions(p.query, p.key - 5), PLACED, "far keys: 40 are not finite or below 0"),
         (lambda p: Positions(p.query * torch.nan, p.key), PLACED, "far queries: 8 are not finite"),
         (lambda p: Positions(p.query, p.key + 5000), PLACED, "5000"),
         (lambda p: Positions(p.query > 0, p.key), PLACED, "torch.bool"),
-        (lambda p: Positions(p.query + torch.rand(1), p.key), PLACED, "differ the second time"),
+        (
+            lambda p: Positions(p.query + torch.rand(1), p.key),
+            PLACED,
+            "are different the second time",
+        ),
     ],
 )
 def test_wrong_positions_fail(bend: Any, wanted: str, detail: str) -> None:
@@ -204,7 +208,7 @@ def test_encodings_leave_the_positions_they_are_given_alone() -> None:
 
     found = examine("position", Broken)
     assert set(found) == {PLACED}
-    assert "usual: the positions `at` were written over" in found[PLACED]
+    assert "usual: the encoding changed its argument `at`" in found[PLACED]
 
 
 @pytest.mark.parametrize(
@@ -212,9 +216,19 @@ def test_encodings_leave_the_positions_they_are_given_alone() -> None:
     [
         ("query_scale", lambda at: torch.ones(1), SCALES, "factors: torch.float32 (1,)"),
         ("query_scale", lambda at: at.float().log(), SCALES, "factors: 2 are not finite"),
-        ("query_scale", lambda at: at.float() - at[0] + 1, SCALES, "alone, the last factor"),
+        (
+            "query_scale",
+            lambda at: at.float() - at[0] + 1,
+            SCALES,
+            "the last factor is different when alone",
+        ),
         ("frequencies", lambda f, *_: (torch.cat((f, f)), 1.0), FREQUENCIES, "torch.float32 (8,)"),
-        ("frequencies", lambda f, *_: (f.div_(2), 1.0), FREQUENCIES, "it is given change"),
+        (
+            "frequencies",
+            lambda f, *_: (f.div_(2), 1.0),
+            FREQUENCIES,
+            "the encoding changed its argument `inverse`",
+        ),
         ("frequencies", lambda f, *_: (f, None), FREQUENCIES, "the factor is None"),
         ("frequencies", lambda f, *_: (f * torch.rand(1), 1.0), FREQUENCIES, "the second time"),
         ("max_distance", 0, MEMBERS, "max_distance is 0"),
@@ -302,12 +316,12 @@ class Selectors:
 
 
 WRONG_SELECTORS = {
-    "Scribbler": (RESULTS, "the queries changed"),
-    "Vandal": (RESULTS, "the values changed"),
+    "Scribbler": (RESULTS, "the part changed the queries"),
+    "Vandal": (RESULTS, "the part changed the values"),
     "NotEmpty": (RESULTS, "empty M: raised AssertionError: nothing to choose from"),
     "OverItsAllowance": (RESULTS, "below 100, at most 8"),
     "Remembers": ("works after the store is cropped", "ascending offsets below 6"),
-    "RemembersInItself": (RESULTS, "an answer's token: another result"),
+    "RemembersInItself": (RESULTS, "an answer's token: equal steps"),
     "NothingAfter": (MEMBERS, "no attribute 'layer_scores'"),
     "Idle": (BUILDS, "abstract method"),
 }

@@ -108,8 +108,8 @@ def job(tmp_path: Path) -> CalibrationJob:
     layers[2] = (layers[2][0], layers[2][1] @ low)
     for layer, (queries, keys) in enumerate(layers):
         for at in range(0, 300, 100):
-            stored.add(layer, queries[at : at + 100], keys[at : at + 100])
-        assert all(map(torch.equal, stored.load(layer), (queries, keys)))
+            stored.add_rows(layer, queries[at : at + 100], keys[at : at + 100])
+        assert all(map(torch.equal, stored.load_layer(layer), (queries, keys)))
     host: Any = SimpleNamespace(device=torch.device("cpu"))
     model = replace(fingerprint(build_model("llama")), layers=3)
     return CalibrationJob(host, preset.load("tiny-random"), selective(), [0] * 300, stored, model)
@@ -121,7 +121,7 @@ QUICK = TrainingSettings(epochs=2, lr=1e-2)
 def test_study_measures_what_was_not_fitted_on(job: CalibrationJob) -> None:
     found = job.study(4, METHODS, QUICK, [8, 1000])
     assert (found.tokens, found.held_out, found.ks, found.ranks) == (300, 60, [8, 30], [4, 4, 4])
-    queries, keys = job.stored.load(1)
+    queries, keys = job.stored.load_layer(1)
     moments = Moments()
     moments.add(queries[:240], keys[:240])
     maps = closed_form(moments, 4)

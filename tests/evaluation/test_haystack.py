@@ -52,5 +52,5 @@ def test_a_text_without_sentences_takes_facts_behind_lines_or_words() -> None:
     assert out == "one two three F. four"
     out, _ = plant_sentences("第一句。第二句。第三句。", ["F."], [0.3])
     assert out == "第一句。 F. 第二句。第三句。"
-    with pytest.raises(UsageError, match="3 planted sentences must have room"):
+    with pytest.raises(UsageError, match="3 planted sentences do not fit"):
         plant_sentences("one two", ["F."] * 3, even_depths(3))

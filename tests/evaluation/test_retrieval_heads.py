@@ -21,7 +21,7 @@ from esa_cli.evaluation.calibration.retrieval_heads import (
     find,
     needle_questions,
     rank_heads,
-    smallest_set,
+    smallest_set_size,
     window_sums,
 )
 from esa_cli.evaluation.tasks import Haystack, find_task
@@ -54,9 +54,11 @@ def test_heads_are_ranked_by_what_they_find_then_by_margin() -> None:
 
 def test_the_smallest_set_that_finds_as_much_as_all_is_enough() -> None:
     best = [head(n % 3, n, 9) for n in range(7)]
-    assert smallest_set(best, {4: 10, 5: 12, 6: 11, 7: 13}, 12) == 5
-    assert smallest_set(best, {4: 14, 5: 15, 6: 15, 7: 13}, 12) == 4, "more than all is as good"
-    assert smallest_set(best, {4: 8, 5: 11, 6: 11, 7: 10}, 12) == 5, (
+    assert smallest_set_size(best, {4: 10, 5: 12, 6: 11, 7: 13}, 12) == 5
+    assert smallest_set_size(best, {4: 14, 5: 15, 6: 15, 7: 13}, 12) == 4, (
+        "more than all is as good"
+    )
+    assert smallest_set_size(best, {4: 8, 5: 11, 6: 11, 7: 10}, 12) == 5, (
         "none is: the fewest of the best"
     )
 
@@ -104,7 +106,7 @@ def test_a_set_votes_by_the_sum_of_its_layers() -> None:
     ):
         votes = torch.stack([replace(score, heads=one).scores(step) for step in steps]).sum(dim=0)
         torch.testing.assert_close(row, window_sums(votes, 8))
-    assert needle_votes.judge_sets().shape == (4,)
+    assert needle_votes.judge_head_sets().shape == (4,)
 
 
 def tiny(*settings: str) -> Preset:

@@ -22,7 +22,7 @@ from esa_cli.evaluation.selftest.run_plan import (
     dense_group,
     dense_length,
     groups,
-    shared_reading,
+    shared_prefill_method,
     tokens,
 )
 from esa_cli.evaluation.selftest.selftest_run import NeedleRecall, SelftestRun, selects_facts
@@ -138,12 +138,14 @@ def test_a_shared_prefill_is_observed_by_methods_that_observe_once(loaded: Any) 
     """InfLLM's blocks of 64 and of 16 keep one account of what was attended to."""
     base = resolve(TINY).method
     infllm = resolve(groups(settings_of(methods=("infllm",)), TINY, 900)[0].presets[0]).method
-    assert shared_reading(base, [base, base]).selector == base.selector
+    assert shared_prefill_method(base, [base, base]).selector == base.selector
     other = replace(infllm, selector=InfLLM(block=16))
     sums = []
     for methods in ([base, infllm], [infllm, other]):
         with Session(loaded.model, loaded.tokenizer, TINY) as session:
-            session.read("The gate opens at nine. " * 40, method=shared_reading(base, methods))
+            session.read(
+                "The gate opens at nine. " * 40, method=shared_prefill_method(base, methods)
+            )
             mass = session.cache.memory(0).states[0, InfLLM].mass
             sums.append(mass.span(0, session.document_tokens).clone())
     assert sums[0].sum() > 0

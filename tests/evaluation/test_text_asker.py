@@ -94,7 +94,7 @@ def test_a_text_is_read_for_the_finder_and_no_rows_are(
 ) -> None:
     asker = TextAsker(session, chosen(folder, f"answer.finder={folder / 'finder'}"))
     told: list[tuple[int, int]] = []
-    assert asker.read(TEXT, lambda done, total: told.append((done, total))) > 0
+    assert asker.ingest_text(TEXT, lambda done, total: told.append((done, total))) > 0
     tokens = len(asker.book.spans)
     assert asker.book.index is not None
     assert asker.book.index.shape == (tokens, 8)
@@ -105,11 +105,11 @@ def test_a_text_is_read_for_the_finder_and_no_rows_are(
     assert reply.read
     assert len(reply.evidence) == 4
     assert reply.text in TEXT
-    asker.read(TEXT.replace("mill", "forge"))
+    asker.ingest_text(TEXT.replace("mill", "forge"))
     assert all("mill" not in one.text for one in asker.ask(QUESTION).evidence)
     words = TextAsker(session, chosen(folder))
     told.clear()
-    words.read(TEXT, lambda done, total: told.append((done, total)))
+    words.ingest_text(TEXT, lambda done, total: told.append((done, total)))
     assert words.book.index is None
     assert (words.nbytes, told) == (0, [(tokens, tokens)]), "only progress ends"
     assert not words.ask(QUESTION).read

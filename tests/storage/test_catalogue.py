@@ -144,7 +144,7 @@ def test_names_that_are_not_utf_8(library: Library, tmp_path: Path) -> None:
     with library.catalogue() as catalogue, catalogue.transaction():
         catalogue.files.remove([path])
         assert catalogue.files.find(path) is None
-        catalogue.texts.remove(record.digest)
+        catalogue.texts.remove_text(record.digest)
     assert library.matches(path) == []
     assert (library.root / NAME).stat().st_ino == inode, "it is not made again"
 

@@ -246,7 +246,7 @@ def test_layouts_that_make_no_sense() -> None:
     ):  # fmt: skip
         with pytest.raises(ValueError, match=r"layout|layers must be"):
             Layout(**{"layers": 2, "heads": 2, "dim": 4, "dtype": "float32", **wrong})
-    assert Layout.of_json(LAYOUT.as_json()) == LAYOUT
+    assert Layout.from_json(LAYOUT.as_json()) == LAYOUT
     plain, shared = Layout(2, 1, 6, "float32"), Layout(2, 1, 6, "float32", shared=True)
     assert not {"shared", "block", "states"} & plain.as_json().keys(), "names are hashes of these"
-    assert Layout.of_json(shared.as_json()) == shared
+    assert Layout.from_json(shared.as_json()) == shared

@@ -94,7 +94,7 @@ def test_places_in_a_segment_are_those_of_a_plain_loop(seed: int) -> None:
             if layout.kind == "int8":
                 row = numbers + 4 * (numbers // block)
             feature = layout.reduced[layer] * sizes[layout.reduced_dtype]
-            assert layout.of(layer).row_bytes == row
+            assert layout.of_layer(layer).row_bytes == row
             assert layout.token_bytes(layer) == row + feature
             start, rows_stop = at, at + tokens * row
             reduced = rows_stop
@@ -118,7 +118,7 @@ def test_places_in_a_segment_are_those_of_a_plain_loop(seed: int) -> None:
         left -= min(left, layout.segment)
     assert layout.nbytes(count) == total
     assert Library(Path("none")).size_of(count, layout, 7) == total + 48 * count + 7
-    assert Layout.of_json(layout.as_json()) == layout
+    assert Layout.from_json(layout.as_json()) == layout
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -138,7 +138,9 @@ def test_prune_and_remove_take_what_a_plain_loop_takes(tmp_path: Path, seed: int
         found = set()
         for entry in alive:
             found |= {path for path in paths.documents.iterdir() if path.stem == entry.key}
-            found |= {paths.segment(name) for name in entry.segments} | {paths.fit(entry.fit)}
+            found |= {paths.segment_path(name) for name in entry.segments} | {
+                paths.projections_path(entry.fit)
+            }
         return {path: path.stat().st_size for path in found}
 
     used = {entry.key: seconds for entry, seconds in zip(entries, times, strict=True)}
@@ -158,14 +160,14 @@ def test_prune_and_remove_take_what_a_plain_loop_takes(tmp_path: Path, seed: int
     victim = draw.choice(entries)
     kept = files_of([one for one in entries if one.key != victim.key])
     assert library.remove(victim) == sum(everything.values()) - sum(kept.values())
-    assert set(paths.files()) == set(kept)
+    assert set(paths.all_files()) == set(kept)
     most = sum(kept.values()) // 2
     alive = [one for one in by_use if one.key != victim.key]
     while alive and sum(files_of(alive).values()) > most:
         alive.pop(0)
     wanted = set(files_of(alive))
     library.prune(most)
-    assert set(paths.files()) == wanted
+    assert set(paths.all_files()) == wanted
     assert all(library.verify(one) == [] for one in alive)
 
 
@@ -200,7 +202,7 @@ def test_present_and_former_documents_are_those_of_the_rules(
             )
             for at in range(5)
         ]  # fmt: skip
-        present, former = catalogue.known_files().divide(documents)
+        present, former = catalogue.known_files().divide_entries(documents)
         assert_divided(catalogue, documents, present, former)
 
 
@@ -238,15 +240,15 @@ def test_a_claim_keeps_segments_until_its_ingest_is_given_up(tmp_path: Path) -> 
     """`remove` spares what a killed ingest needs, `prune` does not, but for a running one."""
     library, paths = Library(tmp_path), LibraryPaths(tmp_path)
     entry, ids = ingest(library, [*range(40)]), [*range(70)]
-    shared = {paths.segment(name) for name in entry.segments[:2]}
+    shared = {paths.segment_path(name) for name in entry.segments[:2]}
     with library.write("e" * 40, "model x, float32", ids, LAYOUT) as writer:
         assert isinstance(writer, Writer)
         assert writer.done == 32
-        assert paths.claim("e" * 40).exists()
+        assert paths.claim_path("e" * 40).exists()
         library.remove(entry)
         library.prune(0)
-        assert set(paths.whole_files("segments")) == shared
+        assert set(paths.finished_files("segments")) == shared
         writer.wrote = True  # as after a kill, the claim stays
-    assert paths.claim("e" * 40).exists()
+    assert paths.claim_path("e" * 40).exists()
     library.prune()
-    assert paths.files() == []
+    assert paths.all_files() == []

@@ -171,7 +171,7 @@ def test_projections_that_come_while_others_prune_stay(
     library: Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An ingest writes them whenever it is ready: here after it was seen what is needed."""
-    real, fit = library_file.needed_files, library.root / "fits" / f"{'b' * 24}.fit"
+    real, fit = library_file.needed_file_filter, library.root / "fits" / f"{'b' * 24}.fit"
 
     def needed(*given: Any, **options: Any) -> Callable[[Path], bool]:
         found = real(*given, **options)
@@ -180,7 +180,7 @@ def test_projections_that_come_while_others_prune_stay(
 
     with library.write(library.key(WITH, text_of(IDS)), WITH, IDS, LAYOUT):
         with monkeypatch.context() as patch:
-            patch.setattr(library_file, "needed_files", needed)
+            patch.setattr(library_file, "needed_file_filter", needed)
             library.prune(0)
         assert fit.exists()
     library.prune()

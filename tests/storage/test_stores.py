@@ -20,7 +20,7 @@ from esa_cli.storage.memory_store import (
     GrowingRows,
     JoinedStore,
     MemoryStore,
-    PerDocumentMaps,
+    PerDocumentProjections,
     PrefilledDocument,
     StoreSlice,
     concatenate,
@@ -208,11 +208,11 @@ def test_a_token_is_one_contiguous_row_and_the_first_can_be_taken_out() -> None:
     assert last.data_ptr() == whole[2].data_ptr(), "a view, not a copy"
     features = torch.randn(20, RANK)
     store.append_features(features)
-    first, reduced = store.first(9)
+    first, reduced = store.first_rows(9)
     assert torch.equal(first, torch.cat((*rows[:, :, :9],)).transpose(0, 1).reshape(9, -1))
     assert reduced is not None
     assert torch.equal(reduced, features[:9])
-    store.drop_first(9)
+    store.drop_first_tokens(9)
     assert len(store) == store.reduced == 11
     assert torch.equal(store.span(0, 11)[1], rows[1, :, 9:])
     assert torch.equal(torch.cat([b for _, b in store.feature_blocks(0, 11)]), features[9:])
@@ -221,7 +221,7 @@ def test_a_token_is_one_contiguous_row_and_the_first_can_be_taken_out() -> None:
 def test_only_the_tail_of_a_joined_store_is_taken_back(tmp_path: Path) -> None:
     model = Model("disk", random.Random(1), tmp_path)
     model.append(model.store, 6)
-    with pytest.raises(ValueError, match="at least -6, got -7"):
+    with pytest.raises(ValueError, match="only 6 tokens can be removed, got -7"):
         model.store.crop(-7)
     model.check()
     plain = MemoryStore(HEADS, DIM, model.dtype, CPU, model.shared)
@@ -245,9 +245,9 @@ def test_a_later_document_leaves_out_the_head() -> None:
     ids, [joined], [both] = concatenate([first, second])
     assert ids == [1, 2, 3, 4, 5]
     assert torch.equal(joined.span(3, 5)[0][:, 1:], second.stores[0].span(1, 2)[0])
-    assert isinstance(both, PerDocumentMaps)
-    assert both.at(3) is maps[0]
-    assert both.at(4) is maps[1]
+    assert isinstance(both, PerDocumentProjections)
+    assert both.projection_of_row(3) is maps[0]
+    assert both.projection_of_row(4) is maps[1]
     assert text_rows([first, second]) == [range(2, 4), range(4, 5)]
     assert concatenate([first, document([1, 5], 1, None)])[2] == [None]
     assert concatenate([first])[2] == [maps[0]]
@@ -270,4 +270,4 @@ def test_bytes_keep_what_a_byte_can(block: int) -> None:
     for some in ([0, 1, 2], [1], [2, 0], [3, 5]):
         wanted = back.view(50, 6, 8)[:, some].flatten(1)
         assert torch.equal(decode(records, layout, heads=some), wanted)
-    assert Layout.of_json(layout.as_json()) == layout
+    assert Layout.from_json(layout.as_json()) == layout

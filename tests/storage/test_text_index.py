@@ -82,13 +82,13 @@ def test_what_is_removed_leaves_nothing(catalogue: Catalogue, tmp_path: Path) ->
     add(catalogue, *texts, *others)
     with catalogue.transaction():
         for text in others:
-            catalogue.texts.remove(text_digest(text))
-        catalogue.texts.remove(text_digest("was never there"))
+            catalogue.texts.remove_text(text_digest(text))
+        catalogue.texts.remove_text(text_digest("was never there"))
     found = catalogue.texts.ranked("zendor mifip")
     assert {one.digest: one.score for one in found} == pytest.approx(
         plain_scores(texts, "zendor mifip")
     )
-    catalogue.texts.compact()
+    catalogue.texts.compact_file()
     assert catalogue.texts.ranked("zendor mifip") == found
 
 

@@ -1,4 +1,4 @@
-"""Public long-context benchmarks: `benchmarks` has files, prompts and scores, `bench_run` asks."""
+"""Public benchmarks: `benchmarks` has files, prompts and scores, and `bench_run` asks questions."""
 
 from esa_cli.evaluation.bench.benchmarks import BENCHMARKS, Benchmark, BenchRecord, BenchTask, find
 

@@ -1,4 +1,4 @@
-"""The records of a benchmark, asked by methods, and the table of their scores.
+"""Runs a public benchmark with several methods, and makes the table of scores.
 
 Methods over the KV cache get the prompt of the benchmark's official code. Decoding is greedy.
 Consecutive records about one document share one prefill.
@@ -27,49 +27,49 @@ from esa_cli.system.progress import ALL_WORK, Progress, WorkShard
 from esa_cli.system.registry import nearest
 
 KEY = ("method", "task", "id")
-"""Fields that identify a row."""
+"""The fields that identify a row of a benchmark."""
 
 
 def wrong(row: Mapping[str, Any]) -> str:
-    """Names what is wrong with a row of an earlier run; empty for a valid row."""
+    """Returns what is wrong with a row of an earlier run, or an empty text if the row is valid."""
     score, tokens = row.get("score", ""), row.get("tokens", "")
     is_valid = type(score) in (int, float) and type(tokens) is int and 0 <= score <= 1
     return "" if is_valid else f"score and tokens are {score!r} and {tokens!r}"
 
 
 def chosen_tasks(benchmark: Benchmark, folder: Path, asked: Sequence[str] | None) -> list[str]:
-    """Returns the tasks to run in the table's order: those asked for, else those whose files are in
-    the folder. Raises UsageError: a task is unknown. DocumentError: the folder has no files."""
+    """Returns the tasks to run in the table's order: the requested tasks, or by default every task
+    whose file is in the folder. Raises UsageError: a task is unknown. DocumentError: no file is."""
     if asked is None:
-        tasks = benchmark.find_tasks(folder)
+        tasks = benchmark.tasks_in_folder(folder)
         if not tasks:
             raise DocumentError(
-                f"the folder {folder} has none of the benchmark's files",
-                f"official files: {benchmark.source}",
+                f"the folder {folder} has no file of the benchmark",
+                f"get the official files: {benchmark.source}",
             )
         return tasks
     known = [task.name for task in benchmark.tasks]
     for name in asked:
         if name not in known:
-            raise UsageError(f"unknown task {name!r}", nearest(name, known))
+            raise UsageError(f"the benchmark has no task {name!r}", nearest(name, known))
     return [name for name in known if name in asked]
 
 
 def settings_of(method: str, preset: Preset) -> str:
-    """Hash of a method's settings without the prompt, which is the benchmark's."""
+    """Returns a hash of a method's settings, except the prompt, which the benchmark sets."""
     return method_hash(method, preset, ("name", "description", "prompt", "generation"))
 
 
 @dataclass(frozen=True)
-class Survey:
-    """The digest of each record by task and id, and the longest prompt of all."""
+class RecordSurvey:
+    """The digest of every record by task and id, and the longest prompt of all records."""
 
     digests: Mapping[tuple[str, str], str]
     longest: str
 
     def is_complete(self, journal: Journal, presets: Mapping[str, Preset]) -> bool:
-        """Says whether the journal has a row of each record by each method. Raises UsageError: a
-        row is of another record, or by other settings."""
+        """Says whether the journal has a row for each record and method. Raises UsageError: a row
+        belongs to another record or to other settings."""
         complete = True
         for method, preset in presets.items():
             settings = settings_of(method, preset)
@@ -82,7 +82,7 @@ class Survey:
 
 @dataclass(frozen=True)
 class BenchSelection:
-    """Tasks of a benchmark whose files are in a folder, with at most `limit` records each."""
+    """The tasks of a benchmark to run, and the largest number of records for each task."""
 
     benchmark: Benchmark
     folder: Path
@@ -91,16 +91,16 @@ class BenchSelection:
     shard: WorkShard = ALL_WORK
 
     def records(self) -> Iterator[BenchRecord]:
-        """Yields the records of all shards. Raises DocumentError, UsageError."""
+        """Yields the selected records for all shards. Raises DocumentError, UsageError."""
         return self.benchmark.load(self.folder, self.tasks, self.limit)
 
     def documents(self) -> Iterator[list[BenchRecord]]:
-        """Yields the shard's records, consecutive ones about one document together."""
+        """Yields this shard's records as lists of consecutive records about one document."""
         documents = groupby(self.records(), lambda r: (r.task, r.before, r.document, r.chat))
         return self.shard.take(list(records) for _, records in documents)
 
-    def survey(self) -> Survey:
-        """Reads every line once, so that an invalid one is found before any question is asked.
+    def survey(self) -> RecordSurvey:
+        """Reads every record once, so that an invalid record is found before any question is asked.
         Raises DocumentError, UsageError."""
         digests: dict[tuple[str, str], str] = {}
         longest = ""
@@ -112,13 +112,13 @@ class BenchSelection:
                 raise DocumentError(f"{record.task}, record {record.id!r} has no question", AGAIN)
             digests[name] = record.digest
             longest = max(longest, record.before + record.document, key=len)
-        return Survey(digests, longest)
+        return RecordSurvey(digests, longest)
 
 
 class RecordAsker:
-    """Answers records with one method; a record's prompt replaces the preset's. From text, the text
-    before the document and the answer's first words are not given. `reading`, called before a
-    document is read, returns progress(done, total)."""
+    """Answers the questions of a benchmark's records with one method. A record's prompt replaces
+    the preset's prompt, except for a method that answers from text. `reading` is called before a
+    document is read, and returns progress(done, total)."""
 
     def __init__(
         self,
@@ -134,7 +134,7 @@ class RecordAsker:
         self._started = 0.0
 
     def cases(self, benchmark: Benchmark, records: Sequence[BenchRecord]) -> DocumentCases:
-        """Returns the cases of records about one document."""
+        """Returns a case for each of several records about one document."""
         cases = []
         for record in records:
             fields = {
@@ -142,34 +142,34 @@ class RecordAsker:
                 "settings": self.settings, "record": record.digest,
                 "benchmark": record.benchmark, "answers": list(record.answers),
             }  # fmt: skip
-            ask = partial(self._row, benchmark, record)
+            ask = partial(self._ask_record, benchmark, record)
             cases.append(Case(fields, ask, partial(self.check, record)))
-        return DocumentCases(cases, partial(self._read, records[0]))
+        return DocumentCases(cases, partial(self._read_document, records[0]))
 
-    def _use(self, record: BenchRecord) -> None:
+    def _use_prompt(self, record: BenchRecord) -> None:
         prompt = Prompt(before=record.before, after="{question}", chat=record.chat)
         self.session.use(self.preset.model_copy(update={"prompt": prompt}))
 
     def check(self, record: BenchRecord) -> None:
-        """Raises LengthError: the question and the answer have no room."""
+        """Raises LengthError: the question and the answer do not fit into the model's window."""
         if self._text is not None:
-            self._text.check(record.question, record.longest)
+            self._text.check_length(record.question, record.longest)
             return
         self.session.clear()
-        self._use(record)
+        self._use_prompt(record)
         self.session.check(record.question, prime=record.prime, max_new_tokens=record.longest)
 
-    def _read(self, record: BenchRecord) -> bool:
+    def _read_document(self, record: BenchRecord) -> bool:
         self._started = time.monotonic()
         progress = self.reading(record)
         if self._text is not None:
-            self._text.read(record.document, progress)
+            self._text.ingest_text(record.document, progress)
         else:
-            self._use(record)
+            self._use_prompt(record)
             self.session.read(record.document, progress)
         return True
 
-    def _row(self, benchmark: Benchmark, record: BenchRecord) -> dict[str, Any]:
+    def _ask_record(self, benchmark: Benchmark, record: BenchRecord) -> dict[str, Any]:
         if self._text is not None:
             reply = self._text.ask(record.question, record.longest, temperature=0.0)
             output, document = reply.text, len(self._text.book.spans)
@@ -196,73 +196,75 @@ class RecordAsker:
 
 
 Scores = Mapping[str, Mapping[str, Sequence[float]]]
-"""Method -> task -> scores of its records, 0 to 1."""
+"""The scores of records, from 0 to 1, by method and task."""
 
 
 def group_scores(rows: Iterable[Mapping[str, Any]]) -> Scores:
-    """Groups the rows' scores by method and task, methods in the order they first appear."""
+    """Groups the scores of rows by method and task. Methods are in order of first appearance."""
     scores: dict[str, dict[str, list[float]]] = {}
     for row in rows:
         scores.setdefault(row["method"], {}).setdefault(row["task"], []).append(row["score"])
     return scores
 
 
-def _mean(values: Sequence[float]) -> float:
+def _mean_score(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 
 
-def _groups(benchmark: Benchmark) -> Iterator[tuple[str, list[BenchTask]]]:
+def _tasks_by_group(benchmark: Benchmark) -> Iterator[tuple[str, list[BenchTask]]]:
     for group in dict.fromkeys(task.group for task in benchmark.tasks):
         yield group, [task for task in benchmark.tasks if task.group == group]
 
 
-def _task_means(tasks: Sequence[BenchTask], done: Mapping[str, Sequence[float]]) -> list[float]:
-    """The mean score of each task that has scores: in a group's average each task counts once."""
-    return [_mean(done[task.name]) for task in tasks if task.name in done]
+def _task_means(
+    tasks: Sequence[BenchTask], scores_by_task: Mapping[str, Sequence[float]]
+) -> list[float]:
+    """Returns the mean score of each task that has scores, since an average counts tasks once."""
+    return [_mean_score(scores_by_task[task.name]) for task in tasks if task.name in scores_by_task]
 
 
 def table(benchmark: Benchmark, scores: Scores) -> tuple[list[str], list[list[str]]]:
-    """Returns headers and rows in per cent: a row for each task in the paper's order and for each
-    group's average, a column for each method. Each row has its number of records."""
+    """Returns headers and rows of the table of scores in per cent. The table has a row for each
+    task in the paper's order and for each group's average, and a column for each method."""
     lines = []
-    for group, tasks in _groups(benchmark):
+    for group, tasks in _tasks_by_group(benchmark):
         asked = [task for task in tasks if any(task.name in done for done in scores.values())]
         for task in asked:
             cells = [done.get(task.name, ()) for done in scores.values()]
-            lines.append(_line(task.title, cells, f"{task.size}"))
+            lines.append(_make_table_row(task.title, cells, f"{task.size}"))
         if asked:
             means = [_task_means(tasks, done) for done in scores.values()]
-            lines.append(_line(f"{group} average", means, f"{len(tasks)} tasks"))
+            lines.append(_make_table_row(f"{group} average", means, f"{len(tasks)} tasks"))
     return ["task", "records", *scores], lines
 
 
-def _line(title: str, cells: Sequence[Sequence[float]], whole: str) -> list[str]:
-    """A row, with the count `5 of 200`, or `5 / 3 of 200` where columns differ."""
+def _make_table_row(title: str, cells: Sequence[Sequence[float]], full_count: str) -> list[str]:
+    """Makes a row with a count of records: `5 of 200`, or `5 / 3 of 200` if methods differ."""
     counts = [len(cell) for cell in cells]
     count = " / ".join(map(str, counts if len(set(counts)) > 1 else counts[:1]))
-    means = (f"{100 * _mean(cell):.2f}" if cell else "-" for cell in cells)
-    return [title, f"{count} of {whole}", *means]
+    means = (f"{100 * _mean_score(cell):.2f}" if cell else "-" for cell in cells)
+    return [title, f"{count} of {full_count}", *means]
 
 
 def markdown(headers: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    """Writes a table in Markdown."""
+    """Formats a table as Markdown."""
     rule = ["-"] + ["-:"] * (len(headers) - 1)
     rows = [headers, rule, *lines]
     return "".join(f"| {' | '.join(cell.replace('|', '/') for cell in row)} |\n" for row in rows)
 
 
 def as_dict(benchmark: Benchmark, scores: Scores) -> dict[str, Any]:
-    """Returns each method's tasks and averages for JSON, in per cent, with their counts."""
+    """Returns the scores of each method's tasks and groups in per cent, as JSON data."""
     sizes = {task.name: task.size for task in benchmark.tasks}
     out: dict[str, Any] = {}
     for method, done in scores.items():
         tasks = {
-            name: {"score": 100 * _mean(values), "records": len(values), "of": sizes[name]}
+            name: {"score": 100 * _mean_score(values), "records": len(values), "of": sizes[name]}
             for name, values in done.items()
         }
         averages = {
-            group: {"score": 100 * _mean(means), "tasks": len(means), "of": len(members)}
-            for group, members in _groups(benchmark)
+            group: {"score": 100 * _mean_score(means), "tasks": len(means), "of": len(members)}
+            for group, members in _tasks_by_group(benchmark)
             if (means := _task_means(members, done))
         }
         out[method] = {"tasks": tasks, "averages": averages}

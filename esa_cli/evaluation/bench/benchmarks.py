@@ -1,11 +1,11 @@
 """The four public benchmarks of the paper: files, prompts, answer lengths and scores.
 
-LongBench as in its `config/`, without the five Chinese tasks; nothing is cut from long prompts.
-InfiniteBench, the six tasks of the paper's table, with InfLLM's prompts and answer lengths, since
-the paper compares itself with InfLLM. Counting-Stars, the English files, with the list opened for
-the model as in the paper's sample; mistaken counts are read off the text. NeedleBench, version 1,
-English, three needles at once (M-RT), built from essays as in OpenCompass: ten prompts, a choice
-that fits the paper's scores (multiples of 1/30), with needles at 25, 50 and 75 per cent.
+LongBench follows its `config/`, without the five Chinese tasks, and long prompts are not cut.
+InfiniteBench has the six tasks of the paper's table, with InfLLM's prompts and answer lengths,
+since the paper compares itself with InfLLM. Counting-Stars is asked in English. The prompt opens
+the list, as in the paper's sample, and mistaken counts come from the text. NeedleBench is version 1
+in English with three needles at once (M-RT), built from essays as in OpenCompass. Each task has ten
+prompts, which fits the paper's scores (multiples of 1/30), with needles at 25, 50 and 75 per cent.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ AGAIN = "fetch the official file again"
 
 
 class BenchTask(NamedTuple):
-    """A row of a benchmark's table: the name on the command line, the paper's title, the group of
-    tasks that are averaged, and the number of records in the whole task."""
+    """A task of a benchmark: its name on the command line, its title in the paper, the group of
+    tasks for which an average is shown, and the number of records in the whole task."""
 
     name: str
     title: str
@@ -43,8 +43,9 @@ class BenchTask(NamedTuple):
 
 @dataclass(frozen=True)
 class BenchRecord:
-    """One prompt, in the model's chat template if `chat`, with its right answers, of at most
-    `longest` tokens. The answer's first words are `prime`; `data` is for the benchmark's score."""
+    """One prompt of a benchmark with its right answers. `chat` says whether the prompt is in the
+    model's chat template, `longest` limits the answer's tokens, and `prime` is the start of the
+    answer. `data` has further values for the benchmark's score."""
 
     benchmark: str
     task: str
@@ -60,17 +61,17 @@ class BenchRecord:
 
     @property
     def digest(self) -> str:
-        """Hash of all fields but the id, which is only a place in a file for some benchmarks."""
+        """A hash of all fields except the id, which is only a line number in some benchmarks."""
         fields = {name: value for name, value in vars(self).items() if name != "id"}
         return text_digest(json.dumps(fields))[:16]
 
 
 @dataclass(frozen=True)
 class Benchmark:
-    """A public benchmark: its tasks in the order of the paper's table, the origin of the official
-    files, functions that read the records of a task from a folder and score an output from 0 to 1,
-    the tokens to which the paper stretches position encodings, the names that a task's file may
-    have, and remarks on the scores by task, "" for all."""
+    """A public benchmark, with its tasks in the order of the paper's table. `source` says how to
+    get the official files. `read` reads a task's records from a folder, and `score` scores an
+    output from 0 to 1. `length` is the number of tokens to which the paper stretches position
+    encodings. `files` returns the possible names of a task's file. `notes` has remarks by task."""
 
     tasks: tuple[BenchTask, ...]
     source: str
@@ -80,22 +81,22 @@ class Benchmark:
     files: Callable[[str], Sequence[str]] = lambda task: [f"{task}.jsonl"]
     notes: Mapping[str, str] = field(default_factory=dict)
 
-    def find_tasks(self, folder: Path) -> list[str]:
-        """Returns the tasks whose files are in `folder`."""
+    def tasks_in_folder(self, folder: Path) -> list[str]:
+        """Returns the names of the tasks whose files are in the folder."""
         return [task.name for task in self.tasks if find_file(folder, self.files(task.name))]
 
     def load(self, folder: Path, tasks: Sequence[str], limit: int | None) -> Iterator[BenchRecord]:
-        """Yields the first `limit` records of each task. Raises DocumentError: a file is missing,
-        or a line is invalid. UsageError: a library for the score is missing."""
+        """Yields the first `limit` records of each task. Raises DocumentError: a file is missing or
+        has an invalid line. UsageError: a library for the score is missing."""
         for task in tasks:
             if not find_file(folder, self.files(task)):
                 missing = folder / self.files(task)[0]
-                raise DocumentError(f"{missing} is missing", f"official files: {self.source}")
+                raise DocumentError(f"{missing} is missing", f"get the files: {self.source}")
             yield from islice(self.read(folder, task), limit)
 
 
 def find_file(folder: Path, names: Sequence[str]) -> Path | None:
-    """Finds the first of the files in the folder or, next, below it."""
+    """Finds the first file with one of these names in the folder or its subfolders."""
     paths = (path for name in names for path in folder.rglob(name) if path.is_file())
     return min(paths, key=lambda p: (names.index(p.name), len(p.parts), str(p)), default=None)
 
@@ -106,17 +107,17 @@ def _as_texts(value: Any) -> list[Any]:
 
 
 Texts = Annotated[tuple[str, ...], BeforeValidator(_as_texts), Field(min_length=1)]
-"""One or more texts or numbers."""
+"""One or more texts or numbers, converted to texts."""
 Row = TypeVar("Row", bound=BaseModel)
 T = TypeVar("T")
 
 
-def read_rows(
+def read_json_lines(
     folder: Path, names: Sequence[str], kind: type[Row], convert: Callable[[Row, int], T]
 ) -> Iterator[T]:
-    """Converts each object of a file of JSON lines, with the number of its line from 1. Raises
-    DocumentError: the file has no objects, or one is not of this kind, or `convert` raises a
-    ValueError."""
+    """Reads a file of JSON lines, and converts each object, given with its line number from 1.
+    Raises DocumentError: the file has no objects, an object is not of this kind, or `convert`
+    raises a ValueError."""
     path, empty = find_file(folder, names) or folder / names[0], True
     try:
         with path.open("rb") as lines:
@@ -144,7 +145,7 @@ def read_rows(
 
 
 def split_prompt(template: str, context: str, **fields: str) -> tuple[str, str, str]:
-    """Splits a template with one {context} into the text before, the document, the question."""
+    """Splits a prompt template at its {context} into text before, document and question."""
     before, after = template.split("{context}")
     return before.format(**fields), context, after.format(**fields)
 
@@ -158,7 +159,7 @@ LONGBENCH, INFINITEBENCH = (
 
 
 class LongBenchRow(BaseModel):
-    """A line of a LongBench file."""
+    """A line of a LongBench file as JSON."""
 
     context: str
     input: str
@@ -172,7 +173,7 @@ def read_longbench(folder: Path, task: str) -> Iterator[BenchRecord]:
     if form["score"] == "rouge_l":
         metrics.import_library("rouge")
 
-    def convert(row: LongBenchRow, line: int) -> BenchRecord:
+    def make_record(row: LongBenchRow, line: int) -> BenchRecord:
         if task == "trec" and row.all_classes is None:
             raise ValueError("'all_classes' is missing")
         return BenchRecord(
@@ -186,11 +187,11 @@ def read_longbench(folder: Path, task: str) -> Iterator[BenchRecord]:
             data={"classes": row.all_classes} if task == "trec" else {},
         )
 
-    return read_rows(folder, [f"{task}.jsonl"], LongBenchRow, convert)
+    return read_json_lines(folder, [f"{task}.jsonl"], LongBenchRow, make_record)
 
 
 def longbench_score(record: BenchRecord, output: str) -> float:
-    """Scores the output by the best of the answers."""
+    """Scores an output of LongBench by the answer that gives the highest score."""
     if record.task in ("trec", "triviaqa", "samsum"):
         output = metrics.first_line(output)
     if record.task == "trec":
@@ -204,7 +205,7 @@ CHOICES = ("longbook_choice_eng", "code_debug")
 
 
 class InfiniteBenchRow(BaseModel):
-    """A line of an InfiniteBench file."""
+    """A line of an InfiniteBench file as JSON."""
 
     context: str = Field(validation_alias=AliasChoices("content", "context"))
     input: str
@@ -213,7 +214,7 @@ class InfiniteBenchRow(BaseModel):
 
 
 def read_infinitebench(folder: Path, task: str) -> Iterator[BenchRecord]:
-    def convert(row: InfiniteBenchRow, line: int) -> BenchRecord:
+    def make_record(row: InfiniteBenchRow, line: int) -> BenchRecord:
         return BenchRecord(
             "infinitebench",
             task,
@@ -223,7 +224,7 @@ def read_infinitebench(folder: Path, task: str) -> Iterator[BenchRecord]:
             longest=100 if task == "kv_retrieval" else 32,
         )
 
-    return read_rows(folder, [f"{task}.jsonl"], InfiniteBenchRow, convert)
+    return read_json_lines(folder, [f"{task}.jsonl"], InfiniteBenchRow, make_record)
 
 
 def _option_and_letter(row: InfiniteBenchRow) -> tuple[str, ...]:
@@ -231,32 +232,32 @@ def _option_and_letter(row: InfiniteBenchRow) -> tuple[str, ...]:
     if len(answers) == 2 and answers[1] in "ABCD":
         return answers
     if answers[0] not in row.options:
-        raise ValueError("the answer is not among the options")
+        raise ValueError("'answer' is not one of 'options'")
     return answers[0], "ABCD"[row.options.index(answers[0])]
 
 
 def _prompt_fields(row: InfiniteBenchRow, task: str) -> dict[str, str]:
-    """Returns the values of the prompt's fields. Raises ValueError: the row lacks one."""
+    """Returns the values that fill a prompt template. Raises ValueError: the row lacks a value."""
     fields = {"input": row.input}
     if task in CHOICES:
         if len(row.options) != 4:
-            raise ValueError("'options' are not four")
+            raise ValueError("'options' must have four values")
         fields |= dict(zip("ABCD", row.options, strict=True))
     elif task == "kv_retrieval":
         key = re.search('"[^"]*"', row.input)
         if key is None:
-            raise ValueError("'input' names no key")
+            raise ValueError("'input' has no key in quotation marks")
         fields["key"] = key[0]
     elif task == "math_find":
         wanted = row.input.partition("The ")[2].rpartition(" of")[0]
         if not wanted or not re.fullmatch(r"-?\d+(\.\d+)?", row.answer[0]):
-            raise ValueError("'input' names no number that is wanted, or 'answer' is no number")
+            raise ValueError("'input' does not name a number, or 'answer' is not a number")
         fields["prefix"] = f"What is the {wanted.lower()} in the following list?"
     return fields
 
 
 def infinitebench_score(record: BenchRecord, output: str) -> float:
-    """Scores the output 0 or 1."""
+    """Scores an output of InfiniteBench as right (1) or wrong (0)."""
     match record.task:
         case "code_debug":
             return metrics.code_debug(output, record.answers)
@@ -271,13 +272,13 @@ def infinitebench_score(record: BenchRecord, output: str) -> float:
 
 KINDS = ("searching", "reasoning")
 VERSIONS = ((128, 32, 32), (256, 8, 32), (256, 16, 32), (256, 32, 32))
-"""Thousands of tokens in the longest record, counts in each record, records."""
+"""Thousands of tokens in the longest record, number of counts in a record, number of records."""
 PRIME = '```json\n{"little_penguin": ['
 _MISTAKEN = re.compile(r"The little penguin counted (\d+) ★, but found that a mistake")
 
 
 class StarsRow(BaseModel):
-    """A line of a Counting-Stars file."""
+    """A line of a Counting-Stars file as JSON."""
 
     question: str
     retrieval_question: str
@@ -285,7 +286,7 @@ class StarsRow(BaseModel):
 
 
 def stars_files(task: str) -> Sequence[str]:
-    """Returns the two names that a task's file has upstream and on the project's page."""
+    """Returns the two names that a Counting-Stars file has upstream and on the project's page."""
     kind, k, m, n = task.split("-")
     end = f"{k.removesuffix('k')}000_{m}_{n}.jsonl"
     other = "acquisition" if kind == "searching" else kind
@@ -296,7 +297,7 @@ def stars_files(task: str) -> Sequence[str]:
 
 
 def read_stars(folder: Path, task: str) -> Iterator[BenchRecord]:
-    def convert(row: StarsRow, line: int) -> BenchRecord:
+    def make_record(row: StarsRow, line: int) -> BenchRecord:
         asked = row.retrieval_question
         document = row.question.removesuffix(asked)
         if not asked or document == row.question:
@@ -304,17 +305,17 @@ def read_stars(folder: Path, task: str) -> Iterator[BenchRecord]:
         right = row.reference_counting_results
         mistaken = tuple(int(count) for count in _MISTAKEN.findall(document))
         if task.startswith("reasoning") and len(mistaken) != len(right):
-            raise ValueError(f"{len(mistaken)} mistaken counts for {len(right)} right ones")
+            raise ValueError(f"there must be {len(right)} mistaken counts, got {len(mistaken)}")
         return BenchRecord(
             "counting-stars", task, str(line), "", document, asked, tuple(map(str, right)),
             longest=256, prime=PRIME, data={"mistaken": mistaken},
         )  # fmt: skip
 
-    return read_rows(folder, stars_files(task), StarsRow, convert)
+    return read_json_lines(folder, stars_files(task), StarsRow, make_record)
 
 
 def stars_score(record: BenchRecord, output: str) -> float:
-    """Scores the counts of stars that an output lists, by the task's rule."""
+    """Scores the counts of stars that an output of Counting-Stars lists, by the task's rule."""
     right = [int(count) for count in record.answers]
     listed = metrics.listed_stars(record.prime + output, len(right))
     if record.task.startswith("reasoning"):
@@ -326,21 +327,21 @@ ESSAYS, NEEDLES = "PaulGrahamEssays.jsonl", "needles.jsonl"
 NEEDLE_SOURCE = "hf download opencompass/NeedleBench --repo-type dataset --local-dir DIR"
 REPEATS = 10
 LENGTHS = (4, 8, 16, 48, 80, 112, 128, 144, 176, 200)
-"""Thousands of gpt-4's tokens."""
+"""Lengths of NeedleBench's texts in thousands of gpt-4's tokens."""
 BUFFERS = {4000: 1000, 8000: 1300}
-"""Tokens that a text of this length lacks, for question and answer; others lack 3000."""
+"""Tokens reserved for question and answer in a text of this length; by default 3000."""
 DEPTHS = (25, 50, 75)
 FORMAT = "Please answer in the format"
 
 
 class EssayRow(BaseModel):
-    """A line of the file of essays."""
+    """A line of NeedleBench's file of essays as JSON."""
 
     text: str
 
 
 class NeedleRow(BaseModel):
-    """A needle of the official file, in any language."""
+    """A line of NeedleBench's file of needles as JSON, in any language."""
 
     arg1: str
     arg2: str
@@ -349,26 +350,26 @@ class NeedleRow(BaseModel):
     language: str
 
 
-def gpt4() -> Any:
-    """Returns gpt-4's tokenizer, fetched once by tiktoken. Raises UsageError: tiktoken is not
-    installed. DocumentError: the vocabulary cannot be fetched."""
+def load_gpt4_tokenizer() -> Any:
+    """Returns gpt-4's tokenizer, which tiktoken downloads once. Raises UsageError: tiktoken is not
+    installed. DocumentError: the vocabulary cannot be downloaded."""
     tiktoken = metrics.import_library("tiktoken")
     try:
         return tiktoken.encoding_for_model("gpt-4")
     except Exception as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise DocumentError(
-            f"gpt-4's vocabulary cannot be fetched: {reason}",
-            "set TIKTOKEN_CACHE_DIR to a folder that was filled where there is a network",
+            f"gpt-4's vocabulary cannot be downloaded: {reason}",
+            "set TIKTOKEN_CACHE_DIR to a folder that tiktoken filled on a machine with a network",
         ) from error
 
 
 def read_needlebench(folder: Path, task: str) -> Iterator[BenchRecord]:
-    """Hides the same needles in every text, in another order each time."""
+    """Yields NeedleBench's records, which have the same needles in different orders."""
     length = int(task.rpartition("-")[2].removesuffix("k")) * 1000
     needles = _draw_needles(folder, len(DEPTHS))
-    essays = list(read_rows(folder, [ESSAYS], EssayRow, lambda row, _: row.text))
-    tokenizer = gpt4()
+    essays = list(read_json_lines(folder, [ESSAYS], EssayRow, lambda row, _: row.text))
+    tokenizer = load_gpt4_tokenizer()
     tokens = {essay: tokenizer.encode(essay) for essay in essays}
     for seed in range(REPEATS):
         Random(seed).shuffle(essays)  # on top of the shuffles before
@@ -393,9 +394,9 @@ def read_needlebench(folder: Path, task: str) -> Iterator[BenchRecord]:
 
 
 def _draw_needles(folder: Path, count: int) -> list[NeedleRow]:
-    """Draws English needles of which no two share a place or a thing. Raises DocumentError."""
+    """Draws English needles such that no two share an argument. Raises DocumentError."""
 
-    def check(row: NeedleRow, _: int) -> NeedleRow:
+    def check_needle(row: NeedleRow, _: int) -> NeedleRow:
         question = row.retrieval_question
         if row.language == "English" and (FORMAT not in question or question.count("'") < 2):
             raise ValueError(f"'retrieval_question' does not say {FORMAT!r}")
@@ -403,7 +404,7 @@ def _draw_needles(folder: Path, count: int) -> list[NeedleRow]:
             raise ValueError("'arg1', 'arg2' and 'needle' must not be empty")
         return row
 
-    rows = read_rows(folder, [NEEDLES], NeedleRow, check)
+    rows = read_json_lines(folder, [NEEDLES], NeedleRow, check_needle)
     english = [row for row in rows if row.language == "English"]
     Random(0).shuffle(english)
     drawn: list[NeedleRow] = []
@@ -413,32 +414,32 @@ def _draw_needles(folder: Path, count: int) -> list[NeedleRow]:
         if len(drawn) == count:
             return drawn
     raise DocumentError(
-        f"{NEEDLES} has no {count} English needles unlike each other",
-        f"official files: {NEEDLE_SOURCE}",
+        f"{NEEDLES} must have at least {count} English needles with different arguments",
+        f"get the official files: {NEEDLE_SOURCE}",
     )
 
 
-def _tasks(forms: Forms, group: str) -> tuple[BenchTask, ...]:
+def _make_tasks(forms: Forms, group: str) -> tuple[BenchTask, ...]:
     return tuple(BenchTask(key, form["title"], group, form["size"]) for key, form in forms.items())
 
 
 BENCHMARKS: dict[str, Benchmark] = {
     "longbench": Benchmark(
-        tasks=_tasks(LONGBENCH, "LongBench"),
+        tasks=_make_tasks(LONGBENCH, "LongBench"),
         source="hf download THUDM/LongBench data.zip --repo-type dataset --local-dir DIR, unpacked",
         read=read_longbench,
         score=longbench_score,
         length=32_000,
     ),
     "infinitebench": Benchmark(
-        tasks=_tasks(INFINITEBENCH, "InfiniteBench"),
+        tasks=_make_tasks(INFINITEBENCH, "InfiniteBench"),
         source="hf download xinrongzhang2022/InfiniteBench --repo-type dataset --local-dir DIR",
         read=read_infinitebench,
         score=infinitebench_score,
         length=200_000,
         notes={
-            "code_debug": "Code.Debug: where no option is named, InfLLM's rule guesses one, so an "
-            "empty answer is right once in four."
+            "code_debug": "Code.Debug: if an answer names no option, InfLLM's rule guesses one, so "
+            "an empty answer is right once in four."
         },
     ),
     "counting-stars": Benchmark(
@@ -461,8 +462,8 @@ BENCHMARKS: dict[str, Benchmark] = {
         score=lambda record, output: metrics.keyword_share(output, record.answers),
         length=200_000,
         notes={
-            "": "Where all essays together are shorter than a task's length, so are its texts, as "
-            "in OpenCompass."
+            "": "If all essays together are shorter than a task's length, the task's texts are "
+            "shorter, too, as in OpenCompass."
         },
     ),
 }
@@ -471,5 +472,5 @@ BENCHMARKS: dict[str, Benchmark] = {
 def find(name: str) -> Benchmark:
     """Returns the benchmark called `name`. Raises UsageError: there is no such benchmark."""
     if name not in BENCHMARKS:
-        raise UsageError(f"unknown benchmark {name!r}", nearest(name, [*BENCHMARKS]))
+        raise UsageError(f"there is no benchmark {name!r}", nearest(name, [*BENCHMARKS]))
     return BENCHMARKS[name]

@@ -1,1 +1,2 @@
-"""Calibration: projections fitted on a text (`esa calibrate`), retrieval heads (`esa heads`)."""
+"""Calibration: fits projections on a text (`esa calibrate`), finds retrieval heads (`esa
+heads`)."""

@@ -1,8 +1,8 @@
-"""`esa calibrate`: prefills a text, fits each layer's projections, measures recall@k.
+"""`esa calibrate`: prefills a text, fits each layer's projections, and measures their recall@k.
 
-Tokens are selected by whole queries and keys, as the paper prepares its training data. Training
-minimises Eq. (7) with Adam over batches of 128 queries and 128 keys, shuffled independently. Beyond
-the paper, the projections of the epoch with the smallest loss on validation tokens are kept.
+During prefill tokens are selected by whole queries and keys, as the paper prepares its training
+data. Training minimises Eq. (7) with Adam over batches of 128 queries and 128 keys, shuffled
+independently. Unlike the paper, the result is from the epoch with the smallest validation loss.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ from esa_cli.version import __version__
 
 METHODS = ("closed-form", "pca", "learned")
 HELD_OUT, VALIDATION = 0.2, 0.1
-"""Shares of tokens, the last ones, that nothing is fitted on, and that choose the epoch."""
+"""Shares of the last tokens: held out for measuring recall, and for choosing the epoch."""
 QUERIES, COMPARED = 512, 1024
-"""Held-out queries that recall is measured with, and rows that are compared after an epoch."""
+"""Number of held-out queries for measuring recall, and of rows for the validation loss."""
 MIN_TOKENS = 64
 DEFAULT_RANK = 48
 _MADE_BY = "esa_version"
@@ -61,8 +61,8 @@ _MADE_BY = "esa_version"
 
 @dataclass(frozen=True)
 class TrainingSettings:
-    """Settings of Adam, and the seed of the first projections and of the order of the tokens;
-    defaults as in the paper."""
+    """Settings of the training of projections with Adam. `seed` determines the initial projections
+    and the order of tokens. The defaults are those of the paper."""
 
     epochs: int = 10
     batch: int = 128
@@ -70,26 +70,26 @@ class TrainingSettings:
     seed: int = 0
 
 
-def pick_spaced_rows(x: Tensor, limit: int) -> Tensor:
-    """Takes at most `limit` rows of x (n, F), evenly spaced."""
-    if x.shape[0] <= limit:
-        return x
-    return x[torch.linspace(0, x.shape[0] - 1, limit, device=x.device).long()]
+def pick_spaced_rows(matrix: Tensor, limit: int) -> Tensor:
+    """Returns at most `limit` evenly spaced rows of a matrix (n, F)."""
+    if matrix.shape[0] <= limit:
+        return matrix
+    return matrix[torch.linspace(0, matrix.shape[0] - 1, limit, device=matrix.device).long()]
 
 
-def square_loss(full: Tensor, reduced: Tensor) -> Tensor:
-    """Eq. (7): the mean squared difference of scores (Q, n)."""
-    return (full - reduced).square().mean()
+def square_loss(full_scores: Tensor, reduced_scores: Tensor) -> Tensor:
+    """Returns the loss of Eq. (7): the mean squared difference of two matrices of scores (Q, n)."""
+    return (full_scores - reduced_scores).square().mean()
 
 
 @torch.enable_grad()
 def train_linear(queries: Tensor, keys: Tensor, rank: int, settings: TrainingSettings) -> Linear:
-    """Trains projections of rank R on folded queries and keys (n, F) of one layer."""
+    """Trains a projection of rank R on the folded queries and keys (n, F) of one layer."""
     count, device = queries.shape[0], queries.device
     cut = max(1, count - max(1, round(VALIDATION * count)))
     held_queries, held_keys = (pick_spaced_rows(x[cut:], COMPARED) for x in (queries, keys))
     held_scores = held_queries @ held_keys.T
-    # The usual start of a linear layer: uniform, within one over the root of its width.
+    # The usual initialisation of a linear layer is uniform in +-1 / sqrt(width).
     random = torch.Generator().manual_seed(settings.seed)
     width = queries.shape[1]
     start = (2 * torch.rand(2, width, rank, generator=random) - 1) / math.sqrt(width)
@@ -119,7 +119,7 @@ def train_linear(queries: Tensor, keys: Tensor, rank: int, settings: TrainingSet
 def fit_linear(
     method: str, queries: Tensor, keys: Tensor, rank: int, training: TrainingSettings
 ) -> Linear:
-    """Fits projections of one layer, of rank min(R, F), on folded queries and keys (n, F)."""
+    """Fits a layer's projection, of rank min(R, F), on folded queries and keys (n, F)."""
     rank = min(rank, queries.shape[1])
     if method == "learned":
         return train_linear(queries, keys, rank, training)
@@ -129,28 +129,28 @@ def fit_linear(
     return Linear(maps.query_map.contiguous(), maps.key_map.contiguous())
 
 
-def recall_at_k(full: Tensor, reduced: Tensor, k: int) -> float:
-    """Mean recall@k over queries, of scores (Q, n) by reduced scores (Q, n)."""
-    truth = torch.zeros(full.shape, dtype=torch.bool, device=full.device)
-    truth.scatter_(1, full.topk(k, dim=1).indices, True)
-    return float(truth.gather(1, reduced.topk(k, dim=1).indices).double().mean())
+def recall_at_k(full_scores: Tensor, reduced_scores: Tensor, k: int) -> float:
+    """Returns recall@k: the mean share of the top k keys that are also top k by reduced scores."""
+    truth = torch.zeros(full_scores.shape, dtype=torch.bool, device=full_scores.device)
+    truth.scatter_(1, full_scores.topk(k, dim=1).indices, True)
+    return float(truth.gather(1, reduced_scores.topk(k, dim=1).indices).double().mean())
 
 
 @dataclass
 class MethodRecall:
-    """One method's projections of each layer, and recall[layer][k]."""
+    """The projection and recall of one method in each layer; `recall` is indexed by layer and k."""
 
     maps: list[Linear] = field(default_factory=list)
     recall: list[list[float]] = field(default_factory=list)
 
-    def mean(self, at: int = -1) -> float:
-        """Mean recall over layers, at the k of index `at`."""
-        return sum(layer[at] for layer in self.recall) / len(self.recall)
+    def mean(self, k_index: int = -1) -> float:
+        """Returns the mean recall over layers for the k with this index."""
+        return sum(layer[k_index] for layer in self.recall) / len(self.recall)
 
 
 @dataclass(frozen=True)
 class CalibrationStudy:
-    """Recall of all methods; the last `held_out` of the tokens are not fitted on."""
+    """The recall of all methods. The last `held_out` tokens are not used for fitting."""
 
     tokens: int
     held_out: int
@@ -160,11 +160,11 @@ class CalibrationStudy:
 
     @property
     def best(self) -> str:
-        """The method with the highest mean recall at the largest k."""
+        """The name of the method with the highest mean recall at the largest k."""
         return max(self.results, key=lambda name: self.results[name].mean())
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns the figures for JSON, recall as [layer][k] by method."""
+        """Returns the recall of each method as JSON data, indexed by layer and k."""
         methods = {
             name: {"mean": [result.mean(at) for at in range(len(self.ks))], "layers": result.recall}
             for name, result in self.results.items()
@@ -175,37 +175,37 @@ class CalibrationStudy:
 
 @dataclass(frozen=True)
 class Activations:
-    """Folded queries and keys of each layer, (tokens, F) float32, as files in a folder. Queries are
-    rotated to the far distance before they are folded where the score rotates."""
+    """Files with the folded queries and keys of each layer, (tokens, F) float32. If the score
+    rotates queries, the queries are rotated to the far distance before they are folded."""
 
     folder: Path
     width: int
 
-    def add(self, layer: int, queries: Tensor, keys: Tensor) -> None:
-        """Stores the next n tokens (n, F) of a layer. Raises ResourceError, DocumentError."""
+    def add_rows(self, layer: int, queries: Tensor, keys: Tensor) -> None:
+        """Appends a layer's queries and keys (n, F) to files. Raises ResourceError."""
         for kind, rows in (("queries", queries), ("keys", keys)):
             path = self.folder / f"{kind}-{layer}"
-            with _writing(path), path.open("ab") as file:
+            with _writing_errors(path), path.open("ab") as file:
                 file.write(rows.float().cpu().contiguous().numpy().tobytes())
 
-    def load(self, layer: int) -> list[Tensor]:
-        """Returns queries and keys of one layer."""
+    def load_layer(self, layer: int) -> list[Tensor]:
+        """Reads the queries and keys of one layer from files."""
         files = (self.folder / f"{kind}-{layer}" for kind in ("queries", "keys"))
         raw = (bytearray(file.read_bytes()) for file in files)
         return [torch.frombuffer(x, dtype=torch.float32).view(-1, self.width) for x in raw]
 
 
-_writing = partial(
+_writing_errors = partial(
     writing_errors,
-    room="free some space, or name a place on another disk with --out",
-    other="name a place that you may write to with --out",
+    room="free some space, or give a file on another disk with --out",
+    other="give a file that you may write to with --out",
     also=SafetensorError,
 )
 
 
 @dataclass(frozen=True)
 class CalibrationJob:
-    """The tokens of a text, a model, and the folder of its queries and keys."""
+    """A calibration of a model on the tokens of a text, with stored queries and keys."""
 
     loaded: LoadedModel
     preset: Preset
@@ -216,30 +216,30 @@ class CalibrationJob:
 
     @torch.inference_mode()
     def collect(self, progress: Progress | None = None) -> None:
-        """Prefills the tokens, and stores their activations. Raises ResourceError: the disk is too
-        small."""
+        """Prefills the tokens, and stores their queries and keys. Raises ResourceError: the disk is
+        full."""
         folder, layers = self.stored.folder, self.of_model.layers
         needed = 2 * torch.float32.itemsize * layers * self.stored.width * len(self.ids)
         free = shutil.disk_usage(folder).free
         if needed > free:
             raise ResourceError(
-                f"queries and keys take {size_text(needed)} in {folder}, where "
+                f"queries and keys would take {size_text(needed)} in {folder}, but only "
                 f"{size_text(free)} are free",
-                "use fewer --tokens, or another disk with --out",
+                "use fewer --tokens, or give a file on another disk with --out",
             )
         with attach(self.loaded.model, self.method) as attachment:
 
-            def trace(seen: ChunkTrace) -> None:
-                queries = seen.queries
+            def store_chunk(chunk: ChunkTrace) -> None:
+                queries = chunk.queries
                 if self.method.score.rotates:
-                    queries = seen.rope.far_queries(queries, self.method.position.distance)
-                keys, _ = seen.store.span(seen.start, seen.stop)
-                folded = fold(queries.float(), seen.store.heads)
-                self.stored.add(seen.layer, folded, flatten_keys(keys))
+                    queries = chunk.rope.far_queries(queries, self.method.position.distance)
+                keys, _ = chunk.store.span(chunk.start, chunk.stop)
+                folded = fold(queries.float(), chunk.store.heads)
+                self.stored.add_rows(chunk.layer, folded, flatten_keys(keys))
 
             cache = attachment.new_cache()
             cache.expect(len(self.ids))
-            cache.begin(QueryState(Phase.PREFILL, trace=trace))
+            cache.begin(QueryState(Phase.PREFILL, trace=store_chunk))
             feed(attachment.model, self.ids, cache, done=progress)
 
     @torch.no_grad()
@@ -251,15 +251,15 @@ class CalibrationJob:
         ks: Sequence[int],
         progress: Progress | None = None,
     ) -> CalibrationStudy:
-        """Fits projections of a rank, None takes the preset's, and measures them, layer by layer,
-        at ks that are limited to half of the held-out keys."""
+        """Fits projections of a rank (None takes the preset's rank) layer by layer, and measures
+        their recall at each k. No k is larger than half the number of held-out keys."""
         rank = min(rank or int(self.preset.compressor.get("rank", DEFAULT_RANK)), self.stored.width)
         device = self.loaded.device if self.loaded.device.type == "cuda" else "cpu"
         held, layers = round(HELD_OUT * len(self.ids)), self.of_model.layers
         ks = sorted({max(1, min(k, held // 2)) for k in ks})
         results = {method: MethodRecall() for method in methods}
         for layer in range(layers):
-            queries, keys = (x.to(device) for x in self.stored.load(layer))
+            queries, keys = (x.to(device) for x in self.stored.load_layer(layer))
             asked, apart = pick_spaced_rows(queries[-held:], QUERIES), keys[-held:]
             full = asked @ apart.T
             own_training = replace(training, seed=training.seed + 1000 * layer)
@@ -272,31 +272,31 @@ class CalibrationJob:
                 progress(layer + 1, layers)
         return CalibrationStudy(len(self.ids), held, [rank] * layers, ks, results)
 
-    def save(self, path: Path, done: CalibrationStudy, training: TrainingSettings) -> None:
-        """Writes the best method's projections, with their provenance. Raises ResourceError,
-        DocumentError: the file cannot be written."""
-        trained = asdict(training) if done.best == "learned" else {}
+    def save(self, path: Path, study: CalibrationStudy, training: TrainingSettings) -> None:
+        """Writes the best method's projections and their provenance to a file. Raises
+        ResourceError, DocumentError: the file cannot be written."""
+        trained = asdict(training) if study.best == "learned" else {}
         metadata = {
             _MADE_BY: __version__,
             KEY: self.of_model.as_text(),
             **query_rotation(self.method),
-            "method": done.best,
-            "ranks": json.dumps(done.ranks),
+            "method": study.best,
+            "ranks": json.dumps(study.ranks),
             "training": json.dumps(trained, sort_keys=True),
             "text": text_digest(json.dumps(self.ids)),
         }
-        with _writing(path), replacing(path.resolve()) as part:  # a link stays one
-            save_learned(part, done.results[done.best].maps, metadata)
+        with _writing_errors(path), replacing(path.resolve()) as part:  # a link stays one
+            save_learned(part, study.results[study.best].maps, metadata)
 
 
 def target_preset(name: str, preset: Preset) -> Preset:
-    """Returns the preset with the settings of the method that will use the projections. Raises
+    """Returns the preset with the settings of the method that is to use the projections. Raises
     UsageError: the method is unknown, or scores with whole keys."""
     target = resolved_preset.compared(name, preset)
     if not resolve(target).method.score.features:
         raise UsageError(
             f"method {name!r} scores with whole keys, and would not use a compressor",
-            "leave out --for, which then is `esa`; or give a score that has one a shortlist: "
+            "leave out --for to calibrate for the method `esa`, or set a shortlist for the score: "
             f"--for {resolved_preset.AS_IS} --set score.shortlist=4096",
         )
     return target
@@ -305,22 +305,22 @@ def target_preset(name: str, preset: Preset) -> Preset:
 def open_job(
     loaded: LoadedModel, preset: Preset, text: str, tokens: int, folder: Path
 ) -> CalibrationJob:
-    """Takes the text's first `tokens` tokens, whose queries and keys go into an empty folder.
-    Raises UsageError: the text is too short, or layers of the model attend to a window or keep a
-    state."""
+    """Returns the calibration of a model on the text's first `tokens` tokens, whose queries and
+    keys will be stored in an empty folder. Raises UsageError: the text is too short, or the model
+    has sliding-window or recurrent layers."""
     config = loaded.model.config
     if any(layer_windows(config)) or keeps_state(config):
         raise UsageError(
-            "esa calibrate fits projections for models whose layers all attend to all tokens; some "
-            f"of this {config.model_type} model's attend to a window, or keep a state",
-            "use the closed-form compressor, which is fitted while a text is read: "
+            "esa calibrate needs a model whose layers all attend to all tokens, but this "
+            f"{config.model_type} model has sliding-window or recurrent layers",
+            "use the closed-form compressor, which is fitted during prefill: "
             "--set compressor.name=closed-form",
         )
     ids = PromptTokens(loaded.tokenizer, preset.prompt).document(text)[:tokens]
     if len(ids) < MIN_TOKENS:
         raise UsageError(
-            f"a text must have at least {MIN_TOKENS} tokens to fit on, got {len(ids)}",
-            "50,000 are better",
+            f"the text must have at least {MIN_TOKENS} tokens to fit projections, got {len(ids)}",
+            "use a longer text, best with 50,000 tokens or more",
         )
     of_model = fingerprint(loaded.model)
     method = replace(resolve(preset).method, compressor=NoCompression())
@@ -329,12 +329,12 @@ def open_job(
 
 
 def refuse_foreign(path: Path) -> None:
-    """Raises UsageError for a file that `CalibrationJob.save` did not write."""
+    """Raises UsageError if the file at --out exists and was not written by `esa calibrate`."""
     try:
         is_ours = _MADE_BY in Learned(str(path)).metadata
     except PresetError:
         is_ours = False
     if not is_ours:
         raise UsageError(
-            f"--out must be new or a file of `esa calibrate`, got {path}", "name another file"
+            f"--out must be new or a file of `esa calibrate`, got {path}", "give another file"
         )

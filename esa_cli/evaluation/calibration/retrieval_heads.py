@@ -1,9 +1,9 @@
-"""Retrieval heads: the attention heads whose votes find the passage that a question asks for.
+"""Finds retrieval heads: the attention heads whose votes find the passage that answers a question.
 
 A text with needles is prefilled once. For half of the questions each head votes alone, which ranks
 the heads; for the other half, sets of the best heads are compared with all heads together. Wu et
-al. (2024, arXiv 2404.15574) count the tokens that an answer copies; here votes are counted.
-Letters: X heads or sets of heads; W token windows, one every size / 8 tokens; M middle tokens.
+al. (2024, arXiv 2404.15574) count the tokens that an answer copies; this module counts votes.
+Letters: X heads or sets of heads, W token windows, one every size / 8 tokens, and M middle tokens.
 """
 
 from __future__ import annotations
@@ -37,61 +37,66 @@ LayerHead = tuple[int, int]
 """A layer and a query head, from 0."""
 HeadSet = tuple[LayerHead, ...]
 ALL: HeadSet = ()
-"""The set of all heads, as the setting `score.heads` has it."""
+"""The set of all heads, in the form of the setting `score.heads`."""
 MIN_QUESTIONS = 4
 MIN_HEADS, MAX_HEADS = 4, 16
-"""Sizes of the sets: few heads cost little, but one odd head must not decide."""
+"""Sizes of the sets of heads: few heads cost little, but one unusual head must not decide."""
 COVER = 0.6
-"""A window has a needle if it covers at least this share of the needle."""
+"""A window contains a needle if the window covers at least this share of the needle."""
 GOOD = 0.5
-"""A head is good if it finds at least this share of the needles that the best one finds."""
+"""A head is good if it finds at least this share of the needles that the best head finds."""
 TINY = 1e-30
-"""Smallest divisor, for heads without votes."""
+"""The smallest divisor, which avoids division by zero for heads without votes."""
 PASSAGE = 128
-"""Tokens of a window if the preset selects no whole windows."""
+"""Number of tokens in a window if the preset does not select whole windows."""
 
 
-def window_stride(size: int) -> int:
-    """Tokens from one window to the next."""
-    return max(1, size // 8)
+def window_stride(window_size: int) -> int:
+    """Returns the number of tokens from the start of one window to the start of the next."""
+    return max(1, window_size // 8)
 
 
-def window_sums(votes: Tensor, size: int) -> Tensor:
-    """Sums votes (M,), and votes times places, over windows of `size` tokens: (2, W). The quotient
-    is the mean place of a window's votes. Both may be added up over layers."""
-    size, votes = min(size, votes.shape[0]), votes.cpu().double()
+def window_sums(votes: Tensor, window_size: int) -> Tensor:
+    """Sums votes (M,), and votes times offsets, over windows of `window_size` tokens. Returns both
+    sums (2, W), whose quotient is the mean offset of a window's votes. Layers' sums can be
+    added."""
+    window_size, votes = min(window_size, votes.shape[0]), votes.cpu().double()
     both = torch.stack((votes, votes * torch.arange(votes.shape[0])))
-    return mean_scores(both, size, window_stride(size)) * size
+    return mean_scores(both, window_size, window_stride(window_size)) * window_size
 
 
-def judge_voters(sums: Tensor, needle: range, middle: int, size: int) -> tuple[Tensor, Tensor]:
-    """Judges voters by their `window_sums` (X, 2, W) and a needle at offsets into M.
+def judge_voters(
+    sums: Tensor, needle: range, middle: int, window_size: int
+) -> tuple[Tensor, Tensor]:
+    """Judges which voters find a needle, by their `window_sums` (X, 2, W) and the needle's offsets.
 
-    Returns True where the best window, centred on its votes, has the needle, (X,), and margins,
-    (X,): the best window with the needle over the sum of itself and the best one that does not
-    touch the needle. 0.5 is a draw, 1 no vote elsewhere, 0 no vote for the needle.
+    Returns hits and margins, both (X,). A hit is True if the best window, centred on its votes,
+    contains the needle. With a the votes of the best window that contains the needle, and b those
+    of the best window that does not touch it, the margin is a / (a + b), so 0.5 is a draw.
     """
-    size, (votes, moments) = min(size, middle), sums.unbind(dim=1)
+    window_size, (votes, moments) = min(window_size, middle), sums.unbind(dim=1)
 
-    def overlap(starts: Tensor) -> Tensor:
-        return (starts + size).clamp(max=needle.stop) - starts.clamp(min=needle.start)
+    def needle_overlap(starts: Tensor) -> Tensor:
+        return (starts + window_size).clamp(max=needle.stop) - starts.clamp(min=needle.start)
 
-    def largest(which: Tensor) -> Tensor:
-        return torch.where(which, votes, 0.0).amax(dim=1)
+    def most_votes(is_window: Tensor) -> Tensor:
+        return torch.where(is_window, votes, 0.0).amax(dim=1)
 
-    inside = overlap(torch.arange(votes.shape[1]) * window_stride(size))
-    enough = COVER * min(len(needle), size)
+    inside = needle_overlap(torch.arange(votes.shape[1]) * window_stride(window_size))
+    enough = COVER * min(len(needle), window_size)
     highest, top = votes.max(dim=1, keepdim=True)
     centre = (moments.gather(1, top) / highest.clamp(min=TINY))[:, 0]
-    hits = (highest[:, 0] > 0) & (overlap(centred_start(centre, size, middle)) >= enough)
-    best, elsewhere = largest(inside >= enough), largest(inside <= 0)
+    hits = (highest[:, 0] > 0) & (
+        needle_overlap(centred_start(centre, window_size, middle)) >= enough
+    )
+    best, elsewhere = most_votes(inside >= enough), most_votes(inside <= 0)
     return hits, best / (best + elsewhere).clamp(min=TINY)
 
 
 @dataclass(eq=False)
 class NeedleVotes(Selector):
-    """A selector that collects all layers' votes for one question, alone and in `sets`, about a
-    needle at absolute positions, and selects nothing. Of several chunks the last counts."""
+    """A selector that collects each head's and each set's votes for one question, in all layers,
+    and selects no token. `needle` has absolute positions. Only the question's last chunk counts."""
 
     needle: range
     size: int
@@ -105,43 +110,43 @@ class NeedleVotes(Selector):
     def select(self, step: Step, budget: int) -> Tensor:
         self.low, self.middle = step.low, step.middle
         singles = [((step.layer, head),) for head in range(step.queries.shape[0])]
-        self.alone[step.layer] = self._judge(self._sums(step, singles))
+        self.alone[step.layer] = self._judge_sums(self._sum_votes(step, singles))
         if self.sets:
-            self.together[step.layer] = self._sums(step, self.sets)
+            self.together[step.layer] = self._sum_votes(step, self.sets)
         return torch.arange(0, device=step.queries.device)
 
-    def _sums(self, step: Step, sets: Sequence[HeadSet]) -> Tensor:
-        """Sums each set's votes in this layer over windows, (X, 2, W)."""
+    def _sum_votes(self, step: Step, sets: Sequence[HeadSet]) -> Tensor:
+        """Returns the `window_sums` (X, 2, W) of each set's votes in one layer."""
 
         @cache  # sets with the same heads in this layer have the same votes
-        def sums(heads: HeadSet | None) -> Tensor:
+        def sum_set_votes(heads: HeadSet | None) -> Tensor:
             if heads is None:
                 return window_sums(torch.zeros(step.middle), self.size)
             return window_sums(replace(self.score, heads=heads).scores(step), self.size)
 
         here = (s if s == ALL else tuple(p for p in s if p[0] == step.layer) or None for s in sets)
-        return torch.stack([sums(heads) for heads in here])
+        return torch.stack([sum_set_votes(heads) for heads in here])
 
-    def _judge(self, sums: Tensor) -> tuple[Tensor, Tensor]:
+    def _judge_sums(self, sums: Tensor) -> tuple[Tensor, Tensor]:
         needle = range(self.needle.start - self.low, self.needle.stop - self.low)
         return judge_voters(sums, needle, self.middle, self.size)
 
     def judge_heads(self) -> tuple[Tensor, Tensor]:
-        """Returns hits and margins of each head, (layers, H) both. A head in a layer with windowed
-        attention has no votes and margin 0."""
+        """Returns the hits and margins of each head, both (layers, H). A head in a layer with
+        sliding windows has no votes, and its margin is 0."""
         nothing = tuple(map(torch.zeros_like, next(iter(self.alone.values()))))
         rows = [self.alone.get(layer, nothing) for layer in range(max(self.alone) + 1)]
         return torch.stack([row[0] for row in rows]), torch.stack([row[1] for row in rows])
 
-    def judge_sets(self) -> Tensor:
-        """True where a set finds the needle by its votes of all layers: bool (X,)."""
-        return self._judge(torch.stack([*self.together.values()]).sum(dim=0))[0]
+    def judge_head_sets(self) -> Tensor:
+        """Returns which sets of heads find the needle by their votes in all layers: bool (X,)."""
+        return self._judge_sums(torch.stack([*self.together.values()]).sum(dim=0))[0]
 
 
 @dataclass(frozen=True)
 class HeadRecord:
-    """One head's results: the needles found of those that rank the heads and of the held-out ones,
-    and the mean margin of `judge_voters` in the former."""
+    """The results of one head: how many needles it found among the questions that rank the heads
+    and among the held-out questions, and its mean margin (`judge_voters`) for the former."""
 
     layer: int
     head: int
@@ -155,8 +160,8 @@ class HeadRecord:
 
 
 def rank_heads(found: Tensor, held_out: Tensor, margin: Tensor) -> list[HeadRecord]:
-    """Sorts all heads by needles found, then by margin, then by layer and head. All tensors are
-    (layers, H)."""
+    """Sorts all heads by the number of needles found, then by margin, then by layer and head. All
+    arguments have the shape (layers, H)."""
     heads = [
         HeadRecord(layer, head, int(found[layer, head]), int(held_out[layer, head]), float(mean))
         for layer, row in enumerate(margin)
@@ -165,25 +170,27 @@ def rank_heads(found: Tensor, held_out: Tensor, margin: Tensor) -> list[HeadReco
     return sorted(heads, key=lambda head: (-head.found, -head.margin, head.pair))
 
 
-def smallest_set(best: Sequence[HeadRecord], hits: Mapping[int, int], wanted: int) -> int:
-    """Returns the fewest of the best heads with as many held-out hits as all heads (`wanted`), else
-    the fewest of those with most hits. Where several layers have good heads, the set has heads of
-    two layers."""
+def smallest_set_size(
+    best: Sequence[HeadRecord], hits: Mapping[int, int], all_heads_hits: int
+) -> int:
+    """Returns the size of the smallest set of best heads that has as many held-out hits as all
+    heads (`all_heads_hits`), or else of the smallest set with the most hits. `hits` is by size. If
+    several layers have good heads, the set has heads of at least two layers."""
     enough = GOOD * best[0].found
     spread = len({head.layer for head in best[:MAX_HEADS] if head.found >= enough}) > 1
     fit = [n for n in hits if not spread or len({head.layer for head in best[:n]}) > 1]
-    return min(fit, key=lambda n: (-min(hits[n], wanted), n))
+    return min(fit, key=lambda n: (-min(hits[n], all_heads_hits), n))
 
 
 class NeedleQuestion(NamedTuple):
-    """A question, and its needle's absolute positions."""
+    """A question, and the absolute positions of its needle's tokens."""
 
     question: str
     needle: range
 
 
 def needle_questions(prompt: PromptTokens, sample: TaskSample) -> list[NeedleQuestion]:
-    """Returns the questions in the order of their needles in the text."""
+    """Returns a sample's questions in the order of their needles in the text."""
     spans, head = prompt.offsets(sample.text), len(prompt.head())
     starts, ends = [low for low, _ in spans], [high for _, high in spans]
     out = []
@@ -196,8 +203,9 @@ def needle_questions(prompt: PromptTokens, sample: TaskSample) -> list[NeedleQue
 
 @dataclass(frozen=True)
 class RetrievalHeads:
-    """The heads, best first, and the proposed set; questions in each half, held-out needles that
-    the set and all heads together put first, and tokens of the text and of a window."""
+    """The result of a search for retrieval heads: all heads, best first, and the chosen set. The
+    set finds `hits` of `held_out` needles, and all heads together find `all_hits`. `ranked_by`
+    questions rank the heads. `tokens` and `passage` are the lengths of the text and of a window."""
 
     heads: list[HeadRecord]
     chosen: HeadSet
@@ -210,27 +218,27 @@ class RetrievalHeads:
 
     @property
     def weak(self) -> bool:
-        """True if the set misses more needles than it finds."""
+        """Whether the chosen set misses more needles than it finds."""
         return 2 * self.hits < self.held_out
 
 
 def voting(preset: Preset) -> Method:
-    """Returns the preset's method with all heads voting. Raises UsageError: the preset's settings
-    have no use for chosen heads."""
+    """Returns the preset's method with all heads voting. Raises UsageError: the preset's method
+    does not use chosen heads."""
     method = build_method(preset)
     score = method.score
     if isinstance(score, VoteScore) and score.rule == "softmax" and method.selector.sums_layers:
         return replace(method, score=replace(score, heads=ALL))
     raise UsageError(
-        "to choose heads, score.name must be vote, score.rule softmax, and the selector must sum "
-        f"votes over layers, got {preset.score} and {preset.selector['name']}",
+        "to choose heads, score.name must be vote, score.rule softmax, and the selector must "
+        f"sum votes over layers, got {preset.score} and {preset.selector['name']}",
         "use --set score.name=vote --set score.rule=softmax --set selector.name=consensus",
     )
 
 
 def check_needles(tokenizer: Any, preset: Preset, sample: TaskSample) -> list[NeedleQuestion]:
-    """Returns the questions whose needle is in view only if it is selected. Raises UsageError: the
-    questions are fewer than MIN_QUESTIONS; or as `voting`."""
+    """Returns the questions whose needle is in view only if it is selected. Raises UsageError:
+    there are fewer than MIN_QUESTIONS such questions, or the method does not use chosen heads."""
     prompt, window = PromptTokens(tokenizer, preset.prompt), voting(preset).window
     asked, tokens = needle_questions(prompt, sample), len(prompt.document(sample.text))
     near = window.local if window.ending is None else window.ending
@@ -240,9 +248,9 @@ def check_needles(tokenizer: Any, preset: Preset, sample: TaskSample) -> list[Ne
     out = [q for q in asked if middle.start <= q.needle.start < q.needle.stop <= middle.stop]
     if len(out) < MIN_QUESTIONS:
         raise UsageError(
-            f"at least {MIN_QUESTIONS} needles must be where tokens are selected, got {len(out)} "
+            f"at least {MIN_QUESTIONS} needles must be among the middle tokens, got {len(out)} "
             f"of {len(asked)}",
-            f"use a longer text: up to {window.dense_below:,} tokens all are in view",
+            f"use a longer text: with up to {window.dense_below:,} tokens attention is full",
         )
     return out
 
@@ -255,11 +263,12 @@ def find(
     prefilling: Progress | None = None,
     asking: Progress | None = None,
 ) -> RetrievalHeads:
-    """Prefills the sample's text and compares the heads' votes for its questions; progress in
-    tokens and in questions. Raises UsageError as `check_needles`."""
+    """Finds retrieval heads: prefills the sample's text, and compares the heads' votes for its
+    questions. `prefilling` gets progress in tokens, and `asking` progress in questions. Raises
+    UsageError, as `check_needles`."""
     method = voting(preset)
     assert isinstance(method.score, VoteScore)
-    # A shortlist only saves time: votes are over all of M.
+    # A shortlist only saves time, so heads vote over all middle tokens.
     score = replace(method.score, shortlist=0)
     asked = check_needles(loaded.tokenizer, preset, sample)
     prompt = PromptTokens(loaded.tokenizer, preset.prompt)
@@ -273,7 +282,7 @@ def find(
         feed(attachment.model, ids, cache, done=prefilling)
 
         def collect_votes(done: int, question: NeedleQuestion, *sets: HeadSet) -> NeedleVotes:
-            """Processes a question after the text, and crops the cache again."""
+            """Processes a question after the text, and then crops the KV cache to the text."""
             votes = NeedleVotes(question.needle, size, sets, score)
             start, stop = prompt.question_span(question.question)
             state = QueryState(Phase.QUESTION, question=(len(ids) + start, len(ids) + stop))
@@ -299,10 +308,10 @@ def find(
             for number, question in enumerate(second, len(first))
         ]
     held_out_hits = torch.stack([votes.judge_heads()[0] for votes in held_out]).sum(dim=0)
-    all_hits, *of_sets = torch.stack([v.judge_sets() for v in held_out]).sum(dim=0).tolist()
+    all_hits, *of_sets = torch.stack([v.judge_head_sets() for v in held_out]).sum(dim=0).tolist()
     by_size = dict(zip(sets, of_sets, strict=True))
     heads = rank_heads(found, held_out_hits, margin)
-    count = smallest_set(heads, by_size, all_hits)
+    count = smallest_set_size(heads, by_size, all_hits)
     return RetrievalHeads(
         heads, sets[count], len(first), len(second), by_size[count], all_hits, len(ids), size
     )

@@ -1,1 +1,1 @@
-"""Self-tests: facts planted in long texts, asked by several methods; and `esa compare`."""
+"""Self-tests, in which several methods answer questions about planted facts, and `esa compare`."""

@@ -1,6 +1,6 @@
-"""Methods in groups that share a prefill, and one question by several methods side by side.
+"""Groups methods that can share one prefill, and compares several methods on one question.
 
-A method without others in its group prefills by its own rule, as in `esa ask`.
+A method that is alone in its group prefills by its own rule, as in `esa ask`.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from esa_cli.system.machine import peak_memory
 from esa_cli.system.progress import Progress
 
 DENSE = "dense"
-"""Method name of the ceiling: the same model with full attention, inside its own window."""
+"""The method name of the ceiling: the model with full attention inside its trained window."""
 MAX_TOKENS = 100_000_000
-"""Of a document."""
+"""Largest number of tokens in a document."""
 KEY = ("test", "method", "length", "sample", "question")
-"""Fields that identify a row."""
+"""The fields that identify a row of a self-test."""
 
 
 @dataclass(frozen=True)
 class SelftestSettings:
-    """The options of a self-test: names of tests and methods, tokens of each document, questions
-    for each test and length, one prefill for all methods or one each, and whether the ceiling is
-    measured."""
+    """The options of a self-test. `lengths` are tokens of documents, `samples` is the number of
+    questions for each test and length, `reading` says whether methods share a prefill, and `dense`
+    whether full attention is measured as the ceiling."""
 
     tests: tuple[str, ...]
     methods: tuple[str, ...]
@@ -53,8 +53,9 @@ class SelftestSettings:
 
 @dataclass(frozen=True)
 class MethodGroup:
-    """Methods that share one prefill, which attends to I and L only ("shared") or follows the rule
-    of a single method ("own"), or that answer from text ("text"). `dense` marks the ceiling."""
+    """Methods that share one prefill. If `reading` is "shared", the prefill attends only to initial
+    and local tokens; "own" is the rule of a single method, and "text" means that a method answers
+    from passages. `dense` marks the ceiling."""
 
     names: tuple[str, ...]
     presets: tuple[Preset, ...]
@@ -63,8 +64,8 @@ class MethodGroup:
 
 
 def groups(settings: SelftestSettings, preset: Preset, length: int) -> list[MethodGroup]:
-    """Groups the methods by the prefill they can share. Raises UsageError: a method is unknown.
-    PresetError: its settings are wrong."""
+    """Groups the methods by the prefill that they can share. Raises UsageError: a method is
+    unknown. PresetError: a method's settings are wrong."""
     shared: dict[str, list[tuple[str, Preset]]] = {}
     alone, distance = [], resolve(preset).method.position.distance
     for name in dict.fromkeys(settings.methods):
@@ -94,13 +95,13 @@ def groups(settings: SelftestSettings, preset: Preset, length: int) -> list[Meth
 
 
 def dense_length(preset: Preset) -> int:
-    """Tokens of the ceiling's document: nine tenths of the model's window, with room for the chat
-    template, the question and the answer."""
+    """Returns the length in tokens of the ceiling's document: nine tenths of the model's window,
+    so that the chat template, the question and the answer fit in, too."""
     return min(int(preset.context * 0.9), preset.context - 256)
 
 
 def dense_group(preset: Preset) -> MethodGroup:
-    """Returns full attention at true positions."""
+    """Returns the group of the ceiling, which is full attention at true positions."""
     over = {"window": {"dense": preset.context}, "compressor": {"name": "none"}}
     over["position"] = {"name": "true"}
     data = merge(preset.model_dump(exclude={"name"}), over)
@@ -108,7 +109,7 @@ def dense_group(preset: Preset) -> MethodGroup:
 
 
 def tokens(text: str) -> int:
-    """Parses a length: "32k" -> 32000. Raises UsageError: not a number up to `MAX_TOKENS`."""
+    """Parses a number of tokens such as "32k". Raises UsageError: the text is no valid number."""
     plain = text.strip().lower().replace("_", "")
     factor = {"k": 1_000, "m": 1_000_000}.get(plain[-1:])
     try:
@@ -118,56 +119,57 @@ def tokens(text: str) -> int:
     if not 0 < count <= MAX_TOKENS:
         raise UsageError(
             f"a length must be a number of tokens from 1 to {MAX_TOKENS:,}, got {text[:40]!r}",
-            "for example: 32k, 8000, 1m",
+            "give a length such as 32k, 8000 or 1m",
         )
     return count
 
 
 def all_in_view(tokens: int, presets: Sequence[Preset]) -> str | None:
-    """Returns a note if the text is so short that every method uses full attention."""
+    """Returns a note if the text is so short that every method uses full attention, else None."""
     plain = min((resolve(preset).method.window.dense_below for preset in presets), default=-1)
     if tokens > plain:
         return None
     return (
-        f"all {tokens:,} tokens are in view of every method: up to {plain:,} (window.dense) "
-        "attention is full; with --set window.dense=null they select"
+        f"every method attended to all {tokens:,} tokens, since attention is full up to {plain:,} "
+        "tokens (window.dense); use --set window.dense=null to let the methods select tokens"
     )
 
 
 @dataclass(frozen=True)
-class ObservedSelector(Selector):
-    """A selector that lets others observe, which have their layer states at question time then."""
+class ObservingSelector(Selector):
+    """A selector that also calls `observe` of other selectors, so that their states are ready."""
 
-    inner: Selector
+    selector: Selector
     others: tuple[Selector, ...]
 
     def select(self, step: Step, budget: int) -> Selection:
-        return self.inner.select(step, budget)
+        return self.selector.select(step, budget)
 
     def observe(self, step: Step) -> None:
         for other in self.others:
             other.observe(step)
 
 
-def shared_reading(base: Method, methods: Sequence[Method]) -> Method:
-    """Returns the base method with prefill by I and L only, observed by all methods that observe,
-    and with the methods' compressor, of which there is one."""
+def shared_prefill_method(base: Method, methods: Sequence[Method]) -> Method:
+    """Returns a method for the shared prefill of several methods. The prefill attends only to
+    initial and local tokens, calls `observe` of every method's selector, and fits the methods'
+    common compressor."""
     others = tuple(dict.fromkeys(m.selector for m in methods if m.selector.observes))
-    selector = ObservedSelector(base.selector, others) if others else base.selector
+    selector = ObservingSelector(base.selector, others) if others else base.selector
     fitting = next((m for m in methods if m.score.features), base)
     return replace(
         base, selector=selector, score=fitting.score, compressor=fitting.compressor, reading="local"
     )
 
 
-def read_for(
+def prefill_for_group(
     session: Session, base: Preset, group: MethodGroup, text: str, progress: Progress
 ) -> float:
-    """Prefills a text for the group's methods, in the session's preset; returns the seconds."""
+    """Prefills a text for a group of methods with the session's preset, and returns the seconds."""
     started = time.perf_counter()
     method = None
     if group.reading == "shared":
-        method = shared_reading(build_method(base), [build_method(p) for p in group.presets])
+        method = shared_prefill_method(build_method(base), [build_method(p) for p in group.presets])
     session.read(text, progress, method)
     return time.perf_counter() - started
 
@@ -183,10 +185,10 @@ def compare(
     reading: Callable[[Sequence[str]], Progress],
     most: int | None,
 ) -> list[dict[str, Any]]:
-    """Asks one question by every method. Returns a row for each, with times in seconds, `count`
-    passages that the answer rests on, bytes of the KV cache, which methods may share, and the
-    process's peak. `reading`, called with the names of the methods before their prefill, returns
-    progress(done, total); `most` is the number of new tokens."""
+    """Answers one question by every method. Returns a row for each method, with times in seconds,
+    the `count` most relevant passages, bytes of the KV cache (which methods may share), and the
+    process's peak memory. `reading` is called with the methods' names before their prefill, and
+    returns progress(done, total). `most` is the largest number of new tokens."""
     rows: list[dict[str, Any]] = []
     keys = ("start", "end", "weight", "text")
     with Session(loaded.model, loaded.tokenizer, preset, loaded.cache) as session:
@@ -198,11 +200,11 @@ def compare(
             progress = reading(group.names)
             asker = TextAsker(session, group.presets[0]) if group.reading == "text" else None
             if asker is not None:
-                read_s, nbytes = asker.read(text, progress), asker.nbytes
+                read_s, nbytes = asker.ingest_text(text, progress), asker.nbytes
             else:
                 session.clear()
                 session.use(group.presets[0])
-                read_s = read_for(session, preset, group, text, progress)
+                read_s = prefill_for_group(session, preset, group, text, progress)
                 nbytes = session.cache.nbytes
             for name, chosen in zip(group.names, group.presets, strict=True):
                 if asker is not None:

@@ -1,4 +1,4 @@
-"""Runs a self-test: each question by each method, and how much of its facts each layer sees."""
+"""Runs a self-test: asks questions by several methods, and measures which facts layers see."""
 
 from __future__ import annotations
 
@@ -30,84 +30,84 @@ from esa_cli.system.progress import ALL_WORK, WorkShard
 from esa_cli.system.text import text_digest
 
 OWN = "own"
-"""The test whose document is the user's text, whole."""
+"""The name of the test whose document is the user's whole text."""
 IN_VIEW = 0.5
-"""Smallest share of a fact's tokens with which a layer has the fact in view."""
+"""A fact is in view of a layer if at least this share of its tokens is."""
 LAYERS = 0.25
-"""Smallest share of layers with a fact in view to call it selected. Ours: about a quarter of the
-default model's layers pass a found passage on (benchmarks/NOTES.md)."""
+"""A fact is selected if it is in view of at least this share of layers. About a quarter of the
+default model's layers use a found passage (benchmarks/NOTES.md)."""
 SHOWN = 3
-"""First passages that count as evidence: as many as `esa ask` shows."""
+"""The number of first passages that count as evidence, as many as `esa ask` shows."""
 
 
 NeedleShare = tuple[float, float]
-"""A layer's share of a fact in view: the mean over its heads, and its best head's, since one head
-with the fact in view is enough."""
+"""The share of a fact's tokens in view of one layer: the mean over heads, and the best head's
+share, since one head with the fact in view is enough."""
 
 
 @dataclass
 class NeedleRecall:
-    """The last chunk of the question in each layer; a `trace` of `Session.ask`."""
+    """Records the last chunk of a question in each layer, as the `trace` of `Session.ask`."""
 
-    last: dict[int, ChunkTrace] = field(default_factory=dict)
+    last_chunks: dict[int, ChunkTrace] = field(default_factory=dict)
 
-    def __call__(self, seen: ChunkTrace) -> None:
-        if not seen.decoding:
-            self.last[seen.layer] = seen
+    def __call__(self, trace: ChunkTrace) -> None:
+        if not trace.decoding:
+            self.last_chunks[trace.layer] = trace
 
     def shares(self, facts: Sequence[range]) -> list[NeedleShare]:
-        """Returns each layer's share of the facts' tokens among I, the selected and L, the mean
-        over facts. facts: absolute positions of each fact's tokens."""
+        """Returns for each layer the share of the facts' tokens in view, which are the initial,
+        selected and local tokens. `facts` has the absolute positions of each fact's tokens."""
         out = []
-        for layer in sorted(self.last):
-            pairs = [_share_in_view(self.last[layer], fact) for fact in facts]
+        for layer in sorted(self.last_chunks):
+            pairs = [_share_in_view(self.last_chunks[layer], fact) for fact in facts]
             mean, best = (sum(column) / len(facts) for column in zip(*pairs, strict=True))
             out.append((mean, best))
         return out
 
 
-def _share_in_view(seen: ChunkTrace, fact: range) -> NeedleShare:
-    near = seen.start - seen.local
+def _share_in_view(trace: ChunkTrace, fact: range) -> NeedleShare:
+    near = trace.start - trace.local
     inside = sum(at >= near for at in fact)
     selected = [
-        int(((row >= fact.start) & (row < min(fact.stop, near))).sum()) for row in seen.far_rows
+        int(((row >= fact.start) & (row < min(fact.stop, near))).sum()) for row in trace.far_rows
     ]
     size, mean = max(1, len(fact)), sum(selected) / len(selected)
     return (inside + mean) / size, (inside + max(selected)) / size
 
 
 def selects_facts(shares: Sequence[float]) -> bool:
-    """Says whether enough layers have the facts in view, by the shares of each best head."""
+    """Says whether the facts are in view of enough layers. `shares` has each best head's share."""
     return sum(share >= IN_VIEW for share in shares) >= LAYERS * len(shares)
 
 
-def _reason(score: float, is_selected: bool) -> str:
-    """Returns the reason of a miss: the selection, or the model with the fact in view."""
+def _reason_of_miss(score: float, is_selected: bool) -> str:
+    """Returns why an answer was missed: the fact was not selected, or the model did not use it."""
     if score >= 1:
         return "answered"
     return "selected, not used" if is_selected else "not selected"
 
 
 def layer_recall_fields(score: float, shares: Sequence[NeedleShare]) -> dict[str, Any]:
-    """Returns the fields `recall` and `why` of a question's row, from each layer's share."""
+    """Returns the fields `recall` and `why` of a question's row from each layer's needle share."""
     if not shares:
         return {"recall": None, "why": None}
     layers, best = ([round(share, 4) for share in column] for column in zip(*shares, strict=True))
     recall: dict[str, Any] = {"mean": round(sum(layers) / len(layers), 4), "layers": layers}
     if best != layers:
         recall["best_head"] = best
-    return {"recall": recall, "why": _reason(score, selects_facts(best))}
+    return {"recall": recall, "why": _reason_of_miss(score, selects_facts(best))}
 
 
 def token_positions(spans: Sequence[tuple[int, int]], start: int, end: int, head: int) -> range:
-    """Returns the absolute positions of the tokens that cover characters [start, end), by the spans
-    of each token of the document, which begins after `head` tokens."""
+    """Returns the absolute positions of the tokens that cover characters [start, end). `spans` has
+    the characters of each token of the document, which begins after `head` prompt tokens."""
     inside = [at for at, (low, high) in enumerate(spans) if high > start and low < end]
     return range(inside[0] + head, inside[-1] + 1 + head) if inside else range(0)
 
 
 def covered_share(fact: Fact, passages: Sequence[Passage]) -> float:
-    """Share of the fact's characters in the passages, which may overlap."""
+    """Returns the share of a fact's characters in the passages, which may overlap."""
     inside = {
         at
         for passage in passages
@@ -119,16 +119,16 @@ def covered_share(fact: Fact, passages: Sequence[Passage]) -> float:
 def passage_recall_fields(
     score: float, facts: Sequence[Fact], passages: Sequence[Passage]
 ) -> dict[str, Any]:
-    """Returns the fields `recall` and `why` of a question's row, from the passages of its answer:
-    `mean` over facts among the first passages, `read` among all passages that were read. A missed
-    question whose facts are less than half among the latter is not selected."""
+    """Returns the fields `recall` and `why` of a question's row from the passages of its answer.
+    `mean` is the share of the facts in the first passages, and `read` the share in all passages
+    that the model read. The facts count as selected if `read` is at least `IN_VIEW`."""
     if not facts:
         return {"recall": None, "why": None}
     shown, read = (
         round(sum(covered_share(fact, some) for fact in facts) / len(facts), 4)
         for some in (passages[:SHOWN], passages)
     )
-    return {"recall": {"mean": shown, "read": read}, "why": _reason(score, read >= IN_VIEW)}
+    return {"recall": {"mean": shown, "read": read}, "why": _reason_of_miss(score, read >= IN_VIEW)}
 
 
 def count_tokens(tokenizer: Any, text: str) -> int:
@@ -137,12 +137,12 @@ def count_tokens(tokenizer: Any, text: str) -> int:
 
 @dataclass
 class SelftestRun:
-    """One run over one model, by methods applied to a preset, until a `time.monotonic`.
+    """A run of a self-test on one model, by several methods applied to a preset.
 
     Args:
         listener: has `reading(test, length, names, tokens)`, which returns progress(done, total),
             `row(row)` for each answer, and `note(text)` for a part that is left out.
-        shard: of the prefills, each of a document for a group of methods, with their questions.
+        until: when to stop, by `time.monotonic`. shard: which of all prefills this process does.
     """
 
     loaded: Any
@@ -156,34 +156,36 @@ class SelftestRun:
     asker: TextAsker | None = field(default=None, init=False)
 
     def run(self) -> bool:
-        """Asks every question that has no row yet. Returns False if the time limit came first.
-        Raises EsaError: a method, its settings or the haystack is wrong."""
+        """Asks every question that has no row yet. Returns False if the time limit came before the
+        end. Raises EsaError: a method, its settings or the haystack is wrong."""
         loaded = self.loaded
         with Session(loaded.model, loaded.tokenizer, self.preset, loaded.cache) as session:
-            self._check(session)
+            self._check_questions(session)
             documents = (
-                DocumentQuestions(self, session, *pair).cases()
-                for pair in self.shard.take(self._work())
+                DocumentQuestions(self, session, *pair).make_cases()
+                for pair in self.shard.take(self._documents_by_group())
             )
             return write_rows(documents, self.journal, until=self.until, on_row=self.listener.row)
 
-    def size(self, text: str) -> int:
-        """Counts the tokens of a text."""
+    def count_tokens(self, text: str) -> int:
+        """Counts the tokens of a text with the model's tokenizer."""
         return count_tokens(self.loaded.tokenizer, text)
 
     @cached_property
-    def own_length(self) -> int:
-        """Tokens of the user's text with the needles."""
+    def own_document_length(self) -> int:
+        """Number of tokens of the user's text with the needles."""
         return next(self.make_samples(OWN, 0)).length
 
     def make_samples(self, test: str, length: int) -> Iterator[TaskSample]:
-        """Yields the documents. Raises UsageError: a document cannot hold so many facts, or the
-        haystack is too short."""
+        """Yields the documents of a test at one length. Raises UsageError: a document cannot hold
+        so many facts, or the haystack is too short."""
         settings = self.settings
-        request = TaskRequest(length, self.size, self.haystack, settings.samples, settings.seed)
+        request = TaskRequest(
+            length, self.count_tokens, self.haystack, settings.samples, settings.seed
+        )
         return find_task(test).samples(request)
 
-    def _work(self) -> Iterator[tuple[TaskSample, run_plan.MethodGroup]]:
+    def _documents_by_group(self) -> Iterator[tuple[TaskSample, run_plan.MethodGroup]]:
         """Yields each document with each group of methods that share its prefill."""
         for test in self.settings.tests:
             if self.settings.dense:
@@ -192,19 +194,19 @@ class SelftestRun:
                     for sample in self.make_samples(test, run_plan.dense_length(self.preset)):
                         yield sample, group
                 except UsageError as error:
-                    self.listener.note(f"{test}: no dense ceiling: {error.message}")
-            for length in self._lengths(test):
+                    self.listener.note(f"{test}: full attention was not measured: {error.message}")
+            for length in self._lengths_of_test(test):
                 for group in run_plan.groups(self.settings, self.preset, length):
                     yield from ((sample, group) for sample in self.make_samples(test, length))
 
-    def _lengths(self, test: str) -> tuple[int, ...]:
-        return (self.own_length,) if test == OWN else self.settings.lengths
+    def _lengths_of_test(self, test: str) -> tuple[int, ...]:
+        return (self.own_document_length,) if test == OWN else self.settings.lengths
 
-    def _check(self, session: Session) -> None:
-        """Builds each method, and checks the questions of each test's first document, so that
-        mistakes come before the first long prefill."""
+    def _check_questions(self, session: Session) -> None:
+        """Builds every method, and checks the questions of each test's first document, so that
+        errors are reported before the first long prefill."""
         for test in self.settings.tests:
-            for length in self._lengths(test):
+            for length in self._lengths_of_test(test):
                 sample = next(self.make_samples(test, length))
                 for group in run_plan.groups(self.settings, self.preset, length):
                     for preset in group.presets if group.reading != "text" else ():
@@ -212,12 +214,12 @@ class SelftestRun:
                         # Not every host has a base that can be changed.
                         host = session.attachment.rope.frequencies
                         session.method.position.frequencies(*host, length)
-                    DocumentQuestions(self, session, sample, group).check()
+                    DocumentQuestions(self, session, sample, group).check_lengths()
 
 
 class DocumentQuestions:
-    """One document's questions by a group of methods, over the KV cache or from text. From text,
-    the words around document and question are those of the preset, not the benchmark's."""
+    """The questions about one document, asked by a group of methods with the KV cache or from text.
+    From text, the prompt is the preset's rather than the benchmark's."""
 
     def __init__(
         self, run: SelftestRun, session: Session, sample: TaskSample, group: run_plan.MethodGroup
@@ -227,8 +229,8 @@ class DocumentQuestions:
         if group.reading == "text":
             self._asker = run.asker = run.asker or TextAsker(session, run.preset)
 
-    def cases(self) -> DocumentCases:
-        """Returns each question by each method."""
+    def make_cases(self) -> DocumentCases:
+        """Returns a case for each question and method."""
         sample, group, cases = self.sample, self.group, list[Case]()
         document = text_digest(sample.text)[:16]
         for name, preset in zip(group.names, group.presets, strict=True):
@@ -242,57 +244,57 @@ class DocumentQuestions:
                     "reading": group.reading,
                     "document": document,
                 }
-                cases.append(Case(fields, partial(self._row, preset, question)))
-        return DocumentCases(cases, self._read)
+                cases.append(Case(fields, partial(self._ask_question, preset, question)))
+        return DocumentCases(cases, self._read_document)
 
-    def check(self) -> None:
-        """Raises LengthError: a question does not fit the model's window."""
+    def check_lengths(self) -> None:
+        """Raises LengthError: a question does not fit into the model's window."""
         for preset in self.group.presets:
             for question in self.sample.questions:
                 if self._asker is not None:
-                    self._asker.check(question.text, question.longest)
+                    self._asker.check_length(question.text, question.longest)
                     continue
-                self._use(preset)
+                self._use_preset(preset)
                 self.session.check(
                     question.text, prime=question.prime, max_new_tokens=question.longest
                 )
 
-    def _use(self, preset: Preset) -> None:
-        """Sets the preset, with the benchmark's prompt where the sample has one."""
+    def _use_preset(self, preset: Preset) -> None:
+        """Sets the session's preset, with the benchmark's prompt if the sample has a prompt."""
         sample = self.sample
         if sample.after is not None:
             prompt = Prompt(system=preset.prompt.system, before=sample.before, after=sample.after)
             preset = preset.model_copy(update={"prompt": prompt})
         self.session.use(preset)
 
-    def _read(self) -> bool:
-        """Reads the document. Returns False for a ceiling that does not fit into the window."""
+    def _read_document(self) -> bool:
+        """Reads the document, or returns False if full attention does not fit into the window."""
         run, session, sample, group = self.run, self.session, self.sample, self.group
         if self._asker is None:
             session.clear()
-            self._use(group.presets[0])
+            self._use_preset(group.presets[0])
             prompt, context = session.prompt, run.preset.context
             self._spans = prompt.offsets(sample.text)
             asked = (len(prompt.question(q.text, q.prime)) + q.longest for q in sample.questions)
             if group.dense and len(prompt.document(sample.text)) + max(asked) > context:
                 run.listener.note(
-                    f"{sample.test}: no dense ceiling: document, question and answer do not fit "
-                    f"into the model's window of {context:,} tokens"
+                    f"{sample.test}: full attention was not measured: document, question, answer "
+                    f"do not fit into the model's window of {context:,} tokens"
                 )
                 return False
-        total = run.size(sample.text)
+        total = run.count_tokens(sample.text)
         progress = run.listener.reading(sample.test, sample.length, group.names, total)
         if self._asker is not None:
-            self._read_s = self._asker.read(sample.text, progress)
+            self._read_s = self._asker.ingest_text(sample.text, progress)
             return True
-        self._read_s = run_plan.read_for(session, run.preset, group, sample.text, progress)
+        self._read_s = run_plan.prefill_for_group(session, run.preset, group, sample.text, progress)
         note = None if group.dense else run_plan.all_in_view(session.document_tokens, group.presets)
         if note is not None:
             run.listener.note(f"{sample.test}: {note}")
         return True
 
-    def _row(self, preset: Preset, question: TaskQuestion) -> dict[str, Any]:
-        """Asks a question. Returns the fields of its row that the answer gives."""
+    def _ask_question(self, preset: Preset, question: TaskQuestion) -> dict[str, Any]:
+        """Asks a question, and returns the fields of its row that depend on the answer."""
         session, asker = self.session, self._asker
         facts = [self.sample.facts[fact] for fact in question.facts]
         score_of = find_task(self.sample.test).score
@@ -308,7 +310,7 @@ class DocumentQuestions:
                 **passage_recall_fields(score, facts, reply.evidence),
             }
         else:
-            self._use(preset)
+            self._use_preset(preset)
             recall, prompt = NeedleRecall(), session.prompt
             reply = session.ask(
                 question.text, max_new_tokens=question.longest, prime=question.prime, trace=recall

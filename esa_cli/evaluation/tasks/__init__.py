@@ -1,6 +1,8 @@
-"""The tasks of `esa selftest`: documents, questions and scores, without a model.
+"""The tasks of `esa selftest`, which make documents and questions, and score answers, without a
+model.
 
-`task_sample` plants facts in haystacks; each task is one function of samples and one of scores.
+`task_sample` plants facts in haystacks. Each task has a function that makes samples and a function
+that scores an answer.
 """
 
 from __future__ import annotations
@@ -54,11 +56,11 @@ TASKS: dict[str, Task] = {
     "niah": Task(make_magic_numbers, lambda q, output: metrics.match_all(output, q.answers)),
     "own": Task(make_own_document, _has_answer),
 }
-"""Every self-test by name."""
+"""The tasks of all self-tests by name."""
 
 
 def find_task(name: str) -> Task:
-    """Returns the self-test of this name. Raises UsageError: there is none."""
+    """Returns the task of the self-test with this name. Raises UsageError: the name is unknown."""
     if name not in TASKS:
-        raise UsageError(f"there is no test {name!r}", nearest(name, list(TASKS)))
+        raise UsageError(f"there is no self-test {name!r}", nearest(name, list(TASKS)))
     return TASKS[name]

@@ -1,7 +1,7 @@
-"""The chronicle: a long generated document, with or without known facts in it.
+"""The chronicle: a long generated document, with or without planted facts.
 
-The chronicle with facts is the demo document; without facts it is the haystack of self-tests. Words
-and seed determine the text on every version of Python. No sentence repeats.
+The chronicle with facts is the demo document, and without facts the haystack of self-tests. The
+number of words and the seed determine the text on every version of Python. No sentence repeats.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PRONOUNS = {"women": {"he": "she", "his": "her", "him": "her"}, "men": {}}
 
 @cache
 def load_material() -> dict[str, Any]:
-    """Loads the vocabulary, the sentence templates and the facts."""
+    """Loads the chronicle's vocabulary, sentence templates and facts."""
     path = Path(__file__).with_name("chronicle_material.json")
     material: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return material
@@ -47,15 +47,15 @@ def spell_number(number: int) -> str:
 
 @dataclass
 class Person:
-    """A person of the background, named in full at the first mention in a paragraph."""
+    """A person in the chronicle, whose full name is used at the first mention in a paragraph."""
 
     first: str
     last: str
     sex: str
     met: bool = False
 
-    def say(self, form: str) -> str:
-        """Returns the name or pronoun that a template asks for."""
+    def name_or_pronoun(self, form: str) -> str:
+        """Returns the form of the person's name, or the pronoun, that a template asks for."""
         if form in ("he", "his", "him") and self.met:
             return PRONOUNS[self.sex].get(form, form)
         if form == "family":
@@ -68,19 +68,19 @@ class Person:
 
 @dataclass
 class Paragraph:
-    """A paragraph as sentences. A loose one lists small matters and can take in a fact."""
+    """A paragraph of the chronicle. A `loose` paragraph lists unrelated pieces of news."""
 
     sentences: list[str]
     loose: bool = False
 
-    def text(self) -> str:
-        # A letter quoted sentence by sentence reads as one quotation.
+    def joined_text(self) -> str:
+        # A letter quoted sentence by sentence becomes one quotation.
         return " ".join(self.sentences).replace("' '", " ")
 
 
 @dataclass
 class Scene:
-    """Values that the templates of one paragraph share."""
+    """The values that the sentence templates of one paragraph share."""
 
     town: str
     year: int
@@ -89,7 +89,7 @@ class Scene:
 
 
 class ChronicleGenerator:
-    """Expands sentence templates, and never writes a sentence twice."""
+    """Writes the chronicle from sentence templates, and never writes a sentence twice."""
 
     def __init__(self, seed: int) -> None:
         self.material = material = load_material()
@@ -107,12 +107,12 @@ class ChronicleGenerator:
             self.vocabulary[key] = [head + joint + tail for head in heads for tail in tails]
 
     def draw_between(self, low: int, high: int) -> int:
-        """Draws a whole number from low to high."""
+        """Draws a random whole number from `low` to `high`, inclusive."""
         # Only random() is guaranteed to be the same in all Python versions.
         return low + int(self.rng.random() * (high - low + 1))
 
     def draw_item(self, key: str, items: list[Any]) -> Any:
-        """Draws from a shuffled deck, so that every item is used before one is repeated."""
+        """Draws an item from a shuffled deck, so that all items are drawn before any repeats."""
         if not (deck := self.decks.setdefault(key, [])):
             deck.extend(items)
             for i in range(len(deck) - 1, 0, -1):
@@ -121,7 +121,7 @@ class ChronicleGenerator:
         return deck.pop()
 
     def draw_person(self) -> Person:
-        """Draws a person whose full name is new."""
+        """Draws a random person whose full name has not been used."""
         sex = "women" if self.rng.random() < 0.5 else "men"
         while True:
             last = self.draw_item("surname", self.vocabulary["surname"])
@@ -132,24 +132,24 @@ class ChronicleGenerator:
                     self.names.add(first + last)
                     return Person(first, last, sex)
 
-    def fill(self, template: str, scene: Scene) -> str:
-        """Replaces every slot of a template."""
+    def fill_template(self, template: str, scene: Scene) -> str:
+        """Replaces every slot of a sentence template by a word or name."""
         return SLOT.sub(lambda m: self.fill_slot(m[1], m[2] or "", scene), template)
 
     def fill_slot(self, key: str, form: str, scene: Scene) -> str:
-        """Returns the text for one slot: a person, a word of the scene, or a new word."""
+        """Returns the text for one slot of a template: a person, a shared word or a new word."""
         if key in ("A", "B", "C"):
             person = scene.people.get(key) or scene.people.setdefault(key, self.draw_person())
-            return person.say(form)
+            return person.name_or_pronoun(form)
         if key in SHARED and key not in scene.shared:
             scene.shared[key] = self.draw_word(SHARED[key], scene)
         text = scene.shared[key] if key in SHARED else self.draw_word(key, scene)
         return text.split("|")[-1 if form == "bare" else 0]
 
     def draw_word(self, key: str, scene: Scene) -> str:
-        """Draws a number, year or word of the kind `key`."""
+        """Draws a random number, year or word of the kind `key`."""
         if key in NUMBERS:
-            # The words of a number in a fact would answer its question from the background.
+            # A number of a fact must not stand elsewhere, where it would answer the question.
             while (value := self.draw_between(*NUMBERS[key])) % 100 in self.reserved:
                 pass
             return spell_number(value)
@@ -162,14 +162,14 @@ class ChronicleGenerator:
             scene.shared.get("T"),
         ):
             pass
-        return self.fill(text, scene)
+        return self.fill_template(text, scene)
 
     def write_sentence(self, name: str, options: list[str], scene: Scene) -> list[str]:
-        """Writes one new sentence from the options, or none when they are used up."""
+        """Writes a new sentence from one of the templates, or none if each was written before."""
         for _ in range(4 * len(options)):
             template = self.draw_item(name, options)
             met = {key for key, person in scene.people.items() if person.met}
-            text = self.fill(template, scene)
+            text = self.fill_template(template, scene)
             text = re.sub(r"[A-Za-z]", lambda m: m[0].upper(), text, count=1)
             if text not in self.seen:
                 self.seen.add(text)
@@ -179,38 +179,38 @@ class ChronicleGenerator:
         return []
 
     def write_story(self, name: str, slots: list[list[str]], town: str, year: int) -> Paragraph:
-        """Writes a paragraph that tells one thing from beginning to end."""
+        """Writes a paragraph that tells one story from beginning to end."""
         scene = Scene(town, year)
         sentences: list[str] = []
         for index, options in enumerate(slots):
-            # Leaving out a step now and then keeps the shape of the telling from showing.
+            # Some steps are left out, so that stories do not look alike.
             if 2 <= index == len(sentences) and self.rng.random() < 0.3:
                 continue
             sentences += self.write_sentence(f"{name} {index}", options, scene)
         return Paragraph(sentences)
 
-    def write_gleanings(self, town: str, year: int) -> Paragraph:
-        """Writes a paragraph of small matters that have nothing to do with each other."""
+    def write_news_paragraph(self, town: str, year: int) -> Paragraph:
+        """Writes a paragraph of unrelated pieces of news."""
         sentences = self.write_sentence("intro", self.material["intros"], Scene(town, year))
         for _ in range(self.draw_between(4, 6)):
             sentences += self.write_sentence("note", self.material["notes"], Scene(town, year))
         return Paragraph(sentences, loose=True)
 
     def write_section(self, town: str, year: int) -> list[Paragraph]:
-        """Writes one year of one town."""
+        """Writes the section about one year of one town."""
         kinds = self.material["kinds"]
         blocks = [Paragraph([f"### {town} in {year}"])]
         for turn in range(self.draw_between(4, 6)):
-            # Never two stories running: a fact can then always find a place near its depth.
+            # Never two stories in a row, so that a fact can always be planted near its depth.
             if turn % 2 or self.rng.random() < 0.2:
-                blocks.append(self.write_gleanings(town, year))
+                blocks.append(self.write_news_paragraph(town, year))
             else:
                 name = self.draw_item("kind", list(kinds))
                 blocks.append(self.write_story(name, kinds[name], town, year))
-        return blocks if blocks[-1].loose else [*blocks, self.write_gleanings(town, year)]
+        return blocks if blocks[-1].loose else [*blocks, self.write_news_paragraph(town, year)]
 
     def write_sections(self) -> Iterator[list[Paragraph]]:
-        """Yields title and preface, then year after year of town after town."""
+        """Yields the title and preface, and then the sections about the years of each town."""
         towns, prefixes = self.material["towns"], self.material["town_prefixes"]
         yield [Paragraph([f"# {self.material['title']}"]), Paragraph([self.material["preface"]])]
         for chapter in range(len(towns) * len(prefixes)):
@@ -224,25 +224,25 @@ class ChronicleGenerator:
                 year += self.draw_between(7, 31)
 
     def write_background(self, words: int) -> list[Paragraph]:
-        """Writes sections until the text has enough words, then the closing line."""
+        """Writes sections until the chronicle has enough words, and then the closing line."""
         blocks: list[Paragraph] = []
         count = 0
         for section in self.write_sections():
             blocks += section
-            count += sum(len(block.text().split()) for block in section)
+            count += sum(len(block.joined_text().split()) for block in section)
             if count >= words:
                 return [*blocks, Paragraph([self.material["closing"]])]
-        raise ValueError(f"the material does not reach {words} words")
+        raise ValueError(f"there is not enough material for {words} words")
 
 
 def generate_paragraphs(seed: int) -> Iterator[str]:
-    """Yields the background alone, paragraph by paragraph: about 980,000 words."""
+    """Yields the paragraphs of the chronicle without facts, about 980,000 words."""
     for section in ChronicleGenerator(seed).write_sections():
-        yield from (block.text() for block in section)
+        yield from (block.joined_text() for block in section)
 
 
 def weave(blocks: list[Paragraph], facts: list[dict[str, Any]]) -> str:
-    """Puts every fact between two sentences of a loose paragraph, nearest to its depth."""
+    """Plants every fact between sentences of a loose paragraph, and returns the whole text."""
     gaps: list[tuple[int, int, int]] = []
     offset = 0
     for index, block in enumerate(blocks):
@@ -251,7 +251,7 @@ def weave(blocks: list[Paragraph], facts: list[dict[str, Any]]) -> str:
             if block.loose and position >= 2:
                 gaps.append((start, index, position))
             start += len(sentence) + 1
-        offset += len(block.text()) + 2
+        offset += len(block.joined_text()) + 2
     total = offset + sum(len(fact["fact"]) + 1 for fact in facts)
     added = 0
     for fact in sorted(facts, key=lambda entry: float(entry["depth"])):
@@ -260,20 +260,20 @@ def weave(blocks: list[Paragraph], facts: list[dict[str, Any]]) -> str:
         gaps = gaps[gaps.index(gap) + 1 :]
         blocks[gap[1]].sentences[gap[2] - 1] += " " + fact["fact"]
         added += len(fact["fact"]) + 1
-    return "\n\n".join(block.text() for block in blocks) + "\n"
+    return "\n\n".join(block.joined_text() for block in blocks) + "\n"
 
 
 def build(words: int = DEFAULT_WORDS, seed: int = DEFAULT_SEED) -> str:
-    """Builds the whole document with its facts, of about this many words."""
+    """Builds the chronicle with its facts, of about `words` words."""
     if words < MIN_WORDS:
-        raise ValueError(f"words must be at least {MIN_WORDS}, to hold the facts, got {words}")
+        raise ValueError(f"the facts need at least {MIN_WORDS} words, got {words}")
     facts: list[dict[str, Any]] = load_material()["facts"]
     rest = words - sum(len(fact["fact"].split()) for fact in facts)
     return weave(ChronicleGenerator(seed).write_background(rest), facts)
 
 
 def questions_file(text: str) -> str:
-    """Returns the questions as JSON lines, each with the depth of its fact in this text."""
+    """Returns the chronicle's questions as JSON lines, each with the depth of its fact."""
     lines = []
     for fact in load_material()["facts"]:
         row = {key: fact[key] for key in ("id", "question", "answers", "fact")}
@@ -283,7 +283,7 @@ def questions_file(text: str) -> str:
 
 
 class Reworded(NamedTuple):
-    """A question of the demo, worded differently from the chronicle, and its answers, if any."""
+    """A question of the demo, in other words than the chronicle's, and its accepted answers."""
 
     id: str
     question: str
@@ -291,12 +291,12 @@ class Reworded(NamedTuple):
 
 
 def reworded() -> list[Reworded]:
-    """Loads the demo's questions, of which the last one has no answer in the chronicle."""
+    """Loads the demo's questions. The chronicle has no answer to the last question."""
     lines = Path(__file__).with_name("demo_questions.jsonl").read_text("utf-8").splitlines()
     rows = [json.loads(line) for line in lines]
     return [Reworded(row["id"], row["question"], tuple(row["answers"])) for row in rows]
 
 
 def is_answered(text: str, answers: Sequence[str]) -> bool:
-    """Says whether the text contains one of the accepted answers as whole words."""
+    """Says whether a text contains one of the accepted answers as whole words."""
     return any(re.search(rf"(?<!\w){re.escape(a)}(?!\w)", text, re.IGNORECASE) for a in answers)

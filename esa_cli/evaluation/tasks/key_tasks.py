@@ -1,10 +1,10 @@
-"""Keys and numbers hidden in a long text; each document holds the keys of many questions.
+"""Self-tests that hide keys and numbers in a long text, and ask many questions about each document.
 
-`passkey`, `number`: InfiniteBench Retrieve.PassKey and Retrieve.Number (Zhang et al., 2024), with
-InfLLM's prompts; each key belongs to a gate of one colour. `kv`: Retrieve.KV: a JSON object of
-random UUIDs, as many as the length holds, without a haystack. `niah`: RULER (Hsieh et al., 2024),
-with words of ours: one word with one number; four words, one of them asked for; one word with four
-numbers; four words, all asked for.
+`passkey` and `number` are InfiniteBench's Retrieve.PassKey and Retrieve.Number (Zhang et al.,
+2024), with InfLLM's prompts; each key belongs to a gate of one colour. `kv` is Retrieve.KV: a JSON
+object of as many random UUIDs as the length allows, without a haystack. `niah` is RULER (Hsieh et
+al., 2024) with esa's own words. The questions ask for the number of the only word, for the number
+of one of four words, for the four numbers of one word, or for the numbers of four words.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from esa_cli.evaluation.tasks.task_sample import (
     TaskSample,
     check_samples,
     even_depths,
-    fact_at,
+    make_fact,
     plant_in_haystack,
 )
 
 WORDS: dict[str, list[str]] = json.loads(
     Path(__file__).with_name("key_words.json").read_text("utf-8")
 )
-"""Colours of gates, adjectives and nouns."""
+"""Lists of the gates' colours, and of adjectives and nouns for RULER's words."""
 
 
-class KeyWords(NamedTuple):
-    """The benchmark's words about keys of one kind.
+class KeySentences(NamedTuple):
+    """The sentences of a benchmark about keys of one kind.
 
     Args:
-        before: the words before the document.
-        fact, question: with {key}, and with {gate}.
-        draw: makes a key.
+        before: the prompt's text before the document.
+        fact, question: templates, which contain {key} and {gate}.
+        draw: a function that draws a random key.
     """
 
     name: str
@@ -48,15 +48,15 @@ class KeyWords(NamedTuple):
     draw: Callable[[StableRandom], str]
 
 
-def draw_runs(dice: StableRandom) -> str:
-    """Draws ten digits in runs of one to five, so that a copy has to be counted right."""
+def draw_digit_runs(dice: StableRandom) -> str:
+    """Draws ten digits in runs of one to five equal digits, which are hard to copy."""
     out = ""
     while len(out) < 10:
         out += dice.draw_digits(1) * (1 + dice.below(5))
     return out[:10]
 
 
-PASSKEY = KeyWords(
+PASSKEY = KeySentences(
     name="passkey",
     before="There is an important info hidden inside a lot of irrelevant text. Find it and "
     "memorize them. I will quiz you about the important information there.\n\n",
@@ -64,20 +64,22 @@ PASSKEY = KeyWords(
     question="What is the pass key{gate}?",
     draw=lambda dice: dice.draw_digits(5),
 )
-NUMBER = KeyWords(
+NUMBER = KeySentences(
     name="number",
     before="There is an important info hidden inside a lot of irrelevant text. Find it. I will "
     "quiz you about the important information there.\n\n",
     fact="The sequence of digits{gate} is {key}. Remember it. "
     "{key} is the sequence of digits{gate}.",
     question="What is the sequence of digits{gate}?",
-    draw=draw_runs,
+    draw=draw_digit_runs,
 )
 
 
-def make_hidden_keys(words: KeyWords, request: TaskRequest) -> Iterator[TaskSample]:
-    """Makes one document with all keys."""
-    check_samples(request, len(WORDS["colours"]), "a document has one key a colour")
+def make_hidden_keys(words: KeySentences, request: TaskRequest) -> Iterator[TaskSample]:
+    """Makes the one document of `passkey` or `number`, which contains all keys."""
+    check_samples(
+        request, len(WORDS["colours"]), "ask for fewer samples; each key needs another colour"
+    )
     dice = StableRandom(words.name, request.length, request.seed, 0)
     sentences, questions = [], []
     for fact, colour in enumerate(dice.some(WORDS["colours"], request.samples)):
@@ -98,22 +100,22 @@ PAIR_QUESTION = 'Key: "{key}"\nThe value associated with the specified key is:'
 
 
 def make_key_values(request: TaskRequest) -> Iterator[TaskSample]:
-    """Makes one object with all keys that are asked for."""
+    """Makes the one document of the test `kv`, a JSON object with all keys of the questions."""
     count, length = request.samples, request.length
     pairs = _draw_pairs(request, StableRandom("kv", length, request.seed, 0))
     if len(pairs) < 2 * count:
         raise UsageError(
-            f"pairs must be at least {2 * count} for {count} questions, got {len(pairs)} in "
-            f"{length} tokens",
+            f"{count} questions need at least {2 * count} pairs of key and value, but {length} "
+            f"tokens hold only {len(pairs)}",
             "ask for fewer samples or a greater length",
         )
     lines = [f'"{key}": "{value}"' for key, value in pairs]
     text = HEAD + ", ".join(lines) + TAIL
     facts, questions = [], []
-    # At most every second pair is asked for, so even depths give different places.
+    # Questions ask for at most every second pair, so even depths give different pairs.
     for fact, depth in enumerate(even_depths(count)):
         place = int(depth * len(pairs))
-        facts.append(fact_at(text, text.index(lines[place]), lines[place]))
+        facts.append(make_fact(text, text.index(lines[place]), lines[place]))
         key, value = pairs[place]
         asked = PAIR_QUESTION.format(key=key)
         questions.append(TaskQuestion(f"pair-{fact}", asked, (value,), (fact,), longest=100))
@@ -123,15 +125,15 @@ def make_key_values(request: TaskRequest) -> Iterator[TaskSample]:
 
 
 def _draw_pairs(request: TaskRequest, dice: StableRandom) -> list[tuple[str, str]]:
-    """Draws as many pairs as the length allows."""
+    """Draws as many random pairs of key and value as the requested length allows."""
     left = request.length - request.size(HEAD + TAIL)
     out: list[tuple[str, str]] = []
-    # Counted after another pair, since tokenizers may merge the two.
+    # Tokens are counted after another pair, since tokenizers may merge across pairs.
     lead = '"a": "b", '
     while True:
         key, value = dice.draw_uuid(), dice.draw_uuid()
         taken = request.size(f'{lead}"{key}": "{value}", ') - request.size(lead)
-        # The last pair is in if more than half of it fits, so the length is nearest.
+        # The last pair is added if more than half of it fits, so that the length is nearest.
         if left < taken / 2:
             return out
         left -= taken
@@ -151,15 +153,15 @@ WIDTH = 4
 POOL = [f"{first}-{second}" for first in WORDS["adjectives"] for second in WORDS["nouns"]]
 KINDS = ("single", "multikey", "multivalue", "multiquery")
 Numbers = dict[str, tuple[str, ...]]
-"""Word -> its numbers."""
+"""The magic numbers of each word."""
 
 
 def make_magic_numbers(request: TaskRequest) -> Iterator[TaskSample]:
-    """Makes one document with questions of all kinds in turn."""
+    """Makes the one document of the test `niah`, with questions of all four kinds in turn."""
     groups = -(-request.samples // len(KINDS))
     size = WIDTH + 2
     limit = len(POOL) // size * len(KINDS)
-    check_samples(request, limit, "a document has no room for more questions")
+    check_samples(request, limit, "ask for fewer samples; esa has no words for more questions")
     dice = StableRandom("niah", request.length, request.seed, 0)
     words = dice.some(POOL, groups * size)
     numbers: Numbers = {}
@@ -181,9 +183,10 @@ def make_magic_numbers(request: TaskRequest) -> Iterator[TaskSample]:
 
 
 def _draw_numbers(dice: StableRandom, words: Sequence[str], values: int) -> Numbers:
-    """Draws numbers of seven digits for each word."""
+    """Draws random numbers of seven digits for each word."""
     return {
-        word: tuple(dice.draw_digits(7, first="123456789") for _ in range(values)) for word in words
+        word: tuple(dice.draw_digits(7, first_digits="123456789") for _ in range(values))
+        for word in words
     }
 
 
@@ -192,7 +195,7 @@ def _needle_sentences(numbers: Numbers) -> list[str]:
 
 
 def _number_question(key: str, numbers: Numbers, planted: Sequence[str]) -> TaskQuestion:
-    """Makes the question about the numbers of these words; `planted` are the document's facts."""
+    """Makes the question about the words' numbers. `planted` has the document's facts in order."""
     words = list(numbers)
     query = ", ".join(words[:-1]) + ", and " + words[-1] if len(words) > 1 else words[0]
     answers = tuple(value for word in words for value in numbers[word])

@@ -1,11 +1,11 @@
-"""Sentences hidden in a long text, and questions about them; questions share documents.
+"""Self-tests that hide sentences in a long text, and ask several questions about each document.
 
-`needle`: Kamradt's needle in a haystack (2023), with 32 needles written for this repository, of
-which an answer must contain the words. `own`: the same needles in the user's own document.
-`needles`: NeedleBench M-RT (Li et al., 2024), version 1, as in OpenCompass: three to five needles
-of ours are asked for at once, with joined questions and forms of answers. `stars`: Counting-Stars
-(Song et al., 2024), searching and reasoning in turn: an animal counts stars in eight places, in
-reasoning with mistakes; the start of the answer is the ESA paper's.
+`needle` is Kamradt's needle in a haystack (2023), with 32 needles written for this repository; an
+answer must contain a needle's words. `own` hides the same needles in the user's own document.
+`needles` is NeedleBench M-RT (Li et al., 2024), version 1, as in OpenCompass: a question asks for
+three to five needles at once. `stars` is Counting-Stars (Song et al., 2024), with its searching and
+reasoning tasks in turn: an animal counts stars in eight places, with mistakes in the reasoning
+task. Answers start as in the ESA paper.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from esa_cli.evaluation.tasks.task_sample import (
     TaskQuestion,
     TaskRequest,
     TaskSample,
+    assign_places,
     check_samples,
-    deal_places,
+    divide_questions,
     even_depths,
     plant_in_haystack,
     plant_sentences,
-    share_documents,
 )
 
 LONGEST = 24
@@ -36,7 +36,7 @@ FOLDER = Path(__file__).parent
 
 
 class Needle(NamedTuple):
-    """A sentence, a question about it and its right answers; `number` is its line, from 1."""
+    """A sentence to hide, a question and its answers; `number` is its line in the file."""
 
     number: int
     text: str
@@ -46,7 +46,7 @@ class Needle(NamedTuple):
 
 @cache
 def load_needles() -> tuple[Needle, ...]:
-    """Loads all needles in the order of the file."""
+    """Loads all needles in the order of their file."""
     lines = (FOLDER / "needles.jsonl").read_text("utf-8").splitlines()
     return tuple(
         Needle(number, row["needle"], row["question"], tuple(row["answers"]))
@@ -55,15 +55,15 @@ def load_needles() -> tuple[Needle, ...]:
 
 
 def choose_needles(request: TaskRequest) -> list[Needle]:
-    """Takes one needle a sample from the top of the file, shuffled by the seed. Raises UsageError:
-    there are fewer needles than samples."""
+    """Takes as many needles as samples from the top of the file, and shuffles the needles by the
+    seed. Raises UsageError: the file has fewer needles than samples are requested."""
     needles = load_needles()
-    check_samples(request, len(needles), "there are no more needles")
+    check_samples(request, len(needles), "ask for fewer samples; esa has no more needles")
     return StableRandom("needle", request.seed).some(needles[: request.samples], request.samples)
 
 
 def needle_questions(needles: Sequence[Needle]) -> tuple[TaskQuestion, ...]:
-    """Asks a question about each needle, which is the document's fact of the same number."""
+    """Makes a question about each needle. Needle i is fact i of the document."""
     return tuple(
         TaskQuestion(
             f"needle-{needle.number:02}", needle.question, needle.answers, (fact,), LONGEST
@@ -73,18 +73,18 @@ def needle_questions(needles: Sequence[Needle]) -> tuple[TaskQuestion, ...]:
 
 
 def make_single_needles(request: TaskRequest) -> Iterator[TaskSample]:
-    """Makes one document with all needles."""
+    """Makes the one document of the test `needle`, which contains all needles."""
     needles = choose_needles(request)
     text, facts = plant_in_haystack(request, [needle.text for needle in needles])
     yield TaskSample("needle", request.length, 0, text, facts, needle_questions(needles))
 
 
 def make_own_document(request: TaskRequest) -> Iterator[TaskSample]:
-    """Plants the needles in the user's whole text; the requested length plays no part."""
+    """Plants the needles in the user's whole text, whatever length is requested."""
     if not request.haystack.text:
         raise UsageError(
             f"the haystack of `own` must be a text of yours, got {request.haystack.name}",
-            "name a text file",
+            "give a text file with --haystack",
         )
     needles = choose_needles(request)
     sentences = [needle.text for needle in needles]
@@ -105,19 +105,19 @@ GUIDE = (
 JOINT = "、"
 LONGEST_OF_MANY = 128
 SHARED_QUESTIONS = 8
-"""Most questions that share a document; there are no needles for more."""
+"""The largest number of questions about one document, since there are no more needles."""
 
 
 KINDS: list[dict[str, Any]] = json.loads((FOLDER / "needle_kinds.json").read_text("utf-8"))
-"""Forms of needles: `needle`, `question` and `format` are about {arg1} and {arg2}, of which `first`
-and `second` list the values."""
+"""Templates of needles: `needle`, `question` and `format` contain {arg1} and {arg2}, whose values
+are listed in `first` and `second`."""
 
 
 def make_many_needles(request: TaskRequest) -> Iterator[TaskSample]:
-    """Makes documents with questions about three to five needles each."""
+    """Makes documents with questions that each ask for three to five needles."""
     kind = KINDS[0]
     longest = kind["needle"].format(arg1=kind["first"][0], arg2=kind["second"][0])
-    for index, numbers in enumerate(share_documents(request, SHARED_QUESTIONS, [longest] * 5)):
+    for index, numbers in enumerate(divide_questions(request, SHARED_QUESTIONS, [longest] * 5)):
         counts = [3 + number % 3 for number in numbers]
         dice = StableRandom("needles", request.length, request.seed, index)
         pairs = [
@@ -132,7 +132,7 @@ def make_many_needles(request: TaskRequest) -> Iterator[TaskSample]:
             kind["needle"].format(arg1=first, arg2=second) for kind, first, second in drawn
         ]
         text, facts = plant_in_haystack(request, sentences)
-        owners = deal_places(dice, counts)
+        owners = assign_places(dice, counts)
         questions = []
         for which, count in enumerate(counts):
             places = [place for place, owner in enumerate(owners) if owner == which]
@@ -167,20 +167,20 @@ STARS_PRIME = '```json\n{{"little_{who}": ['
 STARS_PER_QUESTION = 8
 LARGEST = 255
 ANIMALS = ("penguin", "otter", "badger", "heron", "rabbit", "tortoise", "squirrel", "hedgehog")
-"""The animal of each question; a single question has the benchmark's penguin."""
+"""The animal that counts stars in each question; the benchmark has only the penguin."""
 
 
 def make_counting_stars(request: TaskRequest) -> Iterator[TaskSample]:
-    """Makes documents with questions of both kinds in turn."""
+    """Makes documents of Counting-Stars, with searching and reasoning questions in turn."""
     longest = STARS["reasoning"].format(who=ANIMALS[0], a=LARGEST, r=LARGEST)
-    parts = share_documents(request, len(ANIMALS), [longest] * STARS_PER_QUESTION)
+    parts = divide_questions(request, len(ANIMALS), [longest] * STARS_PER_QUESTION)
     for index, questions_here in enumerate(parts):
         variants = [tuple(STARS)[number % len(STARS)] for number in questions_here]
         dice = StableRandom("stars", request.length, request.seed, index)
         count = STARS_PER_QUESTION * len(variants)
         numbers = dice.some(range(1, LARGEST + 1), 2 * count)
         right, wrong = numbers[:count], numbers[count:]
-        owners = deal_places(dice, [STARS_PER_QUESTION] * len(variants))
+        owners = assign_places(dice, [STARS_PER_QUESTION] * len(variants))
         stars = [
             STARS[variants[owner]].format(who=ANIMALS[owner], a=a, r=r)
             for owner, a, r in zip(owners, right, wrong, strict=True)
@@ -213,7 +213,7 @@ def make_counting_stars(request: TaskRequest) -> Iterator[TaskSample]:
 
 
 def star_score(question: TaskQuestion, output: str) -> float:
-    """Scores the listed numbers by the benchmark's rule of the question's kind."""
+    """Scores the numbers that an output lists, by the Counting-Stars rule for the question."""
     right = [int(answer) for answer in question.answers]
     listed = metrics.listed_stars(output, len(right))
     if "mistaken" in question.data:

@@ -1,4 +1,4 @@
-"""Prefilled documents on disk, by `Library`; see docs/library.md. Imports no torch."""
+"""Stores prefilled documents on disk, as docs/library.md describes. Imports no torch."""
 
 from __future__ import annotations
 

@@ -1,17 +1,17 @@
-"""The catalogue of a library: one sqlite file in place of a scan of many files.
+"""The catalogue of a library: one sqlite file, so that many files need not be scanned.
 
-    files             files that were read, with size, time, text's digest   (`FileRecords`)
-    texts, passages   words of texts, each once by its digest                (`TextIndex`)
+    files             files that were ingested, with size, time, text's digest   (`FileRecords`)
+    texts, passages   words of texts, each text once by its digest               (`TextIndex`)
 
-The catalogue is made from other files, again if it is missing or damaged. It is written in
-transactions, so a kill loses at most what is then made again; with a rollback journal, because a
-write-ahead log needs memory that processes share, and a library may be used by several machines.
-The records of a folder of `esa ingest --words` are also stored in a separate file, from which a new
-catalogue takes them.
+A missing or damaged catalogue is created again from other files. The catalogue is written in
+transactions, so a killed process loses only records that esa creates again. Its journal is a
+rollback journal, because a write-ahead log needs memory that processes share, and several machines
+may use one library. The records of a folder of `esa ingest --words` are also stored in a separate
+file, from which a new catalogue takes the records.
 
-A document is former if its file has another text now or was removed, and no other file has its
-text. A document stays present where its file cannot be checked: it came from standard input or
-another machine, or its disk is not mounted.
+A stored document is former if its file was removed or has another text now, and no other file has
+the document's text. A document still counts as present if its file cannot be checked: the document
+came from standard input or another machine, or the file's disk is not mounted.
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ from esa_cli.system.progress import Progress
 from esa_cli.system.text import has_lone_surrogate, text_bytes
 
 NAME = "catalogue-1.sqlite"
-"""With the version of the tables: another version of esa has a file of its own."""
+"""The catalogue's file name, which includes the version of the catalogue's tables."""
 BUSY_S = 30.0
-"""Seconds of waiting while another process make_writes."""
+"""Seconds to wait at most while another process writes to the catalogue."""
 COMMIT_S, MAX_WRITES = 1.0, 100
-"""Seconds of work that a kill may cost, and changes in memory meanwhile."""
-Write = Callable[[], object]
-"""A change of the catalogue, to be called in a transaction."""
+"""The longest time in seconds, and the largest number of changes, between two transactions."""
+CatalogueChange = Callable[[], object]
+"""A function that changes the catalogue, to be called in a transaction."""
 PASSAGE_WORDS = 150
-"""Content words of a passage: about 300 words of English, stop words included."""
+"""Content words of a passage: about 300 words of English if stop words are counted."""
 WHOLE = 0.6
-"""Weight of the words that stand anywhere in a text."""
+"""Weight of a text's score over all its passages."""
 _SHIFT = 24
-"""A passage's row is its text's id times 2^24, plus its number in the text."""
+"""A passage's row id is its text's id times 2^24, plus the passage's number in the text."""
 _ERRORS = (sqlite3.Error, UnicodeError)
 _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR)
 _TABLES = """
@@ -84,8 +84,9 @@ ORDER BY score DESC, characters DESC, id
 
 
 class FileRecord(NamedTuple):
-    """A file as it was read: its absolute path and the digest of its text, which is empty if the
-    file cannot be read (`why`, `hint`). `folder` is that of `esa ingest --words`, or empty."""
+    """The record of an ingested file: its absolute path and the digest of its text. The digest is
+    empty if the file cannot be read, as `why` and `hint` explain. `folder` is the synchronised
+    folder of `esa ingest --words`, or empty."""
 
     path: str
     stamp: str
@@ -97,7 +98,7 @@ class FileRecord(NamedTuple):
 
     @property
     def is_current(self) -> bool:
-        """Whether the file is as it was."""
+        """Whether the file is unchanged since it was ingested."""
         try:
             return bool(self.stamp) and file_stamp(self.path) == self.stamp
         except OSError:
@@ -105,7 +106,7 @@ class FileRecord(NamedTuple):
 
 
 def _encode_text(value: Any) -> Any:
-    """Converts text with lone surrogates, such as file names that are not UTF-8, to bytes."""
+    """Converts text with lone surrogates, such as a file name that is not UTF-8, to bytes."""
     lone = isinstance(value, str) and has_lone_surrogate(value)
     return text_bytes(value) if lone else value
 
@@ -119,11 +120,11 @@ def _decode_record(row: Iterable[Any]) -> FileRecord:
 
 
 _SELECT = f"SELECT {', '.join(FileRecord._fields)} FROM files"
-_PUT = f"INTO files VALUES ({', '.join('?' * len(FileRecord._fields))})"
+_INSERT = f"INTO files VALUES ({', '.join('?' * len(FileRecord._fields))})"
 
 
 class FileRecords:
-    """The table of files in a catalogue; callers open transactions."""
+    """The table of files in a catalogue. Callers open the transactions."""
 
     def __init__(self, db: sqlite3.Connection) -> None:
         self._db = db
@@ -136,31 +137,31 @@ class FileRecords:
         return _decode_record(rows[0]) if rows else None
 
     def put(self, record: FileRecord) -> None:
-        self._db.execute(f"REPLACE {_PUT}", [*map(_encode_text, record)])
+        self._db.execute(f"REPLACE {_INSERT}", [*map(_encode_text, record)])
 
     def remove(self, paths: Iterable[str]) -> None:
         rows = [(_encode_text(path),) for path in paths]
         self._db.executemany("DELETE FROM files WHERE path = ?", rows)
 
     def below(self, folder: str) -> list[FileRecord]:
-        """Returns the records of files in a folder or below it."""
+        """Returns the records of all files in a folder and its subfolders."""
         start = os.path.join(folder, "")
         return [record for record in self.all() if record.path.startswith(start)]
 
     def all_synced(self) -> list[FileRecord]:
-        """Returns the records of folders of `esa ingest --words`, by path."""
+        """Returns the records of files in synchronised folders, in order of path."""
         return [record for record in self.all() if record.folder]
 
 
 class RankedText(NamedTuple):
-    """A text by its digest, and its score for a question."""
+    """A text, named by its digest, and the text's score for a question."""
 
     digest: str
     score: float
 
 
 class TextIndex:
-    """Lexical search over texts, by full-text search of sqlite (FTS5); callers open transactions.
+    """Searches texts by words with sqlite's full-text search (FTS5). Callers open the transactions.
 
     A text is cut into passages of 150 content words. With BM25 over the passages of all texts, the
     score of a text for a question's words w is
@@ -168,8 +169,8 @@ class TextIndex:
         max over its passages p of sum over w of bm25(w, p)
         + 0.6 * sum over w of max over its passages p of bm25(w, p)
 
-    The second part counts words that stand elsewhere in the text, as a name in its title. A word
-    has the stems of each language of the library's texts.
+    The second term counts words in other passages of the text, such as a name in the title. Each
+    word is stemmed in every language of the library's texts.
     """
 
     def __init__(self, db: sqlite3.Connection) -> None:
@@ -187,7 +188,7 @@ class TextIndex:
         return rows.fetchone() is not None
 
     def add(self, text: str, digest: str) -> None:
-        """Adds a text unless the index has it."""
+        """Adds a text to the index, unless the index has the text."""
         if self.has(digest):
             return
         insert = "INSERT INTO texts (digest, characters) VALUES (?, ?)"
@@ -207,8 +208,8 @@ class TextIndex:
         update = "UPDATE texts SET passages = ?, words = ? WHERE id = ?"
         self._db.execute(update, (count, blob, row))
 
-    def remove(self, digest: str) -> None:
-        """Removes a text, if the index has it."""
+    def remove_text(self, digest: str) -> None:
+        """Removes a text from the index, if the index has the text."""
         rows = self._db.execute("SELECT id, words FROM texts WHERE digest = ?", (digest,))
         for row, words in rows.fetchall():
             try:
@@ -221,15 +222,15 @@ class TextIndex:
             )
             self._db.execute("DELETE FROM texts WHERE id = ?", (row,))
 
-    def clear(self) -> None:
-        """Removes all texts."""
+    def remove_all_texts(self) -> None:
+        """Removes all texts from the index."""
         self._db.execute("DELETE FROM texts")
         self._db.execute("DELETE FROM languages")
         self._db.execute("INSERT INTO passages (passages) VALUES ('delete-all')")
 
     def ranked(self, question: str) -> list[RankedText]:
-        """Returns the texts with a word of the question, best first; of equal ones the longer
-        first."""
+        """Returns the texts that have a word of the question, by descending score. Of texts with
+        equal scores the longer comes first."""
         languages = [name for (name,) in self._db.execute("SELECT name FROM languages")]
         words = dict.fromkeys(question_words(question, languages))
         self._db.execute("CREATE TEMP TABLE IF NOT EXISTS hits (passage, word, score)")
@@ -239,30 +240,30 @@ class TextIndex:
             self._db.execute(_FIND, (number, query))
         return [RankedText(*row) for row in self._db.execute(_RANK)]
 
-    def compact(self) -> None:
-        """Frees the space of removed texts in the file; nobody may write meanwhile."""
+    def compact_file(self) -> None:
+        """Frees the disk space of removed texts. No other process may write meanwhile."""
         self._db.execute("INSERT INTO passages (passages) VALUES ('optimize')")
         self._db.execute("VACUUM")
 
 
 def _make_index_token(word: str) -> str:
-    """Returns a word without ASCII apostrophes, which would end a token of the index."""
+    """Replaces ASCII apostrophes in a word, since an apostrophe would end a token of the index."""
     return word.replace("'", "’")
 
 
 class DividedEntries(NamedTuple):
-    """Stored documents: those that are present, under the name and path of a file that has their
-    text, and former ones."""
+    """The stored documents, divided into present and former documents. A present document has the
+    name and path of a file that has its text."""
 
     present: list[Entry]
     former: list[Entry]
 
 
 class KnownFiles:
-    """The records of a catalogue by path and by text."""
+    """The catalogue's records of files, found by path or by text."""
 
     def __init__(self, paths: LibraryPaths, records: Iterable[FileRecord]) -> None:
-        self._is_away = cache(partial(_is_away, paths))
+        self._is_unmounted = cache(partial(_is_unmounted, paths))
         self._real_folder = cache(real_path)
         self._by_path = defaultdict[str, list[FileRecord]](list)
         self._by_text: dict[str, FileRecord] = {}
@@ -273,19 +274,19 @@ class KnownFiles:
                 self._by_text.setdefault(record.digest, record)
 
     def is_removed(self, record: FileRecord) -> bool:
-        """Whether a file was removed: of a folder of `esa ingest --words`, if it does not exist and
-        its disk is not away; else if its record says so."""
+        """Whether a file was removed. A file of a synchronised folder was removed if it does not
+        exist although its disk is mounted; for another file, the record says so."""
         if os.path.lexists(record.path):
             return False
-        return not self._is_away(record.folder) if record.folder else not record.digest
+        return not self._is_unmounted(record.folder) if record.folder else not record.digest
 
     def of_path(self, path: str) -> list[FileRecord]:
-        """Returns the records of a file under all its paths; only current ones if there are any."""
+        """Returns a file's records under all its paths, or only the current records if any is."""
         known = self._by_path.get(self._resolve_links(path), []) if path else []
         return [record for record in known if record.is_current] or known
 
-    def divide(self, entries: Sequence[Entry]) -> DividedEntries:
-        """Returns present and former documents; damaged ones are present."""
+    def divide_entries(self, entries: Sequence[Entry]) -> DividedEntries:
+        """Divides documents into present and former ones. A damaged document counts as present."""
         divided = DividedEntries([], [])
         for entry in entries:
             present = entry if entry.error else self._find_present(entry)
@@ -293,7 +294,7 @@ class KnownFiles:
         return divided
 
     def _find_present(self, entry: Entry) -> Entry | None:
-        """Returns a document under the name of a file that has its text; None for a former one."""
+        """Returns a document with the name of a file that has its text, or None if it is former."""
         known = self.of_path(entry.file)
         for record in known:
             if record.digest == entry.text_sha256 and not self.is_removed(record):
@@ -311,9 +312,9 @@ class KnownFiles:
         return os.path.join(self._real_folder(folder), name)
 
 
-def _is_away(paths: LibraryPaths, folder: str) -> bool:
-    """Whether a synchronised folder may be on a disk that is not mounted: it does not exist, or it
-    is as empty as a mount point, and nothing was removed since its records were written."""
+def _is_unmounted(paths: LibraryPaths, folder: str) -> bool:
+    """Whether a synchronised folder may be on a disk that is not mounted: the folder is missing, or
+    is empty and has not changed since its records were written."""
     try:
         if os.listdir(folder):
             return False
@@ -324,7 +325,7 @@ def _is_away(paths: LibraryPaths, folder: str) -> bool:
 
 
 class Catalogue:
-    """An open catalogue: one connection to sqlite. Not thread-safe."""
+    """An open catalogue with one connection to sqlite. A catalogue is not thread-safe."""
 
     def __init__(self, paths: LibraryPaths, db: sqlite3.Connection) -> None:
         self._paths, self._db = paths, db
@@ -332,55 +333,56 @@ class Catalogue:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """Keeps everything that the block make_writes, or nothing."""
+        """Runs the block as a transaction: either all of its changes are written, or none."""
         self._db.execute("BEGIN IMMEDIATE")
         with self._db:
             yield
 
     def entries(self) -> DividedEntries:
-        """Returns the library's documents, the last used first. Raises LibraryError: the folder may
-        not be read."""
-        return self.known_files().divide(manifest.read_entries(self._paths))
+        """Returns the library's documents, the most recently used first. Raises LibraryError: the
+        folder cannot be read."""
+        return self.known_files().divide_entries(manifest.read_entries(self._paths))
 
     def known_files(self) -> KnownFiles:
         return KnownFiles(self._paths, self.files.all())
 
     def keep_synced(self, folder: str) -> None:
-        """Writes the records of a synchronised folder into a file of their own, from which a new
-        catalogue takes them. Raises LibraryError, DiskError."""
+        """Copies the records of a synchronised folder into a separate file, from which a new
+        catalogue takes the records. Raises LibraryError, DiskError."""
         records = [one._asdict() for one in self.files.below(folder) if one.folder == folder]
         path = _folder_path(self._paths, folder)
         payload = json.dumps({"folder": folder, "files": records}).encode()
-        with self._paths.locked(path.stem), disk.write_errors(self._paths.root):
+        with self._paths.locked(path.stem), disk.converting_write_errors(self._paths.root):
             if not records:
                 path.unlink(missing_ok=True)
             elif _read_folder_file(path) != payload:
                 disk.write_file(path, "folder", payload, path.stem)
 
-    def carry_out(self, writes: Iterable[Write | None]) -> None:
-        """Carries out writes in transactions of about a second. Nothing is locked while the next
-        one is prepared; None: there is nothing to write."""
-        batch, until = list[Write](), time.monotonic() + COMMIT_S
-        for write in writes:
-            batch += [write] if write else []
+    def carry_out(self, changes: Iterable[CatalogueChange | None]) -> None:
+        """Carries out changes of the catalogue in transactions of about a second. The catalogue is
+        not locked while the next change is prepared. A change of None does nothing."""
+        batch, until = list[CatalogueChange](), time.monotonic() + COMMIT_S
+        for change in changes:
+            batch += [change] if change else []
             if len(batch) == MAX_WRITES or time.monotonic() > until:
                 self._write_batch(batch)
                 batch, until = [], time.monotonic() + COMMIT_S
         self._write_batch(batch)
 
-    def _write_batch(self, batch: Sequence[Write]) -> None:
-        if batch:
+    def _write_batch(self, changes: Sequence[CatalogueChange]) -> None:
+        if changes:
             with self.transaction():
-                for write in batch:
-                    write()
+                for change in changes:
+                    change()
 
     def add_stored_texts(self, progress: Progress | None = None) -> list[LibraryError]:
-        """Adds the words of stored documents that it lacks, and returns the errors of those whose
-        text cannot be read. `progress` is called with the texts done and those to do."""
+        """Adds stored documents that the index lacks, and returns an error for each document whose
+        text cannot be read. `progress` is called with the number of texts done and the number of
+        all texts."""
         known, errors = self.texts.digests(), list[LibraryError]()
         missing = [key for digest, key in stored_keys(self._paths).items() if digest not in known]
 
-        def make_writes() -> Iterator[Write]:
+        def make_changes() -> Iterator[CatalogueChange]:
             for done, key in enumerate(missing, 1):
                 if progress:
                     progress(done, len(missing))
@@ -392,36 +394,36 @@ class Catalogue:
                 else:
                     yield partial(self.texts.add, text, entry.text_sha256)
 
-        self.carry_out(make_writes())
+        self.carry_out(make_changes())
         return errors
 
     def drop_unused_texts(self) -> int:
-        """Removes the words of texts of no document and no file, and returns their number."""
+        """Removes texts that no document and no file has, and returns the number of texts."""
         stored = set(stored_keys(self._paths))
 
-        def find_unused() -> set[str]:
+        def find_unused_texts() -> set[str]:
             return self.texts.digests() - stored - {record.digest for record in self.files.all()}
 
-        if not find_unused():
+        if not find_unused_texts():
             return 0
         with self.transaction():  # within it no other process can begin to use one
-            digests = find_unused()
+            digests = find_unused_texts()
             for digest in digests:
-                self.texts.remove(digest)
+                self.texts.remove_text(digest)
         return len(digests)
 
-    def tidy(self) -> None:
-        """Forgets files that do not exist any more, but those of `esa ingest --words`, and words
-        that nothing needs; then rewrites the file without them."""
+    def remove_unused_records(self) -> None:
+        """Removes unused texts and the records of missing files, except files of synchronised
+        folders, and compacts the catalogue's file."""
         paths = [record.path for record in self.files.all() if not record.folder]
         with self.transaction():
             self.files.remove(path for path in paths if not os.path.exists(path))
         self.drop_unused_texts()
-        self.texts.compact()
+        self.texts.compact_file()
 
 
 def stored_keys(paths: LibraryPaths) -> dict[str, str]:
-    """Returns the key of the first stored document with each text, by the text's digest."""
+    """Returns a dict from the digest of each text to the key of its oldest stored document."""
     keys: dict[str, str] = {}
     entries = manifest.read_entries(paths)
     for entry in sorted(entries, key=lambda entry: (entry.created, entry.key)):
@@ -431,10 +433,10 @@ def stored_keys(paths: LibraryPaths) -> dict[str, str]:
 
 
 def _synced_records(paths: LibraryPaths) -> list[FileRecord]:
-    """Returns the records of all synchronised folders but those whose file is damaged, which the
-    next `esa ingest --words` make_writes again."""
-    with disk.read_errors(paths.root):
-        payloads = [_read_folder_file(path) for path in paths.whole_files("folders")]
+    """Returns the records of all synchronised folders. A folder whose file of records is damaged is
+    left out, and the next `esa ingest --words` writes the file again."""
+    with disk.converting_read_errors(paths.root):
+        payloads = [_read_folder_file(path) for path in paths.finished_files("folders")]
     return [FileRecord(**one) for data in payloads if data for one in json.loads(data)["files"]]
 
 
@@ -444,7 +446,7 @@ def _folder_path(paths: LibraryPaths, folder: str) -> Path:
 
 
 def _read_folder_file(path: Path) -> bytes:
-    """Returns the payload; empty if it is missing or damaged."""
+    """Returns the records in a folder's file as JSON, or b"" if the file is missing or damaged."""
     try:
         return disk.read_file(path, "folder", path.stem)
     except LibraryError:
@@ -456,8 +458,8 @@ def catalogue_path(paths: LibraryPaths) -> Path:
 
 
 def read_file_records(paths: LibraryPaths) -> list[FileRecord]:
-    """Returns the records of all files, or of synchronised folders if the catalogue cannot be read;
-    changes nothing. Raises LibraryError: the folder may not be read."""
+    """Returns the records of all files, or only of synchronised folders if the catalogue cannot be
+    read. Changes no file. Raises LibraryError: the folder cannot be read."""
     with suppress(*_ERRORS), closing(_open_existing(paths)) as db:
         [(version,)] = db.execute("PRAGMA user_version")
         if version:  # else another process is making it
@@ -466,15 +468,15 @@ def read_file_records(paths: LibraryPaths) -> list[FileRecord]:
 
 
 def known_files(paths: LibraryPaths) -> KnownFiles:
-    """As `Catalogue.known_files`, without opening a catalogue for changes."""
+    """Returns the known files of a library without opening its catalogue for changes."""
     return KnownFiles(paths, read_file_records(paths))
 
 
 @contextmanager
 def open_catalogue(paths: LibraryPaths, keep: bool = True) -> Iterator[Catalogue]:
-    """Opens the library's catalogue; an empty one in memory if not `keep`. A damaged one is deleted
-    and made again: here, or after an error in the block by whoever opens it next. Raises
-    LibraryError, DiskError: the catalogue cannot be written."""
+    """Opens the library's catalogue, or an empty one in memory if `keep` is false. A damaged
+    catalogue is deleted and created again, after an error in the block by the process that opens it
+    next. Raises LibraryError, DiskError: the catalogue cannot be written."""
     if not keep:
         with closing(sqlite3.connect(":memory:", isolation_level=None)) as db:
             make_tables(db)
@@ -491,18 +493,18 @@ def open_catalogue(paths: LibraryPaths, keep: bool = True) -> Iterator[Catalogue
             yield Catalogue(paths, db)
     except _ERRORS as error:
         _delete_damaged(paths, error)
-        raise (DiskError if _result_code(error) == sqlite3.SQLITE_FULL else LibraryError)(
+        raise (DiskError if _sqlite_error_code(error) == sqlite3.SQLITE_FULL else LibraryError)(
             f"the catalogue {catalogue_path(paths)} cannot be written: {error}",
-            "free some space, check who may write there, or point ESA_LIBRARY to another folder; "
-            "the file may be deleted, and is made again",
+            "free some space, check the file's permissions, or point ESA_LIBRARY to another disk; "
+            "you may also delete the file, which esa then creates again",
         ) from error
 
 
 @contextmanager
 def search_catalogue(paths: LibraryPaths, copy: bool = False) -> Iterator[Catalogue]:
-    """Opens the library's catalogue to search it; if it cannot be written, or `copy`, a copy that
-    ends with the block. Raises LibraryError: the folder is no library, or may not be read.
-    DiskError: there is no room for what is written into the catalogue."""
+    """Opens the library's catalogue for a search. With `copy`, or if the catalogue cannot be
+    written, opens a copy that lasts as long as the block. Raises LibraryError: the folder is not a
+    library, or cannot be read. DiskError: the disk is full."""
     with ExitStack() as stack:
         try:
             opened = None if copy else stack.enter_context(open_catalogue(paths))
@@ -516,7 +518,7 @@ def search_catalogue(paths: LibraryPaths, copy: bool = False) -> Iterator[Catalo
 
 
 def _open_copy(paths: LibraryPaths) -> sqlite3.Connection:
-    """Copies the catalogue into a file without a name; an empty one if it cannot be copied."""
+    """Opens a copy of the catalogue in an unnamed file, or an empty one if copying fails."""
     copy = sqlite3.connect("", isolation_level=None)
     with suppress(*_ERRORS), closing(_open_existing(paths)) as db:
         # While this reads nobody else can lock it, for which `backup` would wait without end.
@@ -530,13 +532,13 @@ def _open_copy(paths: LibraryPaths) -> sqlite3.Connection:
 
 
 def _open_existing(paths: LibraryPaths) -> sqlite3.Connection:
-    """Opens the catalogue as it is. Raises sqlite3.Error: there is none."""
+    """Opens the existing catalogue unchanged. Raises sqlite3.Error: the catalogue is missing."""
     address = f"{catalogue_path(paths).absolute().as_uri()}?mode=rw"
     return sqlite3.connect(address, uri=True, timeout=BUSY_S, isolation_level=None)
 
 
 def _open_or_make(paths: LibraryPaths) -> sqlite3.Connection:
-    """Opens the catalogue, with all tables; makes a new one if there is none."""
+    """Opens the catalogue with all its tables, and creates the file if it is missing."""
     path = catalogue_path(paths)
     try:
         os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))  # for its owner alone
@@ -547,7 +549,7 @@ def _open_or_make(paths: LibraryPaths) -> sqlite3.Connection:
 
 
 def _prepare_tables(db: sqlite3.Connection, paths: LibraryPaths) -> sqlite3.Connection:
-    """Makes the tables and records that are missing; closes the catalogue after an error."""
+    """Adds missing tables and records to a catalogue, and closes the catalogue after an error."""
     with ExitStack() as stack:
         stack.callback(db.close)
         make_tables(db)
@@ -557,7 +559,7 @@ def _prepare_tables(db: sqlite3.Connection, paths: LibraryPaths) -> sqlite3.Conn
 
 
 def make_tables(db: sqlite3.Connection) -> None:
-    """Makes the tables that are missing. Raises LibraryError: sqlite3 lacks full-text search."""
+    """Creates missing tables. Raises LibraryError: sqlite3 has no full-text search."""
     db.execute("PRAGMA temp_store = MEMORY")
     db.execute("PRAGMA cache_size = -65536")
     try:
@@ -566,12 +568,12 @@ def make_tables(db: sqlite3.Connection) -> None:
         if "no such module" not in str(error):
             raise
         message = "the sqlite3 of this Python has no full-text search (FTS5)"
-        raise LibraryError(message, "use another Python, as that of python.org") from error
+        raise LibraryError(message, "use another Python, such as python.org's") from error
 
 
 def _restore_records(db: sqlite3.Connection, paths: LibraryPaths) -> None:
-    """Adds the records of synchronised files to a new catalogue, and removes words that another
-    version of `content_words` made: they are made again as those that are missing."""
+    """Adds the records of synchronised folders to a new catalogue. In a catalogue whose words come
+    from another version of `content_words`, removes all texts, which esa then adds again."""
     words = int(words_version()[:7], 16) or 1
     [(version,)] = db.execute("PRAGMA user_version")
     if version == words:
@@ -581,21 +583,21 @@ def _restore_records(db: sqlite3.Connection, paths: LibraryPaths) -> None:
     with db:
         if db.execute("PRAGMA user_version").fetchone() != (version,):
             return  # another process was faster
-        db.executemany(f"INSERT OR IGNORE {_PUT}", rows)
+        db.executemany(f"INSERT OR IGNORE {_INSERT}", rows)
         if version:
-            TextIndex(db).clear()
+            TextIndex(db).remove_all_texts()
         db.execute(f"PRAGMA user_version = {words}")
 
 
 def _delete_damaged(paths: LibraryPaths, error: Exception) -> None:
-    """Deletes the catalogue if an error says that it is damaged, or has tables of others."""
+    """Deletes the catalogue if the error says that the file is damaged or has other tables."""
     decoding = isinstance(error, UnicodeDecodeError) or "Could not decode" in str(error)
-    if decoding or _result_code(error) in _DAMAGED:
+    if decoding or _sqlite_error_code(error) in _DAMAGED:
         # A journal that is left would be applied to the catalogue that is made next.
         for suffix in ("-journal", ""):
             with suppress(OSError):
                 (paths.root / (NAME + suffix)).unlink(missing_ok=True)
 
 
-def _result_code(error: Exception) -> int:
+def _sqlite_error_code(error: Exception) -> int:
     return getattr(error, "sqlite_errorcode", 0) & 0xFF

@@ -1,9 +1,9 @@
-"""Copies of finished documents in another folder or an archive file, and back.
+"""Copies finished documents between the library and another folder or an archive file.
 
-A folder is a library, too; an archive is an uncompressed tar of the files of one, the marker first.
-Files have the names that they have in the library, which are those of their contents, so what is
-there is not copied again. A document's manifest is copied last: one whose manifest is there is
-complete, and a copy that was stopped continues. Every file is checked before its document exists.
+The other folder is itself a library, and an archive is an uncompressed tar of a library's files,
+beginning with the marker. A file's name is a hash of its contents, so files that the target already
+has are not copied again. A document's manifest is copied last: a document with a manifest is
+complete, and a stopped copy can be continued. Every file is checked before its document exists.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from esa_cli.errors import ArchiveFileError, LibraryError, UsageError, first_lin
 from esa_cli.storage.library import disk, manifest
 from esa_cli.storage.library.disk import LibraryPaths
 from esa_cli.storage.library.library import Library, claim_segments
-from esa_cli.storage.library.manifest import Entry, prefix_of
+from esa_cli.storage.library.manifest import Entry, segment_prefix
 from esa_cli.storage.library.stored_document import check_file, check_manifest, needed_paths
 from esa_cli.system.files import replacing, writing_errors
 from esa_cli.system.progress import Progress
@@ -29,16 +29,16 @@ CHUNK_BYTES = 1 << 22
 
 
 class DamagedCopyError(LibraryError):
-    """A document elsewhere is damaged, incomplete, or of another format."""
+    """A document to be copied is damaged, incomplete, or of another format."""
 
 
 @dataclass
 class CopyResult:
-    """The result of a copy.
+    """The result of copying documents between libraries.
 
     Args:
-        copied: keys of documents. there: number of documents that were there before.
-        bytes: that were copied. failed: errors of documents that are damaged in the source.
+        copied: keys of the copied documents. there: number of documents that the target had.
+        bytes: number of bytes copied. failed: errors of documents that are damaged in the source.
     """
 
     copied: list[str] = field(default_factory=list)
@@ -48,7 +48,7 @@ class CopyResult:
 
 
 class FilePart(NamedTuple):
-    """The bytes of a whole file, or of a member of an archive."""
+    """A range of bytes in a file: the whole file, or one member of an archive."""
 
     path: Path
     start: int
@@ -56,8 +56,8 @@ class FilePart(NamedTuple):
 
 
 class CopySource:
-    """The files of a library in a folder or an archive, by name. Raises LibraryError: the place is
-    no library, or is cut off."""
+    """The files of a library in a folder or an archive, by name. Raises LibraryError: the folder or
+    archive is not a library, or the archive is cut off."""
 
     def __init__(self, place: str) -> None:
         self.place = place
@@ -66,16 +66,17 @@ class CopySource:
         except (OSError, tarfile.TarError, ValueError) as error:
             raise ArchiveFileError(
                 f"{place} cannot be read as a library: {first_line(error)}",
-                "check the file; `esa library copy library FILE.tar` makes one",
+                "check the file, or make an archive with `esa library copy library FILE.tar`",
             ) from error
 
-    def keys(self) -> list[str]:
-        """Returns the keys of its documents."""
+    def document_keys(self) -> list[str]:
+        """Returns the keys of all documents in the source."""
         names = [name.removeprefix("documents/") for name in self.files if "documents/" in name]
         return sorted(name.partition(".")[0] for name in names if disk.is_manifest(name))
 
-    def chunks(self, name: str) -> Iterator[bytes]:
-        """Yields the bytes of a file. Raises LibraryError: it is missing or cannot be read."""
+    def read_chunks(self, name: str) -> Iterator[bytes]:
+        """Yields a file's bytes in chunks. Raises LibraryError: the file is missing or
+        unreadable."""
         if name not in self.files:
             raise LibraryError(f"{name} is missing")
         path, start, size = self.files[name]
@@ -90,60 +91,60 @@ class CopySource:
 
 
 def is_archive(place: str) -> bool:
-    """Whether a place to copy to or from is a file rather than a folder."""
+    """Whether a place that documents are copied to or from is a file rather than a folder."""
     return place.endswith(".tar") or os.path.isfile(place)
 
 
 def _list_folder(place: str) -> dict[str, FilePart]:
     paths = LibraryPaths(Path(place))
     if not (paths.root / disk.MARKER).is_file():
-        hint = "`esa library copy library FOLDER` makes one there"
+        hint = "make a library there with `esa library copy library FOLDER`"
         raise LibraryError(f"{place} is not a library of esa", hint)
     return {
         _relative_name(paths, path): FilePart(path, 0, disk.file_size(path))
-        for path in paths.files()
+        for path in paths.all_files()
     }
 
 
 def _list_archive(place: str) -> dict[str, FilePart]:
     path = Path(place)
     if not path.is_file():  # not opened: a pipe without a writer would block
-        raise tarfile.ReadError("it is not a file")
+        raise tarfile.ReadError("there is no such file")
     with path.open("rb") as file, tarfile.open(fileobj=file, mode="r:") as tar:
         members = tar.getmembers()
         if not members or members[0].name != disk.MARKER:
-            raise tarfile.ReadError("it is another archive")
+            raise tarfile.ReadError("the archive is not one of esa")
         # `tarfile` ends quietly at a header that is damaged.
         file.seek(members[-1].offset_data + -(-members[-1].size // 512) * 512)
         end = file.read(1024)
         if len(end) < 1024 or any(end) or not all(member.isfile() for member in members):
-            raise tarfile.ReadError("it is cut off or damaged")
+            raise tarfile.ReadError("the archive is cut off or damaged")
     return {member.name: FilePart(path, member.offset_data, member.size) for member in members}
 
 
 def push(
     library: Library, place: str, entries: Sequence[Entry], progress: Progress | None = None
 ) -> CopyResult:
-    """Copies documents of the library to a folder, which is made if it is empty or missing, or to a
-    new archive, which appears when it is complete. `progress` is called with the documents done and
-    all.
+    """Copies documents from the library to another folder or to a new archive. A missing or empty
+    folder becomes a library. The archive appears when it is complete. `progress` is called with
+    the number of documents done and the number of all documents.
 
     Raises:
-        LibraryError: the folder is no library, or no document can be copied to an archive.
-        UsageError: the archive exists and is something else. DocumentError, ResourceError.
+        LibraryError: the folder is not a library, or no document can be copied to an archive.
+        UsageError: the archive's file exists and is no archive. DocumentError, ResourceError.
     """
-    check_place(place)
+    refuse_url(place)
     keys = [entry.key for entry in entries]
     if not keys:
         return CopyResult()
     if not is_archive(place):
         source, target = CopySource(str(library.root)), LibraryPaths(Path(place))
         target.make()
-        return _copy_all(keys, lambda key: _copy_document(source, target, key), progress)
+        return _copy_each(keys, lambda key: _copy_document(source, target, key), progress)
     paths, added = LibraryPaths(library.root), set[Path]()
     with _create_archive(Path(place)) as tar:
-        _add_members(tar, paths, [paths.root / disk.MARKER])
-        result = _copy_all(keys, lambda key: _archive_document(paths, tar, added, key), progress)
+        _add_archive_members(tar, paths, [paths.root / disk.MARKER])
+        result = _copy_each(keys, lambda key: _archive_document(paths, tar, added, key), progress)
         if result.failed and not result.copied:
             raise result.failed[0]
     return result
@@ -159,45 +160,44 @@ def pull(
     """Copies documents from a folder or an archive into the library.
 
     Args:
-        chosen: beginnings of their ids; (): all. progress: as of `push`.
-        waiting: see `LibraryPaths.locked`.
+        chosen: beginnings of the documents' ids; by default all documents are copied.
+        progress: see `push`. waiting: called while another process holds a document's lock.
 
     Raises:
-        LibraryError: the place is no library. UsageError: one of the chosen is not there.
-        DiskError.
+        LibraryError: the place is not a library. UsageError: no document has a chosen id.
+        DiskError: the disk is full.
     """
-    check_place(place)
+    refuse_url(place)
     source, target = CopySource(place), LibraryPaths(library.root)
-    keys, starts = source.keys(), tuple(start.lower() for start in chosen)
+    keys, starts = source.document_keys(), tuple(start.lower() for start in chosen)
     for start in starts:
         if len(start) < 4 or not any(key.startswith(start) for key in keys):
             raise UsageError(
-                f"ID must be at least 4 digits of a document in {place}, got {start}",
-                "leave it out to copy all",
+                f"ID must be at least 4 digits of a document's id in {place}, got {start}",
+                "leave out the ID to copy all documents",
             )
     keys = [key for key in keys if not starts or key.startswith(starts)]
     target.make()
-    return _copy_all(keys, lambda key: _copy_document(source, target, key, waiting), progress)
+    return _copy_each(keys, lambda key: _copy_document(source, target, key, waiting), progress)
 
 
-def check_place(place: str) -> None:
-    """Raises UsageError for a URL."""
+def refuse_url(place: str) -> None:
+    """Raises UsageError if the place to copy to or from is a URL."""
     if "://" in place:
         raise UsageError(
-            f"a library is copied to or from a folder or FILE.tar, got {place}",
-            "copy it to a folder, and that to the URL with another program: the names of files "
-            "follow from their contents",
+            f"a library can only be copied to or from a folder or FILE.tar, got {place}",
+            "copy the library to a folder, and that folder to the URL with another program",
         )
 
 
-def _copy_all(
-    keys: Sequence[str], copy: Callable[[str], int | None], progress: Progress | None
+def _copy_each(
+    keys: Sequence[str], copy_document: Callable[[str], int | None], progress: Progress | None
 ) -> CopyResult:
-    """Calls `copy` with each key, which returns bytes, or None for a document that is there."""
+    """Copies documents. `copy_document` returns bytes, or None if the target has the document."""
     result = CopyResult()
     for number, key in enumerate(keys, 1):
         try:
-            nbytes = copy(key)
+            nbytes = copy_document(key)
         except DamagedCopyError as error:
             result.failed.append(error)
         else:
@@ -212,29 +212,29 @@ def _copy_all(
 def _copy_document(
     source: CopySource, target: LibraryPaths, key: str, waiting: Callable[[], None] | None = None
 ) -> int | None:
-    """Copies a document to a folder, and returns the bytes; None if it is there. Raises
-    DamagedCopyError."""
+    """Copies a document to a library, and returns the number of bytes, or None if the library has
+    the document. Raises DamagedCopyError."""
     last = target.document(key)
     with target.locked(key, waiting):
         if manifest.has_document(target, key):
             return None
-        with _name_damage(source.place, target, key, last):
-            data = b"".join(source.chunks(_relative_name(target, last)))
+        with _naming_damaged_source(source.place, target, key, last):
+            data = b"".join(source.read_chunks(_relative_name(target, last)))
             entry = check_manifest(target, key, data)
         files, copied = needed_paths(target, entry), len(data)
         disk.check_room(target.root, sum(entry.sizes.values()) - sum(map(disk.file_size, files)))
-        # As of an ingest: nobody removes what is needed, and a stopped copy uses it again.
-        claim_segments(target, key, [*map(prefix_of, entry.segments)])
-        with disk.write_errors(target.root):
+        # The claim protects the files from removal, so that a stopped copy can use them again.
+        claim_segments(target, key, [*map(segment_prefix, entry.segments)])
+        with disk.converting_write_errors(target.root):
             for path in files:
-                try:  # it may be there, of another document or a stopped copy
+                try:  # another document or a stopped copy may have left the file
                     check_file(path, path, entry)
                 except LibraryError:
                     with (
-                        _name_damage(source.place, target, key, path),
+                        _naming_damaged_source(source.place, target, key, path),
                         disk.new_file(path, key) as file,
                     ):
-                        for chunk in source.chunks(_relative_name(target, path)):
+                        for chunk in source.read_chunks(_relative_name(target, path)):
                             file.write(chunk)
                             copied += len(chunk)
                         file.flush()
@@ -242,27 +242,27 @@ def _copy_document(
             with target.locked("library"):
                 with disk.new_file(last, key) as file:
                     file.write(data)
-                target.claim(key).unlink()
-    manifest.mark_used(target, key)
+                target.claim_path(key).unlink()
+    manifest.mark_document_used(target, key)
     return copied
 
 
 def _archive_document(
-    paths: LibraryPaths, tar: tarfile.TarFile, added: set[Path], key: str
+    paths: LibraryPaths, tar: tarfile.TarFile, added_files: set[Path], key: str
 ) -> int | None:
-    """Adds a document's files to an archive; returns the bytes. Raises DamagedCopyError."""
+    """Adds a document to an archive, and returns its bytes. Raises DamagedCopyError."""
     last, place = paths.document(key), str(paths.root)
-    with _name_damage(place, paths, key, last):
+    with _naming_damaged_source(place, paths, key, last):
         entry = manifest.read_manifest(paths, key)
-    files = [path for path in needed_paths(paths, entry) if path not in added]
+    files = [path for path in needed_paths(paths, entry) if path not in added_files]
     for path in files:
-        with _name_damage(place, paths, key, path):
+        with _naming_damaged_source(place, paths, key, path):
             check_file(path, path, entry)
-    added.update(files)
-    return _add_members(tar, paths, [*files, last])
+    added_files.update(files)
+    return _add_archive_members(tar, paths, [*files, last])
 
 
-def _add_members(tar: tarfile.TarFile, paths: LibraryPaths, files: Iterable[Path]) -> int:
+def _add_archive_members(tar: tarfile.TarFile, paths: LibraryPaths, files: Iterable[Path]) -> int:
     nbytes = 0
     for path in files:
         with path.open("rb") as file:
@@ -274,8 +274,8 @@ def _add_members(tar: tarfile.TarFile, paths: LibraryPaths, files: Iterable[Path
 
 
 @contextmanager
-def _name_damage(place: str, paths: LibraryPaths, key: str, path: Path) -> Iterator[None]:
-    """Turns an error of a file that is copied to `path` into one that names the source."""
+def _naming_damaged_source(place: str, paths: LibraryPaths, key: str, path: Path) -> Iterator[None]:
+    """Converts an error about a file that is copied to `path` into one that names the source."""
     try:
         yield
     except LibraryError as error:
@@ -286,29 +286,29 @@ def _name_damage(place: str, paths: LibraryPaths, key: str, path: Path) -> Itera
         raise DamagedCopyError(
             f"document {key[:12]} in {place} cannot be used: {reason}",
             # A good copy does not replace files that are there.
-            f"use the esa that wrote it; or, if it is damaged, delete {name} and {last} there and "
-            "copy the document again from a library that has it",
+            f"use the esa version that wrote it; or, if it is damaged, delete {name} and {last} "
+            "there, and copy the document again from a library that has it",
         ) from error
 
 
 def _relative_name(paths: LibraryPaths, path: Path) -> str:
-    """Returns the path of a file relative to its library's folder, as all libraries have it."""
+    """Returns the path of a file relative to its library's folder."""
     return path.relative_to(paths.root).as_posix()
 
 
 @contextmanager
 def _create_archive(path: Path) -> Iterator[tarfile.TarFile]:
-    """Yields an archive for its owner alone, which appears under its name when the block ends well.
-    Raises UsageError: the file exists and is no archive. DocumentError, ResourceError."""
+    """Yields a new archive that only its owner may read. The archive gets its name when the block
+    ends without an error. Raises UsageError: the file exists and is no archive. DocumentError."""
     if path.exists():
         try:
             CopySource(str(path))
         except ArchiveFileError as error:
-            message = f"{path} exists, and is no archive of a library"
-            raise UsageError(message, "name another file") from error
-    room = "free some space, or name a file on another disk"
+            message = f"{path} exists, and is not an archive of a library"
+            raise UsageError(message, "give the name of another file") from error
+    room = "free some space, or give a file on another disk"
     with (
-        writing_errors(path, room, "name a file in a folder you may write to"),
+        writing_errors(path, room, "give a file in a folder that you may write to"),
         replacing(path, durable=True) as part,
         open(os.open(part, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file,
         tarfile.open(fileobj=file, mode="w", format=tarfile.GNU_FORMAT) as tar,

@@ -1,8 +1,8 @@
-"""Manifests of stored documents, the shape of their rows, and the hashes that name files.
+"""Manifests of stored documents, the layout of their KV cache, and the hashes that name files.
 
-A segment's name covers all tokens up to its end, so that two documents with the same beginning
-share their first segments. The fitted projections depend on the first tokens (`Layout.fit`), which
-are therefore in every name.
+A segment's name is a hash of all tokens up to the segment's end, so that two documents with the
+same beginning share their first segments. The fitted projections depend on the document's first
+tokens (`Layout.fit`), so every segment's name is also a hash of these tokens.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from esa_cli.storage.library.disk import LibraryPaths
 from esa_cli.system.text import text_digest
 
 SEGMENT = 4096
-"""Tokens of a segment; the last segment of a document may have fewer."""
+"""Number of tokens in a segment; the last segment of a document may have fewer."""
 NO_FIT = "none"
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 MAX_LAYERS = 10_000
 STRICT = {"strict": True, "extra": "forbid", "allow_inf_nan": False}
-"""Configuration with which pydantic checks the manifests of strangers."""
+"""The pydantic configuration for checking manifests that a stranger may have written."""
 
 
 def _round_up(count: int, multiple: int) -> int:
     return -(-count // multiple) * multiple
 
 
-class Section(NamedTuple):
-    """Byte offsets of one layer's section in a segment file; `sums` is that of the checksums."""
+class SegmentSection(NamedTuple):
+    """The byte offsets of one layer's rows, reduced keys and checksums in a segment file."""
 
     start: int
     rows_stop: int
@@ -47,19 +47,20 @@ class Section(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """The shape of the data stored for each token.
+    """The shape and dtype of the data that are stored for each token.
 
     Args:
-        layers: number of layers. heads: G. dim: D. dtype: of keys and values, as "float32".
-        kind: `native`, bit for bit; or `int8`, a quarter of float32.
-        reduced: R of each layer, 0 for a layer without reduced keys; (): no layer has any.
-        reduced_dtype: by default that of the rows. segment: tokens of a segment.
-        fit: number of first tokens the compressor is fitted on; two documents share reduced keys
-            only if they share these tokens.
-        shared: the keys are the values, too, and stored once (MLA).
-        block: numbers of a head that share a scale in int8; by default D.
-        states: number of the model's layers that keep a state, in a file of its own.
-        shapes: G and D of each layer if layers differ; rows then have the layout `of(layer)`.
+        layers: number of layers. heads: G, the number of key/value heads. dim: D, the head
+            dimension. dtype: the dtype of keys and values, such as "float32".
+        kind: `native` stores rows bit for bit; `int8` takes a quarter of float32.
+        reduced: R of each layer, 0 for a layer without reduced keys; by default no layer has any.
+        reduced_dtype: by default `dtype`. segment: number of tokens in a segment.
+        fit: number of first tokens that the compressor is fitted on; two documents share reduced
+            keys only if they share these tokens.
+        shared: whether the keys are also the values and stored once (MLA).
+        block: how many numbers of a head share a scale in int8; by default D.
+        states: number of the model's recurrent layers, whose states have a file of their own.
+        shapes: G and D of each layer if layers differ; `of_layer` then gives a layer's layout.
 
     Raises:
         ValueError: the values do not fit each other.
@@ -102,19 +103,20 @@ class Layout:
             and {self.dtype, self.reduced_dtype} <= {*ITEM_BYTES}
             and self.kind in ("native", "int8")
         ):
-            raise ValueError(f"no rows can have the layout {vars(self)}")
+            raise ValueError(f"the values of the layout do not fit each other: {vars(self)}")
 
-    def of(self, layer: int) -> Layout:
+    def of_layer(self, layer: int) -> Layout:
+        """Returns the layout of one layer's rows."""
         return _layer_layout(self, layer) if self.shapes else self
 
     @property
-    def vectors(self) -> int:
-        """Number of vectors of D numbers in a row: keys and values of all heads."""
+    def vector_count(self) -> int:
+        """Number of D-dimensional vectors in a row: the keys and values of all heads."""
         return self.heads if self.shared else 2 * self.heads
 
     @property
     def width(self) -> int:
-        return self.vectors * self.dim
+        return self.vector_count * self.dim
 
     @property
     def row_bytes(self) -> int:
@@ -123,42 +125,42 @@ class Layout:
         return self.width + 4 * (self.width // self.block)
 
     def token_bytes(self, layer: int) -> int:
-        """Bytes of a token's row and reduced key in one layer, without its checksum."""
-        return self.of(layer).row_bytes + self.reduced[layer] * ITEM_BYTES[self.reduced_dtype]
+        """Number of bytes of a token's row and reduced key in one layer, without the checksum."""
+        return self.of_layer(layer).row_bytes + self.reduced[layer] * ITEM_BYTES[self.reduced_dtype]
 
     @property
     def header_bytes(self) -> int:
         return _round_up(2048 + 112 * self.layers, 4096)
 
-    def sections(self, tokens: int) -> list[Section]:
-        """Returns the byte offsets of each layer in a segment file of so many tokens."""
+    def sections(self, tokens: int) -> list[SegmentSection]:
+        """Returns the byte offsets of each layer in a segment file of `tokens` tokens."""
         sections, start = [], self.header_bytes
         for layer, width in enumerate(self.reduced):
-            rows_stop = start + tokens * self.of(layer).row_bytes
+            rows_stop = start + tokens * self.of_layer(layer).row_bytes
             reduced = _round_up(rows_stop, 64)
             sums = _round_up(reduced + tokens * width * ITEM_BYTES[self.reduced_dtype], 64)
             stop = _round_up(sums + tokens * 8, 4096)
-            sections.append(Section(start, rows_stop, reduced, sums, stop))
+            sections.append(SegmentSection(start, rows_stop, reduced, sums, stop))
             start = stop
         return sections
 
     def nbytes(self, tokens: int) -> int:
-        """Bytes of all segment files of a document of so many tokens."""
+        """Returns the size in bytes of all segment files of a document of `tokens` tokens."""
         whole, rest = divmod(tokens, self.segment)
         size = whole * self.sections(self.segment)[-1].stop
         return size + (self.sections(rest)[-1].stop if rest else 0)
 
     def as_json(self) -> dict[str, Any]:
-        """Returns the layout as JSON data, of which segment names are hashes."""
+        """Returns the layout as JSON data, which is part of the hash that names a segment."""
         data = {**vars(self), "reduced": list(self.reduced), "shapes": [*map(list, self.shapes)]}
-        # Left out where it is usual: the names of segments stay those of before these settings.
+        # Usual values are left out, so that segments stored before these settings keep their names.
         for name, usual in (("shared", False), ("block", self.dim), ("states", 0), ("shapes", [])):
             if data[name] == usual:
                 del data[name]
         return data
 
     @staticmethod
-    def of_json(data: dict[str, Any]) -> Layout:
+    def from_json(data: dict[str, Any]) -> Layout:
         return Layout(**{**data, "reduced": tuple(data["reduced"])})
 
 
@@ -178,13 +180,13 @@ def _hash_parts(*parts: bytes) -> bytes:
 
 
 def document_key(identity: str, text: str) -> str:
-    """Returns the key of a text that was prefilled with what `identity` names."""
+    """Returns the key of a text. `identity` names the model and settings of its prefill."""
     digest = text_digest(text).encode()
     return _hash_parts(b"document", bytes([disk.FORMAT]), identity.encode(), digest).hex()
 
 
 def segment_prefixes(identity: str, ids: Sequence[int], layout: Layout) -> list[str]:
-    """Returns a hash for each segment of a document, over all tokens up to the segment's end."""
+    """Returns, for each segment of a document, a hash of all tokens up to the segment's end."""
     shape = json.dumps(layout.as_json(), sort_keys=True).encode()
     fitted = array("q", ids[: layout.fit]).tobytes()
     last = _hash_parts(b"segment", bytes([disk.FORMAT]), identity.encode(), shape, fitted)
@@ -196,24 +198,25 @@ def segment_prefixes(identity: str, ids: Sequence[int], layout: Layout) -> list[
     return prefixes
 
 
-def prefix_of(segment: str) -> str:
-    """The part of a segment's name before that of its projections."""
-    return segment.partition("-")[0]
+def segment_prefix(segment_name: str) -> str:
+    """Returns the part of a segment's name before the name of its projections."""
+    return segment_name.partition("-")[0]
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A stored document.
+    """The manifest of a stored document.
 
     Args:
-        key: the document's name in the library. identity: what it was prefilled with (`cache_key`).
-        layout: the shape of its rows. tokens: number of tokens, of which `head` are the prompt's.
+        key: the document's name in the library. identity: model and settings of its prefill.
+        layout: the shape of its rows. tokens: number of tokens, including `head` prompt tokens.
         segments: names of its segments. fit: the name of its projections, or `NO_FIT`.
-        sizes: bytes on disk of `segments`, `fit` and each of `kinds`.
-        digests: of its text and tokens files. text_sha256, characters: of its text.
+        sizes: bytes on disk of `segments`, `fit` and each of `file_kinds`.
+        digests: digests of the files of text and tokens.
+        text_sha256, characters: digest and length of the text.
         marks: pages and chapters, as JSON data. provenance: `name`, `source` and more.
-        created, used: seconds since 1970; `used` is the last time it was opened.
-        error: why it cannot be used; other fields are then empty.
+        created, used: seconds since 1970 of the ingest and of the last time of opening.
+        error: why the document cannot be used; other fields are then empty.
     """
 
     key: str
@@ -239,23 +242,23 @@ class Entry:
         return self.key[:12]
 
     def check(self) -> None:
-        """Raises the error of a document that cannot be used."""
+        """Raises the entry's error if the document cannot be used."""
         if self.error:
             raise self.error
 
     @property
-    def kinds(self) -> tuple[str, ...]:
-        """Suffixes of its own files, without the manifest."""
+    def file_kinds(self) -> tuple[str, ...]:
+        """The suffixes of the document's own files, except the manifest's suffix."""
         return ("text", "tokens", "states") if self.layout.states else ("text", "tokens")
 
     @property
     def damage(self) -> str:
-        """Why the document cannot be used, for people; empty if it can."""
+        """The reason why the document cannot be used, or an empty text if it can be used."""
         return self.error.message if self.error else ""
 
     @property
     def state(self) -> str:
-        """`good`, or why it cannot be used: `damaged`, `another format` or `unreadable`."""
+        """The state of the document: `good`, `damaged`, `another format` or `unreadable`."""
         if isinstance(self.error, ForeignVersionError):
             return "another format"
         if isinstance(self.error, UnreadableError):
@@ -268,25 +271,25 @@ class Entry:
 
     @property
     def file(self) -> str:
-        """The absolute path of the file that the document was read from; empty: not from a file."""
+        """The absolute path of the document's file, or an empty text if there is no file."""
         path = str(self.provenance.get("path") or self.provenance.get("source", ""))
         return path if os.path.isabs(path) else ""
 
     @property
     def rows(self) -> str:
-        """What is stored of each token, for people: `int8` or `native` rows, or `index`."""
+        """What the library stores for each token: `int8` or `native` rows, or `index`."""
         return str(self.provenance.get("rows", self.layout.kind))
 
     @property
     def nbytes(self) -> int:
-        """Bytes on disk, including segments shared with other documents."""
+        """Number of bytes on disk, including segments that are shared with other documents."""
         return sum(self.sizes.values())
 
     def segment_tokens(self, index: int) -> int:
         return min(self.layout.segment, self.tokens - index * self.layout.segment)
 
     def as_json(self) -> dict[str, Any]:
-        """Returns the entry as `esa library --json` prints it."""
+        """Returns the entry as the JSON data that `esa library --json` prints."""
         known = {"id": self.id, "key": self.key}
         if self.error:
             return known | {"state": self.state, "damage": self.damage}
@@ -303,49 +306,50 @@ class Entry:
             "provenance": self.provenance,
         }
 
-    def stored_fields(self) -> dict[str, Any]:
+    def manifest_fields(self) -> dict[str, Any]:
         stored = asdict(self) | {"layout": self.layout.as_json()}
         del stored["used"], stored["error"]
         return stored
 
 
 def write_manifest(paths: LibraryPaths, entry: Entry) -> None:
-    """Writes the manifest, with which the document exists. Raises OSError."""
-    payload = json.dumps(entry.stored_fields(), sort_keys=True, indent=1).encode()
+    """Writes a document's manifest, so that the document exists. Raises OSError."""
+    payload = json.dumps(entry.manifest_fields(), sort_keys=True, indent=1).encode()
     form = disk.WITH_STATES if entry.layout.states else disk.FORMAT
     form = disk.WITH_SHAPES if entry.layout.shapes else form
     disk.write_file(paths.document(entry.key), "document", payload, entry.key, form)
 
 
 def read_manifest(paths: LibraryPaths, key: str) -> Entry:
-    """Returns the entry of a document. Raises LibraryError: the manifest is missing, damaged,
-    another document's or of another format."""
+    """Reads a document's manifest, and returns its entry. Raises LibraryError: the manifest is
+    missing, damaged, of another format, or belongs to another document."""
     entry = decode_manifest(paths, key, disk.read_bytes(paths.document(key), key))
     return replace(entry, used=_read_last_use(paths, key, entry.created))
 
 
 def decode_manifest(paths: LibraryPaths, key: str, data: bytes) -> Entry:
-    """Returns the entry in the bytes of a manifest, without `used`. Raises: as `read_manifest`."""
+    """Returns the entry in a manifest's bytes, without `used`. Raises as `read_manifest`."""
     path = paths.document(key)
     stored = json.loads(disk.unpack_file(data, "document", path, key))
     if stored["key"] != key:
         raise disk.damage_error(path, "it is the manifest of another document", key)
-    layout = Layout.of_json(stored.pop("layout"))
+    layout = Layout.from_json(stored.pop("layout"))
     lists: dict[str, Any] = {name: tuple(stored.pop(name)) for name in ("segments", "marks")}
     return Entry(layout=layout, **lists, **stored)
 
 
 def list_keys(paths: LibraryPaths) -> set[str]:
-    """Returns the keys of all documents. Raises LibraryError."""
-    with disk.read_errors(paths.root):
+    """Returns the keys of all documents in the library. Raises LibraryError."""
+    with disk.converting_read_errors(paths.root):
         # Not `glob`, which returns nothing for a folder that may not be read.
         names = os.listdir(paths.documents) if paths.documents.is_dir() else []
     return {name.partition(".")[0] for name in filter(disk.is_manifest, names)}
 
 
 def read_entries(paths: LibraryPaths, keys: Iterable[str] | None = None) -> list[Entry]:
-    """Returns the documents with these keys (None: all), the most recently used first; those that
-    cannot be used have an `error`. Raises LibraryError: the folder may not be read."""
+    """Returns the entries of the documents with these keys, or of all documents, the most recently
+    used first. The entry of a document that cannot be used has an `error`. Raises LibraryError: the
+    folder cannot be read."""
     entries = list[Entry]()
     for key in list_keys(paths) if keys is None else keys:
         try:
@@ -357,13 +361,13 @@ def read_entries(paths: LibraryPaths, keys: Iterable[str] | None = None) -> list
 
 
 def has_document(paths: LibraryPaths, key: str) -> bool:
-    """Whether a document exists. Raises LibraryError."""
-    with disk.read_errors(paths.root):
+    """Whether the library has a document with this key. Raises LibraryError."""
+    with disk.converting_read_errors(paths.root):
         return paths.document(key).exists()
 
 
 def read_text(paths: LibraryPaths, entry: Entry) -> str:
-    """Returns a document's text. Raises LibraryError."""
+    """Reads a stored document's text. Raises LibraryError."""
     path = paths.document(entry.key, "text")
     return disk.read_file(path, "text", entry.key, entry.digests["text"]).decode(
         "utf-8", "surrogatepass"
@@ -377,7 +381,7 @@ def _read_last_use(paths: LibraryPaths, key: str, default: float) -> float:
         return default
 
 
-def mark_used(paths: LibraryPaths, key: str) -> None:
-    """Sets the time of the document's last use, unless the library is read-only."""
+def mark_document_used(paths: LibraryPaths, key: str) -> None:
+    """Sets a document's time of last use to now, unless the library is read-only."""
     with suppress(OSError):
         paths.document(key, "used").touch()

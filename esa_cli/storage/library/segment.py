@@ -1,18 +1,19 @@
-"""Segment files: the KV cache of up to 4,096 tokens, memory-mapped, rows checked before first use.
+"""Segment files: the memory-mapped KV cache of up to 4,096 tokens of a stored document.
 
-A segment file is a checksummed header, padded to whole pages, and one section for each layer:
+A segment file has a checksummed header, padded to whole pages, and one section for each layer:
 
     rows        n records, one for each token: keys, then values of all heads (`encode`)
-    reduced     n reduced keys (R numbers), if the layer has any
-    checksums   n of 64 bits, one for each record
+    reduced     n reduced keys (R numbers), if the layer has reduced keys
+    checksums   n checksums of 64 bits, one for each record
 
-Each begins at a multiple of 64 bytes, each section at a multiple of 4,096. Rows are stored as they
-are, or as int8: the D numbers of each head of a token, or a block of them, share one float32 scale,
-their largest absolute value / 127 (float16 would save 3 % and lose small keys). The scales follow
-the numbers in the same record, so that a token is one read.
+Each array begins at a multiple of 64 bytes, and each section at a multiple of 4,096 bytes. Rows are
+stored unchanged or quantised to int8. In int8, the D numbers of a head, or a block of these
+numbers, share one float32 scale: the largest absolute value / 127 (float16 would save 3 % and lose
+small keys). The scales follow the numbers in the same record, so that fetching a token is one read.
 
-A record's checksum is mixed with segment, layer and row, so that a valid row in a wrong place is
-noticed. The header has two more for each layer: of all records together, and of what follows them.
+A record's checksum is mixed with the names of segment and layer and the row's number, so that a
+valid row in a wrong place is noticed. The header has two more checksums for each layer: one of all
+records together, and one of the rest of the section.
 """
 
 from __future__ import annotations
@@ -37,18 +38,18 @@ from esa_cli.storage.memory_store import (
     CPU,
     StoreChain,
     StoreSlice,
-    as_index,
+    as_slice_or_list,
     refuse_change,
     split_rows,
 )
 
 _ODD = numpy.uint64(0x9E3779B97F4A7C15)
 SCAN = 4
-"""If at least 1/4 of a section's rows are wanted, the whole section is checked at once."""
+"""A whole section is checked at once if at least 1 / `SCAN` of its rows are needed."""
 
 
 def encode(rows: Tensor, layout: Layout) -> Tensor:
-    """Rows (n, width) -> records (n, row_bytes) of bytes."""
+    """Encodes rows (n, width) as records of bytes (n, row_bytes), as the layout says."""
     if layout.kind == "native":
         return rows.contiguous().view(torch.uint8)
     blocks = rows.float().view(rows.shape[0], -1, layout.block)
@@ -60,13 +61,11 @@ def encode(rows: Tensor, layout: Layout) -> Tensor:
 
 
 def decode(records: Tensor, layout: Layout, heads: Sequence[int] | None = None) -> Tensor:
-    """Records (n, row_bytes) -> rows (n, width), or only those of `heads` of the 2 * G.
-
-    Native records are not copied if the heads are consecutive.
-    """
+    """Decodes records (n, row_bytes) to rows (n, width), or only the vectors at indices `heads`.
+    Rows stored unchanged are not copied if the indices are consecutive."""
     dtype: torch.dtype = getattr(torch, layout.dtype)
-    shape = records.shape[0], layout.vectors, layout.dim
-    taken = as_index(range(layout.vectors) if heads is None else heads)
+    shape = records.shape[0], layout.vector_count, layout.dim
+    taken = as_slice_or_list(range(layout.vector_count) if heads is None else heads)
     if layout.kind == "native":
         return records.view(dtype).view(shape)[:, taken].flatten(1)
     numbers = records[:, : layout.width].view(torch.int8)
@@ -77,11 +76,13 @@ def decode(records: Tensor, layout: Layout, heads: Sequence[int] | None = None) 
     return (numbers.view(blocks)[:, taken] * steps[:, taken]).flatten(1).to(dtype)
 
 
-def _checksums(view: memoryview, size: int, name: str, layer: int, rows: Any) -> Any:
-    """Returns the checksums (n,) of the records, of `size` bytes each, of some rows."""
+def _record_checksums(
+    view: memoryview, record_bytes: int, segment: str, layer: int, rows: Any
+) -> Any:
+    """Returns the checksums (n,) of the given rows' records of `record_bytes` bytes each."""
     digest = xxhash.xxh3_64_intdigest
-    sums = [digest(view[row * size : (row + 1) * size]) for row in rows.tolist()]
-    base = hashlib.blake2b(f"{name}/{layer}".encode(), digest_size=8).digest()
+    sums = [digest(view[row * record_bytes : (row + 1) * record_bytes]) for row in rows.tolist()]
+    base = hashlib.blake2b(f"{segment}/{layer}".encode(), digest_size=8).digest()
     salts = (rows.astype(numpy.uint64) + numpy.frombuffer(base, "<u8")) * _ODD
     return numpy.array(sums, dtype=numpy.uint64) ^ salts
 
@@ -90,19 +91,19 @@ def write_segment(
     path: Path, owner: str, layout: Layout, tokens: int,
     layers: Iterable[tuple[Tensor, Tensor | None]],
 ) -> None:  # fmt: skip
-    """Writes a segment file atomically, with rows (n, width) and reduced keys (n, R) of all tokens
-    for each layer. Raises OSError."""
+    """Writes a segment file atomically. `layers` has, for each layer, the rows (n, width) and the
+    reduced keys (n, R) of all tokens. Raises OSError."""
     name, record_sums, tail_sums = path.stem, list[str](), list[str]()
     with disk.new_file(path, owner) as file:
         file.write(bytes(layout.header_bytes))
         sections = zip(layers, layout.sections(tokens), strict=True)
         for layer, ((rows, reduced), section) in enumerate(sections):
-            array: Any = encode(rows.cpu(), layout.of(layer)).numpy()
+            array: Any = encode(rows.cpu(), layout.of_layer(layer)).numpy()
             records = memoryview(array).cast("B")
             if len(records) != section.rows_stop - section.start:
-                raise ValueError(f"rows must be {tokens} of the layout, got {tuple(rows.shape)}")
-            size = layout.of(layer).row_bytes
-            sums = _checksums(records, size, name, layer, numpy.arange(tokens))
+                raise ValueError(f"the rows do not fit the layout, got {tuple(rows.shape)}")
+            size = layout.of_layer(layer).row_bytes
+            sums = _record_checksums(records, size, name, layer, numpy.arange(tokens))
             features = torch.empty(0) if reduced is None else reduced.cpu().contiguous()
             keys = features.view(torch.uint8).numpy().tobytes()
             tail = keys.ljust(section.sums - section.reduced, b"\0") + sums.astype("<u8").tobytes()
@@ -125,11 +126,13 @@ def write_segment(
 
 
 class Segment:
-    """A mapped segment file. Header and length are checked at once, the rest before its first use.
-    Raises LibraryError: the file is missing, damaged, of another format, or another segment's.
+    """A memory-mapped segment file. Opening checks the header and the file's length; rows are
+    checked before their first use. Raises LibraryError: the file is missing, damaged, of another
+    format, or belongs to another segment.
 
     Args:
-        tokens: the expected number. key: for messages. name: the segment's, if not the file's.
+        tokens: the expected number of tokens. key: the document's key, for error messages.
+        name: the segment's name, if it differs from the file's name.
     """
 
     def __init__(self, path: Path, layout: Layout, tokens: int, key: str, name: str = "") -> None:
@@ -145,27 +148,27 @@ class Segment:
         facts = json.loads(header)
         found = {name: facts[name] for name in expected}
         if found != expected or size != self.sections[-1].stop:
-            raise disk.damage_error(path, "it holds another segment, or a part of one", key)
+            raise disk.damage_error(path, "it is another segment, or is cut off", key)
         self.record_sums, self.tail_sums = facts["records"], facts["tails"]
         # torch's own mapping keeps no file open: a hundred documents would be thousands. Outside
         # inference mode, because a segment opened while a model runs is read later, too.
         with torch.inference_mode(False):
             self.bytes = torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
 
-    def check(self) -> None:
-        """Reads and checks everything. Raises LibraryError."""
+    def check_all_bytes(self) -> None:
+        """Reads and checks every byte of the segment. Raises LibraryError."""
         for layer in range(self.layout.layers):
-            SegmentLayer(self, layer).records(0, self.tokens)
+            SegmentLayer(self, layer).checked_records(0, self.tokens)
 
 
 class SegmentLayer:
-    """One layer's rows in a segment, as a read-only `KVStore` that returns tensors on a device."""
+    """The rows of one layer in a segment, as a read-only store that returns tensors on `device`."""
 
     resident = False
 
     def __init__(self, segment: Segment, layer: int, device: torch.device = CPU) -> None:
         self.segment, self.layer, self.device = segment, layer, device
-        self.layout, section = segment.layout.of(layer), segment.sections[layer]
+        self.layout, section = segment.layout.of_layer(layer), segment.sections[layer]
         self.heads, self.dim, self.shared = self.layout.heads, self.layout.dim, self.layout.shared
         self._records = segment.bytes[section.start : section.rows_stop].view(len(self), -1)
         self._tail = segment.bytes[section.rows_stop : section.stop]
@@ -181,42 +184,43 @@ class SegmentLayer:
     def nbytes(self) -> int:
         return len(self) * self.segment.layout.token_bytes(self.layer)
 
-    def _damage(self, what: str) -> LibraryError:
+    def _damage_error(self, changed_part: str) -> LibraryError:
         segment = self.segment
-        return disk.damage_error(segment.path, f"{what} of layer {self.layer} changed", segment.key)
+        reason = f"{changed_part} of layer {self.layer} changed"
+        return disk.damage_error(segment.path, reason, segment.key)
 
     def _check_tail(self) -> None:
         if not self._good_tail:
             digest = xxhash.xxh3_128_hexdigest(memoryview(self._tail.numpy()))  # type: ignore[arg-type]
             if digest != self.segment.tail_sums[self.layer]:
-                raise self._damage("keys or checksums")
+                raise self._damage_error("reduced keys or checksums")
             self._good_tail = True
 
     def _check_rows(self, rows: Any) -> None:
-        """Checks those of the rows, an index array, that have not been checked yet."""
+        """Checks the rows in an index array that have not been checked yet. Raises LibraryError."""
         self._check_tail()
         segment, good = self.segment, self._good_rows
         array: Any = self._records.numpy()
         records = memoryview(array).cast("B")
         new = rows[~good[rows]]
-        # All at once, if many are wanted; if any changed, their own checksums say which.
+        # Many rows are checked at once; if any row changed, the rows' own checksums say which.
         if SCAN * new.size >= len(self):
             good |= xxhash.xxh3_128_hexdigest(records) == segment.record_sums[self.layer]
             new = rows[~good[rows]]
         if new.size:
-            sums = _checksums(records, self.layout.row_bytes, segment.name, self.layer, new)
+            sums = _record_checksums(records, self.layout.row_bytes, segment.name, self.layer, new)
             wrong = new[sums != self._sums[new]]
             if wrong.size:
-                raise self._damage(f"row {wrong[0]}")
+                raise self._damage_error(f"row {wrong[0]}")
             good[new] = True
 
-    def records(self, start: int, stop: int) -> Tensor:
-        """Returns the bytes of the rows [start, stop), (stop - start, row_bytes)."""
+    def checked_records(self, start: int, stop: int) -> Tensor:
+        """Returns the rows [start, stop) as they are stored, in bytes (n, row_bytes)."""
         self._check_rows(numpy.arange(start, stop))
         return self._records[start:stop]
 
     def span(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        rows = decode(self.records(start, stop), self.layout)
+        rows = decode(self.checked_records(start, stop), self.layout)
         return split_rows(rows.to(self.device), self.heads, self.shared)
 
     @torch.no_grad()
@@ -232,7 +236,7 @@ class SegmentLayer:
     def key_blocks(
         self, start: int, stop: int, most: int = BLOCK, groups: Sequence[int] | None = None
     ) -> Iterator[tuple[int, Tensor]]:
-        records = self.records(start, stop)
+        records = self.checked_records(start, stop)
         for low in range(0, stop - start, most):
             block = records[low : low + most]
             keys = decode(block, self.layout, groups or range(self.heads)).to(self.device)
@@ -245,7 +249,7 @@ class SegmentLayer:
     def feature_blocks(
         self, start: int, stop: int, most: int = BLOCK
     ) -> Iterator[tuple[int, Tensor]]:
-        assert stop <= self.reduced, "tokens must have reduced keys"
+        assert stop <= self.reduced, "all tokens must have reduced keys"
         self._check_tail()
         layout = self.segment.layout
         dtype: torch.dtype = getattr(torch, layout.reduced_dtype)
@@ -258,13 +262,13 @@ class SegmentLayer:
 
 
 class DiskStore(StoreChain):
-    """One layer's rows in all segments of a document."""
+    """A read-only store with the rows of one layer in all segments of a stored document."""
 
     def __init__(self, parts: Sequence[SegmentLayer]) -> None:
         super().__init__([StoreSlice(part, 0, len(part)) for part in parts], parts[0])
         self.parts = parts
 
     def records(self) -> Iterator[tuple[int, Tensor]]:
-        """Yields (first token, bytes (n, row_bytes) of its rows) of each segment."""
+        """Yields (first token, bytes of the rows (n, row_bytes)) for each segment."""
         for start, part in zip(self._starts, self.parts, strict=False):
-            yield start, part.records(0, len(part))
+            yield start, part.checked_records(0, len(part))

@@ -1,9 +1,10 @@
-"""Files of one document: how they are packed, written while it is ingested, opened and checked.
+"""The files of one stored document: how they are packed, written, opened and checked.
 
-An ingest writes segments as they fill, with the states after the last one, then the document's own
-files, and the manifest last. Every file is written atomically, so a kill leaves nothing, complete
-segments to resume from, or a document. A stranger can write any contents with a valid checksum, so
-what is copied into the library is checked by `check_manifest` and `check_file`.
+An ingest writes each segment when it is full, with the recurrent states after the segment, then the
+document's own files, and finally the manifest. Every file is written atomically, so a killed ingest
+leaves nothing, complete segments to resume from, or a complete document. A stranger can write any
+contents with a valid checksum, so every file that is copied into the library from elsewhere is
+checked by `check_manifest` and `check_file`.
 """
 
 from __future__ import annotations
@@ -29,33 +30,33 @@ from esa_cli.attention.compression import Linear, map_tensors
 from esa_cli.errors import LibraryError
 from esa_cli.storage.library import disk, manifest
 from esa_cli.storage.library.disk import LibraryPaths
-from esa_cli.storage.library.manifest import NO_FIT, Entry, Layout, prefix_of
+from esa_cli.storage.library.manifest import NO_FIT, Entry, Layout, segment_prefix
 from esa_cli.storage.library.segment import DiskStore, Segment, SegmentLayer, write_segment
 from esa_cli.storage.memory_store import CPU, JoinedStore, MemoryStore, StoreSlice
 from esa_cli.system.text import text_bytes, text_digest
 
 State = dict[str, Tensor]
-"""One layer's state, by the name of the tensor."""
+"""The state of one recurrent layer: its tensors by name."""
 Projections = Sequence[Linear | None]
-"""One for each layer; None for a layer without reduced keys."""
+"""A projection for each layer, or None for a layer without reduced keys."""
 _STATE_NAME = re.compile(r"([0-9]+)\.((?:conv|recurrent)\.[0-9]+)")
 _PROVENANCE = {"name": str, "source": str, "bytes": int, "missing": list}
 _UNPACKING = (
     AttributeError, LookupError, OverflowError, RecursionError, RuntimeError, SafetensorError,
     TypeError, ValueError,
 )  # fmt: skip
-"""Errors that contents of other names, types and shapes raise."""
+"""Exceptions raised when a file has unexpected names, types or shapes."""
 
 
 class StoredStates(NamedTuple):
-    """The states of layers after the last token of the segment with this prefix."""
+    """The states of the recurrent layers after the last token of a segment."""
 
     segment: str
     states: list[State]
 
 
 def pack_states(segment: str, states: Sequence[Mapping[str, Tensor]]) -> bytes:
-    """Returns the states after the segment with this prefix as bytes."""
+    """Returns the states after a segment as bytes. `segment` is the segment's prefix."""
     tensors = {
         f"{layer}.{name}": tensor.cpu().contiguous()
         for layer, state in enumerate(states)
@@ -65,13 +66,13 @@ def pack_states(segment: str, states: Sequence[Mapping[str, Tensor]]) -> bytes:
 
 
 def unpack_states(payload: bytes, path: Path, layout: Layout, key: str) -> StoredStates:
-    """Returns what `pack_states` packed. Raises LibraryError, which names `path` and `key`."""
+    """Returns the states that `pack_states` packed. Raises LibraryError: they are damaged."""
     name, _, packed = payload.partition(b"\n")
     try:
         tensors = load(packed)
         # Before a list of so many is made: a stranger's file may say any number.
         if not int(tensors.pop("layers")) == layout.states <= len(tensors):
-            raise ValueError("other layers")
+            raise ValueError("the number of layers is wrong")
         states: list[State] = [{} for _ in range(layout.states)]
         for tensor, value in sorted(tensors.items()):
             match = _STATE_NAME.fullmatch(tensor)
@@ -80,16 +81,16 @@ def unpack_states(payload: bytes, path: Path, layout: Layout, key: str) -> Store
             states[int(match[1])][match[2]] = value
         return StoredStates(name.decode("ascii"), states)
     except _UNPACKING as error:
-        raise disk.damage_error(path, "it has no states as esa writes them", key) from error
+        raise disk.damage_error(path, "its recurrent states are invalid", key) from error
 
 
 def read_states(paths: LibraryPaths, layout: Layout, key: str, segment: str = "") -> StoredStates:
-    """Returns the states of a document. Raises LibraryError: they are missing, damaged, of another
-    format, or not those after `segment` (empty: any)."""
+    """Returns the states of a document. Raises LibraryError: the file is missing, damaged, of
+    another format, or has the states after another segment than `segment` (empty: any)."""
     path = paths.document(key, "states")
     stored = unpack_states(disk.read_file(path, "states", key), path, layout, key)
     if segment not in ("", stored.segment):
-        raise disk.damage_error(path, "it has the states of another document", key)
+        raise disk.damage_error(path, "its recurrent states belong to another document", key)
     return stored
 
 
@@ -105,13 +106,13 @@ def _hash_projections(packed: bytes) -> str:
 
 
 def _read_projections(paths: LibraryPaths, name: str, key: str) -> list[Linear | None] | None:
-    """Returns the projections of that name; None for `NO_FIT`. Raises LibraryError."""
+    """Reads the projections with this name, or returns None for `NO_FIT`. Raises LibraryError."""
     if name == NO_FIT:
         return None
-    packed = disk.read_file(paths.fit(name), "fit", key)
+    packed = disk.read_file(paths.projections_path(name), "fit", key)
     if _hash_projections(packed) != name:
         raise disk.damage_error(
-            paths.fit(name), "it holds other projections than its name says", key
+            paths.projections_path(name), "its name does not match its projections", key
         )
     tensors, projections = load(packed), list[Linear | None]()
     for i in range(int(tensors["layers"])):
@@ -122,12 +123,12 @@ def _read_projections(paths: LibraryPaths, name: str, key: str) -> list[Linear |
 
 
 class StoredDocument:
-    """A document opened for questions: its small files read and checked, its segments mapped.
-    Raises LibraryError: one of its files is missing, damaged or of another format.
+    """A stored document opened for questions, with its segments memory-mapped. Raises LibraryError:
+    one of its files is missing, damaged or of another format.
 
     Attributes:
-        offsets: (n, 2), start and end of each token in `text`, in characters.
-        states: of the model's layers that keep one, after the last token.
+        offsets: start and end of each token in `text`, in characters (n, 2).
+        states: the states of the model's recurrent layers after the last token.
     """
 
     def __init__(self, paths: LibraryPaths, entry: Entry) -> None:
@@ -139,21 +140,21 @@ class StoredDocument:
         self.projections = _read_projections(paths, entry.fit, key)
         self.states: list[State] = []
         if entry.layout.states:
-            last = prefix_of(entry.segments[-1])
+            last = segment_prefix(entry.segments[-1])
             self.states = read_states(paths, entry.layout, key, last).states
         self.head, self.marks = entry.head, list(entry.marks)
         self._segments = [
-            Segment(paths.segment(name), entry.layout, entry.segment_tokens(i), key)
+            Segment(paths.segment_path(name), entry.layout, entry.segment_tokens(i), key)
             for i, name in enumerate(entry.segments)
         ]
 
     @cached_property
     def ids(self) -> list[int]:
-        """All token ids; a list of a million takes 40 MB."""
+        """All token ids of the document, as a list."""
         return list(self._ids.tolist())
 
     def layers(self, devices: Sequence[torch.device] = ()) -> list[DiskStore]:
-        """Returns a store for each layer on its device; (): on the CPU."""
+        """Returns a store for each layer, on the given devices or, without any, on the CPU."""
         count = self.entry.layout.layers
         return [
             DiskStore([SegmentLayer(segment, layer, device) for segment in self._segments])
@@ -162,14 +163,15 @@ class StoredDocument:
 
 
 class Writer:
-    """A running ingest; `Library.write` makes it while it holds the document's lock and claim.
+    """Writes a document's files during its ingest. `Library.write` makes a writer while it holds
+    the document's lock and claim.
 
     Attributes:
-        done: tokens on disk, of this ingest or of another document with the same beginning.
-        layers: one store for each layer; prefill appends from token `done` on.
-        projections: those of the reduced keys on disk; None while there are none.
-        states: of the layers that keep one, after token `done`; empty before the first.
-        wrote: whether it has written a file. is_finished: whether the document exists.
+        done: number of tokens on disk, which another document with the same beginning may share.
+        layers: a store for each layer, to which prefill appends from token `done` on.
+        projections: the projections of the reduced keys on disk; None if no key is on disk.
+        states: the states of the recurrent layers after token `done`; empty at the start.
+        wrote: whether the writer has written a file. is_finished: whether the document exists.
     """
 
     def __init__(
@@ -188,21 +190,21 @@ class Writer:
         self._fit = NO_FIT
         self.projections: list[Any] | None = None
         self.states: list[State] = [{} for _ in range(layout.states)]
-        segments = self._resume()
+        segments = self._load_finished_segments()
         self.segments = [segment.path.stem for segment in segments]
         self.done = sum(segment.tokens for segment in segments)
         self.layers = list[JoinedStore]()
         dtype: torch.dtype = getattr(torch, layout.dtype)
         for i, device in enumerate(devices or [CPU] * layout.layers):
-            shape = layout.of(i)
+            shape = layout.of_layer(i)
             tail = MemoryStore(shape.heads, shape.dim, dtype, torch.device(device), shape.shared)
             tail.expect(layout.segment)
             parts = [SegmentLayer(segment, i, tail.device) for segment in segments]
             self.layers.append(JoinedStore([StoreSlice(one, 0, len(one)) for one in parts], tail))
 
-    def _resume(self) -> list[Segment]:
-        """Opens as many complete first segments as there are on disk, every byte checked, and loads
-        their projections and states. With states, all segments before them, or none."""
+    def _load_finished_segments(self) -> list[Segment]:
+        """Opens and checks the document's first segments that are complete on disk, and loads their
+        projections. If the model has recurrent layers, loads the states after those segments."""
         layout, states, best = self.layout, self.states, list[Segment]()
         prefixes, min_count = self._prefixes[: len(self.ids) // layout.segment], 1
         if layout.states:
@@ -218,34 +220,34 @@ class Writer:
                 projections = _read_projections(self.paths, fit, self.key)
                 for i, prefix in enumerate(prefixes):
                     size = min(layout.segment, len(self.ids) - i * layout.segment)
-                    segments.append(self._checked_segment(f"{prefix}-{fit}", size))
+                    segments.append(self._open_checked_segment(f"{prefix}-{fit}", size))
             if len(segments) >= min_count and len(segments) > len(best):
                 best, self.states, self._fit, self.projections = segments, states, fit, projections
         return best
 
-    def _checked_segment(self, name: str, tokens: int) -> Segment:
-        segment = Segment(self.paths.segment(name), self.layout, tokens, self.key)
-        segment.check()
+    def _open_checked_segment(self, name: str, tokens: int) -> Segment:
+        segment = Segment(self.paths.segment_path(name), self.layout, tokens, self.key)
+        segment.check_all_bytes()
         return segment
 
     def flush(self, projections: Projections | None = None, states: Sequence[State] = ()) -> None:
-        """Writes every segment that is complete in all layers, and frees its rows in memory. Called
-        after each piece of prefill, it bounds memory, and a kill loses one segment. Raises
-        LibraryError, DiskError: the disk is full; complete segments stay.
+        """Writes every segment that is complete in all layers, and frees the segment's memory.
+        Callers flush after each piece of prefill, so that a killed ingest loses at most one
+        segment. Raises LibraryError, DiskError: the disk is full; complete segments stay on disk.
 
         Args:
-            projections: those of the reduced keys; needed with the first segment.
-            states: after the last token in memory; they are stored if a segment ends with it.
+            projections: the projections of the reduced keys, needed with the first segment.
+            states: the recurrent states after the last token in memory, stored if a segment ends.
         """
-        while self._complete_tokens() >= self.layout.segment:
+        while self._complete_count() >= self.layout.segment:
             self._write_segment(self.layout.segment, projections)
         if states and self.segments and not any(len(layer.tail) for layer in self.layers):
             # After the segment, so that stored states always have all segments before them.
             last = self._prefixes[len(self.segments) - 1]
-            self._write(self.paths.document(self.key, "states"), pack_states(last, states))
+            self._write_file(self.paths.document(self.key, "states"), pack_states(last, states))
 
-    def _complete_tokens(self) -> int:
-        """Number of tokens in memory that are complete in all layers."""
+    def _complete_count(self) -> int:
+        """Counts the tokens in memory that are complete in all layers."""
         pairs = zip(self.layers, self.layout.reduced, strict=True)
         return min(layer.tail.reduced if width else len(layer.tail) for layer, width in pairs)
 
@@ -254,23 +256,23 @@ class Writer:
             layers = {"layers": torch.tensor(len(projections))}
             packed = save({**layers, **map_tensors(projections)})
             self._fit, self.projections = _hash_projections(packed), list(projections)
-            self._write(self.paths.fit(self._fit), packed)
+            self._write_file(self.paths.projections_path(self._fit), packed)
         name = f"{self._prefixes[len(self.segments)]}-{self._fit}"
         try:  # there may be one of a document with the same beginning and other states
-            segment = self._checked_segment(name, count)
+            segment = self._open_checked_segment(name, count)
         except LibraryError:
-            path = self.paths.segment(name)
-            rows = (layer.tail.first(count) for layer in self.layers)
-            with disk.write_errors(self.paths.root):
+            path = self.paths.segment_path(name)
+            rows = (layer.tail.first_rows(count) for layer in self.layers)
+            with disk.converting_write_errors(self.paths.root):
                 write_segment(path, self.key, self.layout, count, rows)
             self.wrote, segment = True, Segment(path, self.layout, count, self.key)
         for i, layer in enumerate(self.layers):
-            layer.replace_first(SegmentLayer(segment, i, layer.tail.device))
+            layer.replace_first_tail_tokens(SegmentLayer(segment, i, layer.tail.device))
         self.segments.append(name)
         self.done += count
 
-    def _write(self, path: Path, payload: bytes) -> str:
-        with disk.write_errors(self.paths.root):
+    def _write_file(self, path: Path, payload: bytes) -> str:
+        with disk.converting_write_errors(self.paths.root):
             digest = disk.write_file(path, path.suffix[1:], payload, self.key)
         self.wrote = True
         return digest
@@ -286,25 +288,25 @@ class Writer:
         projections: Projections | None = None,
         states: Sequence[State] = (),
     ) -> Entry:
-        """Writes the rest and the manifest, with which the document exists. Raises ValueError:
-        tokens or states are missing. DiskError: as `flush`.
+        """Writes the last segment, the small files and the manifest, and returns the new entry.
+        Raises ValueError: tokens or states are missing. DiskError: the disk is full.
 
         Args:
-            text: the whole text. offsets: (n, 2) character offsets of all tokens.
-            marks, provenance: JSON data. head: tokens of the prompt before the document.
-            projections: as for `flush`. states: after the last token.
+            text: the whole text. offsets: the character offsets of all tokens (n, 2).
+            marks, provenance: JSON data. head: number of prompt tokens before the document.
+            projections: see `flush`. states: the recurrent states after the last token.
         """
         self.flush(projections)
         paths, key, rest = self.paths, self.key, len(self.ids) - self.done
         lengths = {len(self.ids), len(offsets), *map(len, self.layers)}
-        if len(lengths) > 1 or self._complete_tokens() != rest or len(states) != self.layout.states:
-            raise ValueError(f"all {len(self.ids)} tokens must have rows, reduced keys and offsets")
+        if len(lengths) > 1 or self._complete_count() != rest or len(states) != self.layout.states:
+            raise ValueError(f"all {len(self.ids)} tokens must have keys, values and offsets")
         if rest:
             self._write_segment(rest, projections)
         self.flush(states=states)
         payloads = {"text": text_bytes(text), "tokens": pack_tokens(self.ids, offsets)}
         digests = {
-            kind: self._write(paths.document(key, kind), payload)
+            kind: self._write_file(paths.document(key, kind), payload)
             for kind, payload in payloads.items()
         }
         entry = Entry(
@@ -313,52 +315,52 @@ class Writer:
             text_sha256=text_digest(text), characters=len(text), created=round(time.time(), 3),
             marks=tuple(marks), provenance=provenance or {},
         )  # fmt: skip
-        rows = sum(disk.file_size(paths.segment(name)) for name in self.segments)
-        entry.sizes.update(segments=rows, fit=disk.file_size(paths.fit(self._fit)))
+        rows = sum(disk.file_size(paths.segment_path(name)) for name in self.segments)
+        entry.sizes.update(segments=rows, fit=disk.file_size(paths.projections_path(self._fit)))
         entry.sizes.update(
-            (kind, disk.file_size(paths.document(key, kind))) for kind in entry.kinds
+            (kind, disk.file_size(paths.document(key, kind))) for kind in entry.file_kinds
         )
-        with disk.write_errors(paths.root), paths.locked("library"):
+        with disk.converting_write_errors(paths.root), paths.locked("library"):
             manifest.write_manifest(paths, entry)
-            paths.claim(key).unlink()
-        manifest.mark_used(paths, key)
+            paths.claim_path(key).unlink()
+        manifest.mark_document_used(paths, key)
         self.is_finished = True
         return manifest.read_manifest(paths, key)
 
 
 def needed_paths(paths: LibraryPaths, entry: Entry) -> list[Path]:
-    """Returns the files that a document needs, without its manifest."""
-    fit = [] if entry.fit == NO_FIT else [paths.fit(entry.fit)]
-    files = [paths.document(entry.key, kind) for kind in entry.kinds]
-    return [*map(paths.segment, entry.segments), *fit, *files]
+    """Returns the paths of all files that a document needs, except its manifest."""
+    fit = [] if entry.fit == NO_FIT else [paths.projections_path(entry.fit)]
+    files = [paths.document(entry.key, kind) for kind in entry.file_kinds]
+    return [*map(paths.segment_path, entry.segments), *fit, *files]
 
 
 def check_file(file: Path, path: Path, entry: Entry) -> None:
-    """Reads every byte of a file that is, or will be, one of `needed_paths`. Raises LibraryError:
-    the file is missing, damaged, or another document's."""
+    """Checks every byte of a document's file, which is stored at `path` or will be moved there.
+    Raises LibraryError: the file is missing, damaged, or belongs to another document."""
     key, kind = entry.key, path.suffix[1:]
     if kind == "seg":
         tokens = entry.segment_tokens(entry.segments.index(path.stem))
-        Segment(file, entry.layout, tokens, key, path.stem).check()
+        Segment(file, entry.layout, tokens, key, path.stem).check_all_bytes()
         return
     data = disk.read_bytes(file, key)
     payload = disk.unpack_file(data, kind, path, key, entry.digests.get(kind))
     try:
-        belongs = len(data) == entry.sizes[kind] and _belongs(entry, kind, payload, path)
+        belongs = len(data) == entry.sizes[kind] and _matches_manifest(entry, kind, payload, path)
     except _UNPACKING as error:
         raise disk.damage_error(path, "its contents are not what esa writes", key) from error
     if not belongs:
         raise disk.damage_error(path, "it belongs to another document", key)
 
 
-def _belongs(entry: Entry, kind: str, payload: bytes, path: Path) -> bool:
-    """Whether a small file has the contents that the manifest and the names say."""
+def _matches_manifest(entry: Entry, kind: str, payload: bytes, path: Path) -> bool:
+    """Whether the contents of a small file agree with the document's manifest."""
     layout, identity = entry.layout, entry.identity
     if kind == "text":
         text = payload.decode("utf-8", "surrogatepass")
         facts = manifest.document_key(identity, text), text_digest(text), len(text)
         return facts == (entry.key, entry.text_sha256, entry.characters)
-    prefixes = [*map(prefix_of, entry.segments)]
+    prefixes = [*map(segment_prefix, entry.segments)]
     if kind == "states":
         return unpack_states(payload, path, layout, entry.key).segment == prefixes[-1]
     tensors = load(payload)
@@ -379,21 +381,23 @@ def _belongs(entry: Entry, kind: str, payload: bytes, path: Path) -> bool:
 
 
 def check_manifest(paths: LibraryPaths, key: str, data: bytes) -> Entry:
-    """Returns the entry in the bytes of a stranger's manifest. Raises LibraryError: damage, another
-    format, or contents that esa does not write."""
+    """Returns the entry of a manifest that a stranger may have written. Raises LibraryError: the
+    manifest is damaged, has another format, or has contents that esa does not write."""
     path = paths.document(key)
     payload = disk.unpack_file(data, "document", path, key)
     try:
         TypeAdapter(Entry).validate_json(payload)
         entry = manifest.decode_manifest(paths, key, data)
-        if set(json.loads(payload)) != set(entry.stored_fields()) or not _is_possible(paths, entry):
-            raise ValueError("other fields or numbers")
+        has_all = set(json.loads(payload)) == set(entry.manifest_fields())
+        if not has_all or not _is_consistent(paths, entry):
+            raise ValueError("its fields or numbers are wrong")
     except _UNPACKING as error:
         raise disk.damage_error(path, "its contents are not what esa writes", key) from error
     return entry
 
 
-def _is_possible(paths: LibraryPaths, entry: Entry) -> bool:
+def _is_consistent(paths: LibraryPaths, entry: Entry) -> bool:
+    """Whether the numbers and names in a stranger's manifest agree with each other."""
     layout, sizes, known = entry.layout, entry.sizes, entry.provenance
     counts = [entry.head, entry.characters, *sizes.values(), *(mark[0] for mark in entry.marks)]
     return (
@@ -403,8 +407,8 @@ def _is_possible(paths: LibraryPaths, entry: Entry) -> bool:
         and 0 <= entry.created < 1 << 40
         and len(entry.segments) == -(-entry.tokens // layout.segment)
         and layout.nbytes(entry.tokens) == sizes["segments"]
-        and set(sizes) == {"segments", "fit", *entry.kinds}
+        and set(sizes) == {"segments", "fit", *entry.file_kinds}
         and set(entry.digests) == {"text", "tokens"}
         and all(name.partition("-")[2] == entry.fit for name in entry.segments)
-        and all(map(paths.is_whole, needed_paths(paths, entry)))
+        and all(map(paths.is_finished_file, needed_paths(paths, entry)))
     )
