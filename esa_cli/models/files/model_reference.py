@@ -30,7 +30,7 @@ from typing import IO, Any, Literal
 from esa_cli.errors import ModelError, ResourceError, first_line
 from esa_cli.models.files.checkpoint_files import check_tokenizer, weight_files
 from esa_cli.models.files.random_model import NAMES
-from esa_cli.system.files import lacks_room
+from esa_cli.system.files import is_disk_full
 from esa_cli.system.machine import in_home
 from esa_cli.system.progress import StageProgress, silent
 
@@ -149,7 +149,7 @@ def fetch_snapshot(ref: ModelRef, report: StageProgress = silent, whole: bool = 
     except BrokenPipeError:  # the reader of the progress is gone
         raise
     except Exception as error:
-        if lacks_room(error):
+        if is_disk_full(error):
             hint = "free some space, or point the environment variable HF_HOME to another disk"
             raise ResourceError(f"the disk is full: no room for {ref.repo}", hint) from error
         raise ModelError(
