@@ -51,15 +51,12 @@ _MARKS = ((0x300, 0x3400), (0xA66F, 0xAC00), (0xFB1E, 0xFE30))
 _RARE = r"\U00011000-\U00011fff\U0001e000-\U0001e95f"
 """Rare scripts with their combining marks; listing only their marks would make the pattern slow."""
 CACHED_RUNS, CACHED_LETTERS = 1 << 17, 24
-"""How many runs of letters have their stems cached for each language, and how long a cached run may
-be in characters."""
+"""How many runs of letters are cached with their stems, and the longest cached run."""
 SLICES, SLICE = 8, 1500
-"""The number of samples of a text from which its language is detected, and the characters of each
-sample."""
+"""The number and the length of the samples of a text by which its language is detected."""
 MIN_WORDS, MIN_SHARE, MARGIN = 3, 0.04, 2
-"""The least that a sample must have of another language's frequent words: their number, their share
-of all words, and their multiple of the English ones. Tables, names and short lines have only a few.
-"""
+"""The least that a sample must have of another language's frequent words: their number, share of
+all words, and multiple of the English ones. Tables, names and short lines have only a few."""
 
 
 @cache
@@ -71,8 +68,7 @@ def function_words() -> dict[str, list[str]]:
 
 @cache
 def _compile_letter_patterns() -> tuple[re.Pattern[str], re.Pattern[str]]:
-    """Returns the pattern of a run of letters and ASCII apostrophes, and the pattern of one letter
-    with its combining marks."""
+    """Returns the patterns of a run of letters and apostrophes, and of a letter with its marks."""
     marks = _JOINERS + "".join(
         letter
         for first, last in _MARKS
@@ -145,8 +141,7 @@ def _prepare_text_and_pattern(text: str) -> tuple[str, re.Pattern[str]]:
 
 
 class _RunWordsCache(dict[str, tuple[tuple[int, int, str], ...]]):
-    """A cache of one language: maps a run of letters to the (first character, end, stem) of its
-    content words."""
+    """A cache from runs of letters to the (first character, end, stem) of content words."""
 
     def __init__(self, language: str) -> None:
         super().__init__()

@@ -1,5 +1,4 @@
-"""Atomic file writing, a lock that admits one writer, and system errors turned into errors with a
-hint."""
+"""Atomic file writing, a lock that admits one writer, and hints for errors of the system."""
 
 from __future__ import annotations
 
@@ -17,11 +16,9 @@ from esa_cli.errors import DocumentError, EsaError, ResourceError, UsageError
 from esa_cli.system.machine import memory_ran_out
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""Error numbers of a full disk, of an exceeded quota, and of an exceeded limit on a file's length.
-"""
+"""Error numbers of a full disk, of an exceeded quota, and of an exceeded file size limit."""
 SETTLED_NS = 2_000_000_000
-"""If a file changed within this many nanoseconds before it was read, it may change again with the
-same time stamp."""
+"""Nanoseconds within which a changed file may change again with the same time stamp."""
 POLL_S = 5.0
 
 
@@ -34,8 +31,7 @@ def real_path(path: Path | str) -> str:
 
 
 def resolved_path(path: Path | str) -> str:
-    """Returns the absolute path with the symbolic links of its folders resolved; if the file itself
-    is a link, the link stays."""
+    """Returns the absolute path with the links of its folders resolved, but not a final link."""
     folder, name = os.path.split(os.path.abspath(path))
     return os.path.join(real_path(folder), name)
 
@@ -72,17 +68,10 @@ def writing_errors(
     no_room: type[EsaError] = ResourceError,
     failed: type[EsaError] = DocumentError,
 ) -> Iterator[None]:
-    """Turns an OSError raised while writing into an EsaError with a hint.
-
-    Args:
-        target: the file that is written; or a text that describes many files, and then the message
-            names the file that failed.
-        room: the hint if the disk is full.
-        other: the hint for any other error.
-        also: another class of errors that is turned into an EsaError.
-        no_room: the class of the error if the disk is full.
-        failed: the class of any other error.
-    """
+    """Turns an OSError, or an error of the class `also`, of writing `target` into an EsaError: of
+    the class `no_room` with the hint `room` if the disk is full, else of the class `failed` with
+    the hint `other`. `target` is a file, or a text for many files; then the message names the
+    failed file."""
     try:
         yield
     except BrokenPipeError:  # a callback wrote to a closed pipe
@@ -131,8 +120,7 @@ def write_atomically(path: Path, content: str) -> None:
 
 @contextmanager
 def only_writer(path: Path) -> Iterator[None]:
-    """Locks a file against other processes by the lock file PATH.lock. Raises UsageError: another
-    process is writing the file."""
+    """Locks a file by PATH.lock. Raises UsageError: another process is writing the file."""
     from filelock import FileLock, Timeout
 
     lock = FileLock(f"{path.resolve()}.lock", timeout=0, fallback_to_soft=False)
@@ -154,8 +142,7 @@ def only_writer(path: Path) -> Iterator[None]:
 
 
 def poll_changes() -> Iterator[None]:
-    """Yields every `POLL_S` seconds, forever, so that the caller can check whether a folder has
-    changed."""
+    """Yields every `POLL_S` seconds, forever, so that the caller can look for changed files."""
     while True:
         time.sleep(POLL_S)
         yield

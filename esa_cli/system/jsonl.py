@@ -24,8 +24,7 @@ Row = Mapping[str, Any]
 class JsonLines(ABC):
     """A context manager that opens a file of JSON lines for one writer; without a path, no file is
     written. The header is the first row of a new file. Raises UsageError: the file has other
-    contents, or another process is writing the file. DocumentError, ResourceError: the file cannot
-    be read or written."""
+    contents or another writer. DocumentError, ResourceError: the file cannot be read or written."""
 
     def __init__(self, path: Path | None, header: Row | None = None) -> None:
         self.path, self.header = path, dict(header or {})
@@ -37,8 +36,7 @@ class JsonLines(ABC):
         """Reads the file. A file with other contents is refused and stays unchanged."""
 
     def _before_close(self, path: Path) -> None:  # noqa: B027
-        """Does something when the file is closed, while the file is still locked; by default
-        nothing."""
+        """Does something while the file is still locked; by default nothing."""
 
     def __enter__(self) -> Self:
         if self.path is not None:
@@ -73,11 +71,10 @@ class Journal(JsonLines):
     fields.
 
     Args:
-        path: the file, or None for rows in memory only.
-        header: the description of the measurement; its values under the names in `same` must not
-            change when a file is continued.
-        key: the names of the fields that identify a row; every row has all of these fields.
-        wrong: a function that returns what is wrong with a row of the file, or "" if nothing is.
+        path: the file, or None for rows in memory only. header: the description of the measurement;
+            its values under the names in `same` must not change when a file is continued. key: the
+            names of the fields that identify a row; every row has all of these fields. wrong: a
+            function that returns what is wrong with a row of the file, or "" if nothing is.
     """
 
     def __init__(
@@ -103,10 +100,9 @@ class Journal(JsonLines):
         return list(self._done.values())
 
     def join(self, paths: Iterable[Path]) -> int:
-        """Adds the rows of other shards' files whose keys this journal lacks, and returns how many
-        rows were added. The added rows are written to this journal's own file when the file is
-        opened. Raises UsageError, DocumentError: a file cannot be used, as for the journal's own
-        file."""
+        """Adds the rows of other shards' files whose keys this journal lacks, and returns how many;
+        opening the journal writes the added rows to its own file. Raises UsageError, DocumentError:
+        a file cannot be used, as for the journal's own file."""
         before = len(self._done)
         for path in paths:
             self._joined |= {
@@ -212,15 +208,13 @@ class OrderedJsonLines(JsonLines):
             _rewrite_file(path, self._rows.values())
 
     def _before_close(self, path: Path) -> None:
-        """Sorts the rows of the file. Without enough disk space for a sorted copy, the order
-        stays."""
+        """Sorts the rows of the file, if the disk has enough space for a sorted copy."""
         if list(self._rows) != sorted(self._rows):
             with suppress(OSError):
                 _rewrite_file(path, [row for _, row in sorted(self._rows.items())])
 
     def rows_of(self, path: Path) -> Iterator[dict[str, Any]]:
-        """Yields the rows of a file that an `OrderedJsonLines` wrote. Raises UsageError: the file
-        has other contents."""
+        """Yields the rows of a file of this class. Raises UsageError: it has other contents."""
         check_first(path, "id")
         try:
             yield from read_lines(path)
@@ -297,8 +291,7 @@ def _foreign_file_error(path: Path) -> UsageError:
 
 
 def _complete_last_line(path: Path) -> None:
-    """Removes an unfinished last line; a complete last row without a line break gets one. Raises
-    OSError."""
+    """Removes an unfinished last line, and completes a last row without line break."""
     if not path.exists():
         return
     size, last = 0, b"\n"

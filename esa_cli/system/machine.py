@@ -39,8 +39,7 @@ def memory_limit() -> int | None:
 
 
 def _free_container_memory(folder: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """Returns how many bytes this process may still allocate within the container's limit (cgroup
-    v2), or None without a limit."""
+    """Returns how many bytes a container with a limit may still allocate (cgroup v2), or None."""
     try:
         limit = int((folder / "memory.max").read_text())
         used = int((folder / "memory.current").read_text())
@@ -69,8 +68,7 @@ def available_memory(device: str = "cpu") -> int:
 
 
 def peak_memory(device: str = "cpu") -> int:
-    """Returns the peak memory of this process in bytes: on the GPUs if `device` is a GPU, otherwise
-    in RAM."""
+    """Returns the peak memory of this process in bytes, on the GPUs if `device` is one."""
     if device.startswith("cuda"):
         import torch
 
@@ -95,8 +93,8 @@ def memory_ran_out(error: Exception) -> bool:
 
 
 def in_home(path: str | Path, what: str, error: type[EsaError]) -> Path:
-    """Replaces a leading `~` or `~user` of a path by that user's home folder. Raises an error of
-    the class `error`: the user does not exist; the message calls the path `what`."""
+    """Replaces a leading `~` or `~user` of a path by that user's home folder. Raises an `error`
+    that calls the path `what`: the user does not exist."""
     try:
         return Path(path).expanduser()
     except RuntimeError as cause:

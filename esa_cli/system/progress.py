@@ -13,8 +13,7 @@ from esa_cli.errors import UsageError
 
 Item = TypeVar("Item")
 Progress = Callable[[int, int], None]
-"""A callback that is called with (tokens done, total tokens), or with numbers of questions where
-the caller says so."""
+"""A callback that is called with (tokens done, total tokens), or with counts of questions."""
 
 StageProgress = Callable[[str, int, int | None], None]
 """A callback that is called with the stage, the amount done, and the total amount if it is known.
@@ -69,8 +68,7 @@ class WorkShard:
 
     @classmethod
     def parse(cls, text: str | None) -> WorkShard:
-        """Parses a shard such as "3/16", the third of sixteen shards; None stands for the whole
-        list. Raises UsageError."""
+        """Parses a shard such as "3/16", or None for the whole list. Raises UsageError."""
         match = re.fullmatch(r"\s*([0-9]{1,9})\s*/\s*([0-9]{1,9})\s*", text or "1/1")
         shard = cls(int(match[1]), int(match[2])) if match and text != "" else cls(0)
         if not 1 <= shard.number <= shard.count:

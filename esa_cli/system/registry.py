@@ -13,15 +13,13 @@ from esa_cli.errors import PluginError
 T = TypeVar("T")
 
 PLUGIN_PREFIX = "esa_plugin_"
-"""The prefix of the module names of plugin files; the origin of such a module is the path of its
-file."""
+"""The prefix of the module names of plugin files; the path of such a file is its origin."""
 
 _REGISTRIES: list[Registry[Any]] = []
 
 
 class RegistryEntry(NamedTuple, Generic[T]):
-    """A registered value, its origin (the module or plugin file that defines the value), and its
-    qualified name in the origin."""
+    """A registered value, the module or plugin file that defines it, and its qualified name."""
 
     value: T
     origin: str
@@ -46,9 +44,8 @@ class Registry(Generic[T]):
         return iter(self._entries)
 
     def add(self, name: str, value: T, definition: object) -> None:
-        """Registers a value that the class or function `definition` provides; the same definition
-        may register its value again when its module is reloaded. Raises PluginError: another
-        definition uses the name."""
+        """Registers the value of a class or function `definition`, also when its module is
+        reloaded. Raises PluginError: another definition uses the name."""
         origin = origin_of(definition)
         qualname = str(getattr(definition, "__qualname__", name))
         taken = self._entries.get(name)
@@ -89,9 +86,9 @@ def remove_entries(origin: str) -> None:
 
 
 def nearest(word: str, known: Iterable[str], before: str = "") -> str:
-    """Returns the clause 'did you mean X?' with the known name that resembles `word`, preceded by
-    `before`. If no name resembles the word, returns the list of known names, or the three nearest
-    of more than 12."""
+    """Returns the clause 'did you mean X?' with the known name, preceded by `before`, that
+    resembles `word`; if there is none, the list of known names, or of more than 12 the three
+    nearest."""
     names = sorted(known)
     close = difflib.get_close_matches(word, names, n=1)
     if close:

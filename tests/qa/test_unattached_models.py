@@ -97,5 +97,5 @@ def test_what_a_model_cannot_do_names_what_it_can(
     assert main([name, *documents, *model, *given]) == 5
     told = capsys.readouterr().err
     assert "methods cannot run in models of type" in told
-    assert "as `esa ask` does where no --method or --keep" in told
+    assert "as `esa ask` does without --method and --keep" in told
     assert len(told) < 500
