@@ -32,10 +32,10 @@ class JsonLines(ABC):
         self._file: FileIO | None = None
 
     @abstractmethod
-    def _load_file(self, path: Path) -> None:
+    def _load(self, path: Path) -> None:
         """Reads the file. A file with other contents is refused and stays unchanged."""
 
-    def _before_close(self, path: Path) -> None:  # noqa: B027
+    def _close(self, path: Path) -> None:  # noqa: B027
         """Does something while the file is still locked; by default nothing."""
 
     def __enter__(self) -> Self:
@@ -43,8 +43,8 @@ class JsonLines(ABC):
             with self._write_errors_with_hint(self.path), ExitStack() as opened:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
                 opened.enter_context(only_writer(self.path))
-                self._load_file(self.path)
-                opened.callback(self._before_close, self.path)
+                self._load(self.path)
+                opened.callback(self._close, self.path)
                 _complete_last_line(self.path)
                 self._file = opened.enter_context(self.path.open("ab", buffering=0))
                 if self.header and not self._file.tell():
@@ -92,7 +92,7 @@ class Journal(JsonLines):
         self._joined: dict[tuple[str, ...], dict[str, Any]] = {}
         if path is not None and path.exists():
             with only_writer(path):
-                self._load_file(path)
+                self._load(path)
 
     @property
     def rows(self) -> list[dict[str, Any]]:
@@ -118,7 +118,7 @@ class Journal(JsonLines):
         self._joined.clear()
         return self
 
-    def _load_file(self, path: Path) -> None:
+    def _load(self, path: Path) -> None:
         for key, row in self._read_rows(path):
             self._done[key] = row
             self._joined.pop(key, None)
@@ -187,7 +187,7 @@ class OrderedJsonLines(JsonLines):
         """The places whose rows have an "error"."""
         return {at for at, row in self._rows.items() if "error" in row}
 
-    def _load_file(self, path: Path) -> None:
+    def _load(self, path: Path) -> None:
         rows, good = list(self.rows_of(path)), dict[int, dict[str, Any]]()
         for number, row in enumerate(rows, 1):
             if "key" not in row:
@@ -207,7 +207,7 @@ class OrderedJsonLines(JsonLines):
         if list(self._rows.values()) != rows:
             _rewrite_file(path, self._rows.values())
 
-    def _before_close(self, path: Path) -> None:
+    def _close(self, path: Path) -> None:
         """Sorts the rows of the file, if the disk has enough space for a sorted copy."""
         if list(self._rows) != sorted(self._rows):
             with suppress(OSError):
