@@ -23,13 +23,9 @@ K1, B = 1.5, 0.75
 
 
 class Bm25:
-    """An index that computes BM25 scores of texts.
-
-    Args:
-        ids: the word numbers (n,) of all texts, one text after the other.
-        sizes: the number of words of each text, (texts,).
-        vocabulary: the number of different words; every word number is smaller.
-    """
+    """An index that computes BM25 scores of texts: `ids` (n,) are the word numbers of all texts,
+    one text after the other, below `vocabulary`; `sizes` (texts,) are the numbers of words of the
+    texts."""
 
     def __init__(self, ids: Any, sizes: Any, vocabulary: int) -> None:
         self._count = texts = len(sizes)

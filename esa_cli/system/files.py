@@ -70,8 +70,8 @@ def writing_errors(
 ) -> Iterator[None]:
     """Turns an OSError, or an error of the class `also`, of writing `target` into an EsaError: of
     the class `no_room` with the hint `room` if the disk is full, else of the class `failed` with
-    the hint `other`. `target` is a file, or a text for many files; then the message names the
-    failed file."""
+    the hint `other`. If `target` is a text for many files, the message names the file that failed.
+    """
     try:
         yield
     except BrokenPipeError:  # a callback wrote to a closed pipe

@@ -86,9 +86,8 @@ def remove_entries(origin: str) -> None:
 
 
 def nearest(word: str, known: Iterable[str], before: str = "") -> str:
-    """Returns the clause 'did you mean X?' with the known name, preceded by `before`, that
-    resembles `word`; if there is none, the list of known names, or of more than 12 the three
-    nearest."""
+    """Returns the clause 'did you mean X?' with the known name that resembles `word`, preceded by
+    `before`; without such a name, all known names, or the three nearest of more than 12."""
     names = sorted(known)
     close = difflib.get_close_matches(word, names, n=1)
     if close:

@@ -94,14 +94,10 @@ def _restore_model(
         hook.remove()
 
 
-def _record_calls(body: Any, forward_pass: CurrentCall, readers: bool) -> list[RemovableHandle]:
+def _record_calls(body: Any, forward_pass: CurrentCall, has_readers: bool) -> list[RemovableHandle]:
     """Registers hooks that record each call of a model's body with an `EsaCache` as the
-    `CurrentCall`.
-
-    Args:
-        readers: whether some layers attend to other layers' keys and values. In calls other than
-            plain prefill, these layers then compute all tokens, so that every token takes part in
-            the selection.
+    `CurrentCall`. If some layers attend to other layers' keys (`has_readers`), these layers compute
+    all tokens in calls other than plain prefill, so that every token takes part in the selection.
     """
 
     def before_call(module: Any, inputs: Any, options: Mapping[str, Any]) -> Any:
@@ -122,7 +118,7 @@ def _record_calls(body: Any, forward_pass: CurrentCall, readers: bool) -> list[R
             )
         cache.states.begin_call(tokens.shape[1])
         forward_pass.cache = ref(cache)
-        if readers and "logits_to_keep" in options and not cache.is_plain_prefill:
+        if has_readers and "logits_to_keep" in options and not cache.is_plain_prefill:
             return inputs, {**options, "logits_to_keep": 0}
         return None
 
@@ -142,15 +138,10 @@ _ATTACHED: WeakKeyDictionary[nn.Module, ReferenceType[Attachment]] = WeakKeyDict
 
 
 class Attachment:
-    """A model with ESA attached, as a context manager; outside of a `with` block call `detach`.
-
-    Args:
-        model: a causal language model of transformers, of a family in `families`. method: the
-            method that this attachment's caches run, unless `use` or `EsaCache.begin` set another.
-
-    Raises:
-        ModelError: the model is not supported, or is attached already.
-    """
+    """A model with ESA attached, as a context manager; without `with`, call `detach`. `model` is a
+    causal language model of transformers, of a family in `families`; `method` is what its caches
+    run, unless `use` or `EsaCache.begin` set another. Raises ModelError: the model is not
+    supported, or is attached already."""
 
     def __init__(self, model: PreTrainedModel, method: Method) -> None:
         check_supported(model.config)

@@ -38,11 +38,8 @@ class CurrentCall:
 
 class KvCacheLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     """One layer of the cache, which appends a forward call's keys and values to the layer's memory.
-
-    Args:
-        make: the function that creates the key/value store at the first tokens. latent: whether the
-            layer receives latents, for `LatentHeads`.
-    """
+    The function `make` creates the key/value store at the first tokens; `latent` says whether the
+    layer receives latents for `LatentHeads`."""
 
     is_sliding = False
     is_croppable = True
@@ -70,8 +67,7 @@ class KvCacheLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
         """Appends keys and values of C tokens, (1, G, C, D) each, and returns both unchanged. Of
-        latents only the first head is returned, since the model expands the result and ESA ignores
-        it."""
+        latents only the first head is returned, since the model expands the result without need."""
         if not self.latent:
             self.append(key_states[0], value_states[0])
             return key_states, value_states
@@ -158,11 +154,8 @@ KEPT = 2
 
 
 class StateHistory:
-    """The layers' states, and snapshots of the states by the number of tokens processed.
-
-    Attributes:
-        tokens: how many tokens the states result from; None after an interrupted forward call.
-    """
+    """The layers' states, and snapshots of the states by the number of tokens processed. `tokens`
+    says how many tokens the states result from, and is None after an interrupted forward call."""
 
     def __init__(self, layers: Sequence[StateLayer]) -> None:
         self.layers = layers

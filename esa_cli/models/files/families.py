@@ -234,8 +234,7 @@ def layer_kinds(settings: Mapping[str, Any]) -> list[Kind]:
 
 def latent_block(config: Any) -> int:
     """Returns how many numbers of a latent share one scale when stored in 8 bits, or 0 without
-    latents. Rotary parts need other scales, since they are not normalised and may be much larger.
-    """
+    latents. Rotary parts need scales of their own, since they may be much larger."""
     if not family_of(config).latent:
         return 0
     return gcd(int(config.qk_rope_head_dim), int(config.kv_lora_rank))
@@ -257,7 +256,7 @@ def layer_shapes(config: Any) -> list[tuple[int, int]]:
 
 
 def key_shapes(config: Any) -> list[tuple[int, int]]:
-    """Returns the number G and dimension D of key heads for each layer that stores keys, or [] if
+    """Returns the number G and dimension D of key heads in each layer that stores keys, or [] if
     all these layers are alike."""
     readers = source_layers(config)
     shapes = [shape for i, shape in enumerate(layer_shapes(config)) if i not in readers]

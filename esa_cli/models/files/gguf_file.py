@@ -182,8 +182,7 @@ _TOKENS = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "paddin
 
 
 def model_config(file: GgufFile, family: GgufFamily) -> Any:
-    """Returns a GGUF file's configuration in transformers. Raises ModelError: a setting is
-    unknown."""
+    """Returns a GGUF file's transformers configuration. Raises ModelError: it is not supported."""
     from transformers import AutoConfig
 
     experts = family.experts if file.get_setting("expert_count") else ""

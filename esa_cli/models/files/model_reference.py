@@ -133,12 +133,8 @@ def find_snapshot(ref: ModelRef, whole: bool = True) -> Path | None:
 
 def fetch_snapshot(ref: ModelRef, report: StageProgress = silent, whole: bool = True) -> Path:
     """Returns the folder of a hub model, after downloading the model if necessary; the stage
-    "download" is reported in bytes. Without `whole`, weights are not downloaded.
-
-    Raises:
-        ModelError: the model does not exist or cannot be accessed, or the network fails.
-            ResourceError: the disk is full.
-    """
+    "download" is reported in bytes. Without `whole`, weights are not downloaded. Raises ModelError:
+    there is no such model, no access or no network. ResourceError: the disk is full."""
     from huggingface_hub import HfApi
 
     if folder := find_snapshot(ref, whole):

@@ -212,10 +212,9 @@ def _loading_errors(ref: ModelRef, config: dict[str, Any]) -> Iterator[None]:
 
 
 def read_pretrained(folder: Path, place: str, dtype: Any, *, packing: str, kept: bool) -> Any:
-    """Loads the model in a folder by transformers' `from_pretrained`, on the device `place`.
-    `packing` is a name in `QUANTIZATIONS` or ""; `kept` says whether weights that are stored
-    quantised stay quantised. Raises ModelError: weights are missing. Other errors come from
-    transformers."""
+    """Loads the model in a folder by transformers' `from_pretrained` onto the device `place`.
+    `packing` is a name in `QUANTIZATIONS` or ""; `kept` says whether quantised files stay
+    quantised. Raises ModelError: weights are missing. Other errors come from transformers."""
     from transformers import AutoModelForCausalLM
 
     options = checkpoint_files.choose_loading_options(folder)

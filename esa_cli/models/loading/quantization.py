@@ -27,10 +27,9 @@ _PLAIN_INSTEAD = "use the model's unquantised weights, or a GGUF file"
 
 
 class QuantizationWay(NamedTuple):
-    """A way to quantise weights while a model is loaded, and its `package`, the name of an extra,
-    too. A weight takes `bytes`, including its share of the scales; `kind` names torchao's
-    configuration class, `options` are its arguments, and `devices` the types of devices that can
-    compute."""
+    """A way to quantise weights while a model is loaded, by a `package` (also an extra of esa-cli).
+    A weight takes `bytes`, including its share of the scales. `kind` names torchao's configuration
+    class, `options` are its arguments; `devices` are the types of devices that can compute."""
 
     package: str
     bytes: float
@@ -180,8 +179,7 @@ def check_weight_types(weights: Iterable[StoredWeight], settings: Mapping[str, A
 
 def bytes_needed(folder: Path, size: int, way: str = "", kept: bool = False) -> int:
     """Returns how many bytes a folder's weights take in memory. Numbers take `size` bytes, unless
-    they are quantised by a `way` in `QUANTIZATIONS` or, if `kept` is true, stay as they are stored.
-    """
+    they are quantised by a `way` in `QUANTIZATIONS` or stay as they are stored (`kept`)."""
     weights, settings = language_weights(folder), find_quantization_config(read_config(folder))
     check_weight_types(weights, settings)
     if kept:

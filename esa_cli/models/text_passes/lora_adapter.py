@@ -27,13 +27,8 @@ PREFIX = "base_model.model."
 
 class LoraAdapter:
     """A LoRA adapter: the matrices A (r, in) and B (out, r) for some linear layers of one model.
-
-    Args:
-        model: a causal language model of transformers. matrices: the pair (A, B) by the layer's
-            name in `model`. scale: the factor of `B A`, which is alpha / r in the paper.
-
-    Raises:
-        ModelError: the model lacks a layer, or a layer has another size.
+    `matrices` maps each layer's name in `model` to the pair (A, B); `scale` is the factor of `B A`,
+    alpha / r in the paper. Raises ModelError: the model lacks a layer, or a layer has another size.
     """
 
     def __init__(
@@ -68,12 +63,9 @@ class LoraAdapter:
 
     @classmethod
     def load(cls, folder: Path, model: nn.Module) -> LoraAdapter:
-        """Loads an adapter from its folder.
-
-        Raises:
-            ModelError: the adapter is missing, damaged, of an unsupported kind (bias, DoRA, rank
-                patterns) or of another model, or has numbers that are not finite.
-        """
+        """Loads an adapter from its folder. Raises ModelError: the adapter is missing, damaged, of
+        an unsupported kind (bias, DoRA, rank patterns) or of another model, or has numbers that are
+        not finite."""
         with reading(f"the adapter {folder}", "use --set answer.adapter=null"):
             config = json.loads((folder / CONFIG).read_text("utf-8"))
             tensors = load_file(folder / WEIGHTS)

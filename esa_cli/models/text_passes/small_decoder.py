@@ -144,8 +144,7 @@ class FusedForward:
 def _fuse_layer_weights(
     layer: Any, products: dict[nn.Module, tuple[Tensor, Tensor]]
 ) -> SimpleNamespace:
-    """Returns a layer's weights; `projection` ((H + 2 G) D, hidden) fuses queries, keys and
-    values."""
+    """Returns a layer's weights, with queries, keys and values fused in `projection`."""
     attention, mlp = layer.self_attn, layer.mlp
     three = (attention.q_proj, attention.k_proj, attention.v_proj)
     biases = [one.bias for one in three]
@@ -234,12 +233,8 @@ def can_be_plain(settings: Mapping[str, Any]) -> bool:
 
 class PlainDecoder(nn.Module):
     """The modules of a causal language model, with their parameters in the same order as in
-    transformers.
-
-    Args:
-        config: settings for which `can_be_plain` is true. The weights are on the device `meta`
-            until `load`.
-    """
+    transformers. `can_be_plain` must be true for `config`; until `load`, the weights are on the
+    device `meta`."""
 
     def __init__(self, config: PlainConfig) -> None:
         super().__init__()

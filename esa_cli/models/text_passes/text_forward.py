@@ -22,8 +22,7 @@ from esa_cli.system.machine import memory_ran_out
 @contextmanager
 def before_each_layer(model: Any, call: Callable[[], None]) -> Iterator[None]:
     """Calls `call` before each decoder layer of each forward pass of a model until the block ends;
-    an exception in `call` ends the pass. Without known layers, `call` is called once in each pass.
-    """
+    an exception in `call` ends the pass. Without known layers, each pass calls `call` once."""
     layers = getattr(model.base_model, "layers", [model.base_model])
     handles = [layer.register_forward_pre_hook(lambda *_: call()) for layer in layers]
     try:
@@ -246,10 +245,7 @@ UNFIT = (
 def plain_forward(model: Any) -> ModelForward:
     """Returns the forward pass of a model without an attached method. A model of an unsupported
     family is tested first: a short text in two parts must give the same logits as in one pass.
-
-    Raises:
-        ModelError: the logits differ, or are not numbers in the model's number type.
-    """
+    Raises ModelError: the logits differ, or are not numbers in the model's number type."""
     forward = ModelForward(model)
     if model.config.model_type in FAMILIES:
         return forward
