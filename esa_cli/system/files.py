@@ -68,10 +68,9 @@ def writing_errors(
     no_room: type[EsaError] = ResourceError,
     failed: type[EsaError] = DocumentError,
 ) -> Iterator[None]:
-    """Turns an OSError, or an error of the class `also`, of writing `target` into an EsaError: of
-    the class `no_room` with the hint `room` if the disk is full, else of the class `failed` with
-    the hint `other`. If `target` is a text for many files, the message names the file that failed.
-    """
+    """Turns an OSError, or an error of the class `also`, of writing `target` into an EsaError: a
+    `no_room` with the hint `room` if the disk is full, else a `failed` with the hint `other`. If
+    `target` is a text for many files, the message names the file that failed."""
     try:
         yield
     except BrokenPipeError:  # a callback wrote to a closed pipe

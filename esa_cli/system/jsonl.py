@@ -36,7 +36,7 @@ class JsonLines(ABC):
         """Reads the file. A file with other contents is refused and stays unchanged."""
 
     def _close(self, path: Path) -> None:  # noqa: B027
-        """Does something while the file is still locked; by default nothing."""
+        """Runs when the file is closed and is still locked; by default it does nothing."""
 
     def __enter__(self) -> Self:
         if self.path is not None:
@@ -96,7 +96,7 @@ class Journal(JsonLines):
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """The rows, one for each key, ordered by the first appearance of the key."""
+        """The rows of the journal, one for each key, ordered by the first use of the key."""
         return list(self._done.values())
 
     def join(self, paths: Iterable[Path]) -> int:
@@ -136,7 +136,7 @@ class Journal(JsonLines):
             if wrong := lacks[0] if lacks else self._wrong and self._wrong(row):
                 raise DocumentError(
                     f"{path}: the row in line {number} is incomplete: {wrong}",
-                    "delete that line, or choose another --out",
+                    f"delete line {number}, or choose another --out",
                 )
             yield self._row_key(row), row
 

@@ -92,24 +92,24 @@ def memory_ran_out(error: Exception) -> bool:
     return named or any(part in str(error) for part in words)
 
 
-def in_home(path: str | Path, what: str, error: type[EsaError]) -> Path:
-    """Replaces a leading `~` or `~user` of a path by that user's home folder. Raises an `error`
-    that calls the path `what`: the user does not exist."""
+def in_home(path: str | Path, path_name: str, error_class: type[EsaError]) -> Path:
+    """Replaces a leading `~` or `~user` of a path by that user's home folder. Raises an error of
+    `error_class` that calls the path `path_name`: the user does not exist."""
     try:
         return Path(path).expanduser()
     except RuntimeError as cause:
-        message = f"{what} {path}: the home folder {Path(path).parts[0]} does not exist"
-        raise error(message, "give the full path") from cause
+        message = f"{path_name} {path}: the home folder {Path(path).parts[0]} does not exist"
+        raise error_class(message, "give the full path") from cause
 
 
-def size_text(count: float) -> str:
+def size_text(byte_count: float) -> str:
     """Returns a number of bytes as text, such as `512 bytes` or `1.5 GiB`."""
     units = ["bytes", "KiB", "MiB", "GiB", "TiB"]
-    while abs(count) >= 1024 and len(units) > 1:
-        count /= 1024
+    while abs(byte_count) >= 1024 and len(units) > 1:
+        byte_count /= 1024
         units.pop(0)
-    whole = units[0] == "bytes" or abs(count) >= 100
-    return f"{count:.0f} {units[0]}" if whole else f"{count:.1f} {units[0]}"
+    whole = units[0] == "bytes" or abs(byte_count) >= 100
+    return f"{byte_count:.0f} {units[0]}" if whole else f"{byte_count:.1f} {units[0]}"
 
 
 def time_text(seconds: float) -> str:

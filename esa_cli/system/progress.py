@@ -23,7 +23,7 @@ the model itself. The other stages report 0 of None: "wait" (another process is 
 model), "import", "save", "load", and "convert" if transformers converts the model."""
 
 
-def silent(stage: str, done: int, total: int | None, /) -> None:
+def show_nothing(stage: str, done: int, total: int | None, /) -> None:
     """A `StageProgress` callback that shows nothing."""
 
 

@@ -46,9 +46,9 @@ def test_logits_and_sums_of_values_are_those_of_expanded_keys_and_values() -> No
     q, latents, rotary = drawn(module)
     keys, values = (one[0] for one in module.expand_kv(latents[None], rotary[None]))
     rows = torch.cat((rotary, latents), -1)
-    close(heads.queries(q) @ rows.transpose(1, 2), q @ keys.transpose(1, 2))
+    close(heads.absorb_queries(q) @ rows.transpose(1, 2), q @ keys.transpose(1, 2))
     weights = torch.rand(module.num_heads, COUNT, COUNT)
-    close(heads.outputs(weights @ rows), weights @ values, 2e-5)
+    close(heads.expand_outputs(weights @ rows), weights @ values, 2e-5)
 
 
 @pytest.mark.parametrize("rotate", [False, True])
@@ -58,7 +58,7 @@ def test_scores_are_those_of_expanded_keys(rotate: bool) -> None:
     q, latents, rotary = drawn(module)
     keys, _ = module.expand_kv(latents[None], rotary[None])
     with attach(model, METHOD) as attached:
-        rope, absorbed = attached.rope, attached.latents[0].queries(q)
+        rope, absorbed = attached.rope, attached.latents[0].absorb_queries(q)
     rows = build_step(absorbed, torch.cat((rotary, latents), -1), rope=rope)
     # The dimensions that rotate first, as `Rope` has them.
     expanded = build_step(q.roll(8, -1), keys[0].roll(8, -1), rope=rope)

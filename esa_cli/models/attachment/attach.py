@@ -196,7 +196,7 @@ class Attachment:
         ropes = [traits.rope for traits in self.traits if traits is not None]
         return next((rope for rope in ropes if rope.rotates), ropes[0])
 
-    def attention(self, method: Method, layer: int) -> Attention | SlidingAttention:
+    def layer_attention(self, method: Method, layer: int) -> Attention | SlidingAttention:
         """Returns the attention function of a layer: the method's, or sliding-window attention."""
         traits = self.traits[layer]
         assert traits is not None, "the layer has no attention"
@@ -270,10 +270,10 @@ def _compute_esa_attention(
         raise UsageError("ESA accepts no attention mask", "omit attention_mask")
     layer: int = module.layer_idx  # type: ignore[assignment]
     latent, traits = attachment.latents[layer] if attachment.latents else None, attachment.traits
-    q = latent.queries(query[0]) if latent else traits[layer].rope.as_key(query[0])  # type: ignore[union-attr]
-    attention = attachment.attention(cache.method, layer)
+    q = latent.absorb_queries(query[0]) if latent else traits[layer].rope.as_key(query[0])  # type: ignore[union-attr]
+    attention = attachment.layer_attention(cache.method, layer)
     out = attention(cache.memory(layer), q, cache.query, kwargs.get("s_aux"))
-    return (latent.outputs(out) if latent else out).transpose(0, 1)[None], None
+    return (latent.expand_outputs(out) if latent else out).transpose(0, 1)[None], None
 
 
 def _refuse_padding_mask(*args: Any, attention_mask: Tensor | None = None, **kwargs: Any) -> None:

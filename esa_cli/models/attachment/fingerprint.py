@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from esa_cli.errors import ModelError, PresetError, first_line
-from esa_cli.models.attachment.layer_traits import plain_weight, projections
+from esa_cli.models.attachment.layer_traits import plain_weight, qkv_modules
 from esa_cli.models.files.families import key_shape
-from esa_cli.models.text_passes.small_decoder import is_plain
+from esa_cli.models.text_passes.small_decoder import is_plain_weight
 
 if TYPE_CHECKING:
     from esa_cli.attention.method import Method
@@ -35,14 +35,16 @@ def weight_tensors(model: Any) -> Iterator[tuple[str, Tensor]]:
     model's state. Quantised weights are flattened, because bitsandbytes changes their shape at
     their first use. Raises ModelError: the state contains something other than tensors."""
     parameters = dict(model.named_parameters(remove_duplicate=False))
-    plain = {name for name, weight in parameters.items() if is_plain(weight)}
+    plain = {name for name, weight in parameters.items() if is_plain_weight(weight)}
     yield from ((name, weight) for name, weight in model.named_parameters() if name in plain)
     for name, tensor in _module_tensors(model, plain):
         yield name, tensor.reshape(-1) if name in parameters else tensor
 
 
-def _module_tensors(module: Any, known: Set[str] = frozenset()) -> Iterator[tuple[str, Tensor]]:
-    """Yields the name and tensor of each entry of a module's state, except for names in `known`."""
+def _module_tensors(
+    module: Any, known_names: Set[str] = frozenset()
+) -> Iterator[tuple[str, Tensor]]:
+    """Yields the name and tensor of each entry of a module's state, except for `known_names`."""
     for name, part in module.named_modules():
         prefix, state = f"{name}." if name else "", dict[str, Any]()
         packing = getattr(getattr(part, "weight", None), "quant_state", None)
@@ -54,7 +56,7 @@ def _module_tensors(module: Any, known: Set[str] = frozenset()) -> Iterator[tupl
                 for key, value in vars(inner).items() if inner is not None else ():
                     if isinstance(value, Tensor):
                         state[f"{prefix}weight.quant_state{at}.{key}"] = value
-        for key in sorted(state.keys() - known):
+        for key in sorted(state.keys() - known_names):
             yield from _tensors_in_state_entry(key, state[key])
 
 
@@ -118,17 +120,17 @@ def fingerprint(model: Any) -> Fingerprint:
             "some weights are not in memory, so that esa cannot compute the model's fingerprint",
             "load the whole model into memory, or use a smaller model",
         )
-    config, layers, digest = model.config, projections(model), hashlib.sha256()
+    config, layers, digest = model.config, qkv_modules(model), hashlib.sha256()
     for projection in (*layers[0][:2], *layers[-1][:2]):
         with weight_errors("a projection"):
-            for numbers in _numbers(projection):
+            for numbers in _weight_bytes(projection):
                 digest.update(numbers.cpu().numpy().tobytes())
     groups, dim = key_shape(config)
     heads = int(config.num_attention_heads)
     return Fingerprint(str(config.model_type), len(layers), heads, groups, dim, digest.hexdigest())
 
 
-def _numbers(projection: Any) -> list[Tensor]:
+def _weight_bytes(projection: Any) -> list[Tensor]:
     """Returns the signs of a projection's weight, or all bytes and scales of a quantised one."""
     if (weight := plain_weight(projection)) is not None:
         return [torch.signbit(weight).to(torch.uint8)]

@@ -111,18 +111,18 @@ class StateLayer(LinearAttentionLayer):
         LinearAttentionLayer.__init__(self, self.number_of_states)
 
     @property
-    def tensors(self) -> State:
+    def state_tensors(self) -> State:
         """The tensors of the layer's state by kind and number, such as `conv.0`."""
         kinds = {"conv": self.conv_states, "recurrent": self.recurrent_states}
         each = ((f"{kind}.{i}", one) for kind in kinds for i, one in kinds[kind].items())
         return {name: tensor for name, tensor in each if tensor is not None}
 
-    def copied(self) -> State:
+    def copy_state(self) -> State:
         """Returns a copy of the layer's state."""
         with torch.inference_mode(False):
-            return {name: tensor.detach().clone() for name, tensor in self.tensors.items()}
+            return {name: tensor.detach().clone() for name, tensor in self.state_tensors.items()}
 
-    def restore(self, state: State) -> None:
+    def restore_state(self, state: State) -> None:
         """Replaces the layer's state by a copied one."""
         self.reset()
         for name, tensor in state.items():
@@ -130,7 +130,7 @@ class StateLayer(LinearAttentionLayer):
             self.lazy_initialization(**{f"{kind}_states": tensor, "state_idx": int(number)})
             if kind == "conv":
                 self.has_previous_state[int(number)] = True
-        for name, tensor in self.tensors.items():
+        for name, tensor in self.state_tensors.items():
             tensor.copy_(state[name])
 
 
@@ -170,25 +170,25 @@ class StateHistory:
             for oldest in sorted(self._snapshots)[:-KEPT]:
                 del self._snapshots[oldest]
 
-    def begin_call(self, tokens: int) -> None:
+    def begin_call(self, new_tokens: int) -> None:
         """Begins a forward call; before a call of several tokens the states are copied. Raises
         UsageError: the previous call was interrupted, and the cache was not cropped since."""
         if not self.layers:
             return
         if self.tokens is None:
             raise UsageError(*INTERRUPTED)
-        if tokens > 1 and self.tokens not in self._snapshots:
+        if new_tokens > 1 and self.tokens not in self._snapshots:
             self._automatic = {self.tokens: self.taken()}
         self.tokens = None
 
     def end_call(self, tokens: int) -> None:
         """Ends a forward call, after which the cache has `tokens` tokens."""
         self.tokens = tokens
-        for tensor in [one for layer in self.layers for one in layer.tensors.values()]:
+        for tensor in [one for layer in self.layers for one in layer.state_tensors.values()]:
             if tensor.requires_grad:  # of a model with gradients
                 tensor.detach_()
 
-    def restore(self, tokens: int) -> None:
+    def restore_states(self, tokens: int) -> None:
         """Restores the states at `tokens` tokens. Raises UsageError: no copy exists."""
         if self.layers and tokens != self.tokens:
             known = {0: [State()] * len(self.layers), **self._automatic, **self._snapshots}
@@ -198,7 +198,7 @@ class StateHistory:
                     "call snapshot() at the number of tokens to which the cache will be cropped",
                 )
             for layer, state in zip(self.layers, known[tokens], strict=True):
-                layer.restore(state)
+                layer.restore_state(state)
         self.tokens = tokens
         for kept in (self._automatic, self._snapshots):
             for later in [at for at in kept if at > tokens]:
@@ -206,18 +206,18 @@ class StateHistory:
 
     def taken(self) -> list[State]:
         """Returns a copy of the states, one for each layer with a state."""
-        return [layer.copied() for layer in self.layers]
+        return [layer.copy_state() for layer in self.layers]
 
-    def give(self, states: Sequence[State], tokens: int) -> None:
+    def replace_states(self, states: Sequence[State], tokens: int) -> None:
         """Replaces the states by copied ones, which result from `tokens` tokens."""
         self._snapshots, self._automatic = {tokens: list(states)}, {}
         self.tokens = None
-        self.restore(tokens)
+        self.restore_states(tokens)
 
     @property
     def nbytes(self) -> int:
         """The bytes of the states, without their snapshots."""
-        return sum(one.nbytes for layer in self.layers for one in layer.tensors.values())
+        return sum(one.nbytes for layer in self.layers for one in layer.state_tensors.values())
 
 
 class EsaCache(Cache):
@@ -280,18 +280,18 @@ class EsaCache(Cache):
         if self.forward_pass.current_cache() is not self:
             self.check_owner(None)
         if layer_idx == self.own[0].layer:
-            self._check_positions(key_states.shape[2])
+            self._check_token_positions(key_states.shape[2])
         return super().update(key_states, value_states, layer_idx, *args, **kwargs)
 
-    def _check_positions(self, count: int) -> None:
+    def _check_token_positions(self, token_count: int) -> None:
         """Checks that a call's tokens follow the cached ones. After a crop, a new turn begins."""
         length = self.own[0].get_seq_length()
         if any(layer.get_seq_length() != length for layer in self.own):
             raise UsageError(*INTERRUPTED)
-        span = self.forward_pass.span or (length, length + count - 1)
-        if span != (length, length + count - 1):
+        span = self.forward_pass.span or (length, length + token_count - 1)
+        if span != (length, length + token_count - 1):
             raise UsageError(
-                f"the positions of {count} tokens must follow the {length} cached ones, got "
+                f"the positions of {token_count} tokens must follow the {length} cached ones, got "
                 f"{span[0]} to {span[1]}",
                 "omit position_ids, and set use_cache=True",
             )
@@ -320,7 +320,7 @@ class EsaCache(Cache):
         """Uses stores that already contain tokens, one for each layer with keys and values, with
         their states. Without `projections`, no compressor has been fitted yet."""
         assert len(recurrent) == len(self.states.layers), "some states are missing"
-        self.states.give(recurrent, len(stores[0]))
+        self.states.replace_states(recurrent, len(stores[0]))
         for i, layer in enumerate(self.own):
             memory = LayerMemory(layer.layer, stores[i], states[i] if states else {})
             memory.projection = projections[i] if projections else None
@@ -347,7 +347,7 @@ class EsaCache(Cache):
         """Crops the cache to `length` tokens, even after an interrupted forward call. Raises
         UsageError: some layers have a state, and there is no snapshot at this length."""
         shortest = min(layer.get_seq_length() for layer in self.own)
-        self.states.restore(min(length, shortest))
+        self.states.restore_states(min(length, shortest))
         for layer in self.own:
             extra = layer.get_seq_length() - length
             if extra > 0:

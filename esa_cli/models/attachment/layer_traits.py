@@ -14,7 +14,7 @@ from esa_cli.attention.rope import Angles, NoRope, Rope, WeightedRope
 from esa_cli.errors import ModelError
 from esa_cli.models.files import families
 from esa_cli.models.files.families import ModelFamily, family_of, layer_types, source_layers
-from esa_cli.models.text_passes.small_decoder import is_plain
+from esa_cli.models.text_passes.small_decoder import is_plain_weight
 
 if TYPE_CHECKING:
     from esa_cli.attention.layer import Temperature
@@ -41,7 +41,7 @@ def row_layers(model: Any) -> list[int]:
     return [i for i, module in modules if module is not None and i not in readers]
 
 
-def projections(model: Any) -> list[list[Any]]:
+def qkv_modules(model: Any) -> list[list[Any]]:
     """Returns the modules that compute queries, keys and values in each layer with keys."""
     names, modules = family_of(model.config).projections, attention_modules(model)
     layers = [[getattr(modules[i], name, None) for name in names] for i in row_layers(model)]
@@ -51,13 +51,13 @@ def projections(model: Any) -> list[list[Any]]:
 def plain_weight(module: Any) -> Tensor | None:
     """Returns a module's weight if it is a plain floating-point tensor, else None."""
     weight = getattr(module, "weight", None)
-    return weight.detach() if isinstance(weight, Tensor) and is_plain(weight) else None
+    return weight.detach() if isinstance(weight, Tensor) and is_plain_weight(weight) else None
 
 
 def kv_dtype(model: Any) -> torch.dtype:
     """Returns the number type of keys and values: the type of the value projections or, if these
     are quantised, of the model. Raises ModelError: layers have different types."""
-    weights = [plain_weight(part[-1]) for part in projections(model)]
+    weights = [plain_weight(part[-1]) for part in qkv_modules(model)]
     types = {model.dtype if weight is None else weight.dtype for weight in weights}
     if len(types) > 1:
         kinds = ", ".join(sorted(str(kind).removeprefix("torch.") for kind in types))
@@ -158,7 +158,7 @@ class LatentHeads:
     All heads share one vector for each token: R rotary dimensions of the key, followed by its
     latent c. With a head's projections A (N, L) to the rest of its key and B (V, L) to its value,
 
-        q . k          =  q_rotary . row_rotary + (A^T q_rest) . c
+        q · k          =  q_rotary · row_rotary + (A^T q_rest) · c
         sum_i a_i v_i  =  B sum_i a_i c_i
 
     so methods select and attend as if the shared vectors were one key head and also its values.
@@ -180,25 +180,25 @@ class LatentHeads:
                 "use a model of another family",
             )
 
-    def queries(self, q: Tensor) -> Tensor:
+    def absorb_queries(self, q: Tensor) -> Tensor:
         """Converts queries (H, C, N + R), with the rotary part last, to queries (H, C, R + L) that
         are multiplied with the shared vectors."""
         rest, rotary = torch.split(q, [self._rest, self._rotary], dim=-1)
-        return torch.cat((rotary, rest @ self._projections(q)[:, : self._rest]), dim=-1)
+        return torch.cat((rotary, rest @ self._absorbed_projections(q)[:, : self._rest]), dim=-1)
 
-    def outputs(self, rows: Tensor) -> Tensor:
+    def expand_outputs(self, rows: Tensor) -> Tensor:
         """Converts weighted sums of shared vectors (H, C, R + L) to those of values (H, C, V)."""
         latents = rows[..., self._rotary :]
-        return latents @ self._projections(rows)[:, self._rest :].transpose(1, 2)
+        return latents @ self._absorbed_projections(rows)[:, self._rest :].transpose(1, 2)
 
-    def _projections(self, like: Tensor) -> Tensor:
+    def _absorbed_projections(self, same_type: Tensor) -> Tensor:
         """Returns the projections A and B of each head, concatenated to (H, N + V, L)."""
         projection, weight = self._projection, self._dequantised
         adapted = bool(projection._forward_hooks)  # an adapter's output is not there for good
         if type(projection) is nn.Linear and not adapted:
             weight = plain_weight(projection)
         if weight is None or weight.is_meta or adapted:
-            unit = torch.eye(self._latent, dtype=like.dtype, device=like.device)
+            unit = torch.eye(self._latent, dtype=same_type.dtype, device=same_type.device)
             weight = projection(unit).T.contiguous()
             self._dequantised = self._dequantised if adapted else weight
         return weight.view(self._heads, -1, self._latent)

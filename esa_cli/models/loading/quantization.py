@@ -116,30 +116,30 @@ def quantization_in(config: Mapping[str, Any]) -> str:
     return str(getattr(method, "value", method) or "an unknown method")
 
 
-def stays_quantised(config: Mapping[str, Any], place: str) -> bool:
+def stays_quantised(config: Mapping[str, Any], device: str) -> bool:
     """Whether weights that are stored quantised stay quantised on a device from `choose_device`."""
     method = quantization_in(config)
-    return bool(method) and (place.startswith("cuda") or method in _KEPT)
+    return bool(method) and (device.startswith("cuda") or method in _KEPT)
 
 
-def stored_as(config: dict[str, Any], place: str, way: str, dtype: str) -> str:
+def stored_as(config: dict[str, Any], device: str, way: str, dtype: str) -> str:
     """Describes how a model's weights are stored, and whether loading dequantises them; "" for
     weights that are not quantised. `way` is a name in `QUANTIZATIONS` or ""; `dtype` is the name of
     the computation's number type."""
     if not (method := quantization_in(config)):
         return ""
-    kept = not way and stays_quantised(config, place)
+    kept = not way and stays_quantised(config, device)
     return f"quantised by {method}, {'stays quantised' if kept else f'dequantised to {dtype}'}"
 
 
-def check_loadable_format(config: Mapping[str, Any], place: str, ref: str) -> None:
+def check_loadable_format(config: Mapping[str, Any], device: str, ref: str) -> None:
     """Raises ModelError when quantised files cannot be loaded on a device from `choose_device`."""
     method = quantization_in(config)
-    if not method or place.startswith("cuda"):  # there transformers says what is missing
+    if not method or device.startswith("cuda"):  # there transformers says what is missing
         return
     module = _MODULES.get(method, "")
     if not module:
-        message = f"{ref} is quantised by {method}, which esa cannot load on {place}"
+        message = f"{ref} is quantised by {method}, which esa cannot load on {device}"
         raise ModelError(message, _PLAIN_INSTEAD)
     if importlib.util.find_spec(module) is None:
         message = f"{ref} is quantised by {method}, which needs the missing module {module}"
@@ -177,22 +177,22 @@ def check_weight_types(weights: Iterable[StoredWeight], settings: Mapping[str, A
             raise ModelError(message, _PLAIN_INSTEAD)
 
 
-def bytes_needed(folder: Path, size: int, way: str = "", kept: bool = False) -> int:
-    """Returns how many bytes a folder's weights take in memory. Numbers take `size` bytes, unless
-    they are quantised by a `way` in `QUANTIZATIONS` or stay as they are stored (`kept`)."""
+def bytes_needed(folder: Path, number_bytes: int, way: str = "", stays_packed: bool = False) -> int:
+    """Returns how many bytes a folder's weights take in memory. Numbers take `number_bytes`, unless
+    quantised by a `way` in `QUANTIZATIONS` or left as they are stored (`stays_packed`)."""
     weights, settings = language_weights(folder), find_quantization_config(read_config(folder))
     check_weight_types(weights, settings)
-    if kept:
+    if stays_packed:
         return sum(path.stat().st_size for path in weight_files(folder))
     total = 0.0
     for name, kind, shape in weights:
         count = math.prod(shape)
         if kind in _FLOATS or (kind.startswith("F8") and not settings):
             matrix = len(shape) == 2 and ".layers." in name
-            total += count * (packed_bytes(way, size) if matrix else size)
+            total += count * (packed_bytes(way, number_bytes) if matrix else number_bytes)
         elif not _BESIDE.search(name):
             packed = {"U8": 2, "I32": 32 // (_bits_per_weight(settings) or 8)}.get(kind, 1)
-            total += count * packed * size
+            total += count * packed * number_bytes
     return int(total)
 
 

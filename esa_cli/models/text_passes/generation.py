@@ -31,13 +31,13 @@ class Streamer:
         self.last: int | None = None
         self._ids: list[int] | None = None
 
-    def put(self, value: torch.Tensor) -> None:
+    def put(self, token_ids: torch.Tensor) -> None:
         """Receives token ids from `generate`: first the whole prompt, then each new token."""
         if self._ids is None:
             self._ids = []
             return
         self.first = self.first or time.perf_counter()
-        self._ids.extend(value.flatten().tolist())
+        self._ids.extend(token_ids.flatten().tolist())
         self.count, self.last = len(self._ids), self._ids[-1]
         # A character may be several byte tokens: the last of them completes it.
         self._emit_text("\ufffd")
@@ -46,10 +46,10 @@ class Streamer:
         """Emits the remaining text when `generate` has ended."""
         self._emit_text("")
 
-    def _emit_text(self, incomplete: str) -> None:
+    def _emit_text(self, incomplete_end: str) -> None:
         """Decodes all tokens and emits the new text, except for incomplete characters."""
         text = str(self.tokenizer.decode(self._ids or [], skip_special_tokens=True))
-        text = text.rstrip(incomplete) if incomplete else text
+        text = text.rstrip(incomplete_end) if incomplete_end else text
         new, self.text = text[len(self.text) :], text
         if new and self.on_text:
             self.on_text(new)

@@ -94,11 +94,11 @@ class LoraAdapter:
         """The rank r of the adapter, which is the smaller size of its matrices."""
         return int(next(iter(self.matrices.values()))[0].shape[0])
 
-    def save(self, folder: Path, base: str) -> None:
-        """Saves the adapter in peft's format; `base` is the name of its model."""
+    def save(self, folder: Path, base_model: str) -> None:
+        """Saves the adapter in peft's format; `base_model` is the name of its model."""
         folder.mkdir(parents=True, exist_ok=True)
         config = {
-            "peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": base,
+            "peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": base_model,
             "r": self.rank, "lora_alpha": self.scale * self.rank, "bias": "none", "use_dora": False,
             "target_modules": sorted({name.rsplit(".", 1)[-1] for name in self.matrices}),
         }  # fmt: skip
@@ -139,8 +139,8 @@ class LoraAdapter:
             for name, (a, b) in self.matrices.items()
         }
 
-    def to(self, like: Tensor) -> LoraAdapter:
+    def to(self, target: Tensor) -> LoraAdapter:
         """Moves the adapter's matrices to the device and number type of a tensor."""
         for name, (a, b) in self.matrices.items():
-            self.matrices[name] = a.to(like.device, like.dtype), b.to(like.device, like.dtype)
+            self.matrices[name] = a.to(target), b.to(target)
         return self

@@ -178,7 +178,7 @@ def _fuse_layer_weights(
     )
 
 
-def is_plain(weight: Tensor) -> bool:
+def is_plain_weight(weight: Tensor) -> bool:
     """Whether a weight is a plain tensor of floating-point numbers with more than 8 bits."""
     plain = type(weight) in (Tensor, nn.Parameter)
     return plain and weight.is_floating_point() and weight.dtype.itemsize > 1
@@ -195,7 +195,7 @@ def can_be_fused(model: Any) -> bool:
     return (
         sum(one.nbytes for one in weights) <= MOST_BYTES
         and all(type(one) is nn.Linear for one in linears)
-        and all(is_plain(one) and one.dtype == dtype for one in weights)
+        and all(is_plain_weight(one) and one.dtype == dtype for one in weights)
         and all(one.device.type == "cpu" for one in weights)
     )
 

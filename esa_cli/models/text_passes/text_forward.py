@@ -20,11 +20,12 @@ from esa_cli.system.machine import memory_ran_out
 
 
 @contextmanager
-def before_each_layer(model: Any, call: Callable[[], None]) -> Iterator[None]:
-    """Calls `call` before each decoder layer of each forward pass of a model until the block ends;
-    an exception in `call` ends the pass. Without known layers, each pass calls `call` once."""
+def before_each_layer(model: Any, callback: Callable[[], None]) -> Iterator[None]:
+    """Calls `callback` before each decoder layer of each forward pass of a model until the block
+    ends; an exception in `callback` ends the pass. Without known layers, each pass makes one call.
+    """
     layers = getattr(model.base_model, "layers", [model.base_model])
-    handles = [layer.register_forward_pre_hook(lambda *_: call()) for layer in layers]
+    handles = [layer.register_forward_pre_hook(lambda *_: callback()) for layer in layers]
     try:
         yield
     finally:
@@ -65,16 +66,17 @@ class _LastLayerReached(Exception):
     """An exception that ends a forward pass after the last layer that is needed."""
 
 
-def hidden_states(model: Any, ids: Tensor, layers: int) -> Tensor:
+def hidden_states(model: Any, ids: Tensor, layer_count: int) -> Tensor:
     """Returns the hidden states (B, T, H), float32 and of RMS 1, of token ids (B, T) after the
-    first `layers` layers of a model. Later layers do not run; gradients are computed if enabled."""
+    first `layer_count` layers of a model. Later layers do not run; gradients are computed if
+    enabled."""
     states = list[Tensor]()
 
     def stop_after_layer(module: nn.Module, inputs: Any, output: Any) -> None:
         states.append(output[0] if isinstance(output, tuple) else output)
         raise _LastLayerReached
 
-    handle = model.base_model.layers[layers - 1].register_forward_hook(stop_after_layer)
+    handle = model.base_model.layers[layer_count - 1].register_forward_hook(stop_after_layer)
     try:
         model.base_model(input_ids=ids.to(model.device), use_cache=False)
     except _LastLayerReached:
@@ -99,17 +101,17 @@ class KeyValuePast:
 
     pairs: Sequence[KeysValues]
 
-    def select(self, rows: Sequence[int]) -> KeyValuePast:
+    def select_sequences(self, numbers: Sequence[int]) -> KeyValuePast:
         """Returns the KV cache of the sequences with these numbers; a number may be repeated."""
-        if len({*rows}) == 1:
-            only, shape = slice(rows[0], rows[0] + 1), (len(rows), -1, -1, -1)
+        if len({*numbers}) == 1:
+            only, shape = slice(numbers[0], numbers[0] + 1), (len(numbers), -1, -1, -1)
             return KeyValuePast(
                 [(k[only].expand(shape), v[only].expand(shape)) for k, v in self.pairs]
             )
-        at = torch.tensor([*rows], device=self.pairs[0][0].device)
+        at = torch.tensor([*numbers], device=self.pairs[0][0].device)
         return KeyValuePast([(keys[at], values[at]) for keys, values in self.pairs])
 
-    def cut(self, length: int) -> KeyValuePast:
+    def cut_to_length(self, length: int) -> KeyValuePast:
         """Returns the KV cache of the first `length` tokens, without the padding of a prompt."""
         return KeyValuePast([(k[:, :, :length], v[:, :, :length]) for k, v in self.pairs])
 
@@ -121,7 +123,7 @@ class CachePast:
     cache: Any
     device: torch.device
 
-    def select(self, rows: Sequence[int]) -> CachePast:
+    def select_sequences(self, numbers: Sequence[int]) -> CachePast:
         """Returns the cache of the sequences with these numbers; a number may be repeated."""
         out = copy.copy(self.cache)
         out.layers = [copy.copy(layer) for layer in self.cache.layers]
@@ -129,10 +131,10 @@ class CachePast:
             for name, value in vars(layer).items():
                 if isinstance(value, dict):
                     setattr(layer, name, dict(value))
-        out.reorder_cache(torch.tensor([*rows], device=self.device))
+        out.reorder_cache(torch.tensor([*numbers], device=self.device))
         return CachePast(out, self.device)
 
-    def cut(self, length: int) -> CachePast:
+    def cut_to_length(self, length: int) -> CachePast:
         """Crops the cache to the first `length` tokens."""
         if (extra := self.cache.get_seq_length() - length) > 0:
             self.cache.crop(-extra)
@@ -215,14 +217,15 @@ class PromptBatch:
                 self._places[n], logits[n] = (past, row), line
         self.logits = torch.stack(logits) if logits else torch.empty(0, 0)
 
-    def continuation(self, number: int) -> Continuation:
+    def continuation(self, prompt_index: int) -> Continuation:
         """Returns a `Continuation` of one prompt, to which tokens can be appended."""
-        past, row = self._places[number]
-        return Continuation(self._forward, past.select([row]).cut(self._lengths[number]))
+        past, row = self._places[prompt_index]
+        alone = past.select_sequences([row]).cut_to_length(self._lengths[prompt_index])
+        return Continuation(self._forward, alone)
 
 
 class Continuation:
-    """One prompt and its alternative continuations, all of one length; the first is empty."""
+    """A prompt with alternative continuations of one length; the prompt is continuation 0."""
 
     def __init__(self, forward: TextForward, past: TextPast) -> None:
         self._forward, self._past = forward, past
@@ -230,7 +233,7 @@ class Continuation:
     def append(self, parents: Sequence[int], tokens: Sequence[int]) -> Tensor:
         """Returns the logits (n, vocabulary) after n tokens; token i extends `parents[i]`."""
         ids = torch.tensor(list(tokens), device=self._forward.device)[:, None]
-        states, self._past = self._forward.states(ids, self._past.select(parents))
+        states, self._past = self._forward.states(ids, self._past.select_sequences(parents))
         return self._forward.logits(states[:, -1])
 
 
@@ -252,7 +255,7 @@ def plain_forward(model: Any) -> ModelForward:
     ids = (torch.arange(1, 14) * 7 % model.config.vocab_size)[None].to(forward.device)
     try:
         first, past = forward.states(ids[:, :6])
-        second, _ = forward.states(ids[:, 6:], past.select([0]))
+        second, _ = forward.states(ids[:, 6:], past.select_sequences([0]))
         parts = forward.logits(torch.cat((first, second), 1))
         whole = model(input_ids=ids, use_cache=False).logits.float()
         apart = 1e-4 if model.dtype == torch.float32 else 3e-2

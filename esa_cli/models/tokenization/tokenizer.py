@@ -169,7 +169,7 @@ class PlainTokenizer:
         self.chat_template, self.special_tokens_map = facts.chat_template, dict(facts.special)
 
     @cached_property
-    def whole(self) -> Any:
+    def full_tokenizer(self) -> Any:
         """The transformers tokenizer, loaded at the first access. Raises ModelError."""
         return self._load_whole()
 
@@ -180,14 +180,14 @@ class PlainTokenizer:
             return self.facts.ids[name]
         if f"{name}_id" in self.facts.ids:
             return self.facts.special.get(name)
-        return getattr(self.whole, name)
+        return getattr(self.full_tokenizer, name)
 
     def __call__(self, text: str | Sequence[str], **options: Any) -> Any:
         """Returns the token ids of one text or of several texts, and on request their offsets."""
         texts = [text] if isinstance(text, str) else list(text)
         strange = not texts or not all(isinstance(part, str) for part in texts)
         if strange or not options.keys() <= _CALL_OPTIONS:
-            return self.whole(text, **options)
+            return self.full_tokenizer(text, **options)
         backend, split = self.backend_tokenizer, options.get("split_special_tokens", False)
         with _encoding:
             if backend.encode_special_tokens != split:
@@ -205,7 +205,9 @@ class PlainTokenizer:
         known = isinstance(ids, (list, tuple)) and all(isinstance(one, int) for one in ids)
         if known and not any(others.values()):
             return str(self.backend_tokenizer.decode(ids, skip_special_tokens=skip_special_tokens))
-        return str(self.whole.decode(token_ids, skip_special_tokens=skip_special_tokens, **others))
+        return str(
+            self.full_tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens, **others)
+        )
 
     def convert_ids_to_tokens(self, ids: Any) -> Any:
         """Returns the vocabulary entry of one token id or of several; None for unknown ids."""
@@ -225,7 +227,7 @@ class PlainTokenizer:
             values |= {"messages": conversation, **self.special_tokens_map}
             with suppress(TemplateError):  # transformers' message is better known
                 return render_chat(self.chat_template, values)
-        return self.whole.apply_chat_template(conversation, tokenize=tokenize, **options)
+        return self.full_tokenizer.apply_chat_template(conversation, tokenize=tokenize, **options)
 
 
 # -- Chat templates: a model's own code, which runs in jinja2's sandbox
