@@ -60,7 +60,7 @@ all words, and multiple of the English ones. Tables, names and short lines have 
 
 
 @cache
-def function_words() -> dict[str, list[str]]:
+def load_function_words() -> dict[str, list[str]]:
     """Returns the most frequent words of each language."""
     paragraphs = _FUNCTION_WORDS.read_text("utf-8").split("\n\n")[1:]
     return {words[0]: words[1:] for words in map(str.split, paragraphs)}
@@ -90,13 +90,13 @@ def _find_stemmer(language: str) -> Any:
 
 @cache
 def _find_stop_words(language: str) -> frozenset[str]:
-    return frozenset(map(_normalise_without_accents, function_words()[language]))
+    return frozenset(map(_normalise_without_accents, load_function_words()[language]))
 
 
 @cache
 def _map_words_to_languages() -> dict[str, list[str]]:
     out: dict[str, list[str]] = {}
-    for language in function_words():
+    for language in load_function_words():
         for word in _find_stop_words(language):
             out.setdefault(word, []).append(language)
     return out

@@ -74,7 +74,7 @@ class WorkShard:
         if not 1 <= shard.number <= shard.count:
             raise UsageError(
                 f"--shard must be K/N with K from 1 to N, got {text!r}",
-                "give for example 3/16 for the third of sixteen processes",
+                "for example, give --shard 3/16 to the third of sixteen processes",
             )
         return shard
 

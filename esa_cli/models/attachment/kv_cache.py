@@ -189,7 +189,8 @@ class StateHistory:
                 tensor.detach_()
 
     def restore_states(self, tokens: int) -> None:
-        """Restores the states at `tokens` tokens. Raises UsageError: no copy exists."""
+        """Restores the states as they were after `tokens` tokens. Raises UsageError: no copy
+        exists."""
         if self.layers and tokens != self.tokens:
             known = {0: [State()] * len(self.layers), **self._automatic, **self._snapshots}
             if tokens not in known:

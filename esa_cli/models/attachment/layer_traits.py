@@ -95,7 +95,7 @@ def layer_traits(
     attending = {*types} & {*families.ATTENTION_TYPES} if rotary is not None else ()
     ropes = {kind: _rope_of_layer_type(config, family, rotary, kind) for kind in attending}
     traits = list[LayerTraits | None]()
-    windows, rotating = families.layer_windows(config), _rotates_by_layer(config, family)
+    windows, rotating = families.layer_windows(config), _find_rotating_layers(config, family)
     for module, kind, window, rotates in zip(modules, types, windows, rotating, strict=True):
         rope = ropes.get(kind, unrotated) if rotates else unrotated
         if module is not None and rotates and family.norms_after is not None:
@@ -105,7 +105,7 @@ def layer_traits(
     return traits
 
 
-def _rotates_by_layer(config: Any, family: ModelFamily) -> list[bool]:
+def _find_rotating_layers(config: Any, family: ModelFamily) -> list[bool]:
     """Returns, for each layer, whether the layer rotates queries and keys."""
     types = layer_types(config)
     sliding, rule = [kind == "sliding_attention" for kind in types], family.rotating

@@ -23,7 +23,7 @@ from esa_cli.models.files.gguf_file import (
     SAFETENSORS,
     GgufFamily,
     GgufFile,
-    model_config,
+    read_model_config,
 )
 from esa_cli.models.files.quiet_transformers import quiet_transformers
 from esa_cli.system.progress import StageProgress, show_nothing
@@ -63,7 +63,7 @@ def _write_model(file: GgufFile, folder: Path, report: StageProgress) -> None:
     if family is None:
         message = f"{file.path.name} has the architecture '{file.architecture[:80]}'"
         raise ModelError(f"{message}; esa converts only {', '.join(GGUF_FAMILIES)}", SAFETENSORS)
-    config = model_config(file, family)
+    config = read_model_config(file, family)
     automatic: Any = AutoModelForCausalLM
     with torch.device("meta"):
         model = automatic.from_config(config)

@@ -181,7 +181,7 @@ _ORIGINAL = "original_max_position_embeddings"
 _TOKENS = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding"}
 
 
-def model_config(file: GgufFile, family: GgufFamily) -> Any:
+def read_model_config(file: GgufFile, family: GgufFamily) -> Any:
     """Returns a GGUF file's transformers configuration. Raises ModelError: it is not supported."""
     from transformers import AutoConfig
 

@@ -108,7 +108,7 @@ _TIMEOUT_S = 10
 
 def _call_snapshot_download(ref: ModelRef, with_weights: bool, **options: Any) -> Path:
     """Calls huggingface_hub's `snapshot_download` for the files that esa needs, and returns their
-    folder. Without `with_weights`, weights are left out."""
+    folder. The weights are left out if `with_weights` is False."""
     from huggingface_hub import snapshot_download
 
     files = [*_SMALL_FILES, "*.safetensors"] if with_weights else _SMALL_FILES
@@ -121,7 +121,7 @@ def _call_snapshot_download(ref: ModelRef, with_weights: bool, **options: Any) -
 
 def find_snapshot(ref: ModelRef, with_weights: bool = True) -> Path | None:
     """Returns the folder of a hub model on this machine, or None if another program fetched only
-    some files or was interrupted. Without `with_weights`, weights may be missing."""
+    some files or was interrupted. The weights may be missing if `with_weights` is False."""
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
     with suppress(LocalEntryNotFoundError, HFValidationError, ModelError):
@@ -134,9 +134,9 @@ def find_snapshot(ref: ModelRef, with_weights: bool = True) -> Path | None:
 def fetch_snapshot(
     ref: ModelRef, report: StageProgress = show_nothing, with_weights: bool = True
 ) -> Path:
-    """Returns the folder of a hub model, after downloading the model if necessary; the stage
-    "download" is reported in bytes. Without `with_weights`, weights are not downloaded. Raises
-    ModelError: there is no such model, no access or no network. ResourceError: the disk is full."""
+    """Returns the folder of a hub model, after downloading the model if necessary, with the weights
+    only if `with_weights`; reports the stage "download" in bytes. Raises ModelError: there is no
+    such model, no access or no network. ResourceError: the disk is full."""
     from huggingface_hub import HfApi
 
     if folder := find_snapshot(ref, with_weights):

@@ -71,7 +71,7 @@ class DeferredModel(_ModelParts):
         from esa_cli.models.text_passes.text_forward import share_layer_hooks
 
         config = checkpoint_files.read_config(self.folder)
-        errors = _loading_errors(parse_reference(self.ref), config)
+        errors = _convert_loading_errors(parse_reference(self.ref), config)
         # The caller may be generating with a seed, and in a mode whose tensors are good for less.
         with torch.inference_mode(False), torch.random.fork_rng(devices=[]), errors:
             from transformers import GenerationConfig
@@ -132,12 +132,12 @@ def load(
         )
         raise UsageError(message, "omit --dtype, or use the model's unquantised weights")
     kept = quantization.stays_quantised(config, place)
-    _check_weights_fit(
+    _check_weights_fit_memory(
         quantization.bytes_needed(folder, chosen.itemsize, packing, kept), place, ref
     )
     report("load", 0, None)
     tokenizer = tokenizer or load_tokenizer(folder)
-    with _loading_errors(ref, config):
+    with _convert_loading_errors(ref, config):
         model = read_pretrained(folder, place, chosen, packing=packing, kept=kept).eval()
     if not (packing or kept):
         _check_finite_weights(model, ref)
@@ -179,7 +179,7 @@ def load_deferred(
     if settings is None or not can_be_plain(settings):
         return None
     chosen = choose_dtype(dtype, "cpu")
-    _check_weights_fit(quantization.bytes_needed(folder, chosen.itemsize), "cpu", ref)
+    _check_weights_fit_memory(quantization.bytes_needed(folder, chosen.itemsize), "cpu", ref)
     report("load", 0, None)
     if (model := PlainDecoder.load(folder, settings, chosen)) is None:
         return None
@@ -191,7 +191,7 @@ def load_deferred(
 
 
 @contextmanager
-def _loading_errors(ref: ModelRef, config: dict[str, Any]) -> Iterator[None]:
+def _convert_loading_errors(ref: ModelRef, config: dict[str, Any]) -> Iterator[None]:
     """Silences transformers while a model is loaded, and turns errors of other libraries into a
     `ModelError` or `ResourceError`."""
     try:
@@ -253,7 +253,7 @@ def _check_finite_weights(model: Any, ref: ModelRef) -> None:
             raise ModelError(message, "fetch the model again, or try another --dtype")
 
 
-def _check_weights_fit(needed_bytes: int, device: str, ref: ModelRef) -> None:
+def _check_weights_fit_memory(needed_bytes: int, device: str, ref: ModelRef) -> None:
     """Raises ResourceError if the weights need more bytes than the device has available."""
     free = available_memory(device)
     if needed_bytes > free:

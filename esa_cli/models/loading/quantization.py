@@ -52,7 +52,7 @@ QUANTIZATIONS = {
 
 
 def make_quantization_config(name: str, dtype: Any) -> Any:
-    """Returns transformers' configuration for quantised weights that compute in a number type."""
+    """Returns transformers' configuration that quantises weights for computation in `dtype`."""
     import transformers
 
     way = QUANTIZATIONS[name]

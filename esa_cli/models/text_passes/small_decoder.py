@@ -103,7 +103,7 @@ class FusedForward:
             call_layer_hooks(self._base.layers[number])
             before = rms_norm(x, x.shape[-1:], layer.before_attention, self.eps)
             pair = past.pairs[number] if past else None
-            attended, pair = self._compute_attention(layer, before, cos, sin, pair)
+            attended, pair = self._compute_layer_attention(layer, before, cos, sin, pair)
             pairs.append(pair)
             x += attended
             wide = rms_norm(x, x.shape[-1:], layer.before_mlp, self.eps)
@@ -116,7 +116,7 @@ class FusedForward:
         logits: Tensor = self._model.lm_head(self._base.norm(states))
         return logits.float()
 
-    def _compute_attention(
+    def _compute_layer_attention(
         self, layer: Any, x: Tensor, cos: Tensor, sin: Tensor, past: KeysValues | None
     ) -> tuple[Tensor, KeysValues]:
         """Returns the output (B, T, hidden) of a layer's attention, and its keys and values."""
