@@ -214,7 +214,8 @@ class OrderedJsonLines(JsonLines):
                 _rewrite_file(path, [row for _, row in sorted(self._rows.items())])
 
     def rows_of(self, path: Path) -> Iterator[dict[str, Any]]:
-        """Yields the rows of a file of this class. Raises UsageError: it has other contents."""
+        """Yields the rows that an `OrderedJsonLines` wrote. Raises UsageError: the file has
+        others."""
         check_first(path, "id")
         try:
             yield from read_lines(path)

@@ -80,7 +80,7 @@ class WorkShard:
 
     @property
     def whole(self) -> bool:
-        """Whether the shard is the whole list."""
+        """Whether the shard contains the whole list of work."""
         return self.count == 1
 
     def take(self, items: Iterable[Item]) -> Iterator[Item]:

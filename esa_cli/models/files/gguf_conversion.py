@@ -92,7 +92,7 @@ def _concatenate_tensors(parts: Sequence[Tensor]) -> Tensor:
     return torch.cat(tuple(parts), -2) if len(parts) > 1 else parts[0]
 
 
-def _transpose_first(parts: Sequence[Tensor]) -> Tensor:
+def _transpose_first_tensor(parts: Sequence[Tensor]) -> Tensor:
     """Returns the first tensor with its last two dimensions swapped."""
     return parts[0].mT
 
@@ -115,7 +115,7 @@ _GPT_OSS: dict[str, tuple[tuple[str, ...], Join]] = {
     "sinks": (("attn_sinks.weight",), _concatenate_tensors),
     "experts.gate_up_proj": (_GATE_UP, _interleave_gates),
     "experts.gate_up_proj_bias": (("ffn_gate_exps.bias", "ffn_up_exps.bias"), _interleave_gates),
-    "experts.down_proj": (("ffn_down_exps.weight",), _transpose_first),
+    "experts.down_proj": (("ffn_down_exps.weight",), _transpose_first_tensor),
     "experts.down_proj_bias": (("ffn_down_exps.bias",), _concatenate_tensors),
 }
 

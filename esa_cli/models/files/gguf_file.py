@@ -262,8 +262,8 @@ def _layer_attention_types(file: GgufFile, family: GgufFamily, count: int) -> li
 def _read_rope_parameters(
     file: GgufFile, head: int, values: dict[str, Any], default: Any
 ) -> dict[str, Any]:
-    """Returns the rotary settings of heads of `head` dimensions. `values` are the settings known so
-    far, `default` is a default configuration. Raises ModelError: the scaling is unknown."""
+    """Returns the rotary settings of heads of `head` dimensions. `values` are the other settings of
+    the model, `default` is a default configuration. Raises ModelError: the scaling is unknown."""
     theta = float(file.get_setting("rope.freq_base", 10000.0))
     part = file.get_setting("rope.dimension_count", head) / head
     rope: dict[str, Any] = {"rope_theta": theta}

@@ -32,7 +32,8 @@ MOST_BYTES = 1 << 30
 
 def causal_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """Returns the attention outputs (B, T, H, D) of queries (B, H, T, D) over keys and values (B,
-    G, N, D); query t attends to keys up to N - T + t."""
+    G, N, D), for B sequences with T new of N tokens, and H query and G key heads of dimension D.
+    Query t attends to the keys up to N - T + t."""
     batch, heads, count, size = query.shape
     groups, length = key.shape[1], key.shape[2]
     shared, earlier = heads // groups, length - count

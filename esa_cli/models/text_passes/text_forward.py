@@ -155,7 +155,7 @@ class TextForward(Protocol):
 
     def states(self, ids: Tensor, past: Any = None) -> tuple[Tensor, TextPast]:
         """Returns the hidden states (B, T, hidden) of token ids (B, T), as input of `logits`, and
-        the KV cache extended by these tokens. A `past` of this model must not be used again."""
+        the KV cache `past` extended by these tokens. The old `past` must not be used again."""
 
     def logits(self, states: Tensor) -> Tensor:
         """Returns logits (..., vocabulary), float32, of hidden states."""
@@ -231,7 +231,8 @@ class Continuation:
         self._forward, self._past = forward, past
 
     def append(self, parents: Sequence[int], tokens: Sequence[int]) -> Tensor:
-        """Returns the logits (n, vocabulary) after n tokens; token i extends `parents[i]`."""
+        """Returns logits (n, vocabulary) after n tokens; token i extends continuation
+        `parents[i]`."""
         ids = torch.tensor(list(tokens), device=self._forward.device)[:, None]
         states, self._past = self._forward.states(ids, self._past.select_sequences(parents))
         return self._forward.logits(states[:, -1])

@@ -1,7 +1,7 @@
 """Tokenizers of models: the tokenizer of transformers, or `PlainTokenizer`, which replaces it.
 
 Importing transformers takes longer than reading a tokenizer's file. `PlainTokenizer` needs only the
-packages tokenizers and jinja2, which transformers uses, too. Everything unusual is left to the
+packages tokenizers and jinja2, which transformers uses, too. It passes unusual calls on to the
 tokenizer of transformers, which is loaded when first needed. Once transformers has loaded a
 tokenizer, facts about it are cached until its files or the packages change."""
 
@@ -89,8 +89,8 @@ def load_plain_tokenizer(folder: Path) -> PlainTokenizer | None:
 
 
 class TokenizerFacts(NamedTuple):
-    """What transformers makes of a tokenizer's configuration. `digest` is the SHA-256 of the
-    backend's text; `special` has special tokens by name, `ids` their ids."""
+    """Facts that transformers derives from a tokenizer's files: `digest` is the SHA-256 of the
+    backend's text, `special` maps names to special tokens, and `ids` maps names to token ids."""
 
     digest: str
     chat_template: str | None
@@ -289,7 +289,7 @@ def _compile_chat_template(template: str) -> Template:
         options: Any = {"ensure_ascii": ensure_ascii, "indent": indent, "separators": separators}
         return json.dumps(value, sort_keys=sort_keys, **options)
 
-    def raise_error(message: str) -> NoReturn:
+    def raise_template_error(message: str) -> NoReturn:
         raise TemplateError(message)
 
     environment = ImmutableSandboxedEnvironment(
@@ -297,7 +297,8 @@ def _compile_chat_template(template: str) -> Template:
     )
     environment.filters["tojson"] = dump_json
     environment.globals |= {
-        "raise_exception": raise_error, "strftime_now": lambda form: datetime.now().strftime(form),
+        "raise_exception": raise_template_error,
+        "strftime_now": lambda form: datetime.now().strftime(form),
         "dict": lambda *args, **named: dict(*args, **named),
     }  # fmt: skip
     return environment.from_string(template)
