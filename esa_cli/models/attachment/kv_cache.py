@@ -54,8 +54,7 @@ class KvCacheLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         """Does nothing, since `append` creates the key/value store."""
 
     def append(self, keys: Tensor, values: Tensor) -> None:
-        """Appends the keys and values of C tokens, (G, C, D) each: G key/value heads of dimension
-        D."""
+        """Appends keys and values (G, C, D) of C tokens: G key/value heads of dimension D."""
         if self.memory is None:
             heads, _, dim = keys.shape
             store = self.make(self.layer, heads, dim, keys.dtype, keys.device, self.latent)
@@ -68,7 +67,7 @@ class KvCacheLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
         """Appends keys and values of C tokens, (1, G, C, D) each, and returns both unchanged. If
-        the layer receives latents, only their first head is returned, since ESA ignores the result.
+        the layer receives latents, only the first head is returned, since ESA ignores the result.
         """
         if not self.latent:
             self.append(key_states[0], value_states[0])
@@ -258,8 +257,7 @@ class EsaCache(Cache):
             layer.expected = tokens
 
     def begin(self, query: QueryState, method: Method | None = None) -> None:
-        """Begins a turn, to whose start the cache can later be cropped; `method` replaces the
-        method."""
+        """Begins a turn, with another `method` if given; the cache can be cropped to its start."""
         self.snapshot()
         self.query = query
         self.method = self.method if method is None else method

@@ -231,8 +231,7 @@ class Continuation:
         self._forward, self._past = forward, past
 
     def append(self, parents: Sequence[int], tokens: Sequence[int]) -> Tensor:
-        """Returns logits (n, vocabulary) after n tokens; token i extends continuation
-        `parents[i]`."""
+        """Returns logits (n, vocabulary) after n tokens; token i extends number `parents[i]`."""
         ids = torch.tensor(list(tokens), device=self._forward.device)[:, None]
         states, self._past = self._forward.states(ids, self._past.select_sequences(parents))
         return self._forward.logits(states[:, -1])
