@@ -1,8 +1,8 @@
-"""Models of transformers: found, fetched, converted, loaded, attached to and generating.
+"""Models of transformers: this package fetches, converts, loads and attaches models, and generates
+text with them.
 
 No other room imports transformers. Importing this package imports neither torch nor transformers;
-loading or converting does.
-"""
+loading or converting a model imports both."""
 
 from esa_cli.models.files.model_reference import DEFAULT_MODEL, ModelRef, parse_reference
 from esa_cli.models.files.prepared_models import CachedModel, list_models, path_of, pull, remove

@@ -1,1 +1,1 @@
-"""The machine: memory, files, JSON lines, YAML, digests and progress callbacks."""
+"""Basic helpers: memory, files, JSON lines, YAML, digests, content words and progress callbacks."""

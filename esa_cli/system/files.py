@@ -1,4 +1,4 @@
-"""Atomic file writing, a lock for one writer, and the system's errors with a hint."""
+"""Atomic file writing, a lock that admits one writer, and hints for errors of the system."""
 
 from __future__ import annotations
 
@@ -16,15 +16,14 @@ from esa_cli.errors import DocumentError, EsaError, ResourceError, UsageError
 from esa_cli.system.machine import memory_ran_out
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""errno of a full disk, of an exceeded quota, and of a limit on a file's length."""
+"""Error numbers of a full disk, of an exceeded quota, and of an exceeded file size limit."""
 SETTLED_NS = 2_000_000_000
-"""A file that changed within so many nanoseconds before it was read may change again with the same
-time stamp."""
+"""Nanoseconds within which a changed file may change again with the same time stamp."""
 POLL_S = 5.0
 
 
 def real_path(path: Path | str) -> str:
-    """Returns the absolute path with its links resolved, where the system gives them out."""
+    """Returns the absolute path with symbolic links resolved, where the system can resolve them."""
     try:
         return os.path.realpath(path)
     except OSError:
@@ -32,31 +31,31 @@ def real_path(path: Path | str) -> str:
 
 
 def resolved_path(path: Path | str) -> str:
-    """Returns the absolute path; links of its folders are resolved, not one that it is itself."""
+    """Returns the absolute path with the links of its folders resolved, but not a final link."""
     folder, name = os.path.split(os.path.abspath(path))
     return os.path.join(real_path(folder), name)
 
 
 def file_stamp(path: Path | str) -> str:
-    """Returns a text that differs where a file has changed; empty if the file changed a moment ago.
-    Raises OSError."""
-    facts = os.stat(path)
-    changed = max(facts.st_mtime_ns, facts.st_ctime_ns)
+    """Returns a text that changes whenever the file changes, or an empty text if the file changed
+    less than two seconds ago. Raises OSError."""
+    status = os.stat(path)
+    changed = max(status.st_mtime_ns, status.st_ctime_ns)
     if changed > time.time_ns() - SETTLED_NS:
         return ""
-    return f"{facts.st_size} {facts.st_mtime_ns} {facts.st_ctime_ns} {facts.st_ino}"
+    return f"{status.st_size} {status.st_mtime_ns} {status.st_ctime_ns} {status.st_ino}"
 
 
-def _errno(error: Exception) -> int | None:
+def _error_number(error: Exception) -> int | None:
     if isinstance(error, OSError):
         return error.errno
     match = re.search(r"\(os error (\d+)\)", str(error))  # as safetensors gives it
     return int(match[1]) if match else None
 
 
-def lacks_room(error: Exception) -> bool:
-    """Whether writing failed for lack of disk space."""
-    return _errno(error) in NO_ROOM
+def is_disk_full(error: Exception) -> bool:
+    """Whether writing failed because the disk is full or a size limit was exceeded."""
+    return _error_number(error) in NO_ROOM
 
 
 @contextmanager
@@ -69,34 +68,36 @@ def writing_errors(
     no_room: type[EsaError] = ResourceError,
     failed: type[EsaError] = DocumentError,
 ) -> Iterator[None]:
-    """Turns an OSError, or `also`, of writing `target` into `no_room` with the hint `room`, or
-    `failed` with the hint `other`. `target` is a file; or words for many files, and then the
-    message names the one that failed."""
+    """Turns an OSError, or an error of the class `also`, of writing `target` into an EsaError: a
+    `no_room` with the hint `room` if the disk is full, else a `failed` with the hint `other`. If
+    `target` is a text for many files, the message names the file that failed."""
     try:
         yield
     except BrokenPipeError:  # a callback wrote to a closed pipe
         raise
     except (OSError, also) as error:
-        number = _errno(error)
+        number = _error_number(error)
         reason = getattr(error, "strerror", None) or (os.strerror(number) if number else error)
         message = f"{target} cannot be written: {reason}"
         if isinstance(target, str):
             file = getattr(error, "filename", None)
             message = f"{target} cannot be changed: {reason}" + (f" ({file})" if file else "")
-        if lacks_room(error):
+        if is_disk_full(error):
             raise no_room(message, room) from error
         raise failed(message, other) from error
 
 
 @contextmanager
 def replacing(path: Path, part: Path | None = None, *, durable: bool = False) -> Iterator[Path]:
-    """Yields a temporary path; what the block makes there becomes `path` when the block ends well.
-    If it fails, `path` is as before and nothing is left. Raises OSError.
+    """Yields a temporary path, and renames the temporary file to `path` when the block ends without
+    an error. If the block fails, `path` is unchanged and the temporary file is removed. Raises
+    OSError.
 
     Args:
         path: a file, or a folder that does not exist.
-        part: the temporary path; by default beside `path`, with its suffix.
-        durable: flush the file to disk first, so that a power cut leaves one or the other.
+        part: the temporary path; by default it is next to `path` and has the same suffix.
+        durable: whether to flush the file to disk before renaming, so that after a power failure
+            the file is either the old or the new one.
     """
     part = part or path.with_name(f".{path.stem}.{os.getpid()}.part{path.suffix}")
     try:
@@ -118,17 +119,17 @@ def write_atomically(path: Path, content: str) -> None:
 
 @contextmanager
 def only_writer(path: Path) -> Iterator[None]:
-    """Locks a file against other processes (PATH.lock). Raises UsageError: another writes it."""
+    """Locks a file by PATH.lock. Raises UsageError: another process is writing the file."""
     from filelock import FileLock, Timeout
 
     lock = FileLock(f"{path.resolve()}.lock", timeout=0, fallback_to_soft=False)
     try:
         lock.acquire()
     except Timeout as error:
-        message = f"another esa is writing {path}"
-        raise UsageError(message, "wait for it, or choose another --out") from error
+        message = f"another esa process is writing {path}"
+        raise UsageError(message, "wait until it ends, or choose another --out") from error
     except OSError:
-        pass  # a disk without locks, or a folder to write nothing new in: rows can still be kept
+        pass  # a disk without locks, or a folder without write permission: rows can still be read
     try:
         yield
     finally:
@@ -140,27 +141,31 @@ def only_writer(path: Path) -> Iterator[None]:
 
 
 def poll_changes() -> Iterator[None]:
-    """Yields every `POLL_S` seconds, without an end: something in a folder may have changed."""
+    """Yields every `POLL_S` seconds, forever, so that the caller can look for changed files."""
     while True:
         time.sleep(POLL_S)
         yield
 
 
 def as_esa_error(error: Exception) -> EsaError | None:
-    """Returns the error that a person can act on; None for any other."""
+    """Returns an error that the user can act on as an `EsaError`, and None for any other error."""
     if isinstance(error, EsaError):
         return error
     if memory_ran_out(error):
         smaller = "try --dtype bfloat16, a smaller model or fewer documents"
-        return ResourceError("the memory ran out", f"`esa plan` shows what takes it; {smaller}")
+        return ResourceError(
+            "the memory ran out", f"run `esa plan` to see what needs it, or {smaller}"
+        )
     if not isinstance(error, OSError):
         return None
     # EBADF: a stream opened for reading.
     takes_no_more = error.errno in (*NO_ROOM, errno.EIO, errno.EBADF)
     if takes_no_more or "temporary directory" in str(error):
         message = f"{error.filename or 'the output'} cannot be written: {error.strerror or error}"
-        return ResourceError(message, "free some space, or set another place: --out, or TMPDIR")
+        return ResourceError(
+            message, "free some disk space, or choose another folder with --out or TMPDIR"
+        )
     if isinstance(error, PermissionError) and error.filename:  # a path that was only looked for
-        message = f"{error.filename} may not be used: {error.strerror}"
-        return DocumentError(message, "check who may read there, and the folders above")
+        message = f"{error.filename} cannot be accessed: {error.strerror}"
+        return DocumentError(message, "check the permissions of this path and its parent folders")
     return None

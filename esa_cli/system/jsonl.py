@@ -1,9 +1,8 @@
-"""Append-only files of JSON objects, one a line, that survive a kill.
+"""Append-only files of JSON objects, one object per line, that survive a killed process.
 
-Each row is on disk when `append` returns. Opening a file cuts off a last line that a kill left
-unfinished, and locks the file against other processes. Files of other programs are refused
-unchanged.
-"""
+Each row is on disk when `append` returns. Opening a file removes an unfinished last line, which a
+killed process may have left, and locks the file against other processes. Files that another program
+wrote are refused and stay unchanged."""
 
 from __future__ import annotations
 
@@ -23,9 +22,9 @@ Row = Mapping[str, Any]
 
 
 class JsonLines(ABC):
-    """A context manager that holds a file open for one writer; without a path it keeps nothing. The
-    header is the first row of a new file. Raises UsageError: other contents, or another process
-    is writing the file. DocumentError, ResourceError: the file cannot be read or written."""
+    """A context manager that opens a file of JSON lines for one writer; without a path, no file is
+    written. The header is the first row of a new file. Raises UsageError: the file has other
+    contents or another writer. DocumentError, ResourceError: the file cannot be read or written."""
 
     def __init__(self, path: Path | None, header: Row | None = None) -> None:
         self.path, self.header = path, dict(header or {})
@@ -34,19 +33,19 @@ class JsonLines(ABC):
 
     @abstractmethod
     def _load(self, path: Path) -> None:
-        """Reads the file; refuses other contents, and changes nothing on disk then."""
+        """Reads the file. A file with other contents is refused and stays unchanged."""
 
     def _close(self, path: Path) -> None:  # noqa: B027
-        """Called when the file is closed and still locked."""
+        """Runs when the file is closed and is still locked; by default it does nothing."""
 
     def __enter__(self) -> Self:
         if self.path is not None:
-            with self._errors(self.path), ExitStack() as opened:
+            with self._write_errors_with_hint(self.path), ExitStack() as opened:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
                 opened.enter_context(only_writer(self.path))
                 self._load(self.path)
                 opened.callback(self._close, self.path)
-                _mend_end(self.path)
+                _complete_last_line(self.path)
                 self._file = opened.enter_context(self.path.open("ab", buffering=0))
                 if self.header and not self._file.tell():
                     _write_row(self._file, self.header)
@@ -58,23 +57,24 @@ class JsonLines(ABC):
 
     def append(self, row: Row) -> None:
         if self._file is not None and self.path is not None:
-            with self._errors(self.path):
+            with self._write_errors_with_hint(self.path):
                 _write_row(self._file, row)
 
     @staticmethod
-    def _errors(path: Path) -> AbstractContextManager[None]:
-        room = "free some space; the same command goes on"
-        return writing_errors(path, room, "name a file in a folder you may write to")
+    def _write_errors_with_hint(path: Path) -> AbstractContextManager[None]:
+        room = "free some disk space, then run the same command again to continue"
+        return writing_errors(path, room, "choose a file in a folder that you may write to")
 
 
 class Journal(JsonLines):
-    """Rows of one measurement, found by key, which are in memory, too.
+    """The result rows of one measurement, in memory and in a file; each row is found by its key
+    fields.
 
     Args:
-        path: the file, or None for rows in memory only. header: what is measured; its values
-            under `same` must not change when a file is continued.
-        key: the fields that identify a row; every row has them. wrong: returns what is wrong with
-            a row of the file, empty when nothing is.
+        path: the file, or None for rows in memory only. header: the description of the measurement;
+            its values under the names in `same` must not change when a file is continued. key: the
+            names of the fields that identify a row; every row has all of these fields. wrong: a
+            function that returns what is wrong with a row of the file, or "" if nothing is.
     """
 
     def __init__(
@@ -96,12 +96,13 @@ class Journal(JsonLines):
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """One for each key, in the order in which they first came."""
+        """The rows of the journal, one for each key, ordered by the first use of the key."""
         return list(self._done.values())
 
     def join(self, paths: Iterable[Path]) -> int:
-        """Takes the rows that it lacks from files of other shards, to be written when it is opened,
-        and returns their number. Raises UsageError, DocumentError: as of its own file."""
+        """Adds the rows of other shards' files whose keys this journal lacks, and returns how many;
+        opening the journal writes the added rows to its own file. Raises UsageError, DocumentError:
+        a file cannot be used, as for the journal's own file."""
         before = len(self._done)
         for path in paths:
             self._joined |= {
@@ -123,7 +124,7 @@ class Journal(JsonLines):
             self._joined.pop(key, None)
 
     def _read_rows(self, path: Path) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
-        """Yields the file's rows with their keys; checks every header in it."""
+        """Yields each row of a file with its key, and checks every header in the file."""
         check_first(path, next(iter(self.header)))
         for number, row in enumerate(read_lines(path), 1):
             if "command" in row:
@@ -134,38 +135,40 @@ class Journal(JsonLines):
             lacks = [f"it has no {name!r}" for name in self.key if name not in row]
             if wrong := lacks[0] if lacks else self._wrong and self._wrong(row):
                 raise DocumentError(
-                    f"{path}: the row in line {number} is not whole: {wrong}",
-                    "delete that line, or choose another --out",
+                    f"{path}: the row in line {number} is incomplete: {wrong}",
+                    f"delete line {number}, or choose another --out",
                 )
-            yield self._key_of(row), row
+            yield self._row_key(row), row
 
     def _check_header(self, path: Path, header: Row) -> None:
         for name in self.same:
             # Through JSON and back as the file's header: tuples are lists there.
             old, new = header.get(name), json.loads(json.dumps(self.header.get(name)))
-            if changes := "; ".join(_list_changes(old, new, name)):
-                raise UsageError(f"{path} has other results: {changes}", ANOTHER)
+            if changes := "; ".join(_list_changed_settings(old, new, name)):
+                raise UsageError(f"{path} has results of other settings: {changes}", ANOTHER)
 
-    def _key_of(self, row: Row) -> tuple[str, ...]:
+    def _row_key(self, row: Row) -> tuple[str, ...]:
         return tuple(json.dumps(row.get(name)) for name in self.key)
 
     def find(self, row: Row) -> dict[str, Any] | None:
-        return self._done.get(self._key_of(row))
+        return self._done.get(self._row_key(row))
 
     def add(self, row: dict[str, Any]) -> None:
-        self._done[self._key_of(row)] = row
+        self._done[self._row_key(row)] = row
         self.append(row)
 
 
 class OrderedJsonLines(JsonLines):
-    """Rows that each have the "id" and "key" of their place, written as they come, and sorted when
-    the file is closed or opened again.
+    """Result rows with an "id" and a "key" that assign each row to a place; rows are written as
+    results arrive, and sorted by place when the file is closed or opened again.
 
-    A key may have two parts with a point between, of what is asked and of what it is asked about: a
-    row with the same first and another second part is out of date, and is removed.
+    A key may have two parts separated by a point: the first stands for the question, the second for
+    the documents. A row with a matching first part and a different second part is out of date, and
+    is removed.
 
     Args:
-        places: the key and id of each place. retry: remove the rows with an "error".
+        places: the key and id of each place.
+        retry: whether to remove the rows that have an "error".
     """
 
     path: Path
@@ -177,11 +180,11 @@ class OrderedJsonLines(JsonLines):
         self.retry = retry
         self._places = {_place_identity(key, id): (at, key) for at, (key, id) in enumerate(places)}
         self._rows: dict[int, dict[str, Any]] = {}
-        """By place, in the order of the file."""
+        """The rows by place, ordered as in the file."""
 
     @property
     def failed(self) -> set[int]:
-        """Places of rows with an "error"."""
+        """The places whose rows have an "error"."""
         return {at for at, row in self._rows.items() if "error" in row}
 
     def _load(self, path: Path) -> None:
@@ -194,8 +197,8 @@ class OrderedJsonLines(JsonLines):
             at, key = self._places.get(_place_identity(str(row["key"]), row.get("id")), (-1, ""))
             if at < 0:
                 raise UsageError(
-                    f"{path}: row {number} answers no question that is asked now: the questions or "
-                    "settings are others",
+                    f"{path}: row {number} answers none of the present questions: the questions or "
+                    "the settings have changed",
                     ANOTHER,
                 )
             if row["key"] == key:
@@ -205,30 +208,31 @@ class OrderedJsonLines(JsonLines):
             _rewrite_file(path, self._rows.values())
 
     def _close(self, path: Path) -> None:
-        """Sorts the rows. Without room for that they stay as they are."""
+        """Sorts the rows of the file, if the disk has enough space for a sorted copy."""
         if list(self._rows) != sorted(self._rows):
             with suppress(OSError):
                 _rewrite_file(path, [row for _, row in sorted(self._rows.items())])
 
     def rows_of(self, path: Path) -> Iterator[dict[str, Any]]:
-        """Yields the rows of a file of this kind. Raises UsageError: it has other contents."""
+        """Yields the rows that an `OrderedJsonLines` wrote. Raises UsageError: the file has
+        others."""
         check_first(path, "id")
         try:
             yield from read_lines(path)
         except DocumentError as error:
             raise UsageError(error.message, ANOTHER) from error
 
-    def has(self, at: int) -> bool:
-        return at in self._rows
+    def has(self, place: int) -> bool:
+        return place in self._rows
 
-    def add(self, at: int, row: dict[str, Any]) -> None:
-        """Writes the row of a place that has none. Raises ResourceError, DocumentError."""
+    def add(self, place: int, row: dict[str, Any]) -> None:
+        """Writes the row of a place that has no row yet. Raises ResourceError, DocumentError."""
         self.append(row)
-        self._rows[at] = row
+        self._rows[place] = row
 
 
-def _place_identity(key: str, id: Any) -> tuple[str, str]:
-    return key.partition(".")[0], json.dumps(id, sort_keys=True)
+def _place_identity(key: str, row_id: Any) -> tuple[str, str]:
+    return key.partition(".")[0], json.dumps(row_id, sort_keys=True)
 
 
 def _rewrite_file(path: Path, rows: Iterable[Row]) -> None:
@@ -245,8 +249,8 @@ def _write_row(file: FileIO, row: Row) -> None:
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Yields the file's objects, without an unfinished last line; none if the file is missing.
-    Raises DocumentError: the file cannot be read, or another line is not a JSON object."""
+    """Yields the JSON objects of a file, without an unfinished last line; a missing file has no
+    objects. Raises DocumentError: the file cannot be read, or another line is not a JSON object."""
     try:
         file = path.open("rb")
     except FileNotFoundError:
@@ -259,7 +263,9 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
             if row is None and not line.endswith(b"\n") and line.startswith(b"{"):
                 return
             if not isinstance(row, dict):
-                raise DocumentError(f"{path}, line {number}: no JSON object", "check the file")
+                raise DocumentError(
+                    f"{path}, line {number} is not a JSON object", "correct or delete the line"
+                )
             if row:
                 yield row
 
@@ -272,8 +278,8 @@ def _parse_line(line: bytes) -> Any:
 
 
 def check_first(path: Path, field: str) -> None:
-    """Raises UsageError where the first row has another first field; a row that a kill has cut
-    before it, or a missing file, may have this one."""
+    """Raises UsageError where the first row of a file does not begin with `field`. A missing file
+    passes, and so does a row that ends before the name of its first field does."""
     begin = f"{{{json.dumps(field)}: ".encode()
     if path.exists():
         with path.open("rb") as file:
@@ -282,12 +288,11 @@ def check_first(path: Path, field: str) -> None:
 
 
 def _foreign_file_error(path: Path) -> UsageError:
-    return UsageError(f"{path} is not a results file of esa", "choose another --out")
+    return UsageError(f"{path} is not a results file that esa wrote", "choose another --out")
 
 
-def _mend_end(path: Path) -> None:
-    """Removes an unfinished last line; a row that lacks only its line break gets one. Raises
-    OSError."""
+def _complete_last_line(path: Path) -> None:
+    """Removes an unfinished last line, and completes a last row without line break."""
     if not path.exists():
         return
     size, last = 0, b"\n"
@@ -300,11 +305,11 @@ def _mend_end(path: Path) -> None:
             file.truncate(size - len(last))
 
 
-def _list_changes(old: Any, new: Any, name: str) -> Iterator[str]:
-    """Yields the settings that differ, as `window.selected 256 -> 32`."""
+def _list_changed_settings(old: Any, new: Any, name: str) -> Iterator[str]:
+    """Yields a text for each setting that differs, such as `window.selected 256 -> 32`."""
     if isinstance(old, dict) and isinstance(new, dict):
         for key in dict.fromkeys([*old, *new]):
-            yield from _list_changes(old.get(key), new.get(key), f"{name}.{key}")
+            yield from _list_changed_settings(old.get(key), new.get(key), f"{name}.{key}")
     elif old != new:
         texts = [json.dumps(value, ensure_ascii=False)[:60] for value in (old, new)]
         yield f"{name} {texts[0]} -> {texts[1]}"

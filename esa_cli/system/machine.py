@@ -1,7 +1,7 @@
-"""Memory of the machine and of this process, its addresses, home folders, sizes and times as text.
+"""Memory of the machine and of this process, loopback addresses, home folders, and sizes and
+durations as text.
 
-Memory is limited by $ESA_MEMORY_LIMIT and by a container (cgroup v2); `ulimit` is not looked at.
-"""
+Memory is limited by $ESA_MEMORY_LIMIT and by a container (cgroup v2); `ulimit` is ignored."""
 
 from __future__ import annotations
 
@@ -20,23 +20,26 @@ _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([kmgt]i?)?b?", re.IGNORECASE)
 
 
 def parse_size(text: str, name: str) -> int:
-    """Returns `8GiB`, `500M` or `123456` in bytes. Raises UsageError: `name` has another value."""
+    """Converts a size such as `8GiB`, `500M` or `123456` to bytes. Raises UsageError: the text is
+    not a size; the message calls the setting `name`."""
     # Not by pydantic.ByteSize: it takes `1,5GB` as one byte, and does not know `8Gi`.
     match = _SIZE.fullmatch(text.strip())
     number = float(match[1]) * _UNITS[(match[2] or "").lower()] if match else math.inf
     if math.isinf(number):
-        raise UsageError(f"{name} must be a size, got {text!r}", "write bytes, or for example 8GiB")
+        raise UsageError(
+            f"{name} must be a size, got {text!r}", "give a number of bytes, or a size such as 8GiB"
+        )
     return int(number)
 
 
 def memory_limit() -> int | None:
-    """Returns $ESA_MEMORY_LIMIT in bytes, None when it is not set. Raises UsageError."""
+    """Returns $ESA_MEMORY_LIMIT in bytes, or None if the variable is not set. Raises UsageError."""
     text = os.environ.get(LIMIT, "")
     return parse_size(text, LIMIT) if text.strip() else None
 
 
-def _cgroup_free(folder: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """Returns the bytes that a container with a limit may still allocate (cgroup v2)."""
+def _free_container_memory(folder: Path = Path("/sys/fs/cgroup")) -> int | None:
+    """Returns how many bytes a container with a limit may still allocate (cgroup v2), or None."""
     try:
         limit = int((folder / "memory.max").read_text())
         used = int((folder / "memory.current").read_text())
@@ -47,14 +50,14 @@ def _cgroup_free(folder: Path = Path("/sys/fs/cgroup")) -> int | None:
 
 
 def free_memory(device: str = "cpu") -> int:
-    """Returns the free bytes of a torch device within the container's limit."""
+    """Returns the free bytes of a torch device, within the container's limit."""
     if device.startswith("cuda"):
         import torch
 
         return torch.cuda.mem_get_info(torch.device(device))[0]
     import psutil
 
-    free, inside = psutil.virtual_memory().available, _cgroup_free()
+    free, inside = psutil.virtual_memory().available, _free_container_memory()
     return free if inside is None else min(free, inside)
 
 
@@ -65,7 +68,7 @@ def available_memory(device: str = "cpu") -> int:
 
 
 def peak_memory(device: str = "cpu") -> int:
-    """Returns the peak bytes of this process, on the GPUs when it runs there, otherwise in RAM."""
+    """Returns the peak memory of this process in bytes, on the GPUs if `device` is one."""
     if device.startswith("cuda"):
         import torch
 
@@ -82,34 +85,35 @@ def peak_memory(device: str = "cpu") -> int:
 
 
 def memory_ran_out(error: Exception) -> bool:
-    """Whether memory was exhausted: torch has a class for that on GPUs, on CPUs a RuntimeError."""
+    """Whether an error means that memory was exhausted. For GPUs torch has a class of such errors;
+    for CPUs torch raises a RuntimeError."""
     words = ("can't allocate memory", "not enough memory")
     named = type(error).__name__ == "OutOfMemoryError" or isinstance(error, MemoryError)
-    return named or any(one in str(error) for one in words)
+    return named or any(part in str(error) for part in words)
 
 
-def in_home(path: str | Path, what: str, error: type[EsaError]) -> Path:
-    """Replaces a leading `~` or `~user` of a path by that home folder. Raises error: the user does
-    not exist; the message calls the path `what`."""
+def in_home(path: str | Path, path_name: str, error_class: type[EsaError]) -> Path:
+    """Replaces a leading `~` or `~user` of a path by that user's home folder. Raises an error of
+    `error_class` that calls the path `path_name`: the user does not exist."""
     try:
         return Path(path).expanduser()
     except RuntimeError as cause:
-        message = f"{what} {path}: there is no home folder {Path(path).parts[0]}"
-        raise error(message, "write the path out in full") from cause
+        message = f"{path_name} {path}: the home folder {Path(path).parts[0]} does not exist"
+        raise error_class(message, "give the full path") from cause
 
 
-def size_text(count: float) -> str:
-    """Returns bytes as text: `512 bytes`, `1.5 GiB`."""
+def size_text(byte_count: float) -> str:
+    """Returns a number of bytes as text, such as `512 bytes` or `1.5 GiB`."""
     units = ["bytes", "KiB", "MiB", "GiB", "TiB"]
-    while abs(count) >= 1024 and len(units) > 1:
-        count /= 1024
+    while abs(byte_count) >= 1024 and len(units) > 1:
+        byte_count /= 1024
         units.pop(0)
-    whole = units[0] == "bytes" or abs(count) >= 100
-    return f"{count:.0f} {units[0]}" if whole else f"{count:.1f} {units[0]}"
+    whole = units[0] == "bytes" or abs(byte_count) >= 100
+    return f"{byte_count:.0f} {units[0]}" if whole else f"{byte_count:.1f} {units[0]}"
 
 
 def time_text(seconds: float) -> str:
-    """Returns seconds as text: `0.4 s`, `12 s`, `3 min 20 s`, `2 h 05 min`."""
+    """Returns a duration as text, such as `0.4 s`, `12 s`, `3 min 20 s` or `2 h 05 min`."""
     whole = round(seconds)
     if whole < 60:
         return f"{seconds:.1f} s" if seconds < 10 else f"{whole} s"
@@ -119,7 +123,7 @@ def time_text(seconds: float) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a name or address, without a port, means this machine alone."""
+    """Whether a host name or address, without a port, refers to this machine."""
     import ipaddress
 
     name = host.strip("[]").rstrip(".").lower()

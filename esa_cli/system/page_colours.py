@@ -1,4 +1,4 @@
-"""Colours of all pages, "#rrggbb" by name, for light and dark mode."""
+"""The colours of every HTML page by name, "#rrggbb" each, in light mode and in dark mode."""
 
 LIGHT = {
     "page": "#ffffff", "raised": "#f4f5f7", "text": "#1b1d22", "soft": "#555b66",
@@ -11,5 +11,5 @@ DARK = {
 
 
 def css_variables(colours: dict[str, str]) -> str:
-    """Returns the colours as CSS variables."""
+    """Returns the colours as declarations of CSS variables."""
     return "".join(f"--{name}:{value};" for name, value in colours.items())

@@ -1,5 +1,5 @@
 """Progress callbacks, and shards of a list of work. An exception raised in a callback stops the
-work and propagates."""
+work and propagates to the caller."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ from esa_cli.errors import UsageError
 
 Item = TypeVar("Item")
 Progress = Callable[[int, int], None]
-"""Called with (tokens done, tokens in all); questions where the caller says so."""
+"""A callback that is called with (tokens done, total tokens), or with counts of questions."""
 
 StageProgress = Callable[[str, int, int | None], None]
-"""Called with the stage, how much of it is done, and the whole, if it is known.
+"""A callback that is called with the stage, the amount done, and the total amount if it is known.
 
-Counts are bytes for the stages "download", "extract" and "convert", where esa converts by itself;
-the stages "wait" (another process is preparing the same model), "import", "save" and "load" count
-nothing and report 0 of None, and so does "convert" where transformers converts."""
+Amounts are bytes in the stages "download" and "extract", and in the stage "convert" if esa converts
+the model itself. The other stages report 0 of None: "wait" (another process is preparing the same
+model), "import", "save", "load", and "convert" if transformers converts the model."""
 
 
-def silent(stage: str, done: int, total: int | None, /) -> None:
-    """A StageProgress that shows nothing."""
+def show_nothing(stage: str, done: int, total: int | None, /) -> None:
+    """A `StageProgress` callback that shows nothing."""
 
 
 def combined(*callbacks: Progress | None) -> Progress:
-    """Returns a progress callback that calls several others in their order."""
+    """Returns a progress callback that calls several progress callbacks, in their order."""
 
-    def call(done: int, total: int) -> None:
+    def call_all(done: int, total: int) -> None:
         for callback in callbacks:
             if callback:
                 callback(done, total)
 
-    return call
+    return call_all
 
 
 class WaitNotice:
-    """Called again and again while another process ingests a document: calls `started` the first
-    time, and `progress` each time, with 0 of `tokens`."""
+    """A callback that is called repeatedly while another process ingests the document. Its first
+    call calls `started`; every call calls `progress` with 0 of `tokens`."""
 
     def __init__(
         self, started: Callable[[], None] | None, progress: Progress | None, tokens: int
@@ -57,8 +57,8 @@ class WaitNotice:
 
 @dataclass(frozen=True)
 class WorkShard:
-    """Shard `number` of `count`, from 1, of a list that several processes make and divide: together
-    the shards are the list, and no two share an item."""
+    """Shard `number` of `count`, counted from 1, of a list of work that several processes divide
+    among themselves. Each item of the list belongs to exactly one shard."""
 
     number: int = 1
     count: int = 1
@@ -68,28 +68,28 @@ class WorkShard:
 
     @classmethod
     def parse(cls, text: str | None) -> WorkShard:
-        """ "3/16" -> the third of sixteen; None: the whole. Raises UsageError."""
+        """Parses a shard such as "3/16", or None for the whole list. Raises UsageError."""
         match = re.fullmatch(r"\s*([0-9]{1,9})\s*/\s*([0-9]{1,9})\s*", text or "1/1")
         shard = cls(int(match[1]), int(match[2])) if match and text != "" else cls(0)
         if not 1 <= shard.number <= shard.count:
             raise UsageError(
                 f"--shard must be K/N with K from 1 to N, got {text!r}",
-                "for example: 3/16 for the third of sixteen processes",
+                "for example, give --shard 3/16 to the third of sixteen processes",
             )
         return shard
 
     @property
     def whole(self) -> bool:
-        """Whether the shard is the whole list."""
+        """Whether the shard contains the whole list of work."""
         return self.count == 1
 
     def take(self, items: Iterable[Item]) -> Iterator[Item]:
-        """Yields the items of this shard, in order: one of `count`, in turn."""
+        """Yields the items of this shard in their order: every `count`-th item of the list."""
         return islice(items, self.number - 1, None, self.count)
 
     def block(self, items: Sequence[Item]) -> Sequence[Item]:
-        """Returns the items of this shard as one slice, for lists whose neighbours share work.
-        Lengths of slices differ by one at most."""
+        """Returns the items of this shard as one slice of the list, for lists whose neighbouring
+        items share work. The slices of different shards differ in length by at most one item."""
         begin, end = (len(items) * at // self.count for at in (self.number - 1, self.number))
         return items[begin:end]
 

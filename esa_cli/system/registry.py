@@ -1,5 +1,5 @@
-"""Tables from names to values, one for each kind of part (selectors, recipes, readers, ...), and
-where each value was defined."""
+"""Tables from names to values, one table for each kind of part (selectors, recipes, readers, ...),
+which also record where each value was defined."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from esa_cli.errors import PluginError
 T = TypeVar("T")
 
 PLUGIN_PREFIX = "esa_plugin_"
-"""Prefix of the module names of plugin files; such a module's origin is its path."""
+"""The prefix of the module names of plugin files; the path of such a file is its origin."""
 
 _REGISTRIES: list[Registry[Any]] = []
 
 
 class RegistryEntry(NamedTuple, Generic[T]):
-    """A value, the module or plugin file that defines it, and its name there."""
+    """A registered value, the module or plugin file that defines it, and its qualified name."""
 
     value: T
     origin: str
@@ -27,7 +27,7 @@ class RegistryEntry(NamedTuple, Generic[T]):
 
 
 class Registry(Generic[T]):
-    """Named values of one kind, as "selector"."""
+    """A table from names to values of one kind, such as "selector"."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
@@ -44,8 +44,8 @@ class Registry(Generic[T]):
         return iter(self._entries)
 
     def add(self, name: str, value: T, definition: object) -> None:
-        """Registers a value that the class or function `definition` gives, also when its module is
-        reloaded. Raises PluginError: the name is taken by another definition."""
+        """Registers the value of a class or function `definition`, also when its module is
+        reloaded. Raises PluginError: another definition uses the name."""
         origin = origin_of(definition)
         qualname = str(getattr(definition, "__qualname__", name))
         taken = self._entries.get(name)
@@ -57,15 +57,16 @@ class Registry(Generic[T]):
         self._entries[name] = RegistryEntry(value, origin, qualname)
 
     def remove(self, name: str) -> None:
+        """Removes the entry of this name."""
         del self._entries[name]
 
     def origin(self, name: str) -> str:
-        """Returns the module or plugin file that registered a name."""
+        """Returns the module or plugin file that registered the name."""
         return self._entries[name].origin
 
 
 def origin_of(definition: object) -> str:
-    """Returns the module in which a class or function is defined; for a plugin file, its path."""
+    """Returns the module that defines a class or function, or the path of the plugin file."""
     module = str(getattr(definition, "__module__", ""))
     if module.startswith(PLUGIN_PREFIX):
         return str(getattr(sys.modules.get(module), "__file__", module))
@@ -73,20 +74,20 @@ def origin_of(definition: object) -> str:
 
 
 def entries_from(origin: str) -> list[tuple[str, str]]:
-    """Returns the (kind, name) pairs that a module or plugin file registered."""
+    """Returns the (kind, name) pairs of all entries that a module or plugin file registered."""
     return [(r.kind, name) for r in _REGISTRIES for name in r if r.origin(name) == origin]
 
 
 def remove_entries(origin: str) -> None:
-    """Removes all that a module or plugin file registered."""
+    """Removes all entries that a module or plugin file registered."""
     for registry in _REGISTRIES:
         for name in [name for name in registry if registry.origin(name) == origin]:
             registry.remove(name)
 
 
 def nearest(word: str, known: Iterable[str], before: str = "") -> str:
-    """Returns a 'did you mean' clause, with what stands `before` the word, or the list of known
-    words; of more than 12 the three nearest."""
+    """Returns the clause 'did you mean X?' with the known name that resembles `word`, preceded by
+    `before`; without such a name, all known names, or the three nearest of more than 12."""
     names = sorted(known)
     close = difflib.get_close_matches(word, names, n=1)
     if close:

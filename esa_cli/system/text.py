@@ -1,4 +1,4 @@
-"""Digests of texts, texts that are no Unicode, strict JSON, and YAML of presets."""
+"""Digests of texts, replacement of lone surrogates, strict JSON, and YAML for presets."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 MAX_DEPTH = 32
-"""Mappings inside each other that an option may ask for."""
+"""How deeply an option may nest mappings."""
 _NUMBER_LETTERS = 100
-"""Letters of a number in YAML; in base 60 longer ones take quadratic time."""
+"""The most characters of a number in YAML: a longer number in base 60 takes quadratic time."""
 
 
 def text_bytes(text: str) -> bytes:
-    """Returns UTF-8, with lone surrogates encoded as three bytes each."""
+    """Encodes a text in UTF-8; each lone surrogate becomes three bytes."""
     return text.encode("utf-8", "surrogatepass")
 
 
@@ -30,41 +30,41 @@ def text_digest(text: str) -> str:
 
 
 def has_lone_surrogate(text: str) -> bool:
-    """Whether a text has U+D800-U+DFFF, which no tokenizer accepts: they enter through command-line
-    arguments that are not UTF-8 or through JSON escapes."""
+    """Whether a text contains a lone surrogate (U+D800 to U+DFFF), which no tokenizer accepts. Lone
+    surrogates come from command-line arguments that are not UTF-8, and from JSON escapes."""
     return _SURROGATE.search(text) is not None
 
 
 def without_lone_surrogates(value: Any) -> Any:
-    """Returns a text, or an object of JSON, with U+FFFD in place of each lone surrogate."""
+    """Returns a text or a JSON value with U+FFFD in place of each lone surrogate."""
     if isinstance(value, str):
         return _SURROGATE.sub("\ufffd", value)
     if isinstance(value, dict):
-        return {name: without_lone_surrogates(one) for name, one in value.items()}
+        return {name: without_lone_surrogates(part) for name, part in value.items()}
     if isinstance(value, list):
-        return [without_lone_surrogates(one) for one in value]
+        return [without_lone_surrogates(part) for part in value]
     return value
 
 
 def load_json(text: str) -> Any:
-    """Returns the JSON's value. Raises ValueError: the text is malformed, a key is given twice, or
-    a number is not finite. RecursionError: the text is nested too deep."""
+    """Parses JSON strictly. Raises ValueError: the text is malformed, a key occurs twice, or a
+    number is not finite. RecursionError: the text is nested too deeply."""
     return json.loads(
         text,
-        object_pairs_hook=_make_object,
-        parse_constant=_parse_finite,
-        parse_float=_parse_finite,
+        object_pairs_hook=_make_unique_object,
+        parse_constant=_parse_finite_number,
+        parse_float=_parse_finite_number,
     )
 
 
-def _make_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _make_unique_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     values = dict(pairs)
     if len(values) < len(pairs):
-        raise ValueError("a key is given twice")
+        raise ValueError("a key occurs twice")
     return values
 
 
-def _parse_finite(digits: str) -> float:
+def _parse_finite_number(digits: str) -> float:
     value = float(digits)
     if not math.isfinite(value):
         raise ValueError(f"a number must be finite, got {digits}")
@@ -72,16 +72,16 @@ def _parse_finite(digits: str) -> float:
 
 
 @cache
-def _strict_loader() -> type[yaml.SafeLoader]:
-    """Returns a loader of YAML that refuses duplicate keys, of which YAML's own loader silently
-    takes the last, and numbers too long to be printed."""
+def _strict_yaml_loader() -> type[yaml.SafeLoader]:
+    """Returns a YAML loader that refuses duplicate keys and numbers too long to be printed. YAML's
+    own loader would silently use the last value of a duplicate key."""
     import yaml
 
-    class StrictLoader(yaml.SafeLoader):
+    class StrictYamlLoader(yaml.SafeLoader):
         def construct_scalar(self, node: yaml.ScalarNode | yaml.MappingNode) -> Any:
             is_number = node.tag in ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
             if is_number and len(node.value) > _NUMBER_LETTERS:
-                problem = f"a number must have at most {_NUMBER_LETTERS} letters"
+                problem = f"a number must have at most {_NUMBER_LETTERS} characters"
                 raise yaml.MarkedYAMLError(None, None, problem, node.start_mark)
             return super().construct_scalar(node)
 
@@ -92,37 +92,37 @@ def _strict_loader() -> type[yaml.SafeLoader]:
             for key, _ in node.value:
                 if isinstance(key, yaml.ScalarNode):
                     if (key.tag, key.value) in seen:
-                        problem = f"{key.value!r} is given twice"
+                        problem = f"{key.value!r} occurs twice"
                         raise yaml.MarkedYAMLError(None, None, problem, key.start_mark)
                     seen.add((key.tag, key.value))
             return node
 
-    return StrictLoader
+    return StrictYamlLoader
 
 
 def load_yaml(text: str) -> Any:
-    """Returns the YAML's value. Raises yaml.YAMLError: the text is malformed, nested too deep, or
-    has a duplicate key, or a value that is not of its kind."""
+    """Parses YAML strictly. Raises yaml.YAMLError: the text is malformed or nested too deeply, a
+    key occurs twice, or a value does not match its tag."""
     import yaml
 
     try:
-        return yaml.load(text, _strict_loader())
+        return yaml.load(text, _strict_yaml_loader())
     except yaml.YAMLError:
         raise
     except Exception as error:
-        raise yaml.YAMLError(f"a value is not of its kind: {error}"[:200]) from error
+        raise yaml.YAMLError(f"a value does not match its tag: {error}"[:200]) from error
 
 
 def dump_yaml(data: Any) -> str:
-    """Returns the data as YAML, keys in the given order, line breaks of texts as they are."""
+    """Returns data as YAML, with keys in their given order and with line breaks of texts."""
     import yaml
 
-    class Dumper(yaml.SafeDumper):
+    class TextBlockDumper(yaml.SafeDumper):
         pass
 
-    def write_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    def represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
         style = "|" if "\n" in text.strip() else '"' if "\n" in text else None
         return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
-    Dumper.add_representer(str, write_text)
-    return yaml.dump(data, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=1000)
+    TextBlockDumper.add_representer(str, represent_text)
+    return yaml.dump(data, Dumper=TextBlockDumper, sort_keys=False, allow_unicode=True, width=1000)

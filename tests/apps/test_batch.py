@@ -332,7 +332,8 @@ def test_a_full_disk_is_said_and_the_same_command_goes_on(
     go(FakeAsker(), path, whole)
     assert len(whole.read_bytes()) > 1700
     output, _ = child(room).communicate()
-    assert output == "ResourceError: free some space; the same command goes on\n"
+    hint = "free some disk space, then run the same command again to continue"
+    assert output == f"ResourceError: {hint}\n"
     asker = FakeAsker()
     go(asker, path, out)
     assert out.read_bytes() == whole.read_bytes()

@@ -117,7 +117,7 @@ def test_padding(attached: Attachment) -> None:
     mask = torch.ones(1, LENGTH, dtype=torch.long)
     mask[:, 3] = 0
     cache = attached.new_cache()
-    with pytest.raises(UsageError, match="takes no padding"):
+    with pytest.raises(UsageError, match="accepts no padding"):
         attached.model(tokens(), attention_mask=mask, past_key_values=cache)
     assert cache.get_seq_length() == 0
 

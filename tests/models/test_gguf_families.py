@@ -200,7 +200,7 @@ def test_several_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.equal(logits(loaded.model), logits(model))
     write_model(tmp_path / "a.gguf", model, most=20)
     for part in tmp_path.glob("a-*.gguf"):
-        with pytest.raises(ModelError, match="is a part of a model"):
+        with pytest.raises(ModelError, match="holds only a part of a model"):
             converted(part)
 
 
@@ -209,10 +209,10 @@ def test_several_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ({"attention__clamp_kqv": 3.0}, "the setting llama.attention.clamp_kqv"),
         ({"rope__scaling__type": "dynamic", "rope__scaling__factor": 2.0}, "scaled by dynamic"),
-        ({"extra": {"rope_freqs.weight": [2.0] * 8}}, "frequencies of no rule"),
+        ({"extra": {"rope_freqs.weight": [2.0] * 8}}, "of unknown frequencies"),
         ({"attention__value_length": 4}, "values .* of another size than keys"),
         ({"embedding_length": None}, "lacks the setting llama.embedding_length"),
-        ({"feed_forward_length": 48}, "must be of size"),
+        ({"feed_forward_length": 48}, "must have shape"),
         ({"block_count": 3}, "lacks the weights blk.2"),
         ({"block_count": 1}, "has the weights blk.1"),
         ({"extra": {"blk.0.attn_sinks.weight": [0.0] * 6}}, "has the weights blk.0.attn_sinks"),

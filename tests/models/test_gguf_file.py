@@ -55,9 +55,9 @@ def test_a_file_is_read(tmp_path: Path) -> None:
     content = head.ljust(-(-len(head) // 32) * 32, b"\0") + body
     file = GgufFile(written(tmp_path / "a.gguf", content))
     assert file.architecture == "llama"
-    assert (file.setting("block_count"), file.setting("numbers")) == (3, [-1, 2, 3])
-    assert file.read("a").tolist() == [[0, 1, 2], [3, 4, 5]]
-    assert file.read("b").tolist() == [0.5, -2]
+    assert (file.get_setting("block_count"), file.get_setting("numbers")) == (3, [-1, 2, 3])
+    assert file.read_tensor("a").tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert file.read_tensor("b").tolist() == [0.5, -2]
 
 
 HUGE = (1 << 64) - 1
@@ -103,7 +103,7 @@ def test_damaged_bytes_are_refused_or_read(tiny_gguf: Path, tmp_path: Path) -> N
         try:
             file = GgufFile(path)
             for name in file.tensors:
-                file.read(name)
+                file.read_tensor(name)
         except ModelError:
             continue
 

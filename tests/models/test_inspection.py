@@ -89,7 +89,7 @@ def test_a_model_and_its_body_are_attached_once(make_model: ModelFactory, body_f
     model, ids = make_model("llama"), tokens()
     want = model(ids).logits
     first, second = (model.model, model) if body_first else (model, model.model)
-    with attach(first, WHOLE), pytest.raises(ModelError, match="attached already"):
+    with attach(first, WHOLE), pytest.raises(ModelError, match="already attached"):
         attach(second, WHOLE)
     assert torch.equal(model(ids).logits, want)
 

@@ -50,7 +50,7 @@ def test_it_cannot_go_back_to_where_nothing_was_kept(model: Any) -> None:
         cache = attached.new_cache()
         logits(attached, cache, 0, 30)
         last = logits(attached, cache, 30, 40)
-        with pytest.raises(UsageError, match="keep a state, which was not kept at 35 tokens"):
+        with pytest.raises(UsageError, match="have states, and no copy was stored at 35 tokens"):
             cache.truncate(35)
         assert cache.get_seq_length() == 40
         cache.truncate(50)

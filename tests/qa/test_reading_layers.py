@@ -136,5 +136,5 @@ def test_a_compressor_is_fitted_to_no_fewer_tokens_where_they_are_left_out() -> 
 
 def test_models_that_read_in_both_directions_are_refused() -> None:
     model = build_model("gemma4_text", use_bidirectional_attention="all")
-    with pytest.raises(ModelError, match="reads in both directions"):
+    with pytest.raises(ModelError, match="attends to later tokens"):
         attach(model, resolve("tiny-random").method)

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from esa_cli.models.files.random_model import write_random, write_tokenizer
+from esa_cli.models.files.random_model import write_random_model, write_tokenizer
 
 WINDOW = 8192
 
@@ -16,7 +16,7 @@ WINDOW = 8192
 def wide_model(folder: Path) -> str:
     """`random:llama` with a larger window, as a model reference."""
     folder.mkdir()
-    write_random(folder)
+    write_random_model(folder)
     path = folder / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "max_position_embeddings": WINDOW}))
     return str(folder)

@@ -17,8 +17,8 @@ from esa_cli.system.bm25_scores import K1, B, Bm25
 from esa_cli.system.content_words import (
     ENGLISH,
     content_words,
-    function_words,
     language_of,
+    load_function_words,
     located_words,
     question_words,
 )
@@ -70,7 +70,7 @@ def test_a_language_is_told_by_the_text_and_not_by_what_surrounds_it() -> None:
 
 
 def test_every_language_leaves_out_its_words() -> None:
-    for language, words in function_words().items():
+    for language, words in load_function_words().items():
         assert len(words) > 10
         assert content_words(" ".join(words), language) == [], language
 
@@ -103,7 +103,7 @@ def test_each_word_is_what_its_characters_give_alone(pieces: list[str], language
 def test_english_words_in_ascii_are_those_of_snowball(text: str) -> None:
     stem = snowballstemmer.stemmer("english").stemWord
     words = re.findall("[a-z0-9]+", text.lower())
-    wanted = [stem(word) for word in words if word not in function_words()[ENGLISH]]
+    wanted = [stem(word) for word in words if word not in load_function_words()[ENGLISH]]
     assert content_words(text.replace("'", " ")) == wanted
 
 

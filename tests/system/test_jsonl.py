@@ -71,9 +71,9 @@ def test_only_one_writes_a_file(tmp_path: Path) -> None:
     early = journal(path)
     with journal(path) as first:
         first.add(row("a"))
-        with pytest.raises(UsageError, match="another esa is writing"):
+        with pytest.raises(UsageError, match="another esa process is writing"):
             journal(path)
-        with pytest.raises(UsageError, match="another esa is writing"), early:
+        with pytest.raises(UsageError, match="another esa process is writing"), early:
             pass
     with early:
         assert early.find(row("a")), "what was written since it was opened counts"
@@ -100,7 +100,7 @@ def test_a_row_without_what_it_needs_is_named(tmp_path: Path, field: str) -> Non
     broken = {name: value for name, value in row("b").items() if name != field}
     lines = [HEADER, row("a"), broken]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    with pytest.raises(DocumentError, match=f"line 3 is not whole: it has no '{field}'"):
+    with pytest.raises(DocumentError, match=f"line 3 is incomplete: it has no '{field}'"):
         Journal(path, HEADER, same=("settings",), key=("test", "question"))
 
 
@@ -112,5 +112,5 @@ def test_a_row_that_its_kind_does_not_know_is_refused(tmp_path: Path) -> None:
     def wrong(row: Mapping[str, Any]) -> str:
         return "" if isinstance(row["score"], float) else f"{row['score']} is no score"
 
-    with pytest.raises(DocumentError, match="line 3 is not whole: much is no score"):
+    with pytest.raises(DocumentError, match="line 3 is incomplete: much is no score"):
         Journal(path, HEADER, same=("settings",), key=("test", "question"), wrong=wrong)

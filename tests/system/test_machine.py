@@ -29,6 +29,6 @@ def test_a_container_limit_counts(tmp_path: Path) -> None:
     (tmp_path / "memory.max").write_text("1000\n")
     (tmp_path / "memory.current").write_text("400\n")
     (tmp_path / "memory.stat").write_text("anon 300\ninactive_file 100\n")
-    assert machine._cgroup_free(tmp_path) == 700
+    assert machine._free_container_memory(tmp_path) == 700
     (tmp_path / "memory.max").write_text("max\n")
-    assert machine._cgroup_free(tmp_path) is None
+    assert machine._free_container_memory(tmp_path) is None

@@ -1,1 +1,1 @@
-"""What makes a transformers model attend by a method: families, traits, cache, hooks."""
+"""Attachment of a method to a transformers model: layer traits, cache, hooks and fingerprints."""

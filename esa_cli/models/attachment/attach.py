@@ -1,10 +1,10 @@
 """Attaches a method to a transformers model, and restores the model on `detach`.
 
-Nothing is patched: an attention and a mask function are registered as "esa", the rotary module is
-replaced by one that does not rotate, and the configuration by a copy, since other models may share
-it; hooks watch the calls of the model's body. The attention function finds its method by the module
-it is called with, so several models can be attached at once. docs/design.md: "The seam".
-"""
+No code is patched: an attention function and a mask function are registered as "esa"; the rotary
+module is replaced by one that does not rotate; the configuration is replaced by a copy, since other
+models may share the original; hooks watch the calls of the model's body. The attention function
+finds the method by the attention module that calls it, so several models can be attached at once.
+docs/design.md explains this under "The seam"."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from esa_cli.attention.method import Method
 from esa_cli.attention.rope import Rope
 from esa_cli.attention.sliding_window import SlidingAttention
 from esa_cli.errors import ModelError, UsageError
-from esa_cli.models.attachment.kv_cache import EsaCache, ForwardPass
+from esa_cli.models.attachment.kv_cache import CurrentCall, EsaCache
 from esa_cli.models.attachment.layer_traits import (
     LatentHeads,
     LayerTraits,
@@ -41,12 +41,13 @@ NAME = "esa"
 IN_MEMORY = StorePlaces().stores(on_host=())
 
 
-class IdentityRotary(nn.Module):
-    """Cosines of 1 and sines of 0 in place of a model's own, so that it caches unrotated keys.
+class IdentityRotaryEmbedding(nn.Module):
+    """A rotary module that returns cosines of 1 and sines of 0, so that keys are cached unrotated.
 
     Args:
-        width: R, or 1. as_complex: the model expects one complex tensor, (1, n, width).
-        replaced: the model's own module, whose types of layers the model asks for.
+        width: the number of cosines for each token, or 1 to broadcast. as_complex: whether the
+            model expects a complex tensor (1, n, width). replaced: the model's rotary module, for
+            its layer types.
     """
 
     def __init__(self, width: int, as_complex: bool, replaced: nn.Module) -> None:
@@ -55,18 +56,19 @@ class IdentityRotary(nn.Module):
         self._width, self._as_complex = width, as_complex
 
     def forward(self, x: Tensor, position_ids: Tensor, layer_type: str | None = None) -> Any:
+        """Returns cosines and sines, (1, n, width) each, or one complex tensor."""
         shape = (1, position_ids.shape[-1], self._width)
         cos, sin = x.new_ones(shape), x.new_zeros(shape)
         return torch.complex(cos.float(), sin.float()) if self._as_complex else (cos, sin)
 
 
 def last_alone(config: Any) -> dict[str, int]:
-    """The argument, if any, by which layers without keys of their own skip all but one token."""
+    """Returns the option, if any, by which layers without keys skip all tokens but the last."""
     return {"logits_to_keep": 1} if family_of(config).leaves_out else {}
 
 
 def _copy_configs(model: nn.Module) -> list[tuple[Any, Any]]:
-    """Replaces modules' configurations by copies; returns the modules with the originals."""
+    """Replaces the configurations of modules by copies; returns modules with their originals."""
     modules: Sequence[Any] = list(model.modules())
     originals = [
         (module, module.config)
@@ -83,7 +85,7 @@ def _restore_model(
     body: Any, rotary: nn.Module | None, configs: Sequence[tuple[Any, Any]],
     hooks: Sequence[RemovableHandle] = (),
 ) -> None:  # fmt: skip
-    """Restores the rotary module and the configurations, and removes hooks."""
+    """Restores the rotary module and the configurations of a model, and removes hooks."""
     if rotary is not None:
         body.rotary_emb = rotary
     for module, config in configs:
@@ -92,16 +94,13 @@ def _restore_model(
         hook.remove()
 
 
-def _watch_calls(body: Any, forward_pass: ForwardPass, readers: bool) -> list[RemovableHandle]:
-    """Registers hooks that open and close the `ForwardPass` of a model's body with each call that
-    gets an `EsaCache`.
-
-    Args:
-        readers: some layers read other layers' keys and values. They compute all tokens of a call
-            that is not plain prefill, not only those whose logits are wanted, so that all select.
+def _record_calls(body: Any, forward_pass: CurrentCall, has_readers: bool) -> list[RemovableHandle]:
+    """Registers hooks that record each call of a model's body with an `EsaCache` as the
+    `CurrentCall`. If some layers attend to other layers' keys (`has_readers`), these layers compute
+    all tokens in calls other than plain prefill, so that every token takes part in the selection.
     """
 
-    def before(module: Any, inputs: Any, options: Mapping[str, Any]) -> Any:
+    def before_call(module: Any, inputs: Any, options: Mapping[str, Any]) -> Any:
         cache = options.get("past_key_values")
         forward_pass.cache = None
         if not isinstance(cache, EsaCache) or module.config._attn_implementation != NAME:
@@ -119,35 +118,30 @@ def _watch_calls(body: Any, forward_pass: ForwardPass, readers: bool) -> list[Re
             )
         cache.states.begin_call(tokens.shape[1])
         forward_pass.cache = ref(cache)
-        if readers and "logits_to_keep" in options and not cache.is_plain_prefill:
+        if has_readers and "logits_to_keep" in options and not cache.is_plain_prefill:
             return inputs, {**options, "logits_to_keep": 0}
         return None
 
-    def after(module: Any, inputs: Any, options: Mapping[str, Any], output: Any) -> None:
+    def after_call(module: Any, inputs: Any, options: Mapping[str, Any], output: Any) -> None:
         if (cache := forward_pass.current_cache()) is not None:
             cache.states.end_call(cache.get_seq_length())
         forward_pass.cache = None
 
     return [
-        body.register_forward_pre_hook(before, with_kwargs=True),
-        body.register_forward_hook(after, with_kwargs=True),
+        body.register_forward_pre_hook(before_call, with_kwargs=True),
+        body.register_forward_hook(after_call, with_kwargs=True),
     ]
 
 
 _ATTACHED: WeakKeyDictionary[nn.Module, ReferenceType[Attachment]] = WeakKeyDictionary()
-"""By attention module; dropping a model or an attachment frees it."""
+"""The attachment of each attention module, weakly referenced so that both can be freed."""
 
 
 class Attachment:
-    """A model with ESA attached; use as a context manager or call `detach`.
-
-    Args:
-        model: a causal language model of transformers, of a family in `families`.
-        method: what caches of this attachment run, unless `use` or `EsaCache.begin` give another.
-
-    Raises:
-        ModelError: the model cannot be supported, with the reason; or is attached already.
-    """
+    """A model with ESA attached, as a context manager; without `with`, call `detach`. `model` is a
+    causal language model of transformers, of a family in `families`; `method` is what its caches
+    run, unless `use` or `EsaCache.begin` set another. Raises ModelError: the model is not
+    supported, or is attached already."""
 
     def __init__(self, model: PreTrainedModel, method: Method) -> None:
         check_supported(model.config)
@@ -159,19 +153,19 @@ class Attachment:
         # The model, one that contains it or one inside it.
         if any(there() for one in self._attending if (there := _ATTACHED.get(one))):
             raise ModelError(
-                "this model is attached already", "call detach() on the first attachment"
+                "this model is already attached", "call detach() on its first attachment"
             )
         self.traits = layer_traits(model.config, rotary, modules)
-        self.forward_pass = ForwardPass()
+        self.forward_pass = CurrentCall()
         self.latents = [LatentHeads(module) for module in self._attending if family.latent]
         self.method_layers = [
             i for i, one in enumerate(self.traits) if one is not None and one.window is None
         ]
         self._attention: dict[LayerTraits, Attention | SlidingAttention] = {}
-        AttentionInterface.register(NAME, _attention_function)
-        AttentionMaskInterface.register(NAME, _mask_function)
+        AttentionInterface.register(NAME, _compute_esa_attention)
+        AttentionMaskInterface.register(NAME, _refuse_padding_mask)
         self._bare = rotary, (configs := _copy_configs(model))
-        calls = _watch_calls(self.body, self.forward_pass, bool(source_layers(model.config)))
+        calls = _record_calls(self.body, self.forward_pass, bool(source_layers(model.config)))
         self._restore = finalize(self, _restore_model, self.body, rotary, configs, calls)
         self._restore.atexit = False
         if family.switches:  # or `generate` drops the cache where the rotary embedding would change
@@ -181,29 +175,29 @@ class Attachment:
             angles = self.rope.frequencies[0].shape[0]
             width = angles if family.half_table or family.complex_table else 2 * angles
             width = 1 if family.wide else width  # heads are of several sizes, and it is broadcast
-            self.body.rotary_emb = IdentityRotary(width, family.complex_table, rotary)
+            self.body.rotary_emb = IdentityRotaryEmbedding(width, family.complex_table, rotary)
         for module in self._attending:
             _ATTACHED[module] = ref(self)
         if any(module.config._attn_implementation != NAME for module in self._attending):
             self.detach()
             raise ModelError(
-                "a layer of this model has a configuration of its own, and keeps its attention",
-                "load the model again, and attach it as it comes",
+                "a layer of this model has its own configuration and would not use ESA's attention",
+                "load the model again, and attach it without changing its configuration",
             )
 
     @property
     def row_layers(self) -> list[int]:
-        """Indices of the layers that keep keys and values."""
+        """The indices of the layers that store keys and values."""
         return row_layers(self.model)
 
     @property
     def rope(self) -> Rope:
-        """The rotary embedding of the first layer that has one, else of none."""
+        """The rotary embedding of the first layer that rotates; `NoRope` if no layer does."""
         ropes = [traits.rope for traits in self.traits if traits is not None]
         return next((rope for rope in ropes if rope.rotates), ropes[0])
 
-    def attention(self, method: Method, layer: int) -> Attention | SlidingAttention:
-        """The attention of a layer: the method's, or that of its window."""
+    def layer_attention(self, method: Method, layer: int) -> Attention | SlidingAttention:
+        """Returns the attention function of a layer: the method's, or sliding-window attention."""
         traits = self.traits[layer]
         assert traits is not None, "the layer has no attention"
         found = self._attention.get(traits)
@@ -218,18 +212,19 @@ class Attachment:
         return found
 
     def use(self, method: Method) -> None:
-        """Runs another method in the caches made from now on; those there are keep theirs."""
+        """Runs another method in caches created later; earlier caches keep their method."""
         self.method = method
 
     def new_cache(self, store: MakeStore = IN_MEMORY) -> EsaCache:
-        """An empty cache for `model(...)` or `model.generate(...)`; `store` makes each layer's."""
+        """Returns an empty cache for `model(...)` or `model.generate(...)`; the function `store`
+        creates the key/value store of each layer."""
         return EsaCache(
             self.forward_pass, self.method, self.model.config, store, self.method_layers
         )
 
     @contextmanager
     def suspended(self) -> Iterator[None]:
-        """Restores the bare model until the block ends; caches keep their tokens."""
+        """Restores the model's own attention until the block ends; caches keep their tokens."""
         rotary, configs = self._bare
         own = [(module, module.config) for module, _ in configs]
         replaced = getattr(self.body, "rotary_emb", None)
@@ -240,7 +235,7 @@ class Attachment:
             _restore_model(self.body, replaced, own)
 
     def detach(self) -> None:
-        """Restores the model. Does nothing the second time."""
+        """Restores the model. A second call does nothing."""
         if self._restore.alive:
             self.forward_pass.cache = None
             self._restore()
@@ -255,36 +250,36 @@ class Attachment:
 
 
 def attach(model: PreTrainedModel, method: Method) -> Attachment:
-    """Attaches `method` to `model` until `detach`."""
+    """Attaches a method to a model until `detach` is called."""
     return Attachment(model, method)
 
 
 @torch.no_grad()
-def _attention_function(
+def _compute_esa_attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:  # fmt: skip
-    """Called by transformers: query (1, H, C, D), unrotated -> (1, C, H, D), without gradients."""
+    """Computes ESA's attention when transformers calls it: unrotated queries (1, H, C, D) become
+    outputs (1, C, H, D), without gradients."""
     attachment = (_ATTACHED.get(module) or (lambda: None))()
     if attachment is None:
-        raise ModelError(
-            "this model runs attention 'esa' but has no method", "call attach(model, method)"
-        )
+        raise ModelError("no method is attached to this model", "call attach(model, method)")
     if (cache := attachment.forward_pass.current_cache()) is None:
         raise UsageError("ESA needs its own cache", "pass past_key_values=attachment.new_cache()")
     if attention_mask is not None:
-        raise UsageError("ESA takes no ready-made attention mask", "leave attention_mask out")
+        raise UsageError("ESA accepts no attention mask", "omit attention_mask")
     layer: int = module.layer_idx  # type: ignore[assignment]
     latent, traits = attachment.latents[layer] if attachment.latents else None, attachment.traits
-    q = latent.queries(query[0]) if latent else traits[layer].rope.as_key(query[0])  # type: ignore[union-attr]
-    attention = attachment.attention(cache.method, layer)
+    q = latent.absorb_queries(query[0]) if latent else traits[layer].rope.as_key(query[0])  # type: ignore[union-attr]
+    attention = attachment.layer_attention(cache.method, layer)
     out = attention(cache.memory(layer), q, cache.query, kwargs.get("s_aux"))
-    return (latent.outputs(out) if latent else out).transpose(0, 1)[None], None
+    return (latent.expand_outputs(out) if latent else out).transpose(0, 1)[None], None
 
 
-def _mask_function(*args: Any, attention_mask: Tensor | None = None, **kwargs: Any) -> None:
-    """ESA is causal by construction and needs no mask; padding would be attended to, so refuse."""
+def _refuse_padding_mask(*args: Any, attention_mask: Tensor | None = None, **kwargs: Any) -> None:
+    """Returns no mask, since ESA is causal by construction. A mask that hides tokens is refused,
+    since ESA would attend to the padding."""
     if attention_mask is not None and not bool(torch.all(attention_mask)):
         raise UsageError(
-            "the attention mask hides tokens; ESA takes no padding", "pass one sequence unpadded"
+            "the attention mask hides tokens; ESA accepts no padding", "pass one unpadded sequence"
         )

@@ -1,9 +1,9 @@
-"""Fingerprints of models, and the check that a compressor file fits a model and a method.
+"""Fingerprints of models, and the check that a compressor file belongs to a model and a method.
 
-A fingerprint is a model's numbers of layers and heads, and a sha256 over the signs of the query
-and key weights of its first and last layer. Signs survive rounding to another type, and training
-turns thousands. Of quantised weights all bytes count, so each quantisation has another fingerprint.
-"""
+A fingerprint consists of a model's numbers of layers and heads, and a sha256 over the signs of the
+query and key weights of its first and last layer. Rounding to another number type preserves the
+signs, and training changes thousands of them. For quantised weights all bytes count, so each
+quantisation has its own fingerprint."""
 
 from __future__ import annotations
 
@@ -18,31 +18,33 @@ import torch
 from torch import Tensor
 
 from esa_cli.errors import ModelError, PresetError, first_line
-from esa_cli.models.attachment.layer_traits import plain_weight, projections
+from esa_cli.models.attachment.layer_traits import plain_weight, qkv_modules
 from esa_cli.models.files.families import key_shape
-from esa_cli.models.text_passes.small_decoder import is_plain
+from esa_cli.models.text_passes.small_decoder import is_plain_weight
 
 if TYPE_CHECKING:
     from esa_cli.attention.method import Method
     from esa_cli.attention.parts import Compressor
 
 LOADED_PLAIN = "load the model in float32, bfloat16 or float16, without quantisation"
-"""A hint for weights that cannot be read."""
+"""The hint of errors about weights that cannot be read."""
 
 
 def weight_tensors(model: Any) -> Iterator[tuple[str, Tensor]]:
-    """Name and tensor of each plain parameter, then of all else in the model's state. Quantised
-    weights are flat: bitsandbytes changes their shape when they are first used. Raises ModelError:
-    the state has something other than tensors."""
+    """Yields the name and tensor of each plain parameter, and then of everything else in the
+    model's state. Quantised weights are flattened, because bitsandbytes changes their shape at
+    their first use. Raises ModelError: the state contains something other than tensors."""
     parameters = dict(model.named_parameters(remove_duplicate=False))
-    plain = {name for name, weight in parameters.items() if is_plain(weight)}
+    plain = {name for name, weight in parameters.items() if is_plain_weight(weight)}
     yield from ((name, weight) for name, weight in model.named_parameters() if name in plain)
-    for name, tensor in _state_tensors(model, plain):
+    for name, tensor in _module_tensors(model, plain):
         yield name, tensor.reshape(-1) if name in parameters else tensor
 
 
-def _state_tensors(module: Any, known: Set[str] = frozenset()) -> Iterator[tuple[str, Tensor]]:
-    """Name and tensor of each part of a module's state, but for the names that are `known`."""
+def _module_tensors(
+    module: Any, known_names: Set[str] = frozenset()
+) -> Iterator[tuple[str, Tensor]]:
+    """Yields the name and tensor of each entry of a module's state, except for `known_names`."""
     for name, part in module.named_modules():
         prefix, state = f"{name}." if name else "", dict[str, Any]()
         packing = getattr(getattr(part, "weight", None), "quant_state", None)
@@ -54,20 +56,20 @@ def _state_tensors(module: Any, known: Set[str] = frozenset()) -> Iterator[tuple
                 for key, value in vars(inner).items() if inner is not None else ():
                     if isinstance(value, Tensor):
                         state[f"{prefix}weight.quant_state{at}.{key}"] = value
-        for key in sorted(state.keys() - known):
-            yield from _inner_tensors(key, state[key])
+        for key in sorted(state.keys() - known_names):
+            yield from _tensors_in_state_entry(key, state[key])
 
 
-def _inner_tensors(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
-    """The tensors in an entry of a module's state."""
+def _tensors_in_state_entry(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
+    """Yields the name of each tensor inside one entry of a module's state, and the tensor."""
     if isinstance(value, Tensor) and hasattr(value, "__tensor_flatten__"):
         for inner in value.__tensor_flatten__()[0]:
-            yield from _inner_tensors(f"{name}.{inner}", getattr(value, inner))
+            yield from _tensors_in_state_entry(f"{name}.{inner}", getattr(value, inner))
     elif isinstance(value, Tensor):
         yield name, (value.dequantize() if value.is_quantized else value).detach()
     elif isinstance(value, (tuple, list)):
         for i, one in enumerate(value):
-            yield from _inner_tensors(f"{name}.{i}", one)
+            yield from _tensors_in_state_entry(f"{name}.{i}", one)
     elif not (value is None or isinstance(value, (torch.dtype, bool, int, float, str))):
         raise ModelError(
             f"{name} of this model must be a tensor, got {type(value).__name__}", LOADED_PLAIN
@@ -85,14 +87,14 @@ def weight_errors(name: str) -> Iterator[None]:
 
 
 KEY = "fingerprint"
-"""Metadata entry of a compressor file: the fingerprint of its model."""
+"""The metadata entry of a compressor file that holds its model's fingerprint."""
 ROTATE, DISTANCE = "rotate", "distance"
-"""Metadata entries: whether the queries were rotated, and to which distance."""
+"""The metadata entries that say whether the queries were rotated, and to which distance."""
 
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """Sizes of a model, and a hash of some of its weights."""
+    """A model's type, its sizes and a hash of some weights, which together identify the model."""
 
     kind: str
     layers: int
@@ -106,58 +108,57 @@ class Fingerprint:
         return f"{self.kind} of {self.layers} layers with {heads} (weights {self.weights[:8]})"
 
     def as_text(self) -> str:
-        """The fingerprint as JSON, for a file's metadata."""
+        """Returns the fingerprint as JSON, for the metadata of a file."""
         return json.dumps(asdict(self), sort_keys=True)
 
 
 def fingerprint(model: Any) -> Fingerprint:
-    """The fingerprint of a causal language model of transformers. Raises ModelError: its weights
-    are not in memory, or are quantised in a way that shows none."""
+    """Computes the fingerprint of a causal language model of transformers. Raises ModelError: the
+    weights are not in memory, or cannot be read because of their quantisation."""
     if any(weight.is_meta for weight in model.parameters()):
         raise ModelError(
-            "some of this model's weights are not in memory, and esa cannot tell which model it is",
-            "load it whole, or use a smaller one",
+            "some weights are not in memory, so that esa cannot compute the model's fingerprint",
+            "load the whole model into memory, or use a smaller model",
         )
-    config, layers, digest = model.config, projections(model), hashlib.sha256()
+    config, layers, digest = model.config, qkv_modules(model), hashlib.sha256()
     for projection in (*layers[0][:2], *layers[-1][:2]):
         with weight_errors("a projection"):
-            for numbers in _numbers(projection):
+            for numbers in _weight_bytes(projection):
                 digest.update(numbers.cpu().numpy().tobytes())
     groups, dim = key_shape(config)
     heads = int(config.num_attention_heads)
     return Fingerprint(str(config.model_type), len(layers), heads, groups, dim, digest.hexdigest())
 
 
-def _numbers(projection: Any) -> list[Tensor]:
-    """Signs of a projection's weight; of quantised weights all bytes, with their scales."""
+def _weight_bytes(projection: Any) -> list[Tensor]:
+    """Returns the signs of a projection's weight, or all bytes and scales of a quantised one."""
     if (weight := plain_weight(projection)) is not None:
         return [torch.signbit(weight).to(torch.uint8)]
-    tensors = [tensor.reshape(-1).contiguous() for _, tensor in _state_tensors(projection)]
+    tensors = [tensor.reshape(-1).contiguous() for _, tensor in _module_tensors(projection)]
     if not tensors:
         raise ModelError("a projection of this model has no weights that can be read", LOADED_PLAIN)
     return [tensor.view(torch.uint8) for tensor in tensors]
 
 
 def fingerprint_in(metadata: Mapping[str, str]) -> Fingerprint | None:
-    """The fingerprint in a file's metadata, if any. Raises PresetError: it cannot be read."""
+    """Returns the fingerprint in a file's metadata, or None. Raises PresetError: it is damaged."""
     try:
         return Fingerprint(**json.loads(metadata[KEY])) if KEY in metadata else None
     except (ValueError, TypeError) as error:
         message = "the compressor file's fingerprint of its model cannot be read"
-        raise PresetError(message, "make the file again with `esa calibrate`") from error
+        raise PresetError(message, "make the file again by `esa calibrate`") from error
 
 
 def query_rotation(method: Method) -> dict[str, str]:
-    """The rotation of queries before they are reduced, as metadata entries."""
+    """Returns how a method rotates queries before reducing them, as metadata entries."""
     if not method.score.rotates:
         return {ROTATE: "false"}
     return {ROTATE: "true", DISTANCE: str(method.position.distance)}
 
 
 def check_maps(compressor: Compressor, model: Any, method: Method | None = None) -> None:
-    """Raises PresetError where a compressor with `metadata`, such as `Learned`, is for another
-    model,
-    or for queries that are rotated otherwise than a method's."""
+    """Raises PresetError where a compressor with `metadata`, such as `Learned`, was fitted to
+    another model, or to queries that are rotated differently than the method's."""
     from esa_cli.attention.parts import blame_plugins
 
     with blame_plugins({"compressor": compressor}):
@@ -166,8 +167,8 @@ def check_maps(compressor: Compressor, model: Any, method: Method | None = None)
     wanted = fingerprint_in(metadata)
     if wanted is not None and wanted != (own := fingerprint(model)):
         raise PresetError(
-            f"{file} was made for a {wanted}; this is a {own}",
-            "make one for this model with `esa calibrate`, or use compressor.name=closed-form",
+            f"{file} was made for a {wanted}; this model is a {own}",
+            "make a file for this model by `esa calibrate`, or set compressor.name=closed-form",
         )
     if method is None or not method.score.features or ROTATE not in metadata:
         return
@@ -175,6 +176,6 @@ def check_maps(compressor: Compressor, model: Any, method: Method | None = None)
     if fitted != (used := query_rotation(method)):
         raise PresetError(
             f"{file} was made for the query rotation {fitted}; this method uses {used}",
-            "set score.rotate and position.distance as then, or make a file for this method with "
+            "set score.rotate and position.distance to these values, or make another file by "
             "`esa calibrate --for`",
         )

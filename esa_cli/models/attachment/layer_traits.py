@@ -1,4 +1,5 @@
-"""What distinguishes each layer's attention, by its family, configuration and torch modules."""
+"""The traits that distinguish each layer's attention, according to the model family, the
+configuration and the torch modules."""
 
 from __future__ import annotations
 
@@ -12,18 +13,18 @@ from torch import Tensor, nn
 from esa_cli.attention.rope import Angles, NoRope, Rope, WeightedRope
 from esa_cli.errors import ModelError
 from esa_cli.models.files import families
-from esa_cli.models.files.families import Family, family_of, layer_types, source_layers
-from esa_cli.models.text_passes.small_decoder import is_plain
+from esa_cli.models.files.families import ModelFamily, family_of, layer_types, source_layers
+from esa_cli.models.text_passes.small_decoder import is_plain_weight
 
 if TYPE_CHECKING:
     from esa_cli.attention.layer import Temperature
 
 _ATTENTION = ("self_attn", "mixer", "attention")
-"""What layers name their attention."""
+"""The possible names of a layer's attention module."""
 
 
 def attention_modules(model: Any) -> list[Any | None]:
-    """The attention modules in the order in which they run; None: a layer has none."""
+    """Returns the attention modules in running order, with None for layers without attention."""
     name, modules = family_of(model.config).projections[-1], list[Any | None]()
     readers = source_layers(model.config)
     for layer in model.base_model.layers:
@@ -35,46 +36,46 @@ def attention_modules(model: Any) -> list[Any | None]:
 
 
 def row_layers(model: Any) -> list[int]:
-    """Indices of the layers that keep keys and values."""
+    """Returns the indices of the layers that store keys and values."""
     readers, modules = source_layers(model.config), enumerate(attention_modules(model))
     return [i for i, module in modules if module is not None and i not in readers]
 
 
-def projections(model: Any) -> list[list[Any]]:
-    """The modules that make queries, keys and values, of each layer that keeps keys."""
+def qkv_modules(model: Any) -> list[list[Any]]:
+    """Returns the modules that compute queries, keys and values in each layer with keys."""
     names, modules = family_of(model.config).projections, attention_modules(model)
     layers = [[getattr(modules[i], name, None) for name in names] for i in row_layers(model)]
     return [[part for part in parts if part is not None] for parts in layers]
 
 
 def plain_weight(module: Any) -> Tensor | None:
-    """A module's weight if it is a plain floating-point tensor, else None."""
+    """Returns a module's weight if it is a plain floating-point tensor, else None."""
     weight = getattr(module, "weight", None)
-    return weight.detach() if isinstance(weight, Tensor) and is_plain(weight) else None
+    return weight.detach() if isinstance(weight, Tensor) and is_plain_weight(weight) else None
 
 
 def kv_dtype(model: Any) -> torch.dtype:
-    """The type of keys and values: that of the value projections, or the model's where these are
-    quantised. Raises ModelError: it is not the same in all layers."""
-    weights = [plain_weight(part[-1]) for part in projections(model)]
+    """Returns the number type of keys and values: the type of the value projections or, if these
+    are quantised, of the model. Raises ModelError: layers have different types."""
+    weights = [plain_weight(part[-1]) for part in qkv_modules(model)]
     types = {model.dtype if weight is None else weight.dtype for weight in weights}
     if len(types) > 1:
         kinds = ", ".join(sorted(str(kind).removeprefix("torch.") for kind in types))
         raise ModelError(
-            f"the layers of this model compute in different types ({kinds})",
-            "load it in one with `dtype`, or ask without a library",
+            f"the layers of this model compute in different number types ({kinds})",
+            "load the model in one type by `dtype`, or ask without a library",
         )
     return types.pop()
 
 
 @dataclass(frozen=True)
 class LayerTraits:
-    """What one layer's attention computes; equal layers share the embedding.
+    """The traits of one layer's attention; layers with equal traits share one attention function.
 
     Args:
-        rope: its rotary embedding. scale: its factor of q . k. cap: its soft cap of logits.
-        window: W of a layer that attends to the last W tokens; None: it runs the method.
-        temperature: factors (n,) by which the model multiplies queries at positions (n,).
+        rope: the rotary embedding. scale: the factor of the logits q . k. cap: the soft cap of the
+            logits. window: the number of last tokens to which the layer attends, or None if it runs
+            the method. temperature: a function from positions (n,) to factors (n,) of the queries.
     """
 
     rope: Rope
@@ -87,14 +88,14 @@ class LayerTraits:
 def layer_traits(
     config: Any, rotary: nn.Module | None, modules: Sequence[Any | None]
 ) -> list[LayerTraits | None]:
-    """The traits of each layer; None where it has no attention module."""
+    """Returns the attention traits of each layer, or None for a layer without attention."""
     family, types = family_of(config), layer_types(config)
     cap = float(getattr(config, family.attention_cap or "", None) or 0.0)
-    unrotated, temperature = NoRope(), _temperature(config)
+    unrotated, temperature = NoRope(), _query_temperature(config)
     attending = {*types} & {*families.ATTENTION_TYPES} if rotary is not None else ()
-    ropes = {kind: _rope(config, family, rotary, kind) for kind in attending}
+    ropes = {kind: _rope_of_layer_type(config, family, rotary, kind) for kind in attending}
     traits = list[LayerTraits | None]()
-    windows, rotating = families.layer_windows(config), _rotating(config, family)
+    windows, rotating = families.layer_windows(config), _find_rotating_layers(config, family)
     for module, kind, window, rotates in zip(modules, types, windows, rotating, strict=True):
         rope = ropes.get(kind, unrotated) if rotates else unrotated
         if module is not None and rotates and family.norms_after is not None:
@@ -104,8 +105,8 @@ def layer_traits(
     return traits
 
 
-def _rotating(config: Any, family: Family) -> list[bool]:
-    """Whether each layer rotates queries and keys."""
+def _find_rotating_layers(config: Any, family: ModelFamily) -> list[bool]:
+    """Returns, for each layer, whether the layer rotates queries and keys."""
     types = layer_types(config)
     sliding, rule = [kind == "sliding_attention" for kind in types], family.rotating
     if rule == "hybrid":
@@ -119,8 +120,9 @@ def _rotating(config: Any, family: Family) -> list[bool]:
     return [bool(one) for one in getattr(config, rule)] if rule else [True] * len(types)
 
 
-def _temperature(config: Any) -> Temperature | None:
-    """Of a model whose queries grow with the logarithm of their position (Ministral 3)."""
+def _query_temperature(config: Any) -> Temperature | None:
+    """Returns the query factors of a model whose queries grow with the logarithm of their position
+    (Ministral 3), or None for other models."""
     parameters = getattr(config, "rope_parameters", None) or {}
     beta = parameters.get("llama_4_scaling_beta")
     if beta is None:
@@ -129,8 +131,8 @@ def _temperature(config: Any) -> Temperature | None:
     return lambda at: 1 + beta * torch.log1p(torch.floor(at / original))
 
 
-def _rope(config: Any, family: Family, rotary: Any, kind: str) -> Rope:
-    """The rotary embedding of a model's layers of one type, the same for every length."""
+def _rope_of_layer_type(config: Any, family: ModelFamily, rotary: Any, kind: str) -> Rope:
+    """Returns the rotary embedding of the layers of one type, which fits texts of any length."""
     if hasattr(rotary, f"{kind}_inv_freq"):
         names = (f"{kind}_inv_freq", f"{kind}_attention_scaling")
         inverse, factor = (getattr(rotary, name) for name in names)
@@ -150,21 +152,21 @@ def _rope(config: Any, family: Family, rotary: Any, kind: str) -> Rope:
 
 
 class LatentHeads:
-    """Attention over latents (MLA: DeepSeek and its kin) in absorbed form: the projections A and
-    B of one attention module's heads.
+    """Attention over latents (multi-head latent attention, MLA, as in DeepSeek) in absorbed form,
+    by the projections A and B of one attention module's heads.
 
-    All heads share a token's row: R dimensions of the key that rotate, then its latent c. With a
-    head's projections A (N, L) to the rest of its key and B (V, L) to its value,
+    All heads share one vector for each token: R rotary dimensions of the key, followed by its
+    latent c. With a head's projections A (N, L) to the rest of its key and B (V, L) to its value,
 
-        q . k          =  q_rotary . row_rotary + (A^T q_rest) . c
+        q · k          =  q_rotary · row_rotary + (A^T q_rest) · c
         sum_i a_i v_i  =  B sum_i a_i c_i
 
-    so methods select by rows and attend to rows, as with one key head that is the values, too.
+    so methods select and attend as if the shared vectors were one key head and also its values.
     Raises ModelError: the projections have a bias.
 
     Args:
-        module: with `kv_b_proj`, from a latent to all heads' keys and values. Where that is
-            quantised, its dequantised weight is kept.
+        module: an attention module with `kv_b_proj`, the projection from a latent to all heads'
+            keys and values. If `kv_b_proj` is quantised, its dequantised weight is stored.
     """
 
     def __init__(self, module: Any) -> None:
@@ -174,28 +176,29 @@ class LatentHeads:
         self._dequantised: Tensor | None = None
         if getattr(self._projection, "bias", None) is not None:
             raise ModelError(
-                "the projection of latents to keys must have no bias, got one",
+                "the projection of latents to keys must have no bias",
                 "use a model of another family",
             )
 
-    def queries(self, q: Tensor) -> Tensor:
-        """Queries (H, C, N + R), the rotary part last, as (H, C, R + L): for rows."""
+    def absorb_queries(self, q: Tensor) -> Tensor:
+        """Converts queries (H, C, N + R), with the rotary part last, to queries (H, C, R + L) that
+        are multiplied with the shared vectors."""
         rest, rotary = torch.split(q, [self._rest, self._rotary], dim=-1)
-        return torch.cat((rotary, rest @ self._projections(q)[:, : self._rest]), dim=-1)
+        return torch.cat((rotary, rest @ self._absorbed_projections(q)[:, : self._rest]), dim=-1)
 
-    def outputs(self, rows: Tensor) -> Tensor:
-        """Weighted sums of rows (H, C, R + L) as weighted sums of values (H, C, V)."""
+    def expand_outputs(self, rows: Tensor) -> Tensor:
+        """Converts weighted sums of shared vectors (H, C, R + L) to those of values (H, C, V)."""
         latents = rows[..., self._rotary :]
-        return latents @ self._projections(rows)[:, self._rest :].transpose(1, 2)
+        return latents @ self._absorbed_projections(rows)[:, self._rest :].transpose(1, 2)
 
-    def _projections(self, like: Tensor) -> Tensor:
-        """A above B of each head, (H, N + V, L)."""
+    def _absorbed_projections(self, same_type: Tensor) -> Tensor:
+        """Returns the projections A and B of each head, concatenated to (H, N + V, L)."""
         projection, weight = self._projection, self._dequantised
         adapted = bool(projection._forward_hooks)  # an adapter's output is not there for good
         if type(projection) is nn.Linear and not adapted:
             weight = plain_weight(projection)
         if weight is None or weight.is_meta or adapted:
-            unit = torch.eye(self._latent, dtype=like.dtype, device=like.device)
+            unit = torch.eye(self._latent, dtype=same_type.dtype, device=same_type.device)
             weight = projection(unit).T.contiguous()
             self._dequantised = self._dequantised if adapted else weight
         return weight.view(self._heads, -1, self._latent)

@@ -1,1 +1,1 @@
-"""Where a model comes from, and what its files say: the hub, wheels, folders and GGUF files."""
+"""The files of models and their origins: the hub, Python wheels, folders and GGUF files."""

@@ -1,8 +1,7 @@
-"""A model's folder, before its weights are loaded: settings, headers of the safetensors files, and
-the language model inside a checkpoint of several parts, such as one that also sees images.
+"""A model's folder before its weights are loaded: settings, headers of the safetensors files, and
+the language model inside a checkpoint of several parts, such as a model that also sees images.
 
-Reading the files first reports missing, damaged and hostile ones before anything heavy is imported.
-"""
+Missing, damaged and malicious files are reported from the files alone, before any slow import."""
 
 from __future__ import annotations
 
@@ -26,15 +25,13 @@ _TOKENIZER_FILES = (
     "tiktoken.model",
 )  # fmt: skip
 _AGAIN = "fetch the model again"
-_UPGRADE = (
-    "upgrade transformers, or choose another model; esa runs no code that a model brings along"
-)
+_UPGRADE = "upgrade transformers, or choose another model; esa never runs a model's own code"
 
 
 @contextmanager
 def reading(what: object, hint: str = _AGAIN) -> Iterator[None]:
-    """Turns every error of other libraries that read `what`, a file of a model, into a ModelError,
-    except for lack of memory."""
+    """Turns an error of another library, raised while it reads a file of a model, into a
+    ModelError; lack of memory stays as it is. The message calls the file `what`."""
     try:
         yield
     except Exception as error:
@@ -52,18 +49,18 @@ _COUNTS = {
     "head_dim": (0, _LARGEST), "intermediate_size": (0, _LARGEST), "vocab_size": (0, _LARGEST),
     "max_position_embeddings": (0, _LARGEST),
 }  # fmt: skip
-"""Smallest and largest value of settings that count something."""
+"""The smallest and the largest valid value of each setting that counts something."""
 _TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Returns the contents of config.json. Raises ModelError: config.json is missing, or has
-    settings that no model can have, as may the token ids of generation_config.json."""
+    """Returns the contents of config.json. Raises ModelError: config.json is missing, or a setting
+    in config.json or a token id in generation_config.json has a value that no model can have."""
     path, generation = folder / "config.json", folder / "generation_config.json"
     with reading(path):
         config = json.loads(path.read_text("utf-8"))
     if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
-        raise ModelError(f"{path} does not say which kind of model this is (model_type)")
+        raise ModelError(f"{path} has no model_type, the setting that names the kind of model")
     for part in (config, config.get("text_config")):
         if isinstance(part, dict):
             check_settings(part, path)
@@ -76,7 +73,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 def check_settings(settings: Mapping[str, Any], file: object) -> None:
     """Raises ModelError, which names the file, where a setting has a value that no model has or
-    that nothing can be computed with."""
+    that cannot be used in computations."""
     rope = settings.get("rope_parameters")
     for name, value in {**(rope if isinstance(rope, dict) else {}), **settings}.items():
         if value is not None and (rule := _find_broken_rule(name, value)):
@@ -84,7 +81,7 @@ def check_settings(settings: Mapping[str, Any], file: object) -> None:
 
 
 def _find_broken_rule(name: str, value: Any) -> str:
-    """Returns the rule that a setting's value breaks, or ""."""
+    """Returns the rule that a setting's value breaks, or "" if the value is valid."""
     number = value if isinstance(value, (int, float)) and not isinstance(value, bool) else math.nan
     if name in _COUNTS or name in _TOKENS:
         low, high = _COUNTS.get(name, (-1, _LARGEST))
@@ -98,17 +95,17 @@ def _find_broken_rule(name: str, value: Any) -> str:
     return "be a number" if isinstance(value, float) and math.isnan(value) else ""
 
 
-def check_tokenizer(folder: Path) -> None:
-    """Raises ModelError if the folder has none of the files a tokenizer is read from."""
+def check_tokenizer_files(folder: Path) -> None:
+    """Raises ModelError if the folder has no file from which a tokenizer can be loaded."""
     if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
-        raise ModelError(f"{folder} has no tokenizer", "copy the model's tokenizer.json there")
+        raise ModelError(f"{folder} has no tokenizer", "copy the model's tokenizer.json into it")
 
 
 # -- Headers of weights
 
 
 class StoredWeight(NamedTuple):
-    """A tensor of a safetensors file; `kind` is its type in the header, such as BF16."""
+    """The name, type in the file header (`kind`, such as BF16) and shape of a stored tensor."""
 
     name: str
     kind: str
@@ -116,12 +113,12 @@ class StoredWeight(NamedTuple):
 
 
 def stored_weights(folder: Path) -> list[StoredWeight]:
-    """Returns the tensors of the folder's safetensors files, read from their headers. Raises
+    """Returns the tensors of the folder's safetensors files, according to the file headers. Raises
     ModelError: a file is missing, damaged or cut off."""
     weights = []
     for path in weight_files(folder):
         with (
-            reading(f"{path}, which is damaged or cut off,", "remove the model and fetch it again"),
+            reading(f"the damaged file {path}", "delete the model and fetch it again"),
             safe_open(path, framework="np") as file,  # only headers are read, without torch
         ):
             for name in file.keys():  # noqa: SIM118
@@ -131,15 +128,15 @@ def stored_weights(folder: Path) -> list[StoredWeight]:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Returns the folder's safetensors files. Raises ModelError: one or all are missing."""
+    """Returns the paths of the folder's safetensors files. Raises ModelError: a file is missing."""
     single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
     if single.is_file():
         return [single]
     if not index.is_file():
         raise ModelError(
             f"{folder} has no model.safetensors",
-            "convert the weights or choose another model: esa reads safetensors only, since "
-            "pickled weights (.bin, .pt) can run code",
+            "convert the weights to safetensors, or choose another model; esa refuses "
+            "pickled weights (.bin, .pt), which can run code",
         )
     with reading(index):
         names = sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))
@@ -155,18 +152,19 @@ _BODIES = (
     "model.language_model.", "language_model.model.", "model.text_model.",
     "model.language_model.model.", "text_model.model.", "language_model.", "text_model.",
 )  # fmt: skip
-"""Prefixes of a language model's layers in checkpoints of several parts, instead of `model.`."""
+"""The prefixes, in place of `model.`, of a language model in a checkpoint of several parts."""
 _HEADS = ("lm_head.", "language_model.lm_head.", "model.lm_head.", "text_model.lm_head.")
-"""Prefixes of its output matrix, instead of `lm_head.`."""
+"""The prefixes of a language model's output matrix, in place of `lm_head.`."""
 _PLAIN_KINDS = {"qwen3_vl_text": "qwen3"}
-"""Types of language models whose rotary embedding knows places in an image -> the type that
-computes the same for text."""
+"""Maps types of language models whose rotary embedding depends on positions in an image to the type
+that computes the same for text."""
 _TEXT_KINDS = {*FAMILIES, *_PLAIN_KINDS, "llama4_text"}
 _BIDIRECTIONAL = "paligemma"
-"""A type of several parts that reads its prompt in both directions, unlike its part alone."""
+"""A model type with several parts that attends to its prompt in both directions, although its
+language model alone does not."""
 
 
-def has_text_part(config: Mapping[str, Any]) -> bool:
+def has_language_model_part(config: Mapping[str, Any]) -> bool:
     """Whether a config.json describes several parts, one of which is a language model."""
     kind, text = config.get("model_type"), config.get("text_config")
     if kind in FAMILIES or kind == _BIDIRECTIONAL or not isinstance(text, dict):
@@ -175,12 +173,12 @@ def has_text_part(config: Mapping[str, Any]) -> bool:
 
 
 def language_settings(folder: Path) -> dict[str, Any]:
-    """Returns config.json of a known family, else the language model's settings as transformers
-    completes them. Raises ModelError: as `read_config`."""
+    """Returns the contents of config.json for a known family, or else the language model's settings
+    as transformers completes them. Raises ModelError: see `read_config`."""
     config = read_config(folder)
     if config["model_type"] in FAMILIES:
         return config
-    with nullcontext() if has_text_part(config) else suppress(ModelError):
+    with nullcontext() if has_language_model_part(config) else suppress(ModelError):
         known = language_config(folder)
         sizes = {name: getattr(known, name, None) for name in _COUNTS}  # families rename these
         settings = {"num_attention_heads": 1, **known.to_dict()}
@@ -191,13 +189,13 @@ def language_settings(folder: Path) -> dict[str, Any]:
 def language_config(folder: Path) -> Any:
     """Returns transformers' configuration of the language model in a folder. Raises ModelError:
     transformers cannot read the configuration."""
-    return _read_configs(folder)[0]
+    return _read_language_and_whole_configs(folder)[0]
 
 
-def _read_configs(folder: Path) -> tuple[Any, Any]:
-    """Returns transformers' configurations of the language model and of the whole checkpoint. The
-    former has the settings of the latter that concern it."""
-    several = has_text_part(read_config(folder))
+def _read_language_and_whole_configs(folder: Path) -> tuple[Any, Any]:
+    """Returns transformers' configurations of the language model and of the whole checkpoint.
+    Settings of the checkpoint that concern the language model are copied to its configuration."""
+    several = has_language_model_part(read_config(folder))
     with quiet_transformers(), reading(folder / "config.json", _UPGRADE):
         from transformers import AutoConfig
 
@@ -220,17 +218,17 @@ def _read_configs(folder: Path) -> tuple[Any, Any]:
 
 def language_weights(folder: Path) -> list[StoredWeight]:
     """Returns the stored tensors of the language model, under their names in the files. Raises
-    ModelError: as `stored_weights`, or no part of several is a language model."""
+    ModelError: a file is damaged, or the checkpoint contains no language model."""
     weights = stored_weights(folder)
-    if not has_text_part(read_config(folder)):
+    if not has_language_model_part(read_config(folder)):
         return weights
-    prefixes = _map_prefixes(folder, [weight.name for weight in weights])
+    prefixes = _map_weight_prefixes(folder, [weight.name for weight in weights])
     return [weight for weight in weights if weight.name.startswith(tuple(prefixes))]
 
 
 def unmade_weights(folder: Path) -> list[StoredWeight]:
-    """Returns names and shapes of the weights that transformers makes for a config.json, without
-    their memory. Raises ModelError: transformers does not know the model."""
+    """Returns the names and shapes of the weights that transformers would create for a folder's
+    config.json, without using memory. Raises ModelError: transformers does not know the model."""
     config = language_config(folder)
     if hasattr(config, "quantization_config"):
         del config.quantization_config
@@ -244,9 +242,10 @@ def unmade_weights(folder: Path) -> list[StoredWeight]:
     return [StoredWeight(name, "F32", tuple(one.shape)) for name, one in model.named_parameters()]
 
 
-def _map_prefixes(folder: Path, names: Sequence[str]) -> dict[str, str]:
-    """Maps prefixes of a language model's weights among all `names` in a checkpoint of several
-    parts to the prefixes of that model alone. Raises ModelError: the prefixes are unknown."""
+def _map_weight_prefixes(folder: Path, names: Sequence[str]) -> dict[str, str]:
+    """Maps the prefixes of a language model's weights in a checkpoint of several parts to their
+    prefixes in a plain language model. `names` are the names of all weights in the checkpoint.
+    Raises ModelError: the prefixes are unknown."""
     embeddings = "embed_tokens.weight"
     body = next((prefix for prefix in _BODIES if prefix + embeddings in names), None)
     if body is None:
@@ -258,26 +257,26 @@ def _map_prefixes(folder: Path, names: Sequence[str]) -> dict[str, str]:
 
 
 def choose_loading_options(folder: Path) -> dict[str, Any]:
-    """Returns arguments of transformers' `from_pretrained`: the configuration, and the names by
-    which only the language model of a checkpoint of several parts is loaded. Raises ModelError."""
-    config, whole = _read_configs(folder)
-    if not has_text_part(read_config(folder)):
+    """Returns arguments for transformers' `from_pretrained`: the configuration and, if there are
+    several parts, the renaming that selects the language model. Raises ModelError."""
+    config, whole = _read_language_and_whole_configs(folder)
+    if not has_language_model_part(read_config(folder)):
         return {"config": config}
-    prefixes = _map_prefixes(folder, [weight.name for weight in stored_weights(folder)])
+    prefixes = _map_weight_prefixes(folder, [weight.name for weight in stored_weights(folder)])
     if "lm_head." not in prefixes.values():  # the whole decides; with a head, the part does
         config.tie_word_embeddings |= bool(whole.tie_word_embeddings)
     if isinstance(packing := getattr(config, "quantization_config", None), dict):
         # Lists of modules have names from before or after transformers' own renaming.
         known = {**dict.fromkeys(_BODIES, "model."), **prefixes}
         config.quantization_config = {
-            name: [_rename(module, known) for module in value] if isinstance(value, list) else value
+            name: [_rename_prefix(v, known) for v in value] if isinstance(value, list) else value
             for name, value in packing.items()
         }
     mapping = {f"^{re.escape(prefix)}": plain for prefix, plain in prefixes.items()}
     return {"config": config, "key_mapping": mapping}
 
 
-def _rename(module: Any, prefixes: Mapping[str, str]) -> Any:
-    """Returns a module's name with its first matching prefix replaced; other values unchanged."""
+def _rename_prefix(module: Any, prefixes: Mapping[str, str]) -> Any:
+    """Replaces the first matching prefix of a module's name; returns other values unchanged."""
     before = next((one for one in prefixes if str(module).startswith(one)), None)
     return prefixes[before] + module[len(before) :] if before else module

@@ -1,9 +1,8 @@
-"""The model families that ESA can be attached to, and what follows from a configuration: the types,
-windows and key heads of its layers.
+"""The model families to which ESA can be attached, and what a configuration says about layers:
+their types, windows and key heads.
 
-Functions take a configuration of transformers, or the settings of a config.json as attributes.
-Importing this module imports nothing heavy.
-"""
+Functions take a transformers configuration, or the settings of a config.json as attributes.
+Importing this module imports no large library."""
 
 from __future__ import annotations
 
@@ -20,114 +19,116 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Family:
-    """Traits of a model family that attaching ESA depends on; the defaults are Llama's.
+class ModelFamily:
+    """The traits of a model family on which attaching ESA depends; the defaults are Llama's.
 
-    `rotating` says which layers rotate queries and keys: "" all layers, "sliding" the layers with a
-    window, "hybrid" the layers with a window, or all if none has one, "prefix" the layers with a
-    window and full ones without experts; other values name the setting that lists the layers.
-    """
+    `rotating` says which layers rotate queries and keys: "" means all layers; "sliding" the layers
+    with a window; "hybrid" the layers with a window, or all layers if none has a window; "prefix"
+    the layers with a window and full layers without experts. Any other value is the name of the
+    setting that lists the layers."""
 
-    pairs: Pairs = "half"  # dimensions of a head that rotate together
+    pairs: Pairs = "half"  # which dimensions of a head rotate together
     rotating: str = ""
-    norms_after: tuple[str, str] | None = None  # modules that norm rotated queries and keys
+    norms_after: tuple[str, str] | None = None  # modules that normalise rotated queries and keys
     half_table: bool = False  # the rotary module returns each angle once instead of twice
     complex_table: bool = False  # the rotary module returns complex numbers
-    sinks: bool = False  # each head has a learned logit without a key
+    sinks: bool = False  # each head has a learned attention logit that belongs to no key
     attention_cap: str = ""  # setting with the soft cap of attention logits
     latent: bool = False  # the cache receives latents of keys and values (MLA)
-    slides: bool = False  # `sliding_window` holds for all layers
+    slides: bool = False  # the setting `sliding_window` applies to all layers
     switches: bool = False  # `generate` drops the cache at `original_max_position_embeddings`
-    sharing: str = ""  # setting with the number of last layers that attend to another layer's keys
-    leaves_out: bool = False  # the body leaves out tokens in these layers, by `logits_to_keep`
-    wide: bool = False  # full layers may have key heads of another number and size
+    sharing: str = ""  # setting with the number of last layers that share keys
+    leaves_out: bool = False  # these last layers skip tokens as `logits_to_keep` says
+    wide: bool = False  # full layers may differ in number and size of key heads
     projections: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")  # or modules that make latents
     multiply: str = ""  # setting with a factor of the logits
     divide: str = ""  # setting with a divisor of the logits
     cap: str = ""  # setting with the soft cap of the logits
 
 
-_LLAMA = Family()
-_SLIDING = Family(slides=True)
-_CAPPED = Family(cap="final_logit_softcapping")
-_COHERE = Family(pairs="interleaved", multiply="logit_scale")
-_LATENT = Family(latent=True, projections=("q_proj", "q_b_proj", "kv_a_proj_with_mqa"))
+_LLAMA = ModelFamily()
+_SLIDING = ModelFamily(slides=True)
+_CAPPED = ModelFamily(cap="final_logit_softcapping")
+_COHERE = ModelFamily(pairs="interleaved", multiply="logit_scale")
+_LATENT = ModelFamily(latent=True, projections=("q_proj", "q_b_proj", "kv_a_proj_with_mqa"))
+_HUNYUAN = ModelFamily(norms_after=("query_layernorm", "key_layernorm"))
 _GEMMA3N = replace(_CAPPED, sharing="num_kv_shared_layers")
-_TABLE: tuple[tuple[str, Family], ...] = (
+_TABLE: tuple[tuple[str, ModelFamily], ...] = (
     ("llama qwen2 qwen3 olmo2 qwen2_moe seed_oss arcee apertus olmo flex_olmo gemma dots1 jais2 "
      "solar_open bitnet hy_v3 olmo3 cwm ministral lfm2 lfm2_moe lfm3 nemotron_h olmo_hybrid mellum "
      "stablelm glm4_moe minimax_m2 phi nemotron qwen3_next qwen3_5_text qwen3_5_moe_text laguna",
      _LLAMA),
     ("mistral mixtral qwen3_moe starcoder2 olmoe ministral3", _SLIDING),
-    ("ernie4_5 ernie4_5_moe helium glm4 glm", Family(pairs="interleaved")),
-    ("granite granitemoe granitemoeshared granitemoehybrid", Family(divide="logits_scaling")),
+    ("ernie4_5 ernie4_5_moe helium glm4 glm", ModelFamily(pairs="interleaved")),
+    ("granite granitemoe granitemoeshared granitemoehybrid", ModelFamily(divide="logits_scaling")),
     ("gemma2 vaultgemma", replace(_CAPPED, attention_cap="attn_logit_softcapping")),
-    ("exaone4 exaone_moe kolibri1", Family(rotating="hybrid")),
-    ("hunyuan_v1_dense hunyuan_v1_moe", Family(norms_after=("query_layernorm", "key_layernorm"))),
-    ("gpt_neox persimmon", Family(projections=("query_key_value",))),
+    ("exaone4 exaone_moe kolibri1", ModelFamily(rotating="hybrid")),
+    ("hunyuan_v1_dense hunyuan_v1_moe", _HUNYUAN),
+    ("gpt_neox persimmon", ModelFamily(projections=("query_key_value",))),
     ("deepseek_v3 glm4_moe_lite youtu mistral4 longcat_flash axk1", _LATENT),
     ("deepseek_v2", replace(_LATENT, pairs="interleaved", complex_table=True)),
     ("minicpm3", replace(_LATENT, divide="logits_scaling")),
-    ("phi3", Family(slides=True, switches=True, projections=("qkv_proj",))),
+    ("phi3", ModelFamily(slides=True, switches=True, projections=("qkv_proj",))),
     ("phimoe", replace(_SLIDING, switches=True)),
-    ("smollm3", Family(rotating="no_rope_layers")),
+    ("smollm3", ModelFamily(rotating="no_rope_layers")),
     ("cohere", _COHERE),
     ("cohere2", replace(_COHERE, rotating="sliding")),
     ("cohere2_moe", replace(_COHERE, rotating="prefix")),
     ("nanochat", replace(_CAPPED, pairs="reversed")),
-    ("hyperclovax", Family(multiply="logits_scaling")),
-    ("falcon_h1", Family(multiply="lm_head_multiplier")),
+    ("hyperclovax", ModelFamily(multiply="logits_scaling")),
+    ("falcon_h1", ModelFamily(multiply="lm_head_multiplier")),
     ("gemma3_text", _CAPPED),
     ("gemma3n_text", _GEMMA3N),
     ("gemma4_text gemma4_unified_text", replace(_GEMMA3N, leaves_out=True, wide=True)),
-    ("gpt_oss", Family(half_table=True, sinks=True)),
-    ("afmoe", Family(rotating="sliding")),
-    ("flint", Family(rotating="sliding", sinks=True)),
+    ("gpt_oss", ModelFamily(half_table=True, sinks=True)),
+    ("afmoe", ModelFamily(rotating="sliding")),
+    ("flint", ModelFamily(rotating="sliding", sinks=True)),
 )  # fmt: skip
-FAMILIES: dict[str, Family] = {kind: family for kinds, family in _TABLE for kind in kinds.split()}
-"""Families by `model_type`; docs/models.md names the models. Tests hold each to stock logits."""
+FAMILIES: dict[str, ModelFamily] = {
+    kind: family for kinds, family in _TABLE for kind in kinds.split()
+}
+"""The traits of each family by `model_type`; tests compare the logits with transformers'."""
 
 INSTEAD = (
-    "it answers from passages found by their words (answer.from=text), as `esa ask` does where no "
-    "--method or --keep asks for more; methods run in the types of docs/models.md"
+    "answer from passages (answer.from=text), as `esa ask` does without --method and --keep, or "
+    "choose a model of a type that docs/models.md lists"
 )
-"""The hint where methods cannot run in a model."""
+"""The hint of errors that say that methods cannot run in a model."""
 FIXED_ALPHA = ("hunyuan_v1_dense", "hunyuan_v1_moe")
-"""Families whose rotary embedding has fixed frequencies where it has an alpha."""
+"""Families whose rotary embedding uses fixed frequencies if the setting `alpha` is present."""
 STATIC_ROPE = ("default", "linear", "llama3", "yarn", "longrope", "proportional")
 
 
-def family_of(config: object) -> Family:
-    """Returns the traits of a model's family. An unknown `model_type` has Llama's, with a soft cap
-    of logits where the configuration names one; `text_forward.plain_forward` tests these."""
+def family_of(config: object) -> ModelFamily:
+    """Returns the traits of a model's family. An unknown `model_type` gets Llama's traits, with a
+    soft cap of the logits if the configuration has one; `plain_forward` tests such models."""
     unknown = _CAPPED if hasattr(config, _CAPPED.cap) else _LLAMA
     return FAMILIES.get(getattr(config, "model_type", ""), unknown)
 
 
-def check_type(kind: str | None) -> None:
+def check_type(model_type: str | None) -> None:
     """Raises ModelError when ESA cannot be attached to models of this `model_type`."""
-    if kind not in FAMILIES:
-        raise ModelError(f"ESA's methods cannot run in models of type {kind!r}", INSTEAD)
+    if model_type not in FAMILIES:
+        raise ModelError(f"ESA's methods cannot run in models of type {model_type!r}", INSTEAD)
 
 
 def check_supported(config: Any) -> None:
-    """Raises ModelError with the reason when ESA cannot be attached to a model of this
-    configuration."""
+    """Raises ModelError when ESA cannot be attached to a model with this configuration."""
     kind = getattr(config, "model_type", "unknown")
     check_type(kind)
     layer_windows(config)
     if getattr(config, "use_bidirectional_attention", None) in (True, "all"):
-        raise ModelError(f"this {kind} model reads in both directions", INSTEAD)
+        raise ModelError(f"this {kind} model attends to later tokens, too", INSTEAD)
     if dynamic := sorted({*rope_types(config)} - {*STATIC_ROPE}):
         raise ModelError(
-            f"rotary embedding of type {dynamic[0]!r} changes with the input's length, "
-            "so keys cannot be cached once for all",
+            f"the rotary embedding of type {dynamic[0]!r} changes with the input's length, "
+            "so that cached keys would become wrong",
             INSTEAD,
         )
 
 
 def rope_types(config: Any) -> list[str]:
-    """Returns the types of a model's rotary embeddings, of which layer types may have their own."""
+    """Returns the types of a model's rotary embeddings; each type of layer may have its own."""
     parameters = getattr(config, "rope_parameters", None) or {}
     if config.model_type in FIXED_ALPHA and parameters.get("alpha"):  # the type is named dynamic
         return ["default"]
@@ -139,19 +140,20 @@ def rope_types(config: Any) -> list[str]:
 FULL_TYPES = ("full_attention", "hybrid")
 ATTENTION_TYPES = (*FULL_TYPES, "sliding_attention")
 STATE_TYPES = ("conv", "linear_attention")
-"""Types of layers that keep a convolution's inputs or a recurrent state instead of keys; hybrid
-layers keep both."""
+"""The types of layers that store a convolution's inputs or a recurrent state instead of keys;
+hybrid layers store both state and keys."""
 IDLE_TYPES = ("mlp", "moe")
-"""Types of layers that keep nothing of previous tokens."""
+"""The types of layers that store nothing about previous tokens."""
 _OTHER_NAMES = {
     "attention": "full_attention", "mamba": "linear_attention", "recurrent": "linear_attention",
     "*": "full_attention", "M": "linear_attention", "-": "mlp", "E": "moe",
 }  # fmt: skip
-"""Other names of layer types; the letters are those of Nemotron's `hybrid_override_pattern`."""
+"""Maps other names of layer types to their names in transformers; the single characters come from
+Nemotron's `hybrid_override_pattern`."""
 
 
 def layer_types(config: Any) -> list[str]:
-    """Returns the type of each layer, named as in transformers, also where config.json lists none.
+    """Returns the type of each layer, named as in transformers, even if config.json lists no types.
     Raises AttributeError: the number of layers is missing."""
     kind, family = getattr(config, "model_type", None), family_of(config)
     for name in ("layer_types", "hybrid_override_pattern", "layers_block_type"):
@@ -173,40 +175,40 @@ def layer_types(config: Any) -> list[str]:
 
 
 def keeps_state(config: Any) -> bool:
-    """Whether some layers keep a state instead of keys: a state cannot be cropped, and the states
+    """Whether some layers store a state instead of keys. A state cannot be cropped, and the states
     of several documents cannot be joined."""
     return not {*STATE_TYPES, "hybrid"}.isdisjoint(layer_types(config))
 
 
 def layer_windows(config: Any) -> list[int | None]:
-    """Returns the window of each layer; None where it attends to all tokens, or has no attention.
-    A window at least as long as the model's limit counts as none. Raises ModelError: a layer type
-    is unknown, or no layer attends to all tokens."""
+    """Returns the window size of each layer, or None for a layer that attends to all tokens or has
+    no attention. A window at least as long as the model's context counts as none. Raises
+    ModelError: a layer type is unknown, or no layer attends to all tokens."""
     types, window = layer_types(config), getattr(config, "sliding_window", None)
     longest = getattr(config, "max_position_embeddings", None)
     if window is not None and longest is not None and window >= longest:
         window = None
-    reason, nothing = "", "so that nothing can be selected"
+    reason, nothing = "", "so that no method can select tokens"
     if other := sorted({*types} - {*ATTENTION_TYPES, *STATE_TYPES, *IDLE_TYPES}):
         reason = f"has layers of type {', '.join(other)}; ESA needs full or sliding attention"
     elif {*ATTENTION_TYPES}.isdisjoint(types):
         reason = f"has no layer with attention, {nothing}"
     elif window is not None and {*FULL_TYPES}.isdisjoint(types):
-        reason = f"attends in all layers to a window of {window} tokens only, {nothing}"
+        reason = f"has a window of {window} tokens in every layer, {nothing}"
     if reason:
         raise ModelError(f"this {config.model_type} model {reason}", INSTEAD)
     return [window if kind == "sliding_attention" else None for kind in types]
 
 
 def method_layers(config: Any) -> list[int]:
-    """Returns the indices of layers that run a method. Raises ModelError: as `layer_windows`."""
+    """Returns the indices of layers that run a method. Raises ModelError: see `layer_windows`."""
     layers = enumerate(zip(layer_types(config), layer_windows(config), strict=True))
     return [i for i, (kind, window) in layers if kind in ATTENTION_TYPES and window is None]
 
 
 def source_layers(config: Any) -> dict[int, int]:
-    """Maps each layer that keeps no keys of its own to the layer whose keys it attends to: the last
-    of the same type before all sharing layers. Raises ValueError: no such layer exists."""
+    """Maps each layer without keys of its own to the layer whose keys it uses, the last layer of
+    the same type before all layers that share keys. Raises ValueError: no such layer exists."""
     count = int(getattr(config, family_of(config).sharing or "", None) or 0)
     if not count:
         return {}
@@ -223,49 +225,51 @@ _KINDS: dict[str, Kind] = {
 
 
 def layer_kinds(settings: Mapping[str, Any]) -> list[Kind]:
-    """Returns what each layer has, by the settings of a config.json: attention, attention to the
-    keys of another layer (reader), a state, both attention and a state, or neither (idle)."""
+    """Returns what each layer contains, by the settings of a config.json: attention, attention to
+    the keys of another layer ("reader"), a state, attention and a state, or neither ("idle")."""
     config = SimpleNamespace(**settings)
     readers, types = source_layers(config), enumerate(layer_types(config))
     return ["reader" if i in readers else _KINDS.get(kind, "attention") for i, kind in types]
 
 
 def latent_block(config: Any) -> int:
-    """Returns how many numbers of a latent share a scale when stored in 8 bits, 0 without latents.
-    Rotary parts are not normed as latents are, and may be much larger."""
+    """Returns how many numbers of a latent share one scale when stored in 8 bits, or 0 without
+    latents. Rotary parts need scales of their own, since they may be much larger."""
     if not family_of(config).latent:
         return 0
     return gcd(int(config.qk_rope_head_dim), int(config.kv_lora_rank))
 
 
 def key_shape(config: Any) -> tuple[int, int]:
-    """Returns G key heads and their dimensions D in full layers; latents count as one head of
-    rotary and latent dimensions. Raises AttributeError: the configuration lacks a size."""
+    """Returns the number of key heads G and the head dimension D of layers with full attention.
+    Latents count as one head, whose dimension is the rotary plus the latent one. Raises
+    AttributeError: the configuration lacks a size."""
     if not family_of(config).wide:
         return _compute_key_shape(config, 0, True)
     return _compute_key_shape(config, layer_types(config).index("full_attention"), True)
 
 
 def layer_shapes(config: Any) -> list[tuple[int, int]]:
-    """Returns G and D, as `key_shape`, of the keys that each layer attends to."""
+    """Returns the number G and dimension D of the key heads that each layer attends to."""
     types = enumerate(layer_types(config))
     return [_compute_key_shape(config, layer, kind == "full_attention") for layer, kind in types]
 
 
 def key_shapes(config: Any) -> list[tuple[int, int]]:
-    """Returns G and D, as `key_shape`, of each layer that keeps keys, or [] if all are alike."""
+    """Returns the number G and dimension D of key heads in each layer that stores keys, or [] if
+    all these layers are alike."""
     readers = source_layers(config)
     shapes = [shape for i, shape in enumerate(layer_shapes(config)) if i not in readers]
     return shapes if len({*shapes}) > 1 else []
 
 
 _WIDE_DIM = 512
-"""Dimensions of key heads in full layers of Gemma 4 without `global_head_dim`."""
+"""The dimension of key heads in full layers of Gemma 4 if `global_head_dim` is missing."""
 
 
 def _compute_key_shape(config: Any, layer: int, full: bool) -> tuple[int, int]:
-    """Returns G and D of one layer, in a configuration that transformers has completed, as it
-    writes that, or as in config.json."""
+    """Returns the number G and dimension D of a layer's key heads. The configuration may be
+    completed or written by transformers, or come from a config.json."""
     family = family_of(config)
     if family.latent:
         return 1, int(config.qk_rope_head_dim) + int(config.kv_lora_rank)

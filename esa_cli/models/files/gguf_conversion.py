@@ -1,10 +1,9 @@
-"""Conversion of a GGUF file to a folder that transformers' plain `from_pretrained` loads.
+"""Converts a GGUF file to a folder that transformers' `from_pretrained` loads without options.
 
-A file is converted once, since dequantising takes tens of seconds. The weights keep the precision
-that quantisation left, in float32 where 16 bits would lose digits. Architectures without an entry
-in `GGUF_FAMILIES` are refused: transformers' own reader ignores how most of them scale their rotary
-embedding.
-"""
+A file is converted only once, since dequantising takes tens of seconds. The weights keep the
+precision that quantisation left, and are stored in float32 where 16 bits would lose digits.
+Architectures missing from `GGUF_FAMILIES` are refused, since for most of them transformers' own
+GGUF reader ignores the scaling of the rotary embedding."""
 
 from __future__ import annotations
 
@@ -24,17 +23,17 @@ from esa_cli.models.files.gguf_file import (
     SAFETENSORS,
     GgufFamily,
     GgufFile,
-    model_config,
+    read_model_config,
 )
 from esa_cli.models.files.quiet_transformers import quiet_transformers
-from esa_cli.system.progress import StageProgress, silent
+from esa_cli.system.progress import StageProgress, show_nothing
 
 
-def convert_gguf(gguf_file: Path, folder: Path, report: StageProgress = silent) -> None:
+def convert_gguf(gguf_file: Path, folder: Path, report: StageProgress = show_nothing) -> None:
     """Writes config.json, generation_config.json, tokenizer files and safetensors files into an
-    existing folder. Takes about as much memory as one file of weights.
+    existing folder. The conversion needs about as much memory as one safetensors file.
 
-    Raises ModelError: not a whole GGUF file, or an architecture or tokenizer not supported.
+    Raises ModelError: the GGUF file is damaged, or its architecture or tokenizer is not supported.
     OSError: the folder cannot be written. MemoryError."""
     report("import", 0, None)
     try:
@@ -49,7 +48,7 @@ def convert_gguf(gguf_file: Path, folder: Path, report: StageProgress = silent) 
     except Exception as error:
         raise ModelError(
             f"{gguf_file.name} cannot be converted: {first_line(error)}",
-            "it may be damaged, or of a kind that is not read from GGUF, see docs/models.md",
+            "fetch the file again, or choose a kind of GGUF file that docs/models.md lists",
         ) from error
     # safetensors makes its files private; a shared ESA_HOME needs them as readable as the others.
     for path in folder.glob("*.safetensors"):
@@ -57,13 +56,14 @@ def convert_gguf(gguf_file: Path, folder: Path, report: StageProgress = silent) 
 
 
 def _write_model(file: GgufFile, folder: Path, report: StageProgress) -> None:
+    """Writes the model's configuration and weights into a folder."""
     from transformers import AutoModelForCausalLM, GenerationConfig
 
     family = GGUF_FAMILIES.get(file.architecture)
     if family is None:
-        message = f"{file.path.name} is of the architecture '{file.architecture[:80]}'"
-        raise ModelError(f"{message}; from GGUF esa takes {', '.join(GGUF_FAMILIES)}", SAFETENSORS)
-    config = model_config(file, family)
+        message = f"{file.path.name} has the architecture '{file.architecture[:80]}'"
+        raise ModelError(f"{message}; esa converts only {', '.join(GGUF_FAMILIES)}", SAFETENSORS)
+    config = read_model_config(file, family)
     automatic: Any = AutoModelForCausalLM
     with torch.device("meta"):
         model = automatic.from_config(config)
@@ -79,56 +79,59 @@ def _write_model(file: GgufFile, folder: Path, report: StageProgress) -> None:
 # -- Weights
 
 SHARD_BYTES = 4 << 30
-"""Bytes of weights after which another file begins."""
+"""The number of weight bytes after which a new safetensors file begins."""
 _IN_CONFIG = re.compile(r"rope_(freqs|factors_long|factors_short)(\.weight)?")
 _SHORT = {torch.bfloat16: {"BF16", "MXFP4"}, torch.float16: {"F16"}}
-"""Types of GGUF whose numbers 16 bits hold; gpt-oss has MXFP4."""
-_OLD = "it may be converted by an old llama.cpp; use the model's safetensors files"
+"""Maps 16-bit types to the GGUF types that they represent exactly; gpt-oss uses MXFP4."""
+_OLD = "convert the model with a newer llama.cpp, or use its safetensors files"
 Join = Callable[[Sequence[Tensor]], Tensor]
 
 
-def _stack(parts: Sequence[Tensor]) -> Tensor:
-    """Joins tensors (..., n, m) along n."""
+def _concatenate_tensors(parts: Sequence[Tensor]) -> Tensor:
+    """Concatenates tensors (..., n, m) along n."""
     return torch.cat(tuple(parts), -2) if len(parts) > 1 else parts[0]
 
 
-def _transpose(parts: Sequence[Tensor]) -> Tensor:
+def _transpose_first_tensor(parts: Sequence[Tensor]) -> Tensor:
+    """Returns the first tensor with its last two dimensions swapped."""
     return parts[0].mT
 
 
-def _interleave(parts: Sequence[Tensor]) -> Tensor:
-    """Joins gates and values of gpt-oss' experts in turns: weights 2 x (experts, inner, hidden) ->
-    (experts, hidden, 2 inner); biases 2 x (experts, inner) -> (experts, 2 inner)."""
+def _interleave_gates(parts: Sequence[Tensor]) -> Tensor:
+    """Interleaves the gate and value numbers of gpt-oss' experts: two weights (experts, inner,
+    hidden) become (experts, hidden, 2 inner), two biases (experts, inner) (experts, 2 inner)."""
     turns = torch.stack(tuple(parts), 2).flatten(1, 2)
     return turns.transpose(1, 2) if turns.dim() > 2 else turns
 
 
 _GATE_UP = ("ffn_gate_exps.weight", "ffn_up_exps.weight")
 _JOINED: dict[str, tuple[tuple[str, ...], Join]] = {
-    "experts.gate_up_proj": (_GATE_UP, _stack),
-    "experts.down_proj": (("ffn_down_exps.weight",), _stack),
+    "experts.gate_up_proj": (_GATE_UP, _concatenate_tensors),
+    "experts.down_proj": (("ffn_down_exps.weight",), _concatenate_tensors),
 }
-"""Ends of names of weights -> the tensors of the layer that make them, and how."""
+"""Maps the end of a weight's name to the layer's GGUF tensors that form the weight, and to the
+function that joins these tensors."""
 _GPT_OSS: dict[str, tuple[tuple[str, ...], Join]] = {
-    "sinks": (("attn_sinks.weight",), _stack),
-    "experts.gate_up_proj": (_GATE_UP, _interleave),
-    "experts.gate_up_proj_bias": (("ffn_gate_exps.bias", "ffn_up_exps.bias"), _interleave),
-    "experts.down_proj": (("ffn_down_exps.weight",), _transpose),
-    "experts.down_proj_bias": (("ffn_down_exps.bias",), _stack),
+    "sinks": (("attn_sinks.weight",), _concatenate_tensors),
+    "experts.gate_up_proj": (_GATE_UP, _interleave_gates),
+    "experts.gate_up_proj_bias": (("ffn_gate_exps.bias", "ffn_up_exps.bias"), _interleave_gates),
+    "experts.down_proj": (("ffn_down_exps.weight",), _transpose_first_tensor),
+    "experts.down_proj_bias": (("ffn_down_exps.bias",), _concatenate_tensors),
 }
 
 
-class _Weight(NamedTuple):
-    """A weight of the model: its shape, the tensors of the file that make it, and how."""
+class _WeightPlan(NamedTuple):
+    """How to make one weight of the model: its shape, the GGUF tensors that form the weight, and
+    the function that joins these tensors."""
 
     shape: tuple[int, ...]
     sources: Sequence[str]
     join: Join
 
 
-def _plan_weights(file: GgufFile, model: Any) -> dict[str, _Weight]:
-    """Returns how each weight of a model without memory is made from the file's tensors. Raises
-    ModelError: a tensor is missing, of another size, or not used."""
+def _plan_weights(file: GgufFile, model: Any) -> dict[str, _WeightPlan]:
+    """Returns, for each weight of a model without memory, how the weight is made from the GGUF
+    file's tensors. Raises ModelError: a tensor is missing, has the wrong size, or is not used."""
     from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
 
     config, path = model.config, file.path.name
@@ -141,36 +144,36 @@ def _plan_weights(file: GgufFile, model: Any) -> dict[str, _Weight]:
             continue
         base, _, suffix = name.rpartition(".")
         sources: Sequence[str] = [f"{names.get_name(base) or base}.{suffix}"]
-        join: Join = _stack
+        join: Join = _concatenate_tensors
         if end := next((end for end in joined if name.endswith(end)), ""):
             ends, join = joined[end]
             sources = [f"blk.{name.split('.')[2]}.{source}" for source in ends]
-        weights[name] = _Weight(tuple(weight.shape), sources, join)
+        weights[name] = _WeightPlan(tuple(weight.shape), sources, join)
         if lacking := [source for source in sources if source not in file.tensors]:
             kind = config.model_type
             raise ModelError(f"{path} lacks the weights {lacking[0]} of a {kind} model", _OLD)
-        parts = [torch.empty(file.shape(source), device="meta") for source in sources]
+        parts = [torch.empty(file.tensor_shape(source), device="meta") for source in sources]
         try:
             size = tuple(join(parts).shape)
         except (RuntimeError, IndexError, ValueError):
             size = tuple(parts[0].shape)
         if size != weight.shape:
             wanted = tuple(weight.shape)
-            raise ModelError(f"{sources[0]} of {path} must be of size {wanted}, got {size}", _OLD)
+            raise ModelError(f"{sources[0]} of {path} must have shape {wanted}, got {size}", _OLD)
     used = {source for weight in weights.values() for source in weight.sources}
     for name in file.tensors.keys() - used:
         if not _IN_CONFIG.fullmatch(name):
             kind = f"a {config.model_type} model of transformers"
-            raise ModelError(f"{path} has the weights {name}, which {kind} has not", SAFETENSORS)
+            raise ModelError(f"{path} has the weights {name}, which {kind} lacks", SAFETENSORS)
     return weights
 
 
 def _write_weights(
-    file: GgufFile, family: GgufFamily, config: Any, weights: dict[str, _Weight],
+    file: GgufFile, family: GgufFamily, config: Any, weights: dict[str, _WeightPlan],
     folder: Path, report: StageProgress,
 ) -> None:  # fmt: skip
-    """Writes safetensors files, of which one at a time is in memory. Reports the stage "convert" in
-    bytes, and "save" before a file is written."""
+    """Writes safetensors files, with only one file's weights in memory at a time. Reports the stage
+    "convert" in bytes, and the stage "save" before each file is written."""
     from safetensors.torch import save_file
 
     total = sum(4 * math.prod(weight.shape) for weight in weights.values())
@@ -193,10 +196,10 @@ def _write_weights(
 
 
 def _make_weight(
-    file: GgufFile, family: GgufFamily, config: Any, name: str, weight: _Weight
+    file: GgufFile, family: GgufFamily, config: Any, name: str, weight: _WeightPlan
 ) -> Tensor:
-    """Returns one weight, in 16 bits where these hold the very numbers of the file."""
-    made = weight.join([torch.from_numpy(file.read(one).copy()) for one in weight.sources])
+    """Returns one weight, in 16 bits if these represent all numbers of the file exactly."""
+    made = weight.join([torch.from_numpy(file.read_tensor(one).copy()) for one in weight.sources])
     if family.pairs and (match := re.search(r"\.self_attn\.([qk])_proj\.", name)):
         query = match[1] == "q"
         heads = config.num_attention_heads if query else config.num_key_value_heads
@@ -212,9 +215,9 @@ def _make_weight(
 
 
 # -- The tokenizer
-# How a tokenizer cuts text before it merges bytes: llama.cpp names the way by one word.
-# transformers knows the words of Llama 3, Qwen, GPT-4o and Tekken, and cuts as GPT-2 otherwise,
-# which is right for some.
+# How a tokenizer splits text before it merges bytes: llama.cpp has a name for each way.
+# transformers knows the names of Llama 3, Qwen, GPT-4o and Tekken, and otherwise splits as GPT-2
+# does, which is right for some models.
 
 
 _BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
@@ -240,18 +243,18 @@ _AS_GPT2 = {"gpt-2", "phi-2", "olmo", "mpt", "granite-docling"}
 
 
 def check_pre_tokenizer(file: GgufFile) -> None:
-    """Raises ModelError where the tokenizer cuts text in an unknown way: the model would see other
-    tokens than in its training."""
+    """Raises ModelError where the tokenizer splits text in an unknown way, with which the model
+    would see other tokens than in its training."""
     if file.metadata.get("tokenizer.ggml.model") != "gpt2":
         return
     name = str(file.metadata.get("tokenizer.ggml.pre", "default"))
     if name not in _WAYS.keys() | _BY_TRANSFORMERS | _AS_GPT2:
-        message = f"the tokenizer of {file.path.name} cuts text in a way that esa does not know"
+        message = f"the tokenizer of {file.path.name} splits text in a way that esa does not know"
         raise ModelError(f"{message}, '{name[:80]}' (tokenizer.ggml.pre)", SAFETENSORS)
 
 
 def _write_tokenizer(file: GgufFile, folder: Path) -> None:
-    """Raises ModelError: the file's tokenizer is of no known kind."""
+    """Writes a GGUF file's tokenizer into a folder. Raises ModelError: its kind is unknown."""
     from transformers import PreTrainedTokenizerFast
 
     tokenizer = PreTrainedTokenizerFast.from_pretrained(
@@ -262,8 +265,8 @@ def _write_tokenizer(file: GgufFile, folder: Path) -> None:
 
 
 def set_pre_tokenizer(tokenizer_json: Path, name: str | None) -> None:
-    """Replaces the pre-tokenizer in tokenizer.json where llama.cpp's `name` needs another. Raises
-    ModelError: there is no tokenizer.json."""
+    """Replaces the pre-tokenizer in tokenizer.json if llama.cpp's `name` stands for a different
+    one. Raises ModelError: tokenizer.json is missing."""
     if not tokenizer_json.is_file():
         raise ModelError("the GGUF file's tokenizer cannot be written as tokenizer.json")
     if name in _WAYS:

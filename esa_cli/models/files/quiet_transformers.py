@@ -1,7 +1,6 @@
-"""Makes transformers silent: it logs errors only and shows no progress bar or warning.
+"""Silences transformers, which then logs errors only and shows no progress bars or warnings.
 
-These are settings of the process, so other threads see the change, too.
-"""
+These settings belong to the process, so other threads are affected, too."""
 
 from __future__ import annotations
 
@@ -22,15 +21,16 @@ _undo = ExitStack()
 
 @contextmanager
 def quiet_transformers(imported: bool = True) -> Iterator[None]:
-    """Silences transformers and ignores warnings. The last open block of all threads restores what
-    was there before the first. Without `imported`, transformers is not imported for that."""
+    """Silences transformers and ignores warnings until the block ends. When the last open block of
+    all threads ends, the earlier settings are restored. If `imported` is False, transformers is
+    silenced only if it is already imported."""
     global _open_blocks, _silent
     with _lock:
         if not _open_blocks:
             _undo.enter_context(warnings.catch_warnings(action="ignore"))
         _open_blocks += 1
         if not _silent and (imported or "transformers" in sys.modules):
-            _silence()
+            _silence_transformers()
             _silent = True
     try:
         yield
@@ -42,7 +42,8 @@ def quiet_transformers(imported: bool = True) -> Iterator[None]:
                 _silent = False
 
 
-def _silence() -> None:
+def _silence_transformers() -> None:
+    """Sets the log levels of transformers and related packages to errors only."""
     importlib.import_module("torch")  # which sets levels of its own
     # torchao, where it is installed, reports each GPU kernel that it could not load.
     for name in ("torchao", "torch.utils._pytree", "bitsandbytes"):

@@ -1,8 +1,7 @@
-"""`random:llama`: a tiny Llama with seeded random weights, to try the tool without a network.
+"""`random:llama`, a tiny Llama with seeded random weights, for trying esa without a network.
 
-It has two layers, a tokenizer of bytes and a ChatML template, is the same on every machine, and
-answers nonsense.
-"""
+It has two layers, a byte tokenizer and a ChatML template, is the same on every machine, and gives
+meaningless answers."""
 
 from __future__ import annotations
 
@@ -27,8 +26,8 @@ _SIZES: dict[str, Any] = {
 }  # fmt: skip
 
 
-def write_random(folder: Path) -> dict[str, Any]:
-    """Writes the model's files into an existing folder, and returns entries of its marker."""
+def write_random_model(folder: Path) -> dict[str, Any]:
+    """Writes the random model into an existing folder; returns entries for the marker file."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -41,7 +40,7 @@ def write_random(folder: Path) -> dict[str, Any]:
 
 
 def write_tokenizer(folder: Path) -> None:
-    """Writes tokenizer.json with 256 bytes and the special tokens, and its configuration."""
+    """Writes tokenizer.json with 256 bytes and the special tokens, and tokenizer_config.json."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())

@@ -1,1 +1,1 @@
-"""A model into memory: devices, types and quantised weights."""
+"""Loading of a model into memory: devices, number types and quantised weights."""

@@ -1,8 +1,7 @@
-"""Loading a model and its tokenizer from a local folder into memory, ready to answer.
+"""Loads a model and its tokenizer from a local folder into memory, ready to answer.
 
-Weights come from safetensors only, and code that a model brings along is never run. The memory
-check covers the weights; `qa.planning` covers what a question needs beyond them.
-"""
+Weights are read from safetensors files only, and a model's own code is never run. The memory check
+covers the weights; `qa.planning` covers the memory that a question needs in addition."""
 
 from __future__ import annotations
 
@@ -23,18 +22,18 @@ from esa_cli.models.loading import quantization
 from esa_cli.models.tokenization.tokenizer import load_plain_tokenizer, load_tokenizer
 from esa_cli.storage import check_cache
 from esa_cli.system.machine import available_memory, memory_ran_out, size_text
-from esa_cli.system.progress import StageProgress, silent
+from esa_cli.system.progress import StageProgress, show_nothing
 
 _SMALLER = "use a smaller model, close other programs, or try --dtype bfloat16 or int8"
 CONFIG_FILES = ("config.json", "generation_config.json")
-"""Files from which transformers completes a model's settings."""
+"""The files from which transformers derives a model's settings."""
 DTYPES = ("auto", "float32", "bfloat16", "float16", *quantization.QUANTIZATIONS)
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Source:
-    """A tokenizer, where its model is from, and torch's dtype and device of the model; keys and
-    values will be kept in `cache`, one of `storage.CACHES`."""
+class _ModelParts:
+    """A model's tokenizer, reference and folder, torch's number type and device of the model, and
+    where the KV cache is stored (`cache`, one of `storage.CACHES`)."""
 
     tokenizer: Any
     ref: str
@@ -45,35 +44,34 @@ class _Source:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LoadedModel(_Source):
-    """A model of transformers in memory, in eval mode."""
+class LoadedModel(_ModelParts):
+    """A transformers model in memory, in eval mode, with its tokenizer."""
 
     model: Any
 
     @property
     def text_model(self) -> Any:
-        """The model that finds and reads passages; see `DeferredModel`."""
+        """The model that finds and reads passages: the transformers model itself."""
         return self.model
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeferredModel(_Source):
+class DeferredModel(_ModelParts):
     """A model that finds and reads passages with its weights alone, by a `PlainDecoder` and, where
-    possible, a `PlainTokenizer`; transformers, whose import and loading take seconds, makes `model`
-    of the weights when text is generated or a method runs."""
+    possible, a `PlainTokenizer`. Importing transformers and loading a model takes seconds, so
+    `model` is made from the same weights only when text is generated or a method runs."""
 
     text_model: Any
 
     @cached_property
     def model(self) -> Any:
-        """The model of transformers with the tensors of `text_model`. Raises ModelError,
-        ResourceError."""
+        """The transformers model with the tensors of `text_model`. Raises ModelError."""
         import torch
 
-        from esa_cli.models.text_passes.text_forward import pass_calls_on
+        from esa_cli.models.text_passes.text_forward import share_layer_hooks
 
         config = checkpoint_files.read_config(self.folder)
-        errors = _loading_errors(parse_reference(self.ref), config)
+        errors = _convert_loading_errors(parse_reference(self.ref), config)
         # The caller may be generating with a seed, and in a mode whose tensors are good for less.
         with torch.inference_mode(False), torch.random.fork_rng(devices=[]), errors:
             from transformers import GenerationConfig
@@ -88,7 +86,7 @@ class DeferredModel(_Source):
                 None, config=settings, state_dict=dict(self.text_model.named_parameters()),
                 dtype=self.dtype, local_files_only=True, generation_config=generation,
             )  # fmt: skip
-        pass_calls_on(self.text_model, model.eval())
+        share_layer_hooks(self.text_model, model.eval())
         return model
 
 
@@ -101,25 +99,25 @@ def load(
     tokenizer: Any = None,
     cache: str = "auto",
 ) -> LoadedModel:
-    """Loads a model, fetched and converted first if necessary.
+    """Loads a model into memory, after fetching and converting the model if necessary.
 
     Args:
         device: "auto" (the GPU if there is one, else the CPU), "cpu", "cuda", "cuda:1" or "mps".
-        dtype: "auto" (see `choose_dtype`), "float32", "bfloat16" or "float16"; or one of
-            `QUANTIZATIONS`, to which the layers' matrices are quantised.
-        tokenizer: of `load_tokenizer`, if it was loaded before.
-        cache: where keys and values of documents will be kept; one of `storage.CACHES`.
+        dtype: "auto" (see `choose_dtype`), "float32", "bfloat16" or "float16"; or a name in
+            `QUANTIZATIONS`, by which the layers' matrices are quantised.
+        tokenizer: the result of `load_tokenizer`, if the tokenizer is loaded already.
+        cache: where the KV cache of documents is stored; one of `storage.CACHES`.
 
     Raises:
-        UsageError: no such dtype or device, or $ESA_MEMORY_LIMIT is not a size.
-        ModelError: the model is missing, broken, unreachable or not supported.
-        ResourceError: not enough memory or disk.
+        UsageError: the dtype or device is unknown, or $ESA_MEMORY_LIMIT is not a size.
+        ModelError: the model is missing, damaged, unreachable or not supported.
+        ResourceError: there is not enough memory or disk space.
     """
     check_cache(cache)
-    report, ref = progress or silent, parse_reference(ref)
+    report, ref = progress or show_nothing, parse_reference(ref)
     folder = pull(ref, progress=progress)
     config = checkpoint_files.language_settings(folder)
-    checkpoint_files.check_tokenizer(folder)
+    checkpoint_files.check_tokenizer_files(folder)
     checkpoint_files.stored_weights(folder)  # damage is found before the slow imports
     report("import", 0, None)
     with quiet_transformers():  # all together, so that later ones are quick
@@ -129,16 +127,20 @@ def load(
     quantization.check_loadable_format(config, place, ref.name)
     method = quantization.quantization_in(config)
     if packing and method:
-        message = f"{ref.name} is quantised by {method} already and cannot be made {packing}"
-        raise UsageError(message, "leave --dtype out, or use the model's plain weights")
+        message = (
+            f"{ref.name} is already quantised by {method} and cannot be quantised to {packing}"
+        )
+        raise UsageError(message, "omit --dtype, or use the model's unquantised weights")
     kept = quantization.stays_quantised(config, place)
-    _check_memory(quantization.bytes_needed(folder, chosen.itemsize, packing, kept), place, ref)
+    _check_weights_fit_memory(
+        quantization.bytes_needed(folder, chosen.itemsize, packing, kept), place, ref
+    )
     report("load", 0, None)
     tokenizer = tokenizer or load_tokenizer(folder)
-    with _loading_errors(ref, config):
+    with _convert_loading_errors(ref, config):
         model = read_pretrained(folder, place, chosen, packing=packing, kept=kept).eval()
     if not (packing or kept):
-        _check_finite(model, ref)
+        _check_finite_weights(model, ref)
     if not packing:
         cache_facts("config", folder, CONFIG_FILES, model.config.to_dict)
     weight = next(model.parameters())
@@ -157,15 +159,19 @@ def load_deferred(
     tokenizer: Any = None,
     cache: str = "auto",
 ) -> DeferredModel | None:
-    """Loads the weights of a model without transformers, as `load`. Returns None where transformers
-    has not loaded the model on this machine before, or a `PlainDecoder` cannot compute the model:
-    a quantised one, a part of a checkpoint, or one on a GPU."""
-    report, ref = progress or silent, parse_reference(ref)
+    """Loads weights without transformers; the arguments are those of `load`. Returns None if
+    transformers has never loaded the model on this machine, or if a `PlainDecoder` cannot compute
+    the model: it is quantised, part of a larger checkpoint, or on a GPU."""
+    report, ref = progress or show_nothing, parse_reference(ref)
     folder = pull(ref, progress=progress)
     config = checkpoint_files.read_config(folder)
     report("import", 0, None)
     quantised = quantization.packing_of(dtype) or quantization.quantization_in(config)
-    if quantised or checkpoint_files.has_text_part(config) or choose_device(device) != "cpu":
+    if (
+        quantised
+        or checkpoint_files.has_language_model_part(config)
+        or choose_device(device) != "cpu"
+    ):
         return None
     from esa_cli.models.text_passes.small_decoder import PlainDecoder, can_be_plain
 
@@ -173,7 +179,7 @@ def load_deferred(
     if settings is None or not can_be_plain(settings):
         return None
     chosen = choose_dtype(dtype, "cpu")
-    _check_memory(quantization.bytes_needed(folder, chosen.itemsize), "cpu", ref)
+    _check_weights_fit_memory(quantization.bytes_needed(folder, chosen.itemsize), "cpu", ref)
     report("load", 0, None)
     if (model := PlainDecoder.load(folder, settings, chosen)) is None:
         return None
@@ -185,8 +191,9 @@ def load_deferred(
 
 
 @contextmanager
-def _loading_errors(ref: ModelRef, config: dict[str, Any]) -> Iterator[None]:
-    """Silences transformers while it loads a model, and turns its errors into esa's."""
+def _convert_loading_errors(ref: ModelRef, config: dict[str, Any]) -> Iterator[None]:
+    """Silences transformers while a model is loaded, and turns errors of other libraries into a
+    `ModelError` or `ResourceError`."""
     try:
         with quiet_transformers():
             yield
@@ -199,22 +206,22 @@ def _loading_errors(ref: ModelRef, config: dict[str, Any]) -> Iterator[None]:
         kind = f"quantised by {method}" if method else f"of type '{config['model_type']}'"
         raise ModelError(
             f"{ref.name}, which is {kind}, cannot be loaded here: {first_line(error)[:300]}",
-            "fetch it again, upgrade transformers, use plain weights, or choose another model "
-            "(llama, qwen3, mistral, ...); esa runs no code that a model brings along",
+            "fetch the model again, upgrade transformers, use unquantised weights, or choose "
+            "another model (llama, qwen3, mistral, ...); esa never runs a model's own code",
         ) from error
 
 
 def read_pretrained(folder: Path, place: str, dtype: Any, *, packing: str, kept: bool) -> Any:
-    """Returns the model in a folder, on a device of `choose_device`, in a torch type. `packing` is
-    of `QUANTIZATIONS` or ""; `kept`: weights of quantised files stay quantised. Raises ModelError:
-    weights are missing. Any other error: of transformers."""
+    """Loads the model in a folder by transformers' `from_pretrained` onto the device `place`.
+    `packing` is a name in `QUANTIZATIONS` or ""; `kept` says whether quantised files stay
+    quantised. Raises ModelError: weights are missing. Other errors come from transformers."""
     from transformers import AutoModelForCausalLM
 
     options = checkpoint_files.choose_loading_options(folder)
     if place != "cpu" or packing:
         options["device_map"] = place
     if packing:
-        options["quantization_config"] = quantization.packing_config(packing, dtype)
+        options["quantization_config"] = quantization.make_quantization_config(packing, dtype)
     stored: dict[str, Any] = getattr(options["config"], "quantization_config", None) or {}
     dequantised = bool(stored) and not kept
     if dequantised:
@@ -232,12 +239,12 @@ def read_pretrained(folder: Path, place: str, dtype: Any, *, packing: str, kept:
         for name, weight in model.named_parameters():
             if weight.is_floating_point() and not wide.intersection(name.split(".")):
                 weight.data = weight.data.to(dtype)
-    quantization.rearrange_weights(model)
+    quantization.rearrange_bitsandbytes_weights(model)
     return model
 
 
-def _check_finite(model: Any, ref: ModelRef) -> None:
-    """Raises ModelError where a weight is NaN or infinite: every result would be, too."""
+def _check_finite_weights(model: Any, ref: ModelRef) -> None:
+    """Raises ModelError where a weight is NaN or infinite, which would spoil every result."""
     import torch
 
     for name, weight in model.named_parameters():
@@ -246,12 +253,12 @@ def _check_finite(model: Any, ref: ModelRef) -> None:
             raise ModelError(message, "fetch the model again, or try another --dtype")
 
 
-def _check_memory(need: int, place: str, ref: ModelRef) -> None:
-    """Raises ResourceError if the weights alone, in bytes, are more than may be used."""
-    free = available_memory(place)
-    if need > free:
-        needs = f"needs {size_text(need)} for its weights"
-        message = f"{ref.name} {needs}, and {place} has {size_text(free)} available"
+def _check_weights_fit_memory(needed_bytes: int, device: str, ref: ModelRef) -> None:
+    """Raises ResourceError if the weights need more bytes than the device has available."""
+    free = available_memory(device)
+    if needed_bytes > free:
+        needs = f"needs {size_text(needed_bytes)} for its weights"
+        message = f"{ref.name} {needs}, and {device} has {size_text(free)} available"
         raise ResourceError(message, _SMALLER)
 
 
@@ -259,7 +266,7 @@ def _check_memory(need: int, place: str, ref: ModelRef) -> None:
 
 
 def hindrance(config: Any) -> str:
-    """Returns why ESA's methods cannot run in a model of this configuration, or ""."""
+    """Returns why ESA's methods cannot run in a model of this configuration, or "" if they can."""
     try:
         check_supported(config)
     except ModelError as error:
@@ -268,8 +275,8 @@ def hindrance(config: Any) -> str:
 
 
 def check_loadable(folder: Path) -> None:
-    """Raises ModelError for a model that ESA cannot be attached to, before minutes of loading. A
-    folder that transformers cannot read passes: `load` says what is wrong."""
+    """Raises ModelError, before minutes of loading, if ESA cannot be attached to the model in a
+    folder. A folder that transformers cannot read passes this check; `load` reports the error."""
     try:
         config = checkpoint_files.language_config(folder)
     except ModelError:
@@ -277,12 +284,12 @@ def check_loadable(folder: Path) -> None:
     check_supported(config)
 
 
-def runs_methods(folder: Path, whole: bool = True) -> bool:
-    """Whether ESA's methods can run in the model of a folder: by the `whole` configuration, for
-    which transformers is imported, or by the model's type alone."""
+def runs_methods(folder: Path, check_config: bool = True) -> bool:
+    """Whether ESA's methods can run in the model of a folder, by its configuration, for which
+    transformers is imported, or without `check_config` by the model's type alone."""
     try:
         check_type(checkpoint_files.language_settings(folder).get("model_type"))
-        if whole:
+        if check_config:
             check_loadable(folder)
     except ModelError:
         return False
@@ -293,7 +300,7 @@ def runs_methods(folder: Path, whole: bool = True) -> bool:
 
 
 def choose_device(device: str) -> str:
-    """Returns the torch device for the value of --device. Raises UsageError."""
+    """Returns the torch device for a value of --device. Raises UsageError."""
     import torch
 
     counts = {"cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
@@ -304,14 +311,14 @@ def choose_device(device: str) -> str:
     if kind not in counts or not (index or "0").isdecimal():
         raise UsageError(f"device must be auto, cpu, cuda, cuda:N or mps, got '{device}'")
     if int(index or 0) >= counts[kind]:
-        raise UsageError(f"this machine has no device '{device}' that torch can use", "try cpu")
+        raise UsageError(f"torch finds no device '{device}' on this machine", "try --device cpu")
     return device
 
 
 def choose_dtype(dtype: str, device: str) -> Any:
-    """Returns the torch.dtype for the value of --dtype, on a device of `choose_device`. "auto", and
-    the type in which quantised weights are computed, is bfloat16 where the hardware computes in
-    that type; else float16 on a GPU and float32 on a CPU."""
+    """Returns the torch.dtype for a value of --dtype and a device from `choose_device`. "auto"
+    means bfloat16 if the hardware supports it, else float16 on a GPU and float32 on a CPU.
+    Quantised weights are computed in the type that "auto" chooses."""
     import torch
 
     if dtype not in DTYPES:

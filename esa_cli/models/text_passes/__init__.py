@@ -1,1 +1,1 @@
-"""Forward passes of plain text through a model that nothing is attached to."""
+"""Forward passes of plain text through a model without an attached method."""

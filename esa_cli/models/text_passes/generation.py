@@ -1,4 +1,4 @@
-"""One answer by transformers' `generate`, and its tokens decoded to text as they arrive."""
+"""Generates an answer by transformers' `generate`, and decodes its tokens as they arrive."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from esa_cli.models.files.quiet_transformers import quiet_transformers
 
 
 class Streamer:
-    """Decodes tokens as they arrive, and holds back characters that are not complete yet.
+    """Decodes tokens as they arrive, and holds back a character until all of its tokens have
+    arrived.
 
     Args:
-        on_text: called with each new piece of text.
+        on_text: a function that is called with each new piece of text.
 
     Attributes:
-        text: the text so far. count: tokens so far. last: the latest token id, None before.
-        first: time of the first token in seconds of `time.perf_counter`, None before.
+        text: the text so far. count: the number of tokens so far. last: the latest token id, or
+            None. first: the time of the first token in seconds of `time.perf_counter`, or None.
     """
 
     def __init__(self, tokenizer: Any, on_text: Callable[[str], None] | None) -> None:
@@ -30,25 +31,25 @@ class Streamer:
         self.last: int | None = None
         self._ids: list[int] | None = None
 
-    def put(self, value: torch.Tensor) -> None:
-        """Called by `generate`: first with the whole prompt, then with each new token."""
+    def put(self, token_ids: torch.Tensor) -> None:
+        """Receives token ids from `generate`: first the whole prompt, then each new token."""
         if self._ids is None:
             self._ids = []
             return
         self.first = self.first or time.perf_counter()
-        self._ids.extend(value.flatten().tolist())
+        self._ids.extend(token_ids.flatten().tolist())
         self.count, self.last = len(self._ids), self._ids[-1]
         # A character may be several byte tokens: the last of them completes it.
         self._emit_text("\ufffd")
 
     def end(self) -> None:
-        """Called by `generate` after the last token."""
+        """Emits the remaining text when `generate` has ended."""
         self._emit_text("")
 
-    def _emit_text(self, incomplete: str) -> None:
-        """Decodes all tokens, and passes on new text without incomplete characters."""
+    def _emit_text(self, incomplete_end: str) -> None:
+        """Decodes all tokens and emits the new text, except for incomplete characters."""
         text = str(self.tokenizer.decode(self._ids or [], skip_special_tokens=True))
-        text = text.rstrip(incomplete) if incomplete else text
+        text = text.rstrip(incomplete_end) if incomplete_end else text
         new, self.text = text[len(self.text) :], text
         if new and self.on_text:
             self.on_text(new)
@@ -58,15 +59,17 @@ def generate(
     model: Any, ids: Sequence[int], cache: Any, *, max_new_tokens: int, temperature: float = 0.0,
     top_p: float = 1.0, seed: int | None = None, streamer: Streamer | None = None,
 ) -> list[int]:  # fmt: skip
-    """Appends an answer to `ids` with the model's own `generate`; returns the new token ids.
+    """Generates an answer to the prompt `ids` by the model's own `generate`, and returns the new
+    token ids.
 
-    Of the model's generation settings only the special token ids count: a penalty for repeated
-    words, say, would count those of the whole document, which answers quote.
+    Of the model's generation settings only the special token ids are used. A penalty for repeated
+    words, for example, would count the words of the whole document, which answers quote.
 
     Args:
-        ids: the whole prompt; the model processes those the cache does not hold yet.
-        temperature: 0 is greedy; otherwise sampling from the nucleus of probability `top_p`.
-        seed: of the sampling; torch's global generators are afterwards as before.
+        ids: the whole prompt; the model processes the tokens that the cache does not contain yet.
+            temperature: 0 for greedy decoding; otherwise tokens are sampled from the nucleus of
+            probability `top_p`. seed: the seed of the sampling; torch's global generators are
+            restored afterwards.
     """
     from transformers import GenerationConfig
 
@@ -98,6 +101,6 @@ def generate(
 
 
 def end_ids(model: Any) -> list[int]:
-    """Token ids that end an answer."""
+    """Returns the token ids that end an answer."""
     ends = getattr(model.generation_config, "eos_token_id", None)
     return list(ends) if isinstance(ends, (list, tuple)) else [] if ends is None else [int(ends)]

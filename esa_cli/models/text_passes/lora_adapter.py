@@ -1,8 +1,7 @@
-"""Low-rank adapters (LoRA, arXiv 2106.09685) of a model's linear layers.
+"""Low-rank adapters (LoRA, arXiv 2106.09685) for a model's linear layers.
 
-An adapter adds `scale * B A x` to the output of each linear layer that it names. Folders are those
-that the peft library writes: `adapter_config.json` and `adapter_model.safetensors`.
-"""
+An adapter adds `scale * B A x` to the output of each linear layer that it lists. An adapter's
+folder has the format of the peft library: `adapter_config.json` and `adapter_model.safetensors`."""
 
 from __future__ import annotations
 
@@ -23,18 +22,13 @@ from esa_cli.system.files import replacing
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
-"""What peft writes before a module's name in the causal language model."""
+"""The prefix that peft adds to a module's name in the causal language model."""
 
 
 class LoraAdapter:
-    """The matrices A (r, in) and B (out, r) of some linear layers of one model.
-
-    Args:
-        model: a causal language model of transformers. matrices: (A, B) by the layer's name in
-            `model`. scale: factor of `B A`, alpha / r in the paper.
-
-    Raises:
-        ModelError: the model has no such layer, or one of another size.
+    """A LoRA adapter: the matrices A (r, in) and B (out, r) for some linear layers of one model.
+    `matrices` maps each layer's name in `model` to the pair (A, B); `scale` is the factor of `B A`,
+    alpha / r in the paper. Raises ModelError: the model lacks a layer, or a layer has another size.
     """
 
     def __init__(
@@ -49,14 +43,14 @@ class LoraAdapter:
                 layer.out_features, layer.in_features
             ):  # fmt: skip
                 raise ModelError(
-                    f"the adapter is of another model: it has matrices for {name}",
-                    "use the adapter that was trained for this model, or --set answer.adapter=null",
+                    f"the adapter belongs to another model: it has matrices for {name}",
+                    "use an adapter that was trained for this model, or --set answer.adapter=null",
                 )
             self._layers[name] = layer
 
     @classmethod
     def new(cls, model: Any, rank: int, alpha: float, seed: int = 0) -> LoraAdapter:
-        """Makes an adapter of all linear layers but the output, without effect until trained."""
+        """Creates an untrained adapter, without effect, for all linear layers but the output."""
         generator = torch.Generator().manual_seed(seed)
         matrices = {}
         output = model.get_output_embeddings()
@@ -69,19 +63,18 @@ class LoraAdapter:
 
     @classmethod
     def load(cls, folder: Path, model: nn.Module) -> LoraAdapter:
-        """Reads an adapter from its folder.
-
-        Raises:
-            ModelError: the folder has none, it is damaged, of a kind not supported (bias, DoRA,
-                rank patterns), or of another model; or it has numbers that are not finite.
-        """
+        """Loads an adapter from its folder. Raises ModelError: the adapter is missing, damaged, of
+        an unsupported kind (bias, DoRA, rank patterns) or of another model, or has numbers that are
+        not finite."""
         with reading(f"the adapter {folder}", "use --set answer.adapter=null"):
             config = json.loads((folder / CONFIG).read_text("utf-8"))
             tensors = load_file(folder / WEIGHTS)
             others = ("use_dora", "rank_pattern", "alpha_pattern")
             plain = config["peft_type"] == "LORA" and config.get("bias", "none") == "none"
             if not plain or any(config.get(name) for name in others):
-                raise ValueError("it is not plain LoRA without bias, DoRA and patterns of ranks")
+                raise ValueError(
+                    "only plain LoRA is supported, without bias, DoRA or rank patterns"
+                )
             rank, alpha = int(config["r"]), float(config["lora_alpha"])
             scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
             matrices = {}
@@ -93,19 +86,19 @@ class LoraAdapter:
                     raise ValueError(f"{name} must have finite numbers")
                 matrices[name.removeprefix(PREFIX).removesuffix(".lora_A.weight")] = a, b
             if 2 * len(matrices) != len(tensors):
-                raise ValueError("it changes more than linear layers")
+                raise ValueError("the adapter must change linear layers only")
         return cls(model, matrices, scale)
 
     @property
     def rank(self) -> int:
-        """r, the smaller size of the matrices."""
+        """The rank r of the adapter, which is the smaller size of its matrices."""
         return int(next(iter(self.matrices.values()))[0].shape[0])
 
-    def save(self, folder: Path, base: str) -> None:
-        """Writes the adapter as peft does. base: what names the model in its configuration."""
+    def save(self, folder: Path, base_model: str) -> None:
+        """Saves the adapter in peft's format; `base_model` is the name of its model."""
         folder.mkdir(parents=True, exist_ok=True)
         config = {
-            "peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": base,
+            "peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": base_model,
             "r": self.rank, "lora_alpha": self.scale * self.rank, "bias": "none", "use_dora": False,
             "target_modules": sorted({name.rsplit(".", 1)[-1] for name in self.matrices}),
         }  # fmt: skip
@@ -120,34 +113,34 @@ class LoraAdapter:
             path.write_text(json.dumps(config, indent=1) + "\n", "utf-8")
 
     def parameters(self) -> list[Tensor]:
-        """All matrices, to train."""
+        """Returns all matrices of the adapter, for training."""
         return [matrix for pair in self.matrices.values() for matrix in pair]
 
     @contextmanager
     def active(self) -> Iterator[None]:
         """Adds the adapter to the outputs of the model's linear layers until the block ends."""
 
-        def hook(name: str) -> Any:
-            def add(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        def make_hook(name: str) -> Any:
+            def add_output(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
                 (a, b), x = self.matrices[name], inputs[0]
                 return output + (x @ a.to(x).T) @ (b.to(x) * self.scale).T
 
-            return add
+            return add_output
 
         with ExitStack() as stack:
             for name, layer in self._layers.items():
-                stack.callback(layer.register_forward_hook(hook(name)).remove)
+                stack.callback(layer.register_forward_hook(make_hook(name)).remove)
             yield
 
-    def products(self) -> dict[nn.Module, tuple[Tensor, Tensor]]:
-        """A and `scale * B` by the linear layer to whose weights their product is added."""
+    def lora_products(self) -> dict[nn.Module, tuple[Tensor, Tensor]]:
+        """Returns A and `scale * B` for each linear layer, to whose weight B A is added."""
         return {
             self._layers[name]: (a.detach(), b.detach() * self.scale)
             for name, (a, b) in self.matrices.items()
         }
 
-    def to(self, like: Tensor) -> LoraAdapter:
-        """Moves the matrices to a tensor's device and type, for running."""
+    def to(self, target: Tensor) -> LoraAdapter:
+        """Moves the adapter's matrices to the device and number type of a tensor."""
         for name, (a, b) in self.matrices.items():
-            self.matrices[name] = a.to(like.device, like.dtype), b.to(like.device, like.dtype)
+            self.matrices[name] = a.to(target), b.to(target)
         return self

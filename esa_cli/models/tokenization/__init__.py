@@ -1,1 +1,1 @@
-"""Tokenizers: loaded, replaced without transformers, and applied to long texts."""
+"""Tokenizers: loading with or without transformers, chat templates, and long texts."""

@@ -1,10 +1,9 @@
-"""Tokenizers of models: of transformers, or `PlainTokenizer`, which takes their place.
+"""Tokenizers of models: the tokenizer of transformers, or `PlainTokenizer`, which replaces it.
 
-The import of transformers takes longer than reading a tokenizer's file. `PlainTokenizer` works by
-the packages tokenizers and jinja2 alone, which transformers uses, too, and leaves everything
-unusual to the tokenizer of transformers, loaded when first needed. When transformers has loaded a
-tokenizer, its facts are cached until one of its files or of the packages changes.
-"""
+Importing transformers takes longer than reading a tokenizer's file. `PlainTokenizer` needs only the
+packages tokenizers and jinja2, which transformers uses, too. It passes unusual calls on to the
+tokenizer of transformers, which is loaded when first needed. Once transformers has loaded a
+tokenizer, facts about it are cached until its files or the packages change."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ from jinja2.exceptions import SecurityError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from esa_cli.errors import ModelError
-from esa_cli.models.files.checkpoint_files import check_tokenizer, reading
+from esa_cli.models.files.checkpoint_files import check_tokenizer_files, reading
 from esa_cli.models.files.prepared_models import cache_facts, load_cached_facts
 from esa_cli.models.files.quiet_transformers import quiet_transformers
 from esa_cli.system.text import text_digest
@@ -34,9 +33,9 @@ from esa_cli.system.text import text_digest
 
 
 def load_tokenizer(folder: Path) -> Any:
-    """Returns the tokenizer of transformers in a model's folder. Raises ModelError."""
-    check_tokenizer(folder)
-    hint = "fetch the model again, or check that its tokenizer needs no code of its own"
+    """Loads the tokenizer in a model's folder by transformers. Raises ModelError."""
+    check_tokenizer_files(folder)
+    hint = "fetch the model again, or use a model whose tokenizer needs no code of its own"
     with reading(f"the tokenizer in {folder}", hint), quiet_transformers():
         from transformers import AutoTokenizer
 
@@ -46,20 +45,21 @@ def load_tokenizer(folder: Path) -> Any:
         file = folder / "chat_template.json"  # of models that also see images
         if file.is_file() and tokenizer.chat_template is None:
             tokenizer.chat_template = json.loads(file.read_text("utf-8"))["chat_template"]
-        _check_template(tokenizer.chat_template)
+        _check_chat_template(tokenizer.chat_template)
         if tokenizer.is_fast:
             _check_tokenizer_rules(tokenizer.backend_tokenizer, folder)
-        cache_facts("plain tokenizer", folder, _FILES, lambda: _collect_facts(folder, tokenizer))
+        cache_facts("plain tokenizer", folder, _FILES, lambda: _tokenizer_facts(folder, tokenizer))
         return tokenizer
 
 
 _MAX_EXPANSION, _MAX_ID = 64, 1 << 23
-"""Letters in place of one; and a token's id: the largest vocabularies have 2**18 tokens."""
+"""The most characters that may replace one character, and the largest token id; the largest
+vocabularies have 2**18 tokens."""
 
 
 def _check_tokenizer_rules(backend: Any, folder: Path) -> None:
-    """Raises ModelError where a tokenizer writes many letters in place of one before it cuts a
-    text, so that a page takes minutes, or has ids whose tables would be larger than the memory."""
+    """Raises ModelError where a tokenizer replaces one character by many before it splits a text,
+    so that a page would take minutes, or has token ids whose tables would not fit into memory."""
     rules, letters = [], 1
     if backend.normalizer is not None:
         rules.append(json.loads(backend.normalizer.__getstate__()))
@@ -69,18 +69,18 @@ def _check_tokenizer_rules(backend: Any, folder: Path) -> None:
     largest = max(backend.get_vocab().values(), default=0)
     if letters > _MAX_EXPANSION or largest > _MAX_ID:
         raise ModelError(
-            f"the tokenizer in {folder} must write at most {_MAX_EXPANSION} letters in place of "
-            f"one and have ids up to {_MAX_ID:,}, got {letters:,} letters and ids to {largest:,}",
+            f"the tokenizer in {folder} must replace one character by at most "
+            f"{_MAX_EXPANSION} and have ids up to {_MAX_ID:,}, got {letters:,} and {largest:,}",
             "use another model",
         )
 
 
 def load_plain_tokenizer(folder: Path) -> PlainTokenizer | None:
-    """Returns the tokenizer in a model's folder without transformers, where transformers has loaded
-    the tokenizer on this machine before and nothing about it is unusual; else None."""
+    """Loads the tokenizer in a model's folder without transformers. Returns None if transformers
+    has not loaded the tokenizer on this machine before, or if the tokenizer is unusual."""
     with suppress(Exception):  # `load_tokenizer` says what is wrong with a file
         if facts := load_cached_facts("plain tokenizer", folder, _FILES):
-            backend = _plain_backend(folder)
+            backend = _load_tokenizer_backend(folder)
             return PlainTokenizer(backend, TokenizerFacts(**facts), lambda: load_tokenizer(folder))
     return None
 
@@ -89,8 +89,8 @@ def load_plain_tokenizer(folder: Path) -> PlainTokenizer | None:
 
 
 class TokenizerFacts(NamedTuple):
-    """What transformers makes of a tokenizer's configuration. `digest` is the SHA-256 of the
-    backend's text; `special` has special tokens by name, `ids` their ids."""
+    """Facts that transformers derives from a tokenizer's files: `digest` is the SHA-256 of the
+    backend's text, `special` maps names to special tokens, and `ids` maps names to token ids."""
 
     digest: str
     chat_template: str | None
@@ -102,25 +102,25 @@ _FILES = (
     "config.json", "tokenizer*", "special_tokens_map.json", "added_tokens.json", "tekken.json",
     "vocab*", "merges*", "*.model", "chat_template*", "additional_chat_templates/*.jinja",
 )  # fmt: skip
-"""Files of a model's folder from which transformers makes its tokenizer."""
+"""The files of a model's folder from which transformers makes the tokenizer."""
 _MEMBERS = (
     "__call__", "_encode_plus", "_convert_encoding", "set_truncation_and_padding", "decode",
     "_decode", "convert_ids_to_tokens", "apply_chat_template", "get_chat_template",
     "special_tokens_map", "backend_tokenizer",
 )  # fmt: skip
-"""Members of transformers' general class that a family's class may replace."""
+"""The members of transformers' general tokenizer class that a family's class may override."""
 
 
-def _collect_facts(folder: Path, tokenizer: Any) -> dict[str, Any]:
-    """Returns the facts of a tokenizer of transformers, or none where a `PlainTokenizer` would not
-    do the same: the class has its own ways, or changes what goes to or comes from the backend."""
+def _tokenizer_facts(folder: Path, tokenizer: Any) -> dict[str, Any]:
+    """Returns the facts about a transformers tokenizer that a `PlainTokenizer` needs, or {} if a
+    `PlainTokenizer` would behave differently, as where the class overrides methods."""
     import transformers
 
     general = transformers.PreTrainedTokenizerFast
     backend: Any = getattr(tokenizer, "backend_tokenizer", None)
     plain = ""
     with suppress(Exception):  # no tokenizer.json, or one that only transformers can read
-        plain = _plain_backend(folder).to_str()
+        plain = _load_tokenizer_backend(folder).to_str()
     if (
         not isinstance(tokenizer, general)
         or any(getattr(type(tokenizer), n) is not getattr(general, n) for n in _MEMBERS)
@@ -140,8 +140,8 @@ def _collect_facts(folder: Path, tokenizer: Any) -> dict[str, Any]:
     return facts._asdict()
 
 
-def _plain_backend(folder: Path) -> Any:
-    """Returns the tokenizers.Tokenizer of a folder's tokenizer.json."""
+def _load_tokenizer_backend(folder: Path) -> Any:
+    """Loads the tokenizers.Tokenizer in a folder's tokenizer.json."""
     from tokenizers import Tokenizer, processors
 
     backend = Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -151,16 +151,16 @@ def _plain_backend(folder: Path) -> Any:
 
 
 _encoding = Lock()
-"""Held while a text is encoded: whether the text of special tokens is split is a setting of the
-shared backend, which another thread must not change meanwhile."""
+"""A lock for encoding: the shared backend has a setting that says whether the text of special
+tokens is split, and another thread must not change the setting meanwhile."""
 _CALL_OPTIONS = {"add_special_tokens", "split_special_tokens", "return_offsets_mapping", "verbose"}
 _CHAT_OPTIONS = {"add_generation_prompt", "enable_thinking", "date_string"}
-"""Arguments of `apply_chat_template` that are variables of the template and nothing else."""
+"""The arguments of `apply_chat_template` that only set variables of the template."""
 
 
 class PlainTokenizer:
-    """A tokenizer with the methods of transformers' that esa uses: a tokenizers.Tokenizer, facts of
-    the time when transformers loaded the tokenizer, and a function that does that again."""
+    """A tokenizer with those methods of a transformers tokenizer that esa uses. It consists of a
+    tokenizers.Tokenizer, cached facts, and a function that loads the transformers tokenizer."""
 
     is_fast = True
 
@@ -169,8 +169,8 @@ class PlainTokenizer:
         self.chat_template, self.special_tokens_map = facts.chat_template, dict(facts.special)
 
     @cached_property
-    def whole(self) -> Any:
-        """The tokenizer of transformers, loaded now. Raises ModelError."""
+    def full_tokenizer(self) -> Any:
+        """The transformers tokenizer, loaded at the first access. Raises ModelError."""
         return self._load_whole()
 
     def __getattr__(self, name: str) -> Any:
@@ -180,14 +180,14 @@ class PlainTokenizer:
             return self.facts.ids[name]
         if f"{name}_id" in self.facts.ids:
             return self.facts.special.get(name)
-        return getattr(self.whole, name)
+        return getattr(self.full_tokenizer, name)
 
     def __call__(self, text: str | Sequence[str], **options: Any) -> Any:
-        """Returns ids, and offsets on demand, of one text or of several."""
+        """Returns the token ids of one text or of several texts, and on request their offsets."""
         texts = [text] if isinstance(text, str) else list(text)
         strange = not texts or not all(isinstance(part, str) for part in texts)
         if strange or not options.keys() <= _CALL_OPTIONS:
-            return self.whole(text, **options)
+            return self.full_tokenizer(text, **options)
         backend, split = self.backend_tokenizer, options.get("split_special_tokens", False)
         with _encoding:
             if backend.encode_special_tokens != split:
@@ -200,22 +200,24 @@ class PlainTokenizer:
         return {name: rows[0] for name, rows in out.items()} if isinstance(text, str) else out
 
     def decode(self, token_ids: Any, skip_special_tokens: bool = False, **others: Any) -> str:
-        """Returns the text of token ids."""
+        """Converts token ids to text."""
         ids = [token_ids] if isinstance(token_ids, int) else token_ids
         known = isinstance(ids, (list, tuple)) and all(isinstance(one, int) for one in ids)
         if known and not any(others.values()):
             return str(self.backend_tokenizer.decode(ids, skip_special_tokens=skip_special_tokens))
-        return str(self.whole.decode(token_ids, skip_special_tokens=skip_special_tokens, **others))
+        return str(
+            self.full_tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens, **others)
+        )
 
     def convert_ids_to_tokens(self, ids: Any) -> Any:
-        """Returns the names of one id or of several in the vocabulary; None for unknown ids."""
+        """Returns the vocabulary entry of one token id or of several; None for unknown ids."""
         name = self.backend_tokenizer.id_to_token
         return name(ids) if isinstance(ids, int) else [name(int(one)) for one in ids]
 
     def apply_chat_template(
         self, conversation: Sequence[dict[str, str]], *, tokenize: bool = True, **options: Any
     ) -> Any:
-        """Returns a conversation in the model's template."""
+        """Returns a conversation as text, formatted by the model's chat template."""
         texts_alone = conversation and all(
             isinstance(turn, dict) and all(type(text) is str for text in turn.values())
             for turn in conversation
@@ -225,20 +227,20 @@ class PlainTokenizer:
             values |= {"messages": conversation, **self.special_tokens_map}
             with suppress(TemplateError):  # transformers' message is better known
                 return render_chat(self.chat_template, values)
-        return self.whole.apply_chat_template(conversation, tokenize=tokenize, **options)
+        return self.full_tokenizer.apply_chat_template(conversation, tokenize=tokenize, **options)
 
 
 # -- Chat templates: a model's own code, which runs in jinja2's sandbox
 
 _MAX_STEPS = 2_000_000
-"""Lines of a template that run, and calls. Compiling a template of 7 kB takes 84,000."""
+"""The most lines and calls of a template; compiling a template of 7 kB takes 84,000."""
 _NO_TEMPLATE = "use another model, or one whose files have no chat template"
 _EXTENSIONS = ["jinja2.ext.loopcontrols"]
 
 
 @contextmanager
 def limited_rendering() -> Iterator[None]:
-    """Raises ModelError where a chat template rendered in this block takes too many steps."""
+    """Raises ModelError where a chat template, rendered in the block, takes too many steps."""
     steps = 0
 
     def count_step(frame: FrameType, event: str, argument: object) -> Any:
@@ -258,44 +260,45 @@ def limited_rendering() -> Iterator[None]:
         sys.settrace(before)
 
 
-def _check_template(template: object) -> None:
-    """Raises ModelError where a template has powers: 9**9**9 is one step without end. A damaged
-    template passes; rendering says so."""
+def _check_chat_template(template: object) -> None:
+    """Raises ModelError where a template contains powers, since 9**9**9 is a single step that never
+    ends. A damaged template passes; rendering reports the damage."""
     for part in template.values() if isinstance(template, dict) else [template]:
         with suppress(TemplateError):
             tree = Environment(extensions=_EXTENSIONS).parse(part if isinstance(part, str) else "")
             if tree.find(nodes.Pow) is not None:
-                message = "the model's chat template must not have powers (**)"
+                message = "the model's chat template must not use powers (**)"
                 raise ModelError(message, _NO_TEMPLATE)
 
 
 def render_chat(template: str, values: Mapping[str, Any]) -> str:
-    """Returns the text of a template of jinja2 with these variables, as transformers documents.
-    Raises TemplateError: the template is damaged, refuses, or needs more than that."""
-    return _compile_template(template).render(values)
+    """Renders a chat template of jinja2 with these variables, as transformers documents. Raises
+    TemplateError: the template is damaged, refuses the conversation, or needs more than this."""
+    return _compile_chat_template(template).render(values)
 
 
 @lru_cache(8)
-def _compile_template(template: str) -> Template:
+def _compile_chat_template(template: str) -> Template:
     if name := re.search(r"(?<!\w)_\w*", template):  # Python's own names, which reach its internals
-        raise SecurityError(f"a template must not have a name that begins with '_', got {name[0]}")
+        raise SecurityError(f"a template must not use names that begin with '_', got {name[0]}")
 
-    def as_json(
+    def dump_json(
         value: Any, ensure_ascii: bool = False, indent: int | None = None,
         separators: tuple[str, str] | None = None, sort_keys: bool = False,
     ) -> str:  # fmt: skip
         options: Any = {"ensure_ascii": ensure_ascii, "indent": indent, "separators": separators}
         return json.dumps(value, sort_keys=sort_keys, **options)
 
-    def refuse(message: str) -> NoReturn:
+    def raise_template_error(message: str) -> NoReturn:
         raise TemplateError(message)
 
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=_EXTENSIONS
     )
-    environment.filters["tojson"] = as_json
+    environment.filters["tojson"] = dump_json
     environment.globals |= {
-        "raise_exception": refuse, "strftime_now": lambda form: datetime.now().strftime(form),
+        "raise_exception": raise_template_error,
+        "strftime_now": lambda form: datetime.now().strftime(form),
         "dict": lambda *args, **named: dict(*args, **named),
     }  # fmt: skip
     return environment.from_string(template)

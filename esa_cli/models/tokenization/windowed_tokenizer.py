@@ -1,11 +1,11 @@
-"""Tokenises long texts in windows, with the ids and offsets that one call for the whole would give.
+"""Tokenises long texts in windows, with the same token ids and offsets as one call for the whole
+text.
 
-One call would take a hundred bytes for each character. Windows overlap, and the next window takes
-over at a token where both windows agree on all tokens nearby. The cut is exact for byte pair
-encoding: tokens are the encoding of their text if each two neighbours encode their own text (in one
-pre-token; pre-tokenizers look ahead to the end of a run of digits at most). Where two windows do
-not agree, as in a megabyte of digits, the first window is made longer.
-"""
+One call would need a hundred bytes of memory for each character. Windows overlap, and a window ends
+at a token where it agrees with the next window on all tokens nearby. The cut is exact for byte pair
+encoding: tokens are the encoding of their text if each two neighbouring tokens are the encoding of
+their own text (within one pre-token; pre-tokenizers look ahead at most to the end of a run of
+digits). If two windows do not agree, as in a megabyte of digits, the first window is enlarged."""
 
 from __future__ import annotations
 
@@ -22,30 +22,30 @@ from esa_cli.models.files.checkpoint_files import reading
 from esa_cli.models.tokenization.tokenizer import load_plain_tokenizer, load_tokenizer
 
 WINDOW = 1 << 18
-"""Characters that are tokenised by one call."""
+"""The number of characters that one call tokenises."""
 OVERLAP = 1 << 12
-"""Characters that two windows share; a quarter at both ends need not agree."""
+"""The number of characters that two windows share; the quarter at each end need not agree."""
 LONGEST = 1 << 20
-"""Characters of a window where shorter ones do not agree."""
+"""The largest number of characters in a window, used where smaller windows do not agree."""
 
 Rows = NDArray[numpy.int32]
-"""(n, 3): id, first character and end of each token."""
+"""An array (n, 3) with the id, first character and end of each token."""
 Encode = Callable[[str], tuple[Sequence[int], Sequence[tuple[int, int]]]]
-"""Returns ids and offsets of a text."""
+"""A function that returns the token ids and offsets of a text."""
 
 
 class TokenArrays(NamedTuple):
-    """A text's tokens: `ids`, and `offsets` (n, 2) of their characters."""
+    """The tokens of a text: their `ids`, and the `offsets` (n, 2) of their characters."""
 
     ids: array[int]
     offsets: NDArray[numpy.int32]
 
 
 def tokenise(tokenizer: Any, text: str) -> TokenArrays:
-    """Returns the tokens of a document; special tokens that the document spells out are text.
-    Raises DocumentError: as `iterate_token_rows`."""
+    """Returns the tokens of a document; special tokens that occur in its text are treated as plain
+    text. Raises DocumentError: the text cannot be divided, as in `iterate_token_rows`."""
 
-    def encode(part: str) -> tuple[Sequence[int], Sequence[tuple[int, int]]]:
+    def encode_part(part: str) -> tuple[Sequence[int], Sequence[tuple[int, int]]]:
         out = tokenizer(
             part, add_special_tokens=False, split_special_tokens=True,
             return_offsets_mapping=True, verbose=False,
@@ -53,23 +53,23 @@ def tokenise(tokenizer: Any, text: str) -> TokenArrays:
         return out["input_ids"], out["offset_mapping"]
 
     ids, offsets = array("i"), []
-    for rows in iterate_token_rows(encode, text):
+    for rows in iterate_token_rows(encode_part, text):
         ids.frombytes(rows[:, 0].tobytes())
         offsets.append(rows[:, 1:].copy())
     return TokenArrays(ids, numpy.concatenate(offsets))
 
 
 def count_tokens(folder: Path, text: str) -> int:
-    """Returns the number of tokens of a document by the tokenizer in a model's folder. Raises
-    ModelError: the tokenizer cannot be read. DocumentError: as `iterate_token_rows`."""
+    """Returns the number of tokens of a document, counted by the tokenizer in a model's folder.
+    Raises ModelError: the tokenizer cannot be read. DocumentError: the text cannot be divided."""
     with reading(f"the tokenizer in {folder}"):
         tokenizer = load_plain_tokenizer(folder) or load_tokenizer(folder)
         return len(tokenise(tokenizer, text).ids)
 
 
 def iterate_token_rows(encode: Encode, text: str) -> Iterator[Rows]:
-    """Yields the tokens of a text, in order, window by window. Raises DocumentError: a part of
-    `LONGEST` characters cannot be divided."""
+    """Yields the tokens of a text in their order, one array for each window. Raises DocumentError:
+    a part of `LONGEST` characters cannot be divided."""
     start, first, length = 0, 0, WINDOW
     rows = _encode_window(encode, text, start, length)
     while start + length < len(text):
@@ -77,14 +77,14 @@ def iterate_token_rows(encode: Encode, text: str) -> Iterator[Rows]:
         at = int(numpy.searchsorted(rows[:, 1], end - OVERLAP))
         after = int(rows[at, 1]) if at < len(rows) else end
         following = _encode_window(encode, text, after, WINDOW)
-        cut = _find_agreement(rows, following, after, end, text)
+        cut = _find_common_token(rows, following, after, end, text)
         if cut is None:
             length *= 2
             if length > LONGEST:
                 raise DocumentError(
-                    f"the document must have white space or letters that divide it, got "
-                    f"{LONGEST:,} characters from character {start:,} on without",
-                    "break it into lines; the tokenizer would take them as one piece",
+                    f"the document must contain white space or letters, got {LONGEST:,} "
+                    f"characters without either from character {start:,} on",
+                    "break the document into lines that the tokenizer can process separately",
                 )
             rows = _encode_window(encode, text, start, length)
             continue
@@ -94,6 +94,7 @@ def iterate_token_rows(encode: Encode, text: str) -> Iterator[Rows]:
 
 
 def _encode_window(encode: Encode, text: str, start: int, length: int) -> Rows:
+    """Returns the tokens of one window, with offsets into the whole text."""
     ids, offsets = encode(text[start : start + length])
     rows = numpy.empty((len(ids), 3), dtype=numpy.int32)
     rows[:, 0] = ids
@@ -102,11 +103,11 @@ def _encode_window(encode: Encode, text: str, start: int, length: int) -> Rows:
     return rows
 
 
-def _find_agreement(
+def _find_common_token(
     before: Rows, after: Rows, start: int, end: int, text: str
 ) -> tuple[int, int] | None:
-    """Returns the token, by its place in both windows, from which the second one is taken, or None
-    where the windows differ on the characters they share, from `start` to `end` without margins."""
+    """Returns the token at which the second window takes over, by its index in both windows, or
+    None if the windows differ on their shared characters [start, end), margins aside."""
     bounds = (start + OVERLAP // 4, end - OVERLAP // 4)
     (low, high), (later, last) = (numpy.searchsorted(x[:, 1], bounds) for x in (before, after))
     shared = before[low:high]

@@ -120,5 +120,5 @@ def test_a_stopped_run_keeps_what_it_found_and_goes_on(run: Esa, stopping: list[
         fail(done, 3, "found.jsonl: row 2 is not whole", "choose another --out")
     Path("other.jsonl").write_text('{"id": 1}\n')
     done = run("collect", "story.txt", QUESTION, *ALL, "--out", "other.jsonl")
-    fail(done, 2, "is not a results file of esa")
+    fail(done, 2, "is not a results file that esa wrote")
     fail(run("collect", "story.txt", QUESTION, "--out", "story.txt"), 2, "--out")
