@@ -95,7 +95,7 @@ def test_the_command_goes_on_where_it_was(esa: Esa, monkeypatch: pytest.MonkeyPa
     stopped = esa(*words)
     assert stopped.code == 130
     assert "1 of 200" in stopped.out, "what was done is shown"
-    assert "the same command with --out rows.jsonl goes on" in stopped.err
+    assert "the same command with --out rows.jsonl continues" in stopped.err
     monkeypatch.setattr(session.Session, "ask", ask)
     done = esa(*words, "--json", "--quiet")
     assert done.err == ""

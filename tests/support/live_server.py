@@ -34,8 +34,8 @@ class LiveServer:
         token = more.pop("token", None)
         documents, note = AllowedDocuments(asker, fixed, allowed), self.notes.append
         app = make_app(asker, documents, token, ServerLimits(**more), note, note)
-        self.sock = server_run.bind("127.0.0.1", 0)
-        self.url = server_run.address(self.sock)
+        self.sock = server_run.bind_socket("127.0.0.1", 0)
+        self.url = server_run.base_url(self.sock)
         self.port = self.sock.getsockname()[1]
         self.server = server_run.make_server(app)
         self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": [self.sock]})

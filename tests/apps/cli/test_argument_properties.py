@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from properties import WORDS
 
-from esa_cli.apps.cli.cli_app import command
+from esa_cli.apps.cli.cli_app import make_click_command
 from esa_cli.errors import NOT_FOUND, PARTIAL, USAGE
 
 __all__ = ["cache", "esa", "note", "surroundings"]
@@ -39,7 +39,7 @@ def leaves(group: Any, above: str = "") -> Iterator[tuple[str, Any]]:
 
 @pytest.fixture(scope="module")
 def commands() -> dict[str, list[Any]]:
-    found = {name: one.params for name, one in leaves(command()) if name not in FAR}
+    found = {name: one.params for name, one in leaves(make_click_command()) if name not in FAR}
     assert len(found) > 20
     return found
 

@@ -62,7 +62,7 @@ def test_the_best_files_of_a_folder_are_asked(run: Esa, monkeypatch: pytest.Monk
     assert names(asked)[0] == "3.txt"
     assert len(names(asked)) == 2
     assert json.loads(asked.out)["searched"] == 10
-    assert "searched 10 documents by their words, opened the best 2" in asked.err
+    assert "searched the words of 10 documents, opened the best 2" in asked.err
     opened = list[str]()
     real = document._read_file
 
@@ -84,7 +84,7 @@ def test_named_documents_are_asked_beside_the_best(run: Esa) -> None:
     asked = run("ask", "town/0.txt", "town", "How old is the kiln?", "--json")
     assert names(asked)[:2] == ["0.txt", "3.txt"]
     assert len(names(asked)) == 3
-    assert "searched 9 documents" in asked.err
+    assert "searched the words of 9 documents" in asked.err
 
 
 def test_the_best_documents_of_the_library_are_asked(run: Esa) -> None:
@@ -97,7 +97,7 @@ def test_the_best_documents_of_the_library_are_asked(run: Esa) -> None:
     assert len(names(run("ask", "--library", "The kiln?", "--json", most=9))) == 5
     both = run("ask", "--library", "town", "How old is the mill?", "--json")
     assert names(both)[0] == "9.txt"
-    assert "searched 10 documents" in both.err, "a text is searched once"
+    assert "searched the words of 10 documents" in both.err, "a text is searched once"
     other = ("ask", "--library", "Kiln?", "--json", "--set", "prompt.before=x")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Library, "text", lambda self, entry: pytest.fail("its manifest says whose"))
@@ -132,7 +132,7 @@ def test_where_the_disk_is_full_words_are_not_kept_unless_they_must_be(
     assert done.code == 0, done.err
     assert json.loads(done.out)["searched"] == 20
     assert wanted[0] in names(done)
-    assert done.err.count("esa: words of files are not kept: the catalogue ") == 1
+    assert done.err.count("esa: words of files are not stored: the catalogue ") == 1
     assert "disk is full" in done.err
     done = run(*asked, "--keep")
     assert done.code == 6

@@ -126,7 +126,7 @@ def test_each_step_is_explained_and_nothing_is_left_behind(esa: Esa) -> None:
     assert done.out.count(f"\n{ASKED}\n") == 1
     verdict = r"^[012] of 2 right, in .* s\.$"
     assert re.search(verdict, done.out, re.M)
-    assert "\nThe chronicle is not kept." in done.out
+    assert "\nThe chronicle is not stored." in done.out
     assert "\nesa: chronicle.md: 1,3" in done.err
     assert os.listdir() == []
 
@@ -147,7 +147,7 @@ def test_without_a_network_it_says_how_to_get_the_model(
 
 @pytest.mark.parametrize("count", [1, 2, 9])
 def test_a_demo_has_an_answer(count: int) -> None:
-    asked = demo_command.questions(count)
+    asked = demo_command.choose_questions(count)
     assert len(asked) == count
     assert asked[0].answers
     assert (asked[-1].answers == ()) == (count > 1)

@@ -162,14 +162,18 @@ def test_of_many_files_the_best_are_opened(tmp_path: Path) -> None:
     documents = AllowedDocuments(FakeAsker(), [fake_book("alpha")], [tmp_path], limit=3)
     names, left_out = ids_of(documents), list[str]()
     assert {"esa:1", "17.txt", "scan.pdf"} <= set(names)
-    opened = documents.open(documents.find(names), None, "Where is the kiln?", left_out)
+    opened = documents.open_documents(
+        documents.find_documents(names), None, "Where is the kiln?", left_out
+    )
     assert [one.id for one in opened[:2]] == ["esa:1", "17.txt"]
     assert len(opened) == 4
     assert left_out == ["left out: 1 files that cannot be read (scan.pdf)"]
-    few = documents.open(documents.find(["1.txt", "scan.pdf"]), None, "harp", left_out)
+    few = documents.open_documents(
+        documents.find_documents(["1.txt", "scan.pdf"]), None, "harp", left_out
+    )
     assert ([one.id for one in few], len(left_out)) == (["1.txt"], 2)
     with pytest.raises(DocumentError):
-        documents.open(documents.find(["scan.pdf"]))
+        documents.open_documents(documents.find_documents(["scan.pdf"]))
 
 
 def test_heat_maps_and_their_ids(tmp_path: Path) -> None:
@@ -205,13 +209,13 @@ def test_texts_that_stay_in_memory(tmp_path: Path) -> None:
             return super().ingest(source, progress)
 
     documents = AllowedDocuments(FakeAsker(), [], [tmp_path])
-    opened = documents.open(documents.find(["a.txt"]))
-    assert documents.document("a.txt") is opened[0].book.document
+    opened = documents.open_documents(documents.find_documents(["a.txt"]))
+    assert documents.read_document_text("a.txt") is opened[0].book.document
     path.write_text("another", "utf-8")
-    assert documents.document("a.txt").text == "another", "a changed file is read"
+    assert documents.read_document_text("a.txt").text == "another", "a changed file is read"
     documents = AllowedDocuments(ChangingAsker(), [], [tmp_path])
-    documents.open(documents.find(["a.txt"]))
-    assert documents.document("a.txt").text == "changed while it was read"
+    documents.open_documents(documents.find_documents(["a.txt"]))
+    assert documents.read_document_text("a.txt").text == "changed while it was read"
 
 
 @pytest.fixture
@@ -229,7 +233,7 @@ def test_a_text_in_several_files_is_one_book(abc: Path) -> None:
     documents = AllowedDocuments(asker, [fixed], [abc])
 
     def books(*names: str) -> list[Any]:
-        return [one.book for one in documents.open(documents.find(names))]
+        return [one.book for one in documents.open_documents(documents.find_documents(names))]
 
     assert books("a.txt", "copy.txt", "b.txt", "a.txt") == ["a", "b"]
     assert books("copy.txt") == ["a"]
@@ -276,32 +280,36 @@ def test_documents_of_the_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert [(one["id"], one["name"], one["kind"]) for one in listed[1:]] == [
         (A, "a.pdf", "stored"), (B, "b.pdf", "stored"),
     ]  # fmt: skip
-    opened = documents.open(documents.find([B, "esa:1", A, B, "b.pdf"]))
+    opened = documents.open_documents(documents.find_documents([B, "esa:1", A, B, "b.pdf"]))
     assert [(one.id, one.book) for one in opened] == [
         (B, "The anvil."), ("esa:1", "alpha"), (A, "The harp stands in hall 1."),
     ]  # fmt: skip
-    documents.open(documents.find([A]))
+    documents.open_documents(documents.find_documents([A]))
     assert len(asker.ingested) == 2, "each is opened once"
-    assert documents.document(A).place(5).page == 7
+    assert documents.read_document_text(A).place(5).page == 7
     for name, status in {"library:dddddddddddd": 404, "library:../x": 404, "x.pdf": 403}.items():
         with pytest.raises(ApiError) as caught:
-            documents.document(name)
+            documents.read_document_text(name)
         assert caught.value.status == status
     monkeypatch.setitem(TEXTS, "a" * 20, "")
     left_out: list[str] = []
     fresh = AllowedDocuments(asker, [], [], FewTexts(tmp_path), stored=True)
-    assert [one.id for one in fresh.open(fresh.find(None), left_out=left_out)] == [B]
+    assert [
+        one.id for one in fresh.open_documents(fresh.find_documents(None), left_out=left_out)
+    ] == [B]
     assert left_out == [f"left out: {A} is damaged in the library"]
     with pytest.raises(LibraryError):
-        fresh.open(fresh.find([A]))
+        fresh.open_documents(fresh.find_documents([A]))
     with pytest.raises(ApiError) as caught:
-        AllowedDocuments(FakeAsker(), [], [], FewTexts(tmp_path)).find([A])
+        AllowedDocuments(FakeAsker(), [], [], FewTexts(tmp_path)).find_documents([A])
     assert caught.value.status == 403
 
     def refuse(self: Any) -> Any:
         raise LibraryError(f"{tmp_path} may not be read")
 
     monkeypatch.setattr(FewTexts, "search_catalogue", refuse)
-    assert list_documents(documents)["left_out"] == ["the library cannot be used"]
+    assert list_documents(documents)["left_out"] == [
+        "the library cannot be used, so its documents are not listed"
+    ]
     with pytest.raises(LibraryError):
-        documents.document(A)
+        documents.read_document_text(A)
