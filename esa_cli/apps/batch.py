@@ -100,7 +100,7 @@ def _parse_question_line(raw: bytes, has_default_documents: bool) -> tuple[dict[
         return {}, "the line must be a JSON object"
     text, names = row.get("question"), row.get("documents")
 
-    def is_document_path(name: Any) -> bool:
+    def is_a_path(name: Any) -> bool:
         return isinstance(name, str) and name not in ("", "-")
 
     # With a misspelt key the question would be asked about the command's documents.
@@ -110,7 +110,7 @@ def _parse_question_line(raw: bytes, has_default_documents: bool) -> tuple[dict[
     elif names is None and (is_misspelt or not has_default_documents):
         fault = 'documents must be given as "documents" in the line, or on the command line'
     elif names is not None and not (
-        isinstance(names, list) and names and all(map(is_document_path, names))
+        isinstance(names, list) and names and all(map(is_a_path, names))
     ):
         fault = '"documents" must be a list of paths'
     elif has_lone_surrogate(json.dumps(row, ensure_ascii=False)):
@@ -155,8 +155,7 @@ def shard_questions(questions: Sequence[BatchQuestion], shard: WorkShard) -> lis
 def make_answers_file(
     path: Path, questions: Sequence[BatchQuestion], retry: bool = False
 ) -> OrderedJsonLines:
-    """Returns the answers file, for a `with` statement; `retry` drops the rows that have an
-    error."""
+    """Returns the answers file, for a `with` statement; `retry` drops rows that have an error."""
     places = [(question.key, question.id) for question in questions]
     return OrderedJsonLines(path, places, retry=retry)
 
@@ -190,9 +189,9 @@ def run_batch(
     progress: Callable[[], None] = lambda: None,
     warn: Callable[[str], None] = lambda text: None,
 ) -> None:
-    """Answers those of the first `limit` questions that have no row yet; after an EsaError the row
-    has the error. `progress` is called after each row, and `warn` with a message for each
-    unreadable file of a folder. Raises ResourceError, DocumentError: the answers file cannot be
+    """Answers those of the first `limit` questions that have no row yet; after an EsaError the
+    row has the error. `progress` is called after each row, and `warn` with a message for each
+    unreadable file of a folder. Raises ResourceError, DocumentError: the answers cannot be
     written."""
     end = len(questions) if limit is None else limit
 
@@ -213,8 +212,7 @@ def _answer_group(
     add_row: Callable[[int, dict[str, Any]], None],
     warn: Callable[[str], None],
 ) -> None:
-    """Answers questions about the same documents, and keeps no reference to the documents'
-    books."""
+    """Answers questions about the same documents, and keeps no reference to their books."""
     meant, refusal = group[0][1].meant, None
     books, left_out = list[Any](), tuple[LeftOut, ...]()
     open_books.needed = meant.paths

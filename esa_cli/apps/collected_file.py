@@ -22,8 +22,8 @@ EVERY = 64
 
 class CollectedPlacesFile(JsonLines):
     """A context manager that keeps the output file of `esa collect` open; without a path nothing is
-    stored. `key` is a digest of everything that the places depend on; `about` has further fields of
-    the first row."""
+    stored. `key` is a digest of everything that the places depend on; the first row also has
+    `about`."""
 
     def __init__(
         self, path: Path | None, question: str, key: str, about: Mapping[str, Any]
@@ -59,8 +59,7 @@ class CollectedPlacesFile(JsonLines):
         self.append(place.as_row())
 
     def write_progress(self, passages_read: int, coverage: Coverage, stopped: bool = False) -> None:
-        """Appends the number of passages read so far, after every `EVERY` passages and at the
-        end."""
+        """Appends the number of read passages, after every `EVERY` passages and at the end."""
         step = 1 if stopped or passages_read == coverage.chosen else EVERY
         if passages_read >= self._read + step:
             self.append({"read": passages_read, "chosen": coverage.chosen, "of": coverage.passages})

@@ -78,8 +78,7 @@ class Conversation:
 
     def ask_question(self, question: str, on_text: Callable[[str], None]) -> Reply | None:
         """Returns the answer to a question, or None if it was stopped. Earlier questions that do
-        not fit are left out, oldest first. Raises EsaError. UsageError: even alone it does not
-        fit."""
+        not fit are left out, oldest first. Raises EsaError. UsageError: it does not fit alone."""
         self._must_stop = False
 
         def forward_piece(piece: str) -> None:

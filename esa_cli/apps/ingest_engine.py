@@ -202,8 +202,7 @@ def ingest_on_ray(
     worker: IngestWorker, tasks: Sequence[Task], workers: int | None, reporter: Reporter
 ) -> Generator[Outcome, None, None]:
     """Ingests documents in actors of the Ray cluster at $RAY_ADDRESS, or of a new one on this
-    machine, and yields their outcomes. By default there is one actor per GPU, or else per
-    machine."""
+    machine, and yields their outcomes. The default is one actor per GPU, or else per machine."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     import ray
     from ray.exceptions import RayActorError, RayTaskError

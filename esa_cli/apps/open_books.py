@@ -1,8 +1,7 @@
 """Keeps documents and books open from one question to the next, for batch runs and servers.
 
 Files with the same text share one book. A file that has changed is read again. Where memory is
-short, the documents that the current question does not need are closed, the least recently used
-first.
+short, documents that the current question does not need are closed, the longest unused first.
 """
 
 from __future__ import annotations
@@ -42,8 +41,7 @@ class OpenBookCache:
         self._lock = threading.RLock()
 
     def pin_book(self, book: Any) -> None:
-        """Keeps a book open for ever. If the file of its document changes, the document is read
-        again."""
+        """Keeps a book open for ever. If its file changes, the document is read again."""
         document, stamp = book.document, None
         with suppress(OSError, ValueError):
             if document.stamp is None or file_stamp(document.source) == document.stamp != "":
@@ -53,7 +51,7 @@ class OpenBookCache:
         self._pinned.add(document.source)
 
     def read_document(self, path: str, load: Callable[[str], Document] = read_document) -> Document:
-        """Returns the document at a path, loaded unless it is open and unchanged. Raises
+        """Returns the document at a path, loaded unless open and unchanged. Raises
         DocumentError."""
         with self._lock:
             stamp, known = _read_file_stamp(path), self._documents.get(path)

@@ -29,8 +29,7 @@ FILES |= dict.fromkeys(("compare", "bench"), "selftest")
 """Commands that are defined in the file of another command, with the name of that command."""
 
 SHORT = {"--dtype": "dtype=", "--cache": "cache=", "--plugin": "plugin="}
-"""Options that abbreviate a `--set` of a run setting, on every command that has the option
-`--set`."""
+"""Options that abbreviate a `--set` of a run setting, on every command with `--set`."""
 REPLACED = {
     "--evidence": "--top N",
     "--passages": "--top N",

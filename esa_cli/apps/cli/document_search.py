@@ -39,8 +39,7 @@ class QuestionBooks:
     """Opens the documents for questions: the named documents, and the best candidates.
 
     Args:
-        stack: closes the catalogue in the end. limit: how many candidates are opened; None means
-            all.
+        stack: closes the catalogue. limit: how many candidates are opened; None means all.
         in_library: whether the documents of the library are candidates, too.
         keep: whether the words of files are stored. If True, a full disk raises DiskError.
 
@@ -95,8 +94,7 @@ class QuestionBooks:
 
     def open_question_books(self, question: str, *, all_with_words: bool = False) -> list[Book]:
         """Opens the named documents and the best candidates for a question, or with
-        `all_with_words` all that have a word of the question. Raises UsageError: none can be
-        opened."""
+        `all_with_words` all that have a word of the question. Raises UsageError: there are none."""
         candidates, limit = self._candidates, self._limit
         order, is_searched = list(candidates), self._catalogue is not None
         if self._catalogue is None or limit is None:
@@ -114,9 +112,7 @@ class QuestionBooks:
             books += [] if book is None else [book]
             skipped += book is None
         if not books and not self._books:
-            raise UsageError(
-                "none of the documents can be asked with this preset", "run `esa ingest`"
-            )
+            raise UsageError("this preset cannot use any of the documents", "run `esa ingest`")
         self.searched = len(candidates) if is_searched and len(books) < len(candidates) else 0
         if is_searched:
             self._reporter.note(
@@ -250,8 +246,8 @@ class LazyPassageFinder:
     def find_passages(
         self, question: str, books: list[Book], count: int | None, minimum: float | None
     ) -> list[Passage]:
-        """Returns the passages of the books that fit a question best, at most `count`, with scores
-        of at least `minimum`."""
+        """Returns the `count` passages that fit a question best, with scores of at least
+        `minimum`."""
         if self.is_loaded:
             return self._loaded_esa.find_passages(question, books, count, minimum)
         return PassageSearch().passages(question, place_books(distinct(books)), count, minimum)

@@ -22,8 +22,7 @@ def split_off_question(
     arguments: Sequence[str], *, library_allowed: bool = False, command_name: str = "ask"
 ) -> tuple[list[str], str]:
     """Splits arguments into documents and the question, which comes last; with `library_allowed` no
-    document is needed. Raises UsageError: a document or the question is missing, or it is not
-    UTF-8."""
+    document is needed. Raises UsageError: a document or the question is missing."""
     *documents, question = arguments or [""]
     wrong = ""
     if _is_file(question) or question == "-":
@@ -60,9 +59,7 @@ def read_documents(
     files = source_files(names)
     if not shard.whole:
         if "-" in names:
-            raise UsageError(
-                "standard input (-) cannot be divided into shards", "save the text to a file"
-            )
+            raise UsageError("standard input (-) cannot have shards", "save the text to a file")
         count, files = len(files.paths), shard_of(files, shard)
         reporter.note(f"esa: shard {shard}: {len(files.sources):,} of {count:,} files", dim=False)
     return read_files(files, reporter)

@@ -100,8 +100,8 @@ class AllowedDocuments:
     def _find_document(
         self, name: str, list_stored_texts: Callable[[], dict[str, NamedDocument]]
     ) -> NamedDocument:
-        """Returns the document with this id, or else with this path, or else with this library
-        name."""
+        """Returns the document with this id, or else this path, or else this name in the
+        library."""
         if name in self._given:
             return self._given[name]
         if self.has_stored and name.startswith(STORED):
@@ -117,8 +117,7 @@ class AllowedDocuments:
             raise
 
     def _resolve_file_path(self, name: str) -> Path:
-        """Returns the path of a file in an allowed folder, links resolved. Raises ApiError 403,
-        404."""
+        """Returns the resolved path of a file in an allowed folder. Raises ApiError 403, 404."""
         if not self.allowed:
             raise ApiError(403, "requests to this server may not name documents", "documents")
         is_inside = False
@@ -135,8 +134,8 @@ class AllowedDocuments:
         raise ApiError(403, f"{name} is not in an allowed folder", "documents")
 
     def list_stored_texts(self) -> dict[str, NamedDocument]:
-        """Returns the texts of the library that requests may name, by their ids. Raises
-        LibraryError, DiskError."""
+        """Returns the library's texts that requests may name, by id. Raises LibraryError,
+        DiskError."""
         if not self.has_stored or self.library is None:
             return {}
         found = {}
@@ -208,8 +207,7 @@ class AllowedDocuments:
         progress: Progress | None,
         left_out: list[str],
     ) -> list[NamedDocument]:
-        """Returns the readable files and texts of the library, those that fit the question best
-        first."""
+        """Returns readable files and texts of the library, the best for the question first."""
         files = {one.path: one for one in named if one.path and not one.is_given}
         texts = {document.text.digest: document for document in named if document.text}
         library = self.library

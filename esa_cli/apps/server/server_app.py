@@ -52,8 +52,7 @@ PRIVATE = {
 }
 """Headers of responses with names or texts of documents, which foreign pages may not load."""
 SCRIPTS = ("requests.js", "documents.js", "conversation.js")
-"""The scripts of the page in order; while it loads, a script uses only functions of earlier
-ones."""
+"""The page's scripts in order; while it loads, a script uses only functions of earlier ones."""
 Events = AsyncGenerator[Event, None]
 
 
@@ -66,8 +65,7 @@ async def follow_answer_job(
 ) -> Events:
     """Queues a job and yields its events up to ("done", Reply), or ("alive", None) after some
     seconds without an event. The end of the generator cancels the job. Raises ClientGoneError, the
-    error of the job, or ApiError 429, 504: the queue is full, or the job takes longer than
-    `timeout_s`."""
+    error of the job, or ApiError 429, 504: the queue is full, or the job takes too long."""
     loop, deadline = asyncio.get_running_loop(), math.inf
     gone = asyncio.ensure_future(_wait_for_disconnect(request))
     try:
@@ -241,8 +239,7 @@ class _ServerRoutes:
     async def _stream_answer(
         self, asked: ChatRequest, completion: CompletionBodies, first: Event, events: Events
     ) -> AsyncIterator[bytes]:
-        """Yields the answer, or an error, as server-sent events; the status has already been
-        sent."""
+        """Yields the answer or an error as server-sent events; the status is already sent."""
         kind, value = first
         try:
             async with aclosing(events):

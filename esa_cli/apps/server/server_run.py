@@ -32,8 +32,7 @@ _PORTS = {"http": 80, "https": 443}
 
 
 def bind_socket(host: str, port: int) -> socket.socket:
-    """Returns a socket that listens on a host and port; 0 means any free port. Raises
-    UsageError."""
+    """Returns a socket that listens on a host and port; 0 is any free port. Raises UsageError."""
     try:
         family, _, _, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

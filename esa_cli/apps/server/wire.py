@@ -45,8 +45,7 @@ class ApiError(Exception):
         return {"error": {**error, "param": self.param, "code": self.code}}
 
     def make_error_response(self) -> JSONResponse:
-        """Returns the error as an HTTP response; x-should-retry stops OpenAI's client from
-        retrying."""
+        """Returns the error as an HTTP response; x-should-retry tells the client not to retry."""
         headers = {"retry-after": "5"} if self.status == 429 else {"x-should-retry": "false"}
         if self.status == 401:
             headers["www-authenticate"] = "Bearer"
@@ -165,7 +164,7 @@ class ChatRequest(BaseModel):
 
     def split_conversation(self) -> tuple[str, list[Turn]]:
         """Returns the question, which is the last message, and the earlier turns. System messages
-        become turns without an answer; consecutive messages of one role are joined. Raises ApiError
+        become turns without an answer; successive messages of one role are joined. Raises ApiError
         400."""
         if self.messages[-1].role != "user":
             raise ApiError(400, "the last message must have the role user", "messages")

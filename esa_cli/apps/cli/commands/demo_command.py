@@ -51,26 +51,22 @@ def demo(
     with Reporter(quiet) as reporter:
         chosen, size = model.load_preset(), size_text(document.bytes)
         about = f"a chronicle of {len(text.split()):,} words ({size}) that esa makes up"
-        _print_styled(
+        _print_line(
             f"esa demo: questions about {about}, in other words than the chronicle's", "bold"
         )
         with open_esa(answerable(chosen, reporter), model, reporter, keep=False) as esa:
             book, window = esa.ingest(document), esa.preset.context
             times = f"{book.tokens / window:.1f} times the model's window of {window:,}"
             how = f", read once in {time_text(book.read_s)}" if book.read else ""
-            _print_styled(f"{esa.name}: {book.tokens:,} tokens, {times}{how}\n")
+            _print_line(f"{esa.name}: {book.tokens:,} tokens, {times}{how}\n")
             right = sum(_ask_and_check(esa, book, one, reporter) for one in choose_questions(count))
-    _print_styled(
-        f"{right} of {count} right, in {time_text(time.perf_counter() - started)}.", "bold"
-    )
-    _print_styled(
-        'The chronicle is not stored. Ask about your own documents: esa ask FILE "QUESTION"'
-    )
+    seconds = time.perf_counter() - started
+    _print_line(f"{right} of {count} right, in {time_text(seconds)}.", "bold")
+    _print_line('The chronicle is not stored. Ask your own documents: esa ask FILE "QUESTION"')
 
 
 def choose_questions(count: int) -> list[Reworded]:
-    """Returns `count` questions about the chronicle. If there are several, the last question has no
-    answer in the chronicle."""
+    """Returns some questions about the chronicle; the last of several questions has no answer."""
     from esa_cli.evaluation.tasks.chronicle_task import reworded
 
     *answered, unanswered = reworded()
@@ -81,7 +77,7 @@ def _ask_and_check(esa: Esa, book: Book, question: Reworded, reporter: Reporter)
     """Asks one question, prints its answer, and returns whether the answer is right."""
     from esa_cli.evaluation.tasks.chronicle_task import is_answered
 
-    _print_styled(question.question, "bold")
+    _print_line(question.question, "bold")
     sys.stdout.write("  ")
     reporter.show_spinner("answering")
     stream = AnswerStream(sys.stdout, reporter)
@@ -89,19 +85,19 @@ def _ask_and_check(esa: Esa, book: Book, question: Reworded, reporter: Reporter)
     reporter.clear_spinner()
     print(flush=True)
     if reply.doubtful:
-        _print_styled(f"  {NOT_FOUND}")
+        _print_line(f"  {NOT_FOUND}")
     answers = question.answers
     right = is_answered(reply.text, answers) if answers else not reply.found
     fact = f"the text says {answers[0]}" if answers else "the text does not say"
     verdict = "right" if right and answers else f"{'right' if right else 'wrong'}: {fact}"
-    _print_styled(f"  {verdict} ({time_text(reply.total_s)})", "dim")
+    _print_line(f"  {verdict} ({time_text(reply.total_s)})", "dim")
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else PIPE_WIDTH
     for passage in reply.evidence:
-        _print_styled(format_passage(passage, max(width, 40), reply.quotation, reply.found), "cyan")
-    _print_styled("")
+        _print_line(format_passage(passage, max(width, 40), reply.quotation, reply.found), "cyan")
+    _print_line("")
     return right
 
 
-def _print_styled(text: str, style: str | None = None) -> None:
+def _print_line(text: str, style: str | None = None) -> None:
     console = make_console(sys.stdout)
     console.print(text, style=style, markup=False, soft_wrap=not console.is_terminal)

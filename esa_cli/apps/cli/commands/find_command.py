@@ -1,5 +1,4 @@
-"""The commands `esa find`, for passages, and `esa collect`, for every place that answers a
-question.
+"""The commands `esa find`, for passages, and `esa collect`, for every place with an answer.
 
 `esa find` does not load the adapter. It loads the model only if a document has a token index.
 """
@@ -208,8 +207,7 @@ def shown_file_name(document_name: str, source: str) -> str:
 
 
 def print_passages(passages: Sequence[Passage], question: str) -> None:
-    """Prints each passage below its file and line. On a terminal, the words of the question are
-    red."""
+    """Prints each passage below its file and line. On a terminal the question's words are red."""
     from rich.text import Text
 
     from esa_cli.qa.finding.words import matched_words

@@ -143,8 +143,7 @@ def _ingest_and_print(
     reporter: terminal.Reporter,
     as_json: bool,
 ) -> None:
-    """Ingests documents, and prints a table or JSON object of the ingested documents, even after an
-    error."""
+    """Ingests documents, and lists the ingested documents, even after an error."""
     from esa_cli.qa.ingestion.library_texts import record_read_folders
 
     rows: list[IngestRow] = []

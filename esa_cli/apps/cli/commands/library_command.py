@@ -235,8 +235,7 @@ def copy_documents(
 
 
 def _find_stored_documents(stored: Library, names: Sequence[str]) -> list[Entry]:
-    """Returns the stored documents with the given names or beginnings of ids, without
-    duplicates."""
+    """Returns the stored documents with these names or beginnings of ids, without duplicates."""
     entries = dict[str, Entry]()
     for name in names:
         matches = stored.matches(name)

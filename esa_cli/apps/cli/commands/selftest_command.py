@@ -91,8 +91,7 @@ def selftest(
 def _check_and_read_haystack(
     settings: SelftestSettings, chosen: Preset, texts: Path | None, out: Path | None
 ) -> Haystack:
-    """Checks the names of tests, methods and files, and returns the long text. Raises UsageError,
-    DocumentError."""
+    """Checks names of tests, methods and files; returns the long text. Raises EsaError."""
     from esa_cli.evaluation.tasks import TASKS, Haystack, find_task
     from esa_cli.qa.presets.resolved_preset import compared
 

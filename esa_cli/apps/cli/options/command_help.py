@@ -15,8 +15,7 @@ PANELS = {
     "Output": "out format json quiet long",
     "Expert": "set plugin rows engine workers",
 }
-"""The headings in a command's help with the options below each heading; other options come
-first."""
+"""The headings of a command's help, with the options below; other options come first."""
 
 
 def option(spec: str, help_text: str, **typer_settings: Any) -> Any:
@@ -46,9 +45,8 @@ class PlainHelpCommand(typer.core.TyperCommand):
             heading: [] for heading in ("Arguments", "Options", *PANELS)
         }
         for parameter in self.get_params(ctx):
-            panels[_help_heading(parameter)].append(
-                (format_option_name(parameter), format_option_help(parameter))
-            )
+            row = format_option_name(parameter), format_option_help(parameter)
+            panels[_help_heading(parameter)].append(row)
         for heading, rows in panels.items():
             if rows:
                 with formatter.section(heading):

@@ -14,8 +14,7 @@ _PLAIN = re.compile(r"[\w./@%+=,][\w./@%+=,-]*")
 
 
 def complete_documents(typed_text: str) -> list[str]:
-    """Returns completions for stored documents: names, or ids where a name is unsafe or not
-    unique."""
+    """Returns completions for stored documents: names, or ids for unsafe or ambiguous names."""
     from esa_cli.errors import EsaError
     from esa_cli.storage.library import manifest
     from esa_cli.storage.library.disk import LibraryPaths, default_root

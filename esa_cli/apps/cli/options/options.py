@@ -104,8 +104,7 @@ class ModelOptions:
 
     @property
     def model_place(self) -> ModelPlace:
-        """The device, dtype and cache of the model. Raises UsageError: one of the three is
-        invalid."""
+        """The device, dtype and cache of the model. Raises UsageError: one is invalid."""
         from esa_cli.qa.opening import ModelPlace
 
         return ModelPlace.of(self.device, self.dtype, self.cache)
@@ -211,8 +210,7 @@ class ReaderOptions:
 
     @property
     def reader_dependencies(self) -> dict[str, str | None]:
-        """The reader's model, on which answers depend besides the preset; empty without a
-        reader."""
+        """The model of --reader, on which answers depend besides the preset; empty without one."""
         return {} if self.reader is None else {"reader_model": self.reader_address_and_model[1]}
 
     def reader_choice(self) -> ReaderChoice | None:
@@ -279,9 +277,7 @@ class ShardOptions:
         be written, or a file of --join is missing or is the same as --out."""
         for path in self.join or ():
             if not path.is_file():
-                raise UsageError(
-                    f"--join must be a file, got {path}", "name a file that --out wrote"
-                )
+                raise UsageError(f"--join must be a file, got {path}", "name an --out file")
         joined = map(str, self.join or ())
         output_paths.check_output("--out", out, joined, "one of the files of --join")
         return WorkShard.parse(self.shard)

@@ -52,8 +52,7 @@ def write_text_to(path: Path, text: str) -> None:
 
 
 def describe_run() -> dict[str, str]:
-    """Returns the version of esa, the command, the date and the machine that made a results
-    file."""
+    """Returns the version, the command, the date and the machine that made a results file."""
     return {
         "esa": __version__,
         "command": shlex.join(["esa", *sys.argv[1:]]),

@@ -66,8 +66,7 @@ def print_text(text: str) -> None:
 
 
 def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Prints a table. On a terminal its columns fit the width; in a file or pipe no cell is
-    wrapped."""
+    """Prints a table, which fits the width of a terminal; in a pipe no cell is wrapped."""
     cells = [[clean_text(cell).expandtabs() for cell in row] for row in rows]
     console = make_console(sys.stdout)
     if not console.is_terminal:
@@ -115,9 +114,8 @@ def make_console(stream: TextIO) -> Any:
                 is_plain = not segment.control
                 yield Segment(clean_text(segment.text), segment.style) if is_plain else segment
 
-    console = PlainConsole(
-        file=stream, highlight=False, emoji=False, force_terminal=stream.isatty()
-    )
+    is_terminal = stream.isatty()
+    console = PlainConsole(file=stream, highlight=False, emoji=False, force_terminal=is_terminal)
     if console.width < 1:  # COLUMNS=0 means that the width is not known
         console.width = shutil.get_terminal_size().columns
     return console
@@ -178,8 +176,7 @@ class Reporter:
         self._stage = stage
 
     def make_prefill_progress(self, tokens: int, seconds: float) -> Progress:
-        """Returns a callback that shows the progress of reading; `seconds` is the estimated
-        time."""
+        """Returns a callback that shows the progress of reading; `seconds` is an estimate."""
         if self.live:
             return self.make_progress("reading")
         self.note(f"esa: reading {tokens:,} tokens, about {time_text(seconds)}")
