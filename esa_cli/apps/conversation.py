@@ -176,7 +176,7 @@ class Conversation:
             raise UsageError(
                 f"/save must name a new file, got {name or 'none'}", "try /save conversation.md"
             )
-        output_paths.check_output("/save", path)
+        output_paths.check_output_file("/save", path)
         about = f"{self.asker.name}, {time.strftime('%Y-%m-%d')}"
         output_paths.write_text_to(path, format_conversation(about, self.documents, self.record))
         self._saved.add(path.absolute())
@@ -188,11 +188,11 @@ def _stop_on_interrupt(stop: Callable[[], None]) -> Iterator[None]:
     """A context in which the first Ctrl-C calls `stop` and a second one has its usual effect."""
     before = signal.getsignal(signal.SIGINT)
 
-    def on_signal(number: int, frame: Any) -> None:
+    def on_first_interrupt(number: int, frame: Any) -> None:
         signal.signal(signal.SIGINT, before)
         stop()
 
-    signal.signal(signal.SIGINT, on_signal)
+    signal.signal(signal.SIGINT, on_first_interrupt)
     try:
         yield
     finally:

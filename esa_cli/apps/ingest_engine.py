@@ -184,11 +184,11 @@ def _prepare_worker_process(worker: bytes, threads: int) -> None:
     parent = parent_process()
     assert parent is not None
 
-    def end_with_parent() -> None:
+    def exit_with_parent() -> None:
         connection.wait([parent.sentinel])
         os._exit(1)
 
-    threading.Thread(target=end_with_parent, daemon=True).start()
+    threading.Thread(target=exit_with_parent, daemon=True).start()
     os.environ.setdefault("OMP_NUM_THREADS", str(threads))
     sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     _worker = pickle.loads(worker)

@@ -74,7 +74,7 @@ def test_a_record_without_room_is_named_and_the_others_are_asked(esa: Esa, data:
     done = esa(*LONGBENCH, *words)
     assert "preset: trec, b left out: the question and the answer take" in done.err
     assert done.out.splitlines()[1].split()[:4] == ["TREC", "2", "of", "200"]
-    assert "note: left out, for want of room: 1" in done.out
+    assert "note: records left out, as they do not fit: 1" in done.out
     told = esa(*LONGBENCH, *words, "--json").data
     assert told["complete"]
     (missed,) = told["left_out"]

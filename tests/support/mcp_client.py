@@ -15,7 +15,7 @@ from mcp import Client, MCPError
 from esa_cli.apps.cli.options.options import ModelOptions
 from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.apps.server.allowed_documents import AllowedDocuments
-from esa_cli.apps.server.mcp_server import DocumentTools, load_esa_on_demand, open_server
+from esa_cli.apps.server.mcp_server import DocumentTools, load_esa_on_demand, open_mcp_server
 from esa_cli.documents.document import Document, read_document
 from esa_cli.qa.answering.reply import Reply
 from esa_cli.qa.finding.books import Book, place_books
@@ -85,7 +85,7 @@ def talk(
     """What a client of these tools gets, in memory. Raises MCPError."""
 
     async def run() -> Value | MCPError:
-        with open_server(tools) as server:
+        with open_mcp_server(tools) as server:
             async with Client(server, mode=mode, read_timeout_seconds=20) as client:
                 try:
                     return await conversation(client)

@@ -287,7 +287,7 @@ def _describe_tool(name: str, title: str, arguments: type[ToolArguments]) -> typ
 
 
 @contextmanager
-def open_server(tools: DocumentTools) -> Iterator[Server[Any]]:
+def open_mcp_server(tools: DocumentTools) -> Iterator[Server[Any]]:
     """Yields the MCP server of the protocol's SDK, and cancels all jobs at the end of the block."""
     worker = Worker(MAX_WAITING)
     table: list[tuple[str, str, type[ToolArguments], Callable[..., Result]]] = [
@@ -377,7 +377,7 @@ async def _run_job(worker: Worker, run: Callable[[Job], Result], context: Contex
         raise UsageError("too many calls are waiting already", "try again later") from None
 
 
-def run_stdio(tools: DocumentTools) -> None:
+def serve_standard_streams(tools: DocumentTools) -> None:
     """Serves one client on the standard streams until the client closes standard input. The SDK
     redirects anything else that is printed on standard output to standard error."""
 
@@ -385,5 +385,5 @@ def run_stdio(tools: DocumentTools) -> None:
         async with stdio_server() as (incoming, outgoing):
             await server.run(incoming, outgoing, server.create_initialization_options())
 
-    with open_server(tools) as server:
+    with open_mcp_server(tools) as server:
         anyio.run(serve_streams, server)

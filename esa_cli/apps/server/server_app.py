@@ -114,7 +114,7 @@ class ServerLimits:
     timeout_s: float = 600.0
 
 
-def make_app(
+def make_asgi_app(
     asker: Esa,
     documents: AllowedDocuments,
     token: str | None = None,
@@ -167,7 +167,7 @@ class _ServerRoutes:
         return JSONResponse({"status": "ok", "questions": self.worker.count_jobs()})
 
     async def show_page(self, request: Request) -> Response:
-        html, headers = make_page()
+        html, headers = make_browser_page()
         return HTMLResponse(html, headers=headers)
 
     async def list_models(self, request: Request) -> Response:
@@ -210,7 +210,7 @@ class _ServerRoutes:
         question, history = asked.split_conversation()
         named = self.documents.find_documents(asked.documents)
 
-        def answer(job: Job) -> Reply:
+        def answer_request(job: Job) -> Reply:
             tokens = self.asker.question_tokens(question, history)
             limit = self.limits.max_question
             if tokens > limit:
@@ -234,7 +234,7 @@ class _ServerRoutes:
             )
             return reply
 
-        return answer
+        return answer_request
 
     async def _stream_answer(
         self, asked: ChatRequest, completion: CompletionBodies, first: Event, events: Events
@@ -243,10 +243,12 @@ class _ServerRoutes:
         kind, value = first
         try:
             async with aclosing(events):
-                yield _encode_event(completion.make_chunk({"role": "assistant", "content": ""}))
+                yield _encode_event(
+                    completion.make_stream_chunk({"role": "assistant", "content": ""})
+                )
                 while kind != "done":
                     if kind == "text":
-                        yield _encode_event(completion.make_chunk({"content": value}))
+                        yield _encode_event(completion.make_stream_chunk({"content": value}))
                     elif kind == "reading":
                         yield b": reading %d of %d tokens\n\n" % value
                     else:
@@ -257,7 +259,7 @@ class _ServerRoutes:
         except (ApiError, EsaError) as error:
             yield _encode_event(self._to_api_error(error).make_error_body())
             return
-        for chunk in completion.make_last_chunks(value, asked.wants_token_counts()):
+        for chunk in completion.make_last_stream_chunks(value, asked.wants_token_counts()):
             yield _encode_event(chunk)
         yield b"data: [DONE]\n\n"
 
@@ -295,7 +297,7 @@ def cut_text_piece(query: DocumentTextQuery, document: Document) -> dict[str, An
 
 
 @cache
-def make_page() -> tuple[str, dict[str, str]]:
+def make_browser_page() -> tuple[str, dict[str, str]]:
     """Returns the page, one HTML document that contains its style and scripts, and its headers.
 
     The page contains nothing of the documents, so no token is needed to load the page. Its security

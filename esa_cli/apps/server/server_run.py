@@ -52,7 +52,7 @@ def base_url(sock: socket.socket, path: str = "/v1") -> str:
     return f"http://{f'[{host}]' if ':' in host else host}:{port}{path}"
 
 
-def make_server(app: ASGIApp) -> uvicorn.Server:
+def make_uvicorn_server(app: ASGIApp) -> uvicorn.Server:
     """Returns a uvicorn server, whose `run(sockets=[...])` ends after `should_exit` is set."""
     config = uvicorn.Config(
         app, http="h11", ws="none", loop="asyncio", lifespan="on", log_level="warning",
@@ -69,7 +69,7 @@ def serve_app(app: ASGIApp, sock: socket.socket) -> None:
     signals = (signal.SIGINT, signal.SIGTERM) if is_main else ()
     handlers = {number: signal.signal(number, signal.SIG_IGN) for number in signals}
     try:
-        make_server(app).run(sockets=[sock])
+        make_uvicorn_server(app).run(sockets=[sock])
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)

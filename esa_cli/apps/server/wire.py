@@ -250,15 +250,16 @@ class CompletionBodies:
         body = self._make_completion_body("chat.completion", content, reply)
         return body | {"usage": make_token_usage(reply)}
 
-    def make_chunk(self, delta: dict[str, Any]) -> dict[str, Any]:
+    def make_stream_chunk(self, delta: dict[str, Any]) -> dict[str, Any]:
         """Returns one chunk of a streamed answer."""
         return self._make_completion_body("chat.completion.chunk", {"delta": delta})
 
-    def make_last_chunks(self, reply: Reply, usage: bool) -> list[dict[str, Any]]:
-        """Returns the last chunks of a stream: the evidence and, with `usage`, the token counts."""
+    def make_last_stream_chunks(self, reply: Reply, with_usage: bool) -> list[dict[str, Any]]:
+        """Returns the last chunks of a stream: the evidence and, with `with_usage`, the token
+        counts."""
         end = self._make_completion_body("chat.completion.chunk", {"delta": {}}, reply)
         counts = {**end, "choices": [], "usage": make_token_usage(reply)}
-        return [end | self._collect_reply_fields(reply), *([counts] if usage else [])]
+        return [end | self._collect_reply_fields(reply), *([counts] if with_usage else [])]
 
     def _make_completion_body(
         self, kind: str, content: dict[str, Any], reply: Reply | None = None

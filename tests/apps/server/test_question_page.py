@@ -9,7 +9,7 @@ from importlib.resources import files
 
 from live_server import LiveServer
 
-from esa_cli.apps.server.server_app import SCRIPTS, make_page
+from esa_cli.apps.server.server_app import SCRIPTS, make_browser_page
 
 
 def content(html: str, tag: str) -> str:
@@ -34,7 +34,7 @@ def test_the_policy_names_what_is_in_the_page(live: LiveServer) -> None:
 
 
 def test_it_loads_nothing_and_has_no_handlers() -> None:
-    html = make_page()[0]
+    html = make_browser_page()[0]
     markup = html.replace(content(html, "script"), "").replace(content(html, "style"), "")
     assert not re.findall(r"\s(?:src|style|on\w+)=", markup)
     assert all(

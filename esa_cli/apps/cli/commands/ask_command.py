@@ -98,7 +98,7 @@ def ask(
     options.refuse_both("--keep", "--read never", flags.keep and flags.read == "never")
     with Reporter(flags.quiet) as reporter, ExitStack() as stack:
         run = AskRun(question, flags, generation_options.make_ask_arguments(), reporter)
-        run.load_and_open(names, model, reader_options, stack)
+        run.load_model_and_open_documents(names, model, reader_options, stack)
         run.answer_question()
 
 
@@ -119,7 +119,7 @@ class AskRun:
         self.started = [time.perf_counter()]
         """The times at which loading, opening and answering began, and the time of the answer."""
 
-    def load_and_open(
+    def load_model_and_open_documents(
         self,
         names: Sequence[str],
         model: options.ModelOptions,
@@ -136,10 +136,10 @@ class AskRun:
         flags, reporter = self.flags, self.reporter
         files, library = source_files(names), Library()
         chosen = reader_options.load_preset(model, form=flags.form, later_method=flags.method)
-        output_paths.check_output("--report", flags.report, files.paths)
+        output_paths.check_output_file("--report", flags.report, files.paths)
         chosen = chosen if flags.method else answerable(chosen, reporter)
         from_text = chosen.answer.source == "text" and flags.method is None
-        reader = reader_options.reader_choice()
+        reader = reader_options.choose_reader()
         limit = chosen.answer.documents if from_text else None
         self.documents = QuestionBooks(
             files, library, reporter, stack, limit=limit, in_library=flags.library, keep=flags.keep

@@ -52,13 +52,13 @@ class CalibrationOptions:
         Path, option("--out -o FILE", "Write the fitted projections to a safetensors file.")
     ] = Path("compressor.safetensors")
 
-    def check_output(self, texts: Sequence[str]) -> None:
+    def check_output_file(self, texts: Sequence[str]) -> None:
         """Checks, before an hour of computation, that the output file may be written. Raises
         UsageError, DocumentError."""
         from esa_cli.documents.document import source_files
         from esa_cli.evaluation.calibration.fitted_maps import refuse_foreign
 
-        files.check_output("--out", self.out, [*texts, *source_files(texts).paths])
+        files.check_output_file("--out", self.out, [*texts, *source_files(texts).paths])
         if self.out.exists():
             refuse_foreign(self.out)
 
@@ -79,9 +79,9 @@ def calibrate(
     """
     model = replace(model_options, cache="device")
     options.load_plugin_files(model.plugins)  # plugins may read further kinds of files
-    flags.check_output(texts)
+    flags.check_output_file(texts)
     with Reporter(quiet) as reporter:
-        study, chosen, training = _fit_and_measure(texts, model, flags, reporter)
+        study, chosen, training = _fit_and_measure_compressors(texts, model, flags, reporter)
     if as_json:
         facts = {"model": chosen.model, "preset": chosen.name, "for": flags.target}
         written = {"file": str(flags.out), "method": study.best}
@@ -92,7 +92,7 @@ def calibrate(
     reporter.note(f"{study.best} is in {flags.out}; use it with\n  {use}", dim=False)
 
 
-def _fit_and_measure(
+def _fit_and_measure_compressors(
     texts: Sequence[str], model: options.ModelOptions, flags: CalibrationOptions, reporter: Reporter
 ) -> tuple[CalibrationStudy, Preset, dict[str, Any]]:
     """Fits and measures compressors, and writes the best one to a file. Returns the results, the
@@ -183,7 +183,7 @@ def heads(
     """
     model = replace(model_options, cache="device")
     with Reporter(quiet) as reporter:
-        search, result = _find_heads(flags, model, model.load_method_preset(), reporter)
+        search, result = _find_retrieval_heads(flags, model, model.load_method_preset(), reporter)
     if as_json:
         print_json(result)
         return
@@ -204,7 +204,7 @@ def heads(
         print(f"use them with {result['use']}")
 
 
-def _find_heads(
+def _find_retrieval_heads(
     flags: HeadsOptions, model: options.ModelOptions, chosen: Preset, reporter: Reporter
 ) -> tuple[RetrievalHeads, dict[str, Any]]:
     """Finds the retrieval heads of the model. Returns the heads, and a JSON object."""

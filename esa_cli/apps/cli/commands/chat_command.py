@@ -51,7 +51,7 @@ def chat(
         wrong = "standard input (-) cannot be a document, as it has the questions"
         raise UsageError(wrong, "save the document to a file")
     chosen = reader_options.load_preset(model, method)
-    reader, shown = reader_options.reader_choice(), shown_passage_count(top, quiet)
+    reader, shown = reader_options.choose_reader(), shown_passage_count(top, quiet)
     on_terminal = sys.stdin.isatty() and sys.stdout.isatty()
     with terminal.Reporter(quiet) as reporter:
         gathered = read_documents(documents, reporter).documents
@@ -119,7 +119,7 @@ def batch(
 
     chosen = reader_options.load_preset(model, method)
     asking = {**generation_options.make_ask_arguments(), "evidence": top}
-    reader, shard = reader_options.reader_choice(), shards.parse_shard(out)
+    reader, shard = reader_options.choose_reader(), shards.parse_shard(out)
     started = time.monotonic()
     with terminal.Reporter(quiet) as reporter:
         chosen = chosen if method else answerable(chosen, reporter)
@@ -167,7 +167,7 @@ def _read_questions(
     """Reads the questions file, and warns of each question that cannot be asked."""
     if "-" in documents:
         raise UsageError("a document must be a file, got standard input (-)", "name a file")
-    files.check_output("--out", out, [str(path)], "the questions file")
+    files.check_output_file("--out", out, [str(path)], "the questions file")
     if out.exists() and not out.is_file():  # rows are read before they are written
         raise UsageError(f"--out must be a regular file, got {out}", "choose another --out")
     questions = batches.read_questions(path, documents, answer_settings)

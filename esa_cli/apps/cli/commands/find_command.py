@@ -320,8 +320,8 @@ def collect(
                 "leave out --least, or --model and --reader",
             )
         check_adapter(chosen.answer)
-        files, library, reader = source_files(names), Library(), reader_options.reader_choice()
-        output_paths.check_output("--out", flags.out, files.paths)
+        files, library, reader = source_files(names), Library(), reader_options.choose_reader()
+        output_paths.check_output_file("--out", flags.out, files.paths)
         documents = QuestionBooks(
             files, library, reporter, stack, limit=None, in_library=flags.library
         )

@@ -127,7 +127,7 @@ def ingest(
             loader = None if words else load_esa
             _index_folders(documents, loader, watch, prune, yes, reporter, as_json)
         else:
-            _ingest_and_print(documents, shard, ingest_all_documents, reporter, as_json)
+            _ingest_and_list_documents(documents, shard, ingest_all_documents, reporter, as_json)
 
 
 def check_engine_installed(engine: str) -> None:
@@ -136,7 +136,7 @@ def check_engine_installed(engine: str) -> None:
         raise UsageError("--engine ray needs the package ray", "run: pip install 'esa-cli[ray]'")
 
 
-def _ingest_and_print(
+def _ingest_and_list_documents(
     names: Sequence[str],
     shard: str | None,
     read: Callable[[Sequence[Document]], Iterator[IngestRow]],
@@ -190,7 +190,7 @@ def _index_folders(
     reported_files = {check_folder(name, library): set[FileRecord]() for name in names}
     failed = dict[str, bool]()
 
-    def update_and_report(folder: str, is_first: bool) -> None:
+    def update_and_report_folder(folder: str, is_first: bool) -> None:
         result = update_library_from_folder(
             folder, library, load, reporter,
             prune=prune, prune_if_empty=yes and is_first,
@@ -213,13 +213,13 @@ def _index_folders(
         print(f"{result['files']:,} files: {', '.join(parts)}; {seconds}", flush=True)
 
     for folder in reported_files:
-        update_and_report(folder, is_first=True)
+        update_and_report_folder(folder, is_first=True)
     if watch:
         reporter.note(f"esa: waiting for changes in {', '.join(names)}; Ctrl-C ends")
         for _ in poll_changes():
             time.sleep(SETTLE_S)
             for folder in reported_files:
-                update_and_report(folder, is_first=False)
+                update_and_report_folder(folder, is_first=False)
     if any(failed.values()):
         raise typer.Exit(PARTIAL)
 

@@ -200,7 +200,7 @@ def copy_documents(
         hint = "write `esa library copy library FILE.tar` or `esa library copy FILE.tar library`"
         raise UsageError(f"one of SRC and DST must be `library`, got {source} and {target}", hint)
     if is_archive(target):
-        output_paths.check_output("DST", Path(target))
+        output_paths.check_output_file("DST", Path(target))
     stored = Library()
     with terminal.Reporter(quiet or as_json) as reporter:
         waiting = WaitNotice(lambda: reporter.note("esa: waiting for another esa"), None, 0)

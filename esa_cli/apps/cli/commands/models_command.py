@@ -182,7 +182,7 @@ def _format_part_settings(cls: type) -> str:
 
 
 @plugins.command("new")
-def write_plugin(
+def write_plugin_template(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the new selector.")],
     folder: Annotated[Path, option("--folder DIR", "Folder for the new plugin file.")] = Path(),
 ) -> None:

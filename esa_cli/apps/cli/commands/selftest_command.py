@@ -106,10 +106,10 @@ def _check_and_read_haystack(
         wrong = "the test own needs --haystack with a text of yours"
         raise UsageError(wrong, "add --haystack FILE")
     if texts is None:
-        files.check_output("--out", out)
+        files.check_output_file("--out", out)
         return Haystack.chronicle(settings.seed)
     sources = map(str, [texts, *texts.glob("*")])
-    files.check_output("--out", out, sources, "one of the texts of --haystack")
+    files.check_output_file("--out", out, sources, "one of the texts of --haystack")
     return Haystack.read(str(texts))
 
 

@@ -103,7 +103,7 @@ def serve(
     check_serve_options(names, flags)
     from esa_cli.apps.server import server_run
 
-    chosen, reader = reader_options.load_preset(model), reader_options.reader_choice()
+    chosen, reader = reader_options.load_preset(model), reader_options.choose_reader()
     server_run.bind_socket(flags.host, flags.port).close()  # a taken port is reported at once
     with Reporter(quiet) as reporter:
         gathered = read_documents(names, reporter).documents
@@ -136,7 +136,7 @@ def ingest_and_serve(
     documents. Raises ResourceError, LibraryError. UsageError: the address is in use."""
     from esa_cli.apps.server import server_run
     from esa_cli.apps.server.allowed_documents import AllowedDocuments
-    from esa_cli.apps.server.server_app import ServerLimits, make_app
+    from esa_cli.apps.server.server_app import ServerLimits, make_asgi_app
 
     with server_run.bind_socket(flags.host, flags.port) as sock:
         fixed = [esa.ingest(document) for document in documents]
@@ -145,7 +145,7 @@ def ingest_and_serve(
             esa, fixed, flags.allow or [], Library(), stored=flags.library, limit=limit
         )
         limits = ServerLimits(max_question=flags.max_question, timeout_s=flags.timeout)
-        app = make_app(
+        app = make_asgi_app(
             esa, allowed, flags.token, limits,
             lambda text: reporter.note(f"esa: {text}"), lambda text: reporter.warn(f"esa: {text}"),
         )  # fmt: skip
@@ -177,10 +177,14 @@ def mcp(
     """
     check_mcp_sdk()
     check_allowed_folders(allow or [])
-    chosen, reader = reader_options.load_preset(model), reader_options.reader_choice()
+    chosen, reader = reader_options.load_preset(model), reader_options.choose_reader()
     gc.enable()
     from esa_cli.apps.server.allowed_documents import AllowedDocuments
-    from esa_cli.apps.server.mcp_server import DocumentTools, load_esa_on_demand, run_stdio
+    from esa_cli.apps.server.mcp_server import (
+        DocumentTools,
+        load_esa_on_demand,
+        serve_standard_streams,
+    )
 
     with Reporter(quiet) as reporter, ExitStack() as stack:
 
@@ -204,7 +208,7 @@ def mcp(
         tools = DocumentTools(documents, chosen, model, reporter)
         if sys.stdin.isatty():
             reporter.note("esa: waiting for a client on standard input; see docs/serve.md")
-        run_stdio(tools)
+        serve_standard_streams(tools)
 
 
 def check_mcp_sdk() -> None:

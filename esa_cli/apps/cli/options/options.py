@@ -213,7 +213,7 @@ class ReaderOptions:
         """The model of --reader, on which answers depend besides the preset; empty without one."""
         return {} if self.reader is None else {"reader_model": self.reader_address_and_model[1]}
 
-    def reader_choice(self) -> ReaderChoice | None:
+    def choose_reader(self) -> ReaderChoice | None:
         """Returns the reader that --reader names, without opening the reader; None without
         --reader. Raises UsageError, PresetError, ModelError: the value of --reader is invalid."""
         address, model = self.reader_address_and_model
@@ -279,7 +279,7 @@ class ShardOptions:
             if not path.is_file():
                 raise UsageError(f"--join must be a file, got {path}", "name an --out file")
         joined = map(str, self.join or ())
-        output_paths.check_output("--out", out, joined, "one of the files of --join")
+        output_paths.check_output_file("--out", out, joined, "one of the files of --join")
         return WorkShard.parse(self.shard)
 
 

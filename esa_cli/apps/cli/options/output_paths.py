@@ -22,8 +22,11 @@ if TYPE_CHECKING:
 WRITABLE = "name a file in a folder that you may write to"
 
 
-def check_output(
-    option: str, path: Path | None, inputs: Iterable[str] = (), kind: str = "one of the documents"
+def check_output_file(
+    option: str,
+    path: Path | None,
+    input_paths: Iterable[str] = (),
+    input_kind: str = "one of the documents",
 ) -> None:
     """Checks that an output file can be written and is none of the input files. Raises UsageError,
     or DocumentError: the file or its folder is not writable."""
@@ -36,8 +39,8 @@ def check_output(
         raise UsageError(f"there is no folder {folder}", "make the folder first")
     if not os.access(path if path.exists() else folder, os.W_OK):
         raise DocumentError(f"{option} {path} cannot be written", WRITABLE)
-    if path.exists() and any(os.path.exists(one) and path.samefile(one) for one in inputs):
-        raise UsageError(f"{option} must not be {kind}, got {path}", "name another file")
+    if path.exists() and any(os.path.exists(one) and path.samefile(one) for one in input_paths):
+        raise UsageError(f"{option} must not be {input_kind}, got {path}", "name another file")
 
 
 def write_text_to(path: Path, text: str) -> None:

@@ -70,7 +70,7 @@ def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     cells = [[clean_text(cell).expandtabs() for cell in row] for row in rows]
     console = make_console(sys.stdout)
     if not console.is_terminal:
-        lines = _align_cells([list(headers), *cells] if any(headers) else cells)
+        lines = _align_table_cells([list(headers), *cells] if any(headers) else cells)
         print("".join(f"{line}\n" for line in lines), end="")
         return
     from rich.table import Table
@@ -84,7 +84,7 @@ def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     console.print(table)
 
 
-def _align_cells(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+def _align_table_cells(rows: Sequence[Sequence[str]]) -> Iterator[str]:
     """Yields the lines of a table with aligned cells, ten times faster than the library rich."""
     from rich.cells import cell_len
 
