@@ -102,9 +102,9 @@ class AskArguments(ToolArguments):
 
 class IngestArguments(ToolArguments):
     """Reads files (PDF, EPUB, Word, HTML, text and more) into the library with the local model, so
-    that `find` and `ask` search them by meaning. A book takes minutes; a stopped call is continued
-    by the next. `stored` is false if the library cannot be written; `missing` says what the text of
-    a document lacks."""
+    that `find` and `ask` search them by meaning. A book takes minutes; after a stop the next call
+    continues. `stored` is false if the library cannot be written; `missing` says what the text of a
+    document lacks."""
 
     documents: Names = Field(
         description="Files of allowed folders by their path, or documents that `list` shows as "

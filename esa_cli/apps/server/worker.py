@@ -96,7 +96,8 @@ class Worker:
 
     @contextlib.contextmanager
     def queue_job(self, answer: Answer) -> Iterator[asyncio.Queue[Event]]:
-        """Queues a job and yields its events; the end cancels the job. Raises QueueFullError."""
+        """Queues a job and yields its events; leaving the block cancels the job. Raises
+        QueueFullError."""
         loop = asyncio.get_running_loop()
         events: asyncio.Queue[Event] = asyncio.Queue()
 

@@ -115,7 +115,7 @@ def test_a_stopped_run_keeps_what_it_found_and_goes_on(run: Esa, stopping: list[
     done = run("collect", "--count", "story.txt", QUESTION, *ALL, *kept)
     assert done.out.startswith(f"{count} place")
     assert Path("found.jsonl").read_bytes() == before, "nothing is read again"
-    fail(run("collect", "story.txt", "Who?", *ALL, *kept), 2, "places of another question")
+    fail(run("collect", "story.txt", "Who?", *ALL, *kept), 2, "places for another question")
     fail(run("collect", "story.txt", QUESTION, "--all", *kept), 2, "other documents or settings")
     for wrong in ('{"text": "key 7"}', '{"read": null}', '{"other": 1}'):
         Path("found.jsonl").write_text(f"{json.dumps(first)}\n{wrong}\n")

@@ -166,7 +166,9 @@ def _read_questions(
 ) -> list[batches.BatchQuestion]:
     """Reads the questions file, and warns of each question that cannot be asked."""
     if "-" in documents:
-        raise UsageError("a document must be a file, got standard input (-)", "name a file")
+        raise UsageError(
+            "a document must be a file, got standard input (-)", "save the text to a file"
+        )
     files.check_output_file("--out", out, [str(path)], "the questions file")
     if out.exists() and not out.is_file():  # rows are read before they are written
         raise UsageError(f"--out must be a regular file, got {out}", "choose another --out")

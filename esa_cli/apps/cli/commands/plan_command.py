@@ -51,7 +51,7 @@ def plan(
 ) -> None:
     """Show the tokens, memory and time that documents will take.
 
-    The command also says whether the documents fit into memory. No model is loaded."""
+    `esa plan` also says whether the documents fit into memory. The command loads no model."""
     from esa_cli.qa.opening import answerable, prepare
     from esa_cli.qa.reading.reader_choice import reader_bytes, reader_of
 
@@ -120,7 +120,7 @@ def _format_plan_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
 def doctor(as_json: options.Json = False) -> None:
     """Show versions, hardware, models, and what is missing.
 
-    The command also shows kernels and disk space, and says how to get what is missing.
+    `esa doctor` also shows kernels and disk space, and says how to get what is missing.
     """
     facts = inspect_machine()
     if as_json:

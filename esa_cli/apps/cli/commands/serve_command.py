@@ -76,7 +76,9 @@ class ServeOptions:
                 wrong = f"--host {self.host} lets other machines connect, so a token is needed"
                 raise UsageError(wrong, "set $ESA_TOKEN, or add --token TOKEN")
         elif not (token.isprintable() and token.isascii() and token.split() == [token]):
-            raise UsageError("the token must be one word of printable ASCII", "choose another")
+            raise UsageError(
+                "the token must be one word of printable ASCII", "choose another token"
+            )
 
 
 @options.typer_command

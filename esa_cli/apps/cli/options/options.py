@@ -277,7 +277,9 @@ class ShardOptions:
         be written, or a file of --join is missing or is the same as --out."""
         for path in self.join or ():
             if not path.is_file():
-                raise UsageError(f"--join must be a file, got {path}", "name an --out file")
+                raise UsageError(
+                    f"--join must be a file, got {path}", "name a file that --out wrote"
+                )
         joined = map(str, self.join or ())
         output_paths.check_output_file("--out", out, joined, "one of the files of --join")
         return WorkShard.parse(self.shard)

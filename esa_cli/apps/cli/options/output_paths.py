@@ -34,7 +34,9 @@ def check_output_file(
         return
     folder = path.absolute().parent
     if path.is_dir():
-        raise UsageError(f"{option} must be a file, got the folder {path}", "name a file")
+        raise UsageError(
+            f"{option} must be a file, got the folder {path}", "name a file in this folder"
+        )
     if not folder.is_dir():
         raise UsageError(f"there is no folder {folder}", "make the folder first")
     if not os.access(path if path.exists() else folder, os.W_OK):
