@@ -50,10 +50,10 @@ def ask(esa: Esa, library: Library, facts: list[dict[str, Any]], most: int) -> d
     with ExitStack() as stack:
         none = SourceFiles((), ())
         documents = QuestionBooks(none, library, reporter, stack, limit=most, in_library=True)
-        documents.set_openers([], esa.stored, esa.open)
+        documents.set_book_openers([], esa.stored, esa.open)
         for fact in facts:
             started = time.perf_counter()
-            reply = esa.ask(fact["question"], documents.open_books(fact["question"]))
+            reply = esa.ask(fact["question"], documents.open_question_books(fact["question"]))
             assert documents.searched, "there must be more documents than are opened"
             seconds.append(time.perf_counter() - started)
             right += answered(reply.text, fact["answers"])

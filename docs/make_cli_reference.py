@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from esa_cli.apps.cli.cli_app import command
-from esa_cli.apps.cli.options.command_help import option_help, option_name
+from esa_cli.apps.cli.cli_app import make_click_command
+from esa_cli.apps.cli.options.command_help import format_option_help, format_option_name
 
 PAGE = Path(__file__).with_name("cli.md")
 MARK = "<!-- What follows is written by `make reference`. -->\n"
@@ -29,7 +29,9 @@ def leaves(group: Any, above: str = "") -> Iterator[tuple[str, Any]]:
 def rows(one: Any) -> list[tuple[str, str]]:
     """Arguments and options, and what they are for."""
     shown = (param for param in one.params if not getattr(param, "hidden", False))
-    return [(option_name(param), " ".join(option_help(param).split())) for param in shown]
+    return [
+        (format_option_name(param), " ".join(format_option_help(param).split())) for param in shown
+    ]
 
 
 def section(path: str, one: Any, known: list[tuple[str, str]]) -> str:
@@ -51,7 +53,7 @@ def section(path: str, one: Any, known: list[tuple[str, str]]) -> str:
 def page() -> str:
     """The page with the reference of today's commands."""
     before = PAGE.read_text("utf-8").partition(MARK)[0]
-    commands = dict(leaves(command()))
+    commands = dict(leaves(make_click_command()))
     common = rows(commands[COMMON])
     parts = (section(path, one, [] if path == COMMON else common) for path, one in commands.items())
     return f"{before}{MARK}\n## Commands\n\n" + "\n".join(parts)

@@ -1,6 +1,6 @@
 """esa: answers questions about documents many times longer than a language model's context.
 
-Importing this package imports neither torch nor transformers: names are looked up on first use.
+Importing `esa_cli` imports neither torch nor transformers: names are imported on first use.
 """
 
 from __future__ import annotations

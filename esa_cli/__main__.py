@@ -1,7 +1,7 @@
-"""`esa` and `python -m esa_cli`: runs the command line and turns errors into exit codes.
+"""Runs the command line of `esa` and `python -m esa_cli`, and turns errors into exit codes.
 
-Modules that take long to import are imported late, so that Ctrl-C ends the command quietly from
-the first moment on.
+Slow imports happen inside functions, so that Ctrl-C ends the command without a traceback from the
+first moment on.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from esa_cli.system.files import as_esa_error
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs one command and returns its exit code; see docs/cli.md.
+    """Runs one `esa` command and returns its exit code; docs/cli.md lists the exit codes.
 
     Args:
-        arguments: the words after `esa`; None takes those of the command line.
+        arguments: the words after `esa`; None means the arguments of the command line.
     """
     # torch and transformers make a million objects on import, and searching these for garbage takes
     # half a second. `qa.opening` turns the collector on again when the model is loaded.
@@ -54,7 +54,7 @@ def main(arguments: list[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except BrokenPipeError:
-        _flush_streams()
+        _flush_output_streams()
         return PIPE_CLOSED
     except (KeyboardInterrupt, Exception) as error:
         # A library may answer the interruption of an import with an error of its own.
@@ -73,21 +73,21 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _silence_stderr() -> None:
-    """Drops what libraries print while the process ends: as garbage is never collected, nanobind
-    (in triton) lists all of its functions as leaked."""
+    """Discards everything that libraries print while the process ends. Garbage is never collected,
+    so nanobind (in triton) would report all of its functions as leaked."""
     with contextlib.suppress(OSError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
 
 def _run_command(arguments: list[str]) -> int:
-    from esa_cli.apps.cli.cli_app import command, present_arguments
+    from esa_cli.apps.cli.cli_app import expand_arguments, make_click_command
 
     if "_ESA_COMPLETE" in os.environ:  # a shell asks for completions
-        command().main(arguments, prog_name="esa")
+        make_click_command().main(arguments, prog_name="esa")
     import typer
 
-    arguments = present_arguments(arguments)
-    group = command(arguments[0] if arguments else None)
+    arguments = expand_arguments(arguments)
+    group = make_click_command(arguments[0] if arguments else None)
     try:
         # Not by the group's `main`, which has its own way with Ctrl-C and closed pipes.
         with group.make_context("esa", arguments) as context:
@@ -100,7 +100,7 @@ def _run_command(arguments: list[str]) -> int:
 
 
 def _report_error(error: Exception) -> int:
-    """Prints an error and returns the exit code."""
+    """Prints an error message and returns the exit code of the error."""
     if os.environ.get("ESA_DEBUG"):
         import traceback
 
@@ -116,25 +116,26 @@ def _report_error(error: Exception) -> int:
         _print_error(text[:1].lower() + text[1:], f"see `{name} --help`")
         return USAGE
     reason = (str(error).splitlines() or [""])[0]
-    hint = "set ESA_DEBUG=1 to see where, and please report it"
+    hint = "set ESA_DEBUG=1 to see the traceback, and please report the bug"
     _print_error(f"a bug: {type(error).__name__}: {reason}", hint)
     return BUG
 
 
 def _print_error(message: str, hint: str = "") -> None:
-    """Prints message and hint as one line each; names of files may have control characters."""
-    _flush_streams()
+    """Prints the message and the hint as one line each, without control characters, which names of
+    files may contain."""
+    _flush_output_streams()
     with contextlib.suppress(OSError, ValueError):
         for begin, text in (("esa: ", message), ("     ", hint)):
             plain = "".join(letter if letter.isprintable() else " " for letter in text).strip()
             if plain:
                 print(begin + plain, file=sys.stderr)
-    _flush_streams()
+    _flush_output_streams()
 
 
-def _flush_streams() -> None:
-    """Writes what is left; where that fails, the stream is redirected to nowhere, or Python would
-    complain about it at the end."""
+def _flush_output_streams() -> None:
+    """Flushes standard output and standard error. A stream that cannot be flushed is redirected to
+    the null device, because Python would report the failure again at exit."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

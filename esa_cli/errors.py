@@ -1,27 +1,28 @@
 """The errors that `esa` raises on purpose, and the exit codes of its commands.
 
-A message says what is wrong, and its hint what to try. Any other exception is a bug.
+The message of an error says what is wrong, and its hint says what to try. Any exception that is not
+an EsaError is a bug.
 """
 
 from __future__ import annotations
 
 NOT_FOUND = 1
-"""Exit code where nothing is found, as of grep, or where the user declines a removal."""
+"""The exit code where nothing is found, as for grep, or where the user declines a removal."""
 USAGE = 2
 PARTIAL = 7
-"""Exit code of a finished command that has an error in place of some answers or documents."""
+"""The exit code of a finished command that failed for some of the questions or documents."""
 BUG = 70
-"""Exit code after an exception that is not an EsaError, as of sysexits.h."""
+"""The exit code after an exception that is not an EsaError, as in sysexits.h."""
 INTERRUPTED = 130
 """Exit code after Ctrl-C."""
 PIPE_CLOSED = 141
 """Exit code after writing to a closed pipe, as a shell reports it."""
 NOT_BLAMED = (KeyboardInterrupt, GeneratorExit)
-"""Exceptions that come from outside, whatever code of a plugin runs."""
+"""Exceptions that are never blamed on a plugin, as they come from outside of its code."""
 
 
 class EsaError(Exception):
-    """An error that the user can act on. `hint` may be empty."""
+    """An error that the user can do something about. The hint may be empty."""
 
     exit_code = BUG
 
@@ -32,73 +33,73 @@ class EsaError(Exception):
 
 
 class UsageError(EsaError):
-    """A question, option or argument makes no sense."""
+    """A question, an option or an argument of a command is invalid."""
 
     exit_code = USAGE
 
 
 class LengthError(UsageError):
-    """A question and its answer exceed the model's window."""
+    """A question with its answer is longer than the model's context window."""
 
 
 class HistoryError(LengthError):
-    """Question, answer and earlier turns exceed the model's window; fewer turns may fit."""
+    """A question with its history is longer than the model's context window."""
 
 
 class DocumentError(EsaError):
-    """A document cannot be read, or an output file written."""
+    """A document cannot be read, or an output file cannot be written."""
 
     exit_code = 3
 
 
 class LibraryError(DocumentError):
-    """The library, or a document stored in it, cannot be used."""
+    """The library, or a document stored in the library, cannot be used."""
 
 
 class ForeignVersionError(LibraryError):
-    """The file was written by another version of esa, and shows no damage."""
+    """A file of the library was written by another version of esa, and is not damaged."""
 
 
 class ArchiveFileError(LibraryError):
-    """An archive of `esa library copy` cannot be read."""
+    """An archive file of `esa library copy` cannot be read."""
 
 
 class UnreadableError(LibraryError):
-    """The system refuses to read the file; its contents may be intact."""
+    """The operating system refuses to read a file of the library, whose contents may be intact."""
 
 
 class PresetError(EsaError):
-    """A preset, or an override of one, is invalid."""
+    """A preset, or a changed setting of a preset, is invalid."""
 
     exit_code = 4
 
 
 class PluginError(EsaError):
-    """A plugin is invalid: a selector, score, compressor, position encoding or reader."""
+    """A selector, score, compressor, position encoding or reader of a plugin is invalid."""
 
     exit_code = 4
 
 
 class ModelError(EsaError):
-    """A model is missing, broken or not supported."""
+    """A model is missing, damaged or not supported."""
 
     exit_code = 5
 
 
 class ReaderError(ModelError):
-    """The server of another model that words answers cannot be reached, or gives none."""
+    """The server of the reader model cannot be reached, or returns no answer."""
 
 
 class ResourceError(EsaError):
-    """There is not enough memory, disk space or machines."""
+    """There is too little memory or disk space, or there are too few machines."""
 
     exit_code = 6
 
 
 class DiskError(ResourceError):
-    """There is no space on the library's disk."""
+    """The disk of the library is full."""
 
 
 def first_line(error: BaseException) -> str:
-    """Returns the first line of an error's message; without a message the name of its type."""
+    """Returns the first line of an error's message, or the error's type if the message is empty."""
     return (str(error) or type(error).__name__).splitlines()[0]

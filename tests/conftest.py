@@ -152,7 +152,7 @@ def once() -> Iterator[None]:
     torch.set_num_threads(1)
     parsed = functools.cache(preset_files.load_yaml)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(app, "command", functools.cache(app.command))
+        patch.setattr(app, "make_click_command", functools.cache(app.make_click_command))
         patch.setattr(preset_files, "load_yaml", lambda text: copy.deepcopy(parsed(text)))
         patch.setattr(plan, "SECONDS", 0.001)
         patch.setattr(os, "fsync", os.fstat)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from esa_cli.apps.cli.cli_app import SHORT, command
+from esa_cli.apps.cli.cli_app import SHORT, make_click_command
 
 ROOT = Path(__file__).parent.parent
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "benchmarks/README.md"]
@@ -55,7 +55,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 def test_commands_and_options_that_pages_name_exist() -> None:
     """`esa VERB [VERB] ... --option`, with a backslash before `|` as tables have it."""
-    program, checked = command(), 0
+    program, checked = make_click_command(), 0
     every = {
         name
         for verb in verbs(program)

@@ -1,1 +1,1 @@
-"""Interfaces for people and programs: command line, chat, batch, server."""
+"""The interfaces for people and programs: the command line, chat, batch runs and the servers."""

@@ -1,9 +1,10 @@
-"""Questions from a file, one JSON object a line, and a row with the answer of each.
+"""Answers the questions of a file, which has one JSON object per line:
 
     {"question": "Who is Ahab?", "documents": ["book.txt"], "id": "q1"}
 
-`documents` are files, folders and patterns relative to the file of questions; without them the
-command's documents are asked. Questions about the same documents are asked together.
+`documents` are files, folders and patterns relative to the folder of the questions file. A question
+without `documents` is asked about the documents of the command line. Questions about the same
+documents are asked together.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from esa_cli.apps.open_books import OpenBooks
+from esa_cli.apps.open_books import OpenBookCache
 from esa_cli.documents.document import LeftOut, SourceFiles, gather, source_files
 from esa_cli.errors import DocumentError, EsaError, UsageError
 from esa_cli.qa.answering.reply import Reply, lacking
@@ -33,8 +34,8 @@ EXAMPLE = 'write one JSON object a line: {"question": "...", "documents": ["book
 
 @dataclass(frozen=True)
 class BatchQuestion:
-    """One line of the file of questions. `meant` are the files that `documents` stand for; `key`
-    has digests of the question with its settings, and of its files' contents."""
+    """A line of the questions file. `meant` are the files that the names in `documents` stand for;
+    `key` has digests of the question with its settings, and of the contents of its files."""
 
     line: int
     id: Any
@@ -43,20 +44,20 @@ class BatchQuestion:
     meant: SourceFiles
     key: str
     fault: str = ""
-    """Why the question cannot be asked; empty when it can."""
+    """Why the question cannot be asked; the empty text if it can be asked."""
 
 
 def read_questions(
     path: Path, documents: Sequence[str], settings: Mapping[str, Any]
 ) -> list[BatchQuestion]:
-    """Returns all questions of the file, in order; a line that is no valid question has a fault.
-    `documents` are for questions without their own; `settings` are what else an answer depends on.
-    Raises DocumentError: the file has no valid question, or `documents` mean no file."""
+    """Returns all questions of a file, in order; an invalid line becomes a question with a fault.
+    `documents` are for questions that name none; `settings` are whatever else answers depend on.
+    Raises DocumentError: the file has no valid question, or the documents cannot be found."""
     try:
         lines = path.read_bytes().removeprefix(b"\xef\xbb\xbf").split(b"\n")
     except OSError as error:
         raise DocumentError(f"{path} cannot be read: {error.strerror}", "check the path") from error
-    default, digest_file = source_files(documents), cache(_digest_file)
+    default, digest_file = source_files(documents), cache(_file_digest)
 
     @cache
     def find_files(names: tuple[str, ...]) -> SourceFiles:
@@ -66,7 +67,7 @@ def read_questions(
     for line, raw in enumerate(lines, 1):
         if not raw.strip():
             continue
-        row, fault = _parse_line(raw, bool(default.sources))
+        row, fault = _parse_question_line(raw, bool(default.sources))
         text, names, id = row.get("question", ""), default.paths, row.get("id", len(questions) + 1)
         meant = SourceFiles() if fault else default
         asked: list[Any] = ["fault", raw.hex()]
@@ -89,8 +90,8 @@ def read_questions(
     return questions
 
 
-def _parse_line(raw: bytes, has_default: bool) -> tuple[dict[str, Any], str]:
-    """Returns the object of a line; or an empty one, and what is wrong."""
+def _parse_question_line(raw: bytes, has_default_documents: bool) -> tuple[dict[str, Any], str]:
+    """Returns the JSON object of a line, or an empty object and what is wrong with the line."""
     try:
         row = load_json(raw.decode("utf-8"))
     except (ValueError, RecursionError) as error:  # a line that is not UTF-8 is a ValueError, too
@@ -99,16 +100,18 @@ def _parse_line(raw: bytes, has_default: bool) -> tuple[dict[str, Any], str]:
         return {}, "the line must be a JSON object"
     text, names = row.get("question"), row.get("documents")
 
-    def is_path(name: Any) -> bool:
+    def is_a_path(name: Any) -> bool:
         return isinstance(name, str) and name not in ("", "-")
 
     # With a misspelt key the question would be asked about the command's documents.
     is_misspelt = any(name.lower() in ("doc", "docs", "document") for name in row)
     if not isinstance(text, str) or not text.strip():
         fault = '"question" must be a text that is not empty'
-    elif names is None and (is_misspelt or not has_default):
+    elif names is None and (is_misspelt or not has_default_documents):
         fault = 'documents must be given as "documents" in the line, or on the command line'
-    elif names is not None and not (isinstance(names, list) and names and all(map(is_path, names))):
+    elif names is not None and not (
+        isinstance(names, list) and names and all(map(is_a_path, names))
+    ):
         fault = '"documents" must be a list of paths'
     elif has_lone_surrogate(json.dumps(row, ensure_ascii=False)):
         fault = "the line must not have lone surrogates (U+D800-U+DFFF)"
@@ -117,8 +120,8 @@ def _parse_line(raw: bytes, has_default: bool) -> tuple[dict[str, Any], str]:
     return {}, fault
 
 
-def _digest_file(path: str) -> str:
-    """Returns the SHA-256 of a file; empty where the file cannot be read."""
+def _file_digest(path: str) -> str:
+    """Returns the SHA-256 digest of a file, or an empty text if the file cannot be read."""
     try:
         if not os.path.isfile(path):
             return ""
@@ -129,13 +132,13 @@ def _digest_file(path: str) -> str:
 
 
 Group = list[tuple[int, BatchQuestion]]
-"""Questions about the same documents, with their indices."""
+"""Questions about the same documents, each with its index in the questions file."""
 
 
 def group_questions(
     questions: Sequence[BatchQuestion], is_wanted: Callable[[int], bool] = lambda index: True
 ) -> list[Group]:
-    """Returns the wanted questions by their documents."""
+    """Groups the wanted questions by their documents."""
     by_documents: dict[SourceFiles, Group] = {}
     for index, question in enumerate(questions):
         if is_wanted(index):
@@ -143,32 +146,32 @@ def group_questions(
     return list(by_documents.values())
 
 
-def shard_of_questions(questions: Sequence[BatchQuestion], shard: WorkShard) -> list[BatchQuestion]:
-    """Returns the questions of a shard; few documents are in two shards."""
+def shard_questions(questions: Sequence[BatchQuestion], shard: WorkShard) -> list[BatchQuestion]:
+    """Returns the questions of one shard, chosen so that few documents are needed by two shards."""
     grouped = [index for group in group_questions(questions) for index, _ in group]
     return [questions[index] for index in sorted(shard.block(grouped))]
 
 
-def answers_file(
+def make_answers_file(
     path: Path, questions: Sequence[BatchQuestion], retry: bool = False
 ) -> OrderedJsonLines:
-    """Returns the file of the answers, to be opened; `retry` drops rows with an error."""
+    """Returns the answers file, for a `with` statement; `retry` drops rows that have an error."""
     places = [(question.key, question.id) for question in questions]
     return OrderedJsonLines(path, places, retry=retry)
 
 
-def join_answers(
+def add_shard_answers(
     answers: OrderedJsonLines, questions: Sequence[BatchQuestion], paths: Iterable[Path]
 ) -> None:
-    """Adds the rows that `answers` lacks from answers files of other shards; an answer is preferred
-    to an error. Raises UsageError: a file has other contents, or answers of other questions."""
+    """Adds rows that `answers` lacks from the answers files of other shards; a row with an answer
+    wins over a row with an error. Raises UsageError: a file has other contents."""
     keys = {question.key for question in questions}
     rows: dict[str, dict[str, Any]] = {}
     for path in paths:
         for row in answers.rows_of(path):
             if row.get("key") not in keys:
-                hint = "give the questions file, documents and options that it was made with"
-                raise UsageError(f"{path} has answers of other questions or settings", hint)
+                hint = "use the same questions file, documents and options for all shards"
+                raise UsageError(f"{path} has answers to other questions or settings", hint)
             if "error" not in row or not (answers.retry or row["key"] in rows):
                 rows[row["key"]] = row
     for index, question in enumerate(questions):
@@ -184,31 +187,32 @@ def run_batch(
     *,
     limit: int | None = None,
     progress: Callable[[], None] = lambda: None,
-    say: Callable[[str], None] = lambda text: None,
+    warn: Callable[[str], None] = lambda text: None,
 ) -> None:
-    """Answers those of the first `limit` questions that have no row; an EsaError becomes a row.
-    `progress` is called after each row, `say` with a line on each file of a folder that cannot be
-    read. Raises ResourceError, DocumentError: the answers cannot be written."""
+    """Answers those of the first `limit` questions that have no row yet; after an EsaError the
+    row has the error. `progress` is called after each row, and `warn` with a message for each
+    unreadable file of a folder. Raises ResourceError, DocumentError: the answers cannot be
+    written."""
     end = len(questions) if limit is None else limit
 
-    def add(index: int, row: dict[str, Any]) -> None:
+    def add_row(index: int, row: dict[str, Any]) -> None:
         answers.add(index, row)
         progress()
 
-    open_books = OpenBooks(asker)
+    open_books = OpenBookCache(asker)
     for group in group_questions(questions, lambda index: index < end and not answers.has(index)):
-        _answer_group(asker, group, open_books, options, add, say)
+        _answer_group(asker, group, open_books, options, add_row, warn)
 
 
 def _answer_group(
     asker: Esa,
     group: Group,
-    open_books: OpenBooks,
+    open_books: OpenBookCache,
     options: Mapping[str, Any],
-    add: Callable[[int, dict[str, Any]], None],
-    say: Callable[[str], None],
+    add_row: Callable[[int, dict[str, Any]], None],
+    warn: Callable[[str], None],
 ) -> None:
-    """Answers questions about the same documents; no reference to their books stays here."""
+    """Answers questions about the same documents, and keeps no reference to their books."""
     meant, refusal = group[0][1].meant, None
     books, left_out = list[Any](), tuple[LeftOut, ...]()
     open_books.needed = meant.paths
@@ -217,7 +221,7 @@ def _answer_group(
         left_out = gathered.left_out
         books = [open_books.open_book(document) for document in gathered.documents]
         for file in left_out[len(meant.left_out) :]:
-            say(file.line)
+            warn(file.line)
     except EsaError as error:
         refusal = error
     for index, question in group:
@@ -229,19 +233,20 @@ def _answer_group(
             if refusal is not None:
                 raise refusal
             reply = asker.ask(question.question, books, **options)
-            row |= answer_row(reply, books, left_out)
+            row |= make_answer_row(reply, books, left_out)
         except EsaError as error:
-            row |= error_row(error)
-        add(index, {**row, "key": question.key})
+            row |= make_error_row(error)
+        add_row(index, {**row, "key": question.key})
 
 
-def answer_row(
+def make_answer_row(
     reply: Reply, books: Sequence[Any], left_out: Sequence[LeftOut] = ()
 ) -> dict[str, Any]:
-    """Returns the reply as a row, with what the documents lack and what was left out, if any."""
+    """Returns a reply as a row, with notes on missing contents and on left-out documents."""
     lists = {"missing": lacking(books), "left_out": [file.as_dict() for file in left_out]}
     return reply.as_row() | {name: value for name, value in lists.items() if value}
 
 
-def error_row(error: EsaError) -> dict[str, Any]:
+def make_error_row(error: EsaError) -> dict[str, Any]:
+    """Returns an error as a row of the answers file."""
     return {"error": error.message, **({"hint": error.hint} if error.hint else {})}

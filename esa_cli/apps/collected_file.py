@@ -1,7 +1,7 @@
-"""The places of one question as JSON lines, written as they are found.
+"""Stores the places that answer one question as JSON lines, each as soon as it is found.
 
-The first row says what was asked. Rows with `text` are places, in order; rows with `read` tell how
-many of the chosen passages were read until then, so that a stopped run continues there.
+The first row contains the question. Rows with `text` are places. Rows with `read` say how many of
+the chosen passages had been read by then, so that a stopped run can continue.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ from esa_cli.qa.collecting import CollectedPlace, Coverage, EarlierRun
 from esa_cli.system.jsonl import ANOTHER, JsonLines, check_first, read_lines
 
 FIRST = "collect"
-"""The first field of the file."""
+"""The first field of the first row."""
 EVERY = 64
-"""Passages after which a row tells how far the run is."""
+"""The number of passages between two rows that store the progress."""
 
 
-class CollectedFile(JsonLines):
-    """A context manager that holds the file open; without a path it stores nothing. `key` is a
-    digest of everything that the places depend on, `about` are further fields of the first row."""
+class CollectedPlacesFile(JsonLines):
+    """A context manager that keeps the output file of `esa collect` open; without a path nothing is
+    stored. `key` is a digest of everything that the places depend on; the first row also has
+    `about`."""
 
     def __init__(
         self, path: Path | None, question: str, key: str, about: Mapping[str, Any]
@@ -32,17 +33,17 @@ class CollectedFile(JsonLines):
         self._read = 0
 
     @staticmethod
-    def check(path: Path | None) -> None:
-        """Raises UsageError: the file has other contents."""
+    def check_first_row(path: Path | None) -> None:
+        """Raises UsageError: the file exists and was not written by `esa collect`."""
         if path is not None:
             check_first(path, FIRST)
 
     def _load(self, path: Path) -> None:
-        self.check(path)
+        self.check_first_row(path)
         places = []
         for number, row in enumerate(read_lines(path), 1):
             if number == 1 and row.get("key") != self.header["key"]:
-                wrong = "places of another question, or of other documents or settings"
+                wrong = "places for another question, or from other documents or settings"
                 raise UsageError(f"{path} has {wrong}", ANOTHER)
             try:
                 if "text" in row:
@@ -50,16 +51,16 @@ class CollectedFile(JsonLines):
                 elif number > 1:
                     self._read = int(row["read"])
             except (KeyError, TypeError, ValueError) as error:
-                raise DocumentError(f"{path}: row {number} is not whole", ANOTHER) from error
+                raise DocumentError(f"row {number} of {path} is incomplete", ANOTHER) from error
         self.earlier = EarlierRun(self._read, tuple(places))
 
-    def add(self, place: CollectedPlace) -> None:
-        """Writes a place."""
+    def write_place(self, place: CollectedPlace) -> None:
+        """Appends a row with one place."""
         self.append(place.as_row())
 
-    def reached(self, settled: int, coverage: Coverage, stopped: bool = False) -> None:
-        """Writes now and then, and at the end, that the first `settled` passages are done."""
-        step = 1 if stopped or settled == coverage.chosen else EVERY
-        if settled >= self._read + step:
-            self.append({"read": settled, "chosen": coverage.chosen, "of": coverage.passages})
-            self._read = settled
+    def write_progress(self, passages_read: int, coverage: Coverage, stopped: bool = False) -> None:
+        """Appends the number of read passages, after every `EVERY` passages and at the end."""
+        step = 1 if stopped or passages_read == coverage.chosen else EVERY
+        if passages_read >= self._read + step:
+            self.append({"read": passages_read, "chosen": coverage.chosen, "of": coverage.passages})
+            self._read = passages_read

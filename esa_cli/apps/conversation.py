@@ -1,4 +1,4 @@
-"""A conversation about documents: its turns, its commands, and the lines that a person types."""
+"""Runs a conversation about documents, which consists of questions and of commands like /save."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from esa_cli.apps.cli.inputs import Line
 from esa_cli.apps.cli.options import output_paths
 from esa_cli.apps.cli.output import answer_output
-from esa_cli.apps.cli.output.terminal import Reporter, clean
+from esa_cli.apps.cli.output.terminal import Reporter, clean_text
 from esa_cli.errors import EsaError, HistoryError, UsageError
 from esa_cli.qa.answering.reply import Reply, Turn
 
@@ -22,31 +22,31 @@ if TYPE_CHECKING:
     from esa_cli.qa.api import Esa
 
 MAX_PASSAGES = 10
-"""Passages of each answer that are recorded, for /evidence."""
+"""The number of passages that are recorded with each answer, for the command /evidence."""
 COMMANDS = {
-    "/evidence": "the passages the last answer rests on, in full",
-    "/reset": "forget the conversation; the documents stay",
-    "/save": "FILE: write the conversation as Markdown",
-    "/docs": "the documents",
-    "/help": "this list",
-    "/quit": "end; Ctrl-D does, too",
+    "/evidence": "show the full passages that the last answer rests on",
+    "/reset": "forget the questions and answers, but not the documents",
+    "/save": "FILE: write the conversation to a Markdown file",
+    "/docs": "list the documents",
+    "/help": "show this list",
+    "/quit": "end the conversation, as Ctrl-D does",
 }
 _COMMAND = re.compile(r"(/[a-z]*)(?:\s+(.*))?", re.DOTALL)
-"""A slash and a word, then an argument; a path that begins with a slash is a question."""
+"""Matches a slash with a word, then an argument, but no path that begins with a slash."""
 
 
 class AnswerStoppedError(Exception):
-    """Raised in a callback to stop an answer."""
+    """Raised inside the callback of an answer's text to stop the answer."""
 
 
 class Conversation:
-    """Questions about the same books, each asked with the earlier turns, and commands. A stopped
-    answer is no turn: a model would take half an answer for a whole one.
+    """Asks questions about the same books, with the earlier questions and answers, and runs
+    commands. Later questions ignore a stopped answer, which a model would take for a whole one.
 
     Args:
-        documents: their names. options: keyword arguments of `Esa.ask`.
-        passages: shown under each answer.
-        stoppable: a person types the lines, and Ctrl-C stops the answer, not the program.
+        documents: the names of the documents. options: keyword arguments of `Esa.ask`.
+        passages: how many passages to show below each answer.
+        stoppable: whether a person types the lines, so that Ctrl-C stops only the answer.
     """
 
     def __init__(
@@ -64,24 +64,24 @@ class Conversation:
         self.options = {"evidence": max(MAX_PASSAGES, passages), **(options or {})}
         self.reporter, self.passages, self.stoppable = reporter, passages, stoppable
         self.record: list[tuple[str, Reply]] = []
-        """Questions and answers."""
+        """The questions with their answers, oldest first."""
         self.forgotten = 0
-        """Turns at the beginning of the record that no longer fit."""
+        """How many of the oldest questions no longer fit into the model's window."""
         self.failed = 0
-        """Lines that ended in an error."""
+        """How many lines ended in an error."""
         self._must_stop = False
         self._saved: set[Path] = set()
 
-    def stop(self) -> None:
-        """Stops the present answer at its next piece; a signal handler may call this."""
+    def stop_answer(self) -> None:
+        """Stops the current answer before its next piece; a signal handler may call this method."""
         self._must_stop = True
 
-    def ask(self, question: str, on_text: Callable[[str], None]) -> Reply | None:
-        """Returns the answer, or None if it was stopped. Turns that do not fit are forgotten, the
-        oldest first. Raises UsageError: the question alone does not fit, or is empty. EsaError."""
+    def ask_question(self, question: str, on_text: Callable[[str], None]) -> Reply | None:
+        """Returns the answer to a question, or None if it was stopped. Earlier questions that do
+        not fit are left out, oldest first. Raises EsaError. UsageError: it does not fit alone."""
         self._must_stop = False
 
-        def add(piece: str) -> None:
+        def forward_piece(piece: str) -> None:
             if self._must_stop:
                 raise AnswerStoppedError
             on_text(piece)
@@ -90,7 +90,11 @@ class Conversation:
         for first in range(self.forgotten, len(turns) + 1):
             try:
                 reply = self.asker.ask(
-                    question, self.books, history=turns[first:], on_text=add, **self.options
+                    question,
+                    self.books,
+                    history=turns[first:],
+                    on_text=forward_piece,
+                    **self.options,
                 )
             except HistoryError:
                 if first == len(turns):
@@ -103,8 +107,8 @@ class Conversation:
                 return reply
         return None
 
-    def take_line(self, line: Line) -> bool:
-        """Answers a question or runs a command; returns False for /quit."""
+    def handle_line(self, line: Line) -> bool:
+        """Answers a question or runs a command. Returns False for the command /quit."""
         try:
             if isinstance(line, EsaError):
                 raise line
@@ -117,86 +121,88 @@ class Conversation:
             if command is not None:
                 self._run_command(command[1], (command[2] or "").strip())
             elif line:
-                self._answer(line)
+                self._show_answer(line)
         except EsaError as error:
             self.failed += 1
-            answer_output.complain(self.reporter, f"esa: {error.message}")
+            answer_output.print_error_line(self.reporter, f"esa: {error.message}")
             if error.hint:
-                answer_output.complain(self.reporter, f"     {error.hint}")
+                answer_output.print_error_line(self.reporter, f"     {error.hint}")
         return True
 
-    def _answer(self, question: str) -> None:
+    def _show_answer(self, question: str) -> None:
         forgotten, stream = self.forgotten, answer_output.AnswerStream(sys.stdout, self.reporter)
-        self.reporter.waiting("answering")
+        self.reporter.show_spinner("answering")
         try:
-            with _stop_on_interrupt(self.stop) if self.stoppable else nullcontext():
-                reply = self.ask(question, stream)
+            with _stop_on_interrupt(self.stop_answer) if self.stoppable else nullcontext():
+                reply = self.ask_question(question, stream)
         finally:
-            self.reporter.settle()
+            self.reporter.clear_spinner()
             if stream.any:
                 print(flush=True)
         if reply is None:
             self.reporter.note("  stopped")
             return
         if not stream.any:
-            print(clean(reply.text), flush=True)
-        answer_output.show_under(reply, self.passages, self.reporter)
+            print(clean_text(reply.text), flush=True)
+        answer_output.show_answer_notes(reply, self.passages, self.reporter)
         if self.forgotten > forgotten == 0:
-            self.reporter.warn("  the conversation has grown long: its oldest turns are left out")
+            self.reporter.warn(
+                "  the conversation has grown long: the oldest questions are left out"
+            )
 
     def _run_command(self, name: str, argument: str) -> None:
         record = self.record
         if name == "/help":
             print("\n".join(f"{command:10} {about}" for command, about in COMMANDS.items()))
         elif name == "/docs":
-            print(clean("\n".join(self.documents)))
+            print(clean_text("\n".join(self.documents)))
         elif name == "/reset":
             self.record, self.forgotten = [], 0
-            self.reporter.note("  forgotten; the documents stay")
+            self.reporter.note("  the conversation is forgotten, but not the documents")
         elif name not in ("/evidence", "/save"):
-            raise UsageError(f"there is no command {name}", "see /help")
+            raise UsageError(f"there is no command {name}", "type /help for a list of the commands")
         elif not record:
             raise UsageError("there is no answer yet", "ask a question first")
         elif name == "/save":
-            self._save(argument.strip("\"'"))
+            self._save_conversation(argument.strip("\"'"))
         elif not record[-1][1].evidence:
-            raise UsageError("the last answer has no passages", "ask a question that finds some")
+            raise UsageError("the last answer has no passages", "ask another question")
         else:
-            print(answer_output.in_full(record[-1][1].evidence, record[-1][1].found))
+            print(answer_output.format_full_passages(record[-1][1].evidence, record[-1][1].found))
 
-    def _save(self, name: str) -> None:
+    def _save_conversation(self, name: str) -> None:
         path = Path(name).expanduser()
         if not name or (path.exists() and path.absolute() not in self._saved):
             raise UsageError(
-                f"/save must name a new file, got {name or 'none'}", "try /save talk.md"
+                f"/save must name a new file, got {name or 'none'}", "try /save conversation.md"
             )
-        output_paths.check("/save", path)
+        output_paths.check_output_file("/save", path)
         about = f"{self.asker.name}, {time.strftime('%Y-%m-%d')}"
-        output_paths.write(path, write_markdown(about, self.documents, self.record))
+        output_paths.write_text_to(path, format_conversation(about, self.documents, self.record))
         self._saved.add(path.absolute())
         self.reporter.note(f"  saved {len(self.record)} questions in {path}")
 
 
 @contextmanager
 def _stop_on_interrupt(stop: Callable[[], None]) -> Iterator[None]:
-    """In this context the first Ctrl-C calls `stop`; a second one has its usual effect."""
+    """A context in which the first Ctrl-C calls `stop` and a second one has its usual effect."""
     before = signal.getsignal(signal.SIGINT)
 
-    def on_signal(number: int, frame: Any) -> None:
+    def on_first_interrupt(number: int, frame: Any) -> None:
         signal.signal(signal.SIGINT, before)
         stop()
 
-    signal.signal(signal.SIGINT, on_signal)
+    signal.signal(signal.SIGINT, on_first_interrupt)
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
 
 
-def write_markdown(
+def format_conversation(
     about: str, documents: Sequence[str], record: Sequence[tuple[str, Reply]]
 ) -> str:
-    """Returns a conversation as Markdown; names of files that are not UTF-8 are escaped."""
+    """Formats a conversation as Markdown; file names that are not valid UTF-8 are escaped."""
     lines = ["# Questions and answers", "", about, "", *(f"- {name}" for name in documents)]
     for number, (question, reply) in enumerate(record, 1):
         lines += ["", f"## Question {number}", ""]
@@ -209,19 +215,19 @@ def write_markdown(
             lines += ["", weights if reply.found else "The nearest passages:", ""]
         for rank, passage in enumerate(reply.evidence, 1):
             words = " ".join(passage.text.split())
-            lines.append(f"{rank}. {answer_output.weighed_place(passage, reply.found)}: {words}")
+            lines.append(f"{rank}. {answer_output.place_and_weight(passage, reply.found)}: {words}")
     return "\n".join([*lines, ""]).encode("utf-8", "backslashreplace").decode()
 
 
-def edit_lines(talk: Conversation) -> None:
-    """Reads lines from the terminal until Ctrl-D or /quit; Ctrl-C drops a line."""
+def read_terminal_lines(conversation: Conversation) -> None:
+    """Reads lines from the terminal until Ctrl-D or /quit; Ctrl-C discards the line being typed."""
     with suppress(ImportError):  # on Windows the console itself edits and recalls lines
         import readline  # noqa: F401
     while True:
         try:
-            if not talk.take_line(input("> ")):
+            if not conversation.handle_line(input("> ")):
                 return
         except KeyboardInterrupt:
-            talk.reporter.note("  Ctrl-D ends; /help lists the commands")
+            conversation.reporter.note("  Ctrl-D ends; /help lists the commands")
         except EOFError:
             return

@@ -1,7 +1,8 @@
-"""`esa ingest`: one document, or many by several processes of this machine or of a Ray cluster.
+"""Ingests documents for `esa ingest`, in one process, or in several of a machine or Ray cluster.
 
-Each process loads the model at its first document. A document may be read twice without harm. A
-process that dies ends the command: finished documents are stored, and the same command continues.
+Each process loads the model when it gets its first document. A document may be ingested twice
+without harm. If a process dies, the command ends with an error; finished documents are stored, and
+the same command continues.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from multiprocessing import active_children, connection, get_context, parent_pro
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from esa_cli.apps.cli.options.options import ModelOptions, load_plugins
+from esa_cli.apps.cli.options.options import ModelOptions, load_plugin_files
 from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.documents.document import Document
 from esa_cli.errors import EsaError, ResourceError, UsageError, first_line
@@ -34,25 +35,25 @@ from esa_cli.system.machine import memory_ran_out
 if TYPE_CHECKING:
     from esa_cli.qa.api import Esa
 
-HINT = "finished documents are stored; memory may be short: try fewer --workers"
+HINT = "use fewer --workers, as memory may be short; finished documents are stored"
 CONNECT_S = 5.0
-"""Seconds for a connection to a Ray cluster, which Ray itself would try for minutes."""
+"""Maximum seconds to connect to a Ray cluster; Ray itself would try for minutes."""
 
 
 IngestRow = dict[str, Any]
-"""A document in the library, as JSON; `read_s` is 0 where the library had the document before."""
+"""A document in the library, as JSON; `read_s` is 0 if the document was there before."""
 
 
 def ingest_document(esa: Esa, document: Document, rows: str, reporter: Reporter) -> IngestRow:
-    """Reads a document into the library; warns if it is stored there with other rows."""
+    """Ingests a document; warns if it is already stored with another precision than `rows`."""
     book = esa.ingest(document)
     entry = book.entry
     if entry is not None and entry.rows not in (rows, "index"):
         reporter.warn(
-            f"esa: {document.name} is kept with {entry.rows} rows; to keep {rows} ones, "
-            f"`esa library rm {entry.id}` first"
+            f"esa: {document.name} is already stored with --rows {entry.rows}; for --rows {rows} "
+            f"run `esa library rm {entry.id}` first"
         )
-    reporter.settle()
+    reporter.clear_spinner()
     return {
         "id": entry.id if entry else None, "name": document.name, "source": document.source,
         "tokens": book.tokens, "bytes": entry.nbytes if entry else None,
@@ -61,8 +62,8 @@ def ingest_document(esa: Esa, document: Document, rows: str, reporter: Reporter)
     }  # fmt: skip
 
 
-class WarningList(Reporter):
-    """Collects warnings in place of showing them."""
+class WarningCollector(Reporter):
+    """Collects the warnings of a worker process instead of printing them."""
 
     def __init__(self) -> None:
         super().__init__(quiet=True)
@@ -74,12 +75,12 @@ class WarningList(Reporter):
 
 Task = tuple[int, Document]
 Outcome = tuple[int, IngestRow, list[str]]
-"""The number of a document, its row, and warnings."""
+"""The index of an ingested document, its JSON object, and the warnings about the document."""
 
 
 @dataclass
 class IngestWorker:
-    """Reads documents in one process; `folder` is where the command was started."""
+    """Ingests documents in one process; `folder` is the folder in which the command was started."""
 
     preset: Preset
     model: ModelOptions
@@ -87,24 +88,24 @@ class IngestWorker:
     library: Path
     folder: str
     esa: Esa | None = None
-    reporter: WarningList | None = None
+    reporter: WarningCollector | None = None
 
-    def read_task(self, task: Task) -> Outcome:
-        """Reads a document. Raises EsaError."""
+    def ingest_task(self, task: Task) -> Outcome:
+        """Ingests one document. Raises EsaError."""
         number, document = task
-        reporter = self.reporter = self.reporter or WarningList()
+        reporter = self.reporter = self.reporter or WarningCollector()
         reporter.texts = []
         try:
-            self.esa = self.esa or self._open(reporter)
+            self.esa = self.esa or self._open_esa(reporter)
             row = ingest_document(self.esa, document, self.rows, reporter)
         except Exception as error:
             if isinstance(error, EsaError) or not memory_ran_out(error):
                 raise
-            raise ResourceError("the memory of a worker ran out", HINT) from None
+            raise ResourceError("a worker process ran out of memory", HINT) from None
         return number, row, reporter.texts
 
-    def _open(self, reporter: Reporter) -> Esa:
-        from esa_cli.apps.cli.open_esa import opened
+    def _open_esa(self, reporter: Reporter) -> Esa:
+        from esa_cli.apps.cli.open_esa import open_esa
         from esa_cli.storage.library import Library
 
         try:
@@ -112,10 +113,10 @@ class IngestWorker:
         except OSError as error:
             raise UsageError(
                 f"a worker cannot use the folder {self.folder}: {error.strerror}",
-                "start in a folder that all machines share",
+                "start the command in a folder that all machines share",
             ) from None
-        load_plugins(self.model.plugins)
-        self._opened = opened(
+        load_plugin_files(self.model.plugins)
+        self._opened = open_esa(
             self.preset, self.model, reporter, keep=True, rows=self.rows,
             library=Library(self.library),
         )  # fmt: skip
@@ -130,15 +131,15 @@ def ingest_by_workers(
     *,
     on_ray: bool,
 ) -> list[IngestRow]:
-    """Reads the documents in several processes, long ones first; returns rows in their order.
-    Raises ResourceError: a process died. UsageError: there is no such cluster. EsaError."""
-    show = reporter.waiting if reporter.live else reporter.throttled()
+    """Ingests documents in several processes, the longest first, and returns their rows in order.
+    Raises EsaError. ResourceError: a process died. UsageError: the Ray cluster cannot be used."""
+    show = reporter.show_spinner if reporter.live else reporter.make_throttled_note()
     rows = dict[int, IngestRow]()
     tasks = sorted(enumerate(documents), key=lambda task: -len(task[1].text))
     if on_ray:
-        outcomes = run_on_ray(worker, tasks, workers, reporter)
+        outcomes = ingest_on_ray(worker, tasks, workers, reporter)
     else:
-        outcomes = run_on_machine(worker, tasks, workers or 1, reporter)
+        outcomes = ingest_on_machine(worker, tasks, workers or 1, reporter)
     with closing(outcomes):
         for number, row, warnings in outcomes:
             for text in warnings:
@@ -149,25 +150,25 @@ def ingest_by_workers(
 
 
 _worker: IngestWorker
-"""The worker of a process that `run_on_machine` has started."""
+"""The worker of this process, where `ingest_on_machine` has started the process."""
 
 
-def run_on_machine(
+def ingest_on_machine(
     worker: IngestWorker, tasks: Sequence[Task], workers: int, reporter: Reporter
 ) -> Generator[Outcome, None, None]:
-    """Yields the outcomes, as they come, of processes that share the cores of this machine."""
+    """Ingests documents in processes that share this machine's cores, and yields their outcomes."""
     affinity = getattr(os, "sched_getaffinity", None)
     cores = len(affinity(0)) if affinity else os.cpu_count() or 1
     threads = max(1, cores // workers)
     reporter.note(f"esa: {workers} workers, {threads} cores each", dim=False)
     # As a pickle: unpickling imports torch, which reads OMP_NUM_THREADS then.
     about = pickle.dumps(worker), threads
-    pool = ProcessPoolExecutor(workers, get_context("spawn"), _start_process, about)
+    pool = ProcessPoolExecutor(workers, get_context("spawn"), _prepare_worker_process, about)
     try:
-        for future in as_completed([pool.submit(_read_task, task) for task in tasks]):
+        for future in as_completed([pool.submit(_ingest_task, task) for task in tasks]):
             yield future.result()
     except BrokenProcessPool as error:
-        raise ResourceError("a worker died", HINT) from error
+        raise ResourceError("a worker process died", HINT) from error
     except BaseException:
         for child in active_children():
             child.terminate()
@@ -176,32 +177,32 @@ def run_on_machine(
         pool.shutdown(cancel_futures=True)
 
 
-def _start_process(worker: bytes, threads: int) -> None:
-    """Prepares a process, which ends when its parent does; Ctrl-C is for the parent."""
+def _prepare_worker_process(worker: bytes, threads: int) -> None:
+    """Prepares a worker process, which ignores Ctrl-C and ends when its parent process ends."""
     global _worker
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = parent_process()
     assert parent is not None
 
-    def end_with_parent() -> None:
+    def exit_with_parent() -> None:
         connection.wait([parent.sentinel])
         os._exit(1)
 
-    threading.Thread(target=end_with_parent, daemon=True).start()
+    threading.Thread(target=exit_with_parent, daemon=True).start()
     os.environ.setdefault("OMP_NUM_THREADS", str(threads))
     sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     _worker = pickle.loads(worker)
 
 
-def _read_task(task: Task) -> Outcome:
-    return _worker.read_task(task)
+def _ingest_task(task: Task) -> Outcome:
+    return _worker.ingest_task(task)
 
 
-def run_on_ray(
+def ingest_on_ray(
     worker: IngestWorker, tasks: Sequence[Task], workers: int | None, reporter: Reporter
 ) -> Generator[Outcome, None, None]:
-    """Yields the outcomes, as they come, of actors of the cluster at $RAY_ADDRESS, or of one of
-    this machine alone: `workers`, else one for each GPU, or each machine where there is none."""
+    """Ingests documents in actors of the Ray cluster at $RAY_ADDRESS, or of a new one on this
+    machine, and yields their outcomes. The default is one actor per GPU, or else per machine."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     import ray
     from ray.exceptions import RayActorError, RayTaskError
@@ -224,7 +225,7 @@ def run_on_ray(
         device = worker.model.device
         gpus = 0 if device == "cpu" else sum(int(host.get("GPU", 0)) for host in hosts)
         if not gpus and device.startswith("cuda"):
-            raise ResourceError("the Ray cluster has no GPU", f"leave --device {device} out")
+            raise ResourceError("the Ray cluster has no GPU", f"leave out --device {device}")
         count = workers or gpus or len(hosts)
         cores = min(host.get("CPU", 0) for host in hosts) / math.ceil(count / len(hosts))
         share = {"num_cpus": math.floor(cores) if cores >= 1 else round(cores, 3)}
@@ -233,10 +234,10 @@ def run_on_ray(
         kind = ray.remote(IngestWorker).options(max_restarts=0, **share)
         settings = worker.preset, worker.model, worker.rows, worker.library, worker.folder
         pool = ActorPool([kind.remote(*settings) for _ in range(count)])
-        yield from pool.map_unordered(lambda actor, task: actor.read_task.remote(task), tasks)
+        yield from pool.map_unordered(lambda actor, task: actor.ingest_task.remote(task), tasks)
     except RayTaskError as error:
         raise error.cause from None
     except RayActorError as error:
-        raise ResourceError(f"a worker died: {first_line(error)}", HINT) from error
+        raise ResourceError(f"a worker process died: {first_line(error)}", HINT) from error
     finally:
         ray.shutdown()

@@ -1,7 +1,7 @@
-"""Documents and books that stay open from one question to the next, for batch and server.
+"""Keeps documents and books open from one question to the next, for batch runs and servers.
 
 Files with the same text share one book. A file that has changed is read again. Where memory is
-short, documents that the present question does not need are closed, the least recently used first.
+short, documents that the current question does not need are closed, the longest unused first.
 """
 
 from __future__ import annotations
@@ -21,39 +21,40 @@ if TYPE_CHECKING:
     from esa_cli.qa.api import Esa
 
 MAX_OPEN = 16
-"""Documents that stay open although the present question does not need them."""
+"""How many documents stay open although the current question does not need them."""
 Stamp = tuple[int, int] | None
 
 
-class OpenBooks:
-    """Open documents by path, and open books by text. Any thread may read documents; one thread
-    alone opens books."""
+class OpenBookCache:
+    """The open documents by their paths, and the open books by their texts. Any thread may read
+    documents, but only one thread may open books."""
 
     def __init__(self, asker: Esa) -> None:
         self.asker = asker
         self.needed: Collection[str] = ()
-        """Paths of the present question's documents, which cannot be closed."""
+        """Paths of the documents of the current question, which must stay open."""
         self._pinned = set[str]()
         self._documents: dict[str, tuple[Stamp, Document]] = {}
-        """Stamp and document by path, the least recently used first."""
+        """The stamp and the document of each path, the least recently used path first."""
         self._books: dict[tuple[str, bool], Any] = {}
-        """Books by text, and by whether the model has read it."""
+        """Books by their text and by whether the book has been ingested."""
         self._lock = threading.RLock()
 
     def pin_book(self, book: Any) -> None:
-        """Opens a book that is never closed; its document is read again once its file changes."""
+        """Keeps a book open for ever. If its file changes, the document is read again."""
         document, stamp = book.document, None
         with suppress(OSError, ValueError):
             if document.stamp is None or file_stamp(document.source) == document.stamp != "":
-                stamp = _stamp_file(document.source)
+                stamp = _read_file_stamp(document.source)
         self._documents[document.source] = stamp, document
         self._books[document.text, True] = book
         self._pinned.add(document.source)
 
     def read_document(self, path: str, load: Callable[[str], Document] = read_document) -> Document:
-        """Returns the document, loaded unless it is open and unchanged. Raises DocumentError."""
+        """Returns the document at a path, loaded unless open and unchanged. Raises
+        DocumentError."""
         with self._lock:
-            stamp, known = _stamp_file(path), self._documents.get(path)
+            stamp, known = _read_file_stamp(path), self._documents.get(path)
             document = known[1] if known and known[0] == stamp else load(path)
             self._documents.pop(path, None)
             self._documents[path] = stamp, document
@@ -68,8 +69,9 @@ class OpenBooks:
         """Returns the book of an open document. Raises ResourceError, LibraryError.
 
         Args:
-            progress: called during ingestion; its exceptions end the ingestion and pass through.
-            read: False: a book that the model has not read will do, where answers can be had so.
+            progress: called during ingestion; an exception that it raises ends the ingestion.
+            read: whether the book must be ingested. If False, a book that has not been ingested is
+                returned where questions about such a book can be answered.
         """
         is_read = read or not self.asker.answers_unread or (document.text, True) in self._books
         book = self._books.get((document.text, is_read))
@@ -87,7 +89,7 @@ class OpenBooks:
         return book
 
     def _close_document(self) -> bool:
-        """Closes a document that is not needed, with its book. Returns False if all are needed."""
+        """Closes an unneeded document and its book. Returns False if every document is needed."""
         with self._lock:
             kept = self._pinned.union(self.needed)
             path = next((path for path in self._documents if path not in kept), None)
@@ -101,9 +103,8 @@ class OpenBooks:
         self._books = {key: book for key, book in self._books.items() if key[0] in texts}
 
 
-def _stamp_file(path: str) -> Stamp:
-    """Returns a value that differs where the file has changed; None for a file that cannot be
-    seen."""
+def _read_file_stamp(path: str) -> Stamp:
+    """Returns the modification time and size of a file, or None if the file cannot be inspected."""
     with suppress(OSError, ValueError):
         facts = os.stat(path)
         return facts.st_mtime_ns, facts.st_size

@@ -18,7 +18,7 @@ import sample_files
 from asking_command import run_command
 from fake_asker import FakeAsker
 
-from esa_cli.apps.batch import answers_file, join_answers, read_questions, run_batch
+from esa_cli.apps.batch import add_shard_answers, make_answers_file, read_questions, run_batch
 from esa_cli.apps.cli.commands import chat_command as batch
 from esa_cli.errors import PARTIAL, ResourceError, UsageError
 from esa_cli.system import files
@@ -64,7 +64,7 @@ def go(
     **settings: Any,
 ) -> OrderedJsonLines:
     questions = read_questions(path, default, settings)
-    with answers_file(out, questions, retry) as answers:
+    with make_answers_file(out, questions, retry) as answers:
         run_batch(asker, questions, answers, {"evidence": 2}, limit=limit)
     return answers
 
@@ -445,8 +445,8 @@ def test_joined_rows_have_the_ids_of_their_questions_and_answers_stay(
         (tmp_path / f"{name}.jsonl").write_text(json.dumps(row) + "\n", "utf-8")
     for order_of in (("one", "two"), ("two", "one")):
         out = tmp_path / f"{order_of[0]}-first.jsonl"
-        with answers_file(out, questions) as answers:
-            join_answers(answers, questions, [tmp_path / f"{name}.jsonl" for name in order_of])
+        with make_answers_file(out, questions) as answers:
+            add_shard_answers(answers, questions, [tmp_path / f"{name}.jsonl" for name in order_of])
         joined = rows(out)
         assert [row["id"] for row in joined] == [1, 2]
         assert [row["answer"] for row in joined] == [good["answer"]] * 2

@@ -55,12 +55,12 @@ def test_a_worker_without_memory_is_no_bug(tmp_path: Path, error: Exception) -> 
             made.esa = Mock(ingest=Mock(side_effect=error))
         return made
 
-    with pytest.raises(ResourceError, match="the memory of a worker ran out"):
-        worker(error).read_task((0, document))
+    with pytest.raises(ResourceError, match="a worker process ran out of memory"):
+        worker(error).ingest_task((0, document))
     with pytest.raises(ValueError, match="a bug"):
-        worker(ValueError("a bug")).read_task((0, document))
+        worker(ValueError("a bug")).ingest_task((0, document))
     with pytest.raises(UsageError, match="cannot use the folder"):
-        worker(error, tmp_path / "none").read_task((0, document))
+        worker(error, tmp_path / "none").ingest_task((0, document))
 
 
 def wait_for_documents(process: subprocess.Popen[str], count: int) -> list[psutil.Process]:
@@ -82,7 +82,7 @@ def test_an_ingest_continues_after_an_end(what: str) -> None:
     assert len(workers) == 2
     if what == "worker killed":
         workers[0].send_signal(signal.SIGKILL)
-        assert "a worker died" in ended(process, 6)
+        assert "a worker process died" in ended(process, 6)
     elif what == "command killed":
         process.kill()
         process.communicate()

@@ -9,7 +9,7 @@ import pytest
 from fake_asker import FakeAsker
 
 from esa_cli.apps import open_books
-from esa_cli.apps.open_books import OpenBooks
+from esa_cli.apps.open_books import OpenBookCache
 from esa_cli.errors import ResourceError
 
 
@@ -36,7 +36,7 @@ def names(asker: FakeAsker) -> str:
 
 def test_the_longest_unused_document_is_closed_first(paths: list[str]) -> None:
     asker = FullAsker()
-    books = OpenBooks(asker)
+    books = OpenBookCache(asker)
     for path in (*paths[:3], paths[0], paths[3], paths[0], paths[2], paths[1]):
         books.needed = [path]
         books.open_book(books.read_document(path))
@@ -48,7 +48,7 @@ def test_a_pinned_book_stays_until_its_file_changes(
 ) -> None:
     monkeypatch.setattr(open_books, "MAX_OPEN", 1)
     asker = FakeAsker()
-    books = OpenBooks(asker)
+    books = OpenBookCache(asker)
     pinned = asker.open(paths[0])
     books.pin_book(pinned)
     for path in (*paths, paths[0]):

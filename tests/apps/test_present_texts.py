@@ -68,8 +68,8 @@ def by_server(run: Esa, most: int) -> str:
     asker = FakeDocumentAsker(library)
     served = AllowedDocuments(asker, [], [], library, stored=True, limit=most)
     listed = list_documents(served)["data"]
-    texts = [served.document(one["id"]).text for one in listed]
-    opened = served.open(served.find(None), None, QUESTION)
+    texts = [served.read_document_text(one["id"]).text for one in listed]
+    opened = served.open_documents(served.find_documents(None), None, QUESTION)
     assert len(opened) <= most
     books = [one.book.document.text for one in opened]
     assert books[0] in texts

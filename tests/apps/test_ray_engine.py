@@ -24,7 +24,7 @@ def actors(process: subprocess.Popen[str]) -> list[psutil.Process]:
     reading = []
     with contextlib.suppress(psutil.NoSuchProcess):
         for child in psutil.Process(process.pid).children(recursive=True):
-            if f"{ACTOR}.read_task" in " ".join(child.cmdline()):
+            if f"{ACTOR}.ingest_task" in " ".join(child.cmdline()):
                 reading.append(child)
     return reading
 
@@ -51,7 +51,7 @@ def test_an_ingest_continues_after_a_killed_worker() -> None:
         assert time.monotonic() < until
         time.sleep(0.02)
     running[0].send_signal(signal.SIGKILL)
-    assert "a worker died" in ended(process, 6)
+    assert "a worker process died" in ended(process, 6)
     ended(start("ingest", "docs", *RAY))
     assert len(list(Path("library/documents").glob("*.doc"))) == 4
     assert not list(Path("library/claims").glob("*.claim"))

@@ -72,7 +72,7 @@ def test_a_record_without_room_is_named_and_the_others_are_asked(esa: Esa, data:
     done = esa(*LONGBENCH, *words)
     assert "preset: trec, b left out: the question and the answer take" in done.err
     assert done.out.splitlines()[1].split()[:4] == ["TREC", "2", "of", "200"]
-    assert "note: left out, for want of room: 1" in done.out
+    assert "note: records left out, as they do not fit: 1" in done.out
     told = esa(*LONGBENCH, *words, "--json").data
     assert told["complete"]
     (missed,) = told["left_out"]
@@ -93,7 +93,7 @@ def test_the_command_goes_on_where_it_was(esa: Esa, monkeypatch: pytest.MonkeyPa
     stopped = esa(*words)
     assert stopped.code == 130
     assert "1 of 200" in stopped.out, "what was done is shown"
-    assert "the same command with --out rows.jsonl goes on" in stopped.err
+    assert "the same command with --out rows.jsonl continues" in stopped.err
     monkeypatch.setattr(session.Session, "ask", ask)
     done = esa(*words, "--json", "--quiet")
     assert done.err == ""

@@ -20,9 +20,9 @@ def run_command(
     *words: str,
     stdin: bytes | None = None,
 ) -> Any:
-    """The result of one command, for which `asker` is what `open_esa.opened` gives."""
+    """The result of one command, for which `asker` is what `open_esa.open_esa` gives."""
     module = types.ModuleType("esa_cli.apps.cli.open_esa")
-    module.opened = lambda *given, **more: nullcontext(asker)  # type: ignore[attr-defined]
+    module.open_esa = lambda *given, **more: nullcontext(asker)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "esa_cli.apps.cli.open_esa", module)
     app = typer.Typer()
     app.command()(command)

@@ -16,7 +16,7 @@ from fake_asker import FakeAsker, fake_book
 
 from esa_cli.apps.server import server_run
 from esa_cli.apps.server.allowed_documents import AllowedDocuments
-from esa_cli.apps.server.server_app import ServerLimits, make_app
+from esa_cli.apps.server.server_app import ServerLimits, make_asgi_app
 
 TOKEN = "let-me-in"
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n"
@@ -33,11 +33,11 @@ class LiveServer:
         allowed = more.pop("allowed", [folder / "open"])
         token = more.pop("token", None)
         documents, note = AllowedDocuments(asker, fixed, allowed), self.notes.append
-        app = make_app(asker, documents, token, ServerLimits(**more), note, note)
-        self.sock = server_run.bind("127.0.0.1", 0)
-        self.url = server_run.address(self.sock)
+        app = make_asgi_app(asker, documents, token, ServerLimits(**more), note, note)
+        self.sock = server_run.bind_socket("127.0.0.1", 0)
+        self.url = server_run.base_url(self.sock)
         self.port = self.sock.getsockname()[1]
-        self.server = server_run.make_server(app)
+        self.server = server_run.make_uvicorn_server(app)
         self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": [self.sock]})
         self.thread.start()
 

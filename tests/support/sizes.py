@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from esa_cli.apps.cli.cli_app import command
+from esa_cli.apps.cli.cli_app import make_click_command
 
 ROOT = Path(__file__).parents[2]
 CODE = {".py", ".js", ".css", ".html", ".j2", ".jinja"}
@@ -50,7 +50,7 @@ def main() -> None:
         f"README.md: {len(readme.split()):,} words, {len(readme.split('## More')[0].split()):,}"
         " before More"
     )
-    found = list(commands(command()))
+    found = list(commands(make_click_command()))
     print(f"commands: {len(found)}, options declared: {sum(map(options, found))}")
 
 

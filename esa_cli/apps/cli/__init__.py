@@ -1,1 +1,1 @@
-"""The command line, one file for each group of commands. Commands parse, call and show."""
+"""The command line of `esa`. Commands parse arguments, call the library code and show results."""

@@ -1,4 +1,4 @@
-"""Makes the commands of `esa`, each imported when it is called, and reads their arguments."""
+"""Makes the commands of `esa`, each imported only when called, and expands their arguments."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 import typer.main
 
-from esa_cli.apps.cli.options.command_help import GroupedCommands, PlainCommand, option
+from esa_cli.apps.cli.options.command_help import GroupedHelpCommands, PlainHelpCommand, option
 from esa_cli.errors import UsageError
 from esa_cli.version import __version__
 
@@ -20,16 +20,16 @@ GROUPS = {
     "Set up": ("demo", "models", "presets", "plan", "doctor"),
     "Research": ("selftest", "compare", "bench", "methods", "calibrate", "heads", "plugins"),
 }
-"""Headings of `esa --help` and their commands. A command is the function of its name in
-`commands/NAME_command.py`, or there a group of commands."""
+"""The headings of `esa --help` with their commands. The command NAME is the function, or the group
+of commands, called NAME in `commands/NAME_command.py`."""
 COMMANDS = tuple(name for names in GROUPS.values() for name in names)
 FILES = {"collect": "find", "batch": "chat", "mcp": "serve", "doctor": "plan", "heads": "calibrate"}
 FILES |= dict.fromkeys(("presets", "methods", "plugins"), "models")
 FILES |= dict.fromkeys(("compare", "bench"), "selftest")
-"""Commands in the file of another command."""
+"""Commands that are defined in the file of another command, with the name of that command."""
 
 SHORT = {"--dtype": "dtype=", "--cache": "cache=", "--plugin": "plugin="}
-"""Options that are short for a setting of the run, on every command with `--set`."""
+"""Options that abbreviate a `--set` of a run setting, on every command with `--set`."""
 REPLACED = {
     "--evidence": "--top N",
     "--passages": "--top N",
@@ -41,16 +41,16 @@ REPLACED = {
     "library pull": "esa library copy PLACE library",
     "library import": "esa library copy FILE.tar library",
 }
-"""Options and commands of version 0.2, and what to write in their place."""
+"""Options and commands of version 0.2, with what replaces them since version 0.3."""
 
 
-def present_arguments(arguments: list[str]) -> list[str]:
-    """Puts `ask` before a document, and settings in place of the options that are short for them.
-    Raises UsageError: a command or option was replaced."""
+def expand_arguments(arguments: list[str]) -> list[str]:
+    """Puts the command `ask` before arguments that begin with a document, and replaces abbreviating
+    options such as --dtype by --set. Raises UsageError: a command or option was replaced."""
     if not arguments or arguments[0].startswith("-"):
         return arguments
     for length in (1, 2):
-        _refuse_replaced(" ".join(arguments[:length]))
+        _refuse_replaced_word(" ".join(arguments[:length]))
     name, *rest = arguments
     if name not in COMMANDS and (os.path.lexists(name) or (len(rest) == 1 and "." in name)):
         name, rest = "ask", arguments
@@ -63,17 +63,17 @@ def present_arguments(arguments: list[str]) -> list[str]:
         elif option in SHORT and (option, name) != ("--plugin", "methods"):
             words += ["--set", SHORT[option] + value]
         else:
-            _refuse_replaced(option)
+            _refuse_replaced_word(option)
             words.append(word)
     return [name, *words, *rest[end:]]
 
 
-def _refuse_replaced(word: str) -> None:
+def _refuse_replaced_word(word: str) -> None:
     if word in REPLACED:
         raise UsageError(f"{word} was replaced in version 0.3", f"use {REPLACED[word]}")
 
 
-def root(
+def show_version_or_help(
     context: typer.Context,
     version: Annotated[bool, option("--version", "Show the version.")] = False,
 ) -> None:
@@ -83,29 +83,31 @@ def root(
         print(context.get_help())
 
 
-def command(called: str | None = None) -> Any:
-    """Makes the click command of the program. Where `called` is a command, only that one is made:
-    the others take a tenth of a second."""
+def make_click_command(called_command: str | None = None) -> Any:
+    """Makes the click command `esa`. If `called_command` is known, only this subcommand is made, as
+    making all of them takes a tenth of a second."""
     app = typer.Typer(
         name="esa",
-        cls=GroupedCommands,
+        cls=GroupedHelpCommands,
         help="Ask questions about documents many times longer than a language model's context.",
-        epilog='`esa FILE "QUESTION"` asks, too.',
+        epilog='`esa FILE "QUESTION"` is short for `esa ask FILE "QUESTION"`.',
         invoke_without_command=True,
         rich_markup_mode=None,  # plain help reads the same in a pipe, and comes twice as fast
         context_settings={"help_option_names": ["-h", "--help"]},
     )
-    app.callback()(root)
+    app.callback()(show_version_or_help)
     for panel, names in GROUPS.items():
-        for name in (name for name in names if called not in COMMANDS or name == called):
+        for name in (
+            name for name in names if called_command not in COMMANDS or name == called_command
+        ):
             file = FILES.get(name, name)
             verb = vars(import_module(f"esa_cli.apps.cli.commands.{file}_command"))[name]
             if isinstance(verb, typer.Typer):
                 for information in verb.registered_commands:
-                    information.cls = PlainCommand
+                    information.cls = PlainHelpCommand
                 app.add_typer(verb, name=name, rich_help_panel=panel)
             else:
-                app.command(name, cls=PlainCommand, rich_help_panel=panel)(verb)
+                app.command(name, cls=PlainHelpCommand, rich_help_panel=panel)(verb)
     group = typer.main.get_command(app)
     commands: dict[str, Any] = group.commands  # type: ignore[attr-defined]
     order = (name for name in COMMANDS if name in commands)

@@ -1,7 +1,7 @@
-"""Opens the documents of a question: of many, those whose words fit the question best.
+"""Chooses and opens the documents for a question; of many only those whose words fit best.
 
-Candidates are the files of folders and patterns, and with `--library` its documents and the files
-of `esa ingest --words`. Documents that are named one by one are always asked.
+Candidates are the files of folders and patterns and, with `--library`, the documents of the library
+and the files of `esa ingest --words`. Documents that are named one by one are always opened.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 
 from esa_cli.apps.cli.inputs import read_files
 from esa_cli.apps.cli.options.options import ModelOptions
-from esa_cli.apps.cli.output.terminal import Reporter, count_text
+from esa_cli.apps.cli.output.terminal import Reporter, pluralize
 from esa_cli.documents.document import Document, read_document
 from esa_cli.documents.readers.text_builder import first_names
 from esa_cli.documents.sources import SourceFiles
@@ -36,14 +36,14 @@ if TYPE_CHECKING:
 
 
 class QuestionBooks:
-    """The named documents, and for each question the best of the candidates.
+    """Opens the documents for questions: the named documents, and the best candidates.
 
     Args:
-        stack: closes the catalogue. limit: candidates that a question opens; None: all.
-        in_library: the documents of the library are candidates, too.
-        keep: False: words of files are not stored; True: a full disk is a DiskError.
+        stack: closes the catalogue. limit: how many candidates are opened; None means all.
+        in_library: whether the documents of the library are candidates, too.
+        keep: whether the words of files are stored. If True, a full disk raises DiskError.
 
-    Raises DocumentError: nothing can be read. UsageError: there is no document. LibraryError."""
+    Raises LibraryError. DocumentError: no file can be read. UsageError: there is no document."""
 
     def __init__(
         self,
@@ -58,43 +58,43 @@ class QuestionBooks:
     ) -> None:
         self._reporter, self._limit, self._in_library = reporter, limit, in_library
         self._catalogue: Catalogue | None = None
-        """The words of all candidates, where not all candidates are opened."""
+        """The catalogue with the words of all candidates, if only some candidates are opened."""
         self._candidates: dict[str, LibraryText] = {}  # by the digests of their texts
         self.searched = 0
-        """Documents whose words were searched for the last question, if fewer were opened."""
+        """How many documents were searched for the last question; 0 if all of them were opened."""
         named = SourceFiles(tuple(one for one in files.sources if not one.of), files.left_out)
-        several = [path for path in files.paths if path not in set(named.paths)]
+        file_paths = [path for path in files.paths if path not in set(named.paths)]
         asks_library = in_library and library.exists
-        if asks_library or (limit is not None and len(several) > limit):
+        if asks_library or (limit is not None and len(file_paths) > limit):
             stores = asks_library or keep is not False
             catalogue = library.search_catalogue() if stores else library.catalogue(False)
             try:
-                self._find_candidates(catalogue, several, stack)
+                self._collect_candidates(catalogue, file_paths, stack)
             except DiskError as error:
                 if keep:
                     raise
-                reporter.settle()
-                reporter.warn(f"esa: words of files are not kept: {error.message}")
-                self._find_candidates(library.search_catalogue(copy=True), several, stack)
+                reporter.clear_spinner()
+                reporter.warn(f"esa: words of files are not stored: {error.message}")
+                self._collect_candidates(library.search_catalogue(copy=True), file_paths, stack)
         if not files.sources and not self._candidates:
-            raise UsageError("the library has no documents", "`esa ingest` reads one")
+            raise UsageError("the library has no documents", "add documents with `esa ingest`")
         self.gathered = read_files(files if self._catalogue is None else named, reporter)
-        """The documents that every question is asked about."""
+        """The named documents, which every question is asked about."""
 
-    def set_openers(
+    def set_book_openers(
         self,
         books: Sequence[Book],
         open_entry: Callable[[Entry], Book],
         open_path: Callable[[str], Book] | None,
     ) -> None:
-        """Takes the books of `gathered`, and how candidates are opened: `open_entry` raises
-        UsageError where another model read the document; `open_path` None: no file is opened."""
+        """Sets the books of the named documents, and the functions that open candidates:
+        `open_entry` for the library, `open_path` for files, which are not opened if it is None."""
         self._books, self._open_entry, self._open_path = list(books), open_entry, open_path
         self._reporter.is_brief = bool(self._candidates)
 
-    def open_books(self, question: str, *, having_words: bool = False) -> list[Book]:
-        """Returns the books of a question: the named ones, and the best candidates, or all with a
-        word of the question (`having_words`). Raises UsageError: no document can be opened."""
+    def open_question_books(self, question: str, *, all_with_words: bool = False) -> list[Book]:
+        """Opens the named documents and the best candidates for a question, or with
+        `all_with_words` all that have a word of the question. Raises UsageError: there are none."""
         candidates, limit = self._candidates, self._limit
         order, is_searched = list(candidates), self._catalogue is not None
         if self._catalogue is None or limit is None:
@@ -103,7 +103,7 @@ class QuestionBooks:
             ranked = [text.digest for text in self._catalogue.texts.ranked(question)]
             ranked = [digest for digest in ranked if digest in candidates]
             order = list(dict.fromkeys([*ranked, *order]))
-            limit = max(1, len(ranked)) if having_words else limit
+            limit = max(1, len(ranked)) if all_with_words else limit
         books, skipped = list[Book](), 0
         for digest in order:
             if len(books) == limit:
@@ -112,93 +112,93 @@ class QuestionBooks:
             books += [] if book is None else [book]
             skipped += book is None
         if not books and not self._books:
-            raise UsageError("no document can be asked with this preset", "`esa ingest` reads one")
+            raise UsageError("this preset cannot use any of the documents", "run `esa ingest`")
         self.searched = len(candidates) if is_searched and len(books) < len(candidates) else 0
         if is_searched:
             self._reporter.note(
-                f"esa: searched {len(candidates):,} documents by their words, opened the best "
+                f"esa: searched the words of {len(candidates):,} documents, opened the best "
                 f"{len(books)}"
             )
         if skipped:
-            self._reporter.left_out(
-                f"{count_text(skipped, 'document')} that cannot be read, or that another model read"
+            self._reporter.warn_left_out(
+                f"{pluralize(skipped, 'document')} that cannot be read, or that another model read"
             )
         return distinct([*self._books, *books])
 
     def _open_candidate(self, candidate: LibraryText) -> Book | None:
-        """Opens a candidate from the library, or else from its file."""
+        """Opens a candidate from the library or its file; returns None after an error."""
         for entry in candidate.entries:
             try:
                 return self._open_entry(entry)
             except (UsageError, DocumentError) as error:
                 if not isinstance(error, UsageError) or self._catalogue is None:
-                    self._reporter.left_out(error.message)
+                    self._reporter.warn_left_out(error.message)
         try:
             if self._open_path is not None and candidate.path:
                 return self._open_path(candidate.path)
         except DocumentError as error:
-            self._reporter.left_out(error.message)
+            self._reporter.warn_left_out(error.message)
         return None
 
-    def _find_candidates(
-        self, opened: AbstractContextManager[Catalogue], several: Sequence[str], stack: ExitStack
+    def _collect_candidates(
+        self, opened: AbstractContextManager[Catalogue], paths: Sequence[str], stack: ExitStack
     ) -> None:
-        """Takes the documents of the library, and the files where there are more than `limit`."""
+        """Collects the candidates from the library and, if there are too many files, from files."""
         reporter = self._reporter
         with ExitStack() as own_stack:
             catalogue = own_stack.enter_context(opened)
             stored = LibraryTexts()
             if self._in_library:
                 stored = library_texts.texts_of(
-                    catalogue, reporter.token_progress("words of the files", "files")
+                    catalogue, reporter.make_progress("words of the files", "files")
                 )
-                reporter.settle()
-                self._report_unreadable([record.path for record in stored.refused])
+                reporter.clear_spinner()
+                self._warn_unreadable_files([record.path for record in stored.refused])
                 if stored.damaged:
-                    damaged = count_text(len(stored.damaged), "damaged document")
-                    reporter.left_out(damaged, "`esa library list` says which")
+                    damaged = pluralize(len(stored.damaged), "damaged document")
+                    reporter.warn_left_out(damaged, "`esa library list` says which")
             self._candidates = {text.digest: text for text in stored.texts}
             has_entries = [bool(text.entries) for text in stored.texts]
-            count = len(several) + len(has_entries)
+            count = len(paths) + len(has_entries)
             if self._limit is None or (count <= self._limit and all(has_entries)):
                 return
-            if several:
-                self._candidates = self._index_files(catalogue, several) | self._candidates
+            if paths:
+                self._candidates = self._index_files(catalogue, paths) | self._candidates
             if any(has_entries):
-                progress = reporter.token_progress("words of the library", "documents")
+                progress = reporter.make_progress("words of the library", "documents")
                 for error in catalogue.add_stored_texts(progress):
-                    reporter.left_out(error.message)
-                reporter.settle()
+                    reporter.warn_left_out(error.message)
+                reporter.clear_spinner()
             self._catalogue = catalogue
             stack.push(own_stack.pop_all())
 
-    def _index_files(self, catalogue: Catalogue, several: Sequence[str]) -> dict[str, LibraryText]:
+    def _index_files(self, catalogue: Catalogue, paths: Sequence[str]) -> dict[str, LibraryText]:
         """Indexes the words of files, and returns the files by the digests of their texts."""
-        names = {os.path.abspath(path): path for path in several}
-        progress = self._reporter.token_progress("words of the files", "files")
+        names = {os.path.abspath(path): path for path in paths}
+        progress = self._reporter.make_progress("words of the files", "files")
         changes = library_texts.FileIndexing(catalogue).update(list(names), progress)
-        self._reporter.settle()
+        self._reporter.clear_spinner()
         if changes.refused and not changes.readable:
             raise DocumentError(changes.refused[0].why, changes.refused[0].hint)
-        self._report_unreadable([names[record.path] for record in changes.refused])
+        self._warn_unreadable_files([names[record.path] for record in changes.refused])
         candidates: dict[str, LibraryText] = {}
         for record in changes.readable:
             candidates.setdefault(record.digest, LibraryText(record.digest, names[record.path]))
         return candidates
 
-    def _report_unreadable(self, paths: Sequence[str]) -> None:
+    def _warn_unreadable_files(self, paths: Sequence[str]) -> None:
         if paths:
-            files = f"{count_text(len(paths), 'file')} that cannot be read ({first_names(paths)})"
-            self._reporter.left_out(files)
+            files = f"{pluralize(len(paths), 'file')} that cannot be read ({first_names(paths)})"
+            self._reporter.warn_left_out(files)
 
 
-class PassageBooks:
-    """Documents to be searched for passages. The model is loaded for the first document with a
-    token index in the library, or that is to be read; other documents are searched by their words.
+class LazyPassageFinder:
+    """Opens documents and finds passages in them. The model is loaded only when a document has a
+    token index, or is to be read; until then documents are searched with BM25 alone.
 
     Args:
-        preset: of `adapter_files.for_finding`. load: returns the `Esa` that finds.
-        read: whether a document without a token index is read first.
+        preset: a preset from `adapter_files.for_finding`. load: loads the `Esa` with the model.
+        read: whether a document without a token index is read before the search.
     """
 
     def __init__(
@@ -212,53 +212,55 @@ class PassageBooks:
         read: bool = False,
     ) -> None:
         # Now: an error of the model's options later would look like one of each document.
-        _ = model.place, machine.memory_limit()
+        _ = model.model_place, machine.memory_limit()
         self._preset, self._library, self._reporter = preset, library, reporter
         self._load, self._read = load, read
         self.is_loaded = False
-        """Whether the model is loaded."""
+        """Whether the model has been loaded."""
 
-    def open(self, source: str | Document) -> Book:
-        """Returns the book of a path or document. Raises DocumentError, and errors of loading."""
+    def open_book(self, source: str | Document) -> Book:
+        """Returns the book of a document, or of the document at a path. Raises EsaError."""
         document = read_document(source) if isinstance(source, str) else source
         book = None
         if self._preset.answer.has_index:
             if self._read:
-                book = self._esa.ingest(document)
-            elif text_digest(document.text) in self._indexed:
-                book = self._esa.find(document)
+                book = self._loaded_esa.ingest(document)
+            elif text_digest(document.text) in self._indexed_digests:
+                book = self._loaded_esa.find(document)
         if book is not None:
             return book
         for text in () if self._reporter.is_brief else document.missing:
             self._reporter.warn(f"esa: {document.name}: {text}")
         return Book(document, None, torch.zeros(0, 2))
 
-    def stored(self, entry: Entry) -> Book:
-        """Returns the book of a document of the library. Raises LibraryError: it is damaged."""
+    def open_stored_book(self, entry: Entry) -> Book:
+        """Returns the book of a document in the library. Raises LibraryError: it is damaged."""
         known = entry.provenance
         source = known.get("path") or known["source"]
-        return self.open(
+        return self.open_book(
             library_texts.restored(
                 self._library.text(entry), entry.marks, {**known, "source": source}
             )
         )
 
-    def passages(
+    def find_passages(
         self, question: str, books: list[Book], count: int | None, minimum: float | None
     ) -> list[Passage]:
-        """Finds passages, as `PassageSearch.passages` does."""
+        """Returns the `count` passages that fit a question best, with scores of at least
+        `minimum`."""
         if self.is_loaded:
-            return self._esa.find_passages(question, books, count, minimum)
+            return self._loaded_esa.find_passages(question, books, count, minimum)
         return PassageSearch().passages(question, place_books(distinct(books)), count, minimum)
 
     @cached_property
-    def _indexed(self) -> set[str]:
-        """Digests of the texts of which the library has a token index of any model."""
+    def _indexed_digests(self) -> set[str]:
+        """Digests of the texts that have a token index in the library, of whatever model."""
         entries = self._library.entries() if self._library.exists else []
         return {entry.text_sha256 for entry in entries if entry.rows == library_texts.INDEX}
 
     @cached_property
-    def _esa(self) -> Esa:
+    def _loaded_esa(self) -> Esa:
+        """The loaded model; the first use loads the model."""
         esa = self._load()
         self.is_loaded = True
         return esa

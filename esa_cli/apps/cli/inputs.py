@@ -1,4 +1,4 @@
-"""Inputs of a command: documents and question of its arguments, questions of a stream."""
+"""Reads the inputs of a command: its documents, its question, and the lines of standard input."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ if TYPE_CHECKING:
     from esa_cli.documents.document import GatheredDocuments, SourceFiles
 
 Line = str | UsageError
-"""A question, or why a line is not one."""
+"""A line of standard input, or the error that makes the line unusable."""
 
 
-def split_arguments(
-    arguments: Sequence[str], *, library: bool = False, verb: str = "ask"
+def split_off_question(
+    arguments: Sequence[str], *, library_allowed: bool = False, command_name: str = "ask"
 ) -> tuple[list[str], str]:
-    """Divides arguments into documents and the question; with `library` no document need be given.
-    Raises UsageError: a document or the question is missing, or the question is not UTF-8."""
+    """Splits arguments into documents and the question, which comes last; with `library_allowed` no
+    document is needed. Raises UsageError: a document or the question is missing."""
     *documents, question = arguments or [""]
     wrong = ""
     if _is_file(question) or question == "-":
-        wrong = f"the question is missing: {question} is a document"
-    elif not (documents or library) or not question.strip():
-        what = "a question" if library else "a document and a question"
+        wrong = f"the question is missing after the document {question}"
+    elif not (documents or library_allowed) or not question.strip():
+        what = "a question" if library_allowed else "a document and a question"
         wrong = f"{what} must be given, got {question!r}"
     elif has_lone_surrogate(question):
         wrong = "the question must be UTF-8"
     if wrong:
-        raise UsageError(wrong, f'for example: esa {verb} book.txt "Who is Ahab?"')
+        raise UsageError(wrong, f'for example: esa {command_name} book.txt "Who is Ahab?"')
     return documents, question
 
 
@@ -47,25 +47,26 @@ def _is_file(text: str) -> bool:
 def read_documents(
     names: Sequence[str], reporter: Reporter, shard: WorkShard = ALL_WORK
 ) -> GatheredDocuments:
-    """Reads the documents of names, folders and patterns, or those of one shard, each text once;
-    reports what is left out.
+    """Reads the documents that file names, folders and patterns stand for, or the documents of one
+    shard, each text once. Warns of files that are left out.
 
     Raises:
-        UsageError: standard input has no shards. UsageError, DocumentError: as `document.gather`.
+        UsageError: standard input cannot be divided into shards, or there are no documents.
+        DocumentError: a named document cannot be read.
     """
     from esa_cli.documents.document import shard_of, source_files
 
     files = source_files(names)
     if not shard.whole:
         if "-" in names:
-            raise UsageError("standard input (-) has no shards", "save it to a file, and name that")
+            raise UsageError("standard input (-) cannot have shards", "save the text to a file")
         count, files = len(files.paths), shard_of(files, shard)
         reporter.note(f"esa: shard {shard}: {len(files.sources):,} of {count:,} files", dim=False)
     return read_files(files, reporter)
 
 
 def read_files(files: SourceFiles, reporter: Reporter) -> GatheredDocuments:
-    """Reads files, each text once, and reports those that are left out."""
+    """Reads the documents of files, each text once, and warns of files that are left out."""
     from esa_cli.documents.document import gather
 
     gathered = gather(files).without_copies()
@@ -74,16 +75,16 @@ def read_files(files: SourceFiles, reporter: Reporter) -> GatheredDocuments:
     return gathered
 
 
-def number_lines(stream: IO[Any]) -> Iterator[tuple[int, Line]]:
-    """Yields the number and text of each line of a stream that is not blank, without waiting for
-    the next. A line that is not UTF-8 becomes an error, and the other lines are still read."""
+def read_numbered_lines(stream: IO[Any]) -> Iterator[tuple[int, Line]]:
+    """Yields the number and text of each line of a stream that is not blank, as soon as it is
+    complete. A line that is not UTF-8 becomes an error, and the other lines are still read."""
     for number, line in enumerate(getattr(stream, "buffer", stream), 1):
         try:
             text = line.decode("utf-8-sig" if number == 1 else "utf-8")
         except AttributeError:  # a stream of text
             text = line
         except UnicodeDecodeError:
-            hint = "convert the questions first, as with iconv"
+            hint = "convert the questions to UTF-8, for example with iconv"
             yield number, UsageError(f"line {number} must be UTF-8", hint)
             continue
         if text.strip():

@@ -1,4 +1,4 @@
-"""Opens the `Esa` of a command, and shows how its documents are read."""
+"""Loads the model of a command, and shows the progress of ingesting its documents."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from esa_cli.storage.library import Library
 
 MIN_MEASURED_TOKENS = 2048
-"""Tokens of the shortest document whose reading rate is remembered for later estimates."""
+"""The minimum tokens of a document whose ingestion speed is remembered for later estimates."""
 
 
 class PrefillDisplay(IngestEvents):
-    """Shows the progress of reading documents, and remembers the rate for the next estimate.
+    """Shows the progress of ingesting documents, and remembers the speed for later estimates.
 
     Args:
-        must_store: a full disk is an error; else a warning, and the document stays in memory.
+        must_store: whether a full disk is an error, not only a warning.
     """
 
     def __init__(self, planner: Planner, reporter: Reporter, must_store: bool = True) -> None:
@@ -48,7 +48,7 @@ class PrefillDisplay(IngestEvents):
         self._warn_missing(document)
 
     def unstored(self, document: Document, error: DiskError) -> bool:
-        self.reporter.settle()
+        self.reporter.clear_spinner()
         if not self.must_store:
             self._warn_once(f"esa: documents are not stored: {error.message}")
         return not self.must_store
@@ -58,7 +58,7 @@ class PrefillDisplay(IngestEvents):
         stored = "" if stored_bytes is None else f", {size_text(stored_bytes)} in the library"
         self.reporter.note(f"esa: {document.name}: {tokens:,} tokens{stored}")
         self._warn_missing(document)
-        self._show = self.reporter.prefill_progress(tokens, self._plan.seconds)
+        self._show = self.reporter.make_prefill_progress(tokens, self._plan.seconds)
         self._started, self._resumed_at = time.perf_counter(), 0
 
     def progress(self, done: int, total: int) -> None:
@@ -66,18 +66,20 @@ class PrefillDisplay(IngestEvents):
         self._show(done, total)
         if done == total:
             seconds = time.perf_counter() - self._started
-            self.reporter.settle()
+            self.reporter.clear_spinner()
             if total >= MIN_MEASURED_TOKENS >= self._resumed_at:
                 self.planner.remember(self._plan, seconds)
 
     def waiting(self) -> None:
-        self.reporter.note("esa: waiting for another esa that reads the same document", dim=False)
+        self.reporter.note(
+            "esa: waiting for another esa process that ingests the same document", dim=False
+        )
 
     def finished(self) -> None:
-        self.reporter.settle()
+        self.reporter.clear_spinner()
 
     def _warn_missing(self, document: Document) -> None:
-        """Warns once of what could not be extracted from a document."""
+        """Warns, once for each document, of contents that could not be extracted."""
         for text in () if self.reporter.is_brief else document.missing:
             self._warn_once(f"esa: {document.name}: {text}")
 
@@ -88,7 +90,7 @@ class PrefillDisplay(IngestEvents):
 
 
 @contextmanager
-def opened(
+def open_esa(
     chosen: Preset | Preflight,
     options: ModelOptions,
     reporter: Reporter,
@@ -98,23 +100,24 @@ def opened(
     library: Library | None = None,
     reader: ReaderChoice | None = None,
 ) -> Iterator[Esa]:
-    """Loads the model of a preset, and closes it at the end of the block.
+    """A context that loads the model of a preset, and closes the model at the end of the block.
 
     Args:
-        keep: whether documents are stored in the library; None: their token indexes alone, which
-            are small and take long to make. rows: precision of stored KV caches; see `api.Esa`.
-        library: None: the user's. reader: what words the answers; None: what the preset names.
+        keep: whether documents are stored in the library. None means that only token indexes are
+            stored, which are small and take long to make.
+        rows: precision of stored KV caches. library: None means the user's library.
+        reader: the model that writes the answers; None means the reader of the preset.
 
-    Raises UsageError: documents cannot be stored. PresetError, ModelError, ResourceError.
+    Raises PresetError, ModelError, ResourceError. UsageError: documents cannot be stored.
     ReaderError: the reader's server cannot be used."""
     if options.cache == "disk":
         if keep is False:
             wrong = "--cache disk stores documents in the library"
-            raise UsageError(wrong, "leave --no-keep or --cache out")
+            raise UsageError(wrong, "leave out --no-keep or --cache")
         keep = True
     ready = chosen
     if not isinstance(ready, Preflight):
-        ready = prepare(ready, options.place, reporter, keep=keep)
+        ready = prepare(ready, options.model_place, reporter, keep=keep)
     from esa_cli.models.files.quiet_transformers import quiet_transformers
     from esa_cli.qa.api import Esa
     from esa_cli.storage.library import Library
@@ -131,8 +134,8 @@ def opened(
             notices=reporter,
         ) as esa,
     ):  # fmt: skip
-        reporter.settle()
+        reporter.clear_spinner()
         try:
             yield esa
         finally:
-            reporter.settle()
+            reporter.clear_spinner()

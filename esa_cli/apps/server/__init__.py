@@ -1,1 +1,1 @@
-"""An HTTP server with OpenAI's chat completions and a page for browsers, in front of one `Esa`."""
+"""The HTTP server of `esa serve` and the Model Context Protocol server of `esa mcp`."""

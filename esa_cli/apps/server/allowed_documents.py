@@ -1,8 +1,8 @@
-"""The documents that requests of `esa serve` and `esa mcp` may name: documents of the command line,
-files below the allowed folders, and texts of the library.
+"""Decides which documents a request of `esa serve` or `esa mcp` may name: the documents of the
+command line, files in the allowed folders, and texts of the library.
 
-Links are resolved before the check: neither `..` nor a symbolic link leads out of a folder. A
-refusal does not tell whether a file outside exists.
+Symbolic links are resolved before a path is checked, so neither `..` nor a link leads out of an
+allowed folder. A refusal does not reveal whether a file outside of the folders exists.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from esa_cli.apps.open_books import OpenBooks
+from esa_cli.apps.open_books import OpenBookCache
 from esa_cli.apps.server.wire import ApiError
 from esa_cli.documents.document import Document, read_document
 from esa_cli.documents.readers.text_builder import first_names
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     from esa_cli.qa.api import Esa
 
 STORED = "library:"
-"""Begins ids of the library; the entry's id follows, or 12 digits for a file without an entry."""
+"""The beginning of ids of library texts; an entry's id follows, or 12 digits of a path's hash."""
 
 
 @dataclass(frozen=True)
 class NamedDocument:
-    """A document that requests may name by its `id`: one that was given on the command line, a file
-    below an allowed folder, or a `text` of the library."""
+    """A document that requests may name by its `id`: a document of the command line (`is_given`), a
+    file in an allowed folder (`path`), or a `text` of the library."""
 
     id: str
     path: str = ""
@@ -44,25 +44,25 @@ class NamedDocument:
     is_given: bool = False
 
     @property
-    def key(self) -> str:
-        """The path of a file, or else the id with a digest of the text."""
+    def document_key(self) -> str:
+        """The path of the document's file, or else its id with a digest of its text."""
         return self.path or f"{self.id} {self.text.digest if self.text else ''}"
 
 
 class OpenDocument(NamedTuple):
-    """The book of a document, and the id by which requests may name it."""
+    """The book of an open document, and the id by which requests name the document."""
 
     id: str
     book: Any
 
 
 class AllowedDocuments:
-    """The documents of one server, and their books.
+    """The documents that the requests of one server may name, and their open books.
 
     Args:
         fixed: books of the command line, for requests that name no documents.
-        allowed: folders whose files requests may name. stored: they may name the library's texts.
-        limit: maximum number of documents of a request that are opened; None: all.
+        allowed: folders whose files requests may name. stored: whether texts of the library may be
+            named, too. limit: how many documents a request opens at most; None means all.
     """
 
     def __init__(
@@ -78,47 +78,48 @@ class AllowedDocuments:
         self.asker, self.fixed = asker, list(fixed)
         self.allowed = [folder.resolve(strict=True) for folder in allowed]
         self.library, self.has_stored, self._limit = library, stored, limit
-        self._books = OpenBooks(asker)
+        self._books = OpenBookCache(asker)
         self._given: dict[str, NamedDocument] = {}
         for number, book in enumerate(fixed, 1):
             id = f"esa:{number}"
             self._given[id] = NamedDocument(id, book.document.source, is_given=True)
             self._books.pin_book(book)
 
-    def find(self, names: Sequence[str] | None) -> list[NamedDocument]:
-        """Returns the documents of these names; None: all of the command line, or where there are
-        none, of the library. Raises ApiError 400, 403, 404. LibraryError, DiskError."""
+    def find_documents(self, names: Sequence[str] | None) -> list[NamedDocument]:
+        """Returns the documents with the given names; without names, all documents of the command
+        line, or else of the library. Raises ApiError 400, 403, 404. LibraryError, DiskError."""
         if names is not None:
-            find_stored_texts = cache(self.find_stored_texts)
-            return [self._find_document(name, find_stored_texts) for name in names]
-        documents = list((self._given or self.find_stored_texts()).values())
+            list_stored_texts = cache(self.list_stored_texts)
+            return [self._find_document(name, list_stored_texts) for name in names]
+        documents = list((self._given or self.list_stored_texts()).values())
         if not documents:
-            hint = 'name some, as {"documents": ["book.txt"]}'
-            raise ApiError(400, f"no document: {hint}", "documents")
+            hint = 'name a document, as {"documents": ["book.txt"]}'
+            raise ApiError(400, f"the request names no document; {hint}", "documents")
         return documents
 
     def _find_document(
-        self, name: str, find_stored_texts: Callable[[], dict[str, NamedDocument]]
+        self, name: str, list_stored_texts: Callable[[], dict[str, NamedDocument]]
     ) -> NamedDocument:
-        """Finds an id, else a file, else a name or path of the library."""
+        """Returns the document with this id, or else this path, or else this name in the
+        library."""
         if name in self._given:
             return self._given[name]
         if self.has_stored and name.startswith(STORED):
-            if name in find_stored_texts():
-                return find_stored_texts()[name]
-            raise _refuse_missing(name)
+            if name in list_stored_texts():
+                return list_stored_texts()[name]
+            raise _missing_document_error(name)
         try:
-            return NamedDocument(name, str(self._resolve(name)))
+            return NamedDocument(name, str(self._resolve_file_path(name)))
         except ApiError:
-            for document in find_stored_texts().values():
+            for document in list_stored_texts().values():
                 if document.text and name in (document.text.name, document.text.path):
                     return document
             raise
 
-    def _resolve(self, name: str) -> Path:
-        """Returns a file below an allowed folder, its links resolved. Raises ApiError 403, 404."""
+    def _resolve_file_path(self, name: str) -> Path:
+        """Returns the resolved path of a file in an allowed folder. Raises ApiError 403, 404."""
         if not self.allowed:
-            raise ApiError(403, "requests may not name documents here", "documents")
+            raise ApiError(403, "requests to this server may not name documents", "documents")
         is_inside = False
         for folder in self.allowed:
             # Suppressed are the errors of a loop of links, a zero byte, and too long a name.
@@ -129,11 +130,11 @@ class AllowedDocuments:
                     if path.is_file():
                         return path
         if is_inside:
-            raise _refuse_missing(name)
-        raise ApiError(403, f"{name} is not in a folder that requests may read", "documents")
+            raise _missing_document_error(name)
+        raise ApiError(403, f"{name} is not in an allowed folder", "documents")
 
-    def find_stored_texts(self) -> dict[str, NamedDocument]:
-        """Returns the texts of the library by id, if requests may name them. Raises LibraryError,
+    def list_stored_texts(self) -> dict[str, NamedDocument]:
+        """Returns the library's texts that requests may name, by id. Raises LibraryError,
         DiskError."""
         if not self.has_stored or self.library is None:
             return {}
@@ -144,7 +145,7 @@ class AllowedDocuments:
             found[id] = NamedDocument(id, text=text)
         return found
 
-    def open(
+    def open_documents(
         self,
         named: Sequence[NamedDocument],
         progress: Progress | None = None,
@@ -154,13 +155,13 @@ class AllowedDocuments:
         read: bool | None = None,
         open_book: Callable[[Document], Any] | None = None,
     ) -> list[OpenDocument]:
-        """Returns a book of each document, each text once; of too many documents those whose words
-        fit the question best. Must be called by the worker's thread.
+        """Opens the named documents, each text once, or the best for the question if there are too
+        many. Only the worker's thread may call this method.
 
         Args:
-            left_out: gets a line on each document that cannot be read, where others can be.
-            read: whether the model reads unread documents; None: it does unless there are too many.
-            open_book: opens a book in place of the server's `Esa`.
+            left_out: receives a message for each document that cannot be read.
+            read: whether the model reads unread documents; None means unless there are too many.
+            open_book: a function that opens books instead of the server's `Esa`.
 
         Raises:
             DocumentError: none of the documents can be read. ResourceError.
@@ -172,7 +173,7 @@ class AllowedDocuments:
         if is_searched and self._limit is not None:
             chosen = [*given, *self._rank_documents(question, named, progress, lines)]
             limit = len(given) + self._limit
-        self._books.needed = () if is_searched else [document.key for document in chosen]
+        self._books.needed = () if is_searched else [document.document_key for document in chosen]
         must_read = not is_searched if read is None else read
         opened: dict[str, OpenDocument] = {}
         refusal: DocumentError | None = None
@@ -180,7 +181,9 @@ class AllowedDocuments:
             if len(opened) >= limit:
                 break
             try:
-                text = self._books.read_document(document.key, partial(self._load, document))
+                text = self._books.read_document(
+                    document.document_key, partial(self._load_document, document)
+                )
                 book = (
                     open_book(text)
                     if open_book
@@ -204,7 +207,7 @@ class AllowedDocuments:
         progress: Progress | None,
         left_out: list[str],
     ) -> list[NamedDocument]:
-        """Returns readable files and stored texts, those that fit the question best first."""
+        """Returns readable files and texts of the library, the best for the question first."""
         files = {one.path: one for one in named if one.path and not one.is_given}
         texts = {document.text.digest: document for document in named if document.text}
         library = self.library
@@ -222,15 +225,15 @@ class AllowedDocuments:
             order = [text.digest for text in catalogue.texts.ranked(question)]
         return [texts[digest] for digest in dict.fromkeys([*order, *texts]) if digest in texts]
 
-    def document(self, name: str) -> Document:
-        """Returns the text of one document, without the model. May be called by several threads.
-        Raises ApiError 403, 404. DocumentError."""
-        named = self._find_document(name, cache(self.find_stored_texts))
-        return self._books.read_document(named.key, partial(self._load, named))
+    def read_document_text(self, name: str) -> Document:
+        """Returns one document without using the model; any thread may call this method. Raises
+        DocumentError. ApiError 403, 404: the document is missing or may not be named."""
+        named = self._find_document(name, cache(self.list_stored_texts))
+        return self._books.read_document(named.document_key, partial(self._load_document, named))
 
-    def _load(self, named: NamedDocument, key: str) -> Document:
-        """Reads a file, or a text of the library. Raises DocumentError, which does not tell where
-        the folders are."""
+    def _load_document(self, named: NamedDocument, key: str) -> Document:
+        """Reads a document from its file or from the library. Raises DocumentError, whose message
+        does not reveal where the allowed folders are."""
         if named.text and named.text.entries and self.library is not None:
             entry = named.text.entries[0]
             known = entry.provenance
@@ -244,8 +247,9 @@ class AllowedDocuments:
             texts = [text.replace(named.path, named.id) for text in (error.message, error.hint)]
             raise DocumentError(*texts) from error
 
-    def list_files(self, left_out: list[str]) -> dict[Path, str]:
-        """Returns the readable files below the allowed folders, links resolved, with their ids."""
+    def list_allowed_files(self, left_out: list[str]) -> dict[Path, str]:
+        """Returns the ids of the readable files in the allowed folders, by their resolved paths;
+        `left_out` receives a message for each other file."""
         ids = dict[Path, str]()
         for folder in self.allowed:
             found = FoundFiles()
@@ -260,35 +264,35 @@ class AllowedDocuments:
                 # A file may have been removed meanwhile; a name that is not UTF-8 is no JSON.
                 with suppress(ApiError):
                     if not has_lone_surrogate(id):
-                        ids.setdefault(self._resolve(id), id)
+                        ids.setdefault(self._resolve_file_path(id), id)
         return ids
 
 
-def _refuse_missing(name: str) -> ApiError:
+def _missing_document_error(name: str) -> ApiError:
     return ApiError(404, f"there is no document {name}", "documents", "document_not_found")
 
 
 def list_documents(documents: AllowedDocuments) -> dict[str, Any]:
-    """Returns the JSON of `GET /v1/documents`; `left_out` are sentences on what is not listed."""
+    """Returns the JSON object of `GET /v1/documents`; `left_out` says what is not listed."""
     left_out: list[str] = []
     data: list[dict[str, Any]] = []
 
-    def add(id: str, name: str, nbytes: int, kind: str) -> None:
+    def add_document(id: str, name: str, nbytes: int, kind: str) -> None:
         about = {"id": id, "object": "document", "name": name, "bytes": nbytes, "kind": kind}
         data.append(about)
 
     for number, book in enumerate(documents.fixed, 1):
-        add(f"esa:{number}", book.document.name, book.document.bytes, "given")
+        add_document(f"esa:{number}", book.document.name, book.document.bytes, "given")
     paths = {Path(b.document.source).resolve() for b in documents.fixed if b.document.stamp}
-    for path, id in documents.list_files(left_out).items():
+    for path, id in documents.list_allowed_files(left_out).items():
         if path not in paths:
             paths.add(path)
-            add(id, path.name, path.stat().st_size, "file")
+            add_document(id, path.name, path.stat().st_size, "file")
     try:
-        for id, document in documents.find_stored_texts().items():
+        for id, document in documents.list_stored_texts().items():
             text = document.text
             if text and (not text.path or Path(text.path).resolve() not in paths):
-                add(id, text.name, text.bytes, "stored" if text.entries else "synced")
+                add_document(id, text.name, text.bytes, "stored" if text.entries else "synced")
     except (LibraryError, DiskError):
-        left_out.append("the library cannot be used")
+        left_out.append("the library cannot be used, so its documents are not listed")
     return {"object": "list", "data": data, "left_out": left_out}

@@ -1,7 +1,7 @@
-"""The routes: /v1/chat/completions, /v1/models, /v1/documents, /health and the page at /.
+"""The routes of the server: /v1/chat/completions, /v1/models, /v1/documents, /health and /.
 
-sse-starlette is not used: it patches uvicorn's signal handler, so that streams are cut off half a
-second after a signal.
+The package sse-starlette is not used, because it patches uvicorn's signal handler, so that a stream
+is cut off half a second after a signal.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from starlette.routing import Route
 
 from esa_cli.apps.server import wire
 from esa_cli.apps.server.allowed_documents import AllowedDocuments, list_documents
-from esa_cli.apps.server.server_run import AccessCheck, read_body
-from esa_cli.apps.server.wire import ApiError, ChatRequest, Completion, TextQuery
+from esa_cli.apps.server.server_run import AccessCheck, read_request_body
+from esa_cli.apps.server.wire import ApiError, ChatRequest, CompletionBodies, DocumentTextQuery
 from esa_cli.apps.server.worker import Event, Job, QueueFullError, Worker
 from esa_cli.documents.document import Document
 from esa_cli.errors import DiskError, EsaError, LengthError, LibraryError, ReaderError
@@ -41,31 +41,31 @@ if TYPE_CHECKING:
     from esa_cli.qa.api import Esa
 
 TICK_S = 5.0
-"""Maximum seconds without an event in a stream."""
+"""Maximum seconds between two events of a stream."""
 CLIENT_GONE = 499
 END_WITHIN_S = 30.0
-"""Seconds to wait for the running answer when the server ends."""
+"""Seconds to wait for the running answer when the server shuts down."""
 PRIVATE = {
     "cache-control": "no-store",
     "cross-origin-resource-policy": "same-origin",
     "x-content-type-options": "nosniff",
 }
-"""Headers of every response with a document's text or name: no foreign page may load it."""
+"""Headers of responses with names or texts of documents, which foreign pages may not load."""
 SCRIPTS = ("requests.js", "documents.js", "conversation.js")
-"""Scripts of the page in order; only functions of an earlier one are used while one is loaded."""
+"""The page's scripts in order; while it loads, a script uses only functions of earlier ones."""
 Events = AsyncGenerator[Event, None]
 
 
 class ClientGoneError(Exception):
-    """The client has closed the connection."""
+    """The client of a request has closed the connection."""
 
 
-async def follow_job(
+async def follow_answer_job(
     worker: Worker, answer: Callable[[Job], Reply], request: Request, timeout_s: float
 ) -> Events:
-    """Queues a job and yields its events until ("done", Reply), or ("alive", None) after a few
-    seconds of silence. `timeout_s` begins with the job. The job is cancelled when this generator
-    ends. Raises ApiError 429, 504. ClientGoneError. The error of the job."""
+    """Queues a job and yields its events up to ("done", Reply), or ("alive", None) after some
+    seconds without an event. The end of the generator cancels the job. Raises ClientGoneError, the
+    error of the job, or ApiError 429, 504: the queue is full, or the job takes too long."""
     loop, deadline = asyncio.get_running_loop(), math.inf
     gone = asyncio.ensure_future(_wait_for_disconnect(request))
     try:
@@ -88,12 +88,12 @@ async def follow_job(
                 elif gone.done():
                     raise ClientGoneError
                 elif loop.time() >= deadline:
-                    late = f"no answer within {timeout_s:g} s; `esa serve --timeout` allows longer"
+                    late = f"no answer within {timeout_s:g} s; `esa serve --timeout` allows more"
                     raise ApiError(504, late, code="timeout")
                 else:
                     yield kind, value
     except QueueFullError:
-        raise ApiError(429, "too many questions wait already", code="queue_full") from None
+        raise ApiError(429, "too many questions are waiting already", code="queue_full") from None
     finally:
         gone.cancel()
 
@@ -105,8 +105,8 @@ async def _wait_for_disconnect(request: Request) -> None:
 
 @dataclass(frozen=True)
 class ServerLimits:
-    """Bytes of a request, tokens of a question with the messages before it, answers in the queue,
-    and seconds of an answer."""
+    """The maximum bytes of a request, tokens of a question with its history, waiting answers, and
+    seconds of an answer."""
 
     max_body: int = 1_000_000
     max_question: int = 8192
@@ -114,7 +114,7 @@ class ServerLimits:
     timeout_s: float = 600.0
 
 
-def make_app(
+def make_asgi_app(
     asker: Esa,
     documents: AllowedDocuments,
     token: str | None = None,
@@ -122,17 +122,17 @@ def make_app(
     note: Callable[[str], None] = lambda text: None,
     warn: Callable[[str], None] = lambda text: None,
 ) -> Starlette:
-    """Returns the server as an ASGI application. `note` is called with a line about every answer,
-    `warn` with errors of the server itself."""
+    """Returns the server as an ASGI application. `note` is called with a message about every
+    answer, and `warn` with every error that is the server's fault."""
     limits = limits or ServerLimits()
-    routes = _Routes(asker, documents, limits, note, warn)
+    routes = _ServerRoutes(asker, documents, limits, note, warn)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         try:
             yield
         finally:
-            routes.worker.close(END_WITHIN_S)
+            routes.worker.cancel_jobs(END_WITHIN_S)
 
     return Starlette(
         routes=[
@@ -152,7 +152,7 @@ def make_app(
 
 
 @dataclass
-class _Routes:
+class _ServerRoutes:
     asker: Esa
     documents: AllowedDocuments
     limits: ServerLimits
@@ -167,7 +167,7 @@ class _Routes:
         return JSONResponse({"status": "ok", "questions": self.worker.count_jobs()})
 
     async def show_page(self, request: Request) -> Response:
-        html, headers = make_page()
+        html, headers = make_browser_page()
         return HTMLResponse(html, headers=headers)
 
     async def list_models(self, request: Request) -> Response:
@@ -180,18 +180,18 @@ class _Routes:
 
     async def show_text(self, request: Request) -> Response:
         query = wire.parse_text_query(request.query_params)
-        document = await run_in_threadpool(self.documents.document, query.document)
-        piece = await run_in_threadpool(cut_piece, query, document)
+        document = await run_in_threadpool(self.documents.read_document_text, query.document)
+        piece = await run_in_threadpool(cut_text_piece, query, document)
         return Response(wire.encode_json(piece), media_type="application/json", headers=PRIVATE)
 
     async def complete_chat(self, request: Request) -> Response:
-        asked = wire.parse_request(await read_body(request, self.limits.max_body))
-        completion = Completion(self.asker.name)
+        asked = wire.parse_request(await read_request_body(request, self.limits.max_body))
+        completion = CompletionBodies(self.asker.name)
         answer = await run_in_threadpool(self._prepare_answer, asked, completion)
-        events = follow_job(self.worker, answer, request, self.limits.timeout_s)
+        events = follow_answer_job(self.worker, answer, request, self.limits.timeout_s)
         try:
             if asked.stream:  # an error before the first event still has its own status
-                stream = self._stream(asked, completion, await anext(events), events)
+                stream = self._stream_answer(asked, completion, await anext(events), events)
                 headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
                 kind = "text/event-stream"
                 return StreamingResponse(stream, media_type=kind, headers=headers)
@@ -200,27 +200,31 @@ class _Routes:
         except ClientGoneError:
             return Response(status_code=CLIENT_GONE)
         return Response(
-            wire.encode_json(completion.make_whole(reply)), media_type="application/json"
+            wire.encode_json(completion.make_whole_body(reply)), media_type="application/json"
         )
 
-    def _prepare_answer(self, asked: ChatRequest, completion: Completion) -> Callable[[Job], Reply]:
+    def _prepare_answer(
+        self, asked: ChatRequest, completion: CompletionBodies
+    ) -> Callable[[Job], Reply]:
         """Returns a function that answers the request and fills the lists of `completion`."""
         question, history = asked.split_conversation()
-        named = self.documents.find(asked.documents)
+        named = self.documents.find_documents(asked.documents)
 
-        def answer(job: Job) -> Reply:
+        def answer_request(job: Job) -> Reply:
             tokens = self.asker.question_tokens(question, history)
             limit = self.limits.max_question
             if tokens > limit:
                 wrong = f"question and history must be at most {limit:,} tokens, got {tokens:,}"
                 hint = "ask a shorter question; `esa serve --max-question` allows longer ones"
                 raise LengthError(wrong, hint)
-            opened = self.documents.open(named, job.report_progress, question, completion.missing)
+            progress, missing = job.report_progress, completion.missing
+            opened = self.documents.open_documents(named, progress, question, missing)
             books = [document.book for document in opened]
-            completion.missing.extend(lacking(books))
+            missing.extend(lacking(books))
             with self.asker.interruptible(job.raise_if_cancelled):
+                settings = asked.make_ask_arguments()
                 reply = self.asker.ask(
-                    question, books, history=history, on_text=job.add_text, **asked.make_options()
+                    question, books, history=history, on_text=job.send_text, **settings
                 )
             self.note(f"{reply.answer_tokens} tokens answered in {reply.total_s:.1f} s")
             heat_maps = self.asker.heat_maps(books) if asked.heat else []
@@ -230,19 +234,21 @@ class _Routes:
             )
             return reply
 
-        return answer
+        return answer_request
 
-    async def _stream(
-        self, asked: ChatRequest, completion: Completion, first: Event, events: Events
+    async def _stream_answer(
+        self, asked: ChatRequest, completion: CompletionBodies, first: Event, events: Events
     ) -> AsyncIterator[bytes]:
-        """Yields server-sent events. An error is one of them, since the status has been sent."""
+        """Yields the answer or an error as server-sent events; the status is already sent."""
         kind, value = first
         try:
             async with aclosing(events):
-                yield _event_bytes(completion.make_chunk({"role": "assistant", "content": ""}))
+                yield _encode_event(
+                    completion.make_stream_chunk({"role": "assistant", "content": ""})
+                )
                 while kind != "done":
                     if kind == "text":
-                        yield _event_bytes(completion.make_chunk({"content": value}))
+                        yield _encode_event(completion.make_stream_chunk({"content": value}))
                     elif kind == "reading":
                         yield b": reading %d of %d tokens\n\n" % value
                     else:
@@ -251,28 +257,28 @@ class _Routes:
         except ClientGoneError:
             return
         except (ApiError, EsaError) as error:
-            yield _event_bytes(self._to_api_error(error).make_body())
+            yield _encode_event(self._to_api_error(error).make_error_body())
             return
-        for chunk in completion.make_last_chunks(value, asked.wants_usage()):
-            yield _event_bytes(chunk)
+        for chunk in completion.make_last_stream_chunks(value, asked.wants_token_counts()):
+            yield _encode_event(chunk)
         yield b"data: [DONE]\n\n"
 
     async def send_error(self, request: Request, error: Exception) -> Response:
-        return self._to_api_error(error).make_response()
+        return self._to_api_error(error).make_error_response()
 
     def _to_api_error(self, error: Exception) -> ApiError:
-        """Returns what the client gets; warns of errors of the server itself."""
+        """Returns the error that the client gets, and warns if the error is the server's fault."""
         if isinstance(error, LibraryError | DiskError | ReaderError):
-            self.warn(wire.join_hint(error))
+            self.warn(wire.join_message_and_hint(error))
         return wire.to_api_error(error)
 
 
-def _event_bytes(data: Any) -> bytes:
+def _encode_event(data: Any) -> bytes:
     return b"data: %s\n\n" % wire.encode_json(data)
 
 
-def cut_piece(query: TextQuery, document: Document) -> dict[str, Any]:
-    """Returns a piece of the text with the pages and chapters of which a part is in it."""
+def cut_text_piece(query: DocumentTextQuery, document: Document) -> dict[str, Any]:
+    """Returns a piece of a document's text as JSON, with the pages and chapters of the piece."""
     text = document.text
     start = min(query.start, len(text))
     end = min(start + query.length, len(text))
@@ -291,12 +297,12 @@ def cut_piece(query: TextQuery, document: Document) -> dict[str, Any]:
 
 
 @cache
-def make_page() -> tuple[str, dict[str, str]]:
-    """Returns the page, one HTML document with its style and scripts inside, and its headers.
+def make_browser_page() -> tuple[str, dict[str, str]]:
+    """Returns the page, one HTML document that contains its style and scripts, and its headers.
 
-    The page has nothing of the documents, so it needs no token. Its security policy allows only the
-    scripts and the style of `page_files`, and requests to this server; scripts cannot make elements
-    from text (Trusted Types).
+    The page contains nothing of the documents, so no token is needed to load the page. Its security
+    policy allows only the scripts and the style of `page_files`, and requests to this server;
+    scripts cannot turn text into elements (Trusted Types).
     """
     light, dark = css_variables(LIGHT), css_variables(DARK)
     colours = f":root{{{light}}}\n@media (prefers-color-scheme:dark){{:root{{{dark}}}}}\n"
@@ -307,8 +313,8 @@ def make_page() -> tuple[str, dict[str, str]]:
     policy = (
         "default-src 'none'; connect-src 'self'; img-src data:; base-uri 'none'; "
         "form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; "
-        f"trusted-types 'none'; script-src '{_hash_source(script)}'; "
-        f"style-src '{_hash_source(style)}'"
+        f"trusted-types 'none'; script-src '{_policy_hash(script)}'; "
+        f"style-src '{_policy_hash(style)}'"
     )
     headers = PRIVATE | {
         "content-security-policy": policy, "cross-origin-opener-policy": "same-origin",
@@ -322,6 +328,6 @@ def _read_page_file(name: str) -> str:
     return path.read_text("utf-8").replace("\r\n", "\n")
 
 
-def _hash_source(text: str) -> str:
-    """Returns the source expression of the security policy that allows exactly this text."""
+def _policy_hash(text: str) -> str:
+    """Returns the hash expression with which a content security policy allows exactly this text."""
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"

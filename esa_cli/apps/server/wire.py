@@ -1,7 +1,7 @@
-"""The JSON of OpenAI's chat completions: checked requests, answers with their evidence, errors.
+"""Reads and writes the JSON of OpenAI's chat completions: requests, answers and errors.
 
-Unknown parameters of a request are ignored, as other servers of this protocol do. Known parameters
-that would change the answer and are not supported are refused.
+Unknown parameters of a request are ignored, as in other servers of this protocol. Known parameters
+that would change the answer but are not supported are refused.
 """
 
 from __future__ import annotations
@@ -32,99 +32,100 @@ _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit
 
 @dataclass(eq=False)
 class ApiError(Exception):
-    """An error that the client gets in place of an answer; `param` is the wrong parameter."""
+    """An error that the client gets instead of an answer; `param` names the wrong parameter."""
 
     status: int
     message: str
     param: str | None = None
     code: str | None = None
 
-    def make_body(self) -> dict[str, Any]:
+    def make_error_body(self) -> dict[str, Any]:
         kind = "server_error" if self.status >= 500 else "invalid_request_error"
         error = {"message": self.message, "type": _TYPES.get(self.status, kind)}
         return {"error": {**error, "param": self.param, "code": self.code}}
 
-    def make_response(self) -> JSONResponse:
-        """Returns the HTTP response; OpenAI's client tries again unless a header forbids it."""
+    def make_error_response(self) -> JSONResponse:
+        """Returns the error as an HTTP response; x-should-retry tells the client not to retry."""
         headers = {"retry-after": "5"} if self.status == 429 else {"x-should-retry": "false"}
         if self.status == 401:
             headers["www-authenticate"] = "Bearer"
-        return JSONResponse(self.make_body(), self.status, headers)
+        return JSONResponse(self.make_error_body(), self.status, headers)
 
 
-_ERRORS: list[tuple[type[errors.EsaError], int, str, str | None, str | None]] = [
-    (errors.DiskError, 507, "the server's disk is full; its log has more", None, "no_room"),
-    (errors.LibraryError, 500, "the server's library cannot be used; its log has more", None, None),
-    (errors.ReaderError, 502, "the server's reader cannot be used; its log has more", None, None),
+_ERROR_RESPONSES: list[tuple[type[errors.EsaError], int, str, str | None, str | None]] = [
+    (errors.DiskError, 507, "the server's disk is full; see its log", None, "no_room"),
+    (errors.LibraryError, 500, "the server's library cannot be used; see its log", None, None),
+    (errors.ReaderError, 502, "the server's reader cannot be used; see its log", None, None),
     (errors.DocumentError, 400, "", "documents", "document"),
     (errors.LengthError, 400, "", "messages", "context_length_exceeded"),
     (errors.UsageError, 400, "", "messages", None),
     (errors.ResourceError, 413, "", None, "no_room"),
     (errors.EsaError, 500, "", None, None),
 ]
-"""Status, message, parameter and code of each error type, the first that fits. Where the message is
-empty, the client gets the error's own; paths of the server are for its log alone."""
+"""The status, message, parameter and code for each type of error; the first matching type counts.
+An empty message stands for the error's own, unless it may contain paths of the server."""
 
 
 def to_api_error(error: Exception) -> ApiError:
-    """Returns the error that the client gets for any exception."""
+    """Converts any exception to the error that the client gets."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, HTTPException):
         return ApiError(error.status_code, error.detail)
     if memory_ran_out(error):
-        return ApiError(503, "the server's memory ran out; its log has more", code="no_room")
-    for kind, status, message, param, code in _ERRORS:
+        return ApiError(503, "the server's memory ran out; see its log", code="no_room")
+    for kind, status, message, param, code in _ERROR_RESPONSES:
         if isinstance(error, kind):
-            return ApiError(status, message or join_hint(error), param, code)
-    return ApiError(500, "a bug in esa; its log has more")
+            return ApiError(status, message or join_message_and_hint(error), param, code)
+    return ApiError(500, "a bug in esa; see the server's log")
 
 
-def join_hint(error: errors.EsaError) -> str:
-    """Returns the error's message and hint in one line."""
+def join_message_and_hint(error: errors.EsaError) -> str:
+    """Returns the message and the hint of an error as one line."""
     return f"{error.message}; {error.hint}" if error.hint else error.message
 
 
-def _refuse_value(value: Any) -> None:
+def _refuse_unsupported_value(value: Any) -> None:
     if value:
         raise PydanticCustomError("unsupported", "is not supported")
 
 
-def _refuse_format(value: Any) -> None:
-    _refuse_value(not isinstance(value, dict) or value.get("type") != "text")
+def _refuse_response_format(value: Any) -> None:
+    _refuse_unsupported_value(not isinstance(value, dict) or value.get("type") != "text")
 
 
-Unsupported = Annotated[Any, AfterValidator(_refuse_value)]
-"""A parameter that is accepted only where its value is empty or false."""
+Unsupported = Annotated[Any, AfterValidator(_refuse_unsupported_value)]
+"""The type of a parameter that is accepted only if its value is empty or false."""
 StopEarly: Any = Field(fail_fast=True)
-"""A list with this constraint is refused at its first error, however many it has."""
+"""A constraint that makes the validation of a list stop at its first error."""
 Tokens = Annotated[int, Field(ge=1, le=MAX_TOKENS)]
 Name = Annotated[str, Field(min_length=1)]
 Names = Annotated[list[Name], StopEarly, Field(min_length=1, max_length=MAX_DOCUMENTS)]
 
 
-class TextPart(BaseModel):
-    """A text in the list of a message's contents; images and the like are refused."""
+class MessageTextPart(BaseModel):
+    """A text part of a chat message; parts of other types, such as images, are refused."""
 
     type: Literal["text"]
     text: str
 
 
 class ChatMessage(BaseModel):
-    """One message of the conversation."""
+    """One message of the conversation in a chat request."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | Annotated[list[TextPart], StopEarly] | None = None
+    content: str | Annotated[list[MessageTextPart], StopEarly] | None = None
     tool_calls: Unsupported = None
 
-    def text(self) -> str:
+    def message_text(self) -> str:
+        """Returns the text of the message, with its parts joined."""
         if isinstance(self.content, list):
             return "\n".join(part.text for part in self.content)
         return self.content or ""
 
 
 class ChatRequest(BaseModel):
-    """A request for an answer; None leaves a choice to the preset."""
+    """The body of a chat request; a field that is None leaves the choice to the preset."""
 
     model_config = ConfigDict(strict=True, frozen=True)
 
@@ -140,18 +141,18 @@ class ChatRequest(BaseModel):
     evidence: Annotated[int, Field(ge=0, le=MAX_EVIDENCE)] | None = None
     heat: bool | None = None
     n: Literal[1] | None = None
-    response_format: Annotated[Any, AfterValidator(_refuse_format)] = None
+    response_format: Annotated[Any, AfterValidator(_refuse_response_format)] = None
     tools: Unsupported = None
     stop: Unsupported = None
     logprobs: Unsupported = None
 
-    def wants_usage(self) -> bool:
-        """Tells whether a stream ends with the count of tokens."""
+    def wants_token_counts(self) -> bool:
+        """Returns whether the client wants the token counts at the end of a stream."""
         options = self.stream_options
         return isinstance(options, dict) and options.get("include_usage") is True
 
-    def make_options(self) -> dict[str, Any]:
-        """Returns keyword arguments of `Esa.ask`."""
+    def make_ask_arguments(self) -> dict[str, Any]:
+        """Returns the request's settings as keyword arguments of `Esa.ask`."""
         limit = self.max_completion_tokens
         return {
             "max_new_tokens": self.max_tokens if limit is None else limit,
@@ -162,13 +163,14 @@ class ChatRequest(BaseModel):
         }
 
     def split_conversation(self) -> tuple[str, list[Turn]]:
-        """Returns the question and the turns before it. System messages become turns without an
-        answer; consecutive messages of one speaker are joined. Raises ApiError 400."""
+        """Returns the question, which is the last message, and the earlier turns. System messages
+        become turns without an answer; successive messages of one role are joined. Raises ApiError
+        400."""
         if self.messages[-1].role != "user":
-            raise ApiError(400, "the last message must be the user's", "messages")
+            raise ApiError(400, "the last message must have the role user", "messages")
         spoken = [message for message in self.messages if message.role in ("user", "assistant")]
         texts = [
-            "\n\n".join(message.text() for message in turn)
+            "\n\n".join(message.message_text() for message in turn)
             for _, turn in groupby(spoken, key=lambda message: message.role)
         ]
         if spoken[0].role == "assistant":
@@ -176,40 +178,44 @@ class ChatRequest(BaseModel):
         *earlier, question = texts
         if not question.strip():
             raise ApiError(400, "the question must not be empty", "messages")
-        system = [m.text() for m in self.messages if m.role in ("system", "developer")]
+        system = [m.message_text() for m in self.messages if m.role in ("system", "developer")]
         turns = [Turn(text, "") for text in system if text]
         return question, turns + list(map(Turn, earlier[::2], earlier[1::2]))
 
 
-class TextQuery(BaseModel):
-    """The query of `GET /v1/documents/text`."""
+class DocumentTextQuery(BaseModel):
+    """The query parameters of `GET /v1/documents/text`."""
 
     document: str = Field("", min_length=1, validate_default=True)
     start: int = Field(0, ge=0)
     length: int = Field(20_000, ge=1, le=100_000)
 
 
-_PARAMETERS = {*ChatMessage.model_fields, *ChatRequest.model_fields, *TextQuery.model_fields}
+_PARAMETERS = {
+    *ChatMessage.model_fields,
+    *ChatRequest.model_fields,
+    *DocumentTextQuery.model_fields,
+}
 
 
 def parse_request(data: bytes) -> ChatRequest:
-    """Returns the request. Raises ApiError 400, which names the parameter and what is allowed."""
+    """Parses the body of a chat request. Raises ApiError 400, which names the wrong parameter."""
     try:
         return ChatRequest.model_validate_json(data)
     except ValidationError as error:
-        raise _describe_fault(error) from error
+        raise _describe_validation_error(error) from error
 
 
-def parse_text_query(query: Mapping[str, str]) -> TextQuery:
-    """Returns the query of `GET /v1/documents/text`. Raises ApiError 400."""
+def parse_text_query(query: Mapping[str, str]) -> DocumentTextQuery:
+    """Parses the query parameters of `GET /v1/documents/text`. Raises ApiError 400."""
     try:
-        return TextQuery.model_validate(dict(query))
+        return DocumentTextQuery.model_validate(dict(query))
     except ValidationError as error:
-        raise _describe_fault(error) from error
+        raise _describe_validation_error(error) from error
 
 
-def _describe_fault(error: ValidationError) -> ApiError:
-    """Returns the first fault as an error, which names the innermost parameter around it."""
+def _describe_validation_error(error: ValidationError) -> ApiError:
+    """Converts the first validation fault to an error that names the innermost parameter."""
     fault = error.errors(include_url=False)[0]
     kind, text = fault["type"], fault["msg"]
     if kind == "json_invalid":
@@ -227,9 +233,9 @@ def _describe_fault(error: ValidationError) -> ApiError:
 
 
 @dataclass(frozen=True)
-class Completion:
-    """The bodies of one answer, whole or as chunks of a stream. `missing`, which the documents'
-    texts lack, and `heat`, their heat maps, are filled before the answer ends."""
+class CompletionBodies:
+    """Makes the JSON bodies of one answer, either a whole body or chunks of a stream. The heat maps
+    and `missing`, what the documents' texts lack, are filled in before the answer ends."""
 
     model: str
     missing: list[str] = field(default_factory=list)
@@ -237,46 +243,47 @@ class Completion:
     id: str = field(default_factory=lambda: f"chatcmpl-{uuid.uuid4().hex}")
     created: int = field(default_factory=lambda: int(time.time()))
 
-    def make_whole(self, reply: Reply) -> dict[str, Any]:
-        """Returns the body of an answer that is not streamed."""
+    def make_whole_body(self, reply: Reply) -> dict[str, Any]:
+        """Returns the whole body of an answer that is not streamed."""
         message = {"role": "assistant", "content": reply.text, "refusal": None}
-        content = {"message": message | self._collect_fields(reply)}
-        body = self._make_completion("chat.completion", content, reply)
-        return body | {"usage": count_tokens(reply)}
+        content = {"message": message | self._collect_reply_fields(reply)}
+        body = self._make_completion_body("chat.completion", content, reply)
+        return body | {"usage": make_token_usage(reply)}
 
-    def make_chunk(self, delta: dict[str, Any]) -> dict[str, Any]:
-        """Returns a chunk of a stream."""
-        return self._make_completion("chat.completion.chunk", {"delta": delta})
+    def make_stream_chunk(self, delta: dict[str, Any]) -> dict[str, Any]:
+        """Returns one chunk of a streamed answer."""
+        return self._make_completion_body("chat.completion.chunk", {"delta": delta})
 
-    def make_last_chunks(self, reply: Reply, usage: bool) -> list[dict[str, Any]]:
-        """Returns the end of a stream: the evidence, and with `usage` the count of tokens."""
-        end = self._make_completion("chat.completion.chunk", {"delta": {}}, reply)
-        counts = {**end, "choices": [], "usage": count_tokens(reply)}
-        return [end | self._collect_fields(reply), *([counts] if usage else [])]
+    def make_last_stream_chunks(self, reply: Reply, with_usage: bool) -> list[dict[str, Any]]:
+        """Returns the last chunks of a stream: the evidence and, with `with_usage`, the token
+        counts."""
+        end = self._make_completion_body("chat.completion.chunk", {"delta": {}}, reply)
+        counts = {**end, "choices": [], "usage": make_token_usage(reply)}
+        return [end | self._collect_reply_fields(reply), *([counts] if with_usage else [])]
 
-    def _make_completion(
+    def _make_completion_body(
         self, kind: str, content: dict[str, Any], reply: Reply | None = None
     ) -> dict[str, Any]:
-        """Returns a body with one choice; `reply`: the answer, if it ends here."""
+        """Returns a body with one choice; `reply` is the answer if the answer is finished."""
         end = None if reply is None else "length" if reply.cut else "stop"
         choice = {"index": 0, **content, "logprobs": None, "finish_reason": end}
         about = {"id": self.id, "object": kind, "created": self.created, "model": self.model}
         return {**about, "choices": [choice]}
 
-    def _collect_fields(self, reply: Reply) -> dict[str, Any]:
+    def _collect_reply_fields(self, reply: Reply) -> dict[str, Any]:
         row, lists = reply.as_row(), {"missing": self.missing, "heat": self.heat}
         names = ("evidence", "found", "answered_from", "read", "quotation")
         fields = {name: row[name] for name in names}
         return fields | {name: value for name, value in lists.items() if value}
 
 
-def count_tokens(reply: Reply) -> dict[str, int]:
-    """Returns the tokens of question, history and answer; documents are not counted."""
+def make_token_usage(reply: Reply) -> dict[str, int]:
+    """Returns the token counts of question, history and answer, without the documents."""
     question, answer = reply.question_tokens, reply.answer_tokens
     total = question + answer
     return {"prompt_tokens": question, "completion_tokens": answer, "total_tokens": total}
 
 
 def encode_json(data: Any) -> bytes:
-    """Returns the data as JSON; names of files that are not UTF-8 are escaped."""
+    """Encodes data as JSON in UTF-8; file names that are not valid UTF-8 are escaped."""
     return json.dumps(data, ensure_ascii=False).encode("utf-8", "backslashreplace")

@@ -1,4 +1,4 @@
-"""The thread that ingests and answers, one job at a time, and the queue before it.
+"""Runs the jobs of a server in one thread, one job at a time, and queues the other jobs.
 
 A cancelled job never begins, or ends when it next reports progress or adds text.
 """
@@ -20,23 +20,23 @@ from esa_cli.apps.server.wire import ApiError
 from esa_cli.errors import BUG, EsaError
 
 Event = tuple[str, Any]
-"""("begun", None), ("reading", (tokens, total)) and ("text", piece), then ("done", result) or
-("error", exception)."""
+"""An event of a job: ("begun", None), ("reading", (done tokens, all tokens)) or ("text", piece),
+and at last ("done", result) or ("error", exception)."""
 READING_EVERY_S = 1.0
-"""Minimum seconds between two "reading" events."""
+"""Minimum seconds between two "reading" events of a job."""
 
 
 class QueueFullError(Exception):
-    """The queue has no place for another job."""
+    """The worker's queue is full, so that another job is refused."""
 
 
 class JobCancelledError(Exception):
-    """The client has given up this job."""
+    """The job was cancelled, as its client no longer waits for the result."""
 
 
 class Job:
-    """One answer to be computed by the worker's thread. `answer` calls `report_progress` and
-    `add_text`; `send_event` gets every event."""
+    """A job that the worker's thread runs. The function `answer` computes the result, and may call
+    `report_progress` and `send_text`; `send_event` receives every event of the job."""
 
     def __init__(self, answer: Answer, send_event: Callable[[Event], None]) -> None:
         self.answer, self.send_event = answer, send_event
@@ -44,24 +44,24 @@ class Job:
         self._reported_s = time.monotonic()
 
     def report_progress(self, done: int, total: int) -> None:
-        """Sends how far a document is ingested, at most once a second. Raises JobCancelledError."""
+        """Sends the progress of ingesting, at most once a second. Raises JobCancelledError."""
         self.raise_if_cancelled()
         if done < total and time.monotonic() - self._reported_s >= READING_EVERY_S:
             self._reported_s = time.monotonic()
             self.send_event(("reading", (done, total)))
 
-    def add_text(self, piece: str) -> None:
-        """Sends a piece of the answer. Raises JobCancelledError."""
+    def send_text(self, piece: str) -> None:
+        """Sends an event with the next piece of the answer. Raises JobCancelledError."""
         self.raise_if_cancelled()
         self.send_event(("text", piece))
 
     def raise_if_cancelled(self) -> None:
-        """Raises JobCancelledError if the job was cancelled."""
+        """Raises JobCancelledError if the job has been cancelled."""
         if self.cancelled.is_set():
             raise JobCancelledError
 
-    def run(self) -> None:
-        """Computes the answer, and sends the result or the error as the last event."""
+    def run_job(self) -> None:
+        """Runs the job, and sends its result or its error as the last event."""
         self._reported_s = time.monotonic()
         try:
             self.raise_if_cancelled()
@@ -82,8 +82,8 @@ Answer = Callable[[Job], object]
 
 
 class Worker:
-    """Runs jobs one after the other in a thread; `max_waiting` may wait besides the running one.
-    All methods must be called by the same thread."""
+    """Runs jobs one after the other in one thread, while at most `max_waiting` other jobs wait. All
+    methods must be called by the same thread."""
 
     def __init__(self, max_waiting: int) -> None:
         self.max_waiting = max_waiting
@@ -91,12 +91,13 @@ class Worker:
         self._jobs: dict[Job, Future[None]] = {}
 
     def count_jobs(self) -> int:
-        """Returns the number of jobs that wait or run."""
+        """Returns the number of jobs that are waiting or running."""
         return sum(not future.done() for future in self._jobs.values())
 
     @contextlib.contextmanager
     def queue_job(self, answer: Answer) -> Iterator[asyncio.Queue[Event]]:
-        """Queues a job and yields its events; cancels it at the end. Raises QueueFullError."""
+        """Queues a job and yields its events; leaving the block cancels the job. Raises
+        QueueFullError."""
         loop = asyncio.get_running_loop()
         events: asyncio.Queue[Event] = asyncio.Queue()
 
@@ -105,7 +106,7 @@ class Worker:
                 loop.call_soon_threadsafe(events.put_nowait, event)
 
         job = Job(answer, send_event)
-        self.submit(job)
+        self.submit_job(job)
         try:
             yield events
         finally:
@@ -113,18 +114,18 @@ class Worker:
             self._jobs[job].cancel()
             self._jobs = {job: future for job, future in self._jobs.items() if not future.done()}
 
-    def submit(self, job: Job) -> None:
-        """Queues a job. Raises QueueFullError."""
+    def submit_job(self, job: Job) -> None:
+        """Adds a job to the queue. Raises QueueFullError."""
         if self.count_jobs() > self.max_waiting:
             raise QueueFullError
         try:
-            self._jobs[job] = self._pool.submit(job.run)
+            self._jobs[job] = self._pool.submit(job.run_job)
         except RuntimeError:  # the worker is closed
             raise QueueFullError from None
 
-    def close(self, wait_s: float) -> None:
-        """Cancels all jobs and waits for the running one. A job that does not end in time ends the
-        process, as its model must not be closed meanwhile."""
+    def cancel_jobs(self, wait_s: float) -> None:
+        """Cancels all jobs and waits for the running job. If the job does not end within `wait_s`
+        seconds, the whole process ends, as the model must not be closed while a job uses it."""
         for job in self._jobs:
             job.cancelled.set()
         self._pool.shutdown(wait=False, cancel_futures=True)

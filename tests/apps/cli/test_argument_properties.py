@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from properties import WORDS
 
-from esa_cli.apps.cli.cli_app import command
+from esa_cli.apps.cli.cli_app import make_click_command
 from esa_cli.errors import NOT_FOUND, PARTIAL, USAGE
 
 CODES = {0, USAGE, 3, 4, 5, 6, PARTIAL}
@@ -35,7 +35,7 @@ def leaves(group: Any, above: str = "") -> Iterator[tuple[str, Any]]:
 
 @pytest.fixture(scope="module")
 def commands() -> dict[str, list[Any]]:
-    found = {name: one.params for name, one in leaves(command()) if name not in FAR}
+    found = {name: one.params for name, one in leaves(make_click_command()) if name not in FAR}
     assert len(found) > 20
     return found
 

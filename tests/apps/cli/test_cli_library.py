@@ -230,4 +230,4 @@ def test_ingest_as_json_and_in_both_kinds_of_rows(esa: Esa) -> None:
     assert only.code == 0
     other = esa("ingest", "gate.txt", "--json")
     assert other.data["documents"][0]["rows"] == "native"
-    assert f"to keep int8 ones, `esa library rm {bits['id']}` first" in other.err
+    assert f"for --rows int8 run `esa library rm {bits['id']}` first" in other.err

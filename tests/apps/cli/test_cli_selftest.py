@@ -99,7 +99,7 @@ def test_ctrl_c_keeps_what_was_asked(tmp_path: Path, surroundings: None) -> None
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=30)
     assert process.returncode == 130, err
-    assert "goes on" in err
+    assert "continues" in err
     kept = [json.loads(line) for line in rows.read_text("utf-8").splitlines()]
     assert 3 <= len(kept) < 17
 

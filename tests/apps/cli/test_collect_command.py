@@ -99,7 +99,7 @@ def test_a_stopped_run_keeps_what_it_found_and_goes_on(run: Esa, stopping: list[
     done = run("collect", "story.txt", QUESTION, *ALL, *kept)
     assert done.code == 130
     assert len(done.out.splitlines()) == 2, "a table of what was found"
-    assert "; the same command goes on" in done.err
+    assert "; the same command continues" in done.err
     stopping[0] = 10**6
     done = run("collect", "story.txt", QUESTION, *ALL, "--format", "jsonl", *kept)
     assert (done.code, done.out) == (0, whole)
@@ -112,12 +112,12 @@ def test_a_stopped_run_keeps_what_it_found_and_goes_on(run: Esa, stopping: list[
     done = run("collect", "--count", "story.txt", QUESTION, *ALL, *kept)
     assert done.out.startswith(f"{count} place")
     assert Path("found.jsonl").read_bytes() == before, "nothing is read again"
-    fail(run("collect", "story.txt", "Who?", *ALL, *kept), 2, "places of another question")
+    fail(run("collect", "story.txt", "Who?", *ALL, *kept), 2, "places for another question")
     fail(run("collect", "story.txt", QUESTION, "--all", *kept), 2, "other documents or settings")
     for wrong in ('{"text": "key 7"}', '{"read": null}', '{"other": 1}'):
         Path("found.jsonl").write_text(f"{json.dumps(first)}\n{wrong}\n")
         done = run("collect", "story.txt", QUESTION, *ALL, *kept)
-        fail(done, 3, "found.jsonl: row 2 is not whole", "choose another --out")
+        fail(done, 3, "row 2 of found.jsonl is incomplete", "choose another --out")
     Path("other.jsonl").write_text('{"id": 1}\n')
     done = run("collect", "story.txt", QUESTION, *ALL, "--out", "other.jsonl")
     fail(done, 2, "is not a results file that esa wrote")

@@ -48,7 +48,7 @@ def test_the_best_files_of_a_folder_are_asked(run: Esa, monkeypatch: pytest.Monk
     assert names(asked)[0] == "3.txt"
     assert len(names(asked)) == 2
     assert json.loads(asked.out)["searched"] == 6
-    assert "searched 6 documents by their words, opened the best 2" in asked.err
+    assert "searched the words of 6 documents, opened the best 2" in asked.err
     opened = list[str]()
     real = document._read_file
 
@@ -70,7 +70,7 @@ def test_named_documents_are_asked_beside_the_best(run: Esa) -> None:
     asked = run("ask", "town/0.txt", "town", "How old is the kiln?", "--json")
     assert names(asked)[:2] == ["0.txt", "3.txt"]
     assert len(names(asked)) == 3
-    assert "searched 5 documents" in asked.err
+    assert "searched the words of 5 documents" in asked.err
 
 
 def test_the_best_documents_of_the_library_are_asked(run: Esa) -> None:
@@ -83,7 +83,7 @@ def test_the_best_documents_of_the_library_are_asked(run: Esa) -> None:
     assert len(names(run("ask", "--library", "The kiln?", "--json", most=9))) == 5
     both = run("ask", "--library", "town", "How old is the mill?", "--json")
     assert names(both)[0] == "5.txt"
-    assert "searched 6 documents" in both.err, "a text is searched once"
+    assert "searched the words of 6 documents" in both.err, "a text is searched once"
     other = ("ask", "--library", "Kiln?", "--json", "--set", "prompt.before=x")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Library, "text", lambda self, entry: pytest.fail("its manifest says whose"))
@@ -91,7 +91,7 @@ def test_the_best_documents_of_the_library_are_asked(run: Esa) -> None:
     shutil.rmtree("town")
     gone = run(*other)
     assert gone.code == 2
-    assert "no document can be asked with this preset" in gone.err
+    assert "this preset cannot use any of the documents" in gone.err
 
 
 def test_where_the_disk_is_full_words_are_not_kept_unless_they_must_be(
@@ -118,7 +118,7 @@ def test_where_the_disk_is_full_words_are_not_kept_unless_they_must_be(
     assert done.code == 0, done.err
     assert json.loads(done.out)["searched"] == 12
     assert wanted[0] in names(done)
-    assert done.err.count("esa: words of files are not kept: the catalogue ") == 1
+    assert done.err.count("esa: words of files are not stored: the catalogue ") == 1
     assert "disk is full" in done.err
     done = run(*asked, "--keep")
     assert done.code == 6

@@ -40,7 +40,7 @@ def run(
 @pytest.fixture
 def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither the model nor its small files are opened."""
-    for place in ("open_esa.opened", "open_esa.prepare"):
+    for place in ("open_esa.open_esa", "open_esa.prepare"):
         monkeypatch.setattr(f"esa_cli.apps.cli.{place}", lambda *given, **more: pytest.fail("used"))
 
 
@@ -57,7 +57,7 @@ def test_an_unread_document_is_searched_by_words_without_a_model(run: Esa) -> No
     assert all(line.startswith("  ") or not line for line in first[1:])
     assert KEY.strip() in done.out
     assert "\x1b" not in done.out
-    said = "esa: not read, searched by words alone: gate.txt; --read first reads it"
+    said = "esa: not read, searched with BM25 alone: gate.txt; --read first reads it"
     assert done.err.splitlines() == [said]
     assert run("find", "gate.txt", WORDS, "-q").err == ""
     assert not Path("library").exists()
@@ -117,7 +117,7 @@ def test_all_have_all_of_the_words_or_the_most_that_any_has(run: Esa) -> None:
     most = run("find", "gate.txt", "Ahab zeppelin", "--all", "--json")
     alone = run("find", "gate.txt", "Ahab", "--all", "--json").data
     assert most.data["passages"] == alone["passages"] != []
-    assert "these have 1 of the 2 words" in most.err
+    assert "these passages have 1 of the 2 words" in most.err
     none = run("find", "gate.txt", "zeppelin", "--files")
     assert (none.code, none.out) == (1, "")
 
@@ -127,7 +127,7 @@ def test_a_document_in_the_library_is_found_by_its_index(run: Esa) -> None:
     (entry,) = Library().entries()
     done = run("find", "gate.txt", "boat.txt", "zeppelin", "--json")
     assert done.code == 0, done.err
-    assert "words alone: boat.txt;" in done.err
+    assert "BM25 alone: boat.txt;" in done.err
     documents = [(one["name"], one["read"], one["id"]) for one in done.data["documents"]]
     assert documents == [("gate.txt", True, entry.id), ("boat.txt", False, None)]
     assert (done.data["read"], done.data["model"]) == (False, "random:llama")

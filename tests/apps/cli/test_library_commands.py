@@ -86,7 +86,7 @@ def test_documents_go_elsewhere_and_come_back(
     data = json.loads(run("copy", "library", place, "--json"))
     assert (data["source"], data["target"], data["there"]) == ("library", place, 1 - archive)
     monkeypatch.setenv("ESA_LIBRARY", str(tmp_path / "other"))
-    assert run("copy", place, "library", first.id[:6]).endswith("; 0 were there\n")
+    assert run("copy", place, "library", first.id[:6]).endswith("; 0 were already there\n")
     data = json.loads(run("copy", place, "library", "--json"))
     assert (data["copied"], data["there"], data["failed"]) == ([second.id], 1, [])
     assert "good" in run("verify", first.id)
@@ -125,6 +125,6 @@ def test_prune_names_what_is_of_another_format(run: Run, library: Library) -> No
         run("prune", "--max-size", str(library.nbytes - 1))
     assert library.verify(old) == []
     said = run("prune")
-    assert f"left alone, as it cannot be used: {kept.id}" in said
+    assert f"not removed, as the document cannot be used: {kept.id}" in said
     (left,) = json.loads(run("prune", "--json"))["left_alone"]
     assert left["id"] == kept.id

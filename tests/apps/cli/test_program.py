@@ -15,7 +15,7 @@ import pytest
 from command import ROOT, Esa, fail
 from engine_process import start
 
-from esa_cli.apps.cli.cli_app import GROUPS, REPLACED, command, present_arguments
+from esa_cli.apps.cli.cli_app import GROUPS, REPLACED, expand_arguments, make_click_command
 from esa_cli.apps.cli.options.options import ModelOptions
 
 pytestmark = pytest.mark.usefixtures("surroundings")
@@ -29,7 +29,7 @@ def walk(group: Any, path: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], 
     return found
 
 
-COMMANDS = walk(command())
+COMMANDS = walk(make_click_command())
 
 
 def test_version_and_help_without_a_command(esa: Esa) -> None:
@@ -59,7 +59,7 @@ def test_the_reference_is_that_of_the_help() -> None:
     ],
 )
 def test_short_options_are_settings_and_a_document_is_asked(words: str, expected: str) -> None:
-    assert present_arguments(words.split()) == expected.split()
+    assert expand_arguments(words.split()) == expected.split()
 
 
 @pytest.mark.parametrize("words", [name for name in REPLACED if name[0] != "-"])
@@ -87,7 +87,7 @@ def test_help_imports_nothing_heavy() -> None:
     code = (
         "import functools, sys\nfrom esa_cli.__main__ import main\n"
         "from esa_cli.apps.cli import cli_app\n"
-        "cli_app.command = functools.cache(cli_app.command)\n"
+        "cli_app.make_click_command = functools.cache(cli_app.make_click_command)\n"
         f"for call in {calls!r}:\n    assert main(call) == 0\n"
         "heavy = {'torch', 'transformers', 'tokenizers', 'numpy', 'rich'}\n"
         "sys.exit(' '.join(heavy & set(sys.modules)) or 0)\n"

@@ -25,7 +25,7 @@ GATE = "The gate opens at nine, and the keeper has the only key. " * 25
 BOAT = "A grey boat lies at the pier, and nobody knows whose it is. " * 25
 QUESTION = "When does the gate open?"
 ASK = ("ask", "gate.txt", QUESTION)
-NOT_YET = "esa: not read yet: gate.txt. This answer was found by words alone; reading now"
+NOT_YET = "esa: not read yet: gate.txt. This answer was found with BM25 alone. Reading now"
 Run = Callable[..., Result]
 
 
@@ -112,7 +112,7 @@ def test_ctrl_c_while_it_is_read_leaves_the_first_answer(
     assert done.code == 130
     assert done.out == run(*ASK, "--read", "never", "--no-keep").out
     said = done.err.splitlines()
-    assert said[-3] == "esa: the answer above was found by words alone"
+    assert said[-3] == "esa: the answer above was found with BM25 alone"
     assert said[-2:] == ["esa: wrote page.html", "esa: interrupted"]
     assert Path("page.html").exists()
     assert Library().entries() == []

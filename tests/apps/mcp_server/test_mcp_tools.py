@@ -77,11 +77,11 @@ def test_files_of_allowed_folders(
                 "ask": {"question": "x", "documents": [name]},
                 "ingest": {"documents": [name]},
             }
-            fail(call(tools, tool, **given[tool]), "is not in a folder that requests may read")
+            fail(call(tools, tool, **given[tool]), "is not in an allowed folder")
     fail(call(tools, "show", document="no.txt"), "there is no document no.txt")
     closed = tools_of(asker, library)
     for name in ("secret.txt", str(tmp_path / "secret.txt"), "b.txt"):
-        fail(call(closed, "show", document=name), "requests may not name documents here")
+        fail(call(closed, "show", document=name), "requests to this server may not name documents")
 
 
 def test_an_answer_with_its_passages(

@@ -108,7 +108,7 @@ def test_loopback(host: str, here: bool) -> None:
 
 
 def call(monkeypatch: pytest.MonkeyPatch, asker: FakeAsker, *words: str) -> Any:
-    monkeypatch.setattr(server_run, "run", lambda app, sock: None)
+    monkeypatch.setattr(server_run, "serve_app", lambda app, sock: None)
     return run_command(monkeypatch, command.serve, asker, *words)
 
 
@@ -153,7 +153,7 @@ def serve(folder: Path, output: int) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     asker = FakeAsker(delay=0.05)
     documents = [read_document("a.txt")]
-    command.run_server(asker, command.ServeOptions(port=0), documents, Reporter(True))
+    command.ingest_and_serve(asker, command.ServeOptions(port=0), documents, Reporter(True))
     print("ended", len(asker.spoken), flush=True)
 
 

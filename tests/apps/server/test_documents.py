@@ -182,13 +182,13 @@ def test_texts_that_stay_in_memory(tmp_path: Path) -> None:
             return super().ingest(source, progress)
 
     documents = AllowedDocuments(FakeAsker(), [], [tmp_path])
-    opened = documents.open(documents.find(["a.txt"]))
-    assert documents.document("a.txt") is opened[0].book.document
+    opened = documents.open_documents(documents.find_documents(["a.txt"]))
+    assert documents.read_document_text("a.txt") is opened[0].book.document
     path.write_text("another", "utf-8")
-    assert documents.document("a.txt").text == "another", "a changed file is read"
+    assert documents.read_document_text("a.txt").text == "another", "a changed file is read"
     documents = AllowedDocuments(ChangingAsker(), [], [tmp_path])
-    documents.open(documents.find(["a.txt"]))
-    assert documents.document("a.txt").text == "changed while it was read"
+    documents.open_documents(documents.find_documents(["a.txt"]))
+    assert documents.read_document_text("a.txt").text == "changed while it was read"
 
 
 def test_documents_of_the_library(tmp_path: Path) -> None:
@@ -197,13 +197,13 @@ def test_documents_of_the_library(tmp_path: Path) -> None:
     one, other = f"library:{first.id}", f"library:{second.id}"
     documents = AllowedDocuments(asker, [fake_book("alpha")], [], library, stored=True)
     assert set(ids_of(documents)) == {"esa:1", one, other}
-    opened = documents.open(documents.find([other, "esa:1", one, other]))
+    opened = documents.open_documents(documents.find_documents([other, "esa:1", one, other]))
     assert [book.id for book in opened] == [other, "esa:1", one]
-    documents.open(documents.find([one]))
+    documents.open_documents(documents.find_documents([one]))
     assert len(asker.ingested) == 2, "each is opened once"
     for name, status in {"library:dddddddddddd": 404, "library:../x": 404, "x.pdf": 403}.items():
         with pytest.raises(ApiError) as caught:
-            documents.document(name)
+            documents.read_document_text(name)
         assert caught.value.status == status
     with pytest.raises(ApiError) as caught:
         AllowedDocuments(FakeAsker(), [], [], library).find([one])

@@ -1,6 +1,6 @@
-"""`esa ask`: answers questions about documents, which are read now or taken from the library.
+"""The command `esa ask`, which answers a question about documents.
 
-What can be wrong without the model is refused before the model is loaded.
+Errors that can be found without the model are reported before the model is loaded.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from esa_cli.apps.cli.inputs import split_arguments
+from esa_cli.apps.cli.inputs import split_off_question
 from esa_cli.apps.cli.options import options, output_paths
 from esa_cli.apps.cli.options.command_help import option
 from esa_cli.apps.cli.output.answer_output import (
     AnswerStream,
-    count_passages,
     describe_answer,
-    show_under,
+    show_answer_notes,
+    shown_passage_count,
 )
-from esa_cli.apps.cli.output.terminal import Reporter, clean, print_json
+from esa_cli.apps.cli.output.terminal import Reporter, clean_text, print_json
 from esa_cli.documents.readers.text_builder import first_names
 from esa_cli.documents.sources import source_files
 from esa_cli.errors import UsageError
@@ -41,7 +41,7 @@ Arguments = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="DOC... QUESTION",
-        help="Files, folders or patterns, or - for standard input; then the question, in quotes.",
+        help="Files, folders or patterns, or - for standard input; then the question in quotes.",
     ),
 ]
 Top = Annotated[
@@ -51,13 +51,13 @@ Top = Annotated[
 
 @dataclass(frozen=True)
 class AskOptions(options.DocumentOptions):
-    """Options of `esa ask` besides those of the model and of generation."""
+    """The options of `esa ask` that no other group of options has."""
 
     read: Annotated[
         Literal["after", "first", "never"],
         option(
             "--read first|never",
-            "When a new document is read for its token index.",
+            "When the model reads a new document to make its token index.",
             show_default="after a first answer, on a terminal",
         ),
     ] = "after"
@@ -71,114 +71,114 @@ class AskOptions(options.DocumentOptions):
         Literal["auto", "span", "text"] | None,
         option(
             "--answer auto|span|text",
-            "Form of the answer: a quotation, free words, or what fits the question.",
+            "Form of the answer: a quotation (span), free text, or what fits the question.",
         ),
     ] = None
 
     @property
-    def passages(self) -> int:
-        """Passages of an answer to show, or to put into its JSON object."""
-        return count_passages(self.top, self.quiet and not self.as_json)
+    def passage_count(self) -> int:
+        """The number of passages to show with the answer or to put into its JSON object."""
+        return shown_passage_count(self.top, self.quiet and not self.as_json)
 
 
-@options.command
+@options.typer_command
 def ask(
     arguments: Arguments = None,
     *,
-    ways: AskOptions,
+    flags: AskOptions,
     model: options.ModelOptions,
-    generation: options.GenerationOptions,
-    answer: options.ReaderOptions,
+    generation_options: options.GenerationOptions,
+    reader_options: options.ReaderOptions,
 ) -> None:
     """Answer a question about documents of any length.
 
     esa ask book.txt "Who is Ahab?"
     """
-    names, question = split_arguments(arguments or [], library=ways.library)
-    options.refuse_both("--keep", "--read never", ways.keep and ways.read == "never")
-    with Reporter(ways.quiet) as reporter, ExitStack() as stack:
-        run = AskRun(question, ways, generation.ask_arguments(), reporter)
-        run.open(names, model, answer, stack)
-        run.answer()
+    names, question = split_off_question(arguments or [], library_allowed=flags.library)
+    options.refuse_both("--keep", "--read never", flags.keep and flags.read == "never")
+    with Reporter(flags.quiet) as reporter, ExitStack() as stack:
+        run = AskRun(question, flags, generation_options.make_ask_arguments(), reporter)
+        run.load_model_and_open_documents(names, model, reader_options, stack)
+        run.answer_question()
 
 
 class AskRun:
-    """One run of `esa ask`: the question, the documents and the model."""
+    """One run of the command `esa ask`, with its question, its documents and its model."""
 
     esa: Esa
     documents: QuestionBooks
     books: Sequence[Book]
     reads_later: bool
-    """Whether documents are read after a first answer."""
+    """Whether the model reads new documents only after a first answer."""
 
     def __init__(
-        self, question: str, ways: AskOptions, generation: Mapping[str, Any], reporter: Reporter
+        self, question: str, flags: AskOptions, generation: Mapping[str, Any], reporter: Reporter
     ) -> None:
-        self.question, self.ways, self.generation = question, ways, generation
+        self.question, self.flags, self.generation = question, flags, generation
         self.reporter = reporter
         self.started = [time.perf_counter()]
-        """When the loading, opening and answering began, and when the answer was there."""
+        """The times at which loading, opening and answering began, and the time of the answer."""
 
-    def open(
+    def load_model_and_open_documents(
         self,
         names: Sequence[str],
         model: options.ModelOptions,
-        answer: options.ReaderOptions,
+        reader_options: options.ReaderOptions,
         stack: ExitStack,
     ) -> None:
-        """Loads the model and opens the documents. Raises EsaError."""
+        """Loads the model and opens the documents of the question. Raises EsaError."""
         from esa_cli.apps.cli.document_search import QuestionBooks
-        from esa_cli.apps.cli.open_esa import opened
+        from esa_cli.apps.cli.open_esa import open_esa
         from esa_cli.qa.opening import answerable, prepare
         from esa_cli.qa.planning.row_storage import check_asked_together
         from esa_cli.system.text import text_digest
 
-        ways, reporter, files, library = self.ways, self.reporter, source_files(names), Library()
-        chosen = answer.load_preset(model, form=ways.form, later_method=ways.method)
-        output_paths.check("--report", ways.report, files.paths)
-        chosen = chosen if ways.method else answerable(chosen, reporter)
-        from_text = chosen.answer.source == "text" and ways.method is None
-        reader = answer.reader_choice()
+        flags, reporter = self.flags, self.reporter
+        files, library = source_files(names), Library()
+        chosen = reader_options.load_preset(model, form=flags.form, later_method=flags.method)
+        output_paths.check_output_file("--report", flags.report, files.paths)
+        chosen = chosen if flags.method else answerable(chosen, reporter)
+        from_text = chosen.answer.source == "text" and flags.method is None
+        reader = reader_options.choose_reader()
         limit = chosen.answer.documents if from_text else None
         self.documents = QuestionBooks(
-            files, library, reporter, stack, limit=limit, in_library=ways.library, keep=ways.keep
+            files, library, reporter, stack, limit=limit, in_library=flags.library, keep=flags.keep
         )
         named = self.documents.gathered.documents
-        sized = () if ways.library else named  # the documents of the library may have any length
-        ready = prepare(
-            chosen, model.place, reporter, method=ways.method, documents=sized, keep=ways.keep
-        )
+        sized = () if flags.library else named  # the documents of the library may have any length
+        keep, place = flags.keep, model.model_place
+        ready = prepare(chosen, place, reporter, method=flags.method, documents=sized, keep=keep)
         needs_rows = ready.resolved.preset.answer.needs_rows
         if len(named) > 1:
             is_stateful = ready.planner.costs.shape.stateful > 0
             check_asked_together(ready.resolved, ready.model.config["model_type"], is_stateful)
-        if ways.read == "never" and needs_rows:
-            wrong = "--read never needs answers from passages, got answers from the KV cache"
-            raise UsageError(wrong, "add --set answer.from=text, and name no method")
-        if needs_rows and not ways.keep:
+        if flags.read == "never" and needs_rows:
+            wrong = "--read never needs answers from passages, not from the KV cache"
+            raise UsageError(wrong, "add --set answer.from=text, and leave out --method")
+        if needs_rows and not flags.keep:
             stored = library.text_digests()
             new = [one.text for one in named if text_digest(one.text) not in stored]
             ready.planner.check(sum(map(ready.model.count_tokens, new)))
         # A script gets one answer only, the better one.
-        is_script = ways.as_json or not sys.stdout.isatty()
-        self.reads_later = ways.read == "after" and not is_script and ready.index is not None
+        is_script = flags.as_json or not sys.stdout.isatty()
+        self.reads_later = flags.read == "after" and not is_script and ready.index is not None
         self.esa = esa = stack.enter_context(
-            opened(ready, model, reporter, keep=ways.keep, library=library, reader=reader)
+            open_esa(ready, model, reporter, keep=flags.keep, library=library, reader=reader)
         )
         self.started.append(time.perf_counter())
-        open_book = esa.open if self.reads_later or ways.read == "never" else esa.ingest
+        open_book = esa.open if self.reads_later or flags.read == "never" else esa.ingest
         books = [open_book(source) for source in ready.texts or named]
-        self.documents.set_openers(books, esa.stored, None if needs_rows else open_book)
-        self.books = self.documents.open_books(self.question)
+        self.documents.set_book_openers(books, esa.stored, None if needs_rows else open_book)
+        self.books = self.documents.open_question_books(self.question)
         self.started.append(time.perf_counter())
 
-    def answer(self) -> None:
-        """Answers the question, and writes the answer, its passages and its report."""
-        reply = self._ask(is_streamed=not self.ways.as_json)
+    def answer_question(self) -> None:
+        """Answers the question, and prints the answer, its passages and its report."""
+        reply = self._ask_question(is_streamed=not self.flags.as_json)
         self.started.append(time.perf_counter())
         if self.reads_later and not all(book.read for book in self.books):
-            reply = self._read_and_ask(reply)
-        if self.ways.as_json:
+            reply = self._read_books_and_ask_again(reply)
+        if self.flags.as_json:
             steps = zip(("load_s", "ingest_s", "answer_s"), pairwise(self.started), strict=True)
             seconds = {name: end - start for name, (start, end) in steps}
             left_out, searched = self.documents.gathered.left_out, self.documents.searched
@@ -186,54 +186,54 @@ class AskRun:
             print_json({**facts, **({"searched": searched} if searched else {})})
         self._write_report(reply)
 
-    def _read_and_ask(self, unread_reply: Reply) -> Reply:
-        """Reads the unread books, and shows the answer after that where it is another."""
+    def _read_books_and_ask_again(self, unread_reply: Reply) -> Reply:
+        """Reads the unread books, asks again, and prints the answer if it has changed."""
         reporter, books = self.reporter, self.books
         unread = first_names([book.document.name for book in books if not book.read])
         reporter.warn(  # with --quiet, too: the command goes on for minutes
-            f"esa: not read yet: {unread}. This answer was found by words alone; reading now, "
-            "Ctrl-C keeps it"
+            f"esa: not read yet: {unread}. This answer was found with BM25 alone. Reading now; "
+            "Ctrl-C keeps the answer"
         )
         try:
             self.books = [b if b.read else self.esa.ingest(b.document) for b in books]
-            reply = self._ask(is_streamed=False)
+            reply = self._ask_question(is_streamed=False)
         except BaseException as error:
-            reporter.settle()
+            reporter.clear_spinner()
             if isinstance(error, KeyboardInterrupt):
-                reporter.note("esa: the answer above was found by words alone")
+                reporter.note("esa: the answer above was found with BM25 alone")
             self.books = books
             self._write_report(unread_reply)
             raise
         replies = unread_reply, reply
         places = [[(e.document, e.start) for e in one.evidence[:1]] for one in replies]
         if unread_reply.text.strip() == reply.text.strip() and places[0] == places[1]:
-            reporter.note("esa: reading changed nothing: the same answer, the same first passage")
+            reporter.note("esa: reading changed neither the answer nor its first passage")
         else:
             reporter.warn("esa: the answer after reading:")
-            print(clean(reply.text), flush=True)
-            show_under(reply, self.ways.passages, reporter)
+            print(clean_text(reply.text), flush=True)
+            show_answer_notes(reply, self.flags.passage_count, reporter)
         return reply
 
-    def _ask(self, is_streamed: bool) -> Reply:
-        """Answers the question. A streamed answer is shown as it comes, with its passages."""
-        ways, reporter = self.ways, self.reporter
-        reporter.waiting("answering")
+    def _ask_question(self, is_streamed: bool) -> Reply:
+        """Asks the model the question. A streamed answer is printed as it is generated."""
+        flags, reporter = self.flags, self.reporter
+        reporter.show_spinner("answering")
         reply = self.esa.ask(
             self.question,
             self.books,
-            evidence=max(ways.passages, 0 if ways.as_json else 1),
+            evidence=max(flags.passage_count, 0 if flags.as_json else 1),
             on_text=AnswerStream(sys.stdout, reporter) if is_streamed else None,
             **self.generation,
         )
-        reporter.settle()
+        reporter.clear_spinner()
         if is_streamed:
             print(flush=True)
-            show_under(reply, ways.passages, reporter)
+            show_answer_notes(reply, flags.passage_count, reporter)
         return reply
 
     def _write_report(self, reply: Reply) -> None:
-        """Writes the page of --report, after the answer is shown: writing may fail."""
-        if self.ways.report is not None:
+        """Writes the HTML page of --report, if wanted; the answer has already been printed."""
+        if self.flags.report is not None:
             page = self.esa.report(reply, self.question, self.books)
-            output_paths.write(self.ways.report, page)
-            self.reporter.note(f"esa: wrote {self.ways.report}")
+            output_paths.write_text_to(self.flags.report, page)
+            self.reporter.note(f"esa: wrote {self.flags.report}")

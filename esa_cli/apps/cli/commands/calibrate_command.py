@@ -1,4 +1,4 @@
-"""`esa calibrate` fits compressors of keys; `esa heads` finds a model's retrieval heads."""
+"""The commands `esa calibrate`, to fit compressors, and `esa heads`, to find retrieval heads."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ SHOWN_HEADS = 16
 
 @dataclass(frozen=True)
 class CalibrationOptions:
-    """Options of `esa calibrate` besides those of the model."""
+    """The options of `esa calibrate` that no other group of options has."""
 
     target: Annotated[
         str,
-        option("--for METHOD", "Method whose queries are fitted, from `esa methods`, or preset."),
+        option("--for METHOD", "Method from `esa methods`, or preset, whose queries are fitted."),
     ] = "esa"
-    tokens: Annotated[int, option("--tokens N", "Read at most so many tokens.", min=1)] = 50_000
+    tokens: Annotated[int, option("--tokens N", "Maximum tokens to read.", min=1)] = 50_000
     method: Annotated[
         Literal["all", "closed-form", "pca", "learned"],
         option("--method METHOD", "Compressor to fit: all, closed-form, pca or learned."),
@@ -46,102 +46,101 @@ class CalibrationOptions:
     ] = None
     k: Annotated[
         list[int] | None,
-        option("--k N", "Measure recall at k, at most half of the keys. Repeatable.", min=1),
+        option("--k N", "Measure recall at this k, at most half of the keys. Repeatable.", min=1),
     ] = None
     out: Annotated[
-        Path, option("--out -o FILE", "Write the fitted projections as safetensors.")
+        Path, option("--out -o FILE", "Write the fitted projections to a safetensors file.")
     ] = Path("compressor.safetensors")
 
-    def check(self, texts: Sequence[str]) -> None:
-        """Refuses, before an hour of reading, a file or folder that must not be written. Raises
+    def check_output_file(self, texts: Sequence[str]) -> None:
+        """Checks, before an hour of computation, that the output file may be written. Raises
         UsageError, DocumentError."""
         from esa_cli.documents.document import source_files
         from esa_cli.evaluation.calibration.fitted_maps import refuse_foreign
 
-        files.check("--out", self.out, [*texts, *source_files(texts).paths])
+        files.check_output_file("--out", self.out, [*texts, *source_files(texts).paths])
         if self.out.exists():
             refuse_foreign(self.out)
 
 
-@options.command
+@options.typer_command
 def calibrate(
     texts: Annotated[
         list[str], typer.Argument(metavar="FILE...", help="Texts to read, or - for standard input.")
     ],
-    given: options.ModelOptions,
-    wanted: CalibrationOptions,
+    model_options: options.ModelOptions,
+    flags: CalibrationOptions,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Fit compressors on a text and compare what they find again.
+    """Fit compressors of keys to a text, and compare their recall.
 
     esa calibrate book.txt --out book.safetensors
     """
-    model = replace(given, cache="device")
-    options.load_plugins(model.plugins)  # plugins may read further kinds of files
-    wanted.check(texts)
+    model = replace(model_options, cache="device")
+    options.load_plugin_files(model.plugins)  # plugins may read further kinds of files
+    flags.check_output_file(texts)
     with Reporter(quiet) as reporter:
-        study, chosen, training = _fit_and_measure(texts, model, wanted, reporter)
+        study, chosen, training = _fit_and_measure_compressors(texts, model, flags, reporter)
     if as_json:
-        facts = {"model": chosen.model, "preset": chosen.name, "for": wanted.target}
-        written = {"file": str(wanted.out), "method": study.best}
+        facts = {"model": chosen.model, "preset": chosen.name, "for": flags.target}
+        written = {"file": str(flags.out), "method": study.best}
         print_json({**facts, **study.as_dict(), "training": training, "written": written})
         return
     _print_recall(study)
-    use = _settings_for_ask(model.method_preset(), chosen, wanted.out)
-    reporter.note(f"{study.best} is in {wanted.out}; use it with\n  {use}", dim=False)
+    use = _ask_options_for_compressor(model.load_method_preset(), chosen, flags.out)
+    reporter.note(f"{study.best} is in {flags.out}; use it with\n  {use}", dim=False)
 
 
-def _fit_and_measure(
-    texts: Sequence[str],
-    model: options.ModelOptions,
-    wanted: CalibrationOptions,
-    reporter: Reporter,
+def _fit_and_measure_compressors(
+    texts: Sequence[str], model: options.ModelOptions, flags: CalibrationOptions, reporter: Reporter
 ) -> tuple[CalibrationStudy, Preset, dict[str, Any]]:
-    """Reads the texts, fits and measures compressors, and writes the best. Returns the results,
-    the preset whose queries were fitted, and the settings of training."""
+    """Fits and measures compressors, and writes the best one to a file. Returns the results, the
+    preset whose queries were fitted, and the settings of the training."""
     from esa_cli.documents.document import join
     from esa_cli.evaluation.calibration import fitted_maps
     from esa_cli.models.files.quiet_transformers import quiet_transformers
     from esa_cli.qa.opening import prepare
     from esa_cli.qa.presets.resolved_preset import ResolvedPreset
 
-    given = model.method_preset()
+    given = model.load_method_preset()
     text = join(read_documents(texts, reporter).documents)
-    ready = prepare(given, model.place, reporter, attaches=True)
-    chosen = fitted_maps.target_preset(wanted.target, given)
+    ready = prepare(given, model.model_place, reporter, attaches=True)
+    chosen = fitted_maps.target_preset(flags.target, given)
     loaded = ready.model.load(reporter)
-    methods = fitted_maps.METHODS if wanted.method == "all" else (wanted.method,)
+    methods = fitted_maps.METHODS if flags.method == "all" else (flags.method,)
     training, progress = fitted_maps.TrainingSettings(), partial(reporter.stage, "fitting")
-    with TemporaryDirectory(prefix=".esa-calibrate-", dir=wanted.out.resolve().parent) as folder:
-        job = fitted_maps.open_job(loaded, chosen, text, wanted.tokens, Path(folder))
+    with TemporaryDirectory(prefix=".esa-calibrate-", dir=flags.out.resolve().parent) as folder:
+        job = fitted_maps.open_job(loaded, chosen, text, flags.tokens, Path(folder))
         total, planner = len(job.ids), ready.model.planner(ResolvedPreset(job.preset, job.method))
         planner.check(total)
         with quiet_transformers():
-            job.collect(reporter.prefill_progress(total, planner.plan(total).seconds))
-        reporter.settle()
-        study = job.study(wanted.rank, methods, training, wanted.k or [1024], progress)
-    job.save(wanted.out, study, training)
+            job.collect(reporter.make_prefill_progress(total, planner.plan(total).seconds))
+        reporter.clear_spinner()
+        study = job.study(flags.rank, methods, training, flags.k or [1024], progress)
+    job.save(flags.out, study, training)
     return study, chosen, asdict(training)
 
 
-def _settings_for_ask(given: Preset, used: Preset, file: Path) -> str:
-    """Returns options of `esa ask` with which the preset `given` uses the compressor in `file`,
-    which was fitted with the preset `used`."""
+def _ask_options_for_compressor(
+    current_preset: Preset, fitted_preset: Preset, compressor_file: Path
+) -> str:
+    """Returns the options of `esa ask` with which the current preset uses a compressor that was
+    fitted to the queries of the fitted preset."""
     words: list[str] = []
     for part in ("selector", "score", "position"):
-        settings = getattr(used, part)
-        if settings != getattr(given, part):
+        settings = getattr(fitted_preset, part)
+        if settings != getattr(current_preset, part):
             for key, value in settings.items():
                 text = value if key == "name" else json.dumps(value)
                 words += ["--set", f"{part}.{key}={text}"]
     words += ["--set", "answer.from=rows"] * bool(words)
-    words += ["--set", "compressor.name=learned", "--set", f"compressor.file={file}"]
+    words += ["--set", "compressor.name=learned", "--set", f"compressor.file={compressor_file}"]
     return shlex.join(words)
 
 
 def _print_recall(study: CalibrationStudy) -> None:
-    """Prints the recall of every layer at the largest k, and the means at each k."""
+    """Prints the recall of each layer at the largest k, and the mean recall at each k."""
     results = study.results
     rows = [
         [str(layer), str(rank), *(f"{one.recall[layer][-1]:.3f}" for one in results.values())]
@@ -154,37 +153,37 @@ def _print_recall(study: CalibrationStudy) -> None:
 
 
 @dataclass(frozen=True)
-class HeadsRequest:
-    """Options of `esa heads` besides those of the model."""
+class HeadsOptions:
+    """The options of `esa heads` that no other group of options has."""
 
     length: Annotated[
-        str, option("--length TOKENS", "Length of the text with needles, in tokens.")
+        str, option("--length TOKENS", "Length in tokens of the text that contains the needles.")
     ] = "16k"
     questions: Annotated[int, option("--questions N", "Needles to ask for.", min=8, max=32)] = 32
     haystack: Annotated[
         Path | None,
-        option("--haystack FILE|DIR", "Text around the needles; by default a generated one."),
+        option("--haystack FILE|DIR", "Text around the needles; by default a generated text."),
     ] = None
 
 
-@options.command
+@options.typer_command
 def heads(
-    wanted: HeadsRequest,
-    given: options.ModelOptions,
+    flags: HeadsOptions,
+    model_options: options.ModelOptions,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Find the heads that match a question to its passage.
+    """Find the attention heads that match a question to its passage.
 
     Sentences are planted in a long text and asked for, to see which attention heads look at them.
-    These retrieval heads are shown as a setting (score.heads), with which only they vote for
+    These retrieval heads are printed as a setting (score.heads), with which only they vote for
     passages.
 
     esa heads --preset consensus --model HuggingFaceTB/SmolLM2-360M-Instruct
     """
-    model = replace(given, cache="device")
+    model = replace(model_options, cache="device")
     with Reporter(quiet) as reporter:
-        search, result = _find_heads(wanted, model, model.method_preset(), reporter)
+        search, result = _find_retrieval_heads(flags, model, model.load_method_preset(), reporter)
     if as_json:
         print_json(result)
         return
@@ -200,15 +199,15 @@ def heads(
         f"{len(search.chosen)} heads, {search.all_hits} by all {len(search.heads)} heads"
     )
     if search.weak:
-        print(f"no few heads of {result['model']} find what is asked for: let all vote")
+        print(f"a few heads of {result['model']} do not find what is asked for: let all heads vote")
     else:
         print(f"use them with {result['use']}")
 
 
-def _find_heads(
-    wanted: HeadsRequest, model: options.ModelOptions, chosen: Preset, reporter: Reporter
+def _find_retrieval_heads(
+    flags: HeadsOptions, model: options.ModelOptions, chosen: Preset, reporter: Reporter
 ) -> tuple[RetrievalHeads, dict[str, Any]]:
-    """Loads the model and finds its heads. Returns the result, and the JSON object."""
+    """Finds the retrieval heads of the model. Returns the heads, and a JSON object."""
     reporter.stage("import", 0, None)
     from esa_cli.evaluation.calibration import retrieval_heads
     from esa_cli.evaluation.selftest.run_plan import tokens
@@ -218,26 +217,26 @@ def _find_heads(
     from esa_cli.qa.opening import inspect_model
 
     retrieval_heads.voting(chosen)
-    length, place, texts = tokens(wanted.length), model.place, wanted.haystack
+    length, place, texts = tokens(flags.length), model.model_place, flags.haystack
     hay = Haystack.read(str(texts)) if texts else Haystack.chronicle(0)
     known = inspect_model(chosen, place, reporter)
     known.check({"preset": chosen}, length)
     size = partial(count_tokens, known.tokenizer)
-    request = TaskRequest(length, size, hay, wanted.questions, 0)
+    request = TaskRequest(length, size, hay, flags.questions, 0)
     sample = next(find_task("needle").samples(request))
     retrieval_heads.check_needles(known.tokenizer, chosen, sample)
     with quiet_transformers():
         loaded = known.load(reporter)
-        reporter.settle()
+        reporter.clear_spinner()
         started = time.perf_counter()
-        reading = reporter.token_progress(f"reading {hay.name} with {wanted.questions} needles")
+        reading = reporter.make_progress(f"reading {hay.name} with {flags.questions} needles")
         asking = partial(reporter.stage, "asking for needles")
         search = retrieval_heads.find(loaded, chosen, sample, reading, asking)
     shown = search.heads[:SHOWN_HEADS]
     layers = 1 + max(head.layer for head in search.heads)
     setting = f"score.heads={json.dumps(search.chosen, separators=(',', ':'))}"
     return search, {
-        **files.run_facts(),
+        **files.describe_run(),
         "model": chosen.model,
         "preset": chosen.name,
         "score": {**chosen.score, "heads": []},
@@ -248,7 +247,7 @@ def _find_heads(
         "weak": search.weak,
         "use": None if search.weak else shlex.join(["--set", setting]),
         "length": length,
-        "needles": wanted.questions,
+        "needles": flags.questions,
         "haystack": hay.name,
         "dtype": place.dtype_name,
         "seconds": round(time.perf_counter() - started, 1),

@@ -1,7 +1,7 @@
-"""`esa demo`: asks a generated chronicle questions, and checks the answers.
+"""The command `esa demo`, which asks questions about a generated chronicle and checks the answers.
 
 The chronicle is over four times as long as the default model's window. The questions use other
-words than the chronicle, and one of them has no answer in it.
+words than the chronicle, and one question has no answer in the chronicle.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from esa_cli.qa.finding.books import Book
 
 
-@options.command
+@options.typer_command
 def demo(
     count: Annotated[
         int, option("--questions -n N", "Number of questions to ask.", min=1, max=9)
@@ -37,11 +37,11 @@ def demo(
     model: options.ModelOptions,
     quiet: options.Quiet = False,
 ) -> None:
-    """Ask a generated document questions, and check the answers.
+    """Ask questions about a generated document, and check the answers.
 
-    The command works in any folder and leaves no files. The first use fetches the model.
+    The command works in any folder and leaves no files. The first run fetches the model.
     """
-    from esa_cli.apps.cli.open_esa import opened
+    from esa_cli.apps.cli.open_esa import open_esa
     from esa_cli.documents.document import Document
     from esa_cli.evaluation.tasks.chronicle_task import build
     from esa_cli.qa.opening import answerable
@@ -51,19 +51,22 @@ def demo(
     with Reporter(quiet) as reporter:
         chosen, size = model.load_preset(), size_text(document.bytes)
         about = f"a chronicle of {len(text.split()):,} words ({size}) that esa makes up"
-        _show(f"esa demo: questions about {about}, in other words than the chronicle's", "bold")
-        with opened(answerable(chosen, reporter), model, reporter, keep=False) as esa:
+        _print_line(
+            f"esa demo: questions about {about}, in other words than the chronicle's", "bold"
+        )
+        with open_esa(answerable(chosen, reporter), model, reporter, keep=False) as esa:
             book, window = esa.ingest(document), esa.preset.context
             times = f"{book.tokens / window:.1f} times the model's window of {window:,}"
             how = f", read once in {time_text(book.read_s)}" if book.read else ""
-            _show(f"{esa.name}: {book.tokens:,} tokens, {times}{how}\n")
-            right = sum(_ask_and_check(esa, book, one, reporter) for one in questions(count))
-    _show(f"{right} of {count} right, in {time_text(time.perf_counter() - started)}.", "bold")
-    _show('The chronicle is not kept. Your own documents: esa ask FILE "QUESTION"')
+            _print_line(f"{esa.name}: {book.tokens:,} tokens, {times}{how}\n")
+            right = sum(_ask_and_check(esa, book, one, reporter) for one in choose_questions(count))
+    seconds = time.perf_counter() - started
+    _print_line(f"{right} of {count} right, in {time_text(seconds)}.", "bold")
+    _print_line('The chronicle is not stored. Ask your own documents: esa ask FILE "QUESTION"')
 
 
-def questions(count: int) -> list[Reworded]:
-    """Returns so many questions; of several, the last one has no answer in the chronicle."""
+def choose_questions(count: int) -> list[Reworded]:
+    """Returns some questions about the chronicle; the last of several questions has no answer."""
     from esa_cli.evaluation.tasks.chronicle_task import reworded
 
     *answered, unanswered = reworded()
@@ -71,30 +74,30 @@ def questions(count: int) -> list[Reworded]:
 
 
 def _ask_and_check(esa: Esa, book: Book, question: Reworded, reporter: Reporter) -> bool:
-    """Asks and shows one question; returns whether the answer was right."""
+    """Asks one question, prints its answer, and returns whether the answer is right."""
     from esa_cli.evaluation.tasks.chronicle_task import is_answered
 
-    _show(question.question, "bold")
+    _print_line(question.question, "bold")
     sys.stdout.write("  ")
-    reporter.waiting("answering")
+    reporter.show_spinner("answering")
     stream = AnswerStream(sys.stdout, reporter)
     reply = esa.ask(question.question, [book], evidence=1, on_text=stream)
-    reporter.settle()
+    reporter.clear_spinner()
     print(flush=True)
     if reply.doubtful:
-        _show(f"  {NOT_FOUND}")
+        _print_line(f"  {NOT_FOUND}")
     answers = question.answers
     right = is_answered(reply.text, answers) if answers else not reply.found
     fact = f"the text says {answers[0]}" if answers else "the text does not say"
     verdict = "right" if right and answers else f"{'right' if right else 'wrong'}: {fact}"
-    _show(f"  {verdict} ({time_text(reply.total_s)})", "dim")
+    _print_line(f"  {verdict} ({time_text(reply.total_s)})", "dim")
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else PIPE_WIDTH
     for passage in reply.evidence:
-        _show(format_passage(passage, max(width, 40), reply.quotation, reply.found), "cyan")
-    _show("")
+        _print_line(format_passage(passage, max(width, 40), reply.quotation, reply.found), "cyan")
+    _print_line("")
     return right
 
 
-def _show(text: str, style: str | None = None) -> None:
+def _print_line(text: str, style: str | None = None) -> None:
     console = make_console(sys.stdout)
     console.print(text, style=style, markup=False, soft_wrap=not console.is_terminal)

@@ -1,4 +1,4 @@
-"""`esa ingest`: puts documents into the library, once or whenever their folders change."""
+"""The command `esa ingest`, which puts documents into the library."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from esa_cli.qa.api import Esa
 
 SETTLE_S = 1.0
-"""Wait after a change of a watched folder: a file may still be growing."""
+"""Seconds to wait after a change in a watched folder, as a file may still be growing."""
 CHANGES = {
     "added": "added",
     "changed": "changed",
@@ -36,10 +36,10 @@ CHANGES = {
     "read": "read by the model",
     "pruned": "documents pruned",
 }
-"""Fields of an update's JSON object that are worth a report, and their words."""
+"""The counted fields in the JSON object of an update, with the words that describe them."""
 
 
-@options.command
+@options.typer_command
 def ingest(
     documents: Annotated[
         list[str],
@@ -48,22 +48,20 @@ def ingest(
         ),
     ],
     words: Annotated[
-        bool, option("--words", "Index only the words of folders, without a model.")
+        bool, option("--words", "Index only the words of the files in folders, without a model.")
     ] = False,
     watch: Annotated[
-        bool, option("--watch", "Index new and changed files of folders until Ctrl-C.")
+        bool, option("--watch", "Index new and changed files in folders until Ctrl-C.")
     ] = False,
     prune: Annotated[
-        bool, option("--prune", "Forget files that were removed from folders, and former versions.")
+        bool, option("--prune", "Remove the former versions and the documents of removed files.")
     ] = False,
     yes: Annotated[
-        bool, option("--yes -y", "Prune even where no document is left in a folder.")
+        bool, option("--yes -y", "Prune even if no document is left in a folder.")
     ] = False,
     rows: Annotated[
         Literal["int8", "native"],
-        option(
-            "--rows int8|native", "Precision of stored KV caches: 8 bits, or that of the model."
-        ),
+        option("--rows int8|native", "Precision of stored KV caches: 8 bits, or as in the model."),
     ] = "int8",
     shard: options.Shard = None,
     engine: Annotated[
@@ -77,23 +75,23 @@ def ingest(
         int | None,
         option(
             "--workers N",
-            "Number of processes; with --engine ray of actors, by default one a GPU.",
+            "Number of processes or, with --engine ray, of actors, by default one per GPU.",
             min=1,
         ),
     ] = None,
     *,
     model: options.ModelOptions,
-    in_json: options.Json = False,
+    as_json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Read documents once into the library, for all questions.
+    """Read documents once into the library, for all later questions.
 
-    `esa ask` then finds them there by their text, and `esa ask --library` without their names.
-    Stopped in the middle, the same command goes on where it was.
+    Later `esa ask` recognises a stored document by its text, and `esa ask --library` needs no names
+    of documents. After a stop, the same command continues where it was.
     """
     from esa_cli.qa.presets.adapter_files import without_adapter
 
-    check_engine(engine)
+    check_engine_installed(engine)
     is_local = engine == "local" and workers is None
     follows, is_divided = watch or words or prune, shard is not None or not is_local
     name = "--watch" if watch else "--words" if words else "--prune"
@@ -103,12 +101,12 @@ def ingest(
 
         @cache
         def load_esa() -> Esa:
-            from esa_cli.apps.cli.open_esa import opened
+            from esa_cli.apps.cli.open_esa import open_esa
 
             assert chosen is not None
-            return stack.enter_context(opened(chosen, model, reporter, keep=True, rows=rows))
+            return stack.enter_context(open_esa(chosen, model, reporter, keep=True, rows=rows))
 
-        def read_all(documents: Sequence[Document]) -> Iterator[IngestRow]:
+        def ingest_all_documents(documents: Sequence[Document]) -> Iterator[IngestRow]:
             from esa_cli.apps.ingest_engine import ingest_document
             from esa_cli.qa.opening import prepare
             from esa_cli.storage.library.disk import default_root
@@ -120,33 +118,32 @@ def ingest(
             from esa_cli.apps.ingest_engine import IngestWorker, ingest_by_workers
 
             assert chosen is not None
-            prepare(chosen, model.place, reporter, keep=True)
+            prepare(chosen, model.model_place, reporter, keep=True)
             worker = IngestWorker(chosen, model, rows, default_root().absolute(), os.getcwd())
             on_ray = engine == "ray"
             yield from ingest_by_workers(worker, documents, reporter, workers, on_ray=on_ray)
 
         if follows:
             loader = None if words else load_esa
-            _follow_folders(documents, loader, watch, prune, yes, reporter, in_json)
+            _index_folders(documents, loader, watch, prune, yes, reporter, as_json)
         else:
-            _read_documents(documents, shard, read_all, reporter, in_json)
+            _ingest_and_list_documents(documents, shard, ingest_all_documents, reporter, as_json)
 
 
-def check_engine(engine: str) -> None:
-    """Raises UsageError: the engine is not installed."""
+def check_engine_installed(engine: str) -> None:
+    """Raises UsageError if the package that --engine needs is not installed."""
     if engine == "ray" and importlib.util.find_spec("ray") is None:
-        raise UsageError("--engine ray needs ray", "pip install 'esa-cli[ray]'")
+        raise UsageError("--engine ray needs the package ray", "run: pip install 'esa-cli[ray]'")
 
 
-def _read_documents(
+def _ingest_and_list_documents(
     names: Sequence[str],
     shard: str | None,
     read: Callable[[Sequence[Document]], Iterator[IngestRow]],
     reporter: terminal.Reporter,
-    in_json: bool,
+    as_json: bool,
 ) -> None:
-    """Reads all documents, and prints their entries in the library; after an error those of the
-    documents that were read before it."""
+    """Ingests documents, and lists the ingested documents, even after an error."""
     from esa_cli.qa.ingestion.library_texts import record_read_folders
 
     rows: list[IngestRow] = []
@@ -156,15 +153,15 @@ def _read_documents(
             rows.append(row)
         record_read_folders(Library(), names)
     finally:
-        reporter.settle()
+        reporter.clear_spinner()
         if sys.exc_info()[0] is None or rows:
-            if in_json:
+            if as_json:
                 left_out = [file.as_dict() for file in gathered.left_out]
                 terminal.print_json({"documents": rows, "left_out": left_out})
             else:
                 table = [
                     (
-                        row["id"] or "not kept",
+                        row["id"] or "not stored",
                         f"{row['tokens']:,}",
                         "" if row["bytes"] is None else size_text(row["bytes"]),
                         time_text(row["read_s"]) if row["read_s"] else "before",
@@ -175,37 +172,38 @@ def _read_documents(
                 terminal.print_table(("id", "tokens", "size", "read in", "document"), table)
 
 
-def _follow_folders(
+def _index_folders(
     names: Sequence[str],
     load: Callable[[], Esa] | None,
     watch: bool,
     prune: bool,
     yes: bool,
     reporter: terminal.Reporter,
-    in_json: bool,
+    as_json: bool,
 ) -> None:
-    """Brings the library up to date with folders, once, or with `watch` until Ctrl-C. A file that
-    stays removed or unreadable is reported once."""
+    """Updates the library with the files in folders, once or, with `watch`, until Ctrl-C. A removed
+    or unreadable file is reported only once."""
     from esa_cli.qa.ingestion.library_texts import check_folder
     from esa_cli.system.files import poll_changes
 
     library = Library()
-    reported = {check_folder(name, library): set[FileRecord]() for name in names}
+    reported_files = {check_folder(name, library): set[FileRecord]() for name in names}
     failed = dict[str, bool]()
 
-    def update_and_report(folder: str, is_first: bool) -> None:
-        result = update_folder(
+    def update_and_report_folder(folder: str, is_first: bool) -> None:
+        result = update_library_from_folder(
             folder, library, load, reporter,
-            prune=prune, if_empty=yes and is_first, reported=reported[folder], is_first=is_first,
+            prune=prune, prune_if_empty=yes and is_first,
+            reported_files=reported_files[folder], is_first=is_first,
         )  # fmt: skip
         failed[folder] = bool(result["failed"])
         if not is_first and not any(result[key] for key in CHANGES):
             return
-        if in_json:
+        if as_json:
             print(terminal.format_json(result), flush=True)
             return
         for path in result["removed"]:
-            print(terminal.one_line(f"removed {path}"))
+            print(terminal.join_lines(f"removed {path}"))
         parts = [
             f"{len(result[key]):,} {what}"
             for key, what in CHANGES.items()
@@ -214,45 +212,48 @@ def _follow_folders(
         seconds = time_text(result["seconds"])
         print(f"{result['files']:,} files: {', '.join(parts)}; {seconds}", flush=True)
 
-    for folder in reported:
-        update_and_report(folder, is_first=True)
+    for folder in reported_files:
+        update_and_report_folder(folder, is_first=True)
     if watch:
-        reporter.note(f"esa: waiting for changes of {', '.join(names)}, until Ctrl-C")
+        reporter.note(f"esa: waiting for changes in {', '.join(names)}; Ctrl-C ends")
         for _ in poll_changes():
             time.sleep(SETTLE_S)
-            for folder in reported:
-                update_and_report(folder, is_first=False)
+            for folder in reported_files:
+                update_and_report_folder(folder, is_first=False)
     if any(failed.values()):
         raise typer.Exit(PARTIAL)
 
 
-def update_folder(
+def update_library_from_folder(
     folder: str,
     library: Library,
     load: Callable[[], Esa] | None,
     reporter: terminal.Reporter,
     *,
     prune: bool,
-    if_empty: bool,
-    reported: set[FileRecord],
+    prune_if_empty: bool,
+    reported_files: set[FileRecord],
     is_first: bool,
 ) -> dict[str, Any]:
-    """Updates the library with a folder, reports what cannot be read, and returns the JSON object.
+    """Updates the library with the files in a folder, and returns the JSON object of the update.
 
     Args:
-        load: returns the model that reads files; None: their words alone are indexed.
-        prune: removed files are forgotten; `if_empty`: even where no document is left.
-        reported: removed and unreadable files of the update before, which are exchanged.
+        load: returns the model that reads the files; None means that only words are indexed.
+        prune: whether documents of removed files are removed.
+        prune_if_empty: whether to prune even if no document is left in the folder.
+        reported_files: files that earlier updates reported; this update changes the set.
 
     Raises DocumentError, LibraryError, ResourceError."""
     from esa_cli.qa.ingestion.library_texts import forget_removed, outdated_entries, sync_folder
 
     started, progress, outdated = time.perf_counter(), None, list[Entry]()
     if is_first:
-        progress = reporter.token_progress(f"files of {folder}", "files")
+        progress = reporter.make_progress(f"files of {folder}", "files")
     with library.catalogue() as catalogue:
-        state = sync_folder(catalogue, folder, prune=prune, if_empty=if_empty, progress=progress)
-    reporter.settle()
+        state = sync_folder(
+            catalogue, folder, prune=prune, if_empty=prune_if_empty, progress=progress
+        )
+    reporter.clear_spinner()
     changes, read, failed = state.changes, list[str](), list(state.changes.refused)
     known = library.text_digests() if load else set()
     for record in changes.readable if load else ():
@@ -267,13 +268,13 @@ def update_folder(
         except (DocumentError, ResourceError) as error:
             failed.append(record._replace(why=error.message, hint=error.hint))
     for record in failed:
-        if record not in reported:
-            reporter.left_out(record.why, record.hint)
+        if record not in reported_files:
+            reporter.warn_left_out(record.why, record.hint)
     for left_out in state.left_out if is_first else ():
         reporter.warn(f"esa: {left_out.line}")
-    removed = [record.path for record in state.removed if record not in reported]
-    reported.clear()
-    reported.update(failed, state.removed)
+    removed = [record.path for record in state.removed if record not in reported_files]
+    reported_files.clear()
+    reported_files.update(failed, state.removed)
     if prune:
         with library.catalogue() as catalogue:
             entries = [entry for part in catalogue.entries() for entry in part]

@@ -1,4 +1,4 @@
-"""`esa library`: lists, shows, checks, removes and copies the documents that were stored."""
+"""The command `esa library`, which lists, shows, checks, removes and copies stored documents."""
 
 from __future__ import annotations
 
@@ -12,36 +12,40 @@ import typer
 
 from esa_cli.apps.cli.options import options
 from esa_cli.apps.cli.options.command_help import option
-from esa_cli.apps.cli.options.completion import documents
+from esa_cli.apps.cli.options.completion import complete_documents
 from esa_cli.apps.cli.output import terminal
 from esa_cli.errors import ForeignVersionError, LibraryError, UnreadableError, UsageError
 from esa_cli.storage.library import Entry, Library
 from esa_cli.system.machine import parse_size, size_text
 from esa_cli.system.progress import WaitNotice
 
-library = typer.Typer(help="List, check, copy and remove the documents that are kept.")
+library = typer.Typer(help="List, check, copy and remove stored documents.")
 HERE = "library"
-"""The word for the library that commands use, in place of a folder or archive."""
+"""The argument of `esa library copy` that means the library, and not a folder or archive."""
 _STATES = {ForeignVersionError: "of another format", UnreadableError: "unreadable"}
 _ID = "The beginning of an id from `esa library list`, or a document's name."
 _PLACE = "`library`, a folder, or an archive FILE.tar"
-Id = Annotated[str, typer.Argument(metavar="ID", help=_ID, autocompletion=documents)]
-Ids = Annotated[list[str], typer.Argument(metavar="ID...", help=_ID, autocompletion=documents)]
+Id = Annotated[str, typer.Argument(metavar="ID", help=_ID, autocompletion=complete_documents)]
+Ids = Annotated[
+    list[str], typer.Argument(metavar="ID...", help=_ID, autocompletion=complete_documents)
+]
 AnyIds = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[ID...]", help=_ID + " Without it all.", autocompletion=documents),
+    typer.Argument(
+        metavar="[ID...]", help=_ID + " By default all.", autocompletion=complete_documents
+    ),
 ]
 
 
 @library.command("list")
 def list_documents(
-    shows_former: Annotated[bool, option("--all", "List former versions of files, too.")] = False,
+    with_former: Annotated[bool, option("--all", "List former versions of files, too.")] = False,
     as_json: options.Json = False,
 ) -> None:
-    """List the documents, the last used first."""
+    """List the documents, the most recently used first."""
     stored = Library()
     present, former = stored.divided_entries()
-    entries = [*present, *former] if shows_former else present
+    entries = [*present, *former] if with_former else present
     if as_json:
         terminal.print_json(
             {
@@ -63,7 +67,7 @@ def list_documents(
                 time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.used)) if entry.used else "",
                 str(entry.provenance.get("preset", "")),
                 "" if entry.damage else entry.rows,
-                _label_entry(entry),
+                _name_or_damage(entry),
             )
             for entry in entries
         ]
@@ -72,24 +76,24 @@ def list_documents(
         catalogue = size_text(stored.catalogue_bytes)
         print(f"{size_text(stored.nbytes)} in {stored.root}, and its catalogue: {catalogue}")
     else:
-        print("no documents yet; `esa ingest` reads one")
+        print("no documents yet; add documents with `esa ingest`")
     if former:
-        print(f"{len(former):,} former: their files have another text now, or were removed")
+        print(f"{len(former):,} former versions: their files have changed or were removed")
     if stored.synced_files:
-        print(f"{stored.synced_files:,} files of `esa ingest --words`, found by their words")
+        print(f"{stored.synced_files:,} files of `esa ingest --words`, searched with BM25")
 
 
 @library.command("show")
 def show_document(
     name: Id,
     text: Annotated[
-        bool, option("--text", "Show the text alone, in which `start` and `end` count.")
+        bool, option("--text", "Show only the text, in which `start` and `end` are offsets.")
     ] = False,
     as_json: options.Json = False,
 ) -> None:
-    """Show what is known of a document, or its text."""
+    """Show the facts about a document, or its text."""
     stored = Library()
-    [entry] = _find_entries(stored, [name])
+    [entry] = _find_stored_documents(stored, [name])
     if as_json:
         terminal.print_json({**entry.as_json(), **({"text": stored.text(entry)} if text else {})})
     elif text:
@@ -102,10 +106,10 @@ def show_document(
 
 @library.command("verify")
 def verify_documents(names: AnyIds = None, as_json: options.Json = False) -> None:
-    """Read every byte of the documents, and say what is damaged."""
+    """Check every byte of the documents, and say what is damaged."""
     stored = Library()
     entries = [entry for part in stored.divided_entries() for entry in part]
-    entries = _find_entries(stored, names) if names else entries
+    entries = _find_stored_documents(stored, names) if names else entries
     results = [(entry, stored.verify(entry)) for entry in entries]
     if as_json:
         rows = [{"id": e.id, "damages": [error.message for error in bad]} for e, bad in results]
@@ -113,9 +117,9 @@ def verify_documents(names: AnyIds = None, as_json: options.Json = False) -> Non
     else:
         for entry, errors in results:
             state = _STATES.get(type(errors[0]), "damaged") if errors else "good"
-            print(f"{entry.id}  {state}  {_label_entry(entry)}")
+            print(f"{entry.id}  {state}  {_name_or_damage(entry)}")
             for error in errors:
-                print(f"    {terminal.one_line(error.message)}")
+                print(f"    {terminal.join_lines(error.message)}")
     bad = [errors[0] for _, errors in results if errors]
     if bad:
         kind = type(bad[0])
@@ -130,15 +134,15 @@ def remove_documents(names: Ids, yes: options.Yes = False) -> None:
     The files that the documents were read from stay.
     """
     stored = Library()
-    entries = _find_entries(stored, names)
+    entries = _find_stored_documents(stored, names)
     files = {entry.file for entry in entries if entry.file}
     entries += [one for one in stored.divided_entries().former if one.file in files]
     entries = list({entry.key: entry for entry in entries}.values())
-    listed = ", ".join(f"{entry.id} ({_label_entry(entry)})" for entry in entries)
+    listed = ", ".join(f"{entry.id} ({_name_or_damage(entry)})" for entry in entries)
     options.confirm_removal("document", f"{listed} from the library", yes)
     for entry in entries:
         freed = size_text(stored.remove(entry))
-        print(f"removed {entry.id} ({_label_entry(entry)}), {freed} freed")
+        print(f"removed {entry.id} ({_name_or_damage(entry)}), {freed} freed")
 
 
 @library.command("prune")
@@ -146,13 +150,13 @@ def prune_library(
     max_size: Annotated[
         str | None,
         option(
-            "--max-size SIZE", "Remove the least recently used documents beyond a size, as 10GB."
+            "--max-size SIZE", "Remove the least recently used documents beyond this size (10GB)."
         ),
     ] = None,
     dry_run: Annotated[bool, option("--dry-run", "Only say what would be removed.")] = False,
     as_json: options.Json = False,
 ) -> None:
-    """Remove former versions and leftovers; keep to a size."""
+    """Remove former versions, leftover files, and documents beyond a size."""
     max_bytes = None if max_size is None else parse_size(max_size, "--max-size")
     done = Library().prune(max_bytes, dry_run=dry_run)
     if as_json:
@@ -169,42 +173,42 @@ def prune_library(
         return
     removed, freed = ("would remove", "would be freed") if dry_run else ("removed", "freed")
     for entry in done.removed:
-        print(f"{removed} {entry.id} ({_label_entry(entry)})")
+        print(f"{removed} {entry.id} ({_name_or_damage(entry)})")
     if done.leftovers:
         print(f"{removed} {done.leftovers} files that belong to no document")
     for entry in done.left_alone:
-        print(f"left alone, as it cannot be used: {entry.id}")
+        print(f"not removed, as the document cannot be used: {entry.id}")
     print(f"{size_text(done.freed)} {freed}, {size_text(done.left)} left")
 
 
 @library.command("copy")
 def copy_documents(
-    source: Annotated[str, typer.Argument(metavar="SRC", help=f"Where they are: {_PLACE}.")],
-    target: Annotated[str, typer.Argument(metavar="DST", help=f"Where they go: {_PLACE}.")],
+    source: Annotated[str, typer.Argument(metavar="SRC", help=f"Copy from here: {_PLACE}.")],
+    target: Annotated[str, typer.Argument(metavar="DST", help=f"Copy to here: {_PLACE}.")],
     names: AnyIds = None,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
     """Copy documents to or from a folder or archive.
 
-    The other place becomes a library, too. Every file is checked.
+    The folder or archive becomes a library, too. Every copied file is checked.
     """
     from esa_cli.apps.cli.options import output_paths
     from esa_cli.storage.library.library_copy import is_archive, pull, push
 
     if (source == HERE) == (target == HERE):
-        hint = "`esa library copy library FILE.tar` copies from it, `copy FILE.tar library` to it"
-        raise UsageError(f"SRC or DST must be `library`, got {source} and {target}", hint)
+        hint = "write `esa library copy library FILE.tar` or `esa library copy FILE.tar library`"
+        raise UsageError(f"one of SRC and DST must be `library`, got {source} and {target}", hint)
     if is_archive(target):
-        output_paths.check("DST", Path(target))
+        output_paths.check_output_file("DST", Path(target))
     stored = Library()
     with terminal.Reporter(quiet or as_json) as reporter:
         waiting = WaitNotice(lambda: reporter.note("esa: waiting for another esa"), None, 0)
-        progress = reporter.token_progress(f"documents of {source}", "documents")
+        progress = reporter.make_progress(f"documents of {source}", "documents")
         if source == HERE:
-            entries = _find_entries(stored, names) if names else stored.entries()
+            entries = _find_stored_documents(stored, names) if names else stored.entries()
             if not entries:
-                raise UsageError("the library has no documents to copy", "`esa ingest` reads one")
+                raise UsageError("the library has no documents", "add documents with `esa ingest`")
             result = push(stored, target, entries, progress)
         else:
             result = pull(stored, source, names or (), progress, waiting)
@@ -221,31 +225,32 @@ def copy_documents(
             }
         )
     else:
-        copied, size = terminal.count_text(len(result.copied), "document"), size_text(result.bytes)
-        print(f"copied {copied}, {size}; {result.there:,} were there")
+        copied = terminal.pluralize(len(result.copied), "document")
+        there = f"{result.there:,} were already there"
+        print(f"copied {copied}, {size_text(result.bytes)}; {there}")
     sys.stdout.flush()
     if failed:
-        text = f"{terminal.count_text(len(failed), 'document')} left out: {failed[0].message}"
+        text = f"{terminal.pluralize(len(failed), 'document')} left out: {failed[0].message}"
         raise LibraryError(text, failed[0].hint)
 
 
-def _find_entries(stored: Library, names: Sequence[str]) -> list[Entry]:
-    """Finds the documents with these names or beginnings of ids, each once."""
+def _find_stored_documents(stored: Library, names: Sequence[str]) -> list[Entry]:
+    """Returns the stored documents with these names or beginnings of ids, without duplicates."""
     entries = dict[str, Entry]()
     for name in names:
         matches = stored.matches(name)
         if not matches:
-            raise UsageError(f"no document {name} in the library", "see `esa library list`")
+            raise UsageError(f"the library has no document {name}", "see `esa library list`")
         if len(matches) > 1:
             ids = ", ".join(entry.id for entry in matches[:5])
-            raise UsageError(f"{name} fits {len(matches)} documents: {ids}", "give an id")
+            raise UsageError(f"{name} fits {len(matches)} documents: {ids}", "use an id")
         entries[matches[0].key] = matches[0]
     return list(entries.values())
 
 
-def _label_entry(entry: Entry) -> str:
-    """Returns a document's name, or what is wrong with the document."""
+def _name_or_damage(entry: Entry) -> str:
+    """Returns the name of a stored document, or what is wrong with the document."""
     if entry.damage:
-        damage = terminal.one_line(entry.damage)
+        damage = terminal.join_lines(entry.damage)
         return damage if entry.state == "unreadable" else f"{entry.state}: {damage}"
-    return terminal.one_line(entry.name) or "without a name"
+    return terminal.join_lines(entry.name) or "without a name"

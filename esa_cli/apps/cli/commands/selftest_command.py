@@ -1,4 +1,4 @@
-"""`esa selftest`, `bench` and `compare`: methods on planted facts, benchmarks and a question."""
+"""The commands `esa selftest`, `esa bench` and `esa compare`, which compare methods."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from esa_cli.apps.cli.commands.ask_command import Arguments
-from esa_cli.apps.cli.inputs import read_documents, split_arguments
+from esa_cli.apps.cli.inputs import read_documents, split_off_question
 from esa_cli.apps.cli.options import options
 from esa_cli.apps.cli.options import output_paths as files
 from esa_cli.apps.cli.options.command_help import option
@@ -31,34 +31,32 @@ if TYPE_CHECKING:
     from esa_cli.system.jsonl import Journal
 
 COMMON_SETTINGS = ("samples", "seed", "reading")
-"""Settings that all rows of a file have in common."""
+"""Settings that must be the same for all rows of a file of results."""
 
 
 @dataclass(frozen=True)
 class SelftestOptions:
-    """Options of `esa selftest` besides those of the model and the rows."""
+    """The options of `esa selftest` that no other group of options has."""
 
     lengths: Annotated[
-        str, option("--len TOKENS,...", "Lengths of the document in tokens, as 8k,16k,32k.")
+        str, option("--len TOKENS,...", "Tokens of the document, for example 8k,16k,32k.")
     ] = "16k"
     samples: Annotated[int, option("--samples N", "Questions for each test and length.", min=1)] = 8
-    seed: Annotated[int, option("--seed N", "Seed of the facts and of the text.", min=0)] = 0
+    seed: Annotated[int, option("--seed N", "Seed of the facts and the text.", min=0)] = 0
     haystack: Annotated[
         Path | None,
-        option("--haystack FILE|DIR", "Text around the facts; by default a generated one."),
+        option("--haystack FILE|DIR", "Text around the facts; by default a generated text."),
     ] = None
     reading: Annotated[
         Literal["shared", "own"],
-        option(
-            "--reading shared|own", "Prefill the document once for all methods, or once for each."
-        ),
+        option("--reading shared|own", "Prefill once for all methods, or once for each method."),
     ] = "shared"
     dense: Annotated[
-        bool, option("--dense/--no-dense", "Measure full attention inside the model's window, too.")
+        bool, option("--dense/--no-dense", "Also measure full attention inside the model's window.")
     ] = True
 
 
-@options.command
+@options.typer_command
 def selftest(
     test: Annotated[
         str,
@@ -68,51 +66,50 @@ def selftest(
         ),
     ],
     *,
-    wanted: SelftestOptions,
+    flags: SelftestOptions,
     rows: options.RowOptions,
     model: options.ModelOptions,
 ) -> None:
-    """Plant facts in a long text, and count those that are found.
+    """Plant facts in a long text, and count the facts that are found.
 
     esa selftest needle --len 32k --methods esa-consensus,streaming-llm,infllm
     """
     from esa_cli.evaluation.selftest import run_plan
 
-    chosen = model.method_preset()
+    chosen = model.load_method_preset()
     settings = run_plan.SelftestSettings(
         tests=options.split_names(test),
-        methods=rows.method_names(chosen),
-        lengths=tuple(dict.fromkeys(map(run_plan.tokens, wanted.lengths.split(",")))),
-        **{name: getattr(wanted, name) for name in (*COMMON_SETTINGS, "dense")},
+        methods=rows.compared_method_names(chosen),
+        lengths=tuple(dict.fromkeys(map(run_plan.tokens, flags.lengths.split(",")))),
+        **{name: getattr(flags, name) for name in (*COMMON_SETTINGS, "dense")},
     )
     with terminal.Reporter(rows.quiet) as reporter:
-        haystack = _find_haystack(settings, chosen, wanted.haystack, rows.out)
+        haystack = _check_and_read_haystack(settings, chosen, flags.haystack, rows.out)
         _run_tests(settings, chosen, model, haystack, rows, reporter)
 
 
-def _find_haystack(
+def _check_and_read_haystack(
     settings: SelftestSettings, chosen: Preset, texts: Path | None, out: Path | None
 ) -> Haystack:
-    """Returns the long text, after the names of tests, methods and files were checked. Raises
-    UsageError, DocumentError."""
+    """Checks names of tests, methods and files; returns the long text. Raises EsaError."""
     from esa_cli.evaluation.tasks import TASKS, Haystack, find_task
     from esa_cli.qa.presets.resolved_preset import compared
 
     if not settings.tests or not settings.methods:
         hint = f"tests: {', '.join(TASKS)}"
-        raise UsageError("TEST and --methods must each name one, got none", hint)
+        raise UsageError("TEST must name a test, and --methods must name a method", hint)
     for test in settings.tests:
         find_task(test)
     for name in settings.methods:
         compared(name, chosen, max(settings.lengths))
     if "own" in settings.tests and texts is None:
-        wrong = "--haystack must be a text of yours for the test own, got none"
+        wrong = "the test own needs --haystack with a text of yours"
         raise UsageError(wrong, "add --haystack FILE")
     if texts is None:
-        files.check("--out", out)
+        files.check_output_file("--out", out)
         return Haystack.chronicle(settings.seed)
     sources = map(str, [texts, *texts.glob("*")])
-    files.check("--out", out, sources, "one of the texts of --haystack")
+    files.check_output_file("--out", out, sources, "one of the texts of --haystack")
     return Haystack.read(str(texts))
 
 
@@ -124,7 +121,7 @@ def _run_tests(
     rows: options.RowOptions,
     reporter: terminal.Reporter,
 ) -> None:
-    """Runs the tests and prints the scores. Raises EsaError."""
+    """Runs the tests and prints the scores of the methods. Raises EsaError."""
     from esa_cli.evaluation.selftest.run_plan import KEY, dense_length
     from esa_cli.evaluation.selftest.score_tables import wrong
     from esa_cli.qa.opening import inspect_model
@@ -134,9 +131,9 @@ def _run_tests(
 
     shard = rows.parse_shard(rows.out)
     reporter.stage("import", 0, None)
-    place = model.place
+    place = model.model_place
     header = {
-        **files.run_facts(),
+        **files.describe_run(),
         "model": chosen.model,
         "preset": chosen.name,
         "context": chosen.context,
@@ -164,34 +161,34 @@ def _run_tests(
     if journal.rows:
         reporter.note(f"esa: {len(journal.rows)} questions of an earlier run are kept")
 
-    def run() -> bool:
+    def ask_missing_questions() -> bool:
         from esa_cli.models.files.quiet_transformers import quiet_transformers
 
         with quiet_transformers():
             loaded = known.load(reporter)
-            reporter.settle()
+            reporter.clear_spinner()
             from esa_cli.evaluation.selftest.selftest_run import SelftestRun
 
             display = SelftestDisplay(reporter)
             return SelftestRun(
-                loaded, chosen, settings, haystack, journal, display, rows.deadline, shard
+                loaded, chosen, settings, haystack, journal, display, rows.asking_deadline, shard
             ).run()
 
-    def show(complete: bool) -> None:
+    def show_results(complete: bool) -> None:
         if rows.as_json:
             terminal.print_json({**journal.header, "complete": complete, "rows": journal.rows})
         else:
-            _print_tables(journal.rows)
+            _print_score_tables(journal.rows)
 
-    files.measure(journal, reporter, run, show, rows.out)
+    files.run_and_show_rows(journal, reporter, ask_missing_questions, show_results, rows.out)
 
 
-def _print_tables(rows: Sequence[dict[str, Any]]) -> None:
-    """Prints the scores, and the rule by which documents were read."""
+def _print_score_tables(rows: Sequence[dict[str, Any]]) -> None:
+    """Prints the scores of the methods, and whether their documents were prefilled together."""
     from esa_cli.evaluation.selftest.score_tables import report
 
     for table in report(rows):
-        print(terminal.one_line(table.title))
+        print(terminal.join_lines(table.title))
         terminal.print_table(table.headers, table.rows)
         print(table.note)
     if not rows:
@@ -199,47 +196,47 @@ def _print_tables(rows: Sequence[dict[str, Any]]) -> None:
     for reading in ("shared", "own", "text"):
         same = (row for row in rows if row.get("reading") == reading and not row.get("dense"))
         if names := ", ".join(dict.fromkeys(row["method"] for row in same)):
-            print(terminal.clean(f"reading: {reading}: {names}"))
+            print(terminal.clean_text(f"reading: {reading}: {names}"))
 
 
 class SelftestDisplay:
-    """Shows the `SelftestEvents` of a run: the progress of each prefill, and what is asked."""
+    """Shows the progress of a selftest: the progress of each prefill, and each question."""
 
     def __init__(self, reporter: terminal.Reporter) -> None:
         self._reporter = reporter
 
     def reading(self, test: str, length: int, names: Sequence[str], total: int) -> Progress:
         label = f"{test} at {length:,} tokens: reading for {', '.join(names)}"
-        return self._reporter.token_progress(label)
+        return self._reporter.make_progress(label)
 
     def row(self, row: dict[str, Any]) -> None:
-        self._reporter.waiting(f"{row['test']} at {row['length']:,} tokens: {row['method']}")
+        self._reporter.show_spinner(f"{row['test']} at {row['length']:,} tokens: {row['method']}")
 
     def note(self, text: str) -> None:
         self._reporter.note(f"esa: {text}")
 
 
-@options.command
+@options.typer_command
 def compare(
     arguments: Arguments = None,
     methods: Annotated[
         str,
         option(
             "--methods NAME,...",
-            "Names from `esa methods`, with commas; `preset`: the preset as it is.",
+            "Names from `esa methods`, separated by commas; `preset` means the unchanged preset.",
         ),
     ] = "preset,esa,infllm,streaming-llm",
-    top: Annotated[int, option("--top N", "Passages to show of each answer.", min=0)] = 2,
+    top: Annotated[int, option("--top N", "Passages to show with each answer.", min=0)] = 2,
     max_new_tokens: options.MaxTokens = None,
     *,
     model: options.ModelOptions,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Answer one question by several methods, and compare.
+    """Answer one question with several methods, and compare.
 
-    Every method has the same token budget. A document of at most window.dense tokens is in view
-    of every method.
+    Every method has the same token budget. Each method attends to the whole of a document with at
+    most window.dense tokens.
 
     esa compare book.txt "Who is Ahab?" --methods preset,infllm,streaming-llm
     """
@@ -251,16 +248,16 @@ def compare(
     from esa_cli.qa.presets.resolved_preset import FROM_TEXT
     from esa_cli.storage import check_in_memory
 
-    documents, question = split_arguments(arguments or [], verb="compare")
+    documents, question = split_off_question(arguments or [], command_name="compare")
     names = options.split_names(methods)
     if not names:
-        hint = "`esa methods` lists all; `preset`: the preset as it is"
+        hint = "choose a method that `esa methods` lists, or `preset`, the unchanged preset"
         raise UsageError("--methods must name a method, got none", hint)
     with terminal.Reporter(quiet) as reporter:
         check_in_memory(model.cache)
-        chosen = model.method_preset()
+        chosen = model.load_method_preset()
         text = join(read_documents(documents, reporter).documents)
-        ready = prepare(chosen, model.place, reporter, attaches=True)
+        ready = prepare(chosen, model.model_place, reporter, attaches=True)
         tokens = ready.model.count_tokens(text)
         settings = SelftestSettings((), names, (tokens,), dense=False)
         grouped = groups(settings, chosen, tokens)
@@ -275,7 +272,7 @@ def compare(
             rows = run_compare(
                 ready.model.load(reporter), chosen, grouped, text, question,
                 count=top, most=max_new_tokens,
-                reading=lambda names: reporter.token_progress(f"reading for {', '.join(names)}"),
+                reading=lambda names: reporter.make_progress(f"reading for {', '.join(names)}"),
             )  # fmt: skip
     if as_json:
         terminal.print_json({"question": question, "model": chosen.model, "methods": rows})
@@ -284,8 +281,8 @@ def compare(
     for row in rows:
         shared = " shared" if row["shared"] else ""
         passages = [
-            f"{passage['weight']:.0%} {terminal.one_line(' '.join(passage['text'].split()))[:160]}"
-            for passage in row["passages"]
+            f"{one['weight']:.0%} {terminal.join_lines(' '.join(one['text'].split()))[:160]}"
+            for one in row["passages"]
         ]
         times = time_text(row["read_s"]) + shared, time_text(row["answer_s"])
         memory = size_text(row["cache_bytes"]) + shared
@@ -294,7 +291,7 @@ def compare(
     terminal.print_table(headers, table)
 
 
-@options.command
+@options.typer_command
 def bench(
     name: Annotated[
         str,
@@ -303,18 +300,18 @@ def bench(
         ),
     ],
     data: Annotated[
-        Path | None, option("--data DIR", "The folder with the official files.")
+        Path | None, option("--data DIR", "The folder with the official files of the benchmark.")
     ] = None,
     tasks: Annotated[
         str | None,
-        option("--tasks NAME,...", "Tasks with commas; by default all whose files are there."),
+        option("--tasks NAME,...", "Tasks, separated by commas; by default all with files."),
     ] = None,
-    limit: Annotated[int | None, option("--limit N", "Records to ask of each task.", min=1)] = None,
+    limit: Annotated[int | None, option("--limit N", "Records to ask in each task.", min=1)] = None,
     *,
     rows: options.RowOptions,
     model: options.ModelOptions,
 ) -> None:
-    """Run a public benchmark, and print a table like the paper's.
+    """Run a public benchmark, and print a table like its paper's.
 
     esa bench longbench --data LongBench/data --methods preset,infllm --out longbench.jsonl
     """
@@ -326,22 +323,23 @@ def bench(
 
     benchmark, reporter = find(name), terminal.Reporter(rows.quiet)
     if data is None:
-        hint = f"official files: {benchmark.source}"
-        raise UsageError(f"{name} needs its files: --data DIR", hint)
-    shard, chosen = rows.parse_shard(rows.out), model.method_preset()
+        hint = f"get the files from {benchmark.source}"
+        raise UsageError(f"{name} needs its official files in --data DIR", hint)
+    shard, chosen = rows.parse_shard(rows.out), model.load_method_preset()
     named = None if tasks is None else options.split_names(tasks)
     wanted = chosen_tasks(benchmark, data, named)
     selection = BenchSelection(benchmark, data, wanted, limit, shard)
     survey, length = selection.survey(), benchmark.length
     reporter.stage("import", 0, None)
-    presets = {method: compared(method, chosen, length) for method in rows.method_names(chosen)}
+    names = rows.compared_method_names(chosen)
+    presets = {method: compared(method, chosen, length) for method in names}
     for preset in presets.values():
         resolve(preset)
-    place = model.place
+    place = model.model_place
     settings = chosen.model_dump(exclude={"name", "description", "prompt", "generation"})
     dtype = place.packing or str(place.dtype)
     header = {
-        **files.run_facts(),
+        **files.describe_run(),
         "benchmark": name,
         "model": chosen.model,
         "preset": chosen.name,
@@ -356,16 +354,16 @@ def bench(
     known.check(presets, known.count_tokens(survey.longest))
     left_out: list[dict[str, str]] = []
 
-    def leave_out(case: Case, error: LengthError) -> None:
+    def report_left_out(case: Case, error: LengthError) -> None:
         row = {key: case.fields[key] for key in KEY}
         left_out.append({**row, "why": error.message})
-        reporter.settle()
+        reporter.clear_spinner()
         reporter.warn("esa: {method}: {task}, {id} left out: ".format(**row) + error.message)
 
-    def reading(method: str, record: BenchRecord) -> Progress:
-        return reporter.token_progress(f"{method}: {record.task}, record {record.id}")
+    def show_reading_progress(method: str, record: BenchRecord) -> Progress:
+        return reporter.make_progress(f"{method}: {record.task}, record {record.id}")
 
-    def run() -> bool:
+    def ask_missing_questions() -> bool:
         if complete:
             return True
         from esa_cli.evaluation.bench.bench_run import RecordAsker
@@ -373,21 +371,23 @@ def bench(
         from esa_cli.models.files.quiet_transformers import quiet_transformers
         from esa_cli.qa.answering.session import Session
 
-        write = partial(write_rows, journal=journal, until=rows.deadline, on_left_out=leave_out)
+        until = rows.asking_deadline
+        write = partial(write_rows, journal=journal, until=until, on_left_out=report_left_out)
         with quiet_transformers():
             loaded = known.load(reporter)
-            reporter.settle()
+            reporter.clear_spinner()
             with Session(loaded.model, loaded.tokenizer, chosen, loaded.cache) as session:
                 for method, preset in presets.items():
-                    asker = RecordAsker(session, method, preset, partial(reading, method))
+                    progress = partial(show_reading_progress, method)
+                    asker = RecordAsker(session, method, preset, progress)
                     documents = (asker.cases(benchmark, one) for one in selection.documents())
                     if not write(documents):
                         return False
         return True
 
-    show = partial(_print_scores, selection, journal, left_out, rows.as_json)
+    show_results = partial(_print_scores, selection, journal, left_out, rows.as_json)
     with reporter:
-        files.measure(journal, reporter, run, show, rows.out)
+        files.run_and_show_rows(journal, reporter, ask_missing_questions, show_results, rows.out)
 
 
 def _print_scores(
@@ -410,7 +410,7 @@ def _print_scores(
         }
         terminal.print_json({**journal.header, **result, "rows": journal.rows})
         return
-    notes += [f"left out, for want of room: {len(left_out):,}"] if left_out else []
+    notes += [f"records left out, as they do not fit: {len(left_out):,}"] if left_out else []
     terminal.print_table(*bench_run.table(benchmark, scores))
     for note in notes:
-        print(terminal.one_line(f"note: {note}"))
+        print(terminal.join_lines(f"note: {note}"))

@@ -1,4 +1,4 @@
-"""`esa serve`: a page, and OpenAI's chat completions; `esa mcp`: the Model Context Protocol."""
+"""The command `esa serve`, an HTTP server, and `esa mcp`, a Model Context Protocol server."""
 
 from __future__ import annotations
 
@@ -32,160 +32,166 @@ Allow = Annotated[
 ]
 
 
-def check_folders(folders: Sequence[Path]) -> None:
-    """Raises UsageError where a path of --allow is no folder."""
+def check_allowed_folders(folders: Sequence[Path]) -> None:
+    """Raises UsageError if a path of --allow is not a folder."""
     for folder in folders:
         if not folder.is_dir():
-            raise UsageError(f"--allow must be a folder, got {folder}", "name one that exists")
+            raise UsageError(f"--allow must be a folder, got {folder}", "name a folder that exists")
 
 
 @dataclass(frozen=True)
 class ServeOptions:
-    """Options of `esa serve` besides the model's."""
+    """The options of `esa serve` that no other group of options has."""
 
     allow: Allow = None
     host: Annotated[str, option("--host HOST", "The address to listen on.")] = "127.0.0.1"
     port: Annotated[
-        int, option("--port N", "The port to listen on; 0 takes a free one.", min=0, max=65535)
+        int, option("--port N", "The port to listen on; 0 means any free port.", min=0, max=65535)
     ] = 8000
     token: Annotated[
         str | None,
         option(
             "--token TOKEN",
-            "What clients must show as their API key; else $ESA_TOKEN.",
+            "The API key that clients must send; by default $ESA_TOKEN.",
             envvar="ESA_TOKEN",
         ),
     ] = None
 
     library: Annotated[bool, option("--library", "Let requests name library documents.")] = False
     max_question: Annotated[
-        int, option("--max-question TOKENS", "Longest question with its history, in tokens.", min=1)
+        int, option("--max-question TOKENS", "Maximum tokens of question and history.", min=1)
     ] = 8192
     timeout: Annotated[
-        float, option("--timeout SECONDS", "Longest time of an answer.", min=0.1)
+        float, option("--timeout SECONDS", "Maximum time for an answer.", min=0.1)
     ] = 600.0
     keep: options.Keep = None
 
-    def check(self) -> None:
-        """Raises UsageError: --allow is no folder, or the token is no word, or is missing although
-        other machines can connect."""
-        check_folders(self.allow or ())
+    def check_access_options(self) -> None:
+        """Raises UsageError if --allow is not a folder, if the token is not one word, or if there
+        is no token although other machines can connect."""
+        check_allowed_folders(self.allow or ())
         token = self.token
         if token is None:
             if not is_loopback(self.host):
-                wrong = f"--host {self.host} lets other machines in, so it needs a token"
-                raise UsageError(wrong, "set $ESA_TOKEN, or give --token")
+                wrong = f"--host {self.host} lets other machines connect, so a token is needed"
+                raise UsageError(wrong, "set $ESA_TOKEN, or add --token TOKEN")
         elif not (token.isprintable() and token.isascii() and token.split() == [token]):
-            raise UsageError("the token must be one word of printable ASCII", "choose another")
+            raise UsageError(
+                "the token must be one word of printable ASCII", "choose another token"
+            )
 
 
-@options.command
+@options.typer_command
 def serve(
     documents: Annotated[
         list[str] | None,
-        typer.Argument(metavar="DOC...", help="Documents of the requests that name none."),
+        typer.Argument(metavar="DOC...", help="Documents for requests that name none."),
     ] = None,
     *,
-    wanted: ServeOptions,
+    flags: ServeOptions,
     model: options.ModelOptions,
-    answer: options.ReaderOptions,
+    reader_options: options.ReaderOptions,
     quiet: options.Quiet = False,
 ) -> None:
-    """Serve a page for asking, and /v1/chat/completions.
+    """Serve a page for questions, and /v1/chat/completions.
 
-    The page is for browsers, the API for programs made for OpenAI's. The command prints the base
-    URL when the server is ready; Ctrl-C ends it.
+    The page is for browsers, and the API is for programs made for OpenAI's API. The command prints
+    the base URL when the server is ready; Ctrl-C ends the server.
     """
-    from esa_cli.apps.cli.open_esa import opened
+    from esa_cli.apps.cli.open_esa import open_esa
     from esa_cli.qa.opening import answerable
 
     names = documents or []
-    check_options(names, wanted)
+    check_serve_options(names, flags)
     from esa_cli.apps.server import server_run
 
-    chosen, reader = answer.load_preset(model), answer.reader_choice()
-    server_run.bind(wanted.host, wanted.port).close()  # a taken port is reported at once
+    chosen, reader = reader_options.load_preset(model), reader_options.choose_reader()
+    server_run.bind_socket(flags.host, flags.port).close()  # a taken port is reported at once
     with Reporter(quiet) as reporter:
         gathered = read_documents(names, reporter).documents
         chosen = answerable(chosen, reporter)
         limit = None if chosen.answer.needs_rows else chosen.answer.documents
-        with opened(chosen, model, reporter, keep=bool(wanted.keep), reader=reader) as esa:
-            run_server(esa, wanted, gathered, reporter, limit)
+        with open_esa(chosen, model, reporter, keep=bool(flags.keep), reader=reader) as esa:
+            ingest_and_serve(esa, flags, gathered, reporter, limit)
 
 
-def check_options(documents: Sequence[str], wanted: ServeOptions) -> None:
-    """Checks the options before a model is loaded. Raises UsageError."""
+def check_serve_options(documents: Sequence[str], flags: ServeOptions) -> None:
+    """Checks the options of `esa serve` before a model is loaded. Raises UsageError."""
     missing = [name for name in ("starlette", "uvicorn") if importlib.util.find_spec(name) is None]
     if missing:
-        hint = "pip install 'esa-cli[serve]'"
-        raise UsageError(f"`esa serve` needs {' and '.join(missing)}", hint)
-    wanted.check()
-    if not documents and not wanted.allow and not wanted.library:
-        hint = "name some, or --allow a folder whose files requests may name"
+        hint = "run: pip install 'esa-cli[serve]'"
+        raise UsageError(f"`esa serve` needs the packages {' and '.join(missing)}", hint)
+    flags.check_access_options()
+    if not documents and not flags.allow and not flags.library:
+        hint = "name documents, or add --allow with a folder whose files requests may name"
         raise UsageError("documents, --allow or --library must be given, got none", hint)
 
 
-def run_server(
+def ingest_and_serve(
     esa: Esa,
-    wanted: ServeOptions,
+    flags: ServeOptions,
     documents: Sequence[Document],
     reporter: Reporter,
     limit: int | None = None,
 ) -> None:
-    """Reads the documents, then serves until Ctrl-C, and opens `limit` of the documents that a
-    request names. Raises UsageError: the address is taken. ResourceError, LibraryError."""
+    """Ingests the documents, then serves requests until Ctrl-C; a request opens at most `limit`
+    documents. Raises ResourceError, LibraryError. UsageError: the address is in use."""
     from esa_cli.apps.server import server_run
     from esa_cli.apps.server.allowed_documents import AllowedDocuments
-    from esa_cli.apps.server.server_app import ServerLimits, make_app
+    from esa_cli.apps.server.server_app import ServerLimits, make_asgi_app
 
-    with server_run.bind(wanted.host, wanted.port) as sock:
+    with server_run.bind_socket(flags.host, flags.port) as sock:
         fixed = [esa.ingest(document) for document in documents]
-        reporter.settle()
+        reporter.clear_spinner()
         allowed = AllowedDocuments(
-            esa, fixed, wanted.allow or [], Library(), stored=wanted.library, limit=limit
+            esa, fixed, flags.allow or [], Library(), stored=flags.library, limit=limit
         )
-        limits = ServerLimits(max_question=wanted.max_question, timeout_s=wanted.timeout)
-        app = make_app(
-            esa, allowed, wanted.token, limits,
+        limits = ServerLimits(max_question=flags.max_question, timeout_s=flags.timeout)
+        app = make_asgi_app(
+            esa, allowed, flags.token, limits,
             lambda text: reporter.note(f"esa: {text}"), lambda text: reporter.warn(f"esa: {text}"),
         )  # fmt: skip
-        address = server_run.address(sock)
+        address = server_run.base_url(sock)
         print(address, flush=True)
         page = address.removesuffix("v1")
         reporter.note(f"esa: serving {esa.name}, with a page at {page}; Ctrl-C ends")
-        server_run.run(app, sock)
+        server_run.serve_app(app, sock)
     reporter.note("esa: ended")
 
 
 MIN_SDK_VERSION = 2
-"""The oldest major version of the protocol's SDK that works."""
-INSTALL_SDK = "pip install 'esa-cli[mcp]'"
+"""The oldest major version of the Model Context Protocol's SDK that works."""
+INSTALL_SDK = "run: pip install 'esa-cli[mcp]'"
 
 
-@options.command
+@options.typer_command
 def mcp(
     allow: Allow = None,
     *,
     model: options.ModelOptions,
-    answer: options.ReaderOptions,
+    reader_options: options.ReaderOptions,
     quiet: options.Quiet = False,
 ) -> None:
     """Serve the library to assistants and editors (MCP).
 
-    Programs that speak the Model Context Protocol start the command themselves, and talk to it on
-    standard streams.
+    Programs that speak the Model Context Protocol start this command themselves, and communicate
+    with it over the standard streams.
     """
-    check_sdk()
-    check_folders(allow or [])
-    chosen, reader = answer.load_preset(model), answer.reader_choice()
+    check_mcp_sdk()
+    check_allowed_folders(allow or [])
+    chosen, reader = reader_options.load_preset(model), reader_options.choose_reader()
     gc.enable()
     from esa_cli.apps.server.allowed_documents import AllowedDocuments
-    from esa_cli.apps.server.mcp_server import DocumentTools, asker_on_demand, run_stdio
+    from esa_cli.apps.server.mcp_server import (
+        DocumentTools,
+        load_esa_on_demand,
+        serve_standard_streams,
+    )
 
     with Reporter(quiet) as reporter, ExitStack() as stack:
 
         def load_esa() -> Esa:
-            from esa_cli.apps.cli.open_esa import opened
+            from esa_cli.apps.cli.open_esa import open_esa
             from esa_cli.qa.opening import answerable, runs_methods
 
             library, preset = Library(), answerable(chosen, reporter)
@@ -194,26 +200,26 @@ def mcp(
             stores = has_rows and (not preset.answer.by_words or runs_methods(preset, reporter))
             keep = True if stores and library.writable else None
             return stack.enter_context(
-                opened(preset, model, reporter, keep=keep, library=library, reader=reader)
+                open_esa(preset, model, reporter, keep=keep, library=library, reader=reader)
             )
 
         documents = AllowedDocuments(
-            asker_on_demand(load_esa), [], allow or [], Library(),
+            load_esa_on_demand(load_esa), [], allow or [], Library(),
             stored=True, limit=chosen.answer.documents,
         )  # fmt: skip
         tools = DocumentTools(documents, chosen, model, reporter)
         if sys.stdin.isatty():
             reporter.note("esa: waiting for a client on standard input; see docs/serve.md")
-        run_stdio(tools)
+        serve_standard_streams(tools)
 
 
-def check_sdk() -> None:
-    """Raises UsageError: the protocol's SDK is missing or too old."""
+def check_mcp_sdk() -> None:
+    """Raises UsageError if the Model Context Protocol's SDK is missing or too old."""
     try:
         version = importlib.metadata.version("mcp")
     except importlib.metadata.PackageNotFoundError:
-        raise UsageError("`esa mcp` needs mcp", INSTALL_SDK) from None
+        raise UsageError("`esa mcp` needs the package mcp", INSTALL_SDK) from None
     if int(version.partition(".")[0]) < MIN_SDK_VERSION:
         raise UsageError(
-            f"mcp must be of version {MIN_SDK_VERSION} or later, got {version}", INSTALL_SDK
+            f"mcp must have version {MIN_SDK_VERSION} or later, got {version}", INSTALL_SDK
         )

@@ -1,1 +1,1 @@
-"""Options that several commands share, and how help shows them."""
+"""The options that several commands share, and the layout of their help."""

@@ -1,4 +1,4 @@
-"""The help of commands and options, in groups and without types of Python."""
+"""Lays out the help of commands, with options in groups and without Python types."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ PANELS = {
     "Output": "out format json quiet long",
     "Expert": "set plugin rows engine workers",
 }
-"""Headings of a command's help, and the options below each; other options come first."""
+"""The headings of a command's help, with the options below; other options come first."""
 
 
-def option(spec: str, help_: str, **more: Any) -> Any:
-    """Makes an option of typer from its names and metavar, as `--out -o FILE`, and its help."""
+def option(spec: str, help_text: str, **typer_settings: Any) -> Any:
+    """Makes a typer option from its names with the metavar, like `--out -o FILE`, and its help."""
     names = [word for word in spec.split() if word.startswith("-")]
     value = " ".join(word for word in spec.split() if not word.startswith("-"))
-    return typer.Option(*names, metavar=value or None, help=help_, **more)
+    return typer.Option(*names, metavar=value or None, help=help_text, **typer_settings)
 
 
-class PlainCommand(typer.core.TyperCommand):
-    """A command whose help shows arguments and options by their metavars alone, as `DOC...`.
+class PlainHelpCommand(typer.core.TyperCommand):
+    """A command whose help shows only the metavars of arguments and options, such as `DOC...`.
 
-    typer adds types (`<list[str]>`), braces (`{DOC...}...`) and ranges, in each version others.
+    Typer itself adds types (`<list[str]>`), braces (`{DOC...}...`) and ranges to the help.
     """
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         pieces = [self.options_metavar] if self.options_metavar else []
         for parameter in self.get_params(ctx):
             if isinstance(parameter, typer.core.TyperArgument):
-                name = option_name(parameter)
+                name = format_option_name(parameter)
                 bare = parameter.required or name.startswith("[")
                 pieces.append(name if bare else f"[{name}]")
         return pieces
@@ -45,15 +45,16 @@ class PlainCommand(typer.core.TyperCommand):
             heading: [] for heading in ("Arguments", "Options", *PANELS)
         }
         for parameter in self.get_params(ctx):
-            panels[_panel(parameter)].append((option_name(parameter), option_help(parameter)))
+            row = format_option_name(parameter), format_option_help(parameter)
+            panels[_help_heading(parameter)].append(row)
         for heading, rows in panels.items():
             if rows:
                 with formatter.section(heading):
                     formatter.write_dl(rows)
 
 
-class GroupedCommands(typer.core.TyperGroup):
-    """The root command, whose help lists the commands below the `rich_help_panel` of each."""
+class GroupedHelpCommands(typer.core.TyperGroup):
+    """The command `esa`, whose help lists the subcommands in groups, below their headings."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         panels = dict[str, list[tuple[str, str]]]()
@@ -66,16 +67,16 @@ class GroupedCommands(typer.core.TyperGroup):
                 formatter.write_dl([(name.ljust(width), text) for name, text in rows])
 
 
-def _panel(parameter: Any) -> str:
-    """Returns the heading below which help lists an argument or option."""
+def _help_heading(parameter: Any) -> str:
+    """Returns the heading below which a command's help lists an argument or option."""
     if parameter.param_type_name == "argument":
         return "Arguments"
     name = max(parameter.opts, key=len).removeprefix("--")
     return next((panel for panel, names in PANELS.items() if name in names.split()), "Options")
 
 
-def option_name(parameter: Any) -> str:
-    """Writes the name of an argument or option: `DOC...`, `-o, --out FILE`, `--keep, --no-keep`."""
+def format_option_name(parameter: Any) -> str:
+    """Formats the name of an argument or option for the help, like `DOC...` or `-o, --out FILE`."""
     if parameter.param_type_name == "argument":
         return parameter.metavar or str(parameter.name).upper()
     names = ", ".join(sorted(parameter.opts, key=len))
@@ -84,8 +85,8 @@ def option_name(parameter: Any) -> str:
     return names if parameter.is_flag else f"{names} {parameter.metavar}"
 
 
-def option_help(parameter: Any) -> str:
-    """Writes the help of an argument or option, with its default, if any."""
+def format_option_help(parameter: Any) -> str:
+    """Formats the help text of an argument or option, followed by its default value, if any."""
     shown = parameter.show_default
     default = shown if isinstance(shown, str) else parameter.default
     if default in (None, "", ()) or isinstance(default, bool) or not shown:

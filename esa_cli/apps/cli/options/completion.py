@@ -1,8 +1,8 @@
-"""What a shell offers when Tab is pressed: stored documents, presets and models.
+"""Completes names of stored documents, presets and models in a shell when Tab is pressed.
 
-Called for each press of Tab, so nothing heavy is imported, and whatever fails offers nothing.
-Documents have names that strangers chose, and zsh evaluates what it is offered: a name with
-spaces, or characters that a shell interprets, is not offered, its id is.
+This module runs at each press of Tab, so it imports nothing slow, and after an error it offers
+nothing. A document may have a dangerous name, because zsh evaluates the completions that it gets:
+instead of a name with spaces or special characters, the id of the document is offered.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from collections import Counter
 _PLAIN = re.compile(r"[\w./@%+=,][\w./@%+=,-]*")
 
 
-def documents(incomplete: str) -> list[str]:
-    """Offers names of stored documents, and ids where a name is not plain or unique."""
+def complete_documents(typed_text: str) -> list[str]:
+    """Returns completions for stored documents: names, or ids for unsafe or ambiguous names."""
     from esa_cli.errors import EsaError
     from esa_cli.storage.library import manifest
     from esa_cli.storage.library.disk import LibraryPaths, default_root
@@ -27,23 +27,23 @@ def documents(incomplete: str) -> list[str]:
         return []
     times = Counter(known.values())
     plain = {name for name in times if times[name] == 1 and _PLAIN.fullmatch(name)}
-    ids = [key[:12] for key, name in sorted(known.items()) if incomplete or name not in plain]
-    return [name for name in (*sorted(plain), *ids) if name.startswith(incomplete)]
+    ids = [key[:12] for key, name in sorted(known.items()) if typed_text or name not in plain]
+    return [name for name in (*sorted(plain), *ids) if name.startswith(typed_text)]
 
 
-def models(incomplete: str) -> list[str]:
-    """Offers names of known models."""
+def complete_models(typed_text: str) -> list[str]:
+    """Returns completions for the name of a known model."""
     from esa_cli.qa.presets.preset_files import known_models
 
-    return [name for name in known_models() if name.startswith(incomplete)]
+    return [name for name in known_models() if name.startswith(typed_text)]
 
 
-def presets(incomplete: str) -> list[str]:
-    """Offers names of presets."""
+def complete_presets(typed_text: str) -> list[str]:
+    """Returns completions for the name of a preset."""
     from esa_cli.qa.presets.preset_files import available
 
     try:
         names = sorted(filter(_PLAIN.fullmatch, available()))
     except OSError:
         return []
-    return [name for name in names if name.startswith(incomplete)]
+    return [name for name in names if name.startswith(typed_text)]

@@ -1,6 +1,6 @@
-"""Options that several commands share, singly and in groups.
+"""The options that several commands share, alone or in groups.
 
-A command takes a group as one parameter; `command` makes each annotated field an option.
+A group is a dataclass whose annotated fields become the options of a command (`typer_command`).
 """
 
 from __future__ import annotations
@@ -30,40 +30,38 @@ if TYPE_CHECKING:
 
 DEFAULT_PRESET = "default"
 RUN_SETTINGS = ("dtype", "cache", "plugin")
-"""Settings that `--set` takes and that are of one run, not of a preset."""
+"""Settings that `--set` accepts although they belong to one run, not to a preset."""
 
 Set = Annotated[
     list[str] | None,
     option(
         "--set KEY=VALUE",
-        "Change a setting of the preset, as window.selected=2048, or of the run: dtype, cache or "
-        "plugin. Repeatable.",
+        "Change a setting of the preset, as window.selected=2048, or the dtype, cache or plugin "
+        "of the run. Repeatable.",
     ),
 ]
 Method = Annotated[
     str | None,
-    option("--method NAME", "Answer from the KV cache, by a method that `esa methods` lists."),
+    option("--method NAME", "Answer from the KV cache with a method that `esa methods` lists."),
 ]
-MaxTokens = Annotated[int | None, option("--max-new-tokens N", "Longest answer, in tokens.", min=1)]
+MaxTokens = Annotated[int | None, option("--max-new-tokens N", "Maximum answer tokens.", min=1)]
 Keep = Annotated[
     bool | None,
-    option(
-        "--keep/--no-keep", "Store documents in the library, or not; by default their token index."
-    ),
+    option("--keep/--no-keep", "Store documents in the library, or not; by default their index."),
 ]
-Yes = Annotated[bool, option("--yes -y", "Remove without asking.")]
+Yes = Annotated[bool, option("--yes -y", "Remove without asking for confirmation.")]
 Json = Annotated[bool, option("--json", "Print the result as one JSON object.")]
-Quiet = Annotated[bool, option("--quiet -q", "Show warnings alone, no progress.")]
+Quiet = Annotated[bool, option("--quiet -q", "Show only warnings, no progress.")]
 Shard = Annotated[
-    str | None, option("--shard K/N", "Do only the K-th of N parts of the work, as 3/16.")
+    str | None, option("--shard K/N", "Do only the K-th of N parts of the work, for example 3/16.")
 ]
 
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """The preset, changes of its settings, and where and how its model runs.
+    """The options that choose the preset, its settings and its model, and how the model runs.
 
-    `dtype`, `cache` and `plugins` are settings of `--set`, not options.
+    `dtype`, `cache` and `plugins` are set by `--set`, not by options of their own.
     """
 
     preset: Annotated[
@@ -71,16 +69,16 @@ class ModelOptions:
         option(
             "--preset -p NAME",
             "A name from `esa presets list`, or a YAML file.",
-            autocompletion=completion.presets,
+            autocompletion=completion.complete_presets,
         ),
     ] = DEFAULT_PRESET
     model: Annotated[
         str | None,
         option(
             "--model -m REF",
-            "What words the answers or runs the method: a hub id, folder, .gguf file or wheel, or "
+            "Model that writes answers or runs the method: a hub id, folder, .gguf file, wheel, or "
             "a name from `esa models list --known`.",
-            autocompletion=completion.models,
+            autocompletion=completion.complete_models,
         ),
     ] = None
     settings: Set = None
@@ -105,8 +103,8 @@ class ModelOptions:
             object.__setattr__(self, name, value)
 
     @property
-    def place(self) -> ModelPlace:
-        """Where the model will be. Raises UsageError: there is no such device, dtype or cache."""
+    def model_place(self) -> ModelPlace:
+        """The device, dtype and cache of the model. Raises UsageError: one is invalid."""
         from esa_cli.qa.opening import ModelPlace
 
         return ModelPlace.of(self.device, self.dtype, self.cache)
@@ -115,11 +113,11 @@ class ModelOptions:
         """Runs the plugin files, and loads the preset with the settings of the command line.
 
         Args:
-            method: a whole method over the preset. settings: texts that --set can change again.
+            method: a whole method for the preset. settings: texts that --set may override.
 
-        Raises PluginError, PresetError. ModelError: the preset's model is no reference. UsageError:
-        no such method, or it is made for one length."""
-        load_plugins(self.plugins)
+        Raises PluginError, PresetError. ModelError: the preset's model is no valid reference.
+        UsageError: there is no such method, or the method needs the length of the documents."""
+        load_plugin_files(self.plugins)
         from esa_cli.models import parse_reference
         from esa_cli.qa.presets.preset import load
 
@@ -132,9 +130,9 @@ class ModelOptions:
         parse_reference(chosen.model)
         return chosen
 
-    def method_preset(self) -> LoadedPreset:
-        """Loads the preset for commands that run methods, which run in the --model of any
-        preset."""
+    def load_method_preset(self) -> LoadedPreset:
+        """Loads the preset for commands that run methods. Methods always run in the model of
+        --model, whatever the preset is."""
         from esa_cli.qa.presets.preset import by_its_model
 
         return by_its_model(self.load_preset())
@@ -142,10 +140,10 @@ class ModelOptions:
 
 @dataclass(frozen=True)
 class DocumentOptions:
-    """Options of commands that ask documents or search in them."""
+    """Options of commands that ask questions about documents or search in documents."""
 
     library: Annotated[
-        bool, option("--library", "Search the library's documents, too, or alone.")
+        bool, option("--library", "Search the documents of the library, too, or only them.")
     ] = False
     keep: Keep = None
     as_json: Json = False
@@ -153,56 +151,56 @@ class DocumentOptions:
 
 
 def _check_temperature(value: float | None) -> float | None:
-    """Returns the option's value. Raises UsageError: logits cannot be divided by it."""
+    """Returns the value of --temperature. Raises UsageError: the value is no valid temperature."""
     from esa_cli.qa.presets.preset import TEMPERATURES, valid_temperature
 
     if value is None or valid_temperature(value):
         return value
-    hint = "leave it out for the preset's"
+    hint = "leave out --temperature to use the temperature of the preset"
     raise UsageError(f"--temperature must be {TEMPERATURES}, got {value}", hint)
 
 
 @dataclass(frozen=True)
 class GenerationOptions:
-    """Settings of generation; None takes the preset's."""
+    """Options for the generation of answers; None means the setting of the preset."""
 
     max_new_tokens: MaxTokens = None
     temperature: Annotated[
         float | None,
         option(
             "--temperature T",
-            "Temperature of sampling; 0 takes the most probable token.",
+            "Temperature of sampling; 0 always takes the most probable token.",
             callback=_check_temperature,
         ),
     ] = None
     seed: Annotated[
         int | None,
         option(
-            "--seed N", "Seed of sampling, which makes answers repeatable.", min=0, max=2**63 - 1
+            "--seed N", "Seed of sampling, which makes answers reproducible.", min=0, max=2**63 - 1
         ),
     ] = None
 
-    def ask_arguments(self) -> dict[str, Any]:
-        """Returns keyword arguments for `Esa.ask`."""
+    def make_ask_arguments(self) -> dict[str, Any]:
+        """Returns these settings as keyword arguments of `Esa.ask`."""
         return asdict(self)
 
 
 @dataclass(frozen=True)
 class ReaderOptions:
-    """What words answers, if not the preset's model."""
+    """The option --reader, which replaces the model that writes the answers."""
 
     reader: Annotated[
         str | None,
         option(
             "--reader URL#MODEL|REF",
-            "What words answers from the passages: an OpenAI-compatible server, to which they are "
-            "sent, and its model (its first by default), or a model as for --model.",
+            "Model that writes answers from the passages: the URL of an OpenAI-compatible server, "
+            "with one of its models (by default the first), or a model as for --model.",
         ),
     ] = None
 
     @property
-    def address_and_model(self) -> tuple[str | None, str | None]:
-        """The reader's name or address, and the model that --reader names on a server."""
+    def reader_address_and_model(self) -> tuple[str | None, str | None]:
+        """The reader's name or address in --reader, and the server's model, if any."""
         from esa_cli.qa.presets.preset_files import is_address
 
         if self.reader is None or not is_address(self.reader):
@@ -211,14 +209,14 @@ class ReaderOptions:
         return address, model or None
 
     @property
-    def answer_dependencies(self) -> dict[str, str | None]:
-        """What answers depend on besides the preset; empty without a reader."""
-        return {} if self.reader is None else {"reader_model": self.address_and_model[1]}
+    def reader_dependencies(self) -> dict[str, str | None]:
+        """The model of --reader, on which answers depend besides the preset; empty without one."""
+        return {} if self.reader is None else {"reader_model": self.reader_address_and_model[1]}
 
-    def reader_choice(self) -> ReaderChoice | None:
-        """Returns the reader of --reader, which is not opened yet. Raises UsageError, PresetError,
-        ModelError: there cannot be one of this name."""
-        address, model = self.address_and_model
+    def choose_reader(self) -> ReaderChoice | None:
+        """Returns the reader that --reader names, without opening the reader; None without
+        --reader. Raises UsageError, PresetError, ModelError: the value of --reader is invalid."""
+        address, model = self.reader_address_and_model
         if address is None:
             return None
         from esa_cli.qa.presets.preset_files import is_address
@@ -228,7 +226,7 @@ class ReaderOptions:
         try:
             timeout = float(seconds) if seconds else None
         except ValueError:
-            wrong = f"$ESA_READER_TIMEOUT must be seconds, got {seconds}"
+            wrong = f"$ESA_READER_TIMEOUT must be a number of seconds, got {seconds}"
             raise UsageError(wrong, "for example: ESA_READER_TIMEOUT=600") from None
         return ReaderChoice.of(address, model, timeout)
 
@@ -240,14 +238,14 @@ class ReaderOptions:
         form: str | None = None,
         later_method: str | None = None,
     ) -> LoadedPreset:
-        """Loads the preset of `model` with --reader and --answer, which --set can change again.
+        """Loads the preset of `model` with the settings of --reader and --answer.
 
         Args:
-            method: as for `ModelOptions.load_preset`. form: the value of --answer.
+            method: a whole method for the preset. form: the value of --answer.
             later_method: a method that is applied when the documents are known.
 
-        Raises UsageError: the options need passages, and answers come from the KV cache."""
-        address = self.address_and_model[0]
+        Raises UsageError: an option needs passages, but answers come from the KV cache."""
+        address = self.reader_address_and_model[0]
         settings = [] if form is None else [f"answer.form={json.dumps(form)}"]
         if address is not None:
             settings += [f"answer.reader={json.dumps(address)}", "answer.from=text"]
@@ -255,73 +253,75 @@ class ReaderOptions:
         name = f"--answer {form}" if form else f"--reader {self.reader}"
         if form is not None and chosen.answer.reader is not None:
             hint = "leave out --answer, or --model and --reader"
-            wrong = f"{name} is of the model that finds, and {chosen.answer.reader} words answers"
+            wrong = f"{name} cannot be used with the reader {chosen.answer.reader}"
             raise UsageError(wrong, hint)
         if (form or self.reader) and (later_method or chosen.answer.source == "rows"):
             way = f"--method {later_method}" if later_method else f"preset {chosen.name}"
-            wrong = f"{name} needs answers from passages, and {way} answers from the KV cache"
-            raise UsageError(wrong, "add --set answer.from=text, and name no method")
+            wrong = f"{name} needs answers from passages, but {way} answers from the KV cache"
+            raise UsageError(wrong, "add --set answer.from=text, and leave out --method")
         return chosen
 
 
 @dataclass(frozen=True)
 class ShardOptions:
-    """The part of a command's rows that is computed here, and files with the other parts."""
+    """The options --shard and --join, which divide the rows of a command among several runs."""
 
     shard: Shard = None
     join: Annotated[
         list[Path] | None,
-        option("--join FILE", "Take the rows that a shard wrote to its --out. Repeatable."),
+        option("--join FILE", "Add the rows that another shard wrote to its --out. Repeatable."),
     ] = None
 
     def parse_shard(self, out: Path | None) -> WorkShard:
-        """Returns the shard. Raises UsageError: --shard is not K/N, --out cannot be written, or a
-        file of --join is missing or is --out."""
+        """Returns the shard that --shard names. Raises UsageError: --shard is not K/N, --out cannot
+        be written, or a file of --join is missing or is the same as --out."""
         for path in self.join or ():
             if not path.is_file():
-                raise UsageError(f"--join must be a file, got {path}", "name the --out of a shard")
+                raise UsageError(
+                    f"--join must be a file, got {path}", "name a file that --out wrote"
+                )
         joined = map(str, self.join or ())
-        output_paths.check("--out", out, joined, "one of the files of --join")
+        output_paths.check_output_file("--out", out, joined, "one of the files of --join")
         return WorkShard.parse(self.shard)
 
 
 @dataclass(frozen=True)
 class RowOptions(ShardOptions):
-    """The options of commands that write rows by method."""
+    """The options of commands that write one row for each question and method."""
 
     methods: Annotated[
         str | None,
         option(
             "--methods NAME,...",
-            "Names from `esa methods`, with commas; `preset`: the preset's selection of stored "
-            "rows; `text`: its answers from text. Default: preset, and text where it answers so.",
+            "Names from `esa methods`, separated by commas; `preset` answers from the KV cache, "
+            "`text` from passages. Default: preset, and text if the preset uses passages.",
         ),
     ] = None
     time_limit: Annotated[
-        float | None, option("--time-limit MINUTES", "Stop asking after so many minutes.", min=0)
+        float | None, option("--time-limit MINUTES", "Maximum minutes of asking.", min=0)
     ] = None
     out: Annotated[
         Path | None,
-        option("--out FILE", "Write rows as JSON lines; an existing file is continued."),
+        option("--out FILE", "Write rows to a file of JSON lines; an existing file is continued."),
     ] = None
     as_json: Json = False
     quiet: Quiet = False
 
     @property
-    def deadline(self) -> float | None:
-        """The end of the time limit by `time.monotonic`, where it begins now."""
+    def asking_deadline(self) -> float | None:
+        """The value of `time.monotonic` at which asking must end, if the time limit begins now."""
         return None if self.time_limit is None else time.monotonic() + 60 * self.time_limit
 
-    def method_names(self, chosen: LoadedPreset) -> tuple[str, ...]:
-        """Returns the methods to compare: those of --methods, or else the preset's own."""
+    def compared_method_names(self, preset: LoadedPreset) -> tuple[str, ...]:
+        """Returns the methods to compare, which are named by --methods or else by the preset."""
         from esa_cli.qa.presets.resolved_preset import compared_by_default
 
-        return compared_by_default(chosen) if self.methods is None else split_names(self.methods)
+        return compared_by_default(preset) if self.methods is None else split_names(self.methods)
 
 
-def command(function: Callable[..., None]) -> Callable[..., None]:
-    """Makes a function a command of Typer: a parameter that is a dataclass becomes one option for
-    each of its annotated fields."""
+def typer_command(function: Callable[..., None]) -> Callable[..., None]:
+    """Turns a function into a Typer command: a parameter that is a dataclass is replaced by one
+    option for each annotated field of the dataclass."""
     hints = get_type_hints(function, include_extras=True)
     groups = dict[str, tuple[Any, list[str]]]()
     parameters = list[inspect.Parameter]()
@@ -352,19 +352,19 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     return run_command
 
 
-def refuse_both(option: str, other: str, both: object, hint: str = "give one of them") -> None:
-    """Raises UsageError where two options that exclude each other are `both` given."""
-    if both:
+def refuse_both(option: str, other: str, both_given: object, hint: str = "use only one") -> None:
+    """Raises UsageError if two options that exclude each other are both given."""
+    if both_given:
         raise UsageError(f"{option} and {other} exclude each other", hint)
 
 
 def split_names(text: str) -> tuple[str, ...]:
-    """Divides a text at its commas into names, each once."""
+    """Splits a text at its commas into names, without duplicates."""
     return tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
 
 
-def load_plugins(files: Sequence[Path] | None) -> None:
-    """Runs the plugin files. Raises PluginError."""
+def load_plugin_files(files: Sequence[Path] | None) -> None:
+    """Runs plugin files, which register their parts. Raises PluginError."""
     if files:
         from esa_cli.methods.plugin_loading import load_file, load_installed
 
@@ -373,10 +373,10 @@ def load_plugins(files: Sequence[Path] | None) -> None:
             load_file(file)
 
 
-def confirm_removal(kind: str, names: str, yes: bool) -> None:
-    """Asks on the terminal whether to remove the documents or model, unless --yes is given. Raises
-    UsageError: there is no terminal. typer.Exit: the answer is no."""
-    if yes:
+def confirm_removal(kind: str, names: str, is_confirmed: bool) -> None:
+    """Asks on the terminal whether to remove documents or a model, unless `is_confirmed`. Raises
+    UsageError: there is no terminal. typer.Exit: the user says no."""
+    if is_confirmed:
         return
     if not sys.stdin.isatty():
         raise UsageError(f"removing a {kind} must be confirmed", "add --yes")

@@ -1,4 +1,4 @@
-"""Output files of commands: they are checked before a long run, written whole, and continued."""
+"""Checks and writes the output files of commands, and runs commands that continue such a file."""
 
 from __future__ import annotations
 
@@ -19,31 +19,36 @@ if TYPE_CHECKING:
     from esa_cli.apps.cli.output.terminal import Reporter
     from esa_cli.system.jsonl import Journal
 
-WRITABLE = "name a file in a folder you may write to"
+WRITABLE = "name a file in a folder that you may write to"
 
 
-def check(
-    option: str, path: Path | None, sources: Iterable[str] = (), kind: str = "one of the documents"
+def check_output_file(
+    option: str,
+    path: Path | None,
+    input_paths: Iterable[str] = (),
+    input_kind: str = "one of the documents",
 ) -> None:
-    """Refuses an output file that cannot be written, or that is one of the input files. Raises
-    UsageError. DocumentError: writing is not allowed."""
+    """Checks that an output file can be written and is none of the input files. Raises UsageError,
+    or DocumentError: the file or its folder is not writable."""
     if path is None:
         return
     folder = path.absolute().parent
     if path.is_dir():
-        raise UsageError(f"{option} must be a file, got the folder {path}", "name a file in it")
+        raise UsageError(
+            f"{option} must be a file, got the folder {path}", "name a file in this folder"
+        )
     if not folder.is_dir():
-        raise UsageError(f"there is no folder {folder}", "make it first")
+        raise UsageError(f"there is no folder {folder}", "make the folder first")
     if not os.access(path if path.exists() else folder, os.W_OK):
         raise DocumentError(f"{option} {path} cannot be written", WRITABLE)
-    if path.exists() and any(os.path.exists(one) and path.samefile(one) for one in sources):
-        raise UsageError(f"{option} must not be {kind}, got {path}", "name another file")
+    if path.exists() and any(os.path.exists(one) and path.samefile(one) for one in input_paths):
+        raise UsageError(f"{option} must not be {input_kind}, got {path}", "name another file")
 
 
-def write(path: Path, text: str) -> None:
-    """Writes `text` to `path`, atomically where the folder allows. Raises ResourceError: the disk
-    is full. DocumentError."""
-    with writing_errors(path, "free some space, or name another place", WRITABLE):
+def write_text_to(path: Path, text: str) -> None:
+    """Writes a text to a file, atomically if the folder is writable. Raises DocumentError,
+    ResourceError: the disk is full."""
+    with writing_errors(path, "free some space, or name a file on another disk", WRITABLE):
         place = path.resolve()  # a link stays one
         if (place.is_file() or not place.exists()) and os.access(place.parent, os.W_OK):
             write_atomically(place, text)
@@ -51,8 +56,8 @@ def write(path: Path, text: str) -> None:
             place.write_text(text, "utf-8")
 
 
-def run_facts() -> dict[str, str]:
-    """Returns the version, command, date and machine that made a file of results."""
+def describe_run() -> dict[str, str]:
+    """Returns the version, the command, the date and the machine that made a results file."""
     return {
         "esa": __version__,
         "command": shlex.join(["esa", *sys.argv[1:]]),
@@ -61,27 +66,27 @@ def run_facts() -> dict[str, str]:
     }
 
 
-def measure(
+def run_and_show_rows(
     journal: Journal,
     reporter: Reporter,
     run: Callable[[], bool],
     show: Callable[[bool], None],
     out: Path | None,
 ) -> None:
-    """Asks by `run` what has no row in the journal at `out`, and calls `show` with whether all was
-    asked: after an error or Ctrl-C for the rows before it. `run` returns False where the time limit
-    was reached."""
-    continues = f"; the same command with --out {out} goes on" if out else ""
+    """Calls `run`, which adds the missing rows to the journal and returns False if it reached the
+    time limit. Then calls `show` with whether all rows are complete. After an error or Ctrl-C, the
+    rows so far are shown, too."""
+    continues = f"; the same command with --out {out} continues" if out else ""
     try:
         with journal:
             complete = run()
     except (KeyboardInterrupt, EsaError):
-        reporter.settle()
+        reporter.clear_spinner()
         if journal.rows:
             show(False)
             reporter.note(f"esa: stopped after {len(journal.rows)} rows{continues}")
         raise
-    reporter.settle()
+    reporter.clear_spinner()
     if not complete:
         reporter.note(f"esa: the time limit was reached{continues}")
     show(complete)

@@ -1,1 +1,1 @@
-"""Output: answers, passages, tables and progress on the terminal or as JSON."""
+"""Prints answers, passages, tables and progress on the terminal or as JSON."""

@@ -1,4 +1,4 @@
-"""Output of an answer: its pieces as they are generated, its passages, JSON."""
+"""Prints an answer while it is generated, its passages, and its JSON object."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import IO, TYPE_CHECKING, Any
 
-from esa_cli.apps.cli.output.terminal import Reporter, clean
+from esa_cli.apps.cli.output.terminal import Reporter, clean_text
 from esa_cli.documents.sentences import Sentences
 from esa_cli.qa.answering.reply import Quotation, Reply
 from esa_cli.qa.finding.passage import Passage
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from esa_cli.qa.finding.books import Book
 
 SHOWN = 3
-"""Passages under an answer unless --top says how many."""
+"""The number of passages shown below an answer if --top does not set another."""
 NOT_FOUND = "the documents may not contain the answer"
 WEIGHTS = "  passages, with how much each counts for the answer:"
 NEAREST = "  the nearest passages:"
@@ -27,7 +27,7 @@ PIPE_WIDTH = 160
 
 
 class AnswerStream:
-    """Writes the pieces of an answer as they come, without white space before its first word."""
+    """Prints the pieces of an answer as they are generated, without leading white space."""
 
     def __init__(self, out: IO[str], reporter: Reporter) -> None:
         self.out, self.reporter, self.any = out, reporter, False
@@ -36,19 +36,19 @@ class AnswerStream:
         piece = piece if self.any else piece.lstrip()
         if piece:
             self.any = True
-            self.reporter.settle()
-            self.out.write(clean(piece))
+            self.reporter.clear_spinner()
+            self.out.write(clean_text(piece))
             self.out.flush()
 
 
-def count_passages(top: int | None, quiet: bool) -> int:
-    """Returns how many passages to show: --top, or else 3, or none with --quiet."""
+def shown_passage_count(top: int | None, quiet: bool) -> int:
+    """Returns how many passages to show: the value of --top, or else 3, or 0 with --quiet."""
     return (0 if quiet else SHOWN) if top is None else top
 
 
-def weighed_place(passage: Passage, found: bool, chapter: str = "") -> str:
-    """Names a passage's place, and its weight where an answer was found:
-    `book.pdf, page 3, line 40 (12%)`."""
+def place_and_weight(passage: Passage, found: bool, chapter: str = "") -> str:
+    """Formats the place of a passage, with its weight if an answer was found: `book.pdf, page 3,
+    line 40 (12%)`."""
     page = "" if passage.page is None else f", page {passage.page}"
     weight = f" ({passage.weight:.0%})" if found else ""
     return f"{passage.document}{page}, line {passage.line}{chapter}{weight}"
@@ -57,24 +57,24 @@ def weighed_place(passage: Passage, found: bool, chapter: str = "") -> str:
 def format_passage(
     passage: Passage, width: int, quotation: Quotation | None = None, found: bool = True
 ) -> str:
-    """Fits a passage's place and words into `width` columns. The words begin at the sentence of
-    the quotation, if the passage has it."""
+    """Formats a passage as one line of at most `width` columns, which begins with the place. If the
+    passage contains the quotation, its text is shown from the quoted sentence on."""
     from rich.cells import cell_len, set_cell_size
 
     words = passage.text
     at = quotation.start if quotation and quotation.document == passage.document else -1
     if passage.start <= at < passage.end:
         words = words[Sentences(words).around(at - passage.start)[0] :]
-    text = clean(f"  {weighed_place(passage, found)}: {' '.join(words.split())}")
+    text = clean_text(f"  {place_and_weight(passage, found)}: {' '.join(words.split())}")
     return text if cell_len(text) <= width else set_cell_size(text, width - 1).rstrip() + "…"
 
 
-def show_under(reply: Reply, count: int, reporter: Reporter) -> None:
-    """Writes below an answer what makes it doubtful, and its best `count` passages."""
+def show_answer_notes(reply: Reply, count: int, reporter: Reporter) -> None:
+    """Prints below an answer whether it is doubtful or cut off, and its best `count` passages."""
     if reply.doubtful:
         reporter.warn(f"  {NOT_FOUND}")
     if reply.cut:
-        reporter.warn("  the answer was cut off; --max-new-tokens allows a longer one")
+        reporter.warn("  the answer was cut off; --max-new-tokens allows longer answers")
     if reply.evidence[:count]:
         reporter.note(WEIGHTS if reply.found else NEAREST)
     width = shutil.get_terminal_size().columns if reporter.live else PIPE_WIDTH
@@ -82,20 +82,20 @@ def show_under(reply: Reply, count: int, reporter: Reporter) -> None:
         reporter.warn(format_passage(passage, max(width, 40), reply.quotation, reply.found))
 
 
-def in_full(evidence: Sequence[Passage], found: bool) -> str:
-    """Formats passages with their numbers, places and whole texts."""
+def format_full_passages(evidence: Sequence[Passage], found: bool) -> str:
+    """Formats the passages of an answer with their numbers, places and full texts."""
     parts = []
     for number, passage in enumerate(evidence, 1):
         chapter = f", {passage.chapter}" if passage.chapter else ""
-        head = f"{number}. {weighed_place(passage, found, chapter)}"
+        head = f"{number}. {place_and_weight(passage, found, chapter)}"
         body = "\n".join(f"   {line}" for line in passage.text.strip().splitlines())
-        parts.append(clean(f"{head}\n{body}"))
+        parts.append(clean_text(f"{head}\n{body}"))
     return "\n\n".join(parts)
 
 
-def complain(reporter: Reporter, text: str) -> None:
-    """Writes an error line, with --quiet, too."""
-    reporter.settle()
+def print_error_line(reporter: Reporter, text: str) -> None:
+    """Prints an error message as one line, even with --quiet."""
+    reporter.clear_spinner()
     reporter.warn(text)
 
 
@@ -106,7 +106,7 @@ def describe_answer(
     seconds: Mapping[str, float],
     left_out: Sequence[LeftOut] = (),
 ) -> dict[str, Any]:
-    """Returns the JSON object of `esa ask --json`; `seconds`: of each step of the command."""
+    """Returns the JSON object of `esa ask --json`; `seconds` has the times of the steps."""
     chosen, new = esa.preset, [book for book in books if book.read_s]
     rate = sum(book.tokens for book in new) / (sum(book.read_s for book in new) or 1.0)
     times = {**seconds, "ingest_tokens_per_s": rate, "first_token_s": reply.first_token_s}
@@ -124,7 +124,7 @@ def describe_answer(
         "selector": chosen.selector["name"],
         "position": chosen.position["name"],
         "window": {name: getattr(chosen.window, name) for name in sizes},
-        "documents": list_documents(books),
+        "documents": describe_documents(books),
         "left_out": [file.as_dict() for file in left_out],
         "tokens": {
             "document": esa.cached_tokens or sum(book.tokens for book in books),
@@ -136,8 +136,8 @@ def describe_answer(
     }
 
 
-def list_documents(books: Sequence[Book]) -> list[dict[str, Any]]:
-    """Lists the documents that a question was asked about, as a JSON object has them."""
+def describe_documents(books: Sequence[Book]) -> list[dict[str, Any]]:
+    """Returns the JSON objects of the documents that a question was asked about."""
     return [
         {
             "name": book.document.name,
