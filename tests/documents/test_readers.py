@@ -143,12 +143,12 @@ def test_builder_places_marks_at_the_first_letter() -> None:
     out = TextBuilder()
     out.flow("a ")
     out.page = 1
-    out.paragraph()
+    out.start_paragraph()
     out.page = 2
     out.chapter = "c"
     out.flow("\n b\u00a0c")
-    out.line()
-    out.exact("d\r\n\x00e")
+    out.break_line()
+    out.exact_text("d\r\n\x00e")
     assert out.result(["m"]) == ExtractedText("a\n\nb c\nd\n e\n", (Mark(3, 2, "c"),), ("m",))
 
 
