@@ -14,7 +14,7 @@ from torch import Tensor
 import esa_cli.documents.readers  # noqa: F401 - registered before a test copies the registry
 from esa_cli.attention.compression import Moments
 from esa_cli.attention.parts import Compressor, Score
-from esa_cli.attention.positions import FixedDistance
+from esa_cli.attention.positions import FixedDistancePositions
 from esa_cli.attention.step import Positions, Projection, Step
 
 
@@ -177,7 +177,7 @@ def test_fit_tokens_must_be_a_count(count: Any) -> None:
 
 
 @dataclass(frozen=True)
-class Bent(FixedDistance):
+class Bent(FixedDistancePositions):
     def bend(self, positions: Positions) -> Positions:
         return positions
 
@@ -209,7 +209,7 @@ def test_wrong_positions_fail(bend: Any, wanted: str, detail: str) -> None:
 
 
 def test_encodings_leave_the_positions_they_are_given_alone() -> None:
-    class Broken(FixedDistance):
+    class Broken(FixedDistancePositions):
         def far(self, at: Tensor, local: int, chunk: int, start: int) -> Positions:
             return Positions(torch.full((chunk,), self.distance), at.zero_())
 
@@ -221,34 +221,34 @@ def test_encodings_leave_the_positions_they_are_given_alone() -> None:
 class Encodings:
     """Encodings whose optional members are broken, one each; `WRONG_MEMBERS` has the complaint."""
 
-    class NoLimit(FixedDistance):
+    class NoLimit(FixedDistancePositions):
         max_distance: Any = 0
 
-    class OneScale(FixedDistance):
+    class OneScale(FixedDistancePositions):
         def query_scale(self, at: Tensor) -> Tensor:
             return torch.ones(1)
 
-    class LostScale(FixedDistance):
+    class LostScale(FixedDistancePositions):
         def query_scale(self, at: Tensor) -> Tensor:
             return at.float().log()
 
-    class CommonScale(FixedDistance):
+    class CommonScale(FixedDistancePositions):
         def query_scale(self, at: Tensor) -> Tensor:
             return at.float() - at[0] + 1
 
-    class EveryFrequency(FixedDistance):
+    class EveryFrequency(FixedDistancePositions):
         def frequencies(self, inverse: Tensor, factor: float, length: int) -> tuple[Tensor, float]:
             return torch.cat((inverse, inverse)), factor
 
-    class Overwritten(FixedDistance):
+    class Overwritten(FixedDistancePositions):
         def frequencies(self, inverse: Tensor, factor: float, length: int) -> tuple[Tensor, float]:
             return inverse.div_(2), factor
 
-    class NoFactor(FixedDistance):
+    class NoFactor(FixedDistancePositions):
         def frequencies(self, inverse: Tensor, factor: float, length: int) -> tuple[Tensor, Any]:
             return inverse, None
 
-    class Restless(FixedDistance):
+    class Restless(FixedDistancePositions):
         def frequencies(self, inverse: Tensor, factor: float, length: int) -> tuple[Tensor, float]:
             return inverse * torch.rand(1), factor
 

@@ -26,8 +26,8 @@ from esa_cli.attention.window import QueryState, Window
 from esa_cli.errors import PluginError
 from esa_cli.evaluation.conformance import Finding, advance, check, make_step
 from esa_cli.methods import registry
-from esa_cli.methods.infllm import KEPT_CHUNKS, InfLLM
-from esa_cli.methods.per_head import Loki
+from esa_cli.methods.infllm import KEPT_CHUNKS, InfLLMSelector
+from esa_cli.methods.per_head import LokiSelector
 from esa_cli.methods.voting import VoteScore
 from esa_cli.models.attachment.attach import attach
 from esa_cli.qa.presets import preset, resolved_preset
@@ -501,8 +501,12 @@ def test_many_middle_tokens(name: str, keep: bool, monkeypatch: pytest.MonkeyPat
         dim=4,
         observe=selector.observe if selector.observes else None,
     )
-    state = step.states.get((step.layer, InfLLM))
-    r = None if state is None else reference.plain(state.mass.span(0, len(step.store)).T)
+    state = step.states.get((step.layer, InfLLMSelector))
+    r = (
+        None
+        if state is None
+        else reference.plain(state.mass.received_attention(0, len(step.store)).T)
+    )
     want = rule()(place_of(step, r), 700)
     got = selected(selector, step, 700)
     # Sums of 9,000 exponentials in two orders may swap two votes that are all but equal.
@@ -562,7 +566,7 @@ def test_quest_bounds_every_logit(chunk: int) -> None:
     step = make_step(middle=70, chunk=chunk)
     selector = registry.build("selector", {"name": "quest"})
     upper = torch.cat(
-        [u for _, u in selector._upper_bounds(step, selector._bound_pages(step))], dim=2
+        [u for _, u in selector._upper_bounds(step, selector._bound_whole_pages(step))], dim=2
     )
     assert upper.shape[2] == 5
     logits = torch.cat([block for _, block in step.head_logits(rotate=True)], dim=2)
@@ -586,13 +590,15 @@ def test_loki_fits_again_when_its_tokens_were_taken_back() -> None:
     selector = registry.build("selector", {"name": "loki", "fit_tokens": 30})
     step = make_step(middle=100)
     selector.select(step, 16)
-    basis = step.states[step.layer, Loki].directions.basis
+    basis = step.states[step.layer, LokiSelector].directions.basis
     later = advance(step, back=40)
     selector.select(later, 16)
-    assert later.states[later.layer, Loki].directions.basis is basis, "its tokens are all there"
+    assert later.states[later.layer, LokiSelector].directions.basis is basis, (
+        "its tokens are all there"
+    )
     short = advance(advance(later, 60, back=len(later.store) - 20))
     got = selected(selector, short, 16)
-    assert short.states[short.layer, Loki].directions.basis is not basis
+    assert short.states[short.layer, LokiSelector].directions.basis is not basis
     short.states.clear()
     assert got == selected(selector, short, 16), "nothing projected by the old one is left"
 
@@ -627,23 +633,25 @@ def test_infllm_r_is_the_share_of_one_softmax() -> None:
     data = draw(12)
     reader = Reader(method_of(INFLLM), *data)
     reader.feed(10)
-    r = reader.memory.states[0, InfLLM].mass.span(0, 10)
+    r = reader.memory.states[0, InfLLMSelector].mass.received_attention(0, 10)
     close(r.sum(dim=0), torch.full((HEADS,), 10.0))
-    assert reader.memory.states[0, InfLLM].mass.span(8, 14)[2:].abs().max() == 0
+    assert (
+        reader.memory.states[0, InfLLMSelector].mass.received_attention(8, 14)[2:].abs().max() == 0
+    )
 
 
 def test_infllm_takes_back_what_a_question_gave() -> None:
     """Exactly, when it was not longer than the marks; approximately, when it was."""
     reader = Reader(method_of(INFLLM), *draw(120))
     reader.feed(40)
-    before = reader.memory.states[0, InfLLM].mass.span(0, 40).clone()
+    before = reader.memory.states[0, InfLLMSelector].mass.received_attention(0, 40).clone()
     for length, exact in (
         (40 + WINDOW.chunk * KEPT_CHUNKS, True),
         (41 + WINDOW.chunk * KEPT_CHUNKS, False),
     ):
         reader.feed(length)
         reader.crop(40)
-        after = reader.memory.states[0, InfLLM].mass.span(0, 40)
+        after = reader.memory.states[0, InfLLMSelector].mass.received_attention(0, 40)
         assert torch.equal(after, before) == exact
     assert torch.equal(after[: 40 - WINDOW.local], before[: 40 - WINDOW.local])
 
@@ -657,7 +665,7 @@ def test_infllm_without_r_takes_the_mean_of_a_block() -> None:
     step = make_step(middle=50)
     for seed in range(5):
         step = advance(step, 9, seed=seed, observe=selector.observe)
-        r = step.states[step.layer, InfLLM].mass.span(0, len(step.store)).T
+        r = step.states[step.layer, InfLLMSelector].mass.received_attention(0, len(step.store)).T
         assert not r[:, :54].any()
         assert selected(selector, step, 30) == rule(place_of(step, reference.plain(r)), 30)
     assert r[:, 60:70].all(), "and now some blocks of M are known"

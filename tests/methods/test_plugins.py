@@ -16,13 +16,13 @@ from conftest import VOCABULARY, ModelFactory, copy_registries
 
 from esa_cli import methods
 from esa_cli.attention.method import Method
-from esa_cli.attention.positions import FixedDistance, TruePositions
+from esa_cli.attention.positions import FixedDistancePositions, TruePositions
 from esa_cli.attention.selection import SumScore
 from esa_cli.attention.window import Window
 from esa_cli.errors import PluginError
 from esa_cli.evaluation.conformance import check_file, make_step
 from esa_cli.methods import plugin_loading, registry
-from esa_cli.methods.plugin_loading import fill_template, write_template
+from esa_cli.methods.plugin_loading import fill_plugin_template, write_template
 from esa_cli.models.attachment.attach import attach
 
 PLUGINS = Path(__file__).parents[2] / "plugins"
@@ -139,7 +139,7 @@ def test_worked_plugins_run_in_a_model(
     name: str, make_model: ModelFactory, text: torch.Tensor
 ) -> None:
     parts = {kind: build(kind, part, **more) for kind, (part, more) in PARTS[name].items()}
-    method = replace(Method(WINDOW, position=FixedDistance(32), score=SumScore()), **parts)
+    method = replace(Method(WINDOW, position=FixedDistancePositions(32), score=SumScore()), **parts)
     with attach(make_model("llama"), method) as attachment:
         model, cache = attachment.model, attachment.new_cache()
         out = model.generate(text, past_key_values=cache, max_new_tokens=4, do_sample=False)
@@ -175,7 +175,7 @@ def ruff() -> list[str]:
 @pytest.mark.parametrize("name", ["my-selector", "a", "x2_y-z", "None", "n" * 32])
 def test_template_conforms_and_passes_ruff(name: str, tmp_path: Path, ruff: list[str]) -> None:
     path = write_template(name, tmp_path)
-    assert path.read_text() == fill_template(name)
+    assert path.read_text() == fill_plugin_template(name)
     assert path.stem == name.replace("-", "_")
     assert complaints(path) == []
     assert registry.origin("selector", name) == str(path.resolve())

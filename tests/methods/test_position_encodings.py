@@ -24,7 +24,14 @@ from esa_cli.attention.window import QueryState, Window
 from esa_cli.errors import PresetError
 from esa_cli.evaluation.conformance import check
 from esa_cli.methods import registry
-from esa_cli.methods.full_attention import NTK, AllTokens, DynamicNTK, Interpolation, ReRoPE, YaRN
+from esa_cli.methods.full_attention import (
+    AllTokensSelector,
+    DynamicNtkPositions,
+    InterpolatedPositions,
+    NtkPositions,
+    ReRopePositions,
+    YarnPositions,
+)
 from esa_cli.methods.infllm import InfLLMPositions
 from esa_cli.methods.streaming import LMInfinitePositions, StreamingPositions
 from esa_cli.models.attachment.attach import attach
@@ -101,7 +108,7 @@ def test_rerope_is_attention_at_clipped_distances(
     monkeypatch.setattr(clipped, "AT_ONCE", 16)
     window = Window(initial=3, selected=1000, local=7, chunk=chunk, dense=dense)
     got, want = attended(
-        Method(window=window, position=ReRoPE(w, trained)),
+        Method(window=window, position=ReRopePositions(w, trained)),
         pieces,
         lambda i, j: min(i - j, w),
         lambda i: max(1.0, math.log(i + 1) / math.log(trained)) if trained else 1.0,
@@ -183,22 +190,27 @@ FACTORS = [1.0, 1.5, 32.0]
 @pytest.mark.parametrize("dim", DIMS)
 class TestFrequenciesAreThoseOfTransformers:
     def test_interpolation(self, dim: int, theta: float, factor: float) -> None:
-        got = Interpolation(factor=factor).frequencies(plain_rates(dim, theta), 1.0, 100)
+        got = InterpolatedPositions(factor=factor).frequencies(plain_rates(dim, theta), 1.0, 100)
         equal_rates(got, their_rates("linear", dim, theta, 2048, factor=factor))
 
     def test_ntk(self, dim: int, theta: float, factor: float) -> None:
         """A model that was made with the larger base; and the dynamic form with factor 1, at the
         length where its stretch is s."""
-        got = NTK(factor=factor).frequencies(plain_rates(dim, theta), 1.0, 100)
+        got = NtkPositions(factor=factor).frequencies(plain_rates(dim, theta), 1.0, 100)
         larger = theta * factor ** (dim / (dim - 2))
         equal_rates(got, (plain_rates(dim, larger), 1.0))
         length = round(2048 * factor)
         equal_rates(got, their_rates("dynamic", dim, theta, 2048, length, factor=1.0))
-        slowest = Interpolation(factor=factor).frequencies(plain_rates(dim, theta), 1.0, 100)[0][-1]
+        slowest = InterpolatedPositions(factor=factor).frequencies(
+            plain_rates(dim, theta), 1.0, 100
+        )[0][-1]
         torch.testing.assert_close(got[0][-1], slowest, rtol=1e-6, atol=0)
 
     def test_ntk_dynamic(self, dim: int, theta: float, factor: float) -> None:
-        inverse, encoding = plain_rates(dim, theta), DynamicNTK(factor=factor, trained=2048)
+        inverse, encoding = (
+            plain_rates(dim, theta),
+            DynamicNtkPositions(factor=factor, trained=2048),
+        )
         for length in (1, 2047, 2048, 2049, 5000, 262_144):
             got = encoding.frequencies(inverse, 1.0, length)
             equal_rates(got, their_rates("dynamic", dim, theta, 2048, length, factor=factor))
@@ -208,7 +220,7 @@ class TestFrequenciesAreThoseOfTransformers:
     def test_yarn(self, dim: int, theta: float, factor: float, beta: dict[str, float]) -> None:
         """Also where the ramp's bounds meet, or are the wrong way round."""
         for trained in (3, 7, 32, 2048, 8192, 32_768):
-            encoding = YaRN(factor=factor, trained=trained, **beta)
+            encoding = YarnPositions(factor=factor, trained=trained, **beta)
             got = encoding.frequencies(plain_rates(dim, theta), 1.0, 100)
             equal_rates(got, their_rates("yarn", dim, theta, trained, factor=factor, **beta))
 
@@ -232,7 +244,11 @@ SCALED = {
 }
 
 
-@pytest.mark.parametrize("encoding", [NTK(), DynamicNTK(), YaRN()], ids=lambda x: type(x).__name__)
+@pytest.mark.parametrize(
+    "encoding",
+    [NtkPositions(), DynamicNtkPositions(), YarnPositions()],
+    ids=lambda x: type(x).__name__,
+)
 @pytest.mark.parametrize("kind", SCALED)
 def test_stretched_hosts_are_refused(kind: str, encoding: Any) -> None:
     inverse, factor = build_rope(64, rope_parameters=SCALED[kind]).frequencies
@@ -243,7 +259,7 @@ def test_stretched_hosts_are_refused(kind: str, encoding: Any) -> None:
 @pytest.mark.parametrize("kind", SCALED)
 def test_interpolation_divides_any_frequencies(kind: str) -> None:
     inverse, factor = build_rope(64, rope_parameters=SCALED[kind]).frequencies
-    got, kept = Interpolation(factor=2.0).frequencies(inverse, factor, 1)
+    got, kept = InterpolatedPositions(factor=2.0).frequencies(inverse, factor, 1)
     assert torch.equal(got, inverse / 2)
     assert kept == factor
 
@@ -258,7 +274,7 @@ def tokens(count: int = LENGTH, seed: int = 7) -> torch.Tensor:
 
 def everything(position: PositionEncoding, chunk: int, dense: int | None) -> Method:
     window = Window(initial=5, selected=3, local=11, chunk=chunk, dense=dense)
-    return Method(window=window, selector=AllTokens(), position=position)
+    return Method(window=window, selector=AllTokensSelector(), position=position)
 
 
 def close(got: torch.Tensor, want: torch.Tensor) -> None:
@@ -266,10 +282,10 @@ def close(got: torch.Tensor, want: torch.Tensor) -> None:
 
 
 STATIC: dict[str, tuple[PositionEncoding, dict[str, Any]]] = {
-    "yarn": (YaRN(factor=4.0, trained=TRAINED), SCALED["yarn"]),
-    "linear": (Interpolation(factor=4.0), SCALED["linear"]),
+    "yarn": (YarnPositions(factor=4.0, trained=TRAINED), SCALED["yarn"]),
+    "linear": (InterpolatedPositions(factor=4.0), SCALED["linear"]),
     "ntk": (
-        NTK(factor=4.0),
+        NtkPositions(factor=4.0),
         {"rope_type": "default", "rope_theta": THETA * 4 ** (DIM / (DIM - 2))},
     ),
 }
@@ -316,7 +332,7 @@ DYNAMIC = {"rope_type": "dynamic", "rope_theta": THETA, "factor": 3.0}
 @pytest.mark.parametrize("count", [40, 48, 49, LENGTH])
 def test_dynamic_ntk_in_one_forward_call(make_model: ModelFactory, count: int) -> None:
     """transformers takes the length of the whole call, so the whole has to be one chunk."""
-    ids, encoding = tokens(count), DynamicNTK(factor=3.0, trained=48)
+    ids, encoding = tokens(count), DynamicNtkPositions(factor=3.0, trained=48)
     plain = make_model("llama", max_position_embeddings=48)
     want = make_model("llama", max_position_embeddings=48, rope_parameters=DYNAMIC)(ids).logits
     stock = plain(ids).logits
@@ -334,7 +350,7 @@ def test_dynamic_ntk_in_chunks_is_that_of_each_chunks_end(
     config = {"num_hidden_layers": 1, "max_position_embeddings": 48}
     plain, ids = make_model("llama", **config), tokens()
     theirs = make_model("llama", rope_parameters=DYNAMIC, **config)
-    encoding = DynamicNTK(factor=3.0, trained=48)
+    encoding = DynamicNtkPositions(factor=3.0, trained=48)
     with attach(plain, everything(encoding, chunk, dense)) as attached:
         cache = attached.new_cache()
         read = plain(ids[:, :63], past_key_values=cache).logits
@@ -352,7 +368,7 @@ def test_changing_frequencies_are_computed_for_each_chunk_once(
     """For the chunk's own end, and in a table of its length; also where maps wait to be fitted."""
     asked: list[int] = []
     tables: list[int] = []
-    frequencies, forward = DynamicNTK.frequencies, Angles.forward
+    frequencies, forward = DynamicNtkPositions.frequencies, Angles.forward
 
     def asking(self: Any, inverse: torch.Tensor, factor: float, length: int) -> Any:
         asked.append(length)
@@ -362,12 +378,12 @@ def test_changing_frequencies_are_computed_for_each_chunk_once(
         tables.append(at.shape[-1])
         return forward(self, x, at)
 
-    monkeypatch.setattr(DynamicNTK, "frequencies", asking)
+    monkeypatch.setattr(DynamicNtkPositions, "frequencies", asking)
     monkeypatch.setattr(Angles, "forward", making)
     method = Method(
         window=Window(initial=2, selected=1000, local=4, chunk=10, dense=1000),
         score=SumScore(rotate=rotate),
-        position=DynamicNTK(distance=5, factor=3.0, trained=8),
+        position=DynamicNtkPositions(distance=5, factor=3.0, trained=8),
     )
     memory = LayerMemory(0, MemoryStore(GROUPS, DIM, torch.float32, torch.device("cpu")))
     q, k, v = (torch.randn(n, COUNT, DIM) for n in (HEADS, GROUPS, GROUPS))
