@@ -1,4 +1,4 @@
-"""Small tensor algebra of attention: folded heads, fused parts, soft caps, sinks, float64."""
+"""Tensor algebra of attention: folded heads, fused outputs, soft caps, attention sinks, float64."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from torch import Tensor
 def fold(q: Tensor, groups: int) -> Tensor:
     """Folds queries (H, C, D) into (C, G * D) by summing the query heads that share one key head.
 
-    sum_h q_h . k_g(h) = sum_g (sum_{h in g} q_h) . k_g, so the sum over heads of Eq. (3) needs F =
-    G * D dimensions, not H * D.
+    sum_h q_h · k_g(h) = sum_g (sum_{h in g} q_h) · k_g, so the sum over heads of equation (3) needs
+    F = G * D dimensions, not H * D.
     """
     heads, count, dim = q.shape
     return q.view(groups, heads // groups, count, dim).sum(1).transpose(0, 1).reshape(count, -1)
@@ -26,7 +26,8 @@ def flatten_keys(k: Tensor) -> Tensor:
 def fuse(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     """Fuses partial attention outputs (out_i (H, C, D), lse_i (H, C)) into attention over all keys.
 
-    These are steps 12-14 of Algorithm 1; subtracting the joint lse before exp prevents overflow.
+    The sum follows steps 12-14 of Algorithm 1; subtracting the joint lse before exp prevents
+    overflow.
     """
     if len(parts) == 1:
         return parts[0]

@@ -1,4 +1,5 @@
-"""Query and key compression, Eq. (5): projections from F to R dimensions that minimise Eq. (7)."""
+"""Query and key compression, equation (5): projections from F to R dimensions that minimise
+equation (7)."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ from esa_cli.errors import PresetError
 
 @dataclass(frozen=True)
 class Linear(Projection):
-    """A pair of linear projections, Eq. (5), for queries and keys; each is an (F, R) matrix."""
+    """A pair of linear projections, equation (5), for queries and keys; each is an (F, R)
+    matrix."""
 
     query_map: Tensor
     key_map: Tensor
@@ -53,10 +55,12 @@ def _mean_moments(moments: Moments) -> tuple[Tensor, Tensor]:
 
 
 def closed_form(moments: Moments, rank: int, ridge: float = 1e-6) -> Linear:
-    """Computes the best rank-R pair of projections under Eq. (7) by an SVD of Sq^(1/2) Sk^(1/2).
+    """Computes the best rank-R pair of projections under equation (7) by an SVD of Sq^(1/2)
+    Sk^(1/2).
 
-    For independent queries and keys, Eq. (7) is || Sq^(1/2) (1 - A B^T) Sk^(1/2) ||_F^2 with second
-    moments Sq and Sk; the truncated SVD minimises it, and the inverse roots then give A and B.
+    For independent queries and keys, equation (7) is || Sq^(1/2) (1 - A B^T) Sk^(1/2) ||_F^2 with
+    second moments Sq and Sk; the truncated SVD minimises it, and the inverse roots then give A and
+    B.
 
     Args:
         rank: R, at most F. ridge: added to the spectra, relative to their largest value.

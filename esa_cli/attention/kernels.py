@@ -1,8 +1,9 @@
-"""Attention with its log-sum-exp: four kernels, and the choice of one by name or by the tensors.
+"""Attention with its log-sum-exp: four kernels, and the choice of a kernel by name or by the
+tensors.
 
 A kernel takes queries q (H, C, D), keys k and values v (G, N, D), query head h attending with key
-head h // (H / G). It returns out (H, C, D) in the dtype of q and lse (H, C) in float32, the log of
-the softmax's denominator. Causal attention is for a chunk with itself, C = N.
+head h // (H / G). A kernel returns out (H, C, D) in the dtype of q and lse (H, C) in float32, the
+log of the softmax's denominator. Causal attention is for a chunk with itself, C = N.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ def attend_by_torch_cpu(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: fl
 
 
 def attend_by_torch_cuda(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Output:
-    """Computes attention by torch's flash operator in half precision, else its efficient one."""
+    """Computes attention on a GPU by torch's flash operator, or else its memory-efficient one."""
     query, keys, values = _group_heads(q, k, v, causal)
     if _fits_flash(q):
         flash = torch.ops.aten._scaled_dot_product_flash_attention

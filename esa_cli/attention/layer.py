@@ -1,4 +1,4 @@
-"""Efficient Selective Attention of one layer: Eq. (1) over [I, M_k, L, C], as in Algorithm 1.
+"""Efficient Selective Attention of one layer: equation (1) over [I, M_k, L, C], as in Algorithm 1.
 
     near   L, and causally C itself, at consecutive positions (step 10)
     far    I and the selected M_k, at the positions of the method's encoding (step 11)
@@ -73,9 +73,8 @@ class Attention:
     def __call__(
         self, memory: LayerMemory, q: Tensor, query: QueryState, sink: Tensor | None = None
     ) -> Tensor:
-        """Attention output (H, n, D) of the last n tokens of the store, queries q (H, n, D), with
-        the
-        logits (H,) of an attention sink, if the model has one.
+        """Returns the attention output (H, n, D) of the last n tokens of the store, with queries q
+        (H, n, D) and the logits (H,) of an attention sink, if the model has one.
 
         Raises:
             SurveyComplete: the selector needs no further layer of the survey pass.
@@ -138,7 +137,8 @@ class Attention:
         return out
 
     def _select_far_tokens(self, memory: LayerMemory, step: Step, chunk: Chunk) -> Selection:
-        """Returns absolute positions of I and M_k, Eq. (2): (I + K,), or one tensor per head."""
+        """Returns absolute positions of I and M_k, equation (2): (I + K,), or one tensor per
+        head."""
         selector, device = self.method.selector, step.queries.device
         initial = torch.arange(step.low, device=device)
         if not chunk.select or step.middle <= 0:

@@ -21,7 +21,8 @@ from esa_cli.errors import PresetError
 
 @dataclass(frozen=True)
 class Method:
-    """Selective attention, fully specified: window sizes and one of each replaceable part.
+    """A fully specified method of selective attention: window sizes and one of each replaceable
+    part.
 
     Args:
         reading: how a document's chunks attend during prefill: `select`, the paper's (selection in
@@ -84,7 +85,7 @@ class LayerMemory:
             moments.add(fold(q.float(), self.store.heads), flatten_keys(keys), stop)
 
     def project(self, method: Method, upto: int) -> Projection | None:
-        """Returns the layer's projection, and adds reduced keys, Eq. (6), of tokens before
+        """Returns the layer's projection, and adds reduced keys, equation (6), of tokens before
         `upto`."""
         if not method.score.features:
             return None

@@ -59,7 +59,8 @@ def check_odd(**settings: int) -> None:
 
 
 class Score(ABC):
-    """A rule for the importance F_s(m; C) of each middle token: Eq. (3)-(4), or another one."""
+    """A rule for the importance F_s(m; C) of each middle token: equation (3)-(4), or another
+    one."""
 
     @property
     def features(self) -> bool:
@@ -139,7 +140,7 @@ class Selector(ABC):
 
 
 class Compressor(ABC):
-    """A rule that makes each layer's projection (Eq. 5), from a file or a document's first
+    """A rule that makes each layer's projection (equation 5), from a file or a document's first
     tokens."""
 
     fit_tokens: int = 0

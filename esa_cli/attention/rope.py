@@ -1,7 +1,7 @@
 """Rotary position embedding (RoPE) at any position, by the transformers model's own module.
 
 The module computes the angles, so every static variant (default, linear, llama3, yarn) equals the
-model's. R(q, m) . R(k, n) depends on m - n only, which the position encodings rely on. In some
+model's. R(q, m) · R(k, n) depends on m - n only, which the position encodings rely on. In some
 models only the first R dimensions of a head rotate, R <= D.
 """
 
@@ -47,7 +47,7 @@ class Rope:
         """Returns this embedding with other `frequencies`; for `spare` see `Rope`."""
         return Rope(Angles(inverse, factor), spare, self.pairs)
 
-    def angles(self, positions: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
+    def compute_cos_sin(self, positions: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
         """Returns cosines and sines at `positions`, each (n, R), in the dtype and on the device of
         `like`, without synchronising with a GPU."""
         positions = positions.to(like.device, non_blocking=True)
@@ -63,23 +63,23 @@ class Rope:
         """Returns cosines and sines from a table for integer positions (n,) below `TABLE_LIMIT`,
         else computed ones. Positions that lie on a GPU cause a synchronisation."""
         if positions.is_floating_point() or positions.numel() == 0:
-            return self.angles(positions, like)
+            return self.compute_cos_sin(positions, like)
         lowest, highest = torch.stack(positions.aminmax()).tolist()
         if highest >= TABLE_LIMIT or lowest < 0:
-            return self.angles(positions, like)
+            return self.compute_cos_sin(positions, like)
         table = self._tables.get(like.dtype)
         if table is None or table[0].shape[0] <= highest:
             size = min(TABLE_LIMIT, max(4096, 2 * (highest + 1))) if self.spare else highest + 1
-            table = self.angles(torch.arange(size, device=like.device), like)
+            table = self.compute_cos_sin(torch.arange(size, device=like.device), like)
             self._tables[like.dtype] = table
         positions = positions.to(like.device, non_blocking=True)
         return table[0][positions], table[1][positions]
 
     def rotate(self, x: Tensor, positions: Tensor) -> Tensor:
         """Rotates x (heads, n, D) to positions (n,); the result has the dtype of x."""
-        return self._rotate_by(x, *self.look_up_cos_sin(positions, x))
+        return self._rotate_by_angles(x, *self.look_up_cos_sin(positions, x))
 
-    def _rotate_by(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def _rotate_by_angles(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """Returns x (heads, n, D) rotated by cosines and sines (n, R)."""
         width = cos.shape[-1]
         part = x[..., :width]
@@ -131,7 +131,7 @@ class WeightedRope(Rope):
     Such a model's query is w_q * R(q) / rms(q), its key w_k * R(k) / rms(k), with learned weights w
     of each dimension. Rotation preserves the rms, so with the normed but unrotated q' and k',
 
-        query . key = sum of w_q w_k R(q') R(k') = (s * R(q')) . (s * R(k')), s = sqrt(w_q w_k)
+        query · key = sum of w_q w_k R(q') R(k') = (s * R(q')) · (s * R(k')), s = sqrt(w_q w_k)
 
     The attached model does not rotate, and caches w_k * k'. So R(x) = s * R(x / w_k) rotates cached
     keys, and queries converted by `as_key`.
@@ -159,8 +159,8 @@ class WeightedRope(Rope):
         plain = super().with_frequencies(inverse, factor, spare)
         return WeightedRope(plain, self._query, self._key)
 
-    def angles(self, positions: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
-        return super().angles(positions, like.float())
+    def compute_cos_sin(self, positions: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
+        return super().compute_cos_sin(positions, like.float())
 
     def as_key(self, q: Tensor) -> Tensor:
         return q * (self._key / self._query).to(q)
@@ -169,8 +169,8 @@ class WeightedRope(Rope):
         weights = (self._before * self._after).to(like.device)
         return (super().key_gain(like) * weights).to(like.dtype)
 
-    def _rotate_by(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        turned = super()._rotate_by(x.float() * self._before.to(x.device), cos, sin)
+    def _rotate_by_angles(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        turned = super()._rotate_by_angles(x.float() * self._before.to(x.device), cos, sin)
         return (turned * self._after.to(x.device)).to(x.dtype)
 
 

@@ -1,4 +1,5 @@
-"""The paper's score, Eq. (3)-(4), or (6) on reduced keys, and its selector, Eq. (2) with (8)."""
+"""The paper's score, equation (3)-(4), or (6) on reduced keys, and its selector, equation (2) with
+(8)."""
 
 from __future__ import annotations
 
@@ -37,7 +38,8 @@ def iterate_blocks_twice(
 
 @dataclass(frozen=True)
 class SumScore(Score):
-    """Sums over heads (Eq. (3)), less each query's maximum, then the chunk's maximum (Eq. (4)).
+    """Sums over heads (equation (3)), less each query's maximum, then the chunk's maximum (equation
+    (4)).
 
     Args:
         rotate: rotate queries to the far distance first; the paper does not say whether.
@@ -86,7 +88,8 @@ def top_k(scores: Tensor, k: int) -> Tensor:
 
 
 def proximity(scores: Tensor, epsilon: int) -> Tensor:
-    """Raises each token's score to the maximum within epsilon tokens of it, inside M (Eq. (8)).
+    """Raises each token's score to the maximum within epsilon tokens of it, inside M (equation
+    (8)).
 
     Args:
         scores: (M,). epsilon: distance in tokens; 0 changes nothing.

@@ -30,18 +30,18 @@ class SlidingAttention:
     def __call__(
         self, memory: LayerMemory, q: Tensor, query: QueryState, sink: Tensor | None = None
     ) -> Tensor:
-        """Attention output (H, n, D) of the last n tokens of the store, queries q (H, n, D),
-        whatever the turn, with the logits (H,) of an attention sink, if the model has one."""
+        """Returns the attention output (H, n, D) of the last n tokens of the store, with queries q
+        (H, n, D) and the logits (H,) of an attention sink, if the model has one."""
         stop = len(memory.store)
         start = stop - q.shape[1]
         out = torch.empty_like(q)
         for first in range(start, stop, AT_ONCE):
             last = min(first + AT_ONCE, stop)
             rows = slice(first - start, last - start)
-            out[:, rows] = self._attend(memory, q[:, rows], first, last, sink)
+            out[:, rows] = self._attend_to_window(memory, q[:, rows], first, last, sink)
         return out
 
-    def _attend(
+    def _attend_to_window(
         self, memory: LayerMemory, q: Tensor, start: int, stop: int, sink: Tensor | None
     ) -> Tensor:
         """Returns the attention output (H, C, D) of the queries at positions [start, stop)."""

@@ -49,7 +49,8 @@ class LayerState(ABC):
 
 
 class Projection(ABC):
-    """A fitted compressor of one layer (Eq. (5)): a linear function of folded queries and keys."""
+    """A fitted compressor of one layer (equation (5)): a linear function of folded queries and
+    keys."""
 
     @abstractmethod
     def queries(self, q: Tensor) -> Tensor:
@@ -109,12 +110,12 @@ class KVStore(Protocol):
         """Yields (absolute start, reduced keys (n, R)) over [start, stop)."""
 
     def crop(self, tokens: int) -> None:
-        """Removes the last -tokens tokens (negative, like transformers' caches)."""
+        """Removes the last -tokens tokens; `tokens` is negative, as in transformers' caches."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """A chunk's queries and a layer's middle tokens: the argument of scores and selectors.
+    """A chunk's queries and a layer's middle tokens, which scores and selectors take as argument.
 
     Args:
         layer: index of the layer. layers: indices of the model's layers that run the method,
@@ -215,14 +216,14 @@ class Step:
         return (at >= first) & (at < last)
 
     def rotated(self, rotate: bool) -> Tensor:
-        """Returns the queries (H, C, D). With `rotate` they are at the far distance: then q . k
-        with keys at position 0 is the logit of attention at the far distance."""
+        """Returns queries (H, C, D). With `rotate` the queries are at the far distance: q · k with
+        keys at position 0 is then the logit of attention at the far distance."""
         return self.rope.far_queries(self.queries, self.distance) if rotate else self.queries
 
     def head_logits(
         self, rotate: bool, heads: Sequence[int] | None = None
     ) -> Iterator[tuple[int, Tensor]]:
-        """Yields (offset into M, scale * q_h . k_g(h) (H, C, n)) in blocks, for all or some query
+        """Yields (offset into M, scale * q_h · k_g(h) (H, C, n)) in blocks, for all or some query
         heads."""
         q, groups = self.rotated(rotate), None
         if heads is not None:
@@ -256,7 +257,8 @@ class Step:
         return soft_capped(logits, self.cap)
 
     def sums(self, rotate: bool) -> Iterator[tuple[int, Tensor]]:
-        """Yields (offset into M, f_s(m; c) (C, n)), Eq. (3), or Eq. (6) for reduced keys."""
+        """Yields (offset into M, f_s(m; c) (C, n)), equation (3), or equation (6) for reduced
+        keys."""
         q = fold(self.rotated(rotate).float(), self.store.heads)
         block = tokens_per_block(self.queries.shape[1])
         if self.projection is None:

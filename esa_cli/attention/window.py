@@ -53,7 +53,7 @@ class SurveyComplete(Exception):
 
 @dataclass
 class QueryState:
-    """The state of one turn, shared by all layers.
+    """The state of one turn (a question with its answer), shared by all layers.
 
     Args:
         turn_start: position at which the turn begins, earlier turns of a conversation included;

@@ -108,7 +108,7 @@ def read_document(source: str, stdin: IO[Any] | None = None, *, limit: int = LIM
         data = _read_file(source, limit)
     if len(data) > limit:
         raise _size_error(path, len(data), limit)
-    extracted = readers.read(data, path)
+    extracted = readers.extract_text(data, path)
     text, marks, missing = extracted.text, extracted.marks, extracted.missing
     name, size = Path(path).name or path, len(data)
     return Document(name, text, source, extracted.encoding, size, marks, missing, stamp)

@@ -1,11 +1,11 @@
 """Selection of whole windows of tokens by the scores of all layers so far.
 
-In a small model few layers find a passage, and the layers that would use it do not select it once M
-is large. So each layer adds its scores to those of earlier layers and selects by the sum. The
-answer's tokens reuse the last layer's selection; with two rounds the question does so, too.
+In a small model few layers find a passage, and the layers that would use the passage do not select
+it once M is large. So each layer adds its scores to those of earlier layers and selects by the sum.
+The answer's tokens reuse the last layer's selection; with two rounds the question does so, too.
 
-The selector `fused-consensus` adds a second score, such as BM25. Both are standardised for each
-question, so that a score without clear winners does not outvote the other:
+The selector `fused-consensus` adds a second score, such as BM25. Both scores are standardised for
+each question, so that a score without clear winners does not outvote the other:
 
     z(w)   a window's mean score, less the mean over all windows, by their standard deviation
     F(w)   z of the scores summed over layers + weight * z of the second score

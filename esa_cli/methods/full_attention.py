@@ -6,11 +6,11 @@
     yarn            slow frequencies interpolated, fast ones kept, a ramp between   Peng et al. 2023
     rerope          distances min(i - j, w)                               Su 2023
 
-Inverse frequencies are b^(-2i/D), i = 0 .. D/2 - 1, in Python floats, so that they are the same on
-every device; only interpolation takes others (llama3, yarn or linear scaling). Cached keys are
-unrotated, so `ntk-dynamic` rotates all tokens of a step by one b': N is the end of the chunk. The
-ESA paper does not say which form of NTK it runs; `ntk` is the fixed one. The factor s of a recipe
-is the document's length plus ROOM in trained windows, rounded up.
+Inverse frequencies are b^(-2i/D), i from 0 to D/2 - 1, in Python floats, so that they are the same
+on every device; only interpolation accepts other frequencies (llama3, yarn or linear scaling).
+Cached keys are unrotated, so `ntk-dynamic` rotates all tokens of a step by one base b', where N is
+the end of the chunk. The ESA paper does not say which form of NTK it runs; `ntk` is the fixed form.
+The factor s of a recipe is the document's length plus ROOM in trained windows, rounded up.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ class StretchedPositions(TruePositions):
 
 
 def find_rotary_base(inverse: Tensor) -> float:
-    """Returns the base b of inverse frequencies (D / 2,), computed from the last one, which retains
-    the most digits. Raises PresetError: the frequencies are not b^(-2i/D)."""
+    """Returns the base b of inverse frequencies (D / 2,), computed from the last frequency, which
+    retains the most digits. Raises PresetError: the frequencies are not b^(-2i/D)."""
     rates = inverse.tolist()
     dim, last = 2 * len(rates), len(rates) - 1
     if last > 0 and min(rates) > 0:
@@ -92,7 +92,7 @@ def find_rotary_base(inverse: Tensor) -> float:
 
 
 def list_rotary_rates(base: float, dim: int) -> list[float]:
-    """Returns the inverse frequencies b^(-2i/D) for i = 0 .. D/2 - 1."""
+    """Returns the inverse frequencies b^(-2i/D) for i from 0 to D/2 - 1."""
     return [base ** (-2 * i / dim) for i in range(dim // 2)]
 
 
@@ -234,7 +234,7 @@ def _add_recipe(
     recipe(name, about=about, source=source, cost=cost, full=True)(recipe_settings)
 
 
-def _choose_stretch(base: Base) -> float:
+def _stretch_factor(base: Base) -> float:
     """Returns s, the number of trained windows that hold the document and ROOM, rounded up."""
     taken = base.length + ROOM if base.length else 0
     return float(max(1, math.ceil(taken / base.context)))
@@ -247,15 +247,15 @@ _add_recipe("full", ", far tokens where the preset's position encoding puts them
             lambda base: dict(base.position))  # fmt: skip
 _add_recipe("interpolation", ", positions divided to fit into the trained window",
             "Chen et al. 2023, position interpolation",
-            lambda base: {"name": "interpolation", "factor": _choose_stretch(base)})  # fmt: skip
+            lambda base: {"name": "interpolation", "factor": _stretch_factor(base)})  # fmt: skip
 _add_recipe("ntk", ", a larger rotary base for the document's length",
             "bloc97 2023, NTK-aware scaling",
-            lambda base: {"name": "ntk", "factor": _choose_stretch(base)})  # fmt: skip
+            lambda base: {"name": "ntk", "factor": _stretch_factor(base)})  # fmt: skip
 _add_recipe("ntk-dynamic", ", a rotary base that grows with the tokens cached",
             "emozilla 2023, dynamic NTK-aware scaling",
-            lambda base: {"name": "ntk-dynamic", "factor": _choose_stretch(base),
+            lambda base: {"name": "ntk-dynamic", "factor": _stretch_factor(base),
                           "trained": base.context})  # fmt: skip
 _add_recipe("yarn", ", slow frequencies stretched to the document's length",
             "Peng et al. 2023, YaRN",
-            lambda base: {"name": "yarn", "factor": _choose_stretch(base),
+            lambda base: {"name": "yarn", "factor": _stretch_factor(base),
                           "trained": base.context})  # fmt: skip

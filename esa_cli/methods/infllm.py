@@ -1,9 +1,9 @@
 """InfLLM: whole blocks, scored by the few keys of each block that received most attention.
 
     r_h(m)   attention that token m received from head h while in L or C, at its true distance:
-             sum over queries c of exp( scale * R(q_h,c) . R(k_m) - lse_h,c )
+             sum over queries c of exp( scale * R(q_h,c) · R(k_m) - lse_h,c )
     K_h,b    mean of the `representatives` unrotated keys of block b with the highest r_h
-    s(b)     sum over h of mean over c of R(q_h,c, n_local - 1) . K_h,b, the same for all heads
+    s(b)     sum over h of mean over c of R(q_h,c, n_local - 1) · K_h,b, the same for all heads
     choice   the blocks with the highest s that fit the budget, and the tokens after them
 
 A block is `block` tokens that have left L, counted from the first token of M. n_local - 1 is the

@@ -1,23 +1,23 @@
-"""Quest and Loki: pages or tokens for each query head, by cheap bounds or logits of its own.
+"""Quest and Loki: selection of pages or tokens for each query head, by cheap bounds or logits.
 
-All queries of a chunk share one selection for each head, by Eq. (4) for that head alone:
+All queries of a chunk share one selection for each head, by equation (4) for that head alone:
 
     s_h(m) = max over c of ( x_h,c(m) - max over m' of x_h,c(m') )
 
-Quest (Tang et al., arXiv 2406.10774): x is an upper bound of a page's best logit,
+In Quest (Tang et al., arXiv 2406.10774), x is an upper bound of a page's best logit,
 
     u_h(p) = scale * sum over d of max( q_d max_{m in p} k_m,d , q_d min_{m in p} k_m,d )
 
-and the floor(budget / page) pages with the highest are taken. Loki (Singhania et al., arXiv
-2406.02542): x is the logit in the first principal directions of the keys; attention to the k best
-tokens is exact:
+and the floor(budget / page) pages with the highest bounds are selected. In Loki (Singhania et al.,
+arXiv 2406.02542), x is the logit in the first principal directions of the keys; attention to the k
+best tokens is exact:
 
     P_g    (D, r) directions of largest variance of key head g's unrotated keys
     s_h(m) = scale * (q_h P_g)(k_m P_g)^T, where k P_g is kept
 
-Unlike the originals, q is rotated to the far distance and keys are unrotated; chunks select, too,
-and not an answer's tokens alone; P is fitted on the first tokens of M and not on another text; the
-newest page is not always taken, as L is.
+Unlike the originals, q is rotated to the far distance and keys are unrotated; every chunk selects
+tokens, not only an answer's tokens; P is fitted on the first tokens of M and not on another text;
+the newest page is not always selected, because L contains the newest tokens.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ def select_by_head(
 ) -> list[Tensor]:
     """Returns the ascending indices (budget,) of each head's best of `count` tokens or pages.
 
-    `blocks` computes the logits (H, C, n) of the queries (H, C, D); it is called twice if the
-    logits are too many to cache.
+    `blocks` computes the logits (H, C, n) of the queries (H, C, D), twice if they are too many to
+    cache.
     """
     heads, chunk, _ = queries.shape
     if chunk == 1:

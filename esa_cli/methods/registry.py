@@ -266,7 +266,7 @@ def sources(method: Method) -> dict[str, str]:
 
 
 def without_file(method: Method) -> str:
-    """Returns the first kind of part whose class has no source file; empty if there is none."""
+    """Returns the first kind of part whose class has no source file, or an empty text."""
     return next((kind for kind in KINDS if not _source_file(type(getattr(method, kind)))), "")
 
 

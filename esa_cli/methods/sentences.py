@@ -11,7 +11,7 @@ esa the question passes once after the stored document, the softmax is over all 
 cache is attended to. The package also weights question tokens by their mutual attention.
 
 ReContext (arXiv 2607.02509) selects the sentences of the 32 tokens that retrieval heads attend to.
-The published method inserts them as text, in several rounds, beside the whole document, and
+ReContext as published inserts them as text, in several rounds, beside the whole document, and
 averages 16 heads over the prompt's last tokens; esa attends to the sentences' KV cache right before
 the question, and the preset's `score.heads` vote.
 """
@@ -44,7 +44,8 @@ TOKENS_WITHOUT_TEXT = 32
 
 def sentence_starts(pieces: Sequence[str]) -> Tensor:
     """Returns the ascending positions (S,) of first tokens of sentences, then the text's end;
-    `pieces` has each token's text. A token on both sides of an end belongs to the earlier one."""
+    `pieces` has each token's text. A token that spans a sentence's end belongs to the earlier
+    sentence."""
     ends = [found.end() for found in SENTENCE_END.finditer("".join(pieces))]
     starts = numpy.array([0, *accumulate(map(len, pieces))])
     at = numpy.searchsorted(starts, ends)

@@ -3,7 +3,7 @@
     streaming-llm      I and the last K + L tokens, numbered as one text (`contiguous`)
     lm-infinite        I at distance L, and the most recent tokens
     lm-infinite-topk   besides, in layers from `first_layer` on, for each query head h alone:
-                       s_h(m) = scale * R(q_h,last, w) . k_g(h),m, w = 2048, keys unrotated,
+                       s_h(m) = scale * R(q_h,last, w) · k_g(h),m, w = 2048, keys unrotated,
                        q_h,last the chunk's last query; the k best of M, at distance w
 
 The preset decides I, L and k, so that methods are compared at one budget; the originals have 4, 10

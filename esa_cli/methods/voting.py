@@ -4,7 +4,7 @@ Because of the normalisation, a head with large logits cannot outweigh the few r
 recipes are `esa-vote`, `esa-individual` (the paper's ablation over heads), and `tokenselect`:
 
     q_h    = mean over c of R(q_h,c, L + c)        the chunk's queries at their positions after L
-    S(m)   = sum over h of softmax_m( q_h . k_g(h),m )      keys unrotated, no 1/sqrt(D)
+    S(m)   = sum over h of softmax_m( q_h · k_g(h),m )      keys unrotated, no 1/sqrt(D)
     choice   the k best of S, after an optional maximum over `pool` neighbours
 
 Unlike the published code of TokenSelect, query head h is scored with the key head that it attends

@@ -10,7 +10,7 @@ from esa_cli.documents import readers
 
 
 def text_of(data: bytes | str, name: str) -> str:
-    return readers.read(data.encode() if isinstance(data, str) else data, name).text
+    return readers.extract_text(data.encode() if isinstance(data, str) else data, name).text
 
 
 @pytest.mark.parametrize("sign", [",", ";", "\t", "|"])
@@ -50,7 +50,7 @@ def test_csv_with_lines_above_the_table() -> None:
     ],
 )  # fmt: skip
 def test_csv_numbers_that_name_columns(rows: str, last: str) -> None:
-    assert readers.read(rows.encode(), "a.csv").text.splitlines()[-1] == last
+    assert readers.extract_text(rows.encode(), "a.csv").text.splitlines()[-1] == last
 
 
 def test_csv_whose_heading_is_too_short_names_nothing() -> None:

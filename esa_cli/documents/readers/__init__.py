@@ -6,7 +6,7 @@ from esa_cli.documents.readers.reader_registry import (
     BuiltInReader,
     Reader,
     choose_reader,
-    read_by,
+    read_with_reader,
     register,
 )
 from esa_cli.documents.readers.text_builder import (
@@ -19,11 +19,12 @@ from esa_cli.documents.readers.text_builder import (
 from esa_cli.errors import DocumentError
 
 __all__ = [
-    "STDIN", "ExtractedText", "Mark", "Reader", "TextBuilder", "choose_reader", "read", "register",
+    "STDIN", "ExtractedText", "Mark", "Reader", "TextBuilder", "choose_reader", "extract_text",
+    "register",
 ]  # fmt: skip
 
 
-def read(data: bytes, name: str) -> ExtractedText:
+def extract_text(data: bytes, name: str) -> ExtractedText:
     """Returns the text of the document `name`, a path or "standard input". Raises DocumentError: it
     cannot be read, has no text, or exceeds a limit; PluginError: a reader breaks the rules."""
     if not data:
@@ -35,7 +36,7 @@ def read(data: bytes, name: str) -> ExtractedText:
         extracted = read_in_child_process(reader, data, name)
     else:
         try:
-            extracted = read_by(reader, data, name)
+            extracted = read_with_reader(reader, data, name)
         except MemoryError as error:
             problem = f"{label_document(name)} is too large for this machine's memory"
             raise DocumentError(problem, "split the document and ask about its parts") from error

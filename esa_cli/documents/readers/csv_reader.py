@@ -1,7 +1,7 @@
 """Reads CSV tables: each row becomes a line in which every value has its column's name.
 
 The delimiter is the one that splits the first rows into equally many cells. Lines above the table
-remain in the text. If there is no heading row, or if it has too few names, columns are numbered.
+remain in the text. Without a heading row, or with too few names in the row, columns are numbered.
 """
 
 from __future__ import annotations

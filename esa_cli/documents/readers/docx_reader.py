@@ -56,7 +56,7 @@ def _find_children(root: Any, tag: str) -> list[Any]:
 
 
 def _read_value(element: Any, path: str) -> str | None:
-    """Returns the `val` of the element at `path`, such as `pPr/numPr/ilvl`, below another."""
+    """Returns the `val` attribute of the element at `path`, such as `pPr/numPr/ilvl`."""
     below = element.find("/".join(W + tag for tag in path.split("/")))
     return None if below is None else below.get(f"{W}val")
 
@@ -190,9 +190,9 @@ class _WordConverter:
             if tag == f"{W}p":
                 new, text = self._convert_paragraph(element)
             elif tag == f"{W}lastRenderedPageBreak":
-                self._turn_page(only_if_begun=True)
+                self._begin_page(only_if_begun=True)
             elif tag == f"{W}br" and element.get(f"{W}type") == "page":
-                self._turn_page()
+                self._begin_page()
             elif tag == f"{W}r" and _read_value(element, "rPr/vertAlign") == "superscript":
                 last = element.getprevious()  # a number may be cut in two
                 new = "small" if last is not None and last.tag in ("sup", "small") else "sup"
@@ -221,10 +221,10 @@ class _WordConverter:
         outline = _read_value(element, "pPr/outlineLvl")
         heading = style.heading if outline is None else outline != "9"
         if element.find(f"{W}pPr/{W}pageBreakBefore") is not None:
-            self._turn_page()
+            self._begin_page()
         first = next(element.iter(*_SHOWN, f"{W}lastRenderedPageBreak"), None)
         if first is not None and first.tag not in _SHOWN:  # the number is on the new page
-            self._turn_page(only_if_begun=True)
+            self._begin_page(only_if_begun=True)
         for properties in _find_children(element, "pPr"):
             element.remove(properties)
         words = "".join(text.text or "" for text in element.iterfind(f".//{W}t"))
@@ -234,7 +234,7 @@ class _WordConverter:
         listed = bool(label or style.contents)
         return "div" if listed else "p", f"{label} " if label and words.strip() else None
 
-    def _turn_page(self, *, only_if_begun: bool = False) -> None:
+    def _begin_page(self, *, only_if_begun: bool = False) -> None:
         if self.page is not None and not (only_if_begun and self._blank):
             self.page += 1
             self._blank = True
@@ -243,7 +243,7 @@ class _WordConverter:
         """Turns the page in the way that the next section prescribes for its beginning."""
         section = next(self._sections, None)
         if section is None or _read_value(section, "type") != "continuous":
-            self._turn_page()
+            self._begin_page()
         if self.page is not None:
             self.page = _read_first_page(section) or self.page
 

@@ -108,7 +108,7 @@ def extract_html(text: str, name: str) -> str:
 
 def write_html(root: Any, out: TextBuilder, chapters: Mapping[str, str] | None = None) -> None:
     """Appends the text of a parsed page to `out`. `chapters` has titles by the id of the element at
-    which a chapter begins; if it is None, headings are chapters."""
+    which a chapter begins; if `chapters` is None, headings are chapters."""
     _HtmlWriter(out, chapters).write_node(root)
 
 

@@ -95,9 +95,9 @@ class _MailWriter:
                 if words := " ".join(str(value).split()):
                     self.out.end_line()
                     self.out.exact_text(f"{field}: {words}")
-        self._write_part(message)
+        self._write_mail_part(message)
 
-    def _write_part(self, part: Any) -> None:
+    def _write_mail_part(self, part: Any) -> None:
         kind = part.get_content_type()
         if part.defects:
             self.missing["a part is damaged or cut off"] += 1
@@ -112,28 +112,28 @@ class _MailWriter:
                 self.write_message(inner)
             self.out.chapter = around
         elif kind == "multipart/alternative" and part.is_multipart():
-            self._write_best_form(part)
+            self._write_best_alternative(part)
         elif part.is_multipart():
             for inner in part.iter_parts():
-                self._write_part(inner)
+                self._write_mail_part(inner)
         elif _is_text_part(part):
-            self._write_plain_words(self._extract_part(part))
+            self._write_plain_words(self._extract_part_text(part))
         else:
             self._record_attachment(part)
 
-    def _write_best_form(self, part: Any) -> None:
+    def _write_best_alternative(self, part: Any) -> None:
         """Writes the plain form of a text, or the HTML form if that is far longer."""
         plain, page = part.get_body(("plain",)), part.get_body(("html",))
         texts = [leaf for leaf in part.walk() if _is_text_part(leaf) and not leaf.is_multipart()]
         best = plain or page or next(iter(texts), None)
         if plain and page:
-            drafts = (_MailWriter(self._name)._extract_part(form) for form in (plain, page))
+            drafts = (_MailWriter(self._name)._extract_part_text(form) for form in (plain, page))
             plain_words, page_words = (len(draft.split()) for draft in drafts)
             best = plain if plain_words > _STUB * page_words else page
         for form in part.iter_parts():
             leaves = [leaf for leaf in form.walk() if not leaf.is_multipart()]
             if any(leaf is best for leaf in leaves):
-                self._write_part(form)
+                self._write_mail_part(form)
             else:
                 for leaf in leaves:
                     if not _is_text_part(leaf) or leaf.get_content_type() == "text/calendar":
@@ -152,18 +152,18 @@ class _MailWriter:
             self.out.start_paragraph()
             self.out.exact_text(text.strip("\r\n"))
 
-    def _extract_part(self, part: Any) -> str:
+    def _extract_part_text(self, part: Any) -> str:
         """Returns the text of a mail part; an HTML page is converted to the text that it shows."""
         data = part.get_payload(decode=True) or b""
         charset = part.get_content_charset()
         if part.get_content_type() not in _PAGES:
-            return self._decode_part(data, charset)
+            return self._decode_part_text(data, charset)
         page = ""
         with suppress(DocumentError):
             page = decode_markup(data, self._name)[0] if data and not charset else ""
-        return extract_html(page or self._decode_part(data, charset), self._name)
+        return extract_html(page or self._decode_part_text(data, charset), self._name)
 
-    def _decode_part(self, data: bytes, charset: str | None) -> str:
+    def _decode_part_text(self, data: bytes, charset: str | None) -> str:
         """Decodes a text by its declared encoding; if that fails, the encoding is guessed."""
         encoding = "utf-8"
         with suppress(LookupError, ValueError):

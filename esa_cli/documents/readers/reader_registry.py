@@ -190,7 +190,7 @@ def choose_reader(head: bytes, name: str) -> Reader | BuiltInReader:
     return [*binary, *named, *claims, _TEXT][0]
 
 
-def read_by(reader: Reader | BuiltInReader, data: bytes, name: str) -> ExtractedText:
+def read_with_reader(reader: Reader | BuiltInReader, data: bytes, name: str) -> ExtractedText:
     """Returns the text of the document `name`, extracted in this process. Raises DocumentError,
     MemoryError; PluginError: the reader breaks the rules."""
     try:

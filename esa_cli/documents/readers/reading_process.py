@@ -20,7 +20,7 @@ from contextlib import suppress
 from typing import Any
 
 from esa_cli import errors
-from esa_cli.documents.readers.reader_registry import BUILT_IN, BuiltInReader, read_by
+from esa_cli.documents.readers.reader_registry import BUILT_IN, BuiltInReader, read_with_reader
 from esa_cli.documents.readers.text_builder import ExtractedText, Mark, label_document
 from esa_cli.errors import DocumentError, EsaError, UsageError
 from esa_cli.system.machine import parse_size, size_text
@@ -202,7 +202,7 @@ def _read_document(request: dict[str, Any], data: bytes) -> dict[str, Any]:
     os.environ.update(request["limits"])
     try:
         _limit_process()
-        text = vars(read_by(BUILT_IN[request["format"]], data, request["name"]))
+        text = vars(read_with_reader(BUILT_IN[request["format"]], data, request["name"]))
         return {**text, "last": psutil.Process().memory_info().rss > _LARGE}
     except EsaError as error:
         if not any(words in error.message for words in _NO_MEMORY):

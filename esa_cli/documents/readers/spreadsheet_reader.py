@@ -1,7 +1,8 @@
 """Reads Excel workbooks (xlsx): each sheet is a chapter, its rows are written like CSV rows.
 
-Values are the stored ones. Dates have ISO format, percentages their sign; other number formats are
-not applied. This module parses the XML, because openpyxl loses rows that are out of order.
+Values are the values stored in the file. Dates have ISO format, percentages their sign; other
+number formats are not applied. This module parses the XML, because openpyxl loses rows that are out
+of order.
 """
 
 from __future__ import annotations
