@@ -25,7 +25,7 @@ Blocks = Iterator[tuple[int, Tensor]]
 def iterate_blocks_twice(
     blocks: Callable[[], Blocks], elements: int
 ) -> Callable[[], Iterable[tuple[int, Tensor]]]:
-    """Returns an iterator function for two passes; few numbers are cached, many computed twice.
+    """Returns a function that yields the blocks, from a cache in the second pass if they are few.
 
     Args:
         blocks: computes the blocks. elements: numbers in all blocks.

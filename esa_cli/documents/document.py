@@ -59,8 +59,8 @@ class Document:
 
     Attributes:
         source: the path as given, or "-" for standard input. bytes: the file's length.
-        encoding, marks, missing: see `ExtractedText`.
-        stamp: the file's `file_stamp` before reading; None: no file was read just now.
+        encoding, marks, missing: the fields of `ExtractedText` with these names.
+        stamp: the file's `file_stamp` before reading, or None if no file was read just now.
     """
 
     name: str

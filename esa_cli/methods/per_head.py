@@ -149,7 +149,7 @@ class QuestSelector(Selector):
         return rows.extend_rows(step, self.page, 2 * step.store.heads * step.store.dim, bound_span)
 
     def _upper_bounds(self, step: Step, bounds: GrowingRows) -> Blocks:
-        """Yields (first page, bounds u (H, C, n)); a short last page is computed every time."""
+        """Yields (first page, bounds u (H, C, n)); bounds of a short last page are recomputed."""
         heads, chunk, dim = step.queries.shape
         groups, whole = step.store.heads, step.middle // self.page
         q = step.rotated(True).float() * step.scale

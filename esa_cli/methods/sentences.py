@@ -11,7 +11,7 @@ esa the question passes once after the stored document, the softmax is over all 
 cache is attended to. The package also weights question tokens by their mutual attention.
 
 ReContext (arXiv 2607.02509) selects the sentences of the 32 tokens that retrieval heads attend to.
-ReContext as published inserts them as text, in several rounds, beside the whole document, and
+ReContext as published inserts the sentences as text, in several rounds, beside the document, and
 averages 16 heads over the prompt's last tokens; esa attends to the sentences' KV cache right before
 the question, and the preset's `score.heads` vote.
 """

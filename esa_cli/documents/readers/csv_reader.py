@@ -1,7 +1,8 @@
 """Reads CSV tables: each row becomes a line in which every value has its column's name.
 
-The delimiter is the one that splits the first rows into equally many cells. Lines above the table
-remain in the text. Without a heading row, or with too few names in the row, columns are numbered.
+The delimiter is the character that splits the first rows into equally many cells. Lines above the
+table remain in the text. Without a heading row, or with too few names in the row, columns are
+numbered.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ def format_table(rows: Iterable[Sequence[str]]) -> str:
     rows_above = _count_rows_above(rows, usual_width)
     body = (cells for row in islice(rows, rows_above, None) if any(cells := _clean_cells(row)))
     first = list(islice(body, _ROWS_LOOKED_AT))
-    named = len(first) > 1 and len(first[0]) >= usual_width and _is_heading(first)
+    named = len(first) > 1 and len(first[0]) >= usual_width and _starts_with_heading(first)
     return "".join(_format_rows(rows, rows_above, first[0] if named else []))
 
 
@@ -118,7 +119,7 @@ def _count_rows_above(rows: Iterable[Sequence[str]], usual_width: int) -> int:
     return rows_above
 
 
-def _is_heading(rows: Sequence[Sequence[str]]) -> bool:
+def _starts_with_heading(rows: Sequence[Sequence[str]]) -> bool:
     """Returns True if the first row names the columns: different words, at most one missing, and
     years only if the columns below have other numbers."""
     names = [cell for cell in rows[0] if cell]

@@ -88,7 +88,8 @@ def read_markdown(data: bytes, name: str) -> ExtractedText:
 
 
 def decode_lines(data: bytes, name: str) -> tuple[str, str]:
-    """Returns the text with \\n line endings, and its encoding; raises as `decode_text`."""
+    """Returns the text with \\n line endings, and its encoding; raises the errors of
+    `decode_text`."""
     text, encoding = decode_text(data, name)
     return text.replace("\r\n", "\n").replace("\r", "\n"), encoding
 

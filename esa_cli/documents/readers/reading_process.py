@@ -201,7 +201,7 @@ def _read_document(request: dict[str, Any], data: bytes) -> dict[str, Any]:
 
     os.environ.update(request["limits"])
     try:
-        _limit_process()
+        _set_process_limits()
         text = vars(read_with_reader(BUILT_IN[request["format"]], data, request["name"]))
         return {**text, "last": psutil.Process().memory_info().rss > _LARGE}
     except EsaError as error:
@@ -213,7 +213,7 @@ def _read_document(request: dict[str, Any], data: bytes) -> dict[str, Any]:
     return {"ended": "memory ran out", "last": True}
 
 
-def _limit_process() -> None:
+def _set_process_limits() -> None:
     """Limits this process as far as the system can: Windows cannot, macOS only CPU time."""
     try:
         import resource

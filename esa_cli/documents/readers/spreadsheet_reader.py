@@ -97,8 +97,8 @@ class _Workbook:
         out.exact_text(f"Sheet: {title}\n{lines}".rstrip("\n"))
 
     def _read_rows(self, part: str) -> list[dict[int, str]]:
-        """Returns the text of cells by column, row after row; the last of two same cells counts.
-        One of several empty rows remains, as it may separate a title from a table."""
+        """Returns the text of cells by column, row after row; if a cell occurs twice, the last one
+        counts. One of several empty rows remains, as it may separate a title from a table."""
         cells: dict[int, dict[int, str]] = {}
         number = 0
         for element in self._parts.iterate_elements(part, "{*}row"):
