@@ -149,7 +149,7 @@ class WeightedRope(Rope):
         product = query.float() * key.float()
         if not bool((product > 0).all()):
             raise ModelError(
-                "norm weights of rotated queries and keys must not be 0 or differ in their sign",
+                "norm weights of queries and keys must not be 0 and must have the same sign",
                 "use another model",
             )
         self._query, self._key = query, key
