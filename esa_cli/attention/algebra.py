@@ -1,4 +1,4 @@
-"""Small tensor algebra of attention: folded heads, fused parts, soft caps, sinks, float64."""
+"""Tensor algebra of attention: folded heads, fused outputs, soft caps, attention sinks, float64."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from torch import Tensor
 
 
 def fold(q: Tensor, groups: int) -> Tensor:
-    """Folded queries, (H, C, D) -> (C, G * D): the query heads that read one key head are summed.
+    """Folds queries (H, C, D) into (C, G * D) by summing the query heads that share one key head.
 
-    sum_h q_h . k_g(h)  =  sum_g (sum_{h in g} q_h) . k_g, so the sum over heads of Eq. (3) needs
+    sum_h q_h · k_g(h) = sum_g (sum_{h in g} q_h) · k_g, so the sum over heads of equation (3) needs
     F = G * D dimensions, not H * D.
     """
     heads, count, dim = q.shape
@@ -19,14 +19,15 @@ def fold(q: Tensor, groups: int) -> Tensor:
 
 
 def flatten_keys(k: Tensor) -> Tensor:
-    """Concatenates the heads of keys (G, n, D): (n, G * D)."""
+    """Concatenates the G heads of keys (G, n, D) into (n, G * D)."""
     return k.transpose(0, 1).reshape(k.shape[1], -1)
 
 
 def fuse(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    """Fuses (out_i (H, C, D), lse_i (H, C)) into the attention over all keys together.
+    """Fuses partial attention outputs (out_i (H, C, D), lse_i (H, C)) into attention over all keys.
 
-    Algorithm 1, steps 12-14, with the joint lse subtracted before exp, so that nothing overflows.
+    The sum follows steps 12-14 of Algorithm 1; subtracting the joint lse before exp prevents
+    overflow.
     """
     if len(parts) == 1:
         return parts[0]
@@ -38,12 +39,12 @@ def fuse(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
 
 
 def soft_capped(logits: Tensor, cap: float) -> Tensor:
-    """cap * tanh(logits / cap) (Gemma 2); the logits themselves where `cap` is 0."""
+    """Returns cap * tanh(logits / cap), the soft cap of Gemma 2; a cap of 0 changes nothing."""
     return cap * torch.tanh(logits / cap) if cap else logits
 
 
-def with_sink(out: Tensor, lse: Tensor, sink: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Attention with one more key for each head, with a learned logit and the value 0 (gpt-oss).
+def add_attention_sink(out: Tensor, lse: Tensor, sink: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Adds one more key for each head, with a learned logit and the value 0 (gpt-oss).
 
     Args:
         out: (H, C, D) and lse (H, C): attention to the other keys. sink: (H,) logits, or None.
@@ -55,6 +56,6 @@ def with_sink(out: Tensor, lse: Tensor, sink: Tensor | None) -> tuple[Tensor, Te
 
 
 def to_float64(x: Tensor) -> Tensor:
-    """`x` in float64, for sums in which float32 loses digits; on the CPU where the device (`mps`)
-    has no float64, so that results may need `.to(x.device)`."""
+    """Converts `x` to float64, for sums in which float32 loses digits. The result lies on the CPU
+    where the device (`mps`) has no float64, and may then need `.to(x.device)`."""
     return (x.cpu() if x.device.type == "mps" else x).double()

@@ -1,4 +1,5 @@
-"""Query and key compression: projections from F to R dimensions, Eq. (5), fitted to Eq. (7)."""
+"""Query and key compression, equation (5): projections from F to R dimensions that minimise
+equation (7)."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ from esa_cli.errors import PresetError
 
 @dataclass(frozen=True)
 class Linear(Projection):
-    """A pair of linear projections, Eq. (5), both (F, R), on any device."""
+    """A pair of linear projections, equation (5), for queries and keys; each is an (F, R)
+    matrix."""
 
     query_map: Tensor
     key_map: Tensor
@@ -31,39 +33,41 @@ class Linear(Projection):
 
 @dataclass(frozen=True)
 class NoCompression(Compressor):
-    """Scores on all F dimensions of the folded keys; stores nothing more."""
+    """A compressor that projects nothing: scores use all F dimensions of the folded keys."""
 
     def fit(self, layer: int, moments: Moments) -> Projection | None:
         return None
 
 
-def _roots(moment: Tensor, ridge: float) -> tuple[Tensor, Tensor]:
-    """Square root and inverse square root of a symmetric (F, F) moment."""
+def _square_roots(moment: Tensor, ridge: float) -> tuple[Tensor, Tensor]:
+    """Returns the square root and the inverse square root of a symmetric (F, F) moment."""
     values, vectors = torch.linalg.eigh(moment)
     values = values.clamp_min(0) + ridge * values.max().clamp_min(1e-12)
     roots = values.sqrt()
     return vectors * roots @ vectors.T, vectors / roots @ vectors.T
 
 
-def _means(moments: Moments) -> tuple[Tensor, Tensor]:
-    """Mean second moments of queries and keys, each (F, F)."""
+def _mean_moments(moments: Moments) -> tuple[Tensor, Tensor]:
+    """Returns the mean second moments of queries and keys, each (F, F)."""
     assert moments.queries is not None, "no moments"
     assert moments.keys is not None, "no moments"
     return moments.queries / moments.count, moments.keys / moments.count
 
 
 def closed_form(moments: Moments, rank: int, ridge: float = 1e-6) -> Linear:
-    """The best rank-R pair under Eq. (7), by the SVD of Sq^(1/2) Sk^(1/2).
+    """Computes the best rank-R pair of projections under equation (7) by an SVD of Sq^(1/2)
+    Sk^(1/2).
 
-    Eq. (7) over independent queries and keys is || Sq^(1/2) (1 - A B^T) Sk^(1/2) ||_F^2, whose
-    minimum is the truncated SVD, mapped back through the inverse roots.
+    For independent queries and keys, equation (7) is || Sq^(1/2) (1 - A B^T) Sk^(1/2) ||_F^2 with
+    second moments Sq and Sk; the truncated SVD minimises it, and the inverse roots then give A and
+    B.
 
     Args:
         rank: R, at most F. ridge: added to the spectra, relative to their largest value.
     """
-    query_moment, key_moment = _means(moments)
-    q_root, q_inverse = _roots(query_moment, ridge)
-    k_root, k_inverse = _roots(key_moment, ridge)
+    query_moment, key_moment = _mean_moments(moments)
+    q_root, q_inverse = _square_roots(query_moment, ridge)
+    k_root, k_inverse = _square_roots(key_moment, ridge)
     u, s, v = torch.linalg.svd(q_root @ k_root)
     weight = s[:rank].sqrt()
     return Linear(
@@ -72,19 +76,20 @@ def closed_form(moments: Moments, rank: int, ridge: float = 1e-6) -> Linear:
 
 
 def pca(moments: Moments, rank: int) -> Linear:
-    """Queries and keys both projected on the R directions in which the keys are largest, the
-    eigenvectors of their second moment, not centred. Section 4 compares with this."""
-    _, vectors = torch.linalg.eigh(_means(moments)[1])
+    """Projects queries and keys on the R directions in which the keys are largest: the leading
+    eigenvectors of the keys' uncentred second moment. Section 4 of the paper compares with this."""
+    _, vectors = torch.linalg.eigh(_mean_moments(moments)[1])
     directions = vectors.flip(1)[:, :rank].float()
     return Linear(directions, directions)
 
 
 @dataclass(frozen=True)
-class ClosedForm(Compressor):
-    """Projections fitted to the document's first tokens during prefill, without training.
+class ClosedFormCompressor(Compressor):
+    """A compressor that fits projections to the document's first tokens in prefill, without
+    training.
 
     Args:
-        rank: R, numbers stored per token and layer.
+        rank: R, the numbers stored per token and layer.
         fit_tokens: tokens to fit on; fewer when the first selection comes earlier.
     """
 
@@ -98,22 +103,23 @@ class ClosedForm(Compressor):
         return min(self.rank, folded)
 
     def fit(self, layer: int, moments: Moments) -> Projection | None:
-        return closed_form(moments, self.stored_rank(len(_means(moments)[1])))
+        return closed_form(moments, self.stored_rank(len(_mean_moments(moments)[1])))
 
 
 @dataclass(frozen=True)
-class Pca(ClosedForm):
-    """Projections by PCA of the keys, with the settings of `closed-form`."""
+class PcaCompressor(ClosedFormCompressor):
+    """A compressor that fits projections by PCA of the keys, with the settings of `closed-form`."""
 
     def fit(self, layer: int, moments: Moments) -> Projection | None:
-        return pca(moments, self.stored_rank(len(_means(moments)[1])))
+        return pca(moments, self.stored_rank(len(_mean_moments(moments)[1])))
 
 
 @dataclass(frozen=True)
 class Learned(Compressor):
-    """Projections from a safetensors file: `layers.{i}.query_map` and `.key_map`, each (F, R).
+    """A compressor that loads trained projections from a safetensors file.
 
-    R may differ from layer to layer. `esa calibrate` writes such files.
+    The file has the tensors `layers.{i}.query_map` and `layers.{i}.key_map`, each (F, R). R may
+    differ from layer to layer. `esa calibrate` writes such files.
     """
 
     file: str
@@ -123,8 +129,8 @@ class Learned(Compressor):
         return (self.file,)
 
     @cached_property
-    def _contents(self) -> tuple[dict[str, Tensor], dict[str, str]]:
-        """Tensors and metadata of the file."""
+    def _file_contents(self) -> tuple[dict[str, Tensor], dict[str, str]]:
+        """Tensors and metadata of the projections file."""
         from safetensors import safe_open
 
         try:
@@ -134,24 +140,26 @@ class Learned(Compressor):
         except Exception as error:
             raise PresetError(
                 f"the compressor file {self.file} cannot be read: {error}",
-                "set compressor.file to a file of `esa calibrate`",
+                "set compressor.file to a file that `esa calibrate` wrote",
             ) from error
 
     @property
     def metadata(self) -> dict[str, str]:
-        """The file's metadata; `models.attachment.fingerprint` compares it with the model."""
-        return self._contents[1]
+        """The file's metadata, which `models.attachment.fingerprint` compares with the model."""
+        return self._file_contents[1]
 
     def fit(self, layer: int, moments: Moments) -> Projection | None:
-        """The file's pair for `layer`. Raises PresetError: it has none, or two unlike ones."""
-        weights = self._contents[0]
+        """Returns the file's projections for `layer`. Raises PresetError: it has none, or two
+        unlike ones."""
+        weights = self._file_contents[0]
         pair = [weights.get(f"layers.{layer}.{name}") for name in ("query_map", "key_map")]
         maps = [one for one in pair if one is not None]
         shapes = [tuple(one.shape) for one in maps]
         if len(maps) < 2 or shapes[0] != shapes[1] or len(shapes[0]) != 2:
             raise PresetError(
-                f"{self.file} must have two maps of one shape for layer {layer}, got {shapes}",
-                "make the file for this model with `esa calibrate`",
+                f"{self.file} must have two projections of one shape for layer {layer}, "
+                f"got {shapes}",
+                "make a file for this model with `esa calibrate`",
             )
         return Linear(*maps)
 
@@ -159,14 +167,14 @@ class Learned(Compressor):
 def save_learned(
     path: str | Path, layers: list[Linear], metadata: dict[str, str] | None = None
 ) -> None:
-    """Writes the file of `Learned`: one pair of projections for each layer, and metadata."""
+    """Writes a file for `Learned`: one pair of projections for each layer, and metadata."""
     from safetensors.torch import save_file
 
     save_file(map_tensors(layers), str(path), metadata=metadata)
 
 
 def map_tensors(layers: Sequence[Linear | None]) -> dict[str, Tensor]:
-    """Projections as named tensors for safetensors; a layer with None has none."""
+    """Returns projections as named tensors for safetensors; a layer of None has no tensors."""
     pairs = [(f"layers.{i}", maps) for i, maps in enumerate(layers) if maps is not None]
     named = {f"{name}.query_map": maps.query_map for name, maps in pairs}
     named |= {f"{name}.key_map": maps.key_map for name, maps in pairs}

@@ -1,8 +1,9 @@
-"""Attention with its log-sum-exp: four kernels, and the choice of one by name or by the tensors.
+"""Attention with its log-sum-exp: four kernels, and the choice of a kernel by name or by the
+tensors.
 
-A kernel takes q (H, C, D), k and v (G, N, D), query head h reading key head h // (H / G), and
-returns out (H, C, D) in the dtype of q and lse (H, C) in float32, the log of the softmax's
-denominator. Causal attention is for a chunk with itself, C = N. A soft cap of 0 is none.
+A kernel takes queries q (H, C, D), keys k and values v (G, N, D), query head h attending with key
+head h // (H / G). A kernel returns out (H, C, D) in the dtype of q and lse (H, C) in float32, the
+log of the softmax's denominator. Causal attention is for a chunk with itself, C = N.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from esa_cli.attention.step import Positions
 from esa_cli.errors import UsageError
 
 AT_ONCE = 128
-"""Most queries in a block of `attend_within`."""
+"""Most queries in a block of `attend_within_distance`."""
 
 Output = tuple[Tensor, Tensor]
 """Output (H, C, D) and log-sum-exp (H, C)."""
@@ -31,8 +32,8 @@ def reference(
     q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, cap: float = 0.0,
     seen: Tensor | None = None,
 ) -> Output:  # fmt: skip
-    """softmax(scale * q k^T) v in plain float32 operations; other kernels are tested against it.
-    Without keys, outputs are 0 and log-sum-exps -inf.
+    """Computes softmax(scale * q k^T) v in plain float32 operations; tests compare other kernels
+    with it. Without keys, outputs are 0 and log-sum-exps are -inf.
 
     Args:
         causal: query i sees the first N - C + i + 1 keys (the last query sees all of them).
@@ -50,9 +51,10 @@ def reference(
     return (weights @ values).to(q.dtype), lse
 
 
-def _grouped(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> list[Tensor]:
-    """Queries, keys and values of as many heads, each with a batch axis, for torch's operators.
-    Without a mask a group's H / G query heads are laid end to end, and keys are never repeated."""
+def _group_heads(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> list[Tensor]:
+    """Makes queries, keys and values of equally many heads with a batch axis, for torch's
+    operators. Without a mask, a group's H / G query heads are laid end to end and keys are never
+    repeated."""
     (heads, count, dim), groups = q.shape, k.shape[0]
     if not causal:
         return [q.reshape(1, groups, heads // groups * count, dim), k[None], v[None]]
@@ -61,16 +63,16 @@ def _grouped(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> list[Tensor]:
     return [q[None], *(x[:, None].expand(-1, repeat, -1, -1).flatten(0, 1)[None] for x in (k, v))]
 
 
-def torch_cpu(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Output:
-    """torch's fused CPU attention."""
+def attend_by_torch_cpu(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Output:
+    """Computes attention by torch's fused CPU operator."""
     fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-    out, lse = fused(*_grouped(q, k, v, causal), 0.0, causal, scale=scale)
+    out, lse = fused(*_group_heads(q, k, v, causal), 0.0, causal, scale=scale)
     return out[0].reshape(q.shape), lse[0].reshape(q.shape[:2]).float()
 
 
-def torch_cuda(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Output:
-    """torch's flash attention in half precision, else its memory-efficient one, on a GPU."""
-    query, keys, values = _grouped(q, k, v, causal)
+def attend_by_torch_cuda(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Output:
+    """Computes attention on a GPU by torch's flash operator, or else its memory-efficient one."""
+    query, keys, values = _group_heads(q, k, v, causal)
     if _fits_flash(q):
         flash = torch.ops.aten._scaled_dot_product_flash_attention
         out, lse, *_ = flash(query, keys, values, 0.0, causal, False, scale=scale)
@@ -82,7 +84,7 @@ def torch_cuda(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> O
 
 
 def _fits_flash(q: Tensor) -> bool:
-    """Whether flash attention takes q (H, C, D): in half precision, D up to 256, since Ampere."""
+    """Whether flash attention supports q: half precision, D up to 256, GPU of Ampere or later."""
     half = q.dtype in (torch.float16, torch.bfloat16)
     new = torch.cuda.get_device_capability(q.device) >= (8, 0)
     return half and new and q.shape[-1] <= 256 and q.shape[-1] % 8 == 0
@@ -90,7 +92,7 @@ def _fits_flash(q: Tensor) -> bool:
 
 @cache
 def load_flash_attn() -> Callable[..., Any] | None:
-    """Imports flash-attn 4's function; None: it is missing, or built for another torch."""
+    """Imports flash-attn 4's function; returns None if it is missing or built for another torch."""
     try:
         function: Callable[..., Any] = import_module("flash_attn.cute").flash_attn_func
     except Exception:  # Just-in-time packages fail to load in many ways.
@@ -98,16 +100,17 @@ def load_flash_attn() -> Callable[..., Any] | None:
     return function
 
 
-def flash_attn(
+def attend_by_flash_attn(
     q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, cap: float = 0.0
 ) -> Output:
-    """flash-attn 4, the extra `flash`, for Hopper and data-centre Blackwell in half precision. It
-    takes (batch, tokens, heads, D) and returns lse (batch, heads, tokens)."""
+    """Computes attention by flash-attn 4 on Hopper and data-centre Blackwell GPUs in half
+    precision. The library takes (batch, tokens, heads, D) and returns lse (batch, heads,
+    tokens)."""
     function = load_flash_attn()
     if function is None or not _fits_flash(q):
         raise UsageError(
-            "kernel 'flash-attn' needs flash-attn 4, half precision, and heads of at most 256",
-            "pip install 'esa-cli[flash]', or try --set kernel=auto",
+            "kernel 'flash-attn' needs flash-attn 4, half precision, a head dimension up to 256",
+            "run: pip install 'esa-cli[flash]', or try --set kernel=auto",
         )
     batch = (x.transpose(0, 1)[None] for x in (q, k, v))
     options = {"softmax_scale": scale, "causal": causal, "softcap": cap, "return_lse": True}
@@ -116,38 +119,44 @@ def flash_attn(
 
 
 class Kernel(NamedTuple):
-    """Computes attention on a type of device, or any (None); `caps`: also with soft caps;
-    `by_name`: only if it is named, as it was never measured here."""
+    """An attention kernel; a `device` of None runs on any device. `auto` never chooses a kernel
+    with `only_by_name`, because esa has no measurements of such a kernel.
+
+    Args:
+        supports_soft_cap: the kernel can cap logits softly.
+        only_by_name: `auto` never chooses the kernel, because esa has no measurements of it.
+    """
 
     attend: Callable[..., Output]
     device: str | None
-    caps: bool = False
-    by_name: bool = False
+    supports_soft_cap: bool = False
+    only_by_name: bool = False
 
     def runs_on(self, device: str) -> bool:
-        """Whether the kernel runs on a type of device."""
-        return self.device in (None, device) and not (self.by_name and load_flash_attn() is None)
+        """Whether the kernel runs on this type of device."""
+        missing = self.only_by_name and load_flash_attn() is None
+        return self.device in (None, device) and not missing
 
 
 KERNELS: dict[str, Kernel] = {
-    "torch-cuda": Kernel(torch_cuda, "cuda"),
-    "torch-cpu": Kernel(torch_cpu, "cpu"),
-    "reference": Kernel(reference, None, caps=True),
-    "flash-attn": Kernel(flash_attn, "cuda", caps=True, by_name=True),
+    "torch-cuda": Kernel(attend_by_torch_cuda, "cuda"),
+    "torch-cpu": Kernel(attend_by_torch_cpu, "cpu"),
+    "reference": Kernel(reference, None, supports_soft_cap=True),
+    "flash-attn": Kernel(attend_by_flash_attn, "cuda", supports_soft_cap=True, only_by_name=True),
 }
 """In order of preference."""
 
 
 def choose(q: Tensor, name: str = "auto", cap: float = 0.0) -> str:
-    """Returns the name of the kernel that computes attention of queries like q. Raises UsageError:
+    """Returns the name of the kernel that computes attention for the queries q. Raises UsageError:
     the named one is unknown, cannot run on this device, or computes no soft cap."""
     usable = [
         key
         for key, kernel in KERNELS.items()
-        if kernel.runs_on(q.device.type) and (kernel.caps or not cap)
+        if kernel.runs_on(q.device.type) and (kernel.supports_soft_cap or not cap)
     ]
     if name == "auto":
-        return next(key for key in usable if not KERNELS[key].by_name)
+        return next(key for key in usable if not KERNELS[key].only_by_name)
     if name not in KERNELS:
         raise UsageError(f"unknown kernel {name!r}", f"known: auto, {', '.join(KERNELS)}")
     if name not in usable:
@@ -157,7 +166,7 @@ def choose(q: Tensor, name: str = "auto", cap: float = 0.0) -> str:
 
 
 def available() -> dict[str, bool]:
-    """Whether this machine can run each kernel, for `esa doctor`."""
+    """Returns whether this machine can run each kernel, for `esa doctor`."""
     devices = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
     return {key: any(map(kernel.runs_on, devices)) for key, kernel in KERNELS.items()}
 
@@ -166,21 +175,21 @@ def attend(
     q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float, kernel: str = "auto",
     cap: float = 0.0,
 ) -> Output:  # fmt: skip
-    """softmax(scale * q k^T) v and its log-sum-exp, by the named kernel."""
+    """Computes softmax(scale * q k^T) v and its log-sum-exp by the named kernel."""
     if not k.shape[1]:  # flash attention returns +inf there
         kernel = "reference"
     capped = {"cap": cap} if cap else {}
     return KERNELS[choose(q, kernel, cap)].attend(q, k, v, causal, scale, **capped)
 
 
-def attend_within(
+def attend_within_distance(
     q: Tensor, k: Tensor, v: Tensor, at: Positions, limit: int, rope: Rope, scale: float,
     cap: float = 0.0,
 ) -> Output:  # fmt: skip
-    """Causal attention at distances min(query - key, limit), for ReRoPE.
+    """Computes causal attention at distances min(query - key, limit), as ReRoPE does.
 
-    Logits within the limit come from true positions, the others from queries at `limit` and keys
-    at 0. Source: Su, "Rectified Rotary Position Embeddings", 2023.
+    Logits of keys within the limit use true positions, logits of other keys use queries at `limit`
+    and keys at 0. Source: Su, "Rectified Rotary Position Embeddings", 2023.
 
     Args:
         q, k, v: unrotated. at: positions (C,) and (N,) of queries and keys. limit: in tokens.
@@ -188,7 +197,7 @@ def attend_within(
     query, key = at.query.to(q.device), at.key.to(q.device)
     keys, values = (x.repeat_interleave(len(q) // len(k), dim=0).float() for x in (k, v))
     inside = rope.rotate(keys, key).transpose(1, 2)
-    outside = (keys * rope.gain(keys)).transpose(1, 2)
+    outside = (keys * rope.key_gain(keys)).transpose(1, 2)
     out, lse = torch.empty_like(q), torch.empty(q.shape[:2], device=q.device)
     for start in range(0, q.shape[1], AT_ONCE):
         rows = slice(start, start + AT_ONCE)

@@ -1,10 +1,10 @@
-"""Efficient Selective Attention of one layer: Eq. (1) over [I, M_k, L, C], as in Algorithm 1.
+"""Efficient Selective Attention of one layer: equation (1) over [I, M_k, L, C], as in Algorithm 1.
 
     near   L, and causally C itself, at consecutive positions (step 10)
     far    I and the selected M_k, at the positions of the method's encoding (step 11)
     both are fused by their log-sum-exp (steps 12-14); no mask tensor is built
 
-`models.attachment.attach` calls it with the queries of a forward call and the layer's memory.
+`models.attachment.attach` calls `Attention` with a forward call's queries and a layer's memory.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from esa_cli.attention.algebra import fuse, with_sink
-from esa_cli.attention.kernels import Output, attend, attend_within
+from esa_cli.attention.algebra import add_attention_sink, fuse
+from esa_cli.attention.kernels import Output, attend, attend_within_distance
 from esa_cli.attention.method import LayerMemory, Method
 from esa_cli.attention.parts import blame_plugins, check_offsets, is_builtin
 from esa_cli.attention.positions import token_positions
@@ -29,13 +29,13 @@ Temperature = Callable[[Tensor], Tensor]
 """Factors (n,) of queries at positions (n,) (Ministral 3)."""
 
 
-def temperature_at(temperature: Temperature, at: Tensor, like: Tensor) -> Tensor:
-    """Factors (n, 1) at positions (n,), in the dtype and on the device of `like`."""
+def query_temperatures(temperature: Temperature, at: Tensor, like: Tensor) -> Tensor:
+    """Returns the factors (n, 1) of queries at positions (n,), in dtype and device of `like`."""
     return temperature(at.to(like.device, non_blocking=True))[:, None].to(like)
 
 
 class Attention:
-    """A method on one model's layers, which share it.
+    """Runs a method on the layers of one model, which share this object.
 
     Args:
         rope: the transformers model's rotary embedding. scale: its factor of q . k.
@@ -55,9 +55,9 @@ class Attention:
         self._builtin = is_builtin(method.selector) and is_builtin(method.score)
         self._changed: tuple[object, Rope] | None = None
 
-    def rope_at(self, length: int) -> Rope:
-        """The rotary embedding when `length` tokens are cached: the model's, or one with the
-        frequencies of the method's encoding, of which the last is kept."""
+    def rope_for_length(self, length: int) -> Rope:
+        """Returns the rotary embedding for `length` cached tokens: the model's, or one with the
+        frequencies of the method's encoding. The latest changed embedding is cached."""
         if not self.rope.rotates:
             return self.rope
         changed = self.method.position.frequencies(*self.rope.frequencies, length)
@@ -73,9 +73,8 @@ class Attention:
     def __call__(
         self, memory: LayerMemory, q: Tensor, query: QueryState, sink: Tensor | None = None
     ) -> Tensor:
-        """Attention output (H, n, D) of the last n tokens of the store, queries q (H, n, D), with
-        the
-        logits (H,) of an attention sink, if the model has one.
+        """Returns the attention output (H, n, D) of the last n tokens of the store, with queries q
+        (H, n, D) and the logits (H,) of an attention sink, if the model has one.
 
         Raises:
             SurveyComplete: the selector needs no further layer of the survey pass.
@@ -86,7 +85,7 @@ class Attention:
         if query.phase is Phase.QUESTION and query.turn_start is None:
             query.turn_start = start
         if self.temperature is not None:
-            q = q / temperature_at(self.temperature, torch.arange(start, stop), q)
+            q = q / query_temperatures(self.temperature, torch.arange(start, stop), q)
         out = torch.empty_like(q)
         with blame_plugins(vars(method)):
             for chunk in method.window.cut_chunks(method.reading, start, stop, query):
@@ -101,11 +100,11 @@ class Attention:
         self, memory: LayerMemory, q: Tensor, chunk: Chunk, query: QueryState,
         sink: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
-        """Attention output (H, C, D) of a chunk's queries q (H, C, D), whose keys are stored."""
-        method, rope = self.method, self.rope_at(chunk.stop)
+        """Returns attention output (H, C, D) for a chunk's queries q (H, C, D) with stored keys."""
+        method, rope = self.method, self.rope_for_length(chunk.stop)
         position, start, size = method.position, chunk.start, chunk.size
-        memory.learn(method, rope, q, start)
-        local = method.window.count_local(chunk, query)
+        memory.add_to_moments(method, rope, q, start)
+        local = method.window.count_local_tokens(chunk, query)
         step = Step(
             layer=memory.layer, start=start, queries=q, store=memory.store,
             low=min(method.window.initial, start - local), high=start - local, local=local,
@@ -113,7 +112,7 @@ class Attention:
             score=method.score, layers=self.layers, decoding=chunk.decoding, query=query,
             states=memory.states,
         )  # fmt: skip
-        selected = self._select(memory, step, chunk)
+        selected = self._select_far_tokens(memory, step, chunk)
         rows = [selected] if isinstance(selected, Tensor) else selected
         count = selected.shape[0] if isinstance(selected, Tensor) else 0
         near = position.near(local, size, start, count)
@@ -123,22 +122,23 @@ class Attention:
         ]
         trace = ChunkTrace(
             **vars(step) | {"lse": q.new_empty(0)}, far=selected, near_positions=near,
-            far_positions=far, scaled=self._scaled(q, start, near),
+            far_positions=far, scaled=self._scale_queries(q, start, near),
             max_distance=position.max_distance,
         )  # fmt: skip
         if isinstance(selected, Tensor) and size == 1:
-            out, lse = self._attend_token(memory, trace, selected)
+            out, lse = self._attend_one_query(memory, trace, selected)
         else:
-            out, lse = fuse([*self._attend_near(trace), *self._attend_far(trace)])
-        out, lse = with_sink(out, lse, sink)
+            out, lse = fuse([*self._attend_near_tokens(trace), *self._attend_far_tokens(trace)])
+        out, lse = add_attention_sink(out, lse, sink)
         if method.selector.observes:
             method.selector.observe(replace(step, low=0, lse=lse))
         if query.trace is not None:
             query.trace(replace(trace, lse=lse))
         return out
 
-    def _select(self, memory: LayerMemory, step: Step, chunk: Chunk) -> Selection:
-        """Absolute positions of I and M_k, Eq. (2): (I + K,), or such a tensor for each head."""
+    def _select_far_tokens(self, memory: LayerMemory, step: Step, chunk: Chunk) -> Selection:
+        """Returns absolute positions of I and M_k, equation (2): (I + K,), or one tensor per
+        head."""
         selector, device = self.method.selector, step.queries.device
         initial = torch.arange(step.low, device=device)
         if not chunk.select or step.middle <= 0:
@@ -156,30 +156,30 @@ class Attention:
             return torch.cat((initial, offsets.to(device) + step.low))
         return [torch.cat((initial, row.to(device) + step.low)) for row in offsets]
 
-    def _scaled(self, q: Tensor, start: int, near: Positions) -> Tensor:
-        """Queries (H, C, D) times the encoding's factors, and the model's at their positions."""
+    def _scale_queries(self, q: Tensor, start: int, near: Positions) -> Tensor:
+        """Multiplies queries (H, C, D) by the factors of encoding and model at their positions."""
         if self.temperature is not None:
-            q = q * temperature_at(self.temperature, near.query, q)
+            q = q * query_temperatures(self.temperature, near.query, q)
         at = torch.arange(start, start + q.shape[1], device=q.device)
         factors = self.method.position.query_scale(at)
         return q if factors is None else q * factors[:, None].to(q)
 
-    def _attend_near(self, trace: ChunkTrace) -> list[Output]:
-        """Step 10: attention to L and, causally, to C."""
+    def _attend_near_tokens(self, trace: ChunkTrace) -> list[Output]:
+        """Computes attention to L and causal attention of C to itself (step 10 of Algorithm 1)."""
         rope, at, local = trace.rope, trace.near_positions, trace.local
         keys, values = trace.store.span(trace.start - local, trace.stop)
         limit = trace.max_distance
         if limit is not None and trace.stop - trace.start + local > limit:
-            scaled = trace.scaled
-            return [attend_within(scaled, keys, values, at, limit, rope, self.scale, self.cap)]
+            options = at, limit, rope, self.scale, self.cap
+            return [attend_within_distance(trace.scaled, keys, values, *options)]
         query, keys = rope.rotate(trace.scaled, at.query), rope.rotate(keys, at.key)
         parts = [self._attend(query, keys[:, local:], values[:, local:], causal=True)]
         if local:
             parts.append(self._attend(query, keys[:, :local], values[:, :local], causal=False))
         return parts
 
-    def _attend_far(self, trace: ChunkTrace) -> list[Output]:
-        """Step 11: attention to I and M_k."""
+    def _attend_far_tokens(self, trace: ChunkTrace) -> list[Output]:
+        """Computes attention to I and M_k (step 11 of Algorithm 1)."""
         q, rope, store = trace.scaled, trace.rope, trace.store
         if isinstance(trace.far, Tensor):
             if not trace.far.shape[0]:
@@ -198,14 +198,14 @@ class Attention:
                 out[own], lse[own] = self._attend(query, keys, values, causal=False)
         return [(out, lse)]
 
-    def _attend_token(self, memory: LayerMemory, trace: ChunkTrace, selected: Tensor) -> Output:
-        """Steps 10-14 for a single query in one kernel call: far keys are moved to where, seen from
-        the near query's position, they are as far away as the encoding wants them."""
+    def _attend_one_query(self, memory: LayerMemory, trace: ChunkTrace, chosen: Tensor) -> Output:
+        """Computes steps 10-14 for a single query in one kernel call. Far keys are rotated to
+        positions as far from the near query as the encoding places them."""
         q, near, [far] = trace.scaled, trace.near_positions, trace.far_positions
         at, positions = token_positions(q.device, near, far, trace.max_distance)
         keys, values = trace.store.span(trace.start - trace.local, trace.stop)
-        if selected.shape[0]:
-            far_keys, far_values = memory.fetch(selected)
+        if chosen.shape[0]:
+            far_keys, far_values = memory.fetch_far_tokens(chosen)
             keys, values = torch.cat((far_keys, keys), 1), torch.cat((far_values, values), 1)
         query, keys = trace.rope.rotate(q, at), trace.rope.rotate(keys, positions)
         return self._attend(query, keys, values, causal=False)

@@ -1,4 +1,4 @@
-"""A whole method, and what one layer remembers of one document while the method runs."""
+"""A whole method, and what one layer remembers about one document while the method runs."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from esa_cli.attention.algebra import flatten_keys, fold
-from esa_cli.attention.compression import ClosedForm
+from esa_cli.attention.compression import ClosedFormCompressor
 from esa_cli.attention.parts import Compressor, Moments, PositionEncoding, Score, Selector
-from esa_cli.attention.positions import FixedDistance
+from esa_cli.attention.positions import FixedDistancePositions
 from esa_cli.attention.rope import Rope
 from esa_cli.attention.selection import SumScore, TopK
 from esa_cli.attention.step import KVStore, LayerState, Projection
@@ -21,7 +21,8 @@ from esa_cli.errors import PresetError
 
 @dataclass(frozen=True)
 class Method:
-    """Selective attention, fully specified: window sizes and one of each replaceable part.
+    """A fully specified method of selective attention: window sizes and one of each replaceable
+    part.
 
     Args:
         reading: how a document's chunks attend during prefill: `select`, the paper's (selection in
@@ -32,14 +33,14 @@ class Method:
     window: Window = field(default_factory=Window)
     selector: Selector = field(default_factory=TopK)
     score: Score = field(default_factory=SumScore)
-    compressor: Compressor = field(default_factory=ClosedForm)
-    position: PositionEncoding = field(default_factory=FixedDistance)
+    compressor: Compressor = field(default_factory=ClosedFormCompressor)
+    position: PositionEncoding = field(default_factory=FixedDistancePositions)
     reading: Literal["select", "local"] = "select"
     kernel: str = "auto"
 
     @property
     def fitting(self) -> tuple[Compressor, int | None]:
-        """What a prefill's reduced keys depend on: compressor, and distance of rotated queries."""
+        """The compressor and the distance of rotated queries, on which reduced keys depend."""
         rotated = self.compressor.fit_tokens > 0 and self.score.rotates
         return self.compressor, self.position.distance if rotated else None
 
@@ -50,7 +51,7 @@ FETCH_KEPT = 4096
 
 @dataclass
 class LayerMemory:
-    """One layer's memory of one document: its store, and the projection fitted during prefill.
+    """One layer's memory of one document: its KV cache, and the projection fitted during prefill.
 
     Args:
         states: the selectors' layer states, by index of the layer and class of selector.
@@ -66,9 +67,9 @@ class LayerMemory:
     fitted: bool = False
     fetched: tuple[Tensor, Tensor, Tensor] | None = field(default=None, repr=False)
 
-    def learn(self, method: Method, rope: Rope, q: Tensor, start: int) -> None:
-        """Adds the tokens from position `start` on, with unrotated queries q (H, C, D) and keys in
-        the store, to the compressor's moments, until there are `fit_tokens`."""
+    def add_to_moments(self, method: Method, rope: Rope, q: Tensor, start: int) -> None:
+        """Adds the chunk at position `start`, with unrotated queries q (H, C, D) and stored keys,
+        to the compressor's moments until they have `fit_tokens` tokens."""
         if self.fitted or not method.score.features:
             return
         moments = self.moments
@@ -84,7 +85,8 @@ class LayerMemory:
             moments.add(fold(q.float(), self.store.heads), flatten_keys(keys), stop)
 
     def project(self, method: Method, upto: int) -> Projection | None:
-        """The layer's projection, with reduced keys, Eq. (6), for every token before `upto`."""
+        """Returns the layer's projection, and adds reduced keys, equation (6), of tokens before
+        `upto`."""
         if not method.score.features:
             return None
         if not self.fitted:
@@ -96,7 +98,7 @@ class LayerMemory:
         return self.projection
 
     def _fit_projection(self, method: Method) -> Projection | None:
-        """The compressor's projection, tried on one key, so that a wrong width is reported here."""
+        """Fits the projection and tries it on one key, so that a wrong width is reported early."""
         projection = method.compressor.fit(self.layer, self.moments)
         if projection is not None:
             keys = flatten_keys(self.store.span(0, min(1, len(self.store)))[0])
@@ -106,15 +108,16 @@ class LayerMemory:
                 raise PresetError(
                     f"the compressor's projections for layer {self.layer} must take folded keys of "
                     f"{keys.shape[1]} dimensions",
-                    "they were made for another model; run `esa calibrate` with this one",
+                    "the projections fit another model; run `esa calibrate` with this one",
                 ) from error
         return projection
 
-    def fetch(self, at: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values (G, K, D) at ascending positions (K,), for one token of an answer.
+    def fetch_far_tokens(self, at: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns keys and values (G, K, D) at ascending positions (K,), for one token of an
+        answer.
 
-        Consecutive tokens of an answer mostly attend to the same far tokens, so the last ones are
-        kept; where the store is elsewhere, only others are fetched.
+        Consecutive tokens of an answer mostly attend to the same far tokens, so the tokens fetched
+        before are cached; from a store on another device only missing tokens are fetched.
         """
         # On a GPU, comparing synchronises; so does gathering, once, and it copies little.
         if at.shape[0] > FETCH_KEPT or (at.is_cuda and self.store.resident):
@@ -138,33 +141,33 @@ class LayerMemory:
         return keys, values
 
     def crop(self, tokens: int) -> None:
-        """Removes the last -tokens tokens (negative); the fitted projection stays."""
+        """Removes the last -tokens tokens (`tokens` is negative); the fitted projection remains."""
         self.release()
         for state in self.states.values():
             state.crop(max(0, len(self.store) + tokens))
         self.store.crop(tokens)  # last: `len` shows whether the crop was interrupted
 
     def release(self) -> None:
-        """Frees copies of keys and values."""
+        """Frees the cached copies of keys and values."""
         self.fetched = None
 
 
 @dataclass
 class SharedMemory(LayerMemory):
-    """The memory, in one forward call, of a layer that has queries alone, and reads another layer's
-    keys and values (Gemma 3n, 4).
+    """A layer's memory during one forward call, if the layer has only queries and attends to
+    another layer's keys and values (Gemma 3n, 4).
 
     Args:
-        source: the memory of the layer with keys and values. Store, compressor and the selectors'
-            states, under the index of this layer, are there.
+        source: the memory of the layer with keys and values. It has the store, the compressor and
+            the selectors' states, under the index of this layer.
     """
 
     source: LayerMemory = field(kw_only=True)
 
-    def learn(self, method: Method, rope: Rope, q: Tensor, start: int) -> None:
-        """Does nothing: the compressor is the source's."""
+    def add_to_moments(self, method: Method, rope: Rope, q: Tensor, start: int) -> None:
+        """Does nothing, because the source layer fits the compressor."""
 
     def project(self, method: Method, upto: int) -> Projection | None:
-        """The source's projection; None, for whole keys, before the source has selected: this layer
-        may get M earlier, and the compressor would be fitted to fewer tokens."""
+        """Returns the source's projection; None, for whole keys, before the source layer selects,
+        because fitting now would use too few tokens."""
         return self.source.project(method, upto) if self.source.fitted else None

@@ -1,7 +1,7 @@
-"""Base classes of the replaceable parts of a method: selector, score, compressor, positions.
+"""Base classes of a method's replaceable parts: selector, score, compressor, position encoding.
 
-A part is a frozen dataclass derived from one of these; its fields are the settings of a preset. It
-has no state of its own: a selector's is a `LayerState` (one layer) or the turn's (all layers).
+A part is a frozen dataclass whose fields are settings of a preset. A part has no state of its own:
+a selector keeps data in a `LayerState` (one layer) or in the turn state (all layers).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from esa_cli.system.machine import memory_ran_out
 
 @dataclass
 class Moments:
-    """Second moments of a layer's folded queries and keys, (F, F) each, summed over tokens.
+    """Second moments of a layer's folded queries and keys, each (F, F) and summed over tokens.
 
     Args:
         count: tokens added. seen: position after the last of them.
@@ -59,38 +59,40 @@ def check_odd(**settings: int) -> None:
 
 
 class Score(ABC):
-    """Importance F_s(m; C) of each middle token: Eq. (3)-(4), or another rule."""
+    """A rule for the importance F_s(m; C) of each middle token: equation (3)-(4), or another
+    one."""
 
     @property
     def features(self) -> bool:
-        """Whether `scores` reads reduced keys; when False none are computed or stored."""
+        """Whether `scores` uses reduced keys; if not, no reduced keys are computed or stored."""
         return False
 
     @property
     def rotates(self) -> bool:
-        """Whether scores, and a compressor's fit, are of queries rotated to the far distance."""
+        """Whether scores, and the fit of a compressor, use queries rotated to the far distance."""
         return False
 
     @property
     def last_layer(self) -> int | None:
-        """The last layer in which any score is not 0; None: the model's last."""
+        """Index of the last layer with scores other than 0; None stands for the model's last."""
         return None
 
     def for_single_layers(self) -> Score:
-        """This score for a selector that does not add up the layers' scores (`sums_layers`)."""
+        """Returns this score for a selector that does not add up layers (see `sums_layers`)."""
         return self
 
     @abstractmethod
     def scores(self, step: Step) -> Tensor:
-        """(M,) float; higher is selected first. -inf: only when nothing else is left."""
+        """Returns scores (M,); the highest are selected first, and -inf only if no others are
+        left."""
 
 
 class Selector(ABC):
-    """A rule that selects the middle tokens of a chunk."""
+    """A rule that selects the middle tokens that a chunk attends to."""
 
     @property
     def sums_layers(self) -> bool:
-        """Whether it adds up the scores of the layers; only then may a score leave layers out."""
+        """Whether the selector adds up layers' scores; only then may a score leave layers out."""
         return False
 
     @property
@@ -100,102 +102,103 @@ class Selector(ABC):
 
     @property
     def observes(self) -> bool:
-        """Whether `observe` is called: when a class overrides it."""
+        """Whether `observe` is called, which is so when a class overrides the method."""
         return type(self).observe is not Selector.observe
 
     @property
     def window_size(self) -> int:
-        """Tokens of the windows it selects; 0: single tokens."""
+        """Number of tokens in the windows that are selected; 0 stands for single tokens."""
         return 0
 
     def allowance(self, step: Step, budget: int) -> int:
-        """Tokens that this step may select in place of `budget`."""
+        """Returns the number of tokens that may be selected in this step in place of `budget`."""
         return budget
 
     @abstractmethod
     def select(self, step: Step, budget: int) -> Selection:
-        """int64 offsets into M: ascending, unique, at most min(budget, M) of them for a head."""
+        """Returns ascending, unique int64 offsets into M, at most min(budget, M) for each head."""
 
     def observe(self, step: Step) -> None:
-        """Called for every chunk after attention, with `step.lse` set."""
+        """Does nothing; called after attention to every chunk, with `step.lse` set."""
         return
 
     def new_layer_state(self) -> LayerState | None:
-        """A new state of one layer, which `step.layer_state(self)` then returns."""
+        """Returns a new state of one layer, which `step.layer_state(self)` then returns."""
         return None
 
     def new_turn_state(self) -> Any:
-        """A new state of a turn, all layers, which `step.turn_state(self)` then returns."""
+        """Returns a new state of a turn (all layers) for `step.turn_state(self)` to return."""
         return None
 
     def survey_complete(self, step: Step) -> bool:
-        """Whether the survey pass may end after this step's layer."""
+        """Whether the survey pass may end after the layer of this step."""
         return False
 
     def after_survey(self, turn: Any) -> Any:
-        """The turn state with which the second pass starts, from that of the survey pass."""
+        """Returns the turn state for the second pass, from the turn state of the survey pass."""
         return self.new_turn_state()
 
 
 class Compressor(ABC):
-    """Makes each layer's projection (Eq. 5), from a file or the document's first tokens."""
+    """A rule that makes each layer's projection (equation 5), from a file or a document's first
+    tokens."""
 
     fit_tokens: int = 0
     """Tokens of the document that `fit` needs moments of; 0: none."""
 
     @property
     def files(self) -> tuple[str, ...]:
-        """Files it reads; their hashes are part of the cache key."""
+        """Paths of the files that the compressor loads; their hashes are part of the cache key."""
         return ()
 
     @property
     def metadata(self) -> dict[str, str]:
-        """Its file's metadata on the model it was made for."""
+        """The metadata of the compressor's file about the model that the file was made for."""
         return {}
 
     def stored_rank(self, folded: int) -> int:
-        """R before a fit, at most: numbers stored for a token with F = `folded`."""
+        """Returns R, the most numbers stored for a token with F = `folded`, before any fit."""
         return folded
 
     @abstractmethod
     def fit(self, layer: int, moments: Moments) -> Projection | None:
-        """The projection of `layer`, or None to score with the whole folded keys."""
+        """Returns the projection of `layer`, or None to score with whole folded keys."""
 
 
 class PositionEncoding(ABC):
-    """Positions of the current, local and far tokens (Section 3.2)."""
+    """A rule for the positions at which current, local and far tokens are rotated (Section 3.2)."""
 
     distance: int
     """Query position, with keys at 0, at which far tokens are scored when a score rotates."""
 
     @property
     def max_distance(self) -> int | None:
-        """Maximum distance of near tokens: those further away are attended to at this distance."""
+        """Maximum distance of near tokens; tokens further away are placed at this distance."""
         return None
 
     def query_scale(self, at: Tensor) -> Tensor | None:
-        """(C,) factors of the queries at absolute positions `at` (C,); None: 1."""
+        """Returns factors (C,) of queries at absolute positions `at` (C,); None stands for 1."""
         return None
 
     def frequencies(
         self, inverse: Tensor, factor: float, length: int
     ) -> tuple[Tensor, float] | None:
-        """Rotary frequencies (D / 2,), radians per token, and the factor of cosines and sines that
-        replace the model's when `length` tokens are cached; None: the model's."""
+        """Returns rotary frequencies (D / 2,) in radians per token, and the factor of cosines and
+        sines, for `length` cached tokens. None keeps the model's own frequencies."""
         return None
 
     @abstractmethod
     def near(self, local: int, chunk: int, start: int, far: int) -> Positions:
-        """Positions for attention to [L, C], which have `local` and `chunk` tokens; C begins at
-        position `start`, and the step has `far` far tokens."""
+        """Returns the positions for attention to [L, C], which have `local` and `chunk` tokens. C
+        begins at absolute position `start`, and the step has `far` far tokens."""
 
     @abstractmethod
     def far(self, at: Tensor, local: int, chunk: int, start: int) -> Positions:
-        """Positions for attention to the far tokens at ascending absolute positions (n,)."""
+        """Returns positions for attention to far tokens at ascending absolute positions (n,)."""
 
 
 def is_builtin(part: object) -> bool:
-    """Whether a part's class is of this package, and not a plugin's, which may derive from one."""
+    """Whether the class of a method's part belongs to this package and not to a plugin."""
     return type(part).__module__.startswith("esa_cli.")
 
 
@@ -210,7 +213,7 @@ def check_offsets(offsets: Selection, step: Step, budget: int) -> None:
 
 @contextmanager
 def blame_plugins(parts: Mapping[str, object]) -> Iterator[None]:
-    """Turns an exception into a PluginError that names the plugins among `parts`, by kind."""
+    """Turns an exception into a PluginError that names the plugins among `parts` by their kind."""
     try:
         yield
     except (EsaError, SurveyComplete):
@@ -226,5 +229,5 @@ def blame_plugins(parts: Mapping[str, object]) -> Iterator[None]:
             raise
         raise PluginError(
             f"{' or '.join(plugins)} fails: {type(error).__name__}: {first_line(error)}",
-            "`esa plugins check FILE` shows more",
+            "run `esa plugins check FILE` for details",
         ) from error

@@ -1,6 +1,6 @@
 """Position encodings: positions of far tokens (I and M_k) and near tokens (L and C), Section 3.2.
 
-They return positions; `layer` rotates queries and keys to them.
+Encodings only return positions; `layer` rotates queries and keys.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ ROTATED = "F (I + K + L + C): each key attended to is rotated once"
 
 
 def consecutive(local: int, chunk: int, first: int = 0) -> Positions:
-    """Keys of [L, C] at first, first + 1, ...; the queries have the last C of these."""
+    """Places the keys of [L, C] at first, first + 1, ..., and the queries at the last C of them."""
     keys = torch.arange(first, first + local + chunk)
     return Positions(keys[local:], keys)
 
@@ -26,9 +26,9 @@ def consecutive(local: int, chunk: int, first: int = 0) -> Positions:
 def token_positions(
     device: torch.device, near: Positions, far: Positions, limit: int | None
 ) -> tuple[Tensor, Tensor]:
-    """Positions (1,) of a single query and (n + l + 1,) of its far and near keys, from 0 on: far
-    keys
-    are as far from it as the encoding wants, near ones at most `limit`, if there is a limit."""
+    """Returns the position (1,) of a single query and the positions (n + l + 1,) of its n far keys,
+    l local keys and own key, counted from 0. Far keys are as far from the query as the encoding
+    places them; near keys are at most `limit` away, unless `limit` is None."""
     positions = [*near, *(far if far.key.shape[0] else ())]
     # Most are made on the CPU and stay there: rotation reads the largest, which would synchronise
     # with a GPU.
@@ -44,8 +44,8 @@ def token_positions(
 
 
 @dataclass(frozen=True)
-class FixedDistance(PositionEncoding):
-    """The paper's encoding: far queries at w, far keys at 0, near tokens in order (Section 3.2).
+class FixedDistancePositions(PositionEncoding):
+    """The paper's encoding: far queries at w, far keys at 0, near tokens in order.
 
     Args:
         distance: w, the relative position of every far token.
@@ -62,13 +62,13 @@ class FixedDistance(PositionEncoding):
 
 
 @dataclass(frozen=True)
-class Contiguous(PositionEncoding):
-    """Far tokens re-numbered in reading order right before the local ones (as in TokenSelect).
+class ContiguousPositions(PositionEncoding):
+    """Renumbers far tokens in reading order, right before the local tokens (as in TokenSelect).
 
-    To the model this is a shorter text in the same order. All positions are below I + K + L + C.
+    To the model this looks like a shorter text. All positions are below I + K + L + C.
 
     Args:
-        distance: of far tokens when they are scored rotated.
+        distance: distance of far tokens when scores use rotated queries.
     """
 
     distance: int = 2048
@@ -83,10 +83,10 @@ class Contiguous(PositionEncoding):
 
 @dataclass(frozen=True)
 class TruePositions(PositionEncoding):
-    """Every token at its position in the document, also beyond the trained window.
+    """Places every token at its position in the document, even beyond the trained window.
 
     Args:
-        distance: of far tokens when they are scored rotated.
+        distance: distance of far tokens when scores use rotated queries.
     """
 
     distance: int = 2048

@@ -1,8 +1,8 @@
-"""Rotary position embedding (RoPE) at any position, with the transformers model's own module.
+"""Rotary position embedding (RoPE) at any position, by the transformers model's own module.
 
-That module computes the angles, so every static variant (default, linear, llama3, yarn) equals the
-model's. R(q, m) . R(k, n) depends on m - n only, which the position encodings use. Only the first R
-dimensions of a head may rotate, R <= D.
+The module computes the angles, so every static variant (default, linear, llama3, yarn) equals the
+model's. R(q, m) · R(k, n) depends on m - n only, which the position encodings rely on. In some
+models only the first R dimensions of a head rotate, R <= D.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Pairs = Literal["half", "interleaved", "reversed"]
 
 
 class Rope:
-    """Rotates queries and keys to given positions with a rotary module.
+    """Rotates queries and keys to given positions by a rotary module.
 
     Args:
         module: called as `module(x, position_ids) -> (cos, sin)`, each (1, n, R): R/2 angles twice.
@@ -39,17 +39,17 @@ class Rope:
 
     @property
     def frequencies(self) -> tuple[Tensor, float]:
-        """Inverse frequencies (R / 2,), radians a token, and the factor of cosines and sines."""
+        """Inverse frequencies (R / 2,), radians per token, and the factor of cosines and sines."""
         module = cast(Any, self.module)
         return module.inv_freq, float(getattr(module, "attention_scaling", 1.0))
 
     def with_frequencies(self, inverse: Tensor, factor: float, spare: bool) -> Rope:
-        """Returns this embedding with other `frequencies`; `spare` as in `Rope`."""
+        """Returns this embedding with other `frequencies`; for `spare` see `Rope`."""
         return Rope(Angles(inverse, factor), spare, self.pairs)
 
-    def angles(self, positions: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines and sines at `positions`, each (n, R), in the dtype and on the device of `like`.
-        Positions are not read, so computing does not synchronise with a GPU."""
+    def compute_cos_sin(self, positions: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns cosines and sines at `positions`, each (n, R), in the dtype and on the device of
+        `like`, without synchronising with a GPU."""
         positions = positions.to(like.device, non_blocking=True)
         cos, sin = (x[0] for x in self.module(like[..., :1, :1], positions[None]))
         if self.pairs == "reversed":
@@ -59,27 +59,27 @@ class Rope:
             cos, sin = (x[:, :half].repeat_interleave(2, dim=-1) for x in (cos, sin))
         return cos, sin
 
-    def cos_sin(self, positions: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns `angles`, from a table for integer positions (n,) below `TABLE_LIMIT`. Positions
-        are read, which synchronises with a GPU where they lie on one."""
+    def look_up_cos_sin(self, positions: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns cosines and sines from a table for integer positions (n,) below `TABLE_LIMIT`,
+        else computed ones. Positions that lie on a GPU cause a synchronisation."""
         if positions.is_floating_point() or positions.numel() == 0:
-            return self.angles(positions, like)
+            return self.compute_cos_sin(positions, like)
         lowest, highest = torch.stack(positions.aminmax()).tolist()
         if highest >= TABLE_LIMIT or lowest < 0:
-            return self.angles(positions, like)
+            return self.compute_cos_sin(positions, like)
         table = self._tables.get(like.dtype)
         if table is None or table[0].shape[0] <= highest:
             size = min(TABLE_LIMIT, max(4096, 2 * (highest + 1))) if self.spare else highest + 1
-            table = self.angles(torch.arange(size, device=like.device), like)
+            table = self.compute_cos_sin(torch.arange(size, device=like.device), like)
             self._tables[like.dtype] = table
         positions = positions.to(like.device, non_blocking=True)
         return table[0][positions], table[1][positions]
 
     def rotate(self, x: Tensor, positions: Tensor) -> Tensor:
         """Rotates x (heads, n, D) to positions (n,); the result has the dtype of x."""
-        return self._rotate_by(x, *self.cos_sin(positions, x))
+        return self._rotate_by_angles(x, *self.look_up_cos_sin(positions, x))
 
-    def _rotate_by(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def _rotate_by_angles(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """Returns x (heads, n, D) rotated by cosines and sines (n, R)."""
         width = cos.shape[-1]
         part = x[..., :width]
@@ -90,24 +90,24 @@ class Rope:
         out = (part * cos + turned * sin).to(x.dtype)
         return out if width == x.shape[-1] else torch.cat((out, x[..., width:]), dim=-1)
 
-    def gain(self, like: Tensor) -> Tensor:
+    def key_gain(self, like: Tensor) -> Tensor:
         """Factor of a key (..., D) at position 0, such as yarn's: a scalar, or (D,) where R < D."""
-        cos, _ = self.cos_sin(torch.zeros(1, dtype=torch.long), like)
+        cos, _ = self.look_up_cos_sin(torch.zeros(1, dtype=torch.long), like)
         rest = like.shape[-1] - cos.shape[-1]
         return torch.cat((cos[0], cos.new_ones(rest))) if rest else cos[0, 0]
 
     def far_queries(self, q: Tensor, distance: int) -> Tensor:
-        """Queries (H, n, D) of which the dot products with unrotated keys (G, m, D) are those of
-        attention where the keys are `distance` tokens away."""
-        return self.rotate(q, torch.full((q.shape[1],), distance)) * self.gain(q)
+        """Rotates queries (H, n, D) so that their dot products with unrotated keys (G, m, D) equal
+        those of attention to keys that are `distance` tokens away."""
+        return self.rotate(q, torch.full((q.shape[1],), distance)) * self.key_gain(q)
 
     def as_key(self, q: Tensor) -> Tensor:
-        """Queries (H, n, D) of the attached model in the form of its cached keys."""
+        """Converts queries (H, n, D) of the attached model to the form of its cached keys."""
         return q
 
 
 class NoRope(Rope):
-    """The embedding of layers without positions (NoPE): queries and keys stay as they are."""
+    """The embedding of layers without positions (NoPE), which leaves queries and keys unchanged."""
 
     rotates = False
 
@@ -118,7 +118,7 @@ class NoRope(Rope):
     def frequencies(self) -> tuple[Tensor, float]:
         return torch.empty(0), 1.0
 
-    def gain(self, like: Tensor) -> Tensor:
+    def key_gain(self, like: Tensor) -> Tensor:
         return like.new_ones(())
 
     def rotate(self, x: Tensor, positions: Tensor) -> Tensor:
@@ -129,12 +129,12 @@ class WeightedRope(Rope):
     """Rotary embedding of models that norm queries and keys after rotating them (Hunyuan).
 
     Such a model's query is w_q * R(q) / rms(q), its key w_k * R(k) / rms(k), with learned weights w
-    of each dimension. Rotation keeps the rms, so with the normed but unrotated q' and k',
+    of each dimension. Rotation preserves the rms, so with the normed but unrotated q' and k',
 
-        query . key = sum of w_q w_k R(q') R(k') = (s * R(q')) . (s * R(k')), s = sqrt(w_q w_k)
+        query · key = sum of w_q w_k R(q') R(k') = (s * R(q')) · (s * R(k')), s = sqrt(w_q w_k)
 
-    The attached model does not rotate, and caches w_k * k'. So R(x) = s * R(x / w_k) is that of
-    cached keys, and of queries that `as_key` made alike.
+    The attached model does not rotate, and caches w_k * k'. So R(x) = s * R(x / w_k) rotates cached
+    keys, and queries converted by `as_key`.
 
     Args:
         plain: the rotary embedding itself. query, key: w_q and w_k (D,).
@@ -149,8 +149,7 @@ class WeightedRope(Rope):
         product = query.float() * key.float()
         if not bool((product > 0).all()):
             raise ModelError(
-                "the weights of queries and keys after their rotation must not be 0 and must have "
-                "the same sign",
+                "norm weights of queries and keys must not be 0 and must have the same sign",
                 "use another model",
             )
         self._query, self._key = query, key
@@ -160,22 +159,23 @@ class WeightedRope(Rope):
         plain = super().with_frequencies(inverse, factor, spare)
         return WeightedRope(plain, self._query, self._key)
 
-    def angles(self, positions: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
-        return super().angles(positions, like.float())
+    def compute_cos_sin(self, positions: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
+        return super().compute_cos_sin(positions, like.float())
 
     def as_key(self, q: Tensor) -> Tensor:
         return q * (self._key / self._query).to(q)
 
-    def gain(self, like: Tensor) -> Tensor:
-        return (super().gain(like) * (self._before * self._after).to(like.device)).to(like.dtype)
+    def key_gain(self, like: Tensor) -> Tensor:
+        weights = (self._before * self._after).to(like.device)
+        return (super().key_gain(like) * weights).to(like.dtype)
 
-    def _rotate_by(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        turned = super()._rotate_by(x.float() * self._before.to(x.device), cos, sin)
+    def _rotate_by_angles(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        turned = super()._rotate_by_angles(x.float() * self._before.to(x.device), cos, sin)
         return (turned * self._after.to(x.device)).to(x.dtype)
 
 
 class Angles(nn.Module):
-    """A rotary module of given frequencies, called like the model's.
+    """A rotary module with given frequencies, called like the transformers model's own module.
 
     Args:
         inverse: (R / 2,) inverse frequencies, radians per token. factor: cosines and sines are
@@ -187,7 +187,7 @@ class Angles(nn.Module):
         self.inv_freq, self.attention_scaling = inverse.float(), factor
 
     def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines and sines (1, n, R) at position_ids (1, n), in the dtype of x."""
+        """Returns cosines and sines (1, n, R) at position_ids (1, n), in the dtype of x."""
         angles = position_ids[..., None].to(x.device).float() * self.inv_freq.to(x.device)
         both = torch.cat((angles, angles), dim=-1)
         cos, sin = both.cos() * self.attention_scaling, both.sin() * self.attention_scaling

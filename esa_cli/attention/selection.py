@@ -1,4 +1,5 @@
-"""The paper's score, Eq. (3)-(4), or (6) on reduced keys, and selector, Eq. (2) with (8)."""
+"""The paper's score, equation (3)-(4), or (6) on reduced keys, and its selector, equation (2) with
+(8)."""
 
 from __future__ import annotations
 
@@ -21,13 +22,13 @@ Blocks = Iterator[tuple[int, Tensor]]
 """(offset of the first token or page, numbers (..., n) of the n from there on)."""
 
 
-def two_passes(
+def iterate_blocks_twice(
     blocks: Callable[[], Blocks], elements: int
 ) -> Callable[[], Iterable[tuple[int, Tensor]]]:
-    """Blocks to iterate over twice: kept if they have few numbers, else computed each time.
+    """Returns a function that yields the blocks, from a cache in the second pass if they are few.
 
     Args:
-        blocks: computes them. elements: numbers in all blocks.
+        blocks: computes the blocks. elements: numbers in all blocks.
     """
     if elements > KEEP_ELEMENTS:
         return blocks
@@ -37,7 +38,8 @@ def two_passes(
 
 @dataclass(frozen=True)
 class SumScore(Score):
-    """Sum over heads (Eq. (3)), less each query's maximum, then the chunk's maximum (Eq. (4)).
+    """Sums over heads (equation (3)), less each query's maximum, then the chunk's maximum (equation
+    (4)).
 
     Args:
         rotate: rotate queries to the far distance first; the paper does not say whether.
@@ -55,7 +57,7 @@ class SumScore(Score):
 
     def scores(self, step: Step) -> Tensor:
         chunk = step.queries.shape[1]
-        sums = two_passes(partial(step.sums, self.rotate), chunk * step.middle)
+        sums = iterate_blocks_twice(partial(step.sums, self.rotate), chunk * step.middle)
         top = torch.full((chunk,), -torch.inf, device=step.queries.device)
         for _, block in sums():
             top = torch.maximum(top, block.amax(dim=1))
@@ -66,10 +68,10 @@ class SumScore(Score):
 
 
 def top_k(scores: Tensor, k: int) -> Tensor:
-    """Ascending indices of the k largest; among equals the earliest come first.
+    """Returns the ascending indices of the k largest scores; among equal scores the earliest win.
 
-    torch.topk leaves ties to the device; here they are the same everywhere. Raises ModelError: NaN
-    is among the scores, so that they have no order.
+    torch.topk leaves the order of equal scores to the device; this function gives the same result
+    on every device. Raises ModelError: NaN is among the scores, so that they have no order.
     """
     if k <= 0 or k >= scores.shape[0]:
         return torch.arange(0 if k <= 0 else scores.shape[0], device=scores.device)
@@ -86,7 +88,8 @@ def top_k(scores: Tensor, k: int) -> Tensor:
 
 
 def proximity(scores: Tensor, epsilon: int) -> Tensor:
-    """Eq. (8): each token's score becomes the maximum within epsilon tokens of it, inside M.
+    """Raises each token's score to the maximum within epsilon tokens of it, inside M (equation
+    (8)).
 
     Args:
         scores: (M,). epsilon: distance in tokens; 0 changes nothing.
@@ -98,7 +101,7 @@ def proximity(scores: Tensor, epsilon: int) -> Tensor:
 
 @dataclass(frozen=True)
 class TopK(Selector):
-    """The k middle tokens with the highest score, one selection for all heads of the layer.
+    """Selects the k middle tokens with the highest scores, once for all heads of the layer.
 
     Args:
         proximity: epsilon of Eq. (8). The paper's main tables use 3.

@@ -1,4 +1,4 @@
-"""Layers that attend to the last W tokens alone, whatever the method (Gemma, gpt-oss, OLMo 3)."""
+"""Attention of layers that see only the last W tokens (Gemma, gpt-oss, OLMo 3), in every method."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from esa_cli.attention.algebra import with_sink
+from esa_cli.attention.algebra import add_attention_sink
 from esa_cli.attention.kernels import reference
 from esa_cli.attention.method import LayerMemory
 from esa_cli.attention.rope import Rope
@@ -17,7 +17,7 @@ AT_ONCE = 512
 
 
 class SlidingAttention:
-    """Causal attention to the last W tokens, the query's own included, at their true distances.
+    """Causal attention to the last W tokens, including the query's own, at their true distances.
 
     Args:
         window: W, in tokens. rope: the layers' rotary embedding. scale: factor of q . k.
@@ -30,21 +30,21 @@ class SlidingAttention:
     def __call__(
         self, memory: LayerMemory, q: Tensor, query: QueryState, sink: Tensor | None = None
     ) -> Tensor:
-        """Attention output (H, n, D) of the last n tokens of the store, queries q (H, n, D),
-        whatever the turn, with the logits (H,) of an attention sink, if the model has one."""
+        """Returns the attention output (H, n, D) of the last n tokens of the store, with queries q
+        (H, n, D) and the logits (H,) of an attention sink, if the model has one."""
         stop = len(memory.store)
         start = stop - q.shape[1]
         out = torch.empty_like(q)
         for first in range(start, stop, AT_ONCE):
             last = min(first + AT_ONCE, stop)
             rows = slice(first - start, last - start)
-            out[:, rows] = self._attend(memory, q[:, rows], first, last, sink)
+            out[:, rows] = self._attend_to_window(memory, q[:, rows], first, last, sink)
         return out
 
-    def _attend(
+    def _attend_to_window(
         self, memory: LayerMemory, q: Tensor, start: int, stop: int, sink: Tensor | None
     ) -> Tensor:
-        """Output (H, C, D) of the queries of [start, stop)."""
+        """Returns the attention output (H, C, D) of the queries at positions [start, stop)."""
         low = max(0, start - self.window + 1)
         keys, values = memory.store.span(low, stop)
         # Only differences of positions count: small ones keep the rotation exact.
@@ -54,7 +54,7 @@ class SlidingAttention:
         seen = (distance >= 0) & (distance < self.window)
         if self.cap or sink is not None:  # which fused attention has not
             part = reference(query, keys, values, False, self.scale, self.cap, seen)
-            return with_sink(*part, sink)[0]
+            return add_attention_sink(*part, sink)[0]
         one = stop - start == 1  # a single query sees all these keys, and needs no mask
         if not one:  # on a GPU, fused attention with a mask takes no fewer key heads
             keys, values = (x.repeat_interleave(len(q) // len(x), dim=0) for x in (keys, values))

@@ -1,8 +1,8 @@
-"""What a method's parts exchange: steps, positions, selections, projections, a layer's store.
+"""What a method's parts exchange: steps, positions, selections, projections, a layer's KV store.
 
 Scores are computed in blocks of keys, and in float32 whatever the model's dtype: a sum over heads
 in bfloat16 has some dozens of values for thousands of tokens, and in float16 it overflows. Shapes
-in the letters of `esa_cli.attention`, without a batch axis: one document, one sequence.
+use the letters of `esa_cli.attention` without a batch axis.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ Selection = Tensor | list[Tensor]
 """(K,) offsets into M, one selection for all heads; or H of them, one for each query head."""
 
 
-def tokens_per_block(rows: int) -> int:
-    """Tokens in a block of logits with `rows` = H * C."""
-    return max(256, BLOCK_ELEMENTS // max(rows, 1))
+def tokens_per_block(logit_rows: int) -> int:
+    """Returns the number of tokens in a block of logits that has `logit_rows` = H * C rows."""
+    return max(256, BLOCK_ELEMENTS // max(logit_rows, 1))
 
 
 class Positions(NamedTuple):
-    """Positions at which queries and keys are rotated; RoPE depends on their differences only."""
+    """Positions to which queries and keys are rotated; RoPE depends on their differences only."""
 
     query: Tensor
     """(C,) integers or floats, in tokens."""
@@ -41,31 +41,32 @@ class Positions(NamedTuple):
 
 
 class LayerState(ABC):
-    """A selector's data about one layer's tokens, kept from step to step; see `Selector`."""
+    """A selector's data about one layer's tokens, which last from step to step; see `Selector`."""
 
     @abstractmethod
     def crop(self, length: int) -> None:
-        """Drops what depends on tokens from position `length` on, which were cropped."""
+        """Drops data that depend on tokens from position `length` on, which were removed."""
 
 
 class Projection(ABC):
-    """A fitted compressor of one layer (Eq. (5)): linear in folded queries and keys."""
+    """A fitted compressor of one layer (equation (5)): a linear function of folded queries and
+    keys."""
 
     @abstractmethod
     def queries(self, q: Tensor) -> Tensor:
-        """Reduced queries, (C, F) -> (C, R)."""
+        """Reduces folded queries (C, F) to (C, R)."""
 
     @abstractmethod
     def keys(self, k: Tensor) -> Tensor:
-        """Reduced keys, (n, F) -> (n, R)."""
+        """Reduces folded keys (n, F) to (n, R)."""
 
-    def at(self, row: int) -> Projection:
-        """The projection that reduced this cached key; concatenated documents have several."""
+    def at(self, key_index: int) -> Projection:
+        """Returns the projection of this cached key; concatenated documents have several."""
         return self
 
 
 class KVStore(Protocol):
-    """Unrotated keys and values of one layer's N cached tokens, in memory or on disk."""
+    """The unrotated keys and values of one layer's N cached tokens, in memory or on disk."""
 
     heads: int
     dim: int
@@ -74,11 +75,11 @@ class KVStore(Protocol):
 
     @property
     def resident(self) -> bool:
-        """Whether all tokens are in the memory of the device that computes."""
+        """Whether all cached tokens are in the memory of the device that computes."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes of keys, values and reduced keys."""
+        """Number of bytes of all keys, values and reduced keys."""
 
     @property
     def reduced(self) -> int:
@@ -87,21 +88,21 @@ class KVStore(Protocol):
     def __len__(self) -> int: ...
 
     def append(self, k: Tensor, v: Tensor) -> None:
-        """Adds C tokens, k and v (G, C, D), unrotated; v is not stored where keys are `shared`."""
+        """Adds C unrotated keys and values (G, C, D); where `shared`, v is not stored."""
 
     def span(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of [start, stop), each (G, stop - start, D)."""
+        """Returns the keys and values of the tokens [start, stop), each (G, stop - start, D)."""
 
     def gather(self, at: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values at ascending positions (K,), each (G, K, D)."""
+        """Returns the keys and values at ascending positions (K,), each (G, K, D)."""
 
     def key_blocks(
         self, start: int, stop: int, most: int = ..., groups: Sequence[int] | None = None
     ) -> Iterator[tuple[int, Tensor]]:
-        """Yields (absolute start, keys (G, n, D)) over [start, stop), of all or some key heads."""
+        """Yields (absolute start, keys (G, n, D)) over [start, stop), for all or some key heads."""
 
     def append_features(self, features: Tensor) -> None:
-        """Adds reduced keys (n, R) for the next n tokens without one."""
+        """Adds reduced keys (n, R) for the next n tokens that have none."""
 
     def feature_blocks(
         self, start: int, stop: int, most: int = ...
@@ -109,12 +110,12 @@ class KVStore(Protocol):
         """Yields (absolute start, reduced keys (n, R)) over [start, stop)."""
 
     def crop(self, tokens: int) -> None:
-        """Removes the last -tokens tokens (negative, like transformers' caches)."""
+        """Removes the last -tokens tokens; `tokens` is negative, as in transformers' caches."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """A chunk's queries and a layer's middle tokens: the argument of scores and selectors.
+    """A chunk's queries and a layer's middle tokens, which scores and selectors take as argument.
 
     Args:
         layer: index of the layer. layers: indices of the model's layers that run the method,
@@ -153,32 +154,32 @@ class Step:
 
     @property
     def last_scoring_layer(self) -> int | None:
-        """The last layer with scores that are not 0; None: the model's last."""
+        """Index of the last layer with scores other than 0; None stands for the model's last."""
         last: int | None = self.score.last_layer
         return last
 
     @property
     def is_first(self) -> bool:
-        """Whether no layer before this one runs the method."""
+        """Whether this layer is the first one that runs the method."""
         return self.layer <= (self.layers[0] if self.layers else 0)
 
     @property
     def is_last(self) -> bool:
-        """Whether no layer after this one runs the method; True where that is not known."""
+        """Whether this layer is the last one that runs the method; True if that is unknown."""
         return not self.layers or self.layer >= self.layers[-1]
 
     @property
     def middle(self) -> int:
-        """M, the number of middle tokens."""
+        """The number M of middle tokens."""
         return self.high - self.low
 
     def scores(self) -> Tensor:
-        """(M,) of the method's score."""
+        """Returns the scores (M,) that the method's score gives to the middle tokens."""
         scores: Tensor = self.score.scores(self)
         return scores
 
     def layer_state(self, selector: Any) -> Any:
-        """The state of the layer that a `Selector` keeps; new the first time."""
+        """Returns the layer state of a selector, and makes a new state the first time."""
         key = self.layer, type(selector)
         if key not in self.states:
             self.states[key] = selector.new_layer_state()
@@ -186,43 +187,43 @@ class Step:
         return self.states[key]
 
     def turn_state(self, selector: Any) -> Any:
-        """The state of the turn that a `Selector` keeps; new the first time."""
+        """Returns the turn state of a selector, and makes a new state the first time."""
         if self.query.selector is None:
             self.query.selector = selector.new_turn_state()
         return self.query.selector
 
     @property
     def text(self) -> TurnText | None:
-        """Words of documents and question; None: not known (stock `generate`, prefill)."""
+        """Words of documents and question; None if unknown (stock `generate`, prefill)."""
         return self.query.text
 
     @property
     def own(self) -> Tensor | None:
-        """(C,) bool: current tokens inside the question span; None where it is not known."""
-        return None if self.query.question is None else self._is_within(*self.query.question)
+        """Mask (C,) of current tokens inside the question span; None if the span is unknown."""
+        return None if self.query.question is None else self._mask_positions(*self.query.question)
 
     @property
     def around(self) -> Tensor | None:
-        """(C,) bool: prompt tokens outside the question span, without the answer prefix."""
+        """Mask (C,) of prompt tokens outside the question span, without the answer prefix."""
         own, end = self.own, self.query.answer_start
         if own is None:
             return None
-        return ~own if end is None else self._is_within(0, end) & ~own
+        return ~own if end is None else self._mask_positions(0, end) & ~own
 
-    def _is_within(self, first: int, last: int) -> Tensor:
-        """(C,) bool: current tokens at positions [first, last)."""
+    def _mask_positions(self, first: int, last: int) -> Tensor:
+        """Returns a bool mask (C,) of the current tokens at positions [first, last)."""
         at = torch.arange(self.queries.shape[1], device=self.queries.device) + self.start
         return (at >= first) & (at < last)
 
     def rotated(self, rotate: bool) -> Tensor:
-        """Queries (H, C, D); with `rotate` at the far distance, so that q . k with keys at position
-        0 is the logit of attention at that distance."""
+        """Returns queries (H, C, D). With `rotate` the queries are at the far distance: q · k with
+        keys at position 0 is then the logit of attention at the far distance."""
         return self.rope.far_queries(self.queries, self.distance) if rotate else self.queries
 
     def head_logits(
         self, rotate: bool, heads: Sequence[int] | None = None
     ) -> Iterator[tuple[int, Tensor]]:
-        """Yields (offset into M, scale * q_h . k_g(h) (H, C, n)) in blocks, of all or some
+        """Yields (offset into M, scale * q_h · k_g(h) (H, C, n)) in blocks, for all or some query
         heads."""
         q, groups = self.rotated(rotate), None
         if heads is not None:
@@ -231,19 +232,20 @@ class Step:
             groups = sorted({head // share for head in heads})
         block = tokens_per_block((q.shape[0] if heads is None else len(heads)) * q.shape[1])
         for at, keys in self.store.key_blocks(self.low, self.high, block, groups):
-            yield at - self.low, self._logits(q, keys, heads, groups)
+            yield at - self.low, self._compute_logits(q, keys, heads, groups)
 
     def head_logits_at(
         self, offsets: Tensor, rotate: bool, heads: Sequence[int] | None = None
     ) -> Tensor:
-        """Logits (H, C, K) of all or some heads for middle tokens at ascending offsets (K,)."""
+        """Returns logits (H, C, K) of all or some heads for the middle tokens at `offsets` (K,)."""
         keys, _ = self.store.gather(offsets + self.low)
-        return self._logits(self.rotated(rotate), keys, heads)
+        return self._compute_logits(self.rotated(rotate), keys, heads)
 
-    def _logits(
+    def _compute_logits(
         self, q: Tensor, keys: Tensor, heads: Sequence[int] | None, groups: list[int] | None = None
     ) -> Tensor:
-        """(H, C, D) queries, unscaled, and keys (G, n, D), or those of `groups` -> (H, C, n)."""
+        """Computes logits (H, C, n) of queries (H, C, D) and keys (G, n, D) of all or some
+        groups."""
         count, chunk, dim = q.shape
         q, keys = q.float() * self.scale, keys.float()
         if heads is None:
@@ -255,7 +257,8 @@ class Step:
         return soft_capped(logits, self.cap)
 
     def sums(self, rotate: bool) -> Iterator[tuple[int, Tensor]]:
-        """Yields (offset into M, f_s(m; c) (C, n)), Eq. (3), or (6) where keys are reduced."""
+        """Yields (offset into M, f_s(m; c) (C, n)), equation (3), or equation (6) for reduced
+        keys."""
         q = fold(self.rotated(rotate).float(), self.store.heads)
         block = tokens_per_block(self.queries.shape[1])
         if self.projection is None:
@@ -271,8 +274,8 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True)
 class ChunkTrace(Step):
-    """A step after selection: the tokens that one chunk of one layer attends to, and where. Where
-    `decoding`, the chunk may be several tokens of an answer that attend to the same far ones.
+    """A step after selection: the tokens that one chunk of one layer attends to, with positions. If
+    `decoding`, the chunk may be several tokens of an answer that share their far tokens.
 
     Args:
         far: absolute positions (n,) of I and the selected tokens, or one such tensor for each query
@@ -295,10 +298,10 @@ class ChunkTrace(Step):
 
     @property
     def initial(self) -> int:
-        """Tokens in I."""
+        """Number of initial tokens, I."""
         return self.low
 
     @property
     def far_rows(self) -> Sequence[Tensor]:
-        """`far` as a sequence: one tensor for all heads, or one for each."""
+        """Positions of far tokens as a sequence: one tensor for all heads, or one per head."""
         return [self.far] if isinstance(self.far, Tensor) else self.far

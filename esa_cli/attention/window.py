@@ -1,6 +1,6 @@
 """Window sizes, the state of one turn, and the chunks into which a forward call is cut.
 
-Imports no torch, so that presets are checked quickly.
+This module does not import torch, so that presets are checked quickly.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, eq=False)
 class TurnText:
-    """The text of the documents by token, and the question's.
+    """The text of the documents, token by token, and the text of the question.
 
     Args:
         question: the question's own words, without the prompt around them.
@@ -29,7 +29,7 @@ class TurnText:
 
     def once(self, key: Hashable, compute: Callable[[], T]) -> T:
         """Returns what `compute` returned the first time for this key, such as an index of the
-        documents for all layers and later questions."""
+        documents that all layers and later questions share."""
         if key not in self.kept:
             self.kept[key] = compute()
         value: T = self.kept[key]
@@ -37,7 +37,7 @@ class TurnText:
 
 
 class Phase(Enum):
-    """Which chunks of a forward call select middle tokens."""
+    """The phase of a forward call, which determines the chunks that select middle tokens."""
 
     AUTO = "auto"
     """The last one, which is assumed to contain the question. For stock `generate`."""
@@ -53,7 +53,7 @@ class SurveyComplete(Exception):
 
 @dataclass
 class QueryState:
-    """The state of one turn, shared by all layers.
+    """The state of one turn (a question with its answer), shared by all layers.
 
     Args:
         turn_start: position at which the turn begins, earlier turns of a conversation included;
@@ -82,7 +82,7 @@ class QueryState:
 
 @dataclass(frozen=True)
 class Chunk:
-    """One chunk [start, stop) of a forward call, absolute positions.
+    """One chunk of a forward call: the tokens at absolute positions [start, stop).
 
     Args:
         select: the chunk attends to selected middle tokens. decoding: it is a token of the answer.
@@ -95,13 +95,13 @@ class Chunk:
 
     @property
     def size(self) -> int:
-        """Tokens of the chunk, C."""
+        """Number of tokens in the chunk, C."""
         return self.stop - self.start
 
 
 @dataclass(frozen=True)
 class Window:
-    """How many tokens of each kind take part in a step (Section 3.1), in tokens.
+    """How many tokens of each kind take part in a step (Section 3.1).
 
     Args:
         initial: l_I, the document's first tokens; always attended to.
@@ -129,12 +129,12 @@ class Window:
 
     @property
     def budget(self) -> int:
-        """Cached tokens attended to in a step: l_I + k + l_L."""
+        """Number of cached tokens attended to in a step: l_I + k + l_L."""
         return self.initial + self.selected + self.local
 
     @property
     def dense_below(self) -> int:
-        """Cached tokens up to which attention is full."""
+        """The largest number of cached tokens for which attention is full."""
         return self.budget if self.dense is None else self.dense
 
     def is_dense(self, start: int) -> bool:
@@ -142,7 +142,8 @@ class Window:
         return start <= self.dense_below
 
     def cut_chunks(self, reading: str, start: int, stop: int, query: QueryState) -> Iterator[Chunk]:
-        """Cuts a forward call over [start, stop) into chunks of at most l_C, a short one first."""
+        """Cuts a forward call over [start, stop) into chunks of at most l_C tokens, a short one
+        first."""
         count, size = stop - start, self.chunk
         if query.surveying and not self.is_dense(start):
             # One chunk: scores of the question's words are compared with those of the prompt.
@@ -157,8 +158,8 @@ class Window:
             yield Chunk(low, high, select, decoding)
             low, high = high, high + size
 
-    def count_local(self, chunk: Chunk, query: QueryState) -> int:
-        """l_L of a chunk.
+    def count_local_tokens(self, chunk: Chunk, query: QueryState) -> int:
+        """Returns l_L, the number of local tokens, for a chunk.
 
         If the question was processed with full attention, so is its whole answer, even when it
         grows past `dense`; otherwise the document would drop out of view in mid-answer. With

@@ -1,1 +1,1 @@
-"""Files, folders and streams -> text with pages and chapters."""
+"""Converts files, folders and streams into text with pages and chapters."""

@@ -1,6 +1,6 @@
-"""Documents, from files, folders, patterns or standard input.
+"""Reads documents from files, folders, patterns or standard input.
 
-A `Document` knows the page, line and chapter of each character of its text.
+A `Document` maps each character of its text to a page, line and chapter.
 """
 
 from __future__ import annotations
@@ -28,15 +28,25 @@ from esa_cli.system.machine import size_text
 from esa_cli.system.progress import WorkShard
 
 __all__ = [
-    "Document", "GatheredDocuments", "LeftOut", "Mark", "Place", "SourceFiles", "gather", "join",
-    "read_document", "read_documents", "shard_of", "source_files",
+    "Document",
+    "GatheredDocuments",
+    "LeftOut",
+    "Mark",
+    "SourceFiles",
+    "TextLocation",
+    "gather",
+    "join",
+    "read_document",
+    "read_documents",
+    "shard_of",
+    "source_files",
 ]  # fmt: skip
 
 LIMIT = 1 << 30
 
 
-class Place(NamedTuple):
-    """The location of a character: page and chapter, if any; line of the text, from 1."""
+class TextLocation(NamedTuple):
+    """The location of a character: page and chapter, if any, and the line of the text, from 1."""
 
     page: int | None
     line: int
@@ -49,8 +59,8 @@ class Document:
 
     Attributes:
         source: the path as given, or "-" for standard input. bytes: the file's length.
-        encoding, marks, missing: see `ExtractedText`.
-        stamp: the file's `file_stamp` before it was read; None: it was not read from a file now.
+        encoding, marks, missing: the fields of `ExtractedText` with these names.
+        stamp: the file's `file_stamp` before reading, or None if no file was read just now.
     """
 
     name: str
@@ -62,21 +72,22 @@ class Document:
     missing: tuple[str, ...] = ()
     stamp: str | None = field(default=None, compare=False)
 
-    def place(self, offset: int) -> Place:
+    def place(self, offset: int) -> TextLocation:
         """Returns the location of the character at `offset`, at most the text's length."""
         if not 0 <= offset <= len(self.text):
-            raise IndexError(f"character {offset} of a text of {len(self.text)}")
+            raise IndexError(f"offset {offset} is outside a text of {len(self.text)} characters")
         number = bisect_right(self.marks, offset, key=lambda mark: mark.start) - 1
         mark = self.marks[number] if number >= 0 else Mark(0)
-        return Place(mark.page, bisect_left(self._newlines, offset) + 1, mark.chapter)
+        line = bisect_left(self._newline_offsets, offset) + 1
+        return TextLocation(mark.page, line, mark.chapter)
 
     @cached_property
-    def _newlines(self) -> array[int]:
+    def _newline_offsets(self) -> array[int]:
         return array("q", (newline.start() for newline in re.finditer("\n", self.text)))
 
 
 def read_document(source: str, stdin: IO[Any] | None = None, *, limit: int = LIMIT) -> Document:
-    """Reads one document.
+    """Reads one document into text.
 
     Args:
         source: a path, or "-" for standard input.
@@ -97,7 +108,7 @@ def read_document(source: str, stdin: IO[Any] | None = None, *, limit: int = LIM
         data = _read_file(source, limit)
     if len(data) > limit:
         raise _size_error(path, len(data), limit)
-    extracted = readers.read(data, path)
+    extracted = readers.extract_text(data, path)
     text, marks, missing = extracted.text, extracted.marks, extracted.missing
     name, size = Path(path).name or path, len(data)
     return Document(name, text, source, extracted.encoding, size, marks, missing, stamp)
@@ -111,7 +122,7 @@ class GatheredDocuments:
     left_out: tuple[LeftOut, ...] = ()
 
     def without_copies(self) -> GatheredDocuments:
-        """Returns each text once, and lists its copies as left out."""
+        """Returns documents with different texts only, and lists the copies as left out."""
         unique: dict[str, Document] = {}
         copies = []
         for document in self.documents:
@@ -132,7 +143,8 @@ def shard_of(found: SourceFiles, shard: WorkShard) -> SourceFiles:
 
 
 def gather(found: SourceFiles, read: Callable[[str], Document] | None = None) -> GatheredDocuments:
-    """Reads the files of `source_files` by `read`, which is `read_document` by default.
+    """Reads the files of `source_files` by the function `read`, which is `read_document` by
+    default.
 
     An unreadable file of a folder or pattern is left out. Raises DocumentError: a file that was
     named cannot be read; or nothing can be read, unless other shards have the rest.
@@ -158,15 +170,15 @@ def read_documents(
     limit: int = LIMIT,
     say: Callable[[str], None] = warnings.warn,
 ) -> list[Document]:
-    """Reads several documents, in order; folders and patterns mean the files they hold. Raises
-    UsageError: no source, or "-" more than once; DocumentError as `gather`.
+    """Reads several documents, in order; a folder or pattern stands for the files that it holds.
+    Raises UsageError: no source, or "-" more than once; DocumentError as `gather`.
 
     Args:
         limit: in bytes, for each document. say: called with a line for each file or folder that
             was left out, and why.
     """
     if not sources:
-        raise UsageError("no document was given", "name one, or - for standard input")
+        raise UsageError("no document was given", "name a document, or - for standard input")
     found = gather(source_files(sources), lambda path: read_document(path, stdin, limit=limit))
     for left_out in found.left_out:
         say(left_out.line)
@@ -174,7 +186,7 @@ def read_documents(
 
 
 def join(documents: Sequence[Document]) -> str:
-    """Joins documents into one text; of several, each has a line with its name above it."""
+    """Joins documents into one text; a line with its name precedes each of several documents."""
     if len(documents) == 1:
         return documents[0].text
     names = [document.name for document in documents]
@@ -224,12 +236,12 @@ def _read_file(source: str, limit: int) -> bytes:
 def _size_error(name: str, size: int, limit: int) -> DocumentError:
     return DocumentError(
         f"{label_document(name)} is {size_text(size)}, more than the limit of {size_text(limit)}",
-        "split it and ask about the parts",
+        "split the document and ask about its parts",
     )
 
 
 def _suggest_path(source: str) -> str:
-    """Returns a hint for a file that does not exist: the one with the most similar name."""
+    """Returns a hint for a missing file: the existing path with the most similar name."""
     import difflib
 
     if source.startswith(("http://", "https://")):

@@ -1,4 +1,4 @@
-"""Rules of .gitignore files: which files of a folder are not read.
+"""Rules of .gitignore files, which exclude files of a folder from reading.
 
 `fnmatch` translates names: its atomic groups take time of at most the product of the lengths of
 pattern and name. Classes such as `[[:alpha:]]` and backslashes inside brackets are not supported.
@@ -20,7 +20,7 @@ _QUOTED = re.compile(r"\\(.)", re.DOTALL)
 
 class _IgnoreRule(NamedTuple):
     """One line of a .gitignore file: a pattern for the path below the file's folder, or with
-    `anywhere` for its last part; newlines stand for slashes."""
+    `anywhere` for the last part of the path; newlines stand for slashes."""
 
     pattern: re.Pattern[str]
     anywhere: bool
@@ -29,7 +29,7 @@ class _IgnoreRule(NamedTuple):
 
 
 class IgnoreRules:
-    """Rules of the .gitignore files of a folder's repository; the nearest file decides."""
+    """Rules of the .gitignore files of a folder's repository; the file nearest to a path wins."""
 
     def __init__(self, root: str) -> None:
         self._rules: dict[str, list[_IgnoreRule]] = {}
@@ -40,10 +40,10 @@ class IgnoreRules:
         for folder in reversed(folders):
             if folder.is_relative_to(repository):
                 self._ignores_root = self._ignores_root or self.is_ignored(str(folder), folder=True)
-                self.enter(str(folder))
+                self.add_folder_rules(str(folder))
 
-    def enter(self, folder: str) -> None:
-        """Adds the rules of a folder's own file."""
+    def add_folder_rules(self, folder: str) -> None:
+        """Adds the rules of the .gitignore file in this folder, if there is one."""
         path = os.path.join(folder, ".gitignore")
         data = b""
         # Not of a pipe or a device, which may have no end.
@@ -55,7 +55,7 @@ class IgnoreRules:
         self._rules[folder] = [rule for rule in rules if rule]
 
     def is_ignored(self, path: str, *, folder: bool) -> bool:
-        """True if a file or folder is ignored; folders above it are not looked at."""
+        """Returns True if a rule ignores this path itself; folders above it are not checked."""
         if self._ignores_root:
             return True
         where, inside = os.path.split(path)
@@ -73,7 +73,8 @@ class IgnoreRules:
 
 
 def _parse_rule(line: str) -> _IgnoreRule | None:
-    """Parses a line of a .gitignore file; None: it is empty, a comment or no pattern."""
+    """Parses a line of a .gitignore file; returns None for an empty line, a comment or no
+    pattern."""
     if line.startswith("#"):
         return None
     pattern = line.rstrip(" ")

@@ -1,6 +1,6 @@
-"""A text's sentences and lines, as characters: what can be quoted whole.
+"""Offsets of a text's sentences and lines, the units that can be quoted whole.
 
-A newline ends a line of verse, code or a table, but not one of prose that was broken to a width.
+A newline ends a line of verse, code or a table, but not a line of prose wrapped to a width.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ WORDS = 5
 
 
 class Sentences:
-    """The sentences of a text; a paragraph is cut when a character of it is first asked for."""
+    """The sentences of a text; a paragraph is split when one of its characters is first asked
+    for."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -60,7 +61,7 @@ class Sentences:
 
     def around(self, at: int) -> tuple[int, int]:
         """Returns [start, end) of the sentence or line around character `at`, without white space
-        at its ends; empty where the text has only white space."""
+        at its ends. The span is empty if the text has only white space."""
         place = bisect_right(self._paragraphs, at) - 1
         first = self._paragraphs[place] if place >= 0 else 0
         if first not in self._cut:
@@ -73,7 +74,7 @@ class Sentences:
 
     @cached_property
     def _paragraphs(self) -> array[int]:
-        """Starts of all paragraphs but the first: after each two newlines in a row."""
+        """Starts of all paragraphs but the first: after each two consecutive newlines."""
         starts, at = array("q"), self.text.find("\n\n")
         while at >= 0:
             starts.append(at + 2)
@@ -108,38 +109,38 @@ def _sentence_ends(text: str, first: int, last: int) -> Iterator[int]:
                 yield end
             continue
         broken, line = text[line : end - 1], end
-        if not _goes_on(broken, text[end : end + 1]):
+        if not _continues_on_next_line(broken, text[end : end + 1]):
             yield end
 
 
 def _is_abbreviation(text: str, first: int, end: int) -> bool:
-    """True if the full stop before `end` is that of an abbreviation or an ordinal number, after
-    which the sentence goes on."""
+    """Returns True if the full stop before `end` belongs to an abbreviation or an ordinal number,
+    so that the sentence continues."""
     before = text[max(first, end - LOOK_BACK) : end]
     found = LETTERS.search(before)
     if found is None:
         return False
-    word, follows = found[1], text[end : end + LOOK_BACK]
+    word, following_text = found[1], text[end : end + LOOK_BACK]
     if word in SHORT or (len(word) == 1 and word.isupper()):
         return True
-    number = follows.lstrip()[:1].isdigit()
+    number = following_text.lstrip()[:1].isdigit()
     if len(word) == 1 and word.isalpha():
-        return bool(number or OF_SEVERAL.search(before) or MORE_LETTERS.match(follows))
+        return bool(number or OF_SEVERAL.search(before) or MORE_LETTERS.match(following_text))
     if word.isdigit() and len(word) <= 2:
         month = number and MONTH_NUMBER.search(before)
-        return bool(month or DATED.match(follows) or ORDINAL.search(before))
+        return bool(month or DATED.match(following_text) or ORDINAL.search(before))
     return number and word.lower() in NUMBERED
 
 
-def _goes_on(line: str, follows: str) -> bool:
-    """True if a line of prose was broken here to fit a width."""
-    if not (follows.isalpha() or follows in "\"'“‘("):
+def _continues_on_next_line(line: str, following_text: str) -> bool:
+    """Returns True if a line of prose was wrapped to a width, so that its sentence may continue."""
+    if not (following_text.isalpha() or following_text in "\"'“‘("):
         return False
     return len(line) in PROSE and len(line.split()) >= WORDS and line[:1] not in "#|>-*"
 
 
 def bare(text: str, start: int, end: int) -> tuple[int, int]:
-    """Returns [start, end) without white space at its ends."""
+    """Returns the span [start, end) of a text without white space at its ends."""
     while start < end and text[start].isspace():
         start += 1
     while end > start and text[end - 1].isspace():

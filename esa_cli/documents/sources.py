@@ -1,7 +1,7 @@
-"""The files that the names of documents mean: folders and patterns are expanded.
+"""Expands the names of documents into files: folders and patterns stand for the files in them.
 
-A folder means all readable files below it, without links and hidden, binary or ignored files
-(`.gitignore`). A path that exists is itself, whatever signs it has.
+A folder stands for all readable files below it, without links and hidden, binary or ignored files
+(`.gitignore`). An existing path stands for itself, even if it contains characters of a pattern.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _UNNAMED = ("hidden", _IGNORED, f"folder {_IGNORED}")
 
 
 class Source(NamedTuple):
-    """A path; `of` is the folder or pattern it was found in, empty where it was named."""
+    """A document's path; `of` is the folder or pattern with the document, empty if it was named."""
 
     path: str
     of: str = ""
 
 
 class LeftOut(NamedTuple):
-    """A file, or some files of a folder or pattern, that are not read, and `why`, in words.
+    """One file, or several files of a folder or pattern, that are not read, and the reason `why`.
 
     `files` is the number of files of the folder or pattern that remain to be read.
     """
@@ -50,7 +50,7 @@ class LeftOut(NamedTuple):
 
     @property
     def line(self) -> str:
-        """One line for a person."""
+        """A line of text for people about the files that are left out."""
         if self.files is None:
             return f"left out: {self.why}"
         files = "file" if self.files == 1 else "files"
@@ -62,10 +62,10 @@ class LeftOut(NamedTuple):
 
 @dataclass(frozen=True)
 class SourceFiles:
-    """The files that names mean, in order, and the ones that are left out.
+    """The files that names of documents stand for, in order, and the files that are left out.
 
-    A file occurs as often as it is named; folders and patterns add only files that are new. Where
-    the files are `divided`, other shards have the rest.
+    A file occurs as often as it is named; folders and patterns add only files that are new. If the
+    files are `divided`, other shards have the rest.
     """
 
     sources: tuple[Source, ...] = ()
@@ -79,13 +79,13 @@ class SourceFiles:
 
 @dataclass
 class FoundFiles:
-    """The files of one folder or pattern, and the paths that are left out, by the reason."""
+    """The files of one folder or pattern, and the paths that are left out, by reason."""
 
     files: list[str] = field(default_factory=list)
     left_out: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
 
     def rest(self, source: str) -> tuple[LeftOut, ...]:
-        """Counts the files of `source` that were left out, with reasons; empty if none was."""
+        """Counts the files of `source` that were left out, by reason; () if there are none."""
         reasons = []
         for why, paths in sorted(self.left_out.items()):
             several = why.replace("folder", "folders") if len(paths) > 1 else why
@@ -98,8 +98,8 @@ class FoundFiles:
 
 
 def source_files(names: Sequence[str]) -> SourceFiles:
-    """Returns the documents that names mean, in order. Raises UsageError: standard input more than
-    once; DocumentError: a folder or pattern means no file, or too many, or may not be read."""
+    """Expands the names of documents into files, in order. Raises UsageError: standard input more
+    than once; DocumentError: a folder or pattern means no file, or too many, or may not be read."""
     if list(names).count("-") > 1:
         raise UsageError("standard input (-) can be read only once")
     sources: list[Source] = []
@@ -112,7 +112,7 @@ def source_files(names: Sequence[str]) -> SourceFiles:
         rest = found.rest(name)
         if not found.files:
             line = rest[0].line if rest else f"{name}: no file matches"
-            raise DocumentError(f"there is nothing to read in {line}", "check the path or pattern")
+            raise DocumentError(f"there is no document in {line}", "check the path or pattern")
         known = {source.path for source in sources}
         sources += [Source(file, name) for file in found.files if file not in known]
         left_out += rest
@@ -139,15 +139,15 @@ def find_any(source: str) -> FoundFiles:
         if len(found.files) > MAX_FILES:
             raise DocumentError(
                 f"{source} has more than {MAX_FILES:,} readable files",
-                "name fewer: a folder further down, or a pattern such as 'docs/**/*.md'",
+                "name a smaller folder, or a pattern such as 'docs/**/*.md'",
             )
     return found
 
 
 def _match_files(pattern: str, found: FoundFiles) -> Iterator[str]:
-    """Yields the files that match a pattern; hidden ones only where it has a hidden name.
+    """Yields the files that match a pattern; hidden files only if the pattern names hidden ones.
 
-    `**` follows no links: those of folders may go round in circles.
+    `**` does not follow links, because links to folders may form circles.
     """
     path = Path(pattern)
     parts = [part if part == "**" else re.sub(r"\*\*+", "*", part) for part in path.parts]
@@ -170,16 +170,16 @@ def _walk_folder(folder: str, found: FoundFiles) -> Iterator[str]:
 
     rules = IgnoreRules(real_path(folder))
 
-    def report(error: OSError) -> None:
+    def record_unreadable_folder(error: OSError) -> None:
         if error.filename == folder:
             raise DocumentError(
                 f"the folder {folder} cannot be read: {error.strerror}", f"try: chmod u+rx {folder}"
             ) from error
         found.left_out[f"folder that {_UNREADABLE}"].append(str(error.filename))
 
-    for where, folders, files in os.walk(folder, onerror=report):
+    for where, folders, files in os.walk(folder, onerror=record_unreadable_folder):
         real = real_path(where)
-        rules.enter(real)
+        rules.add_folder_rules(real)
         for names, is_folder in ((folders, True), (files, False)):
             kept = []
             for name in sorted(names):
@@ -201,7 +201,7 @@ def _walk_folder(folder: str, found: FoundFiles) -> Iterator[str]:
 
 
 def _refusal_reason(path: str) -> str:
-    """The reason why a file is no document, in words that follow a number; empty if it is one."""
+    """Returns why a file is not read, in words that follow a number; empty if it is read."""
     from esa_cli.documents.readers.plain_text import is_binary
 
     try:

@@ -1,4 +1,4 @@
-"""Published methods, and all names that a plugin imports; each name is loaded when first used.
+"""Names of methods that a plugin may import; the module of each name is loaded at its first use.
 
 from esa_cli.methods import Selector, Step, register, top_k
 """

@@ -1,12 +1,12 @@
-"""The score `bm25`: windows of tokens by the question's words alone, and the method of that name.
+"""The score `bm25`, which finds windows of tokens by the question's words, and the method `bm25`.
 
     windows   `window` tokens each, one every half window, of the whole text
     s(w)      BM25 of the window's words for the question's, see `system.bm25_scores`
     F_s(m)    the highest s(w) of the (at most two) windows that contain m
 
-Neither queries nor keys are read. The recipe has window size, share, prompt and positions of
-`esa-consensus`, so that a comparison with it compares the finding alone.
-Source: Robertson et al., Okapi at TREC-3, 1994, as the library bm25s computes it.
+Neither queries nor keys are used. The recipe has the window size, share, prompt and positions of
+`esa-consensus`, so that a comparison of the two compares only how they find windows. Source:
+Robertson et al., Okapi at TREC-3, 1994, as the library bm25s computes it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch.nn import functional
 
 from esa_cli.attention.parts import Score
 from esa_cli.attention.step import Step
-from esa_cli.methods.consensus import esa_consensus
+from esa_cli.methods.consensus import esa_consensus_settings
 from esa_cli.methods.paper import ATTENDED
 from esa_cli.methods.registry import Base, recipe, register
 from esa_cli.system.bm25_scores import Bm25
@@ -31,7 +31,7 @@ from esa_cli.system.content_words import language_of, located_words, question_wo
 
 
 class TokenWindowIndex:
-    """The content words of a text's token windows; a word belongs to the token of its first letter.
+    """The content words of a text's token windows; a word belongs to its first letter's token.
 
     Args:
         pieces: the text of each token. window: tokens of a window, even.
@@ -55,7 +55,7 @@ class TokenWindowIndex:
         self._bm25 = Bm25.of(texts, len(self._vocabulary))
 
     def score_tokens(self, question: str) -> Tensor:
-        """Returns (tokens,) float32: BM25 of each token's best window; 0 without a shared word."""
+        """Returns BM25 of each token's best window (tokens,); 0 without a shared word."""
         stems = sum(question_words(question, [self._language]), ())
         known = [self._vocabulary[stem] for stem in stems if stem in self._vocabulary]
         windows = self._bm25.scores(known)
@@ -69,7 +69,7 @@ class TokenWindowIndex:
 @register("score", "bm25", about="windows of tokens by the question's words")
 @dataclass(frozen=True)
 class Bm25Score(Score):
-    """BM25 of each token's window for the question's words; 0 where the text is not known.
+    """BM25 of each token's window for the question's words; 0 if the text is unknown.
 
     Args:
         window: tokens of a window, even.
@@ -110,5 +110,6 @@ class Bm25Score(Score):
     source="this project: Robertson et al. 1994, Okapi at TREC-3, in place of attention scores",
     cost=f"M once a question, + {ATTENDED}",
 )
-def bm25(base: Base) -> dict[str, Any]:
-    return {**esa_consensus(base), "score": {"name": "bm25", "window": 64, "layers": "first"}}
+def bm25_settings(base: Base) -> dict[str, Any]:
+    score = {"name": "bm25", "window": 64, "layers": "first"}
+    return {**esa_consensus_settings(base), "score": score}

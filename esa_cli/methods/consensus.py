@@ -1,16 +1,16 @@
-"""Selection by the scores of all layers so far, in whole windows of tokens.
+"""Selection of whole windows of tokens by the scores of all layers so far.
 
-In a small model few layers find a passage, and the layers that would use it do not select it once M
-is large. So each layer adds its scores to those of the layers before it and selects by the sum. The
-answer's tokens keep the last layer's selection, and with two rounds so does the question.
+In a small model few layers find a passage, and the layers that would use the passage do not select
+it once M is large. So each layer adds its scores to those of earlier layers and selects by the sum.
+The answer's tokens reuse the last layer's selection; with two rounds the question does so, too.
 
-The selector `fused-consensus` adds a second score, as of words. Both are standardised for each
-question, so that a score that finds nothing in particular does not outvote one that does:
+The selector `fused-consensus` adds a second score, such as BM25. Both scores are standardised for
+each question, so that a score without clear winners does not outvote the other:
 
     z(w)   a window's mean score, less the mean over all windows, by their standard deviation
     F(w)   z of the scores summed over layers + weight * z of the second score
 
-Ours, after the paper; measured in docs/results.md.
+This method is this project's addition to the paper, measured in docs/results.md.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ from esa_cli.attention.step import Step
 from esa_cli.methods import registry
 from esa_cli.methods.paper import ATTENDED
 from esa_cli.methods.registry import Base, recipe, register
-from esa_cli.methods.voting import PLAIN, esa_vote
+from esa_cli.methods.voting import PLAIN, esa_vote_settings
 
 
 def mean_scores(scores: Tensor, size: int, stride: int = 1) -> Tensor:
-    """Averages scores (X, M) over windows of `size` tokens, one every `stride`: (X, W)."""
+    """Averages scores (X, M) over windows of `size` tokens, one every `stride` tokens: (X, W)."""
     return functional.avg_pool1d(scores, size, stride)
 
 
 def centred_start(centre: Tensor, size: int, middle: int) -> Tensor:
-    """Returns the first tokens of the windows of `size` around `centre`, inside the M tokens."""
+    """Returns first tokens of windows of `size` tokens around `centre`, inside the M tokens."""
     return (centre - (size - 1) / 2).round().clamp(0, middle - size)
 
 
 def select_windows(scores: Tensor, count: int, size: int, share: float = 0.0) -> Tensor:
-    """Returns the ascending offsets, at most `count`, of the windows of `size` tokens with the
-    highest mean of the scores (M,), each centred on its scores; a count below `size` gives one
-    shorter window. Windows below a `share` of the best one's score are left out."""
+    """Selects windows of `size` tokens with the highest mean of the scores (M,), each window
+    centred on its scores. Returns at most `count` ascending offsets; a count below `size` gives one
+    shorter window. Windows that score less than `share` times the best window are left out."""
     size = min(size, count, scores.shape[0])
     if size < 1:
         return torch.arange(0, device=scores.device)
@@ -70,8 +70,8 @@ def select_windows(scores: Tensor, count: int, size: int, share: float = 0.0) ->
 
 @dataclass
 class LayerScores:
-    """Scores (M,) of the tokens from position `low` on, summed over the layers up to `layer`, for
-    the chunk at `start`; and the absolute positions chosen by the scores, once known."""
+    """Scores (M,) of tokens from position `low` on, summed over layers up to `layer`, for the chunk
+    at `start`; `chosen` are the absolute positions selected by these scores, once known."""
 
     start: int
     layer: int
@@ -82,25 +82,25 @@ class LayerScores:
 
 @dataclass
 class ConsensusTurn:
-    """The layer scores of a turn by the start of their chunk, as all chunks of a call pass a layer
-    before the next one; `surveyed` are those by which the question's second pass selects."""
+    """The layer scores of a turn by the start of their chunk, because all chunks of a call pass one
+    layer before the next layer; the question's second pass selects by the scores `surveyed`."""
 
     layer_scores: dict[int, LayerScores] = field(default_factory=dict)
     surveyed: LayerScores | None = None
 
 
 @dataclass(frozen=True)
-class LayerSums(Selector):
-    """A selector by the sum of the scores of the layers so far; `best` is the rule.
+class LayerSumSelector(Selector):
+    """Base class of selectors that use the sum of the scores of the layers so far.
 
-    With two `rounds` the question passes twice; in the second pass every layer selects by the
-    scores that all layers had in the first.
+    With two `rounds` the question passes through the model twice; in the second pass every layer
+    selects by the scores that all layers had in the first pass.
     """
 
     rounds: Literal[1, 2] = 1
 
     @abstractmethod
-    def select_best(self, scores: Tensor, step: Step, budget: int) -> Tensor:
+    def select_best_tokens(self, scores: Tensor, step: Step, budget: int) -> Tensor:
         """Selects ascending offsets, at most `budget`, by the summed scores (M,)."""
 
     @property
@@ -119,11 +119,11 @@ class LayerSums(Selector):
             return torch.arange(step.middle, device=step.queries.device)
         turn: ConsensusTurn = step.turn_state(self)
         if turn.surveyed is not None:
-            return self._kept_selection(turn.surveyed, step, budget)
+            return self._reuse_selection(turn.surveyed, step, budget)
         layer_scores = turn.layer_scores
         earlier = [start for start in layer_scores if start < step.start] if step.decoding else []
         if earlier:
-            return self._kept_selection(layer_scores[max(earlier)], step, budget)
+            return self._reuse_selection(layer_scores[max(earlier)], step, budget)
         before = layer_scores.get(step.start)
         if before is None or before.layer >= step.layer:
             before = None
@@ -140,7 +140,7 @@ class LayerSums(Selector):
         if step.query.surveying:
             # No middle tokens: those that half of the layers select change the others' scores.
             return torch.arange(0, device=step.queries.device)
-        return self.select_best(total, step, budget)
+        return self.select_best_tokens(total, step, budget)
 
     def survey_complete(self, step: Step) -> bool:
         """Whether all scoring layers have scored the last chunk of the question."""
@@ -153,20 +153,20 @@ class LayerSums(Selector):
         layer_scores = turn.layer_scores if turn else {}
         return ConsensusTurn(surveyed=layer_scores[max(layer_scores)] if layer_scores else None)
 
-    def _kept_selection(self, known: LayerScores, step: Step, budget: int) -> Tensor:
+    def _reuse_selection(self, earlier: LayerScores, step: Step, budget: int) -> Tensor:
         """Selects by the question's last scores, alike in all layers and for all later tokens."""
-        if known.chosen is None or known.chosen.shape[0] > budget:
-            scored = replace(step, low=known.low, high=known.low + known.scores.shape[0])
-            known.chosen = self.select_best(known.scores, scored, budget) + known.low
-        chosen = known.chosen.to(step.queries.device) - step.low
+        if earlier.chosen is None or earlier.chosen.shape[0] > budget:
+            scored = replace(step, low=earlier.low, high=earlier.low + earlier.scores.shape[0])
+            earlier.chosen = self.select_best_tokens(earlier.scores, scored, budget) + earlier.low
+        chosen = earlier.chosen.to(step.queries.device) - step.low
         return chosen[(chosen >= 0) & (chosen < step.middle)]
 
 
 @register("selector", "consensus", about="whole windows, by the scores of all layers so far")
 @dataclass(frozen=True)
-class Consensus(LayerSums):
-    """Windows of `passage` tokens with the highest sum of the scores of the layers so far; `share`:
-    see `select_windows`."""
+class ConsensusSelector(LayerSumSelector):
+    """Selects windows of `passage` tokens with the highest sum of the scores of the layers so far;
+    for `share` see `select_windows`."""
 
     passage: int = 64
     share: float = 0.0
@@ -180,7 +180,7 @@ class Consensus(LayerSums):
     def window_size(self) -> int:
         return self.passage
 
-    def select_best(self, scores: Tensor, step: Step, budget: int) -> Tensor:
+    def select_best_tokens(self, scores: Tensor, step: Step, budget: int) -> Tensor:
         return select_windows(scores, budget, self.passage, self.share)
 
 
@@ -190,11 +190,11 @@ class Consensus(LayerSums):
     source="this project, after the paper",
     cost=f"F M for a question, 0 for an answer's token, + {ATTENDED}",
 )
-def esa_consensus(base: Base) -> dict[str, Any]:
+def esa_consensus_settings(base: Base) -> dict[str, Any]:
     selector = {"name": "consensus", "passage": 64, "share": 0.5, "rounds": 2}
     vote = {"name": "vote", "rule": "softmax", "rotate": True, "contrast": True}
     return {
-        **esa_vote(base),
+        **esa_vote_settings(base),
         "selector": selector,
         "score": {**PLAIN, **vote},
         "position": {"name": "contiguous", "distance": min(1024, base.context // 2)},
@@ -205,9 +205,9 @@ def esa_consensus(base: Base) -> dict[str, Any]:
 
 def standardise(scores: Tensor, size: int) -> Tensor:
     """Shifts and scales scores (M,) so that the means of all windows of `size` tokens have mean 0
-    and standard deviation 1; zeros where all windows have the same mean.
+    and standard deviation 1; returns zeros if all windows have the same mean.
 
-    Tokens without a score (-inf) count as the lowest that has one.
+    Tokens without a score (-inf) count as the lowest token that has one.
     """
     finite = to_float64(scores)
     finite = torch.where(finite.isneginf(), finite.nan_to_num(neginf=torch.inf).amin(), finite)
@@ -221,9 +221,9 @@ def standardise(scores: Tensor, size: int) -> Tensor:
 
 @register("selector", "fused-consensus", about="as consensus, with a second score added")
 @dataclass(frozen=True)
-class FusedConsensus(Consensus):
-    """Windows by two standardised scores: the preset's, summed over layers, and `weight` times a
-    `second` one that compares words (`step.text`), with its default settings."""
+class FusedConsensusSelector(ConsensusSelector):
+    """Selects windows by two standardised scores: the preset's, summed over layers, and `weight`
+    times the score `second`, which compares words and has its default settings."""
 
     second: str = "bm25"
     weight: float = 1.0
@@ -233,11 +233,11 @@ class FusedConsensus(Consensus):
         check_at_least(0, weight=self.weight)
         registry.build("score", {"name": self.second})
 
-    def select_best(self, scores: Tensor, step: Step, budget: int) -> Tensor:
+    def select_best_tokens(self, scores: Tensor, step: Step, budget: int) -> Tensor:
         words: Score = registry.build("score", {"name": self.second}).for_single_layers()
         second = standardise(words.scores(step), self.passage)
         both = standardise(scores, self.passage) + self.weight * second.to(scores.device)
-        return super().select_best(both, step, budget)
+        return super().select_best_tokens(both, step, budget)
 
 
 @recipe(
@@ -246,8 +246,8 @@ class FusedConsensus(Consensus):
     source="this project, after the paper and Robertson et al. 1994, Okapi at TREC-3",
     cost=f"F M for a question, 0 for an answer's token, + {ATTENDED}",
 )
-def esa_consensus_bm25(base: Base) -> dict[str, Any]:
-    whole = esa_consensus(base)
+def esa_consensus_bm25_settings(base: Base) -> dict[str, Any]:
+    whole = esa_consensus_settings(base)
     fused = {"name": "fused-consensus", "second": "bm25", "weight": 1.0}
     score = {key: value for key, value in whole["score"].items() if key != "heads"}
     return {**whole, "selector": {**whole["selector"], **fused}, "score": score}

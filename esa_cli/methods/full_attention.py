@@ -6,11 +6,11 @@
     yarn            slow frequencies interpolated, fast ones kept, a ramp between   Peng et al. 2023
     rerope          distances min(i - j, w)                               Su 2023
 
-Inverse frequencies are b^(-2i/D), i = 0 .. D/2 - 1, in Python floats, so that they are the same on
-every device; only interpolation takes others (llama3, yarn or linear scaling). Cached keys are
-unrotated, so `ntk-dynamic` rotates all tokens of a step by one b': N is the end of the chunk. The
-ESA paper does not say which form of NTK it runs; `ntk` is the fixed one. The factor s of a recipe
-is the document's length plus ROOM in trained windows, rounded up.
+Inverse frequencies are b^(-2i/D), i from 0 to D/2 - 1, in Python floats, so that they are the same
+on every device; only interpolation accepts other frequencies (llama3, yarn or linear scaling).
+Cached keys are unrotated, so `ntk-dynamic` rotates all tokens of a step by one base b', where N is
+the end of the chunk. The ESA paper does not say which form of NTK it runs; `ntk` is the fixed form.
+The factor s of a recipe is the document's length plus ROOM in trained windows, rounded up.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from esa_cli.attention.parts import Selector, check_at_least
-from esa_cli.attention.positions import ROTATED, FixedDistance, TruePositions
+from esa_cli.attention.positions import ROTATED, FixedDistancePositions, TruePositions
 from esa_cli.attention.step import Step
 from esa_cli.errors import PresetError
 from esa_cli.methods.registry import OWN_SCORE, Base, recipe, register
@@ -38,8 +38,8 @@ TOLERANCE = 0.01
 
 @register("selector", "full", about="all middle tokens, whatever the budget")
 @dataclass(frozen=True)
-class AllTokens(Selector):
-    """All middle tokens, whatever the budget."""
+class AllTokensSelector(Selector):
+    """Selects all middle tokens, whatever the budget."""
 
     def allowance(self, step: Step, budget: int) -> int:
         return step.middle
@@ -56,8 +56,8 @@ class AllTokens(Selector):
     cost="nothing",
 )
 @dataclass(frozen=True)
-class NoTokens(Selector):
-    """No middle token."""
+class NoTokensSelector(Selector):
+    """Selects no middle token."""
 
     def select(self, step: Step, budget: int) -> Tensor:
         return torch.arange(0, device=step.queries.device)
@@ -65,7 +65,7 @@ class NoTokens(Selector):
 
 @dataclass(frozen=True)
 class StretchedPositions(TruePositions):
-    """True positions for a window `factor` times the trained one; `distance` is for scores."""
+    """True positions for a window `factor` times the trained one; only scores use `distance`."""
 
     factor: float = 4.0
 
@@ -75,8 +75,8 @@ class StretchedPositions(TruePositions):
 
 
 def find_rotary_base(inverse: Tensor) -> float:
-    """Returns b of inverse frequencies (D / 2,), from the last one, which keeps most of its digits.
-    Raises PresetError: the frequencies are not b^(-2i/D)."""
+    """Returns the base b of inverse frequencies (D / 2,), computed from the last frequency, which
+    retains the most digits. Raises PresetError: the frequencies are not b^(-2i/D)."""
     rates = inverse.tolist()
     dim, last = 2 * len(rates), len(rates) - 1
     if last > 0 and min(rates) > 0:
@@ -85,19 +85,19 @@ def find_rotary_base(inverse: Tensor) -> float:
         if base > 1 and all(abs(rate / plain - 1) < TOLERANCE for rate, plain in pairs):
             return base
     raise PresetError(
-        "the model's rotary frequencies must be a series b^(-2i/D), got others; its window may "
+        "the model's rotary frequencies must be a series b^(-2i/D), but are not; its window may "
         "have been stretched already, or part of a head does not rotate",
         "use position `true` or `interpolation` with this model",
     )
 
 
 def list_rotary_rates(base: float, dim: int) -> list[float]:
-    """Returns the inverse frequencies b^(-2i/D) for i = 0 .. D/2 - 1."""
+    """Returns the inverse frequencies b^(-2i/D) for i from 0 to D/2 - 1."""
     return [base ** (-2 * i / dim) for i in range(dim // 2)]
 
 
 def _enlarge_base(inverse: Tensor, stretch: float) -> Tensor:
-    """Returns the inverse frequencies (D / 2,) of b' = b * stretch^(D / (D - 2))."""
+    """Returns the inverse frequencies (D / 2,) of the base b' = b * stretch^(D / (D - 2))."""
     dim = 2 * inverse.shape[0]
     larger = find_rotary_base(inverse) * stretch ** (dim / (dim - 2))
     return inverse.new_tensor(list_rotary_rates(larger, dim), dtype=torch.float32)
@@ -105,8 +105,8 @@ def _enlarge_base(inverse: Tensor, stretch: float) -> Tensor:
 
 @register("position", "interpolation", about="true positions, divided by a factor")
 @dataclass(frozen=True)
-class Interpolation(StretchedPositions):
-    """True positions divided by `factor`; `distance` is that before the division."""
+class InterpolatedPositions(StretchedPositions):
+    """True positions divided by `factor`; `distance` is measured before the division."""
 
     def frequencies(self, inverse: Tensor, factor: float, length: int) -> tuple[Tensor, float]:
         return inverse.float() / self.factor, factor
@@ -114,8 +114,8 @@ class Interpolation(StretchedPositions):
 
 @register("position", "ntk", about="true positions, a larger rotary base")
 @dataclass(frozen=True)
-class NTK(StretchedPositions):
-    """True positions, the base enlarged for a text `factor` times the trained window."""
+class NtkPositions(StretchedPositions):
+    """True positions with a rotary base enlarged for a text `factor` times the trained window."""
 
     def frequencies(self, inverse: Tensor, factor: float, length: int) -> tuple[Tensor, float]:
         return _enlarge_base(inverse, self.factor), factor
@@ -123,8 +123,8 @@ class NTK(StretchedPositions):
 
 @register("position", "ntk-dynamic", about="true positions, a base that grows with the text")
 @dataclass(frozen=True)
-class DynamicNTK(StretchedPositions):
-    """True positions, the base enlarged as the text grows beyond L0, the `trained` window."""
+class DynamicNtkPositions(StretchedPositions):
+    """True positions with a rotary base that grows as the text exceeds L0, the `trained` window."""
 
     trained: int = 8192
 
@@ -142,7 +142,7 @@ class DynamicNTK(StretchedPositions):
 
 @register("position", "yarn", about="true positions, slow frequencies stretched")
 @dataclass(frozen=True)
-class YaRN(StretchedPositions):
+class YarnPositions(StretchedPositions):
     """True positions at YaRN's frequencies for a text `factor` times the trained window.
 
     With c(r) = D ln(L0 / (2 pi r)) / (2 ln b), the dimension that turns r times in L0 tokens, a
@@ -164,14 +164,14 @@ class YaRN(StretchedPositions):
                 f"{self.beta_fast}"
             )
 
-    def kept_shares(self, base: float, dim: int) -> list[float]:
-        """gamma_i, the share of each of the D / 2 frequencies that is not interpolated."""
+    def uninterpolated_shares(self, base: float, dim: int) -> list[float]:
+        """Returns gamma_i, the share of each of the D / 2 frequencies that is not interpolated."""
 
-        def turning(turns: float) -> float:
+        def dimension_turning(turns: float) -> float:
             return dim * math.log(self.trained / (2 * math.pi * turns)) / (2 * math.log(base))
 
-        low: float = max(math.floor(turning(self.beta_fast)), 0)
-        high: float = min(math.ceil(turning(self.beta_slow)), dim - 1)
+        low: float = max(math.floor(dimension_turning(self.beta_fast)), 0)
+        high: float = min(math.ceil(dimension_turning(self.beta_slow)), dim - 1)
         if low == high:
             high += 0.001  # a step in place of a ramp, without dividing by zero
         ramp = ((i - low) / (high - low) for i in range(dim // 2))
@@ -180,7 +180,8 @@ class YaRN(StretchedPositions):
     def frequencies(self, inverse: Tensor, factor: float, length: int) -> tuple[Tensor, float]:
         dim = 2 * inverse.shape[0]
         base = find_rotary_base(inverse)
-        pairs = zip(list_rotary_rates(base, dim), self.kept_shares(base, dim), strict=True)
+        shares = self.uninterpolated_shares(base, dim)
+        pairs = zip(list_rotary_rates(base, dim), shares, strict=True)
         rates = [rate * (kept + (1 - kept) / self.factor) for rate, kept in pairs]
         temperature = 0.1 * math.log(self.factor) + 1
         return inverse.new_tensor(rates, dtype=torch.float32), factor * temperature
@@ -194,11 +195,11 @@ class YaRN(StretchedPositions):
     cost=f"{ROTATED}, those of L and C twice, for two kinds of logits",
 )
 @dataclass(frozen=True)
-class ReRoPE(FixedDistance):
-    """Distances of at most w; exact where L has at least w tokens, or everything is near.
+class ReRopePositions(FixedDistancePositions):
+    """Distances of at most w, exact if L has at least w tokens or if all tokens are near.
 
-    The original multiplies query i by max(1, ln(i + 1) / ln L_train); the ESA paper does not
-    mention the factor, so it is off unless `trained`, L_train, is given. `distance` is w.
+    The original multiplies query i by max(1, ln(i + 1) / ln L_train). The ESA paper does not
+    mention this factor, so esa omits it unless `trained`, L_train, is given. `distance` is w.
     """
 
     distance: int = 512
@@ -224,16 +225,17 @@ def _add_recipe(
 ) -> None:
     """Registers full attention with a position encoding as a recipe."""
 
-    def settings(base: Base) -> dict[str, Any]:
+    def recipe_settings(base: Base) -> dict[str, Any]:
         everything = {"selector": {"name": "full"}, **OWN_SCORE, "reading": "select"}
         return {**everything, "position": position(base)}
 
     cost = "H C N D: every cached token is attended to"
-    recipe(name, about=f"full attention{about}", source=source, cost=cost, full=True)(settings)
+    about = f"full attention{about}"
+    recipe(name, about=about, source=source, cost=cost, full=True)(recipe_settings)
 
 
-def _compute_stretch(base: Base) -> float:
-    """s of a recipe: trained windows for the document and ROOM, a whole number."""
+def _stretch_factor(base: Base) -> float:
+    """Returns s, the number of trained windows that hold the document and ROOM, rounded up."""
     taken = base.length + ROOM if base.length else 0
     return float(max(1, math.ceil(taken / base.context)))
 
@@ -245,15 +247,15 @@ _add_recipe("full", ", far tokens where the preset's position encoding puts them
             lambda base: dict(base.position))  # fmt: skip
 _add_recipe("interpolation", ", positions divided to fit into the trained window",
             "Chen et al. 2023, position interpolation",
-            lambda base: {"name": "interpolation", "factor": _compute_stretch(base)})  # fmt: skip
+            lambda base: {"name": "interpolation", "factor": _stretch_factor(base)})  # fmt: skip
 _add_recipe("ntk", ", a larger rotary base for the document's length",
             "bloc97 2023, NTK-aware scaling",
-            lambda base: {"name": "ntk", "factor": _compute_stretch(base)})  # fmt: skip
+            lambda base: {"name": "ntk", "factor": _stretch_factor(base)})  # fmt: skip
 _add_recipe("ntk-dynamic", ", a rotary base that grows with the tokens cached",
             "emozilla 2023, dynamic NTK-aware scaling",
-            lambda base: {"name": "ntk-dynamic", "factor": _compute_stretch(base),
+            lambda base: {"name": "ntk-dynamic", "factor": _stretch_factor(base),
                           "trained": base.context})  # fmt: skip
 _add_recipe("yarn", ", slow frequencies stretched to the document's length",
             "Peng et al. 2023, YaRN",
-            lambda base: {"name": "yarn", "factor": _compute_stretch(base),
+            lambda base: {"name": "yarn", "factor": _stretch_factor(base),
                           "trained": base.context})  # fmt: skip

@@ -1,16 +1,16 @@
-"""InfLLM: whole blocks, scored by each block's few keys that received most attention.
+"""InfLLM: whole blocks, scored by the few keys of each block that received most attention.
 
     r_h(m)   attention that token m received from head h while in L or C, at its true distance:
-             sum over queries c of exp( scale * R(q_h,c) . R(k_m) - lse_h,c )
+             sum over queries c of exp( scale * R(q_h,c) · R(k_m) - lse_h,c )
     K_h,b    mean of the `representatives` unrotated keys of block b with the highest r_h
-    s(b)     sum over h of mean over c of R(q_h,c, n_local - 1) . K_h,b, the same for all heads
+    s(b)     sum over h of mean over c of R(q_h,c, n_local - 1) · K_h,b, the same for all heads
     choice   the blocks with the highest s that fit the budget, and the tokens after them
 
 A block is `block` tokens that have left L, counted from the first token of M. n_local - 1 is the
 position encoding's `distance`, which the recipe sets. Unlike the published code, all of C attends
-to all of L, chunks and windows are the preset's, tokens that do not fill a block count in the
-budget, and a block without r (prefilled with another method) has the mean of all its keys.
-Source: Xiao et al., arXiv 2402.04617.
+to all of L, the preset decides chunks and windows, tokens that do not fill a block count in the
+budget, and a block without r (prefilled with another method) has the mean of all its keys. Source:
+Xiao et al., arXiv 2402.04617.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch import Tensor
 
 from esa_cli.attention.algebra import soft_capped
 from esa_cli.attention.parts import Selector, check_at_least
-from esa_cli.attention.positions import FixedDistance
+from esa_cli.attention.positions import FixedDistancePositions
 from esa_cli.attention.selection import top_k
 from esa_cli.attention.step import LayerState, Positions, Step, tokens_per_block
 from esa_cli.methods.paper import ATTENDED
@@ -57,10 +57,10 @@ def sum_attention(step: Step) -> Tensor:
 
 @dataclass
 class AttentionMass:
-    """r of every token, rows (N, H) float32; zero where nothing was observed.
+    """The attention r that every token received, as rows (N, H); zero for unobserved tokens.
 
-    r cannot be computed again, because queries are not stored. So `before_chunks` keeps r (n, H) of
-    the n tokens before each of the last chunks, and is restored when tokens are cropped there.
+    r cannot be computed again, because queries are not stored. So `before_chunks` caches r (n, H)
+    of the n tokens before each of the last chunks, and cropping tokens restores it.
     """
 
     rows: GrowingRows
@@ -68,8 +68,8 @@ class AttentionMass:
     answering: bool = False
 
     @torch.no_grad()
-    def add(self, step: Step) -> None:
-        """Adds the attention of the step's chunk; once, however many selectors observe it."""
+    def add_chunk(self, step: Step) -> None:
+        """Adds the attention of the step's chunk, once even if several selectors observe it."""
         first, stop = step.start - step.local, step.start + step.queries.shape[1]
         if stop <= self.rows.length:
             return
@@ -85,7 +85,7 @@ class AttentionMass:
 
     @torch.no_grad()
     def crop(self, length: int) -> None:
-        """Keeps `length` tokens, and subtracts the attention of later ones where it is known."""
+        """Retains `length` tokens, and subtracts the attention of later tokens if it is known."""
         self.rows.truncate(length)
         self.before_chunks = {at: r for at, r in self.before_chunks.items() if at <= length}
         self.answering = False
@@ -94,8 +94,8 @@ class AttentionMass:
             for at, view in self.rows.blocks(first, length, TOKENS_ADDED_AT_ONCE):
                 view.copy_(before[at - first : at - first + view.shape[0]])
 
-    def span(self, start: int, stop: int) -> Tensor:
-        """Returns r (stop - start, H) of the tokens [start, stop)."""
+    def received_attention(self, start: int, stop: int) -> Tensor:
+        """Returns the attention r (stop - start, H) that the tokens [start, stop) received."""
         out = torch.zeros(stop - start, self.rows.width, device=self.rows.device)
         known = min(stop, self.rows.length)
         if known > start:
@@ -105,7 +105,7 @@ class AttentionMass:
 
 @dataclass
 class InfLLMState(LayerState):
-    """Attention that a layer's tokens received, and its blocks' representative keys by settings."""
+    """Attention received by a layer's tokens, and representative keys of blocks by settings."""
 
     mass: AttentionMass | None = None
     keys: dict[tuple[int, int], BlockRows] = field(default_factory=dict)
@@ -119,9 +119,9 @@ class InfLLMState(LayerState):
 
 @register("selector", "infllm", about="whole blocks, by their most attended keys")
 @dataclass(frozen=True)
-class InfLLM(Selector):
-    """The best whole blocks of `block` tokens, each by so many `representatives` of its keys, and
-    the tokens after the last whole block."""
+class InfLLMSelector(Selector):
+    """Selects the best whole blocks of `block` tokens, scored by `representatives` keys of each
+    block, and the tokens after the last whole block."""
 
     block: int = 128
     representatives: int = 4
@@ -137,7 +137,7 @@ class InfLLM(Selector):
         if state.mass is None:
             rows = GrowingRows(step.queries.shape[0], torch.float32, step.queries.device)
             state.mass = AttentionMass(rows)
-        state.mass.add(step)
+        state.mass.add_chunk(step)
 
     def select(self, step: Step, budget: int) -> Tensor:
         device, middle = step.queries.device, step.middle
@@ -152,28 +152,28 @@ class InfLLM(Selector):
         return torch.cat((expand_blocks(blocks, self.block, middle), rest))
 
     def _score_blocks(self, step: Step) -> Tensor:
-        """Returns s (n,) of every whole block of M."""
+        """Returns the score s of every whole block of M, as a tensor (n,)."""
         heads, _, dim = step.queries.shape
         mean = step.rotated(True).float().mean(dim=1)
         state: InfLLMState = step.layer_state(self)
         keys = state.keys.setdefault((self.block, self.representatives), BlockRows())
 
-        def represent(start: int, count: int) -> Tensor:
+        def average_keys(start: int, count: int) -> Tensor:
             stop = start + count * self.block
             keys = step.store.span(start, stop)[0].reshape(-1, count, self.block, dim)
-            r = None if state.mass is None else state.mass.span(start, stop)
-            return self._represent(keys, r, heads)
+            r = None if state.mass is None else state.mass.received_attention(start, stop)
+            return self._average_representatives(keys, r, heads)
 
         # A block that left L receives no more. After a crop it may be in L again: computed anew.
-        rows = keys.extend(step, self.block, heads * dim, represent, settled=step.local)
+        rows = keys.extend_rows(step, self.block, heads * dim, average_keys, lookahead=step.local)
         scores = []
         for _, block in rows.blocks(0, step.middle // self.block, TOKENS_AT_ONCE):
             by_head = (block.float().view(-1, heads, dim) * mean).sum(dim=2).T
             scores.append(by_head.sum(dim=0))
         return torch.cat(scores)
 
-    def _represent(self, keys: Tensor, r: Tensor | None, heads: int) -> Tensor:
-        """Returns K (n, H * D) of n blocks: keys (G, n, block, D), r (n * block, H)."""
+    def _average_representatives(self, keys: Tensor, r: Tensor | None, heads: int) -> Tensor:
+        """Returns K (n, H * D) of n blocks with keys (G, n, block, D) and r (n * block, H)."""
         groups, count, size, dim = keys.shape
         share = heads // groups
         mean = keys.float().mean(dim=2).repeat_interleave(share, dim=0)
@@ -195,7 +195,7 @@ class InfLLM(Selector):
     "Efficient Context Memory, arXiv 2402.04617",
     cost=f"H D M / 128 + {ATTENDED}",
 )
-def infllm(base: Base) -> dict[str, Any]:
+def infllm_settings(base: Base) -> dict[str, Any]:
     selector = {"name": "infllm", "block": 128, "representatives": 4}
     position = {"name": "infllm", "distance": max(base.window.local - 1, 0)}
     return {"selector": selector, **OWN_SCORE, "position": position, "reading": "select"}
@@ -203,15 +203,15 @@ def infllm(base: Base) -> dict[str, Any]:
 
 @register("position", "infllm", about="far tokens at one distance, the last inside L")
 @dataclass(frozen=True)
-class InfLLMPositions(FixedDistance):
-    """Far queries at l_L - 1 and far keys at 0, near ones in order; far tokens are scored at
-    `distance`, by the recipe n_local - 1.
+class InfLLMPositions(FixedDistancePositions):
+    """Far queries at l_L - 1, far keys at 0, and near tokens in order; scores place far tokens at
+    `distance`, which the recipe sets to n_local - 1.
 
-    InfLLM cuts its window off at n_local tokens for each query; here a chunk's last queries attend
-    to near tokens up to l_C - 1 further away.
+    InfLLM cuts its window off at n_local tokens for each query; in esa, a chunk's last queries
+    attend to near tokens up to l_C - 1 further away.
     """
 
     distance: int = 4095
 
     def far(self, at: Tensor, local: int, chunk: int, start: int) -> Positions:
-        return FixedDistance(max(local - 1, 0)).far(at, local, chunk, start)
+        return FixedDistancePositions(max(local - 1, 0)).far(at, local, chunk, start)

@@ -1,15 +1,25 @@
 """The paper's method by name: the registered parts of `attention/`, and the recipe `esa`.
 
-The recipe sets every setting of its parts, so that none is the preset's. Windows and compressor are
-the preset's.
+The recipe sets every setting of its parts, so that none of them comes from the preset. Windows and
+compressor do come from the preset.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from esa_cli.attention.compression import ClosedForm, Learned, NoCompression, Pca
-from esa_cli.attention.positions import ROTATED, Contiguous, FixedDistance, TruePositions
+from esa_cli.attention.compression import (
+    ClosedFormCompressor,
+    Learned,
+    NoCompression,
+    PcaCompressor,
+)
+from esa_cli.attention.positions import (
+    ROTATED,
+    ContiguousPositions,
+    FixedDistancePositions,
+    TruePositions,
+)
 from esa_cli.attention.selection import SumScore, TopK
 from esa_cli.methods.registry import Base, recipe, register
 
@@ -22,7 +32,7 @@ ATTENDED = "2 F (I + K + L)"
 
 
 def choose_far_distance(base: Base) -> int:
-    """Returns w: three quarters of the trained window; measured, benchmarks/NOTES.md."""
+    """Returns w: three quarters of the trained window, which benchmarks/NOTES.md measured."""
     return base.context * 3 // 4
 
 
@@ -32,7 +42,7 @@ def choose_far_distance(base: Base) -> int:
     source=PAPER,
     cost=f"R M + {ATTENDED}",
 )
-def esa(base: Base) -> dict[str, Any]:
+def esa_settings(base: Base) -> dict[str, Any]:
     return {
         "selector": {"name": "topk", "proximity": 3},
         "score": {"name": "sum", "rotate": False},
@@ -44,14 +54,15 @@ def esa(base: Base) -> dict[str, Any]:
 _STORED = "R M to score, R stored a token"
 for kind, name, part, about, cost, source in (
     ("compressor", "none", NoCompression, "scores with whole keys", "F M to score", PAPER),
-    ("compressor", "closed-form", ClosedForm, "the best linear maps for the text's first tokens",
+    ("compressor", "closed-form", ClosedFormCompressor,
+     "the best linear projections for the document's first tokens",
      f"{_STORED}; F^3 once a layer to fit", f"this project; the minimum of Eq. (7) of {PAPER}"),
-    ("compressor", "pca", Pca, "the directions in which the keys are largest",
+    ("compressor", "pca", PcaCompressor, "the directions in which the keys are largest",
      f"{_STORED}; F^3 once a layer to fit", f"{PAPER}, compares with it in Section 4"),
-    ("compressor", "learned", Learned, "linear maps from a file of `esa calibrate`",
+    ("compressor", "learned", Learned, "linear projections from a file of `esa calibrate`",
      f"{_STORED}; trained beforehand", f"{PAPER}, Eqs. (5)-(7)"),
-    ("position", "esa", FixedDistance, "all far tokens at one fixed distance", ROTATED, PAPER),
-    ("position", "contiguous", Contiguous, "far tokens re-numbered in order, right before L",
+    ("position", "esa", FixedDistancePositions, "all far tokens at one distance", ROTATED, PAPER),
+    ("position", "contiguous", ContiguousPositions, "far tokens renumbered, right before L",
      ROTATED, "Wu et al., TokenSelect, arXiv 2411.02886"),
     ("position", "true", TruePositions, "every token at its position in the document", ROTATED,
      "Su et al. 2021, RoFormer, arXiv 2104.09864"),

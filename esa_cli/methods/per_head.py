@@ -1,23 +1,23 @@
-"""Quest and Loki: pages or tokens for each query head, by cheap bounds or logits of its own.
+"""Quest and Loki: selection of pages or tokens for each query head, by cheap bounds or logits.
 
-All queries of a chunk share one selection for each head, by Eq. (4) for that head alone:
+All queries of a chunk share one selection for each head, by equation (4) for that head alone:
 
     s_h(m) = max over c of ( x_h,c(m) - max over m' of x_h,c(m') )
 
-Quest (Tang et al., arXiv 2406.10774): x is an upper bound of a page's best logit,
+In Quest (Tang et al., arXiv 2406.10774), x is an upper bound of a page's best logit,
 
     u_h(p) = scale * sum over d of max( q_d max_{m in p} k_m,d , q_d min_{m in p} k_m,d )
 
-and the floor(budget / page) pages with the highest are taken. Loki (Singhania et al., arXiv
-2406.02542): x is the logit in the first principal directions of the keys; attention to the k best
-tokens is exact:
+and the floor(budget / page) pages with the highest bounds are selected. In Loki (Singhania et al.,
+arXiv 2406.02542), x is the logit in the first principal directions of the keys; attention to the k
+best tokens is exact:
 
     P_g    (D, r) directions of largest variance of key head g's unrotated keys
     s_h(m) = scale * (q_h P_g)(k_m P_g)^T, where k P_g is kept
 
-Unlike the originals, q is rotated to the far distance and keys are unrotated; chunks select, too,
-and not an answer's tokens alone; P is fitted on the first tokens of M and not on another text; the
-newest page is not always taken, as L is.
+Unlike the originals, q is rotated to the far distance and keys are unrotated; every chunk selects
+tokens, not only an answer's tokens; P is fitted on the first tokens of M and not on another text;
+the newest page is not always selected, because L contains the newest tokens.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from torch import Tensor
 
 from esa_cli.attention.algebra import to_float64
 from esa_cli.attention.parts import Selector, check_at_least
-from esa_cli.attention.selection import Blocks, top_k, two_passes
+from esa_cli.attention.selection import Blocks, iterate_blocks_twice, top_k
 from esa_cli.attention.step import LayerState, Step, tokens_per_block
 from esa_cli.methods.paper import choose_far_distance
 from esa_cli.methods.registry import OWN_SCORE, Base, recipe, register
@@ -46,14 +46,14 @@ def select_by_head(
 ) -> list[Tensor]:
     """Returns the ascending indices (budget,) of each head's best of `count` tokens or pages.
 
-    `blocks` computes the logits (H, C, n) of the queries (H, C, D); it is called twice where they
-    are too many to be kept.
+    `blocks` computes the logits (H, C, n) of the queries (H, C, D), twice if they are too many to
+    cache.
     """
     heads, chunk, _ = queries.shape
     if chunk == 1:
         parts = [block[:, 0] for _, block in blocks()]
     else:
-        passes = two_passes(blocks, heads * chunk * count)
+        passes = iterate_blocks_twice(blocks, heads * chunk * count)
         top = torch.full((heads, chunk), float("-inf"), device=queries.device)
         for _, block in passes():
             top = torch.maximum(top, block.float().amax(dim=2))
@@ -71,34 +71,34 @@ def expand_blocks(blocks: Tensor, size: int, middle: int) -> Tensor:
 class BlockRows(LayerState):
     """Rows (n, width) of the first n whole blocks of `size` tokens from token `low` on.
 
-    M begins at the same token in every step and grows at its end, so the row of a whole block stays
-    until tokens of the block, or of the `settled` tokens after the block, are taken back.
+    M begins at the same token in every step and grows at its end, so the row of a whole block
+    remains valid until the block, or one of the `lookahead` tokens after the block, is cropped.
     """
 
     low: int = 0
     size: int = 0
     rows: GrowingRows | None = None
-    settled: int = 0
+    lookahead: int = 0
 
     def crop(self, length: int) -> None:
         if self.rows is not None:
-            self.rows.truncate((length - self.settled - self.low) // self.size)
+            self.rows.truncate((length - self.lookahead - self.low) // self.size)
 
-    def extend(
+    def extend_rows(
         self,
         step: Step,
         size: int,
         width: int,
         compute: Callable[[int, int], Tensor],
-        settled: int = 0,
+        lookahead: int = 0,
     ) -> GrowingRows:
         """Returns rows (at least M // size, width) of the whole blocks of M, in the keys' dtype;
-        `compute(first token, n)` returns the rows (n, width) of the n blocks there."""
+        `compute(first token, n)` returns the rows (n, width) of n blocks from this token on."""
         rows = self.rows
         if rows is None or (self.low, self.size, rows.width) != (step.low, size, width):
             rows = GrowingRows(width, step.queries.dtype, step.queries.device)
             self.low, self.size, self.rows = step.low, size, rows
-        self.settled = settled
+        self.lookahead = lookahead
         whole = step.middle // size
         while rows.length < whole:
             count = min(whole - rows.length, max(1, TOKENS_AT_ONCE // size))
@@ -108,8 +108,8 @@ class BlockRows(LayerState):
 
 @register("selector", "quest", about="pages for each head, by a bound of their logits")
 @dataclass(frozen=True)
-class Quest(Selector):
-    """Whole pages for each query head; fewer than `page` tokens of budget take none.
+class QuestSelector(Selector):
+    """Selects whole pages for each query head; a budget below `page` tokens selects nothing.
 
     Args:
         page: tokens in a page. dense_layers: number of first layers with full attention; the
@@ -130,26 +130,26 @@ class Quest(Selector):
         return step.middle if step.layer < self.dense_layers else budget
 
     def select(self, step: Step, budget: int) -> Tensor | list[Tensor]:
-        """H tensors (K,) of offsets into M."""
+        """Returns H tensors (K,) of offsets into M."""
         if budget >= step.middle:
             return torch.arange(step.middle, device=step.queries.device)
-        bounds, pages = self._bound_pages(step), -(-step.middle // self.page)
+        bounds, pages = self._bound_whole_pages(step), -(-step.middle // self.page)
         chosen = select_by_head(
             lambda: self._upper_bounds(step, bounds), step.queries, pages, budget // self.page
         )
         return [expand_blocks(row, self.page, step.middle) for row in chosen]
 
-    def _bound_pages(self, step: Step) -> GrowingRows:
-        """Returns rows (whole pages, G * 2 D) of the largest and smallest numbers of each page."""
+    def _bound_whole_pages(self, step: Step) -> GrowingRows:
+        """Returns the largest and smallest numbers of each whole page as rows (pages, G * 2 D)."""
 
-        def bound(start: int, count: int) -> Tensor:
+        def bound_span(start: int, count: int) -> Tensor:
             return bound_keys(step.store.span(start, start + count * self.page)[0], self.page)
 
         rows: BlockRows = step.layer_state(self)
-        return rows.extend(step, self.page, 2 * step.store.heads * step.store.dim, bound)
+        return rows.extend_rows(step, self.page, 2 * step.store.heads * step.store.dim, bound_span)
 
     def _upper_bounds(self, step: Step, bounds: GrowingRows) -> Blocks:
-        """Yields (first page, u (H, C, n)); the bounds of a short last page are computed anew."""
+        """Yields (first page, bounds u (H, C, n)); bounds of a short last page are recomputed."""
         heads, chunk, dim = step.queries.shape
         groups, whole = step.store.heads, step.middle // self.page
         q = step.rotated(True).float() * step.scale
@@ -157,15 +157,15 @@ class Quest(Selector):
         both = torch.cat((q.clamp(min=0), q.clamp(max=0)), dim=-1)
         both = both.view(groups, heads // groups * chunk, 2 * dim)
 
-        def multiply(rows: Tensor) -> Tensor:
+        def multiply_bounds(rows: Tensor) -> Tensor:
             pages = rows.float().view(-1, groups, 2 * dim).permute(1, 2, 0)
             return (both @ pages).view(heads, chunk, -1)
 
         for first, rows in bounds.blocks(0, whole, tokens_per_block(heads * chunk)):
-            yield first, multiply(rows)
+            yield first, multiply_bounds(rows)
         if whole * self.page < step.middle:
             keys = step.store.span(step.low + whole * self.page, step.high)[0]
-            yield whole, multiply(bound_keys(keys, keys.shape[1]))
+            yield whole, multiply_bounds(bound_keys(keys, keys.shape[1]))
 
 
 def bound_keys(keys: Tensor, page: int) -> Tensor:
@@ -176,7 +176,7 @@ def bound_keys(keys: Tensor, page: int) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Directions:
+class PrincipalDirections:
     """Principal directions (G, D, r) of the keys of tokens [low, upto)."""
 
     low: int
@@ -186,11 +186,11 @@ class Directions:
 
 @dataclass
 class LokiState(LayerState):
-    """The directions of one layer, and the keys projected on them, for one `settings`; cropping
-    changes neither while the first tokens stay."""
+    """The principal directions of one layer's keys and the keys projected on them, for one choice
+    of `settings`; cropping changes neither as long as the first tokens remain."""
 
     settings: tuple[int, int] | None = None
-    directions: Directions | None = None
+    directions: PrincipalDirections | None = None
     keys: BlockRows = field(default_factory=BlockRows)
 
     def crop(self, length: int) -> None:
@@ -209,8 +209,8 @@ def find_principal_directions(keys: Tensor, rank: int) -> Tensor:
 
 @register("selector", "loki", about="tokens for each head, in the keys' main directions")
 @dataclass(frozen=True)
-class Loki(Selector):
-    """The best middle tokens of each query head, on keys of `rank` numbers.
+class LokiSelector(Selector):
+    """Selects the best middle tokens of each query head by keys reduced to `rank` dimensions.
 
     Args:
         rank: r; None: a quarter of D. fit_tokens: middle tokens that the directions are fitted on;
@@ -229,23 +229,23 @@ class Loki(Selector):
         return LokiState()
 
     def select(self, step: Step, budget: int) -> Tensor | list[Tensor]:
-        """H tensors (K,) of offsets into M."""
+        """Returns H tensors (K,) of offsets into M."""
         if budget >= step.middle:
             return torch.arange(step.middle, device=step.queries.device)
-        basis = self._fitted_basis(step)
+        basis = self._fit_key_basis(step)
 
-        def project(start: int, count: int) -> Tensor:
+        def project_keys(start: int, count: int) -> Tensor:
             keys = step.store.span(start, start + count)[0].float()
             return (keys @ basis).transpose(0, 1).flatten(1)
 
         state: LokiState = step.layer_state(self)
-        reduced = state.keys.extend(step, 1, step.store.heads * basis.shape[2], project)
+        reduced = state.keys.extend_rows(step, 1, step.store.heads * basis.shape[2], project_keys)
         return select_by_head(
-            lambda: self._logits(step, basis, reduced), step.queries, step.middle, budget
+            lambda: self._head_logits(step, basis, reduced), step.queries, step.middle, budget
         )
 
-    def _fitted_basis(self, step: Step) -> Tensor:
-        """Returns P (G, D, r); fitting it drops the keys projected before."""
+    def _fit_key_basis(self, step: Step) -> Tensor:
+        """Returns directions P (G, D, r); fitting new ones drops the keys projected so far."""
         state: LokiState = step.layer_state(self)
         dim = step.store.dim
         rank = max(1, dim // 4) if self.rank is None else min(self.rank, dim)
@@ -253,12 +253,12 @@ class Loki(Selector):
         if directions is None or state.settings != settings or directions.low != step.low:
             upto = min(step.low + self.fit_tokens, step.high)
             keys = step.store.span(step.low, upto)[0]
-            directions = Directions(step.low, upto, find_principal_directions(keys, rank))
+            directions = PrincipalDirections(step.low, upto, find_principal_directions(keys, rank))
             state.settings, state.directions, state.keys = settings, directions, BlockRows()
         return directions.basis
 
-    def _logits(self, step: Step, basis: Tensor, reduced: GrowingRows) -> Blocks:
-        """Yields (offset into M, s_h (H, C, n))."""
+    def _head_logits(self, step: Step, basis: Tensor, reduced: GrowingRows) -> Blocks:
+        """Yields (offset into M, logits s_h (H, C, n)) in blocks of middle tokens."""
         heads, chunk, dim = step.queries.shape
         groups = step.store.heads
         q = step.rotated(self.rotate).float() * step.scale
@@ -269,9 +269,9 @@ class Loki(Selector):
 
 
 def _add_recipe(name: str, about: str, source: str, cost: str, options: dict[str, Any]) -> None:
-    """Registers a selector with these settings as a recipe; all far tokens are at one distance."""
+    """Registers a selector with options as a recipe that places all far tokens at one distance."""
 
-    def settings(base: Base) -> dict[str, Any]:
+    def recipe_settings(base: Base) -> dict[str, Any]:
         return {
             "selector": {"name": name, **options},
             **OWN_SCORE,
@@ -283,7 +283,7 @@ def _add_recipe(name: str, about: str, source: str, cost: str, options: dict[str
         f"{cost} + 2 F (I + L) + 2 H D K as published; here {cost} + 2 F L + 2 H F (I + K), "
         "as rows of all key heads are read for each query head"
     )
-    recipe(name, about=about, source=source, cost=cost)(settings)
+    recipe(name, about=about, source=source, cost=cost)(recipe_settings)
 
 
 _add_recipe("quest", "pages of 16 tokens for each head, by an upper bound of their best logit",

@@ -1,6 +1,6 @@
 """Loads plugins (the built-in methods, installed packages, files), and writes a first plugin file.
 
-Each plugin is loaded once. A preset names parts of plugins and never loads one.
+Each plugin is loaded once. A preset names parts of plugins but never loads a plugin.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from esa_cli.system.registry import PLUGIN_PREFIX, entries_from, remove_entries
 
 @cache
 def load_installed() -> None:
-    """Imports every module of the entry-point group `esa.plugins`, once a process. Raises
+    """Imports every module of the entry-point group `esa.plugins`, once per process. Raises
     PluginError, which names the plugin that does not load."""
     for point in entry_points(group="esa.plugins"):
         try:
@@ -44,23 +44,25 @@ def load_installed() -> None:
             reason = error.message if isinstance(error, PluginError) else _describe_error(error)
             raise PluginError(
                 f"plugin {point.name!r} ({point.value}) does not load: {reason}",
-                "update or uninstall the package it comes from",
+                "update or uninstall the package of this plugin",
             ) from error
 
 
 def load_file(path: str | Path) -> list[tuple[str, str]]:
-    """Imports a plugin file, once in a process, and returns the (kind, name) pairs it registered.
-    Raises PluginError: the file is missing, does not run, or registers nothing."""
+    """Imports a plugin file, once per process, and returns the (kind, name) pairs that it
+    registered. Raises PluginError: the file is missing, does not run, or registers nothing."""
     path = Path(path)
     if not path.is_file():
-        raise PluginError(f"no plugin file {path}", "check the path; `esa plugins new` writes one")
+        raise PluginError(
+            f"no plugin file {path}", "check the path; `esa plugins new` makes a file"
+        )
     key = str(path.resolve())
     if entries_from(key):
         return entries_from(key)
     module_name = f"{PLUGIN_PREFIX}{path.stem.replace('-', '_')}_{abs(hash(key)):x}"
     spec = importlib.util.spec_from_file_location(module_name, path)
     if spec is None or spec.loader is None:
-        raise PluginError(f"{path} is not a Python file", "a plugin file ends in .py")
+        raise PluginError(f"{path} is not a Python file", "name a plugin file that ends in .py")
     module = importlib.util.module_from_spec(spec)
     # Dataclasses and type hints look their module up by name.
     module.__file__ = key
@@ -79,13 +81,13 @@ def load_file(path: str | Path) -> list[tuple[str, str]]:
             raise
         raise PluginError(
             f"plugin {path} does not run: {_describe_error(error)}",
-            f"`esa plugins check {path}` shows more",
+            f"run `esa plugins check {path}` for details",
         ) from error
     return entries_from(key)
 
 
 def _describe_error(error: BaseException) -> str:
-    """Returns the error, and the line of the plugin it came from."""
+    """Returns the error's text with the line of the plugin that raised it."""
     frames = traceback.extract_tb(error.__traceback__)
     where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
     return f"{type(error).__name__}: {error}{'' if isinstance(error, SyntaxError) else where}"
@@ -131,9 +133,9 @@ class @class@(Selector):
 '''
 
 
-def fill_template(name: str) -> str:
+def fill_plugin_template(name: str) -> str:
     """Returns the source of a plugin file that registers a selector `name`. Raises PluginError: the
-    name has other signs, or a selector has it already."""
+    name has other characters, or a selector has it already."""
     if not re.fullmatch(rf"[A-Za-z][A-Za-z0-9_-]{{0,{MAX_NAME - 1}}}", name):
         raise PluginError(
             f"{name!r} cannot name a method",
@@ -141,7 +143,7 @@ def fill_template(name: str) -> str:
         )
     if name in registry.names("selector"):
         raise PluginError(
-            f"there is a selector {name!r} already, from {registry.origin('selector', name)}",
+            f"a selector {name!r} already exists, from {registry.origin('selector', name)}",
             "choose another name",
         )
     words = [word for word in re.split(r"[-_]", name) if word]
@@ -152,13 +154,13 @@ def fill_template(name: str) -> str:
 
 def write_template(name: str, folder: str | Path) -> Path:
     """Writes a first plugin file into `folder` and returns its path. Raises PluginError: the name
-    does not hold, the folder is missing, or the file exists."""
-    source, path = fill_template(name), Path(folder) / f"{name.replace('-', '_')}.py"
+    is invalid, the folder is missing, or the file exists."""
+    source, path = fill_plugin_template(name), Path(folder) / f"{name.replace('-', '_')}.py"
     try:
         with path.open("x", encoding="utf-8") as file:
             file.write(source)
     except FileExistsError as error:
-        raise PluginError(f"{path} exists already", "choose another name or folder") from error
+        raise PluginError(f"{path} already exists", "choose another name or folder") from error
     except OSError as error:
-        raise PluginError(f"cannot write {path}: {error.strerror}", "give a folder") from error
+        raise PluginError(f"cannot write {path}: {error.strerror}", "name a folder") from error
     return path

@@ -1,8 +1,8 @@
-"""Methods by name: their parts (selectors, scores, compressors, positions), and recipes.
+"""Registries of methods by name: parts (selectors, scores, compressors, positions) and recipes.
 
-A part is a frozen dataclass; its fields are the settings of a preset. A recipe is a whole published
+A part is a frozen dataclass; its fields are settings of a preset. A recipe is a whole published
 method: parts and windows at the preset's token budget I + K + L, so that methods can be compared.
-This file does without torch, so that presets are checked quickly.
+This module does not import torch, so that presets are checked quickly.
 """
 
 from __future__ import annotations
@@ -31,10 +31,11 @@ T = TypeVar("T", bound=type)
 
 
 class Part(NamedTuple):
-    """A registered class, with its cost in one step in the letters of docs/plugins.md.
+    """A registered class of a method's part, with its cost per step in the letters of
+    docs/plugins.md.
 
-    `about` is by default the docstring's first line; `source` and `cost` are by default those of
-    the recipe of the same name, or of the first one in the same file.
+    `about` defaults to the docstring's first line; `source` and `cost` default to those of the
+    recipe of the same name, or of the first recipe in the same file.
     """
 
     kind: str
@@ -45,7 +46,7 @@ class Part(NamedTuple):
     cls: type
 
     def texts(self) -> dict[str, str]:
-        """All fields but the class."""
+        """Returns all fields of a registered part except its class."""
         return {key: value for key, value in self._asdict().items() if key != "cls"}
 
 
@@ -55,10 +56,10 @@ PARTS: dict[str, Registry[Part]] = {kind: Registry(kind) for kind in KINDS}
 def register(
     kind: str, name: str, *, about: str = "", source: str = "", cost: str = ""
 ) -> Callable[[T], T]:
-    """Class decorator: makes a dataclass available to presets as `kind: {name: ...}`; see `Part`.
+    """Returns a class decorator that makes a dataclass available to presets as `kind: {name: ...}`.
     Raises PluginError: unknown kind, not a dataclass, or the name is taken or reserved."""
 
-    def add(cls: T) -> T:
+    def add_part(cls: T) -> T:
         if kind not in KINDS:
             raise PluginError(
                 f"cannot register {name!r}: no such kind {kind!r}", nearest(kind, KINDS)
@@ -68,15 +69,15 @@ def register(
         fields = dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else None
         if fields is None or "name" in {field.name for field in fields}:
             raise PluginError(
-                f"{kind} {name!r} must be a dataclass without a setting 'name', which is its own",
-                "put @dataclass(frozen=True) under @register, and call settings something else",
+                f"{kind} {name!r} must be a dataclass without a field called 'name'",
+                "put @dataclass(frozen=True) under @register, and rename a field called 'name'",
             )
         first = (cls.__doc__ or "").strip().partition("\n")[0]
         summary = "" if first.startswith(f"{cls.__name__}(") else first  # a dataclass's signature
         PARTS[kind].add(name, Part(kind, name, about or summary, source, cost, cls), cls)
         return cls
 
-    return add
+    return add_part
 
 
 def _check_method_name(name: str) -> None:
@@ -88,7 +89,7 @@ def _check_method_name(name: str) -> None:
 
 
 def names(kind: str) -> list[str]:
-    """Lists the registered names of one kind, sorted."""
+    """Returns the sorted names of all registered parts of one kind."""
     return sorted(PARTS[kind])
 
 
@@ -98,7 +99,7 @@ def origin(kind: str, name: str) -> str:
 
 
 def parts() -> list[Part]:
-    """Lists every registered part, by kind and name, with source and cost as far as known."""
+    """Returns every registered part, by kind and name, with source and cost as far as known."""
     found = []
     for part in (PARTS[kind][name] for kind in KINDS for name in names(kind)):
         where = origin(part.kind, part.name)
@@ -119,7 +120,7 @@ def lookup(kind: str, name: str) -> type:
 
 
 def build(kind: str, options: Mapping[str, Any]) -> Any:
-    """Makes the part `options['name']` with the other entries as its fields.
+    """Makes the part named `options['name']`, with the other options as its fields.
 
     Raises:
         PresetError: unknown name or field, a value of the wrong type, or one the class refuses.
@@ -158,7 +159,7 @@ def build(kind: str, options: Mapping[str, Any]) -> Any:
 
 
 class Base(NamedTuple):
-    """The preset's settings that a recipe may use.
+    """The settings of a preset that a recipe may use.
 
     Args:
         window: the token budget. context: the model's trained window, tokens.
@@ -172,11 +173,11 @@ class Base(NamedTuple):
 
     @property
     def stretch(self) -> float:
-        """The document's length in trained windows, at least 1."""
+        """The document's length divided by the trained window, at least 1."""
         return max(1.0, self.length / self.context)
 
     def local_only(self) -> dict[str, int]:
-        """Windows that spend the whole budget on the most recent tokens."""
+        """Returns window sizes that spend the whole budget on the most recent tokens."""
         return {"selected": 0, "local": self.window.selected + self.window.local}
 
 
@@ -190,9 +191,9 @@ LAID = ("window", "selector", "score", "compressor", "position", "reading")
 
 @dataclass(frozen=True)
 class Recipe:
-    """A method by name: a line about it, its paper, its cost in one step in the letters of
-    docs/plugins.md, and a function that returns the settings merged into a preset. `full` means
-    full attention, whatever the budget; `origin` is the module or plugin file."""
+    """A method by name: a line about it, its paper, its cost per step in the letters of
+    docs/plugins.md, and a function that returns the settings to merge into a preset. `full` says
+    that attention is full whatever the budget; `origin` is the module or plugin file."""
 
     name: str
     about: str
@@ -209,38 +210,38 @@ RECIPES: Registry[Recipe] = Registry("method")
 def recipe(
     name: str, *, about: str, source: str, cost: str, full: bool = False
 ) -> Callable[[Settings], Settings]:
-    """Decorator of the function that returns a method's settings; see `Recipe`. Raises PluginError:
-    the name is taken by another function, or reserved."""
+    """Returns a decorator for a function that returns a method's settings; see `Recipe`. Raises
+    PluginError: the name is taken by another function, or reserved."""
     _check_method_name(name)
 
-    def add(settings: Settings) -> Settings:
+    def add_recipe(settings: Settings) -> Settings:
         whole = Recipe(name, about, source, cost, settings, full, origin_of(settings))
         RECIPES.add(name, whole, settings)
         return settings
 
-    return add
+    return add_recipe
 
 
 def recipes() -> list[Recipe]:
-    """Lists every recipe, built in and from plugins, by name."""
+    """Returns every recipe, built in or from a plugin, sorted by name."""
     return [RECIPES[name] for name in sorted(RECIPES)]
 
 
 def find_recipe(name: str) -> Recipe:
-    """Returns the recipe of this name; a selector without one has the preset's other settings.
-    Raises UsageError: no recipe or selector has this name."""
+    """Returns the recipe of this name; a selector without a recipe gets one with the preset's other
+    settings. Raises UsageError: no recipe or selector has this name."""
     if name in RECIPES:
         return RECIPES[name]
     selectors = names("selector")
     if name not in selectors:
         hint = nearest(name, {*RECIPES, *selectors})
-        raise UsageError(f"unknown method {name!r}", f"{hint}; `esa methods` lists all")
+        raise UsageError(f"unknown method {name!r}", f"{hint}; `esa methods` lists all methods")
 
-    def settings(base: Base) -> dict[str, Any]:
+    def recipe_settings(base: Base) -> dict[str, Any]:
         return {"selector": {"name": name}, "window": {"ending": base.window.ending}}
 
     about, where = "the preset's settings with this selector", origin("selector", name)
-    return Recipe(name, about, where, "", settings, False, where)
+    return Recipe(name, about, where, "", recipe_settings, False, where)
 
 
 # Hashes of plugin files and of files named in settings: documents stored with an earlier content
@@ -250,9 +251,9 @@ _WITHOUT_FILE: WeakKeyDictionary[type, str] = WeakKeyDictionary()
 
 
 def sources(method: Method) -> dict[str, str]:
-    """Hashes the plugin files that define the method's parts, by kind of part.
+    """Returns hashes of the plugin files that define the method's parts, by kind of part.
 
-    A class defined in an interactive session has no file, and a random name in place of a hash.
+    A class defined in an interactive session has no file and gets a random name instead.
     """
     hashes = {}
     for kind in KINDS:
@@ -265,15 +266,15 @@ def sources(method: Method) -> dict[str, str]:
 
 
 def without_file(method: Method) -> str:
-    """Returns the first kind of part whose class has no source file; empty where all have one."""
+    """Returns the first kind of part whose class has no source file, or an empty text."""
     return next((kind for kind in KINDS if not _source_file(type(getattr(method, kind)))), "")
 
 
 def contents(settings: Mapping[str, Any], files: Sequence[str] = ()) -> dict[str, Any]:
-    """Replaces the files in the settings of one part by hashes of their contents.
+    """Replaces the file paths in the settings of one part by hashes of the files' contents.
 
     Args:
-        files: those of the part (`Compressor.files`); a setting called `file` names one, too. Files
+        files: the part's files (`Compressor.files`); a setting called `file` names one, too. Files
             that no setting names are hashed under `files`.
     """
     hashed = dict(settings)

@@ -1,19 +1,19 @@
 """Methods that select whole sentences: InfiniRetri and ReContext.
 
-InfiniRetri (Ye et al., arXiv 2502.12962) takes the sentences of the `tokens` best of s, with
+InfiniRetri (Ye et al., arXiv 2502.12962) selects the sentences of the `tokens` best tokens by s:
 
     a_h(c, m) = softmax over m of the logits of head h of the last layer
     s(m)      = sum over heads h, the question's tokens c and |phrase| neighbours j of a_h(c, j)
 
-As published: phrases of 8 tokens, 300 tokens, whole sentences, no training. There the text passes
-the model in pieces with the sentences kept so far, which are read again as text; here the question
-passes once after the stored document, the softmax is over all of M, and stored rows are attended
-to. The package also weights the question's tokens by their attention to each other.
+As published, phrases have 8 tokens, and the best 300 tokens select whole sentences. The published
+method passes the text through the model in pieces, together with the sentences selected so far; in
+esa the question passes once after the stored document, the softmax is over all of M, and the KV
+cache is attended to. The package also weights question tokens by their mutual attention.
 
-ReContext (arXiv 2607.02509) takes the sentences of the 32 tokens that retrieval heads attend to,
-right before the question. There they are inserted as text, in several rounds, beside the whole
-document, and 16 heads are averaged over the prompt's last tokens; here only stored rows of the
-sentences are attended to, and the preset's `score.heads` vote.
+ReContext (arXiv 2607.02509) selects the sentences of the 32 tokens that retrieval heads attend to.
+ReContext as published inserts the sentences as text, in several rounds, beside the document, and
+averages 16 heads over the prompt's last tokens; esa attends to the sentences' KV cache right before
+the question, and the preset's `score.heads` vote.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from esa_cli.attention.parts import Score, check_at_least
-from esa_cli.attention.selection import two_passes
+from esa_cli.attention.selection import iterate_blocks_twice
 from esa_cli.attention.step import Step
-from esa_cli.methods.consensus import LayerSums, esa_consensus
+from esa_cli.methods.consensus import LayerSumSelector, esa_consensus_settings
 from esa_cli.methods.paper import ATTENDED
 from esa_cli.methods.registry import Base, recipe, register
 
@@ -43,8 +43,9 @@ TOKENS_WITHOUT_TEXT = 32
 
 
 def sentence_starts(pieces: Sequence[str]) -> Tensor:
-    """Returns the ascending positions of the first tokens of sentences, (S,), then the text's end;
-    `pieces` has the text of each token. A token on both sides of an end belongs to the earlier."""
+    """Returns the ascending positions (S,) of first tokens of sentences, then the text's end;
+    `pieces` has each token's text. A token that spans a sentence's end belongs to the earlier
+    sentence."""
     ends = [found.end() for found in SENTENCE_END.finditer("".join(pieces))]
     starts = numpy.array([0, *accumulate(map(len, pieces))])
     at = numpy.searchsorted(starts, ends)
@@ -53,11 +54,11 @@ def sentence_starts(pieces: Sequence[str]) -> Tensor:
 
 @register("selector", "sentences", about="whole sentences of the best tokens of all layers")
 @dataclass(frozen=True)
-class WholeSentences(LayerSums):
-    """Whole sentences of the `tokens` best tokens by the sum of the layers' scores.
+class WholeSentenceSelector(LayerSumSelector):
+    """Selects the whole sentences of the `tokens` best tokens by the sum of the layers' scores.
 
-    Sentences are taken in the order of their best tokens, until the budget is used, the last one in
-    part. Tokens with the lowest score of all choose nothing.
+    Sentences are selected in the order of their best tokens until the budget is used; the last
+    sentence may be selected in part. Tokens with the lowest score of all select nothing.
     """
 
     rounds: Literal[1, 2] = 2
@@ -66,8 +67,8 @@ class WholeSentences(LayerSums):
     def __post_init__(self) -> None:
         check_at_least(1, tokens=self.tokens)
 
-    def select_best(self, scores: Tensor, step: Step, budget: int) -> Tensor:
-        bounds = self._bounds(step)
+    def select_best_tokens(self, scores: Tensor, step: Step, budget: int) -> Tensor:
+        bounds = self._find_sentence_bounds(step)
         ranked = torch.argsort(scores, descending=True, stable=True)[: self.tokens].cpu()
         ranked = ranked[(scores > scores.min()).cpu()[ranked]]
         taken, left = torch.zeros(scores.shape[0], dtype=torch.bool), budget
@@ -84,8 +85,8 @@ class WholeSentences(LayerSums):
             left -= last - first
         return torch.nonzero(taken)[:, 0].to(scores.device)
 
-    def _bounds(self, step: Step) -> Tensor:
-        """Ascending offsets into M of the borders of sentences, 0 and M included."""
+    def _find_sentence_bounds(self, step: Step) -> Tensor:
+        """Returns ascending offsets into M of the borders of sentences, including 0 and M."""
         if step.text is None:
             inner = torch.arange(step.low, step.high, TOKENS_WITHOUT_TEXT)
         else:
@@ -96,7 +97,7 @@ class WholeSentences(LayerSums):
 
 
 def sum_phrases(scores: Tensor, phrase: int) -> Tensor:
-    """Sums scores (M,) over `phrase` tokens: half of them before each token, itself, the rest."""
+    """Sums scores (M,) over `phrase` tokens around each token, half of them before it."""
     before = phrase // 2
     padded = functional.pad(scores, (before, phrase - 1 - before))
     return padded.unfold(0, phrase, 1).sum(dim=1) if scores.shape[0] else scores
@@ -105,7 +106,7 @@ def sum_phrases(scores: Tensor, phrase: int) -> Tensor:
 @register("score", "infiniretri", about="the last layer's attention, summed over phrases")
 @dataclass(frozen=True)
 class PhraseScore(Score):
-    """Attention weights over M of all heads and question tokens, summed over phrases.
+    """Sums attention weights over M of all heads and question tokens over phrases.
 
     Args:
         phrase: tokens of a phrase.
@@ -134,7 +135,7 @@ class PhraseScore(Score):
         if own is not None and bool(own.any()):
             step = replace(step, queries=step.queries[:, own])
         heads, chunk, _ = step.queries.shape
-        passes = two_passes(partial(step.head_logits, True), heads * chunk * step.middle)
+        passes = iterate_blocks_twice(partial(step.head_logits, True), heads * chunk * step.middle)
         total = torch.full((heads, chunk), float("-inf"), device=out.device)
         for _, logits in passes():
             total = torch.logaddexp(total, logits.logsumexp(dim=-1))
@@ -149,10 +150,10 @@ class PhraseScore(Score):
     "arXiv 2502.12962; their stored rows in place of a second reading",
     cost=f"F M in the last layer for a question, 0 for an answer's token, + {ATTENDED}",
 )
-def infiniretri(base: Base) -> dict[str, Any]:
+def infiniretri_settings(base: Base) -> dict[str, Any]:
     selector = {"name": "sentences", "tokens": 300, "rounds": 2}
     score = {"name": "infiniretri", "phrase": 8, "layers": "last"}
-    return {**esa_consensus(base), "selector": selector, "score": score}
+    return {**esa_consensus_settings(base), "selector": selector, "score": score}
 
 
 @recipe(
@@ -162,8 +163,8 @@ def infiniretri(base: Base) -> dict[str, Any]:
     "arXiv 2607.02509; stored rows in place of replayed text",
     cost=f"F M for a question, 0 for an answer's token, + {ATTENDED}",
 )
-def recontext(base: Base) -> dict[str, Any]:
-    whole = esa_consensus(base)
+def recontext_settings(base: Base) -> dict[str, Any]:
+    whole = esa_consensus_settings(base)
     score = {key: value for key, value in whole["score"].items() if key != "heads"}
     return {
         **whole,

@@ -1,15 +1,15 @@
-"""Methods without selection, or with that of single heads: StreamingLLM and LM-Infinite.
+"""Methods that select no middle tokens, or select them per head: StreamingLLM and LM-Infinite.
 
     streaming-llm      I and the last K + L tokens, numbered as one text (`contiguous`)
     lm-infinite        I at distance L, and the most recent tokens
     lm-infinite-topk   besides, in layers from `first_layer` on, for each query head h alone:
-                       s_h(m) = scale * R(q_h,last, w) . k_g(h),m, w = 2048, keys unrotated,
+                       s_h(m) = scale * R(q_h,last, w) · k_g(h),m, w = 2048, keys unrotated,
                        q_h,last the chunk's last query; the k best of M, at distance w
 
-I, L and k are the preset's, so that methods compare at one budget; the originals have 4, 10 or 100
-first tokens and 5 selected ones. L moves by whole chunks, there with every token, and tokens that
-left it stay cached. w is half the trained window where that is less than 2048.
-Sources: Xiao et al., arXiv 2309.17453; Han et al., arXiv 2308.16137, and its published code.
+The preset decides I, L and k, so that methods are compared at one budget; the originals have 4, 10
+or 100 first tokens and 5 selected tokens. In esa L moves by whole chunks, in the originals with
+every token, and tokens that left L remain cached. w is half the trained window if that is less than
+2048. Sources: Xiao et al., arXiv 2309.17453; Han et al., arXiv 2308.16137, and its published code.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from esa_cli.attention.parts import PositionEncoding, Selector, check_at_least
-from esa_cli.attention.positions import FixedDistance, consecutive
+from esa_cli.attention.positions import FixedDistancePositions, consecutive
 from esa_cli.attention.step import Positions, Step
 from esa_cli.methods.per_head import select_by_head
 from esa_cli.methods.registry import OWN_SCORE, Base, recipe, register
@@ -34,8 +34,8 @@ FAR_DISTANCE = 2048
 """w, the original's distance of middle tokens."""
 
 
-def _without_middle(base: Base, position: str) -> dict[str, Any]:
-    """Settings that spend the whole budget on L, with a position encoding."""
+def _settings_without_middle(base: Base, position: str) -> dict[str, Any]:
+    """Returns settings that spend the whole budget on L, with a position encoding."""
     parts = {"selector": {"name": "none"}, **OWN_SCORE, "position": {"name": position}}
     return {"window": base.local_only(), **parts, "reading": "local"}
 
@@ -47,8 +47,8 @@ def _without_middle(base: Base, position: str) -> dict[str, Any]:
     "arXiv 2309.17453",
     cost="2 F (I + L), L taking the whole budget",
 )
-def streaming_llm(base: Base) -> dict[str, Any]:
-    return _without_middle(base, "contiguous")
+def streaming_llm_settings(base: Base) -> dict[str, Any]:
+    return _settings_without_middle(base, "contiguous")
 
 
 @recipe(
@@ -57,8 +57,8 @@ def streaming_llm(base: Base) -> dict[str, Any]:
     source=LM_INFINITE,
     cost="2 F (I + L), L taking the whole budget",
 )
-def lm_infinite(base: Base) -> dict[str, Any]:
-    return _without_middle(base, "lm-infinite")
+def lm_infinite_settings(base: Base) -> dict[str, Any]:
+    return _settings_without_middle(base, "lm-infinite")
 
 
 @recipe(
@@ -68,7 +68,7 @@ def lm_infinite(base: Base) -> dict[str, Any]:
     cost="F M + 2 F (I + L) + 2 H D K as published; here F M + 2 F L + 2 H F (I + K), "
     "as rows of all key heads are read for each query head",
 )
-def lm_infinite_topk(base: Base) -> dict[str, Any]:
+def lm_infinite_topk_settings(base: Base) -> dict[str, Any]:
     selector = {"name": "lm-infinite-topk", "first_layer": 4, "count": None}
     distance, initial = min(FAR_DISTANCE, base.context // 2), base.window.initial
     position = {"name": "lm-infinite-topk", "distance": distance, "initial": initial}
@@ -77,8 +77,8 @@ def lm_infinite_topk(base: Base) -> dict[str, Any]:
 
 @register("selector", "lm-infinite-topk", about="tokens for each head, by the chunk's last query")
 @dataclass(frozen=True)
-class LastQueryTopK(Selector):
-    """The best middle tokens of each head, by the chunk's last query alone.
+class LastQuerySelector(Selector):
+    """Selects the best middle tokens of each head by the chunk's last query alone.
 
     Args:
         first_layer: layers below take no middle token. count: k of each head, when the budget
@@ -92,7 +92,7 @@ class LastQueryTopK(Selector):
         check_at_least(0, first_layer=self.first_layer, count=self.count)
 
     def select(self, step: Step, budget: int) -> Tensor | list[Tensor]:
-        """H tensors (K,) of offsets into M, or (0,) below `first_layer`."""
+        """Returns H tensors (K,) of offsets into M, or (0,) in layers below `first_layer`."""
         count = budget if self.count is None else min(budget, self.count)
         if step.layer < self.first_layer:
             count = 0
@@ -106,8 +106,8 @@ class LastQueryTopK(Selector):
 
 @register("position", "lm-infinite-topk", about="sinks at distance L, other far tokens at another")
 @dataclass(frozen=True)
-class TwoDistances(PositionEncoding):
-    """`initial` tokens at distance L, other far ones at `distance`; near ones in order."""
+class TwoDistancePositions(PositionEncoding):
+    """Places `initial` tokens at distance L, other far tokens at `distance`, near ones in order."""
 
     distance: int = FAR_DISTANCE
     initial: int = 64
@@ -127,21 +127,21 @@ class TwoDistances(PositionEncoding):
 
 @register("position", "lm-infinite", about="far tokens at one distance, the first beyond L")
 @dataclass(frozen=True)
-class LMInfinitePositions(FixedDistance):
-    """Far queries at l_L and far keys at 0, near ones in order; `distance` is for scores."""
+class LMInfinitePositions(FixedDistancePositions):
+    """Places far queries at l_L, far keys at 0, near tokens in order; scores use `distance`."""
 
     distance: int = 2048
 
     def far(self, at: Tensor, local: int, chunk: int, start: int) -> Positions:
-        return FixedDistance(local).far(at, local, chunk, start)
+        return FixedDistancePositions(local).far(at, local, chunk, start)
 
 
 @register("position", "streaming", about="far tokens in order, a whole L away")
 @dataclass(frozen=True)
 class StreamingPositions(PositionEncoding):
-    """Far keys in order from 0, far queries l_L after the last one; near ones in order.
+    """Places far keys in order from 0, far queries l_L after the last one, near tokens in order.
 
-    The form in InfLLM's published code of StreamingLLM: the sinks are in order, a window away.
+    InfLLM's published code has this form of StreamingLLM: ordered sinks, a window away.
     """
 
     distance: int = 2048

@@ -1,14 +1,14 @@
 """The score `vote`: each head's logits are normalised over M before heads are combined.
 
-A head with large logits then cannot outweigh the few retrieval heads. Recipes: `esa-vote`,
-`esa-individual` (the paper's ablation over heads), and `tokenselect`:
+Because of the normalisation, a head with large logits cannot outweigh the few retrieval heads. The
+recipes are `esa-vote`, `esa-individual` (the paper's ablation over heads), and `tokenselect`:
 
     q_h    = mean over c of R(q_h,c, L + c)        the chunk's queries at their positions after L
-    S(m)   = sum over h of softmax_m( q_h . k_g(h),m )      keys unrotated, no 1/sqrt(D)
+    S(m)   = sum over h of softmax_m( q_h · k_g(h),m )      keys unrotated, no 1/sqrt(D)
     choice   the k best of S, after an optional maximum over `pool` neighbours
 
 Unlike the published code of TokenSelect, query head h is scored with the key head that it attends
-with, there is no selection cache, and windows, chunk and k are the preset's.
+with, there is no selection cache, and the preset decides windows, chunk and k.
 """
 
 from __future__ import annotations
@@ -22,32 +22,32 @@ import torch
 from torch import Tensor
 
 from esa_cli.attention.parts import Score, Selector, check_at_least, check_odd
-from esa_cli.attention.selection import SumScore, proximity, top_k, two_passes
+from esa_cli.attention.selection import SumScore, iterate_blocks_twice, proximity, top_k
 from esa_cli.attention.step import Step
 from esa_cli.errors import PresetError
-from esa_cli.methods.paper import ATTENDED, PAPER, esa
+from esa_cli.methods.paper import ATTENDED, PAPER, esa_settings
 from esa_cli.methods.registry import OWN_SCORE, Base, recipe, register
 
 PLAIN: dict[str, Any] = {"shortlist": 0, "contrast": False, "normalise": "head", "heads": []}
 
 
 def combine_votes(
-    logits: Tensor, normaliser: Tensor, rule: str, sides: tuple[Tensor, Tensor] | None = None
+    logits: Tensor, normaliser: Tensor, rule: str, contrasted: tuple[Tensor, Tensor] | None = None
 ) -> Tensor:
-    """Combines (H, C, n) logits, with each row's normaliser (H, C), into (n,) scores; those of the
-    prompt around the question are subtracted, where `sides` (C,) bool says which queries are."""
+    """Combines logits (H, C, n) with their rows' normalisers (H, C) into scores (n,). `contrasted`
+    has masks (C,) of queries whose scores count, and of queries whose scores are subtracted."""
     shifted = logits - normaliser[..., None]
     heads = shifted.exp_().sum(dim=0) if rule == "softmax" else shifted.amax(dim=0)
-    if sides is None:
+    if contrasted is None:
         return heads.amax(dim=0)
-    own, around = sides
+    own, around = contrasted
     return (heads[own].amax(dim=0) - heads[around].amax(dim=0)).clamp_min_(0)
 
 
 @register("score", "vote", about="heads normalised over M, maximum over queries")
 @dataclass(frozen=True)
 class VoteScore(Score):
-    """Logits normalised over M by head, then combined over heads, then over the chunk.
+    """Scores by logits normalised over M per head, then combined over heads, then over the chunk.
 
     Args:
         rule: `softmax`: sum over heads of each head's attention weight over M;
@@ -75,9 +75,9 @@ class VoteScore(Score):
             if len(pair) != 2 or not all(isinstance(i, int) and i >= 0 for i in pair):
                 raise ValueError(f"heads must be pairs of a layer and a head, got {pair!r}")
         if self.normalise == "query" and self.rule != "max":
-            raise ValueError(f"rule must be max where normalise is query, got {self.rule!r}")
+            raise ValueError(f"rule must be max if normalise is query, got {self.rule!r}")
         if self.contrast and self.rule != "softmax":
-            raise ValueError(f"rule must be softmax where contrast is on, got {self.rule!r}")
+            raise ValueError(f"rule must be softmax if contrast is on, got {self.rule!r}")
         check_at_least(0, shortlist=self.shortlist)
 
     @property
@@ -99,27 +99,27 @@ class VoteScore(Score):
         chosen_heads = self._list_scoring_heads(step)
         if chosen_heads == [] or not step.middle:
             return torch.zeros(step.middle, device=step.queries.device)
-        sides = self._contrast_sides(step)
+        masks = self._split_contrasted_queries(step)
         if 0 < self.shortlist < step.middle:
             chosen = top_k(SumScore(rotate=self.rotate).scores(step), self.shortlist)
             logits = step.head_logits_at(chosen, self.rotate, chosen_heads).float()
             out = torch.full((step.middle,), -torch.inf, device=logits.device)
-            total = self._over_heads(self._over_tokens(logits))
-            out[chosen] = combine_votes(logits, total, self.rule, sides)
+            total = self._normalise_over_heads(self._normalise_over_tokens(logits))
+            out[chosen] = combine_votes(logits, total, self.rule, masks)
             return out
         heads, chunk, _ = step.queries.shape
         heads = heads if chosen_heads is None else len(chosen_heads)
         blocks = partial(step.head_logits, self.rotate, chosen_heads)
-        passes = two_passes(blocks, heads * chunk * step.middle)
+        passes = iterate_blocks_twice(blocks, heads * chunk * step.middle)
         total = torch.full((heads, chunk), -torch.inf, device=step.queries.device)
         join = torch.logaddexp if self.rule == "softmax" else torch.maximum
         for _, logits in passes():
-            total = join(total, self._over_tokens(logits))
-        total = self._over_heads(total)
-        return torch.cat([combine_votes(logits, total, self.rule, sides) for _, logits in passes()])
+            total = join(total, self._normalise_over_tokens(logits))
+        total = self._normalise_over_heads(total)
+        return torch.cat([combine_votes(logits, total, self.rule, masks) for _, logits in passes()])
 
     def _list_scoring_heads(self, step: Step) -> list[int] | None:
-        """Returns the heads of the step's layer that score; None: all."""
+        """Returns the heads that score in the layer of this step; None stands for all heads."""
         if not self.heads:
             return None
         chosen_heads = [head for layer, head in self.heads if layer == step.layer]
@@ -132,19 +132,19 @@ class VoteScore(Score):
             )
         return chosen_heads
 
-    def _contrast_sides(self, step: Step) -> tuple[Tensor, Tensor] | None:
-        """Queries inside the question span and around it, where the chunk has both."""
+    def _split_contrasted_queries(self, step: Step) -> tuple[Tensor, Tensor] | None:
+        """Returns masks of queries inside the question span and around it, if both exist."""
         own, around = (step.own, step.around) if self.contrast else (None, None)
         if own is None or around is None or not bool(own.any()) or not bool(around.any()):
             return None
         return own, around
 
-    def _over_tokens(self, logits: Tensor) -> Tensor:
-        """(H, C): the normaliser of each row of logits (H, C, n)."""
+    def _normalise_over_tokens(self, logits: Tensor) -> Tensor:
+        """Returns the normaliser (H, C) of each row of logits (H, C, n)."""
         return logits.logsumexp(dim=-1) if self.rule == "softmax" else logits.amax(dim=-1)
 
-    def _over_heads(self, normaliser: Tensor) -> Tensor:
-        """(H, C), or (1, C) where all heads share the maximum."""
+    def _normalise_over_heads(self, normaliser: Tensor) -> Tensor:
+        """Returns normalisers (H, C), or (1, C) if all heads share the maximum."""
         return normaliser.amax(dim=0, keepdim=True) if self.normalise == "query" else normaliser
 
 
@@ -154,9 +154,9 @@ class VoteScore(Score):
     source=f"{PAPER}; its ablation over heads",
     cost=f"F M + {ATTENDED}",
 )
-def esa_individual(base: Base) -> dict[str, Any]:
+def esa_individual_settings(base: Base) -> dict[str, Any]:
     vote = {"name": "vote", "rule": "max", "rotate": False, **PLAIN, "normalise": "query"}
-    return {**esa(base), "score": vote}
+    return {**esa_settings(base), "score": vote}
 
 
 @recipe(
@@ -165,16 +165,16 @@ def esa_individual(base: Base) -> dict[str, Any]:
     source="this project, after the paper",
     cost=f"F M + {ATTENDED}",
 )
-def esa_vote(base: Base) -> dict[str, Any]:
+def esa_vote_settings(base: Base) -> dict[str, Any]:
     vote = {"name": "vote", "rule": "softmax", "rotate": True, **PLAIN}
-    return {**esa(base), "selector": {"name": "topk", "proximity": 1}, "score": vote}
+    return {**esa_settings(base), "selector": {"name": "topk", "proximity": 1}, "score": vote}
 
 
 @register("selector", "tokenselect", about="softmax scores of all heads, for the mean query")
 @dataclass(frozen=True)
-class TokenSelect(Selector):
-    """One selection for all heads, by softmax scores summed over heads, each the maximum of `pool`
-    neighbouring ones."""
+class TokenSelectSelector(Selector):
+    """Makes one selection for all heads by softmax scores summed over heads; each token's score is
+    the maximum of `pool` neighbouring tokens."""
 
     pool: int = 1
 
@@ -186,7 +186,7 @@ class TokenSelect(Selector):
             return torch.arange(step.middle, device=step.queries.device)
         chunk = step.queries.shape[1]
         at = torch.arange(step.local, step.local + chunk, device=step.queries.device)
-        rotated = step.rope.rotate(step.queries, at) * step.rope.gain(step.queries)
+        rotated = step.rope.rotate(step.queries, at) * step.rope.key_gain(step.queries)
         mean = rotated.float().mean(dim=1, keepdim=True).to(step.queries.dtype)
         votes = VoteScore(rotate=False).scores(replace(step, queries=mean, scale=1.0))
         return top_k(proximity(votes, self.pool // 2), budget)
@@ -199,6 +199,6 @@ class TokenSelect(Selector):
     "LLMs via Dynamic Token-Level KV Cache Selection, arXiv 2411.02886",
     cost=f"F M + {ATTENDED}",
 )
-def tokenselect(base: Base) -> dict[str, Any]:
+def tokenselect_settings(base: Base) -> dict[str, Any]:
     parts = {"selector": {"name": "tokenselect", "pool": 1}, "position": {"name": "contiguous"}}
     return {**parts, **OWN_SCORE, "reading": "select"}

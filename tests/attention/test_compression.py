@@ -11,10 +11,10 @@ from safetensors.torch import save_file
 
 from esa_cli.attention.algebra import flatten_keys, fold
 from esa_cli.attention.compression import (
-    ClosedForm,
+    ClosedFormCompressor,
     Learned,
     Linear,
-    Pca,
+    PcaCompressor,
     closed_form,
     pca,
     save_learned,
@@ -141,7 +141,7 @@ def test_no_other_pair_has_a_smaller_error(rank: int) -> None:
 
 def test_closed_form_fit_takes_at_most_the_dimensions_there_are() -> None:
     queries, keys = samples()
-    maps = ClosedForm(rank=1000, fit_tokens=SAMPLES).fit(0, moments_of(queries, keys))
+    maps = ClosedFormCompressor(rank=1000, fit_tokens=SAMPLES).fit(0, moments_of(queries, keys))
     assert isinstance(maps, Linear)
     assert maps.query_map.shape == (WIDTH, WIDTH)
 
@@ -167,7 +167,7 @@ def test_pca_takes_its_directions_from_the_keys_alone() -> None:
     )
 
 
-@pytest.mark.parametrize("kind", [ClosedForm, Pca])
+@pytest.mark.parametrize("kind", [ClosedFormCompressor, PcaCompressor])
 @pytest.mark.parametrize("options", [{"rank": 0}, {"fit_tokens": 0}, {"rank": -1}])
 def test_nonsense_is_refused(kind: type, options: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="at least 1"):
@@ -233,5 +233,5 @@ def test_learned_maps_that_do_not_belong_together(
         {"layers.0.query_map": torch.ones(shapes[0]), "layers.0.key_map": torch.ones(shapes[1])},
         str(path),
     )
-    with pytest.raises(PresetError, match="two maps of one shape"):
+    with pytest.raises(PresetError, match="two projections of one shape"):
         Learned(str(path)).fit(0, Moments())

@@ -13,7 +13,7 @@ from kernel_cases import close, draw
 from torch import Tensor
 
 from esa_cli.attention import kernels
-from esa_cli.attention.kernels import attend_within
+from esa_cli.attention.kernels import attend_within_distance
 from esa_cli.attention.layer import Attention
 from esa_cli.attention.method import LayerMemory, Method
 from esa_cli.attention.parts import PositionEncoding, Selector, check_at_least, check_odd
@@ -125,7 +125,7 @@ def test_clipped_distances(cap: float, limit: int, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(kernels, "AT_ONCE", 2)
     q, k, v = draw(6, 2, 5, 9)
     at = Positions(torch.arange(14, 19), torch.arange(10, 19))
-    got = attend_within(q, k, v, at, limit, build_rope(DIM), SCALE, cap)
+    got = attend_within_distance(q, k, v, at, limit, build_rope(DIM), SCALE, cap)
     queries, keys, values = (reference.plain(x) for x in (q, k, v))
     out, lse = torch.zeros(6, 5, DIM), torch.zeros(6, 5)
     for head in range(6):
@@ -180,7 +180,7 @@ def test_bounds_of_settings() -> None:
 def test_local_tokens_of_a_chunk() -> None:
     def local(start: int, query: QueryState, *, decoding: bool = False, **sizes: int) -> int:
         window = Window(**{"local": 4, "dense": 6, **sizes})
-        return window.count_local(Chunk(start, start + 1, True, decoding), query)
+        return window.count_local_tokens(Chunk(start, start + 1, True, decoding), query)
 
     asking = QueryState(Phase.QUESTION, turn_start=20)
     assert [local(at, QueryState()) for at in (0, 6, 7, 30)] == [0, 6, 4, 4]

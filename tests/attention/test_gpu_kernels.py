@@ -60,7 +60,7 @@ def test_kernel_is_the_reference(
         close(got, run("reference", tensors, causal), TOLERANCE[dtype])
 
 
-@pytest.mark.parametrize("kernel", [name for name in ON_GPU if KERNELS[name].caps])
+@pytest.mark.parametrize("kernel", [name for name in ON_GPU if KERNELS[name].supports_soft_cap])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("width", [128, 256])
 def test_soft_cap(kernel: str, dtype: torch.dtype, width: int) -> None:

@@ -15,10 +15,16 @@ import reference
 import torch
 from conftest import build_rope
 
-from esa_cli.attention.compression import ClosedForm, Learned, Linear, NoCompression, save_learned
+from esa_cli.attention.compression import (
+    ClosedFormCompressor,
+    Learned,
+    Linear,
+    NoCompression,
+    save_learned,
+)
 from esa_cli.attention.layer import Attention
 from esa_cli.attention.method import LayerMemory, Method
-from esa_cli.attention.positions import Contiguous, FixedDistance, TruePositions
+from esa_cli.attention.positions import ContiguousPositions, FixedDistancePositions, TruePositions
 from esa_cli.attention.rope import Angles, Rope
 from esa_cli.attention.selection import SumScore, TopK
 from esa_cli.attention.step import ChunkTrace, LayerState, Step
@@ -32,8 +38,8 @@ HEADS, GROUPS, DIM = 6, 2, 8
 SCALE = 0.4
 DISTANCE = 23
 POSITIONS = {
-    "esa": FixedDistance(DISTANCE),
-    "contiguous": Contiguous(DISTANCE),
+    "esa": FixedDistancePositions(DISTANCE),
+    "contiguous": ContiguousPositions(DISTANCE),
     "true": TruePositions(DISTANCE),
 }
 SCORES = {
@@ -57,7 +63,9 @@ def method_of(
         window=window,
         selector=changes.pop("selector", TopK(1)),
         score=SCORES[score],
-        compressor=NoCompression() if rank is None else ClosedForm(rank=rank, fit_tokens=12),
+        compressor=NoCompression()
+        if rank is None
+        else ClosedFormCompressor(rank=rank, fit_tokens=12),
         position=POSITIONS[position],
         **changes,
     )
@@ -65,7 +73,11 @@ def method_of(
 
 def settings_of(method: Method, memory: LayerMemory) -> reference.Settings:
     score, window = method.score, method.window
-    names = {FixedDistance: "esa", Contiguous: "contiguous", TruePositions: "true"}
+    names = {
+        FixedDistancePositions: "esa",
+        ContiguousPositions: "contiguous",
+        TruePositions: "true",
+    }
     maps = None
     if isinstance(memory.projection, Linear):
         maps = (

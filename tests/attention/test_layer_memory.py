@@ -9,7 +9,7 @@ import torch
 from conftest import build_rope
 
 from esa_cli.attention import method
-from esa_cli.attention.compression import ClosedForm
+from esa_cli.attention.compression import ClosedFormCompressor
 from esa_cli.attention.method import LayerMemory, Method
 from esa_cli.attention.step import LayerState
 from esa_cli.storage.memory_store import MemoryStore
@@ -24,10 +24,10 @@ def memory() -> LayerMemory:
 
 def test_rows_are_fetched_again_where_positions_differ(memory: LayerMemory) -> None:
     at = torch.tensor([1, 5, 8])
-    keys, values = memory.fetch(at)
-    assert memory.fetch(at)[0] is keys
-    assert memory.fetch(at.clone())[0] is keys
-    other, _ = memory.fetch(torch.tensor([1, 5, 9]))
+    keys, values = memory.fetch_far_tokens(at)
+    assert memory.fetch_far_tokens(at)[0] is keys
+    assert memory.fetch_far_tokens(at.clone())[0] is keys
+    other, _ = memory.fetch_far_tokens(torch.tensor([1, 5, 9]))
     assert torch.equal(other, memory.store.gather(torch.tensor([1, 5, 9]))[0])
     assert torch.equal(values, memory.store.gather(at)[1])
     memory.crop(-2)
@@ -39,7 +39,7 @@ def test_queries_in_half_precision_are_summed_in_single() -> None:
     memory = LayerMemory(0, MemoryStore(1, 4, torch.float16, torch.device("cpu")))
     memory.store.append(*torch.ones(2, 1, 8, 4, dtype=torch.float16))
     q = torch.full((2, 8, 4), 4e4, dtype=torch.float16)
-    memory.learn(Method(compressor=ClosedForm(rank=2)), build_rope(4), q, 0)
+    memory.add_to_moments(Method(compressor=ClosedFormCompressor(rank=2)), build_rope(4), q, 0)
     assert memory.moments.queries is not None
     assert torch.equal(memory.moments.queries, torch.full((4, 4), 8 * 8e4**2).double())
 
@@ -94,17 +94,17 @@ def test_only_new_rows_are_fetched_from_elsewhere(at: list[int], asked: list[lis
     rows = torch.randn(2, 30, 4), torch.randn(2, 30, 4)
     store.append(*rows)
     memory = LayerMemory(0, store)
-    memory.fetch(torch.tensor([1, 5, 8, 12]))
+    memory.fetch_far_tokens(torch.tensor([1, 5, 8, 12]))
     store.asked.clear()
     for _ in range(2):
-        fetched = memory.fetch(torch.tensor(at, dtype=torch.long))
+        fetched = memory.fetch_far_tokens(torch.tensor(at, dtype=torch.long))
         assert all(torch.equal(a, b[:, at]) for a, b in zip(fetched, rows, strict=True))
     assert [one for one in store.asked if one] == asked
 
 
 def test_many_far_tokens_are_not_kept(memory: LayerMemory, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(method, "FETCH_KEPT", 2)
-    memory.fetch(torch.tensor([1, 5, 8]))
+    memory.fetch_far_tokens(torch.tensor([1, 5, 8]))
     assert memory.fetched is None
-    memory.fetch(torch.tensor([1, 5]))
+    memory.fetch_far_tokens(torch.tensor([1, 5]))
     assert memory.fetched is not None

@@ -19,7 +19,7 @@ from esa_cli.attention.parts import (
     blame_plugins,
     check_offsets,
 )
-from esa_cli.attention.positions import Contiguous
+from esa_cli.attention.positions import ContiguousPositions
 from esa_cli.attention.selection import SumScore, TopK
 from esa_cli.attention.step import Projection
 from esa_cli.attention.window import Window
@@ -126,13 +126,13 @@ class MapsFail(Compressor):
 
 
 @dataclass(frozen=True)
-class ScaleFails(Contiguous):
+class ScaleFails(ContiguousPositions):
     def query_scale(self, at: Tensor) -> Any:
         raise KeyError("s")
 
 
 @dataclass(frozen=True)
-class FrequenciesFail(Contiguous):
+class FrequenciesFail(ContiguousPositions):
     def frequencies(self, inverse: Tensor, factor: float, length: int) -> Any:
         raise KeyError("f")
 
@@ -153,7 +153,12 @@ class FrequenciesFail(Contiguous):
 )
 def test_in_a_model_the_part_is_named(loaded: Any, part: dict[str, Any], about: str) -> None:
     method = Method(
-        **{"window": Window(2, 4, 8, 16), "selector": TopK(), "position": Contiguous(), **part}
+        **{
+            "window": Window(2, 4, 8, 16),
+            "selector": TopK(),
+            "position": ContiguousPositions(),
+            **part,
+        }
     )
     attachment = attach(loaded.model, method)
     try:

@@ -8,16 +8,33 @@ import pytest
 import torch
 
 from esa_cli.attention.parts import PositionEncoding
-from esa_cli.attention.positions import Contiguous, FixedDistance, TruePositions, consecutive
+from esa_cli.attention.positions import (
+    ContiguousPositions,
+    FixedDistancePositions,
+    TruePositions,
+    consecutive,
+)
 from esa_cli.attention.step import Positions
-from esa_cli.methods.full_attention import NTK, DynamicNTK, Interpolation, ReRoPE, YaRN
+from esa_cli.methods.full_attention import (
+    DynamicNtkPositions,
+    InterpolatedPositions,
+    NtkPositions,
+    ReRopePositions,
+    YarnPositions,
+)
 from esa_cli.methods.infllm import InfLLMPositions
 from esa_cli.methods.streaming import LMInfinitePositions, StreamingPositions
 
-STRETCHED = [Interpolation(), NTK(), DynamicNTK(), YaRN()]
+STRETCHED = [InterpolatedPositions(), NtkPositions(), DynamicNtkPositions(), YarnPositions()]
 ENCODINGS = [
-    *(FixedDistance(70), Contiguous(), TruePositions()),
-    *(InfLLMPositions(), LMInfinitePositions(), StreamingPositions(), ReRoPE(), *STRETCHED),
+    *(FixedDistancePositions(70), ContiguousPositions(), TruePositions()),
+    *(
+        InfLLMPositions(),
+        LMInfinitePositions(),
+        StreamingPositions(),
+        ReRopePositions(),
+        *STRETCHED,
+    ),
 ]
 CASES = [(0, 1, 0), (0, 5, 9), (4, 1, 9), (4, 5, 9), (8, 8, 100)]
 AT = torch.tensor([0, 1, 2, 10, 11, 40, 57, 58])
@@ -48,13 +65,13 @@ def test_near_tokens_are_as_far_as_they_are(
 @pytest.mark.parametrize("distance", [0, 1, 70, 5000])
 @pytest.mark.parametrize("chunk", [1, 5])
 def test_esa_far_is_always_at_w(distance: int, chunk: int) -> None:
-    far = FixedDistance(distance).far(AT, 4, chunk, 100)
+    far = FixedDistancePositions(distance).far(AT, 4, chunk, 100)
     assert torch.equal(apart(far), torch.full((chunk, len(AT)), distance))
     assert torch.equal(far.key, torch.zeros(len(AT), dtype=torch.long))
 
 
 def test_esa_near_is_the_papers_numbering() -> None:
-    near = FixedDistance().near(3, 2, 50, 7)
+    near = FixedDistancePositions().near(3, 2, 50, 7)
     assert near.key.tolist() == [0, 1, 2, 3, 4]
     assert near.query.tolist() == [3, 4]
 
@@ -62,7 +79,7 @@ def test_esa_near_is_the_papers_numbering() -> None:
 @pytest.mark.parametrize("local", [0, 4])
 @pytest.mark.parametrize("chunk", [1, 5])
 def test_contiguous_has_order_no_gaps_and_stays_inside(local: int, chunk: int) -> None:
-    encoding = Contiguous()
+    encoding = ContiguousPositions()
     near = encoding.near(local, chunk, 100, len(AT))
     far = encoding.far(AT, local, chunk, 100)
     assert torch.equal(near.query, far.query)
@@ -89,7 +106,7 @@ def test_one_fixed_distance_for_all_far_tokens(local: int, chunk: int) -> None:
         InfLLMPositions(77): max(local - 1, 0),
         # Their minimum with all the tokens there are, less one.
         LMInfinitePositions(77): min(local, 100 + chunk - 1),
-        ReRoPE(77): 77,
+        ReRopePositions(77): 77,
     }
     for encoding, distance in rules.items():
         far = encoding.far(AT, local, chunk, 100)
@@ -110,8 +127,8 @@ def test_streaming_puts_sinks_in_order_a_window_away(local: int, chunk: int) -> 
 
 def test_rerope_sharpens_queries_beyond_the_trained_window_only() -> None:
     at = torch.tensor([0, 1, 14, 15, 16, 63, 255])
-    assert ReRoPE(9).query_scale(at) is None
-    got = ReRoPE(9, trained=16).query_scale(at)
+    assert ReRopePositions(9).query_scale(at) is None
+    got = ReRopePositions(9, trained=16).query_scale(at)
     want = [max(1.0, math.log(i + 1) / math.log(16)) for i in at.tolist()]
     torch.testing.assert_close(got, torch.tensor(want))
     assert (got[:4] == 1).all()

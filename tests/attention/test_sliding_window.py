@@ -9,7 +9,7 @@ import torch
 from test_layer import build_rope
 
 from esa_cli.attention import sliding_window
-from esa_cli.attention.algebra import soft_capped, with_sink
+from esa_cli.attention.algebra import add_attention_sink, soft_capped
 from esa_cli.attention.kernels import attend, choose
 from esa_cli.attention.method import LayerMemory
 from esa_cli.attention.sliding_window import SlidingAttention
@@ -77,13 +77,13 @@ def test_a_sink_is_one_more_key_without_a_value(
 ) -> None:
     q, k, v = rows
     sink = torch.tensor([0.5, -1.0, 3.0, 0.0])
-    out, lse = with_sink(*attend(q, k, v, causal=False, scale=SCALE), sink)
+    out, lse = add_attention_sink(*attend(q, k, v, causal=False, scale=SCALE), sink)
     logits = torch.einsum("hcd,hnd->hcn", q, k.repeat_interleave(2, 0)) * SCALE
     both = torch.cat((logits, sink[:, None, None].expand(-1, LENGTH, 1)), dim=-1)
     weights = both.softmax(dim=-1)[..., :-1]
     torch.testing.assert_close(out, weights @ v.repeat_interleave(2, 0), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(lse, both.logsumexp(dim=-1))
-    assert with_sink(out, lse, None)[0] is out
+    assert add_attention_sink(out, lse, None)[0] is out
 
 
 def test_a_soft_cap_needs_a_kernel_that_has_one(

@@ -47,7 +47,7 @@ def test_csv_with_lines_above_the_table() -> None:
     ],
 )  # fmt: skip
 def test_csv_numbers_that_name_columns(rows: str, last: str) -> None:
-    assert readers.read(rows.encode(), "a.csv").text.splitlines()[-1] == last
+    assert readers.extract_text(rows.encode(), "a.csv").text.splitlines()[-1] == last
 
 
 def test_csv_whose_heading_is_too_short_names_nothing() -> None:

@@ -14,7 +14,7 @@ from esa_cli.documents.readers import ExtractedText
 def word(*body: str, pages: int | None = None, **more: str) -> ExtractedText:
     parts = {"word/styles.xml": make.STYLES, "word/numbering.xml": make.NUMBERING}
     parts |= {f"word/{name}.xml": text for name, text in more.items()}
-    return readers.read(make.docx("".join(body), parts, pages), "a.docx")
+    return readers.extract_text(make.docx("".join(body), parts, pages), "a.docx")
 
 
 def listed(number: int, level: int) -> str:

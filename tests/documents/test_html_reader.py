@@ -11,7 +11,7 @@ from esa_cli.documents.readers.html_reader import parse_html, write_html
 
 
 def html(body: str) -> ExtractedText:
-    return readers.read(f"<!doctype html><body>{body}".encode(), "page.html")
+    return readers.extract_text(f"<!doctype html><body>{body}".encode(), "page.html")
 
 
 def test_html_paragraphs_lists_tables() -> None:
@@ -30,7 +30,7 @@ def test_html_paragraphs_lists_tables() -> None:
 
 
 def test_html_title_chapters_and_tails() -> None:
-    found = readers.read(
+    found = readers.extract_text(
         b"<html><head><title>T</title></head><body>a<!-- c -->b<script></script>c"
         b"<h2></h2><h3>S</h3>d",
         "page",
@@ -97,7 +97,7 @@ def test_html_encodings_by_their_names_in_the_web(name: str, words: str, codec: 
         f"<meta charset='{name}'>",
         f"<meta http-equiv=Content-Type content='text/html; charset={name}'>",
     ):
-        found = readers.read(f"{' ' * 2000}{meta}<p>{words}".encode(codec), "a.html")
+        found = readers.extract_text(f"{' ' * 2000}{meta}<p>{words}".encode(codec), "a.html")
         assert (found.text, found.encoding) == (f"{words}\n", codec)
 
 

@@ -16,7 +16,7 @@ PICTURE = "iVBORw0KGgo" + "A" * 80
 
 def mail(body: str, *fields: str, charset: str = "utf-8") -> ExtractedText:
     head = "".join(f"{field}\r\n" for field in ("From: Ann <ann@x.org>", "Subject: Trip", *fields))
-    return readers.read(f"{head}\r\n{body}".encode(charset), "a.eml")
+    return readers.extract_text(f"{head}\r\n{body}".encode(charset), "a.eml")
 
 
 def parts(*inside: str, kind: str = "mixed", sign: str = "b") -> str:
@@ -48,7 +48,7 @@ def test_mail_fields_and_text() -> None:
         " =?utf-8?q?=C3=9Fe?=\r\nCc: c@x.org,\r\n\td@x.org\r\nTo: Bö <b@x.org>\r\nFrom: a@x.org\r\n"
         "X-Spam: no\r\n\r\none\r\n\r\n  two\r\n"
     )
-    found = readers.read(data.encode(), "a.eml")
+    found = readers.extract_text(data.encode(), "a.eml")
     assert found.text == (
         "From: a@x.org\nTo: Bö <b@x.org>\nCc: c@x.org, d@x.org\n"
         "Date: Mon, 03 Jun 2024 09:00:00 +0200\nSubject: Grüße\n\none\n\n  two\n"
@@ -69,7 +69,7 @@ def test_mail_fields_and_text() -> None:
 )
 def test_mail_encodings(charset: str, encoding: str, written: bytes) -> None:
     head = f"From: a\nContent-Type: text/plain{charset}\nContent-Transfer-Encoding: {encoding}\n\n"
-    found = readers.read(head.encode() + written, "a.eml")
+    found = readers.extract_text(head.encode() + written, "a.eml")
     assert found.text.removeprefix("From: a\n\n").strip() in ("né", "né “x”", WESTERN)
     assert found.missing == ()
 
@@ -114,11 +114,11 @@ def test_mail_inside_a_mail_is_a_chapter_of_its_own() -> None:
 
 def test_mail_is_told_by_content_where_no_name_is() -> None:
     data = b"Received: by x\r\nFrom: a\r\n\r\nwords"
-    assert readers.read(data, STDIN).text == "From: a\n\nwords\n"
-    assert readers.read(data, "a.txt").text == "Received: by x\nFrom: a\n\nwords"
+    assert readers.extract_text(data, STDIN).text == "From: a\n\nwords\n"
+    assert readers.extract_text(data, "a.txt").text == "Received: by x\nFrom: a\n\nwords"
     for text in (b"From: here\nto: there\n\nwords", b"Message-ID: x\nfoo: y\n\nwords"):
-        assert readers.read(text, STDIN).text == text.decode()
-    assert readers.read(b"Note: no mail\n\nwords", "a.eml").text == "Note: no mail\n\nwords"
+        assert readers.extract_text(text, STDIN).text == text.decode()
+    assert readers.extract_text(b"Note: no mail\n\nwords", "a.eml").text == "Note: no mail\n\nwords"
     assert "binary" in refused(b"\x89PNG\r\n\x1a\n\0", "a.eml").message
 
 

@@ -31,7 +31,7 @@ def raw(*cells: dict[str, Any], **more: Any) -> bytes:
 
 
 def notebook(*cells: dict[str, Any], **more: Any) -> ExtractedText:
-    return readers.read(raw(*cells, **more), "a.ipynb")
+    return readers.extract_text(raw(*cells, **more), "a.ipynb")
 
 
 def test_notebook_cells_in_order_with_their_headings_for_chapters() -> None:

@@ -13,7 +13,7 @@ from esa_cli.documents.readers import STDIN, ExtractedText
 
 def odt(*body: str, styles: str = "", more: Mapping[str, str] | None = None) -> ExtractedText:
     parts = {name: make.odt_part("x", inside) for name, inside in (more or {}).items()}
-    return readers.read(make.odt("".join(body), styles, parts), "a.odt")
+    return readers.extract_text(make.odt("".join(body), styles, parts), "a.odt")
 
 
 def p(inside: str, style: str = "") -> str:
@@ -100,7 +100,7 @@ def test_odt_says_what_is_missing() -> None:
 def test_odt_is_told_by_content_and_refused_in_words() -> None:
     data = make.odt(p("Hello"))
     for name in (STDIN, "a.txt", "a.docx"):
-        assert readers.read(data, name).text == "Hello\n"
+        assert readers.extract_text(data, name).text == "Hello\n"
     lock = make.odt_part(
         "manifest:manifest",
         "<manifest:file-entry><manifest:encryption-data/></manifest:file-entry>",

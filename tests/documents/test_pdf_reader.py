@@ -15,7 +15,7 @@ def test_pdf_pages_and_bookmarks() -> None:
         ["Cover", "Intro here\nOne small step", "", "more\nTwo  ways\nend", "last"],
         [("Intro", 1), ("One small", 1), ("Two ways", 3), ("Empty", 2)],
     )
-    found = readers.read(data, "a.pdf")
+    found = readers.extract_text(data, "a.pdf")
     assert found.text == "Cover\n\nIntro here\nOne small step\n\nmore\nTwo ways\nend\n\nlast\n"
     assert at(found, "Cover") == (1, None)
     assert at(found, "Intro here") == (2, "Intro")
@@ -27,7 +27,7 @@ def test_pdf_pages_and_bookmarks() -> None:
 
 
 def test_pdf_scanned_in_part() -> None:
-    found = readers.read(make.pdf(["a", None, "b", None, None]), "a.pdf")
+    found = readers.extract_text(make.pdf(["a", None, "b", None, None]), "a.pdf")
     assert found.missing == (
         "pages 2, 4, 5 have no text, only pictures (ocrmypdf can recognise their characters)",
     )
@@ -62,7 +62,7 @@ def test_pdf_text_is_tidied(pages: list[str], expected: str) -> None:
 
 def test_pdf_fields_that_are_filled_in() -> None:
     field = "/Subtype /Widget /F 4 /FT"
-    found = readers.read(
+    found = readers.extract_text(
         make.form(
             f"{field} /Tx /T (a.tenant[0]) /V (Jo Quist)",
             f"{field} /Tx /T (x7) /TU (Rent in euros) /V (950)",

@@ -44,7 +44,7 @@ def test_slides_are_pages_and_their_titles_chapters() -> None:
     group = second.shapes.add_group_shape()
     group.shapes.add_textbox(*BOX).text_frame.text = "grouped"
     slide(show, "", "last")._element.set("show", "0")
-    found = readers.read(saved(show), "a.pptx")
+    found = readers.extract_text(saved(show), "a.pptx")
     assert found.text == (
         "Plan\n\none\ntwo\nhalf\n\nNotes: say it\nslowly\n\n"
         "Costs\n2024\n\narea: 10^6\n\nname | sum\nAnn | 3\n\ngrouped\n\nlast\n"
@@ -53,7 +53,7 @@ def test_slides_are_pages_and_their_titles_chapters() -> None:
         (1, "Plan"), (2, "Costs 2024"), (3, "(hidden)"),
     ]  # fmt: skip
     assert found.missing == ()
-    assert readers.read(saved(show), readers.STDIN) == found, "content tells it"
+    assert readers.extract_text(saved(show), readers.STDIN) == found, "content tells it"
 
 
 def test_presentation_says_what_is_missing() -> None:
@@ -62,7 +62,7 @@ def test_presentation_says_what_is_missing() -> None:
     data.categories = ["a"]
     data.add_series("s", (1,))
     slide(show, "Pie").shapes.add_chart(XL_CHART_TYPE.PIE, *BOX, data)
-    found = readers.read(saved(show), "a.pptx")
+    found = readers.extract_text(saved(show), "a.pptx")
     assert found.text == "Pie\n"
     assert found.marks == (Mark(0, 1, "Pie"),)
     assert found.missing == ("charts are left out: 1",)

@@ -24,7 +24,7 @@ def test_markdown_headings_are_chapters() -> None:
         "---\ntitle: x\n---\nlead\n\n# One #\nalpha\n```\n# no heading\n```\n"
         "Two\n---\nbeta\n\n- item\n---\n\n    # code\n#no\n### Three\ngamma\n"
     )
-    found = readers.read(text.encode(), "a.md")
+    found = readers.extract_text(text.encode(), "a.md")
     assert found.text == text
     assert [(text[m.start :].split("\n")[0], m.chapter) for m in found.marks] == [
         ("# One #", "One"), ("Two", "Two"), ("### Three", "Three"),
@@ -101,7 +101,7 @@ def test_the_worked_reader_of_the_docs(tmp_path: Path) -> None:
     path = tmp_path / "subtitles.py"
     path.write_text(docs.split("```python\n")[-1].split("```")[0])
     plugin_loading.load_file(path)
-    found = readers.read(
+    found = readers.extract_text(
         b"1\n00:00:01,5 --> 00:00:03,0\nWho is\nthere?\n\n2\n00:01:04,0 --> 00:01:05,0\nI am.\n",
         "x.srt",
     )
@@ -132,11 +132,11 @@ def test_a_careless_reader_is_named() -> None:
     for marks in ((Mark(1), Mark(1)), (Mark(3),), (Mark(-1),), ()):
         Careless.result = ExtractedText("ab" if marks else "a\rb", marks)
         with pytest.raises(PluginError, match="shouting"):
-            readers.read(b"x", "a.md")
+            readers.extract_text(b"x", "a.md")
 
 
 def test_strict_open_xml_is_the_same_by_other_namespaces() -> None:
-    data = make.docx(make.paragraph("Chapter 1", "Heading1") + make.paragraph("Text."))
+    data = make.docx(make.start_paragraph("Chapter 1", "Heading1") + make.start_paragraph("Text."))
     usual = re.compile(
         rb"http://schemas\.openxmlformats\.org/([A-Za-z]+)/2006/(main|relationships)"
     )
@@ -152,4 +152,6 @@ def test_strict_open_xml_is_the_same_by_other_namespaces() -> None:
         for part, content in parts.items()
     }
     assert strict != parts
-    assert readers.read(make.zipped(strict), "a.docx") == readers.read(data, "a.docx")
+    assert readers.extract_text(make.zipped(strict), "a.docx") == readers.extract_text(
+        data, "a.docx"
+    )

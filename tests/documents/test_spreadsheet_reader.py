@@ -35,7 +35,7 @@ def saved(book: openpyxl.Workbook) -> bytes:
 
 
 def read(book: openpyxl.Workbook) -> ExtractedText:
-    return readers.read(saved(book), "a.xlsx")
+    return readers.extract_text(saved(book), "a.xlsx")
 
 
 TABLE = (("name", "town", "sum"), ("Ann", "Ulm", 3.0), ("Bo", None, 2.5))
@@ -78,7 +78,7 @@ def test_values_of_cells() -> None:
         saved(workbook(A=[("x", date(2024, 5, 1))])),
         lambda _, part: re.sub(rb"<workbookPr\b", b'<workbookPr date1904="1"', part),
     )
-    assert "2028-05-02" in readers.read(since_1904, "a.xlsx").text
+    assert "2028-05-02" in readers.extract_text(since_1904, "a.xlsx").text
 
 
 def test_workbook_says_what_is_missing() -> None:
@@ -115,7 +115,7 @@ def test_rows_and_cells_out_of_order_and_twice() -> None:
             return data
         return re.sub(b"<sheetData>.*</sheetData>", b"<sheetData>%s</sheetData>" % rows, data)
 
-    text = readers.read(changed(make.xlsx([["x", "y"]]), change), "a.xlsx").text
+    text = readers.extract_text(changed(make.xlsx([["x", "y"]]), change), "a.xlsx").text
     assert text.splitlines()[1:] == [
         "column 1: 3; column 3: 1", "column 1: 51; column 2: 52; column 3: 53",
     ]  # fmt: skip

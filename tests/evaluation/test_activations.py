@@ -13,9 +13,9 @@ from calibration_tools import selective
 from conftest import ModelFactory
 from torch import Tensor
 
-from esa_cli.attention.compression import ClosedForm, NoCompression
+from esa_cli.attention.compression import ClosedFormCompressor, NoCompression
 from esa_cli.attention.method import Method
-from esa_cli.attention.positions import FixedDistance
+from esa_cli.attention.positions import FixedDistancePositions
 from esa_cli.attention.selection import SumScore
 from esa_cli.attention.window import Window
 from esa_cli.errors import ResourceError
@@ -108,7 +108,7 @@ def test_queries_are_rotated_where_the_score_rotates(
     assert not torch.allclose(queries, plain)
     fits: list[Any] = []
 
-    class Spy(ClosedForm):
+    class Spy(ClosedFormCompressor):
         def fit(self, layer: int, moments: Any) -> Any:
             fits.append((layer, moments))
             return super().fit(layer, moments)
@@ -117,7 +117,7 @@ def test_queries_are_rotated_where_the_score_rotates(
         window=Window(initial=2, selected=6, local=90, chunk=10),
         score=SumScore(rotate=True),
         compressor=Spy(rank=4, fit_tokens=50),
-        position=FixedDistance(64),
+        position=FixedDistancePositions(64),
     )
     with seam.attach(model, method) as attachment:
         cache = attachment.new_cache()

@@ -15,7 +15,7 @@ from torch import Tensor
 import esa_cli.documents.readers  # noqa: F401 - registered before a test copies the registry
 from esa_cli.attention.compression import Moments
 from esa_cli.attention.parts import Compressor, Score, Selector
-from esa_cli.attention.positions import FixedDistance
+from esa_cli.attention.positions import FixedDistancePositions
 from esa_cli.attention.step import LayerState, Positions, Projection, Step
 from esa_cli.evaluation.conformance import make_step, observed_step
 
@@ -166,7 +166,7 @@ def test_fit_tokens_must_be_a_count(count: Any) -> None:
 
 
 @dataclass(frozen=True)
-class Bent(FixedDistance):
+class Bent(FixedDistancePositions):
     def bend(self, positions: Positions) -> Positions:
         return positions
 
@@ -202,7 +202,7 @@ def test_wrong_positions_fail(bend: Any, wanted: str, detail: str) -> None:
 
 
 def test_encodings_leave_the_positions_they_are_given_alone() -> None:
-    class Broken(FixedDistance):
+    class Broken(FixedDistancePositions):
         def far(self, at: Tensor, local: int, chunk: int, start: int) -> Positions:
             return Positions(torch.full((chunk,), self.distance), at.zero_())
 
@@ -236,7 +236,7 @@ def test_encodings_leave_the_positions_they_are_given_alone() -> None:
 )
 def test_wrong_optional_members_fail(member: str, broken: Any, wanted: str, detail: str) -> None:
     value = (lambda self, *given: broken(*given)) if callable(broken) else broken
-    found = examine("position", type("Broken", (FixedDistance,), {member: value}))
+    found = examine("position", type("Broken", (FixedDistancePositions,), {member: value}))
     assert detail in found[wanted]
     assert set(found) == {wanted}
 

@@ -27,7 +27,7 @@ from esa_cli.evaluation.selftest.run_plan import (
 )
 from esa_cli.evaluation.selftest.selftest_run import NeedleRecall, SelftestRun, selects_facts
 from esa_cli.evaluation.tasks import Haystack
-from esa_cli.methods.infllm import InfLLM
+from esa_cli.methods.infllm import InfLLMSelector
 from esa_cli.qa.answering.session import Session
 from esa_cli.qa.presets import preset
 from esa_cli.qa.presets.resolved_preset import resolve
@@ -139,15 +139,15 @@ def test_a_shared_prefill_is_observed_by_methods_that_observe_once(loaded: Any) 
     base = resolve(TINY).method
     infllm = resolve(groups(settings_of(methods=("infllm",)), TINY, 900)[0].presets[0]).method
     assert shared_prefill_method(base, [base, base]).selector == base.selector
-    other = replace(infllm, selector=InfLLM(block=16))
+    other = replace(infllm, selector=InfLLMSelector(block=16))
     sums = []
     for methods in ([base, infllm], [infllm, other]):
         with Session(loaded.model, loaded.tokenizer, TINY) as session:
             session.read(
                 "The gate opens at nine. " * 40, method=shared_prefill_method(base, methods)
             )
-            mass = session.cache.memory(0).states[0, InfLLM].mass
-            sums.append(mass.span(0, session.document_tokens).clone())
+            mass = session.cache.memory(0).states[0, InfLLMSelector].mass
+            sums.append(mass.received_attention(0, session.document_tokens).clone())
     assert sums[0].sum() > 0
     assert torch.equal(*sums)
 

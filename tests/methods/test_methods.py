@@ -26,8 +26,8 @@ from esa_cli.attention.window import QueryState, Window
 from esa_cli.errors import PluginError
 from esa_cli.evaluation.conformance import Finding, advance, check, make_step
 from esa_cli.methods import registry
-from esa_cli.methods.infllm import KEPT_CHUNKS, InfLLM
-from esa_cli.methods.per_head import Loki
+from esa_cli.methods.infllm import KEPT_CHUNKS, InfLLMSelector
+from esa_cli.methods.per_head import LokiSelector
 from esa_cli.methods.voting import VoteScore
 from esa_cli.qa.presets import preset, resolved_preset
 from esa_cli.qa.presets.resolved_preset import resolve
@@ -464,8 +464,12 @@ def test_many_middle_tokens(name: str, keep: bool, monkeypatch: pytest.MonkeyPat
         dim=4,
         observe=selector.observe if selector.observes else None,
     )
-    state = step.states.get((step.layer, InfLLM))
-    r = None if state is None else reference.plain(state.mass.span(0, len(step.store)).T)
+    state = step.states.get((step.layer, InfLLMSelector))
+    r = (
+        None
+        if state is None
+        else reference.plain(state.mass.received_attention(0, len(step.store)).T)
+    )
     want = rule()(place_of(step, r), 700)
     got = selected(selector, step, 700)
     # Sums of 9,000 exponentials in two orders may swap two votes that are all but equal.
@@ -509,13 +513,15 @@ def test_loki_fits_again_when_its_tokens_were_taken_back() -> None:
     selector = registry.build("selector", {"name": "loki", "fit_tokens": 30})
     step = make_step(middle=100)
     selector.select(step, 16)
-    basis = step.states[step.layer, Loki].directions.basis
+    basis = step.states[step.layer, LokiSelector].directions.basis
     later = advance(step, back=40)
     selector.select(later, 16)
-    assert later.states[later.layer, Loki].directions.basis is basis, "its tokens are all there"
+    assert later.states[later.layer, LokiSelector].directions.basis is basis, (
+        "its tokens are all there"
+    )
     short = advance(advance(later, 60, back=len(later.store) - 20))
     got = selected(selector, short, 16)
-    assert short.states[short.layer, Loki].directions.basis is not basis
+    assert short.states[short.layer, LokiSelector].directions.basis is not basis
     short.states.clear()
     assert got == selected(selector, short, 16), "nothing projected by the old one is left"
 
@@ -549,14 +555,14 @@ def test_infllm_takes_back_what_a_question_gave() -> None:
     """Exactly, when it was not longer than the marks; approximately, when it was."""
     reader = Reader(method_of(INFLLM), *draw(120))
     reader.feed(40)
-    before = reader.memory.states[0, InfLLM].mass.span(0, 40).clone()
+    before = reader.memory.states[0, InfLLMSelector].mass.received_attention(0, 40).clone()
     for length, exact in (
         (40 + WINDOW.chunk * KEPT_CHUNKS, True),
         (41 + WINDOW.chunk * KEPT_CHUNKS, False),
     ):
         reader.feed(length)
         reader.crop(40)
-        after = reader.memory.states[0, InfLLM].mass.span(0, 40)
+        after = reader.memory.states[0, InfLLMSelector].mass.received_attention(0, 40)
         assert torch.equal(after, before) == exact
     assert torch.equal(after[: 40 - WINDOW.local], before[: 40 - WINDOW.local])
 

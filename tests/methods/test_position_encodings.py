@@ -23,7 +23,14 @@ from esa_cli.attention.window import QueryState, Window
 from esa_cli.errors import PresetError
 from esa_cli.evaluation.conformance import check
 from esa_cli.methods import registry
-from esa_cli.methods.full_attention import NTK, AllTokens, DynamicNTK, Interpolation, ReRoPE, YaRN
+from esa_cli.methods.full_attention import (
+    AllTokensSelector,
+    DynamicNtkPositions,
+    InterpolatedPositions,
+    NtkPositions,
+    ReRopePositions,
+    YarnPositions,
+)
 from esa_cli.methods.infllm import InfLLMPositions
 from esa_cli.methods.streaming import LMInfinitePositions, StreamingPositions
 from esa_cli.models.attachment.attach import attach
@@ -100,7 +107,7 @@ def test_rerope_is_attention_at_clipped_distances(
     monkeypatch.setattr(clipped, "AT_ONCE", 16)
     window = Window(initial=3, selected=1000, local=7, chunk=chunk, dense=dense)
     got, want = attended(
-        Method(window=window, position=ReRoPE(w, trained)),
+        Method(window=window, position=ReRopePositions(w, trained)),
         pieces,
         lambda i, j: min(i - j, w),
         lambda i: max(1.0, math.log(i + 1) / math.log(trained)) if trained else 1.0,
@@ -182,20 +189,23 @@ FACTORS = [1.0, 1.5, 32.0]
 @pytest.mark.parametrize("dim", DIMS)
 class TestFrequenciesAreThoseOfTransformers:
     def test_interpolation(self, dim: int, theta: float, factor: float) -> None:
-        got = Interpolation(factor=factor).frequencies(plain_rates(dim, theta), 1.0, 100)
+        got = InterpolatedPositions(factor=factor).frequencies(plain_rates(dim, theta), 1.0, 100)
         equal_rates(got, their_rates("linear", dim, theta, 2048, factor=factor))
 
     def test_ntk(self, dim: int, theta: float, factor: float) -> None:
         """A model that was made with the larger base; and the dynamic form with factor 1, at the
         length where its stretch is s."""
-        got = NTK(factor=factor).frequencies(plain_rates(dim, theta), 1.0, 100)
+        got = NtkPositions(factor=factor).frequencies(plain_rates(dim, theta), 1.0, 100)
         larger = theta * factor ** (dim / (dim - 2))
         equal_rates(got, (plain_rates(dim, larger), 1.0))
         length = round(2048 * factor)
         equal_rates(got, their_rates("dynamic", dim, theta, 2048, length, factor=1.0))
 
     def test_ntk_dynamic(self, dim: int, theta: float, factor: float) -> None:
-        inverse, encoding = plain_rates(dim, theta), DynamicNTK(factor=factor, trained=2048)
+        inverse, encoding = (
+            plain_rates(dim, theta),
+            DynamicNtkPositions(factor=factor, trained=2048),
+        )
         for length in (1, 2047, 2048, 2049, 5000, 262_144):
             got = encoding.frequencies(inverse, 1.0, length)
             equal_rates(got, their_rates("dynamic", dim, theta, 2048, length, factor=factor))
@@ -205,12 +215,16 @@ class TestFrequenciesAreThoseOfTransformers:
     def test_yarn(self, dim: int, theta: float, factor: float, beta: dict[str, float]) -> None:
         """Also where the ramp's bounds meet, or are the wrong way round."""
         for trained in (3, 7, 32, 2048, 8192, 32_768):
-            encoding = YaRN(factor=factor, trained=trained, **beta)
+            encoding = YarnPositions(factor=factor, trained=trained, **beta)
             got = encoding.frequencies(plain_rates(dim, theta), 1.0, 100)
             equal_rates(got, their_rates("yarn", dim, theta, trained, factor=factor, **beta))
 
 
-@pytest.mark.parametrize("encoding", [NTK(), DynamicNTK(), YaRN()], ids=lambda x: type(x).__name__)
+@pytest.mark.parametrize(
+    "encoding",
+    [NtkPositions(), DynamicNtkPositions(), YarnPositions()],
+    ids=lambda x: type(x).__name__,
+)
 @pytest.mark.parametrize("kind", SCALED)
 def test_stretched_hosts_are_refused(kind: str, encoding: Any) -> None:
     inverse, factor = build_rope(64, rope_parameters=SCALED[kind]).frequencies
@@ -223,14 +237,14 @@ def test_stretched_hosts_are_refused(kind: str, encoding: Any) -> None:
 
 def everything(position: PositionEncoding, chunk: int, dense: int | None) -> Method:
     window = Window(initial=5, selected=3, local=11, chunk=chunk, dense=dense)
-    return Method(window=window, selector=AllTokens(), position=position)
+    return Method(window=window, selector=AllTokensSelector(), position=position)
 
 
 STATIC: dict[str, tuple[PositionEncoding, dict[str, Any]]] = {
-    "yarn": (YaRN(factor=4.0, trained=TRAINED), SCALED["yarn"]),
-    "linear": (Interpolation(factor=4.0), SCALED["linear"]),
+    "yarn": (YarnPositions(factor=4.0, trained=TRAINED), SCALED["yarn"]),
+    "linear": (InterpolatedPositions(factor=4.0), SCALED["linear"]),
     "ntk": (
-        NTK(factor=4.0),
+        NtkPositions(factor=4.0),
         {"rope_type": "default", "rope_theta": THETA * 4 ** (DIM / (DIM - 2))},
     ),
 }
@@ -262,7 +276,7 @@ def test_dynamic_ntk_in_chunks_is_that_of_each_chunks_end(
     config = {"num_hidden_layers": 1, "max_position_embeddings": 48}
     plain, ids = make_model("llama", **config), tokens()
     theirs = make_model("llama", rope_parameters=DYNAMIC, **config)
-    encoding = DynamicNTK(factor=3.0, trained=48)
+    encoding = DynamicNtkPositions(factor=3.0, trained=48)
     with attach(plain, everything(encoding, chunk, dense)) as attached:
         cache = attached.new_cache()
         read = plain(ids[:, :63], past_key_values=cache).logits

@@ -129,7 +129,7 @@ def test_register_refuses() -> None:
     assert kind.value.hint == "did you mean 'selector'?"
     with pytest.raises(PluginError, match="already registered by esa_cli"):
         registry.register("selector", "topk")(Settings)
-    with pytest.raises(PluginError, match="without a setting 'name'"):
+    with pytest.raises(PluginError, match="without a field called 'name'"):
         registry.register("selector", "named")(Named)
     registry.register("score", "settings")(Settings)
     registry.register("score", "settings")(Settings)

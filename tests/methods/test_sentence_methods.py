@@ -14,8 +14,13 @@ from conftest import build_step
 from esa_cli.attention.step import ChunkTrace, Step
 from esa_cli.attention.window import QueryState, TurnText
 from esa_cli.methods.bm25 import Bm25Score
-from esa_cli.methods.consensus import FusedConsensus, select_windows, standardise
-from esa_cli.methods.sentences import PhraseScore, WholeSentences, sentence_starts, sum_phrases
+from esa_cli.methods.consensus import FusedConsensusSelector, select_windows, standardise
+from esa_cli.methods.sentences import (
+    PhraseScore,
+    WholeSentenceSelector,
+    sentence_starts,
+    sum_phrases,
+)
 from esa_cli.qa.answering.session import Session
 from esa_cli.qa.presets import preset, resolved_preset
 
@@ -123,7 +128,7 @@ def test_the_best_tokens_sentences_are_selected_whole(tokens: int, budget: int) 
     step = a_step(middle, pieces, low)
     scores = torch.rand(middle)
     borders = [0, *(at - low for at in range(7, low + middle, 7)), middle]
-    found = WholeSentences(tokens=tokens).select_best(scores, step, budget)
+    found = WholeSentenceSelector(tokens=tokens).select_best_tokens(scores, step, budget)
     assert found.tolist() == plain_sentences(scores.tolist(), borders, tokens, budget)
 
 
@@ -131,9 +136,13 @@ def test_tokens_behind_the_documents_and_without_text() -> None:
     step = a_step(60, [" w."] * 3 + [" w"] * 20)
     scores = torch.zeros(60)
     scores[40] = 1.0
-    assert WholeSentences().select_best(scores, step, 50).tolist() == list(range(20, 60))
-    assert WholeSentences().select_best(scores, a_step(60), 50).tolist() == list(range(32, 60))
-    assert WholeSentences().select_best(torch.zeros(60), step, 50).tolist() == []
+    assert WholeSentenceSelector().select_best_tokens(scores, step, 50).tolist() == list(
+        range(20, 60)
+    )
+    assert WholeSentenceSelector().select_best_tokens(scores, a_step(60), 50).tolist() == list(
+        range(32, 60)
+    )
+    assert WholeSentenceSelector().select_best_tokens(torch.zeros(60), step, 50).tolist() == []
 
 
 # Votes and words
@@ -170,12 +179,12 @@ def test_votes_and_words_are_added() -> None:
             strict=True,
         )
     ]
-    fused = FusedConsensus(passage=16, share=0.5, weight=0.5)
+    fused = FusedConsensusSelector(passage=16, share=0.5, weight=0.5)
     want = select_windows(torch.tensor(both, dtype=torch.float64), 48, 16, 0.5)
     late = replace(step, layer=7)
-    assert fused.select_best(votes, late, 48).tolist() == want.tolist()
-    none = replace(fused, weight=0.0).select_best(votes, late, 48)
-    silent = fused.select_best(votes, replace(late, query=QueryState()), 48)
+    assert fused.select_best_tokens(votes, late, 48).tolist() == want.tolist()
+    none = replace(fused, weight=0.0).select_best_tokens(votes, late, 48)
+    silent = fused.select_best_tokens(votes, replace(late, query=QueryState()), 48)
     assert none.tolist() == silent.tolist(), "without words, votes alone"
 
 

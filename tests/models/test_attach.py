@@ -12,7 +12,7 @@ from stock_attention import LENGTH, SCALED, close, everything, in_pieces, tokens
 from transformers import DynamicCache, PreTrainedModel
 
 from esa_cli.attention.method import Method
-from esa_cli.attention.positions import Contiguous, FixedDistance
+from esa_cli.attention.positions import ContiguousPositions, FixedDistancePositions
 from esa_cli.attention.window import Window
 from esa_cli.errors import ModelError, UsageError
 from esa_cli.methods.voting import VoteScore
@@ -21,7 +21,7 @@ from esa_cli.models.attachment.attach import Attachment, attach
 
 def selective(chunk: int = 8, **options: Any) -> Method:
     window = Window(initial=4, selected=12, local=8, chunk=chunk)
-    return Method(window=window, **{"position": FixedDistance(40), **options})
+    return Method(window=window, **{"position": FixedDistancePositions(40), **options})
 
 
 def test_the_difference_to_stock_is_rounding(make_model: ModelFactory) -> None:
@@ -75,7 +75,7 @@ def alone(model: PreTrainedModel, method: Method, pieces: list[torch.Tensor]) ->
 def test_two_models_at_once(make_model: ModelFactory) -> None:
     """Other methods, other families, calls by turns, and one detached before the other."""
     first, second = make_model("llama"), make_model("qwen3", seed=1)
-    methods = selective(), selective(3, position=Contiguous(20), score=VoteScore())
+    methods = selective(), selective(3, position=ContiguousPositions(20), score=VoteScore())
     pieces = [*tokens(60).split(17, dim=1)]
     wanted = [alone(first, methods[0], pieces), alone(second, methods[1], pieces)]
     one, two = attach(first, methods[0]), attach(second, methods[1])

@@ -15,7 +15,7 @@ from stock_attention import LENGTH, close, everything, in_pieces, tokens
 from transformers import PreTrainedModel
 
 from esa_cli.attention.method import Method
-from esa_cli.attention.positions import Contiguous
+from esa_cli.attention.positions import ContiguousPositions
 from esa_cli.attention.window import Phase, QueryState, Window
 from esa_cli.methods.registry import recipes
 from esa_cli.methods.voting import VoteScore
@@ -215,7 +215,7 @@ def test_a_method_runs_and_text_is_read_beside_it(family: str) -> None:
     model, ids = family_model(family), tokens()
     want = model(ids).logits
     window = Window(initial=4, selected=12, local=8, chunk=8)
-    with attach(model, Method(window=window, position=Contiguous(40))) as attached:
+    with attach(model, Method(window=window, position=ContiguousPositions(40))) as attached:
         got = model(ids, past_key_values=attached.new_cache()).logits
         with attached.suspended():
             forward = ModelForward(model)

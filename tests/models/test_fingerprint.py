@@ -14,7 +14,7 @@ from calibration_tools import selective
 from conftest import build_model
 
 from esa_cli.attention.compression import Learned, Linear, save_learned
-from esa_cli.attention.positions import FixedDistance
+from esa_cli.attention.positions import FixedDistancePositions
 from esa_cli.errors import PresetError
 from esa_cli.methods.voting import VoteScore
 from esa_cli.models.attachment.fingerprint import (
@@ -102,7 +102,8 @@ def test_a_file_of_another_model_is_refused(tmp_path: Path) -> None:
 def test_a_file_for_other_queries_is_refused(tmp_path: Path) -> None:
     model, plain = build_model("llama"), selective()
     near, far = (
-        replace(selective(rotate=True), position=FixedDistance(distance)) for distance in (63, 64)
+        replace(selective(rotate=True), position=FixedDistancePositions(distance))
+        for distance in (63, 64)
     )
     for made, used in ((plain, far), (far, plain), (far, near)):
         learned = saved(tmp_path / "a.safetensors", query_rotation(made))

@@ -10,7 +10,7 @@ import torch
 from conftest import VOCABULARY, ModelFactory
 
 from esa_cli.attention.method import Method
-from esa_cli.attention.positions import Contiguous, FixedDistance
+from esa_cli.attention.positions import ContiguousPositions, FixedDistancePositions
 from esa_cli.attention.window import Window
 from esa_cli.methods.voting import VoteScore
 from esa_cli.models.attachment.attach import Attachment, attach
@@ -20,10 +20,10 @@ from esa_cli.models.text_passes.generation import generate
 DOCUMENT, QUESTION, ANSWER = 50, 9, 14
 WINDOW = Window(initial=4, selected=10, local=8, chunk=7)
 METHODS = {
-    "paper": Method(WINDOW, position=FixedDistance(30)),
-    "vote": Method(WINDOW, position=FixedDistance(30), score=VoteScore(shortlist=20)),
-    "contiguous": Method(WINDOW, position=Contiguous(30)),
-    "local reading": Method(WINDOW, position=FixedDistance(30), reading="local"),
+    "paper": Method(WINDOW, position=FixedDistancePositions(30)),
+    "vote": Method(WINDOW, position=FixedDistancePositions(30), score=VoteScore(shortlist=20)),
+    "contiguous": Method(WINDOW, position=ContiguousPositions(30)),
+    "local reading": Method(WINDOW, position=FixedDistancePositions(30), reading="local"),
 }
 
 
@@ -85,7 +85,7 @@ def test_an_answer_that_begins_dense_stays_dense(
     options = {"max_new_tokens": ANSWER, "do_sample": False}
     want = model.generate(ids, attention_mask=torch.ones_like(ids), **options)
     window = Window(initial=4, selected=5, local=6, dense=ids.shape[1] + room)
-    with attach(model, Method(window, position=FixedDistance(100))) as attached:
+    with attach(model, Method(window, position=FixedDistancePositions(100))) as attached:
         got = model.generate(ids, past_key_values=attached.new_cache(), **options)
     assert torch.equal(got, want)
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 from conftest import ModelFactory
 
-from esa_cli.attention.compression import ClosedForm
+from esa_cli.attention.compression import ClosedFormCompressor
 from esa_cli.attention.method import LayerMemory, Method
 from esa_cli.attention.window import Phase, QueryState, Window
-from esa_cli.methods.per_head import Quest
+from esa_cli.methods.per_head import QuestSelector
 from esa_cli.methods.voting import VoteScore
 from esa_cli.models.attachment.attach import attach
 from esa_cli.storage.memory_store import MemoryStore, StorePlaces
@@ -21,9 +21,9 @@ CPU = torch.device("cpu")
 VOCABULARY = 300
 WINDOW = Window(initial=4, selected=12, local=8, chunk=8)
 METHODS = {
-    "reduced keys": Method(window=WINDOW, compressor=ClosedForm(rank=4, fit_tokens=20)),
+    "reduced keys": Method(window=WINDOW, compressor=ClosedFormCompressor(rank=4, fit_tokens=20)),
     "whole keys": Method(window=WINDOW, score=VoteScore()),
-    "per head": Method(window=WINDOW, selector=Quest(page=4)),
+    "per head": Method(window=WINDOW, selector=QuestSelector(page=4)),
 }
 
 

@@ -11,7 +11,7 @@ import torch
 
 from esa_cli.documents.document import Document
 from esa_cli.errors import HistoryError, ResourceError, UsageError
-from esa_cli.methods.infllm import InfLLM
+from esa_cli.methods.infllm import InfLLMSelector
 from esa_cli.qa.answering.reply import Turn
 from esa_cli.qa.api import Esa
 from esa_cli.qa.ingestion.ingest import IngestEvents
@@ -304,7 +304,7 @@ def test_a_method_with_a_memory_keeps_it_and_asks_one_document(
         books = [one.ingest(path) for path in paths]
         assert books[0].entry is None
         one.ask(QUESTION, books[:1])
-        assert one.session.cache.memory(0).states[0, InfLLM].mass
+        assert one.session.cache.memory(0).states[0, InfLLMSelector].mass
         with pytest.raises(UsageError, match="one document"):
             one.ask(QUESTION, books)
 

@@ -12,14 +12,14 @@ import torch
 from conftest import VOCABULARY, ModelFactory
 
 from esa_cli.attention.method import Method
-from esa_cli.attention.positions import Contiguous, FixedDistance, TruePositions
+from esa_cli.attention.positions import ContiguousPositions, FixedDistancePositions, TruePositions
 from esa_cli.attention.selection import TopK
 from esa_cli.attention.step import ChunkTrace
 from esa_cli.attention.window import Phase, QueryState, Window
 from esa_cli.documents.document import Document, Mark
-from esa_cli.methods.consensus import Consensus
-from esa_cli.methods.full_attention import ReRoPE
-from esa_cli.methods.per_head import Loki
+from esa_cli.methods.consensus import ConsensusSelector
+from esa_cli.methods.full_attention import ReRopePositions
+from esa_cli.methods.per_head import LokiSelector
 from esa_cli.methods.voting import VoteScore
 from esa_cli.models.attachment.attach import Attachment, attach
 from esa_cli.qa.attention_evidence import FOUND, AttentionWeights, heaviest, strength, weigh_answer
@@ -39,12 +39,12 @@ def distances(method: Method, seen: ChunkTrace) -> list[list[tuple[int, list[tup
         rows = []
         for at in range(seen.start, seen.stop):
             near = [(key, at - key) for key in range(seen.start - seen.local, at + 1)]
-            if isinstance(position, ReRoPE):
+            if isinstance(position, ReRopePositions):
                 near = [(key, min(away, position.distance)) for key, away in near]
                 away = [(key, position.distance) for key in far]
-            elif isinstance(position, FixedDistance):
+            elif isinstance(position, FixedDistancePositions):
                 away = [(key, position.distance) for key in far]
-            elif isinstance(position, Contiguous):
+            elif isinstance(position, ContiguousPositions):
                 stands = len(far) + seen.local + at - seen.start
                 away = [(key, stands - rank) for rank, key in enumerate(far)]
             else:
@@ -65,7 +65,7 @@ def probabilities(
         group = reference.group_of(head, len(q), len(k))
         for at, seen_by in rows:
             query = q[head][at - seen.start]
-            if isinstance(method.position, ReRoPE):
+            if isinstance(method.position, ReRopePositions):
                 sharp = max(1.0, math.log(at + 1) / math.log(method.position.trained))
                 query = [sharp * x for x in query]
             logits = [
@@ -113,19 +113,21 @@ class Checked(AttentionWeights):
 
 def method_of(name: str) -> Method:
     far = {
-        "esa": Method(WINDOW, TopK(1), position=FixedDistance(DISTANCE)),
-        "contiguous": Method(WINDOW, TopK(1), position=Contiguous(DISTANCE)),
+        "esa": Method(WINDOW, TopK(1), position=FixedDistancePositions(DISTANCE)),
+        "contiguous": Method(WINDOW, TopK(1), position=ContiguousPositions(DISTANCE)),
         "true": Method(WINDOW, TopK(1), position=TruePositions(DISTANCE)),
-        "dense": Method(DENSE, TopK(1), position=Contiguous(DISTANCE)),
-        "rerope": Method(WINDOW, TopK(1), position=ReRoPE(4, 16)),
-        "dense rerope": Method(DENSE, TopK(1), position=ReRoPE(4, 16)),
-        "by head": Method(WINDOW, Loki(), position=FixedDistance(DISTANCE)),
-        "by head, contiguous": Method(WINDOW, Loki(), position=Contiguous(DISTANCE)),
+        "dense": Method(DENSE, TopK(1), position=ContiguousPositions(DISTANCE)),
+        "rerope": Method(WINDOW, TopK(1), position=ReRopePositions(4, 16)),
+        "dense rerope": Method(DENSE, TopK(1), position=ReRopePositions(4, 16)),
+        "by head": Method(WINDOW, LokiSelector(), position=FixedDistancePositions(DISTANCE)),
+        "by head, contiguous": Method(
+            WINDOW, LokiSelector(), position=ContiguousPositions(DISTANCE)
+        ),
         "ending": Method(
             Window(3, 9, 6, 8, dense=10, ending=2),
-            Consensus(passage=1),
+            ConsensusSelector(passage=1),
             VoteScore(),
-            position=Contiguous(DISTANCE),
+            position=ContiguousPositions(DISTANCE),
         ),
     }
     return far[name]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from esa_cli.attention.method import Method
-from esa_cli.attention.positions import FixedDistance
+from esa_cli.attention.positions import FixedDistancePositions
 from esa_cli.attention.selection import SumScore
 from esa_cli.attention.window import Window
 
@@ -17,7 +17,7 @@ def selective(rotate: bool = False) -> Method:
     return Method(
         window=Window(initial=2, selected=6, local=8, chunk=10),
         score=SumScore(rotate=rotate),
-        position=FixedDistance(64),
+        position=FixedDistancePositions(64),
     )
 
 

@@ -16,7 +16,7 @@ from esa_cli.errors import DocumentError
 
 def refused(data: bytes, name: str) -> DocumentError:
     with pytest.raises(DocumentError) as caught:
-        readers.read(data, name)
+        readers.extract_text(data, name)
     return caught.value
 
 

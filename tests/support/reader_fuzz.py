@@ -11,7 +11,7 @@ from mutations import mutate
 from reader_samples import SAMPLES
 
 from esa_cli.documents.readers import ExtractedText
-from esa_cli.documents.readers.reader_registry import choose_reader, read_by
+from esa_cli.documents.readers.reader_registry import choose_reader, read_with_reader
 from esa_cli.errors import DocumentError
 
 
@@ -29,7 +29,7 @@ class Mutant(NamedTuple):
 
 def read_here(data: bytes, name: str) -> ExtractedText:
     """Without the child process, so that the cause of an error is known."""
-    return read_by(choose_reader(data, name), data, name)
+    return read_with_reader(choose_reader(data, name), data, name)
 
 
 def verdict(data: bytes, name: str, read: Callable[[bytes, str], ExtractedText]) -> str:
@@ -41,7 +41,7 @@ def verdict(data: bytes, name: str, read: Callable[[bytes, str], ExtractedText])
         if broken := [line for line in lines if "\n" in line or "\r" in line]:
             return f"wrong: chapters, or what is missing, of several lines: {broken}"
     except DocumentError as error:
-        if "\n" in error.message or not error.message.strip() or "must be read in" in error.message:
+        if "\n" in error.message or not error.message.strip() or "of CPU time" in error.message:
             return f"wrong: {error.message!r}"
         return "refused"
     except BaseException as error:

@@ -1,4 +1,4 @@
-"""Reads the bytes of a document of any format into text with marks for pages and chapters."""
+"""Converts the bytes of a document of any format to text with marks for pages and chapters."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from esa_cli.documents.readers.reader_registry import (
     BuiltInReader,
     Reader,
     choose_reader,
-    read_by,
+    read_with_reader,
     register,
 )
 from esa_cli.documents.readers.text_builder import (
@@ -19,29 +19,30 @@ from esa_cli.documents.readers.text_builder import (
 from esa_cli.errors import DocumentError
 
 __all__ = [
-    "STDIN", "ExtractedText", "Mark", "Reader", "TextBuilder", "choose_reader", "read", "register",
+    "STDIN", "ExtractedText", "Mark", "Reader", "TextBuilder", "choose_reader", "extract_text",
+    "register",
 ]  # fmt: skip
 
 
-def read(data: bytes, name: str) -> ExtractedText:
+def extract_text(data: bytes, name: str) -> ExtractedText:
     """Returns the text of the document `name`, a path or "standard input". Raises DocumentError: it
     cannot be read, has no text, or exceeds a limit; PluginError: a reader breaks the rules."""
     if not data:
-        raise DocumentError(f"{label_document(name)} is empty (0 bytes)", "give one with text")
+        raise DocumentError(f"{label_document(name)} is empty (0 bytes)", "name a file with text")
     reader = choose_reader(data, name)
     if isinstance(reader, BuiltInReader) and reader.in_child:
-        from esa_cli.documents.readers.reading_process import read_in_child
+        from esa_cli.documents.readers.reading_process import read_in_child_process
 
-        extracted = read_in_child(reader, data, name)
+        extracted = read_in_child_process(reader, data, name)
     else:
         try:
-            extracted = read_by(reader, data, name)
+            extracted = read_with_reader(reader, data, name)
         except MemoryError as error:
             problem = f"{label_document(name)} is too large for this machine's memory"
-            raise DocumentError(problem, "split it and ask about the parts") from error
+            raise DocumentError(problem, "split the document and ask about its parts") from error
     if not extracted.text or extracted.text.isspace():
         raise DocumentError(
             f"{label_document(name)} is {reader.what} without text, or with white space alone",
-            "save it as a PDF and recognise its characters: ocrmypdf in.pdf text.pdf",
+            "save it as a PDF and add text by OCR: ocrmypdf in.pdf text.pdf",
         )
     return extracted

@@ -1,7 +1,8 @@
-"""Tables in CSV: a line for each row, every value with its column's name.
+"""Reads CSV tables: each row becomes a line in which every value has its column's name.
 
-The delimiter is the one that cuts the first rows into equally many cells. Lines above the table are
-kept. Without a heading row, or where it has too few names, columns are numbered.
+The delimiter is the character that splits the first rows into equally many cells. Lines above the
+table remain in the text. Without a heading row, or with too few names in the row, columns are
+numbered.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _LONGEST_NAME = 80
 
 
 def read_csv(data: bytes, name: str) -> ExtractedText:
-    """Reads a table in CSV; a file that is no table as plain text."""
+    """Reads a CSV table; a file that is no table is read as plain text."""
     text, encoding = decode_lines(data, name)
     with suppress(csv.Error):  # no delimiter, an unclosed quotation mark, or a cell without end
         text = format_table(_CsvRows(text)) or text
@@ -33,7 +34,7 @@ def read_csv(data: bytes, name: str) -> ExtractedText:
 
 
 class _CsvRows:
-    """The rows of a text in CSV, parsed anew in each pass: lists of all cells would take a hundred
+    """The rows of a CSV text, parsed again in each pass: lists of all cells would take a hundred
     bytes for each byte of text. Raises csv.Error: the text is no table."""
 
     def __init__(self, text: str) -> None:
@@ -41,7 +42,7 @@ class _CsvRows:
         sample = self._text[:_SAMPLE]
         if len(self._text) > _SAMPLE:
             sample = sample[: sample.rfind("\n") + 1]
-        shares = {sign: _measure_regularity(sample, sign) for sign in _DELIMITERS}
+        shares = {sign: _measure_row_regularity(sample, sign) for sign in _DELIMITERS}
         self._delimiter = max(shares, key=lambda sign: shares[sign])
         if not shares[self._delimiter]:
             raise csv.Error("no delimiter fits")
@@ -54,8 +55,8 @@ def _split_lines(text: str) -> Iterator[str]:
     return (line[0] for line in _LINE.finditer(text))
 
 
-def _measure_regularity(sample: str, delimiter: str) -> float:
-    """The share of the first rows that have the usual number of cells, from 0 to 1."""
+def _measure_row_regularity(sample: str, delimiter: str) -> float:
+    """Returns the share of the first rows that have the usual number of cells, from 0 to 1."""
     try:
         rows = list(csv.reader(_split_lines(sample), delimiter=delimiter))
     except csv.Error:
@@ -66,28 +67,28 @@ def _measure_regularity(sample: str, delimiter: str) -> float:
 
 
 def format_table(rows: Iterable[Sequence[str]]) -> str:
-    """Returns a line `name: value; name: value` for each row, without empty cells; the rows are
+    """Returns a line `name: value; name: value` for each row, without empty cells. The rows are
     iterated over several times."""
     widths = Counter(map(_count_filled_cells, rows))
     del widths[0]
     if not widths:
         return ""
-    usual = max(widths, key=lambda width: widths[width])
-    above = _count_rows_above(rows, usual)
-    body = (cells for row in islice(rows, above, None) if any(cells := _clean_cells(row)))
+    usual_width = max(widths, key=lambda width: widths[width])
+    rows_above = _count_rows_above(rows, usual_width)
+    body = (cells for row in islice(rows, rows_above, None) if any(cells := _clean_cells(row)))
     first = list(islice(body, _ROWS_LOOKED_AT))
-    named = len(first) > 1 and len(first[0]) >= usual and _is_heading(first)
-    return "".join(_format_rows(rows, above, first[0] if named else []))
+    named = len(first) > 1 and len(first[0]) >= usual_width and _starts_with_heading(first)
+    return "".join(_format_rows(rows, rows_above, first[0] if named else []))
 
 
-def _format_rows(rows: Iterable[Sequence[str]], above: int, names: list[str]) -> Iterator[str]:
-    """Yields the rows `above` the table as they are, then the rows below the column names."""
+def _format_rows(rows: Iterable[Sequence[str]], rows_above: int, names: list[str]) -> Iterator[str]:
+    """Yields the rows above the table unchanged, then each row of the table with column names."""
     skip_heading = bool(names)
     for number, row in enumerate(rows):
         cells = _clean_cells(row)
         if not any(cells):
             continue
-        if number < above:
+        if number < rows_above:
             yield "; ".join(filter(None, cells)) + "\n"
         elif skip_heading:
             skip_heading = False
@@ -102,25 +103,25 @@ def _clean_cells(row: Sequence[str]) -> list[str]:
 
 
 def _count_filled_cells(row: Sequence[str]) -> int:
-    """The number of cells up to the last that is not empty."""
+    """Returns the number of cells of a row up to the last cell that is not empty."""
     return next((at for at in range(len(row), 0, -1) if row[at - 1].strip()), 0)
 
 
-def _count_rows_above(rows: Iterable[Sequence[str]], usual: int) -> int:
-    """The number of rows before the table begins, as on top of a bank statement: up to
-    the last blank line, title or very short row before the first whole one."""
-    above = 0
+def _count_rows_above(rows: Iterable[Sequence[str]], usual_width: int) -> int:
+    """Returns the number of rows above the table, as on top of a bank statement: up to the last
+    blank line, title or very short row before the first whole row."""
+    rows_above = 0
     for number, row in enumerate(rows, 1):
-        if _count_filled_cells(row) >= usual:
+        if _count_filled_cells(row) >= usual_width:
             break
-        if _count_filled_cells(row) < 2 or len(row) < usual - 1:
-            above = number
-    return above
+        if _count_filled_cells(row) < 2 or len(row) < usual_width - 1:
+            rows_above = number
+    return rows_above
 
 
-def _is_heading(rows: Sequence[Sequence[str]]) -> bool:
-    """True if the first of these rows names the columns: different words, one missing at most, and
-    years where the columns below have other numbers."""
+def _starts_with_heading(rows: Sequence[Sequence[str]]) -> bool:
+    """Returns True if the first row names the columns: different words, at most one missing, and
+    years only if the columns below have other numbers."""
     names = [cell for cell in rows[0] if cell]
     if len(names) < len(rows[0]) - 1 or len(set(names)) < len(names):
         return False  # one column may have no name, as the numbers of rows often have none

@@ -1,8 +1,8 @@
-"""Word documents (docx): paragraphs, tables, notes and numbered headings; headings are chapters.
+"""Reads Word documents (docx): paragraphs, tables, notes and numbered headings as chapters.
 
-The elements are renamed to those of HTML, and written as a page. python-docx has no numbers of
-headings and lists, no notes, no restarts of page numbers, and skips text in content controls, text
-boxes and tracked insertions. Deleted text is left out; headers, footers and comments are reported.
+The elements are renamed to HTML elements, which the HTML reader writes. python-docx omits numbers
+of headings and lists, notes, restarts of page numbers, and text in content controls, text boxes and
+tracked insertions. Deleted text is left out; headers, footers and comments are reported.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 from typing import Any, NamedTuple
 
 from esa_cli.documents.readers.html_reader import parse_html, write_html
-from esa_cli.documents.readers.text_builder import ExtractedText, TextBuilder, optional_import
+from esa_cli.documents.readers.text_builder import ExtractedText, TextBuilder, import_optional
 from esa_cli.documents.readers.zip_parts import ZipParts
 
 W = "{http://schemas.openxmlformats.org/wordprocessingml/2006/main}"
@@ -34,16 +34,16 @@ _ROMAN = (
 def read_docx(data: bytes, name: str) -> ExtractedText:
     """Reads the running text of a Word document."""
     parts, out, missing = ZipParts(data, name), TextBuilder(), []
-    root, etree = parts.xml("word/document.xml"), optional_import("lxml.etree", "lxml", name)
+    root, etree = parts.parse_xml("word/document.xml"), import_optional("lxml.etree", "lxml", name)
     etree.strip_elements(root, *_NOT_SHOWN, with_tail=False)
     converter = _WordConverter(parts, root)
     out.page = converter.page
-    converter.convert(root)
+    converter.convert_tree(root)
     write_html(parse_html(etree.tostring(root, method="html", encoding="unicode"), name), out)
     edges = [part for part in parts.names if re.fullmatch(r"word/(?:header|footer)\d*\.xml", part)]
-    if any(parts.xml(part).find(f".//{W}t") is not None for part in edges):
+    if any(parts.parse_xml(part).find(f".//{W}t") is not None for part in edges):
         missing.append("headers and footers are left out")
-    if comments := len(_find_children(parts.xml_if_any("word/comments.xml"), "comment")):
+    if comments := len(_find_children(parts.parse_xml_if_any("word/comments.xml"), "comment")):
         missing.append(f"{comments} comments in the margin are left out")
     if any(part.startswith(("word/charts/chart", "word/diagrams/data")) for part in parts.names):
         missing.append("charts and diagrams are left out")
@@ -51,23 +51,23 @@ def read_docx(data: bytes, name: str) -> ExtractedText:
 
 
 def _find_children(root: Any, tag: str) -> list[Any]:
-    """The elements with a tag directly below a root; of a missing root none."""
+    """Returns the elements with a tag directly below a root; an empty list for a root of None."""
     return [] if root is None else root.findall(f"{W}{tag}")
 
 
 def _read_value(element: Any, path: str) -> str | None:
-    """The `val` of the element at `path` below another, as `pPr/numPr/ilvl`."""
+    """Returns the `val` attribute of the element at `path`, such as `pPr/numPr/ilvl`."""
     below = element.find("/".join(W + tag for tag in path.split("/")))
     return None if below is None else below.get(f"{W}val")
 
 
 def _parse_number(text: str | None, default: int) -> int:
-    """A whole number, or the default where the file says something else."""
+    """Parses a whole number, and returns the default for any other text."""
     return int(text) if text and text.isdecimal() else default
 
 
 class _ParagraphStyle(NamedTuple):
-    """A style of headings, of lines of a table of contents, or of the items of a list."""
+    """A paragraph style of headings, of lines of a table of contents, or of the items of a list."""
 
     heading: bool = False
     list: str | None = None
@@ -76,7 +76,7 @@ class _ParagraphStyle(NamedTuple):
 
 
 def _read_styles(root: Any) -> dict[str, _ParagraphStyle]:
-    """Every paragraph style by its id; a style inherits from the one it is based on."""
+    """Returns every paragraph style by its id; a style inherits from the one it is based on."""
     elements = {style.get(f"{W}styleId", ""): style for style in _find_children(root, "style")}
     styles = {}
     for name, element in elements.items():
@@ -102,10 +102,10 @@ class _ListLevel(NamedTuple):
 
 
 class _WordLists:
-    """The lists of a document, and the counters of their levels.
+    """The numbered lists of a Word document, and the counters of their levels.
 
-    Numbers of headings and lists are not in the text. They are counted as Word does: each paragraph
-    increases its level's counter and resets those of the levels below.
+    The file does not contain the numbers of headings and lists, so they are counted as Word does:
+    each paragraph increases its level's counter and resets the counters of deeper levels.
     """
 
     def __init__(self, numbering: Any) -> None:
@@ -128,7 +128,7 @@ class _WordLists:
 
     def next_label(self, number: str, level: str | None, style: str) -> str:
         """Returns the number or bullet before the next paragraph of the list with the id `number`;
-        a level of None is the one that names the `style`."""
+        a level of None stands for the list level that names the `style`."""
         abstract = self._abstract.get(number, "")
         levels = self._levels.get(abstract, {})
         at = min(_parse_number(level, 0), _LEVELS - 1)
@@ -164,15 +164,15 @@ def _format_number(count: int, kind: str) -> str:
 
 
 class _WordConverter:
-    """Renames elements to those of HTML, and gives a number to those that begin a page.
+    """Renames Word elements to HTML elements, and marks those that begin a page with its number.
 
-    The program that saved a docx may have marked where its pages began; sections say where
-    numbering restarts, as on the printed pages. Without marks the page is None.
+    The program that saved a docx may have marked where pages begin; sections may restart the page
+    numbers, as on the printed pages. Without such marks the page is None.
     """
 
     def __init__(self, parts: ZipParts, root: Any) -> None:
-        self._styles = _read_styles(parts.xml_if_any("word/styles.xml"))
-        self._lists = _WordLists(parts.xml_if_any("word/numbering.xml"))
+        self._styles = _read_styles(parts.parse_xml_if_any("word/styles.xml"))
+        self._lists = _WordLists(parts.parse_xml_if_any("word/numbering.xml"))
         self._notes = {kind: _read_notes(parts, kind) for kind in ("footnote", "endnote")}
         self._blank = True  # nothing stands on the page yet, so that a mark is no further break
         self._section_ends = False
@@ -181,8 +181,8 @@ class _WordConverter:
         marked = root.find(f".//{W}lastRenderedPageBreak") is not None
         self.page: int | None = (first or 1) if marked else None
 
-    def convert(self, root: Any) -> None:
-        """Renames the elements of a tree, whose texts and attributes are otherwise dropped."""
+    def convert_tree(self, root: Any) -> None:
+        """Renames the elements of a tree to HTML, and drops text that is not shown."""
         for element in list(root.iter("*")):
             tag, before, new = element.tag, self.page, _HTML_TAGS.get(element.tag, "span")
             text = element.text if tag in (f"{W}t", _FORMULA_TEXT) else _SIGNS.get(tag)
@@ -190,9 +190,9 @@ class _WordConverter:
             if tag == f"{W}p":
                 new, text = self._convert_paragraph(element)
             elif tag == f"{W}lastRenderedPageBreak":
-                self._turn_page(only_if_begun=True)
+                self._begin_page(only_if_begun=True)
             elif tag == f"{W}br" and element.get(f"{W}type") == "page":
-                self._turn_page()
+                self._begin_page()
             elif tag == f"{W}r" and _read_value(element, "rPr/vertAlign") == "superscript":
                 last = element.getprevious()  # a number may be cut in two
                 new = "small" if last is not None and last.tag in ("sup", "small") else "sup"
@@ -209,7 +209,7 @@ class _WordConverter:
                 element.set("title", str(self.page))
 
     def _convert_paragraph(self, element: Any) -> tuple[str, str | None]:
-        """Returns the HTML tag of a paragraph, and its number or bullet."""
+        """Returns the HTML tag of a paragraph with its list number or bullet, if any."""
         if self._section_ends:
             self._end_section()
         self._section_ends = element.find(f"{W}pPr/{W}sectPr") is not None
@@ -221,10 +221,10 @@ class _WordConverter:
         outline = _read_value(element, "pPr/outlineLvl")
         heading = style.heading if outline is None else outline != "9"
         if element.find(f"{W}pPr/{W}pageBreakBefore") is not None:
-            self._turn_page()
+            self._begin_page()
         first = next(element.iter(*_SHOWN, f"{W}lastRenderedPageBreak"), None)
         if first is not None and first.tag not in _SHOWN:  # the number is on the new page
-            self._turn_page(only_if_begun=True)
+            self._begin_page(only_if_begun=True)
         for properties in _find_children(element, "pPr"):
             element.remove(properties)
         words = "".join(text.text or "" for text in element.iterfind(f".//{W}t"))
@@ -234,22 +234,22 @@ class _WordConverter:
         listed = bool(label or style.contents)
         return "div" if listed else "p", f"{label} " if label and words.strip() else None
 
-    def _turn_page(self, *, only_if_begun: bool = False) -> None:
+    def _begin_page(self, *, only_if_begun: bool = False) -> None:
         if self.page is not None and not (only_if_begun and self._blank):
             self.page += 1
             self._blank = True
 
     def _end_section(self) -> None:
-        """Turns the page as the next section says that it begins."""
+        """Turns the page in the way that the next section prescribes for its beginning."""
         section = next(self._sections, None)
         if section is None or _read_value(section, "type") != "continuous":
-            self._turn_page()
+            self._begin_page()
         if self.page is not None:
             self.page = _read_first_page(section) or self.page
 
 
 def _read_first_page(section: Any) -> int | None:
-    """The page number with which a section begins, where it says so."""
+    """Returns the page number with which a section restarts, or None."""
     number = None if section is None else section.find(f"{W}pgNumType")
     start = "" if number is None else number.get(f"{W}start", "")
     return int(start) if start.isdecimal() else None
@@ -258,7 +258,7 @@ def _read_first_page(section: Any) -> int | None:
 def _read_notes(parts: ZipParts, kind: str) -> dict[str, str]:
     """Returns the text of every footnote or endnote by its number in the file."""
     notes = {}
-    for note in _find_children(parts.xml_if_any(f"word/{kind}s.xml"), kind):
+    for note in _find_children(parts.parse_xml_if_any(f"word/{kind}s.xml"), kind):
         paragraphs = (p.iterfind(f".//{W}t") for p in note.iterfind(f".//{W}p"))
         words = " ".join("".join(text.text or "" for text in texts) for texts in paragraphs)
         notes[note.get(f"{W}id", "")] = " ".join(words.split())

@@ -1,5 +1,5 @@
-"""EPUB books: the text in reading order, chapters from the table of contents or from headings, and
-page numbers of the printed book where the file marks them."""
+"""Reads EPUB books: the text in reading order, chapters from the table of contents or from
+headings, and page numbers of the printed book if the file marks them."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ _PAGES = ("application/xhtml+xml", "text/html", "application/x-dtbook+xml")
 
 
 def read_epub(data: bytes, name: str) -> ExtractedText:
-    """Reads the pages of a book in its reading order."""
+    """Reads the pages of an EPUB book in reading order."""
     parts = ZipParts(data, name)
     folder, pages, contents = _find_pages(parts, name)
-    encryption = parts.xml_if_any("META-INF/encryption.xml")  # of fonts it does not matter
+    encryption = parts.parse_xml_if_any("META-INF/encryption.xml")  # of fonts it does not matter
     encrypted = () if encryption is None else encryption.iterfind(".//{*}CipherReference")
     if {unquote(reference.get("URI", "")) for reference in encrypted}.intersection(pages):
         raise DocumentError(
             f"{label_document(name)} is locked (DRM): its text is encrypted",
-            "ask its seller for a copy without a lock",
+            "ask the seller for a copy of the book without DRM",
         )
     chapters = _read_chapter_titles(parts, contents)
     out, missing = TextBuilder(), []
     for page in pages:
-        markup = parts.read(page) if page in parts else b""
+        markup = parts.read_part(page) if page in parts else b""
         if not markup.strip():
             why = "has no text" if page in parts else "is named but not in the book"
             missing.append(f"{posixpath.relpath(page, folder)} {why}")
             continue
         titles = chapters.get(page, {})
-        out.paragraph()
+        out.start_paragraph()
         out.chapter = titles.get("", out.chapter)
         root = parse_html(decode_markup(markup, name)[0], name, xml=True)
         write_html(root, out, titles if chapters else None)
@@ -50,9 +50,9 @@ def read_epub(data: bytes, name: str) -> ExtractedText:
 
 
 def _find_pages(parts: ZipParts, name: str) -> tuple[str, list[str], list[str]]:
-    """Returns the package file's folder, the pages in reading order, the tables of contents."""
-    path = parts.xml("META-INF/container.xml").find(".//{*}rootfile").get("full-path")
-    root, folder = parts.xml(path), posixpath.dirname(path)
+    """Returns the package file's folder, the pages in reading order, and the tables of contents."""
+    path = parts.parse_xml("META-INF/container.xml").find(".//{*}rootfile").get("full-path")
+    root, folder = parts.parse_xml(path), posixpath.dirname(path)
     items: dict[str, tuple[str, str]] = {}
     contents: list[str] = []
     for item in root.iterfind("{*}manifest/{*}item"):
@@ -76,12 +76,12 @@ def _resolve_link(folder: str, href: str) -> str:
 
 
 def _read_chapter_titles(parts: ZipParts, contents: Sequence[str]) -> dict[str, dict[str, str]]:
-    """Chapter titles by file, and in it by the id of an element ("" for the file's beginning), from
-    the first table of contents that has entries."""
+    """Returns chapter titles by file and by the id of an element in the file ("" for its
+    beginning), from the first table of contents that has entries."""
     for file in contents:
         chapters: dict[str, dict[str, str]] = {}
         with suppress(Exception):  # damaged: headings take its place
-            for href, words in _iterate_contents(parts.xml(file)):
+            for href, words in _iterate_contents(parts.parse_xml(file)):
                 title = " ".join("".join(words.itertext()).split())
                 if href and title:
                     target = _resolve_link(posixpath.dirname(file), href)
@@ -92,7 +92,7 @@ def _read_chapter_titles(parts: ZipParts, contents: Sequence[str]) -> dict[str, 
 
 
 def _iterate_contents(root: Any) -> Iterator[tuple[str, Any]]:
-    """Yields link and title of every entry of a table of contents, EPUB 3's and EPUB 2's."""
+    """Yields the link and title of every entry of a table of contents, in EPUB 3 and EPUB 2."""
     for nav in root.iterfind(".//{*}nav"):
         kind = nav.get("{http://www.idpf.org/2007/ops}type", "toc")
         for link in nav.iterfind(".//{*}a") if "toc" in kind.split() else ():

@@ -1,8 +1,8 @@
-"""HTML pages: paragraphs, lists, tables, formulas; headings are chapters.
+"""Reads HTML pages: paragraphs, lists, tables and formulas; headings are chapters.
 
-selectolax (lexbor) parses pages as browsers do, XHTML too. Everything a page shows as text is kept,
-menus included: navigation and content cannot be told apart for sure. Pictures give their
-description. inscriptis would take time quadratic in the length of a paragraph.
+selectolax (lexbor) parses pages as browsers do, XHTML too. The text includes everything that a page
+shows, even menus: navigation and content cannot be distinguished reliably. A picture is replaced by
+its description. inscriptis would take time quadratic in the length of a paragraph.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from esa_cli.documents.readers.plain_text import BYTE_ORDER_MARKS, decode_text, 
 from esa_cli.documents.readers.text_builder import (
     ExtractedText,
     TextBuilder,
-    optional_import,
+    import_optional,
     replace_unprintable,
 )
 
@@ -61,7 +61,7 @@ when a declaration follows."""
 
 
 def read_html(data: bytes, name: str) -> ExtractedText:
-    """Reads a web page; its title is the chapter before the first heading."""
+    """Reads a web page; the page's title is the chapter before the first heading."""
     text, encoding = decode_markup(data, name)
     root, out = parse_html(text, name, xml=name.lower().endswith(".xhtml")), TextBuilder()
     title = root.css_first("head > title")
@@ -71,8 +71,8 @@ def read_html(data: bytes, name: str) -> ExtractedText:
 
 
 def decode_markup(data: bytes, name: str) -> tuple[str, str]:
-    """Returns the text of an HTML or XML file, and the Python name of its encoding: the declared
-    one, or that of `decode_text`, which raises DocumentError."""
+    """Returns the text of an HTML or XML file with the Python name of its encoding: the declared
+    encoding, or else the one that `decode_text` finds, which raises DocumentError."""
     if not data.startswith(BYTE_ORDER_MARKS):
         for declared in _DECLARED.findall(data[:_HEAD]):
             charset = re.sub(r"^x-|-[ie]$", "", declared.decode("ascii", "replace").lower())
@@ -87,7 +87,7 @@ def decode_markup(data: bytes, name: str) -> tuple[str, str]:
 
 def parse_html(text: str, name: str, *, xml: bool = False) -> Any:
     """Returns the root node of an HTML text, or with `xml` of XHTML, repaired as browsers do."""
-    lexbor = optional_import("selectolax.lexbor", "selectolax", name)
+    lexbor = import_optional("selectolax.lexbor", "selectolax", name)
     text = text.replace("\r\n", "\n").replace("\r", "\n").replace("\0", "\ufffd")
     if xml:
         text = _EMPTY.sub(r"<\1\2></\1>", text)
@@ -100,20 +100,20 @@ def parse_html(text: str, name: str, *, xml: bool = False) -> Any:
 
 
 def extract_html(text: str, name: str) -> str:
-    """Returns the text of a page inside the document `name`."""
+    """Returns the text of an HTML page that is part of the document `name`."""
     out = TextBuilder()
     write_html(parse_html(text, name), out, {})
     return out.result().text
 
 
 def write_html(root: Any, out: TextBuilder, chapters: Mapping[str, str] | None = None) -> None:
-    """Appends the text of a parsed page, with chapter titles by the id of the element they begin
-    at; None takes headings."""
-    _HtmlWriter(out, chapters).write(root)
+    """Appends the text of a parsed page to `out`. `chapters` has titles by the id of the element at
+    which a chapter begins; if `chapters` is None, headings are chapters."""
+    _HtmlWriter(out, chapters).write_node(root)
 
 
 class _HtmlWriter:
-    """Writes the text of HTML elements, with breaks by tag."""
+    """Writes the text of HTML elements, with line and paragraph breaks that depend on the tag."""
 
     def __init__(self, out: TextBuilder, chapters: Mapping[str, str] | None) -> None:
         self._out, self._chapters = out, chapters
@@ -121,8 +121,8 @@ class _HtmlWriter:
         self._cells = 0  # of the current row
         self._lists: list[int | None] = []  # the next number of each open list; None has bullets
 
-    def write(self, node: Any) -> None:
-        """Writes a node and its children; the child process has room for thousands of levels."""
+    def write_node(self, node: Any) -> None:
+        """Writes a node and its children; the child process allows thousands of levels."""
         if not node.is_element_node:
             if node.is_text_node:
                 self._write_text(node.text_content or "")
@@ -136,24 +136,24 @@ class _HtmlWriter:
             self._out.flow(" ".join(_format_formula(formula).split()))
         if tag == "math" or hidden:
             return
-        self._separate(tag)
-        self._set_place(node, tag, attributes)
-        self._begin(node, tag, attributes)
+        self._separate_element(tag)
+        self._set_chapter_page(node, tag, attributes)
+        self._write_opening(node, tag, attributes)
         kind = "h" if tag in _HEADINGS else tag
         self._inside[kind] += 1
         for child in node.iter(include_text=True):
-            self.write(child)
+            self.write_node(child)
         self._inside[kind] -= 1
         if tag == "q":
             self._write_text("”")
         elif tag in _LISTS:
             self._lists.pop()
-        self._separate(tag)
+        self._separate_element(tag)
 
     def _write_text(self, text: str) -> None:
-        self._out.exact(text) if self._inside["pre"] else self._out.flow(text)
+        self._out.exact_text(text) if self._inside["pre"] else self._out.flow(text)
 
-    def _separate(self, tag: str) -> None:
+    def _separate_element(self, tag: str) -> None:
         """Ends a line or paragraph before and after an element."""
         if tag in _SPACED:
             self._out.flow(" ")
@@ -164,11 +164,11 @@ class _HtmlWriter:
             if self._cells:
                 self._out.flow(" ")
             elif tag in _PARAGRAPHS and not self._lists:
-                self._out.paragraph()
+                self._out.start_paragraph()
             else:
                 self._out.end_line()
 
-    def _set_place(self, node: Any, tag: str, attributes: Mapping[str, str | None]) -> None:
+    def _set_chapter_page(self, node: Any, tag: str, attributes: Mapping[str, str | None]) -> None:
         """Sets the chapter and page that begin with an element."""
         if self._chapters is not None:
             title = self._chapters.get(attributes.get("id") or "#")
@@ -180,12 +180,12 @@ class _HtmlWriter:
             number = attributes.get("title") or attributes.get("aria-label") or ""
             self._out.page = int(number) if number.isdecimal() else self._out.page
 
-    def _begin(self, node: Any, tag: str, attributes: Mapping[str, str | None]) -> None:
-        """Writes what stands before the contents of an element."""
+    def _write_opening(self, node: Any, tag: str, attributes: Mapping[str, str | None]) -> None:
+        """Writes the text that precedes the contents of an element, such as a bullet."""
         if tag == "br":
-            self._out.flow(" ") if self._cells else self._out.line()
+            self._out.flow(" ") if self._cells else self._out.break_line()
         elif tag == "sup" and not self._inside["sup"]:
-            self._out.raised(node.text())
+            self._out.mark_raised(node.text())
         elif tag == "img":
             described = _clean_words(attributes.get("alt") or "")
             self._out.flow(f" [picture: {described}] " if described else "")
@@ -197,7 +197,7 @@ class _HtmlWriter:
             self._lists.append(first if tag == "ol" else None)
         elif tag == "li":
             number = self._lists[-1] if self._lists else None
-            self._out.lead("- " if number is None else f"{number}. ")
+            self._out.prefix_next("- " if number is None else f"{number}. ")
             if number is not None:
                 self._lists[-1] = number + 1
         elif tag in ("td", "th"):
@@ -210,7 +210,7 @@ def _clean_words(text: str) -> str:
 
 
 def _is_hidden(tag: str, attributes: Mapping[str, str | None]) -> bool:
-    """True if an element's own attributes say that it is not shown."""
+    """Returns True if an element's own attributes say that it is not shown."""
     if tag == "dialog" and "open" not in attributes:
         return True
     if (attributes.get("hidden", "until-found") or "").lower() != "until-found":
@@ -222,7 +222,7 @@ def _is_hidden(tag: str, attributes: Mapping[str, str | None]) -> bool:
 
 
 def _format_formula(node: Any) -> str:
-    """Returns MathML in one line: x^2, a_(i+1), (-1)/2, √(2), 1, 2; 3, 4."""
+    """Formats MathML as one line, for example x^2, a_(i+1), (-1)/2, √(2), 1, 2; 3, 4."""
     if not node.is_element_node:
         return (node.text_content or "").strip()
     tag = node.tag.lower()

@@ -1,7 +1,7 @@
-"""Mail (eml), by the standard library's email: sender, addressees, date, subject, then the text.
+"""Reads mail (eml) by Python's `email` library: sender, addressees, date, subject, then the text.
 
-Of a text in several forms the plain one is read, unless it is far shorter than the HTML. A mail
-inside a mail is a chapter of its own. Attached files are named, not read.
+If a text comes in several forms, the plain form is read, unless it is far shorter than the HTML. A
+mail inside a mail is a chapter of its own. Attached files are named but not read.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _REGISTRY = HeaderRegistry()
 
 
 def _decode_field(name: str, value: str) -> Any:
-    """Decodes a header field; one that is too long or breaks the rules is left as it is."""
+    """Decodes a header field; a field that is too long or breaks the rules is not decoded."""
     data = value.encode("utf-8", "surrogateescape")  # some send bytes as they are
     try:
         text = data.decode("utf-8")
@@ -58,15 +58,15 @@ _POLICY = policy.default.clone(header_factory=_decode_field)
 
 
 def read_mail(data: bytes, name: str) -> ExtractedText:
-    """Reads a mail; a file without a mail's header fields as plain text."""
+    """Reads a mail; a file without a mail's header fields is read as plain text."""
     message = message_from_bytes(data, policy=_POLICY)
     if not any(field in message for field in _MAIL_FIELDS):
         text, encoding = decode_lines(data, name)
         return ExtractedText(text, encoding=encoding)
     if message.get_content_type() in _ENCRYPTED:
         raise DocumentError(
-            f"{label_document(name)} is an encrypted mail, or one packed with its signature",
-            "open it in a mail program, save its text, and give that",
+            f"{label_document(name)} is an encrypted mail, or wrapped in its signature",
+            "open the mail in a mail program, and name a file with its text",
         )
     writer = _MailWriter(name)
     writer.write_message(message)
@@ -78,7 +78,7 @@ def read_mail(data: bytes, name: str) -> ExtractedText:
 
 
 class _MailWriter:
-    """Writes a mail's parts, and collects names of attached files and what else is `missing`."""
+    """Writes a mail's parts, and collects names of attached files and other `missing` contents."""
 
     def __init__(self, name: str) -> None:
         self.out = TextBuilder()
@@ -87,17 +87,17 @@ class _MailWriter:
         self._name = name
 
     def write_message(self, message: EmailMessage) -> None:
-        """Writes a mail: its header fields, then its parts."""
-        self.out.paragraph()
+        """Writes a mail: first its header fields, then its parts."""
+        self.out.start_paragraph()
         self.out.chapter = " ".join(str(message.get("Subject", "")).split()) or None
         for field in _SHOWN_FIELDS:
             for value in message.get_all(field, []):
                 if words := " ".join(str(value).split()):
                     self.out.end_line()
-                    self.out.exact(f"{field}: {words}")
-        self._write_part(message)
+                    self.out.exact_text(f"{field}: {words}")
+        self._write_mail_part(message)
 
-    def _write_part(self, part: Any) -> None:
+    def _write_mail_part(self, part: Any) -> None:
         kind = part.get_content_type()
         if part.defects:
             self.missing["a part is damaged or cut off"] += 1
@@ -112,59 +112,59 @@ class _MailWriter:
                 self.write_message(inner)
             self.out.chapter = around
         elif kind == "multipart/alternative" and part.is_multipart():
-            self._write_best_form(part)
+            self._write_best_alternative(part)
         elif part.is_multipart():
             for inner in part.iter_parts():
-                self._write_part(inner)
-        elif _is_text(part):
-            self._write_words(self._extract_part(part))
+                self._write_mail_part(inner)
+        elif _is_text_part(part):
+            self._write_plain_words(self._extract_part_text(part))
         else:
-            self._attach(part)
+            self._record_attachment(part)
 
-    def _write_best_form(self, part: Any) -> None:
-        """Writes the form with the plain text, or with the page if that is far longer."""
+    def _write_best_alternative(self, part: Any) -> None:
+        """Writes the plain form of a text, or the HTML form if that is far longer."""
         plain, page = part.get_body(("plain",)), part.get_body(("html",))
-        texts = [leaf for leaf in part.walk() if _is_text(leaf) and not leaf.is_multipart()]
+        texts = [leaf for leaf in part.walk() if _is_text_part(leaf) and not leaf.is_multipart()]
         best = plain or page or next(iter(texts), None)
         if plain and page:
-            drafts = (_MailWriter(self._name)._extract_part(form) for form in (plain, page))
+            drafts = (_MailWriter(self._name)._extract_part_text(form) for form in (plain, page))
             plain_words, page_words = (len(draft.split()) for draft in drafts)
             best = plain if plain_words > _STUB * page_words else page
         for form in part.iter_parts():
             leaves = [leaf for leaf in form.walk() if not leaf.is_multipart()]
             if any(leaf is best for leaf in leaves):
-                self._write_part(form)
+                self._write_mail_part(form)
             else:
                 for leaf in leaves:
-                    if not _is_text(leaf) or leaf.get_content_type() == "text/calendar":
-                        self._attach(leaf)
+                    if not _is_text_part(leaf) or leaf.get_content_type() == "text/calendar":
+                        self._record_attachment(leaf)
 
-    def _attach(self, part: Any) -> None:
-        """Counts a picture that belongs to the text; lists the name of another file."""
+    def _record_attachment(self, part: Any) -> None:
+        """Counts a picture that belongs to the text, and lists any other attached file by name."""
         if part.get_content_maintype() == "image" and not part.is_attachment():
             self.missing["pictures are left out"] += 1
             return
         name = part.get_filename() or f"({part.get_content_type()})"
         self.attached.append(" ".join(name.split()))
 
-    def _write_words(self, text: str) -> None:
+    def _write_plain_words(self, text: str) -> None:
         if text.strip():
-            self.out.paragraph()
-            self.out.exact(text.strip("\r\n"))
+            self.out.start_paragraph()
+            self.out.exact_text(text.strip("\r\n"))
 
-    def _extract_part(self, part: Any) -> str:
-        """Returns the words of a text part; those of a page as they are shown."""
+    def _extract_part_text(self, part: Any) -> str:
+        """Returns the text of a mail part; an HTML page is converted to the text that it shows."""
         data = part.get_payload(decode=True) or b""
         charset = part.get_content_charset()
         if part.get_content_type() not in _PAGES:
-            return self._decode_part(data, charset)
+            return self._decode_part_text(data, charset)
         page = ""
         with suppress(DocumentError):
             page = decode_markup(data, self._name)[0] if data and not charset else ""
-        return extract_html(page or self._decode_part(data, charset), self._name)
+        return extract_html(page or self._decode_part_text(data, charset), self._name)
 
-    def _decode_part(self, data: bytes, charset: str | None) -> str:
-        """Decodes a text by its declared encoding; where that does not fit, as a file of text."""
+    def _decode_part_text(self, data: bytes, charset: str | None) -> str:
+        """Decodes a text by its declared encoding; if that fails, the encoding is guessed."""
         encoding = "utf-8"
         with suppress(LookupError, ValueError):
             encoding = look_up_encoding(charset or "ascii")
@@ -175,7 +175,7 @@ class _MailWriter:
         return data.decode("utf-8" if encoding == "ascii" else encoding, "replace")
 
 
-def _is_text(part: Any) -> bool:
+def _is_text_part(part: Any) -> bool:
     kind = part.get_content_type()
     if part.is_attachment() or kind in _NO_WORDS:
         return False

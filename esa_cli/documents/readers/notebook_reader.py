@@ -1,4 +1,4 @@
-"""Jupyter notebooks, as Markdown: cells with their headings for chapters, code and plain output.
+"""Reads Jupyter notebooks as Markdown: cells, whose headings are chapters, code and plain output.
 
 Code and outputs are fenced. Outputs without a plain text are counted.
 """
@@ -24,7 +24,7 @@ _EMBEDDED = re.compile(r"data:[\w.+/-]+;base64,[A-Za-z0-9+/=]{64,}")
 
 
 def read_notebook(data: bytes, name: str) -> ExtractedText:
-    """Reads the cells of a notebook in order; JSON of another kind as plain text."""
+    """Reads the cells of a notebook in order; other JSON is read as plain text."""
     text, encoding = decode_lines(data, name)
     notebook = json.loads(text) if text.lstrip("\ufeff \t\n").startswith("{") else {}
     if "nbformat" not in notebook or not notebook.keys() & {"cells", "worksheets"}:
@@ -32,14 +32,17 @@ def read_notebook(data: bytes, name: str) -> ExtractedText:
     if notebook["nbformat"] != 4:
         raise DocumentError(
             f"{label_document(name)} is a notebook of format {notebook['nbformat']!r}, not 4",
-            "open it in Jupyter and save it",
+            "open the notebook in Jupyter and save it again",
         )
     parts, left_out = [], Counter[str]()
     for cell in notebook["cells"]:
         words = _join_lines(cell["source"]).replace("\r\n", "\n")
         if cell.get("cell_type") == "code":
             outputs = [_extract_output(output, left_out) for output in cell.get("outputs", [])]
-            parts += [_fence(words, ""), _fence("\n".join(filter(None, outputs)), "output")]
+            parts += [
+                _fence_code(words, ""),
+                _fence_code("\n".join(filter(None, outputs)), "output"),
+            ]
         else:
             parts.append(_EMBEDDED.sub("picture", words).strip("\n"))
     text = "\n\n".join(replace_unprintable(part) for part in parts if part.strip()) + "\n"
@@ -53,14 +56,14 @@ def _join_lines(value: str | list[str]) -> str:
     return "".join(value if isinstance(value, list) else ["", value])
 
 
-def _fence(text: str, what: str) -> str:
+def _fence_code(text: str, language: str) -> str:
     text = text.strip("\n")
     fence = "`" * (max(map(len, re.findall("`{3,}", text)), default=2) + 1)
-    return f"{fence}{what}\n{text}\n{fence}" if text.strip() else ""
+    return f"{fence}{language}\n{text}\n{fence}" if text.strip() else ""
 
 
 def _extract_output(output: dict[str, Any], left_out: Counter[str]) -> str:
-    """Returns the plain text of one output; empty for pictures and widgets."""
+    """Returns the plain text of one output; the text is empty for pictures and widgets."""
     kind = output.get("output_type")
     if kind == "stream":
         text = _join_lines(output["text"])

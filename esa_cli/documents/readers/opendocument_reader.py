@@ -1,7 +1,7 @@
-"""OpenDocument texts (odt): paragraphs, tables, lists and notes; headings are chapters.
+"""Reads OpenDocument texts (odt): paragraphs, tables, lists and notes; headings are chapters.
 
-The elements are renamed to those of HTML, and written as a page. Pages are counted by the marks of
-the program that saved the document last. Comments, headers and footers are reported.
+The elements are renamed to HTML elements, which the HTML reader writes. Pages are counted by the
+marks of the program that last saved the document. Comments, headers and footers are reported.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from esa_cli.documents.readers.html_reader import parse_html, write_html
-from esa_cli.documents.readers.text_builder import ExtractedText, TextBuilder, optional_import
+from esa_cli.documents.readers.text_builder import ExtractedText, TextBuilder, import_optional
 from esa_cli.documents.readers.zip_parts import ZipParts, password_error
 
 _MANIFEST = "META-INF/manifest.xml"
@@ -38,34 +38,34 @@ _NEW_PAGE = f"{_BREAK}[.='page'] | @style:master-page-name[string()]"
 def read_odt(data: bytes, name: str) -> ExtractedText:
     """Reads the body of an OpenDocument text."""
     parts = ZipParts(data, name)
-    if _MANIFEST in parts and b"encryption-data" in parts.read(_MANIFEST):
+    if _MANIFEST in parts and b"encryption-data" in parts.read_part(_MANIFEST):
         raise password_error(name)
-    content, styles = parts.xml("content.xml"), parts.xml_if_any("styles.xml")
-    [body] = _select(content, "//office:body/office:text")
+    content, styles = parts.parse_xml("content.xml"), parts.parse_xml_if_any("styles.xml")
+    [body] = _find_all(content, "//office:body/office:text")
     out, missing = TextBuilder(), []
-    if comments := len(_select(body, "//office:annotation")):
+    if comments := len(_find_all(body, "//office:annotation")):
         out.left_out["comments in the margin"] = comments
-    edges = [] if styles is None else _select(styles, "//style:header | //style:footer")
+    edges = [] if styles is None else _find_all(styles, "//style:header | //style:footer")
     if any("".join(edge.itertext()).strip() for edge in edges):
         missing.append("headers and footers are left out")
-    out.page = 1 if _select(body, "//text:soft-page-break") else None
+    out.page = 1 if _find_all(body, "//text:soft-page-break") else None
     _rename_elements(body, [content] if styles is None else [content, styles], out)
-    etree = optional_import("lxml.etree", "lxml", name)
+    etree = import_optional("lxml.etree", "lxml", name)
     write_html(parse_html(etree.tostring(body, method="html", encoding="unicode"), name), out)
     return out.result(missing)
 
 
 def _rename_elements(body: Any, roots: list[Any], out: TextBuilder) -> None:
-    """Turns the elements into those of HTML, with a number on those that begin a page."""
+    """Renames elements to HTML elements, and numbers those that begin a page."""
     styles = {
-        _style_name(style): style for root in reversed(roots) for style in _select(root, _STYLE)
+        _style_name(style): style for root in reversed(roots) for style in _find_all(root, _STYLE)
     }
-    raised = {_style_name(style) for root in roots for style in _select(root, _RAISED)}
-    for element in _select(body, _NOT_SHOWN):
-        _replace_contents(element, "")
-    for note in _select(body, "//text:note"):
-        paragraphs = ("".join(paragraph.itertext()) for paragraph in _select(note, ".//text:p"))
-        _replace_contents(note, f" [note: {' '.join(' '.join(paragraphs).split())}]")
+    raised = {_style_name(style) for root in roots for style in _find_all(root, _RAISED)}
+    for element in _find_all(body, _NOT_SHOWN):
+        _replace_content(element, "")
+    for note in _find_all(body, "//text:note"):
+        paragraphs = ("".join(paragraph.itertext()) for paragraph in _find_all(note, ".//text:p"))
+        _replace_content(note, f" [note: {' '.join(' '.join(paragraphs).split())}]")
     page, begun = 1, False
     for element in list(body.iter("*")):
         tag, style = _read_tag(element), element.get(f"{{{_SPACES['text']}}}style-name", "")
@@ -73,13 +73,13 @@ def _rename_elements(body: Any, roots: list[Any], out: TextBuilder) -> None:
         if tag in ("text:s", "text:tab"):
             element.text = " "
         elif tag in ("svg:title", "svg:desc"):
-            _replace_contents(element, "")
-        elif tag == "draw:frame" and not _select(element, "draw:text-box"):
-            embedded = _select(element, "draw:object")
+            _replace_content(element, "")
+        elif tag == "draw:frame" and not _find_all(element, "draw:text-box"):
+            embedded = _find_all(element, "draw:object")
             out.left_out["charts and other embedded objects" if embedded else "pictures"] += 1
-            titles = _select(element, "svg:title | svg:desc")
+            titles = _find_all(element, "svg:title | svg:desc")
             described = " ".join("".join(title.itertext()) for title in titles)
-            _replace_contents(element, f" [picture: {described}] " if described.strip() else "")
+            _replace_content(element, f" [picture: {described}] " if described.strip() else "")
         breaks = tag in ("text:p", "text:h") and _begins_page(style, styles)
         if out.page and begun and (breaks or tag == "text:soft-page-break"):
             page += 1
@@ -89,31 +89,31 @@ def _rename_elements(body: Any, roots: list[Any], out: TextBuilder) -> None:
 
 
 def _read_tag(element: Any) -> str:
-    """Returns an element's tag with the usual prefix of its namespace, if that is known."""
+    """Returns an element's tag with the usual prefix of its namespace, if it is a known one."""
     space, _, local = element.tag.removeprefix("{").partition("}")
     return f"{next((prefix for prefix in _SPACES if _SPACES[prefix] == space), '')}:{local}"
 
 
-def _replace_contents(element: Any, text: str) -> None:
+def _replace_content(element: Any, text: str) -> None:
     tail = element.tail
     element.clear()
     element.text, element.tail = text, tail
 
 
 def _begins_page(name: str, styles: dict[str, Any]) -> bool:
-    """True if paragraphs of this style, or of one that it is based on, begin a page."""
+    """Returns True if paragraphs of this style, or of a style that it is based on, begin a page."""
     style = styles.get(name)
     if style is None:
         return False
-    if _select(style, _NEW_PAGE):
+    if _find_all(style, _NEW_PAGE):
         return True
     parent = style.get(f"{{{_SPACES['style']}}}parent-style-name", "")
-    return not _select(style, _BREAK) and _begins_page(parent, styles)
+    return not _find_all(style, _BREAK) and _begins_page(parent, styles)
 
 
 def _style_name(style: Any) -> str:
     return str(style.get(f"{{{_SPACES['style']}}}name", ""))
 
 
-def _select(element: Any, path: str) -> Any:
+def _find_all(element: Any, path: str) -> Any:
     return element.xpath(path, namespaces=_SPACES)

@@ -1,7 +1,7 @@
-"""PDF files, by PDFium: text page by page, chapters from the bookmarks.
+"""Reads PDF files by PDFium: text page by page, with chapters from the bookmarks.
 
-The order is that of the file. Words hyphenated at a line's end are joined where the rest of the
-document shows how they are written. Values of form fields follow their page's text. Tables, columns
+The text has the order of the file. Words hyphenated at a line's end are joined if the rest of the
+document shows how they are spelled. Values of form fields follow their page's text. Tables, columns
 and headings are not recognised; pictures and comments are not read.
 """
 
@@ -18,8 +18,8 @@ from esa_cli.documents.readers.text_builder import (
     Mark,
     damage_error,
     first_names,
+    import_optional,
     label_document,
-    optional_import,
     replace_unprintable,
 )
 from esa_cli.errors import DocumentError
@@ -34,8 +34,8 @@ _MAX_LISTED = 12  # pages that a message lists
 
 
 def read_pdf(data: bytes, name: str) -> ExtractedText:
-    """Reads the pages of a PDF that have text."""
-    pdfium = optional_import("pypdfium2", "pypdfium2", name)
+    """Reads all pages of a PDF that have text."""
+    pdfium = import_optional("pypdfium2", "pypdfium2", name)
     path = "FILE" if name == STDIN else name
     try:
         document = pdfium.PdfDocument(data)
@@ -44,7 +44,7 @@ def read_pdf(data: bytes, name: str) -> ExtractedText:
             raise  # damaged
         raise DocumentError(
             f"{label_document(name)} is protected by a password",
-            f"save it without one: qpdf --decrypt --password=... {path} open.pdf",
+            f"save it without a password: qpdf --decrypt --password=... {path} open.pdf",
         ) from error
     has_form = document.get_formtype() != pdfium.raw.FORMTYPE_NONE
     if has_form:
@@ -69,7 +69,7 @@ def read_pdf(data: bytes, name: str) -> ExtractedText:
             raise damage_error(name, "a PDF", f"pages that cannot be opened: {len(damaged)}")
         raise DocumentError(
             f"{label_document(name)} has no text: its pages ({len(pages)}) are pictures or empty",
-            f"recognise its characters first: ocrmypdf {path} text.pdf",
+            f"add text by OCR first: ocrmypdf {path} text.pdf",
         )
     unknown = [
         number
@@ -92,7 +92,7 @@ def read_pdf(data: bytes, name: str) -> ExtractedText:
 
 
 def tidy_pages(pages: Sequence[str]) -> list[str]:
-    """Joins words cut at line ends, and makes bullets legible and rows of dots short."""
+    """Joins words hyphenated at line ends, makes bullets legible, and shortens rows of dots."""
     words = Counter(word for page in pages for word in re.findall(r"\w[\w-]*", page))
 
     def join_word(cut: re.Match[str]) -> str:
@@ -112,7 +112,7 @@ def tidy_pages(pages: Sequence[str]) -> list[str]:
 
 
 def _read_bookmarks(document: Any) -> dict[int, list[str]]:
-    """Titles of the bookmarks by the index of their page."""
+    """Returns the titles of the bookmarks by the index of their page."""
     titles: dict[int, list[str]] = defaultdict(list)
     for bookmark in document.get_toc():
         title = " ".join(replace_unprintable(bookmark.get_title()).split())
@@ -125,7 +125,7 @@ def _read_bookmarks(document: Any) -> dict[int, list[str]]:
 def _join_pages(
     pages: Sequence[str], bookmarks: Mapping[int, Sequence[str]], missing: Sequence[str]
 ) -> ExtractedText:
-    """Joins the pages by empty lines; a chapter begins at its title, or where its page does."""
+    """Joins pages by empty lines; a chapter begins at its title, or at the start of its page."""
     marks: list[Mark] = []
     parts: list[str] = []
     start, chapter = 0, None

@@ -1,7 +1,7 @@
-"""Plain text, source code and Markdown: from bytes to characters.
+"""Reads plain text, source code and Markdown, and decodes bytes to characters.
 
-The encoding is that of the byte order mark, else UTF-8, else Windows-1252, a Cyrillic or an East
-Asian encoding where the bytes leave no doubt. Other text is refused.
+The encoding is given by the byte order mark; without one it is UTF-8, or else Windows-1252, a
+Cyrillic or an East Asian encoding if the bytes leave no doubt. Other text is refused.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ some of which take minutes."""
 _BINARY = {
     b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1": (
         "an old Office file (doc, xls, ppt)",
-        "open it and save it as docx, xlsx or pptx, without a password",
+        "open the file and save it as docx, xlsx or pptx, without a password",
     ),
     b"PK\3\4": (
         "a ZIP archive",
-        "unpack it and give the file inside, or, if a program can open it, save it as docx or xlsx",
+        "unpack it and name a file in it, or, if a program can open it, save it as docx or xlsx",
     ),
     b"\x1f\x8b\x08": ("gzip-compressed data", "unpack it first: gunzip -k {name}"),
     b"{\\rtf": ("an RTF document", "convert it: pandoc -t plain {name} -o document.txt"),
@@ -75,26 +75,27 @@ _MIN_FOREIGN = 40
 
 
 def read_text(data: bytes, name: str) -> ExtractedText:
-    """Reads plain text or source code as it is."""
+    """Reads plain text or source code without changes."""
     text, encoding = decode_lines(data, name)
     return ExtractedText(text, encoding=encoding)
 
 
 def read_markdown(data: bytes, name: str) -> ExtractedText:
-    """Reads Markdown as it is, with its headings for chapters."""
+    """Reads Markdown without changes; its headings are chapters."""
     text, encoding = decode_lines(data, name)
     marks = tuple(Mark(start, chapter=title) for start, title in find_headings(text))
     return ExtractedText(text, marks, encoding=encoding)
 
 
 def decode_lines(data: bytes, name: str) -> tuple[str, str]:
-    """Returns the text with \\n line endings, and its encoding; raises as `decode_text`."""
+    """Returns the text with \\n line endings, and its encoding; raises the errors of
+    `decode_text`."""
     text, encoding = decode_text(data, name)
     return text.replace("\r\n", "\n").replace("\r", "\n"), encoding
 
 
 def decode_text(data: bytes, name: str) -> tuple[str, str]:
-    """Returns the text of the document `name`, and the Python name of its encoding. Raises
+    """Returns the text of the document `name` with the Python name of its encoding. Raises
     DocumentError: it is binary, or its encoding is broken or cannot be told."""
     encoding = next((encoding for mark, encoding in _MARKS if data.startswith(mark)), "")
     encoding = encoding or _guess_utf16(data)
@@ -110,15 +111,15 @@ def decode_text(data: bytes, name: str) -> tuple[str, str]:
             return data.decode(guess), guess
     path = "FILE" if name == STDIN else name
     raise DocumentError(
-        f"{label_document(name)} {problem}, and its encoding cannot be told for sure",
-        "convert it to UTF-8, naming the encoding it is in, such as CP1250, CP1251 or GB18030: "
+        f"{label_document(name)} {problem}, and its encoding cannot be told reliably",
+        "convert it to UTF-8 from its encoding, which may be CP1250, CP1251 or GB18030: "
         f"iconv -f {encoding.upper() or 'ENCODING'} -t UTF-8 {path} > utf8.txt",
     )
 
 
 def look_up_encoding(charset: str) -> str:
-    """Returns the Python name of a declared encoding, or of the superset by which browsers read it.
-    Raises LookupError, ValueError: the name is unknown, or no encoding of files."""
+    """Returns the Python name of a declared encoding, or of the superset that browsers use in its
+    place. Raises LookupError, ValueError: the name is unknown, or no encoding of files."""
     codec = codecs.lookup(charset).name
     if codec == "idna":  # of names of hosts
         raise LookupError(charset)
@@ -128,7 +129,7 @@ def look_up_encoding(charset: str) -> str:
 
 
 def looks_like_cp1252(data: bytes) -> bool:
-    """True if the bytes are, beyond reasonable doubt, text in Windows-1252."""
+    """Returns True if the bytes are, beyond reasonable doubt, text in Windows-1252."""
     high = len(data) - len(data.translate(None, _HIGH))
     letters = len(data) - len(data.translate(None, string.ascii_letters.encode()))
     if not high or high > _MAX_FOREIGN * letters:
@@ -143,8 +144,8 @@ def looks_like_cp1252(data: bytes) -> bool:
 
 
 def guess_encoding(data: bytes) -> str:
-    """Returns the encoding of `_COMMON` by whose frequent characters text is recognised; "": none
-    is clearly the best."""
+    """Returns the encoding of `_COMMON` whose frequent characters occur in the text; "" if no
+    encoding is clearly the best."""
     shares: list[tuple[float, str]] = []
     for encoding, (common, least) in _COMMON.items():
         with suppress(UnicodeDecodeError):
@@ -168,19 +169,19 @@ def _refuse_binary(data: bytes, name: str) -> None:
     if b"\0" in data:
         raise DocumentError(
             f"{label_document(name)} is binary: it has a NUL at byte {data.index(0)}",
-            "give a document with text in it; unpack an archive first",
+            "name a document with text; unpack an archive first",
         )
 
 
 def is_binary(head: bytes) -> bool:
-    """True if a file that begins with `head` is not text, whatever its encoding."""
+    """Returns True if a file that begins with `head` is not text, whatever its encoding."""
     if head.startswith(BYTE_ORDER_MARKS):
         return False
     return head.startswith(tuple(_BINARY)) or (b"\0" in head and not _guess_utf16(head))
 
 
 def _guess_utf16(data: bytes) -> str:
-    """Returns the encoding of UTF-16 without a mark: every other byte is mostly NUL. Else ""."""
+    """Returns "utf-16le" or "utf-16be" if every other byte is mostly NUL, and "" otherwise."""
     head = data[:4096]
     half, even, odd = len(head) // 2, head[0::2].count(0), head[1::2].count(0)
     if half > 1 and odd > 0.7 * half and even == 0:
@@ -221,7 +222,7 @@ def find_headings(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _strip_closing_signs(title: str) -> str:
-    """Returns a heading's words without the signs # that may close it."""
+    """Returns a heading's words without the # characters that may close the heading."""
     title = title.strip(" \t")
     words = title.rstrip("#")
     return words.rstrip(" \t") if words[-1:] in ("", " ", "\t") else title

@@ -1,6 +1,6 @@
-"""PowerPoint presentations (pptx), by python-pptx: a page a slide, its title the chapter.
+"""Reads PowerPoint presentations (pptx) by python-pptx: each slide is a page, its title a chapter.
 
-Text of boxes, groups and tables in the order of the file, then the speaker's notes.
+Text of boxes, groups and tables has the order of the file; speaker's notes come last.
 """
 
 from __future__ import annotations
@@ -8,14 +8,14 @@ from __future__ import annotations
 import io
 from typing import Any
 
-from esa_cli.documents.readers.text_builder import ExtractedText, TextBuilder, optional_import
+from esa_cli.documents.readers.text_builder import ExtractedText, TextBuilder, import_optional
 from esa_cli.documents.readers.zip_parts import ZipParts
 
 
 def read_presentation(data: bytes, name: str) -> ExtractedText:
     """Reads the slides of a presentation in order."""
     ZipParts(data, name)  # checks the size that it unpacks to
-    pptx = optional_import("pptx", "python-pptx", name, extra="office")
+    pptx = import_optional("pptx", "python-pptx", name, extra="office")
     out = TextBuilder()
     for number, slide in enumerate(pptx.Presentation(io.BytesIO(data)).slides, 1):
         title = slide.shapes.title
@@ -27,14 +27,14 @@ def read_presentation(data: bytes, name: str) -> ExtractedText:
             _write_shape(shape, out)
         notes = slide.notes_slide.notes_text_frame if slide.has_notes_slide else None
         if notes is not None and notes.text.strip():
-            out.paragraph()
-            out.lead("Notes: ")
+            out.start_paragraph()
+            out.prefix_next("Notes: ")
             _write_paragraphs(notes, out)
     return out.result()
 
 
 def _write_shape(shape: Any, out: TextBuilder) -> None:
-    out.paragraph()
+    out.start_paragraph()
     if shape.element.tag.endswith("}grpSp"):
         for inner in shape.shapes:
             _write_shape(inner, out)
@@ -58,5 +58,5 @@ def _write_paragraphs(frame: Any, out: TextBuilder) -> None:
         for piece in paragraph._p.content_children:
             properties = piece.find("{*}rPr")
             if properties is not None and int(properties.get("baseline", "0")) > 0:
-                out.raised(piece.text)
-            out.exact(piece.text.replace("\v", "\n"))
+                out.mark_raised(piece.text)
+            out.exact_text(piece.text.replace("\v", "\n"))

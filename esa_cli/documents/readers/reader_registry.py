@@ -1,7 +1,7 @@
-"""Chooses the reader of a document among those of plugins and the table of the built-in ones.
+"""Chooses the reader of a document among readers of plugins and the built-in ones.
 
-Content that leaves no doubt chooses a binary format; else the file's name counts, then other
-content; all else is plain text. A built-in reader is imported for its first document.
+A binary format is chosen if the content leaves no doubt; otherwise the file's name decides, then
+other content; everything else is plain text. A built-in reader is imported for its first document.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ READERS: Registry[type] = Registry("reader")
 
 
 class Reader(Protocol):
-    """A plugin's reader of one format, called `what` in messages.
+    """A plugin's reader of one document format, which messages call `what`.
 
-    `suffixes` are in small letters, with the dot; or whole file names. With `binary` the reader is
-    chosen by `sniff`, whatever the file is called.
+    `suffixes` are file endings in small letters with the dot, or whole file names. If `binary` is
+    true, only `sniff` chooses the reader, whatever the file is called.
     """
 
     what: ClassVar[str]
@@ -37,7 +37,7 @@ class Reader(Protocol):
     binary: ClassVar[bool]
 
     def sniff(self, head: bytes) -> bool:
-        """True if a file that begins with `head` is of this format beyond doubt."""
+        """Returns True if a file that begins with `head` certainly has this reader's format."""
         return False
 
     def read(self, data: bytes, name: str) -> ExtractedText:
@@ -48,7 +48,7 @@ class Reader(Protocol):
 
 @dataclass(frozen=True)
 class BuiltInReader:
-    """A format that a function of a module beside this one reads, `in_child` in a process apart."""
+    """A document format read by a function of this package, `in_child` in the child process."""
 
     format: str
     what: str
@@ -109,8 +109,8 @@ _NOTEBOOK = re.compile(rb'"nbformat"\s*:\s*\d')
 
 
 def _recognise_zip(head: bytes) -> str:
-    """Returns the format of a zipped document by its own parts, as a text may embed a workbook;
-    where the end of the zip is missing, by any name of a main part."""
+    """Returns the format of a zipped document by its own parts, because a text may embed a
+    workbook. If the end of the zip is missing, the name of any main part decides."""
     import io
     import zipfile
 
@@ -143,10 +143,10 @@ def _recognise_format(head: bytes) -> str:
 
 
 def register(name: str) -> Callable[[T], T]:
-    """Class decorator: makes a plugin's reader known. Raises PluginError: it lacks a member of
-    `Reader`, or the name is taken."""
+    """Returns a class decorator that registers a plugin's reader. Raises PluginError: it lacks a
+    member of `Reader`, or the name is taken."""
 
-    def add(cls: T) -> T:
+    def add_reader(cls: T) -> T:
         members = ("what", "suffixes", "binary", "sniff", "read")
         missing = [member for member in members if not hasattr(cls, member)]
         if missing:
@@ -154,15 +154,15 @@ def register(name: str) -> Callable[[T], T]:
                 f"reader {name!r} has no {' and no '.join(missing)}", "see docs/readers.md"
             )
         if name in BUILT_IN:
-            raise PluginError(f"reader {name!r} is built in", "choose another name")
+            raise PluginError(f"the reader {name!r} is built in", "choose another name")
         READERS.add(name, cls, cls)
         return cls
 
-    return add
+    return add_reader
 
 
 @cache
-def _load_entry_points() -> None:
+def _load_installed_readers() -> None:
     for point in entry_points(group="esa.readers"):
         try:
             point.load()
@@ -171,14 +171,14 @@ def _load_entry_points() -> None:
         except BaseException as error:
             raise PluginError(
                 f"reader {point.name!r} ({point.value}) does not load: {error}",
-                "update or uninstall the package it comes from",
+                "update or uninstall the package of this reader",
             ) from error
 
 
 def choose_reader(head: bytes, name: str) -> Reader | BuiltInReader:
-    """Returns the reader of the document `name` that begins with `head`. Raises PluginError: the
+    """Returns the reader for the document `name` that begins with `head`. Raises PluginError: the
     readers of an installed package do not load."""
-    _load_entry_points()
+    _load_installed_readers()
     path = PurePath(name.lower())
     plugins: list[Reader] = [READERS[key]() for key in reversed(list(READERS))]
     claims: list[Reader | BuiltInReader] = [reader for reader in plugins if reader.sniff(head)]
@@ -190,8 +190,8 @@ def choose_reader(head: bytes, name: str) -> Reader | BuiltInReader:
     return [*binary, *named, *claims, _TEXT][0]
 
 
-def read_by(reader: Reader | BuiltInReader, data: bytes, name: str) -> ExtractedText:
-    """Returns the text of the document `name`, read in this process. Raises DocumentError,
+def read_with_reader(reader: Reader | BuiltInReader, data: bytes, name: str) -> ExtractedText:
+    """Returns the text of the document `name`, extracted in this process. Raises DocumentError,
     MemoryError; PluginError: the reader breaks the rules."""
     try:
         extracted = reader.read(data, name)
@@ -203,7 +203,7 @@ def read_by(reader: Reader | BuiltInReader, data: bytes, name: str) -> Extracted
     ends = (-1, *starts, len(extracted.text) + 1)
     if any(a >= b for a, b in pairwise(ends)) or "\r" in extracted.text:
         raise PluginError(
-            f"the reader for {reader.what} gives marks out of order or outside the text, or \\r",
-            "let marks ascend from 0 to the text's length, and end lines with \\n",
+            f"the reader for {reader.what} returns unordered marks, marks outside the text, or \\r",
+            "return marks that ascend from 0 to the text's length, and end lines with \\n",
         )
     return extracted

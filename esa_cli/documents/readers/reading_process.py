@@ -1,8 +1,8 @@
-"""A child process that reads documents with limits of time and memory.
+"""A child process that reads documents with limits on time and memory.
 
-A stranger's small file must not take hours or gigabytes, and some libraries end their process on a
-damaged one. The child reads all later documents, too, as its start takes a tenth of a second. A
-request is a line of JSON and the bytes of a document; a reply is a line of JSON.
+A stranger's small file must not take hours or gigabytes, and some libraries crash their process on
+a damaged file. One child process reads many documents, because its start takes a tenth of a second.
+A request is a line of JSON and the bytes of a document; a reply is a line of JSON.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from contextlib import suppress
 from typing import Any
 
 from esa_cli import errors
-from esa_cli.documents.readers.reader_registry import BUILT_IN, BuiltInReader, read_by
+from esa_cli.documents.readers.reader_registry import BUILT_IN, BuiltInReader, read_with_reader
 from esa_cli.documents.readers.text_builder import ExtractedText, Mark, label_document
 from esa_cli.errors import DocumentError, EsaError, UsageError
 from esa_cli.system.machine import parse_size, size_text
@@ -45,49 +45,50 @@ _START = (
 
 
 def reading_limit(name: str) -> int:
-    """Returns a limit. Raises UsageError: its environment variable is no size or number."""
+    """Returns a limit of the child process. Raises UsageError: its variable is no size or
+    number."""
     text = os.environ.get(name, "").strip()
     number = parse_size(text, name) if text else LIMITS[name]
     if not 1 <= number <= MAX_LIMIT:
-        raise UsageError(f"{name} must be from 1 to {MAX_LIMIT:,}, got {text}", "leave it out")
+        raise UsageError(f"{name} must be from 1 to {MAX_LIMIT:,}, got {text}", f"unset {name}")
     return number
 
 
 def check_unpacked_size(size: int, document: str) -> None:
     """Raises DocumentError when the `size` that a document unpacks to is above the limit."""
     if size > (limit := reading_limit(UNPACKED)):
-        raise _limit_error(document, f"unpack to at most {size_text(limit)}", UNPACKED)
+        raise _limit_error(document, f"{size_text(limit)} of unpacked data", UNPACKED)
 
 
 def _limit_error(document: str, limit: str, variable: str) -> DocumentError:
     return DocumentError(
-        f"{label_document(document)} is too large or damaged: it must {limit}",
-        f"split it, or save it anew; if you trust it, raise the limit: set {variable}",
+        f"{label_document(document)} is too large or damaged: reading it needs more than {limit}",
+        f"split it or save it again; if you trust the file, raise the limit {variable}",
     )
 
 
-def read_in_child(reader: BuiltInReader, data: bytes, name: str) -> ExtractedText:
-    """Returns the text of the document `name`, read by the child process. Raises DocumentError: it
-    cannot be read, or exceeds a limit; UsageError: a limit is no number."""
+def read_in_child_process(reader: BuiltInReader, data: bytes, name: str) -> ExtractedText:
+    """Returns the text of the document `name`, extracted by the child process. Raises
+    DocumentError: it cannot be read, or exceeds a limit; UsageError: a limit is no number."""
     limits = {variable: os.environ.get(variable, "") for variable in LIMITS}
     seconds, memory = reading_limit(SECONDS), size_text(reading_limit(MEMORY))
     request = {"format": reader.format, "name": name, "limits": limits, "size": len(data)}
     try:
         with _LOCK:
-            if not (_CHILD and _CHILD[0].usable):
+            if not (_CHILD and _CHILD[0].is_usable):
                 _CHILD[:] = [ReadingProcess()]
-            reply = _CHILD[0].request(request, data, (CLOCK if _LATE else 1) * seconds)
+            reply = _CHILD[0].send_request(request, data, (CLOCK if _LATE else 1) * seconds)
     except OSError as error:
         raise DocumentError(
             f"{label_document(name)} cannot be read: no process can be started for it "
             f"({error.strerror})",
-            "close other programs; a document as plain text (.txt) needs none",
+            "close other programs, or save the document as plain text (.txt)",
         ) from error
     why = reply.get("ended")
     if why == "time":
-        raise _limit_error(name, f"be read in {seconds:,} s of CPU time", SECONDS)
+        raise _limit_error(name, f"{seconds:,} s of CPU time", SECONDS)
     if why:
-        raise _limit_error(name, f"be read with at most {memory} of memory ({why})", MEMORY)
+        raise _limit_error(name, f"{memory} of memory ({why})", MEMORY)
     if "error" in reply:
         kind, message, hint = reply["error"]
         raise getattr(errors, kind)(message, hint)
@@ -96,7 +97,7 @@ def read_in_child(reader: BuiltInReader, data: bytes, name: str) -> ExtractedTex
 
 
 class ReadingProcess:
-    """A running child process."""
+    """A running child process that reads documents on request."""
 
     def __init__(self) -> None:
         path = [entry or os.getcwd() for entry in sys.path]
@@ -109,21 +110,21 @@ class ReadingProcess:
         )
 
     @property
-    def usable(self) -> bool:
-        """False once it has ended, and in a copy of this process that was made by fork."""
+    def is_usable(self) -> bool:
+        """False after the child process ended, and in a copy of this process made by fork."""
         return self.owner == os.getpid() and self._process.poll() is None
 
-    def request(self, request: dict[str, Any], data: bytes, seconds: float) -> dict[str, Any]:
-        """Returns the reply; without a text it says why the process `ended`."""
+    def send_request(self, request: dict[str, Any], data: bytes, seconds: float) -> dict[str, Any]:
+        """Returns the child's reply; a reply without text says why the process `ended`."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         late = threading.Event()
 
-        def stop() -> None:
+        def kill_process() -> None:
             late.set()
             self._process.kill()
 
-        timer = threading.Timer(min(seconds, threading.TIMEOUT_MAX), stop)
+        timer = threading.Timer(min(seconds, threading.TIMEOUT_MAX), kill_process)
         timer.daemon = True
         timer.start()
         line, code, reply = b"", 0, dict[str, Any]()
@@ -140,14 +141,14 @@ class ReadingProcess:
             timer.cancel()
             timer.join()  # which may be ending the process just now
             if late.is_set() or reply.get("last", True):
-                self.end()
+                self.end_process()
         if reply:
             return reply
         if late.is_set() or (_LATE and code == -_LATE):
             return {"ended": "time"}
         return {"ended": f"its library ended with code {code}"}
 
-    def end(self) -> None:
+    def end_process(self) -> None:
         self._process.kill()
         self._process.wait()
         for stream in (self._process.stdin, self._process.stdout):
@@ -159,18 +160,18 @@ _LOCK = threading.Lock()
 _CHILD: list[ReadingProcess] = []
 
 
-def stop_reading() -> None:
-    """Ends the child process, if one runs."""
+def stop_child_process() -> None:
+    """Ends the child process that reads documents, if one is running."""
     if _CHILD and _CHILD[0].owner == os.getpid():
-        _CHILD[0].end()
+        _CHILD[0].end_process()
     _CHILD.clear()
 
 
-atexit.register(stop_reading)
+atexit.register(stop_child_process)
 
 
 def _replace_lock() -> None:
-    """Makes a new lock in a forked copy of this process, where nobody would release the old one."""
+    """Makes a new lock in a forked copy of this process, where nobody would release the old."""
     global _LOCK
     _LOCK = threading.Lock()
 
@@ -180,8 +181,8 @@ if hasattr(os, "register_at_fork"):
 
 
 def serve_requests() -> None:
-    """Runs the child process: reads documents on standard input, and replies on what was standard
-    output."""
+    """Runs the child process: receives documents on standard input, and replies on the original
+    standard output."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.setrecursionlimit(20_000)  # for elements that are nested thousands deep
     with suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:
@@ -200,8 +201,8 @@ def _read_document(request: dict[str, Any], data: bytes) -> dict[str, Any]:
 
     os.environ.update(request["limits"])
     try:
-        _set_limits()
-        text = vars(read_by(BUILT_IN[request["format"]], data, request["name"]))
+        _set_process_limits()
+        text = vars(read_with_reader(BUILT_IN[request["format"]], data, request["name"]))
         return {**text, "last": psutil.Process().memory_info().rss > _LARGE}
     except EsaError as error:
         if not any(words in error.message for words in _NO_MEMORY):
@@ -209,11 +210,11 @@ def _read_document(request: dict[str, Any], data: bytes) -> dict[str, Any]:
             return {"error": fault, "last": False}
     except MemoryError:
         pass
-    return {"ended": "it takes more", "last": True}
+    return {"ended": "memory ran out", "last": True}
 
 
-def _set_limits() -> None:
-    """Limits this process where the system can: not on Windows; macOS ignores that of memory."""
+def _set_process_limits() -> None:
+    """Limits this process as far as the system can: Windows cannot, macOS only CPU time."""
     try:
         import resource
     except ImportError:

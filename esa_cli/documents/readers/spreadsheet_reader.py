@@ -1,7 +1,8 @@
-"""Excel workbooks (xlsx): every sheet a chapter, its rows as those of CSV.
+"""Reads Excel workbooks (xlsx): each sheet is a chapter, its rows are written like CSV rows.
 
-Values are those stored in the file. Dates are ISO's, percentages have their sign; other number
-formats are not applied. The XML is read here, as openpyxl loses rows that are out of order.
+Values are the values stored in the file. Dates have ISO format, percentages their sign; other
+number formats are not applied. This module parses the XML, because openpyxl loses rows that are out
+of order.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from datetime import date, datetime, time, timedelta
 from typing import Any
 
 from esa_cli.documents.readers.csv_reader import format_table
-from esa_cli.documents.readers.text_builder import ExtractedText, TextBuilder, optional_import
+from esa_cli.documents.readers.text_builder import ExtractedText, TextBuilder, import_optional
 from esa_cli.documents.readers.zip_parts import ZipParts
 
 _MAIN = "xl/workbook.xml"
@@ -47,16 +48,16 @@ def read_workbook(data: bytes, name: str) -> ExtractedText:
 
 
 class _Workbook:
-    """The strings, number formats and dates on which the cells of all sheets depend; the parts of
-    sheets by their title; and the number of formulas without a value."""
+    """The strings, number formats and dates that cells of all sheets refer to, the file parts of
+    the sheets by title, and the number of formulas without a value."""
 
     def __init__(self, parts: ZipParts, name: str) -> None:
         self._parts = parts
-        self._utils = optional_import("openpyxl.utils", "openpyxl", name)
-        self._numbers = optional_import("openpyxl.styles.numbers", "openpyxl", name)
+        self._utils = import_optional("openpyxl.utils", "openpyxl", name)
+        self._numbers = import_optional("openpyxl.styles.numbers", "openpyxl", name)
         self.uncomputed = 0
-        root, links, by_kind = parts.xml(_MAIN), {}, {}
-        for link in parts.xml("xl/_rels/workbook.xml.rels").iterfind("{*}Relationship"):
+        root, links, by_kind = parts.parse_xml(_MAIN), {}, {}
+        for link in parts.parse_xml("xl/_rels/workbook.xml.rels").iterfind("{*}Relationship"):
             kind = link.get("Type", "").rpartition("/")[2]
             part = posixpath.normpath(posixpath.join("/xl", link.get("Target", ""))).lstrip("/")
             links[link.get("Id")] = kind, part
@@ -71,11 +72,11 @@ class _Workbook:
         from_1904 = properties is not None and properties.get("date1904") in ("1", "true")
         self._epoch = dates.MAC_EPOCH if from_1904 else dates.WINDOWS_EPOCH
         strings = by_kind.get("sharedStrings", "")
-        items = parts.elements(strings, "{*}si") if strings in parts else ()
+        items = parts.iterate_elements(strings, "{*}si") if strings in parts else ()
         self._strings = [_join_string(item).replace("x005F_", "") for item in items]
         formats, styles = dict(self._numbers.BUILTIN_FORMATS), by_kind.get("styles", "")
         self._formats: list[str] = []  # of each style of cells
-        if (root := parts.xml_if_any(styles)) is not None:
+        if (root := parts.parse_xml_if_any(styles)) is not None:
             for custom in root.iterfind("{*}numFmts/{*}numFmt"):
                 formats[int(custom.get("numFmtId", "0"))] = custom.get("formatCode", "")
             numbers = (int(s.get("numFmtId", "0")) for s in root.iterfind("{*}cellXfs/{*}xf"))
@@ -87,20 +88,20 @@ class _Workbook:
         columns = sorted({column for row in rows for column in row})
         if not columns:
             return
-        out.paragraph()
+        out.start_paragraph()
         out.chapter = title
         if len(columns) == 1:
             lines = "\n".join(" ".join(row[columns[0]].split()) for row in rows if row)
         else:
             lines = format_table([[row.get(column, "") for column in columns] for row in rows])
-        out.exact(f"Sheet: {title}\n{lines}".rstrip("\n"))
+        out.exact_text(f"Sheet: {title}\n{lines}".rstrip("\n"))
 
     def _read_rows(self, part: str) -> list[dict[int, str]]:
-        """Returns the text of cells by column, row after row; of a cell that occurs twice the last
-        one counts. Of empty rows one is kept, which may part a title from a table."""
+        """Returns the text of cells by column, row after row; if a cell occurs twice, the last one
+        counts. One of several empty rows remains, as it may separate a title from a table."""
         cells: dict[int, dict[int, str]] = {}
         number = 0
-        for element in self._parts.elements(part, "{*}row"):
+        for element in self._parts.iterate_elements(part, "{*}row"):
             number, column = int(element.get("r") or number + 1), 0
             for cell in element.iterfind("{*}c"):
                 letters = (cell.get("r") or "").rstrip("0123456789")
@@ -115,7 +116,7 @@ class _Workbook:
         return rows
 
     def _format_cell(self, cell: Any) -> str:
-        """Returns a cell's value as text; empty where it has none."""
+        """Returns a cell's value as text; the text is empty if the cell has no value."""
         kind, value = cell.get("t", "n"), cell.findtext("{*}v")
         for inline in cell.iterfind("{*}is"):
             value, kind = _join_string(inline), "inline"
@@ -149,7 +150,7 @@ class _Workbook:
 
 
 def _join_string(element: Any) -> str:
-    """The words of a string, without the marks of their pronunciation."""
+    """Returns the words of a string cell, without the marks of their pronunciation."""
     pieces = [*element.iterfind("{*}t"), *element.iterfind("{*}r/{*}t")]
     return "".join(piece.text or "" for piece in pieces)
 

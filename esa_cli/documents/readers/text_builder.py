@@ -1,4 +1,4 @@
-"""The text of a document with its marks and what is missing, and the builder that makes it."""
+"""The text of a document with its page and chapter marks, and the builder that assembles it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SURROGATE = re.compile(r"[\ud800-\udfff\ufffe\uffff]")
 
 
 class Mark(NamedTuple):
-    """Page and chapter of the text from character `start` on."""
+    """The page and chapter of the text from character `start` on."""
 
     start: int
     page: int | None = None
@@ -27,8 +27,8 @@ class Mark(NamedTuple):
 
 @dataclass(frozen=True)
 class ExtractedText:
-    """The text of a document, its lines ended by \\n; the starts of its pages and chapters,
-    ascending; what it lacks, in words; and the Python name of a plain text's encoding."""
+    """The text of a document with \\n line endings, the ascending starts of its pages and chapters,
+    a description of missing contents, and the Python name of a plain text's encoding."""
 
     text: str
     marks: tuple[Mark, ...] = ()
@@ -39,8 +39,8 @@ class ExtractedText:
 class TextBuilder:
     """Builds a text and its marks from pieces in reading order.
 
-    `page` and `chapter` are those of the next piece. `left_out` counts omitted pictures, charts and
-    other contents, by their name in the plural.
+    `page` and `chapter` apply to the next piece. `left_out` counts omitted pictures, charts and
+    other contents by their name in the plural.
     """
 
     def __init__(self) -> None:
@@ -59,43 +59,43 @@ class TextBuilder:
         words = " ".join(text.split())
         self._space |= text[:1].isspace()
         if words:
-            self._put(words)
+            self._append_piece(words)
             self._space = text[-1].isspace()
 
-    def exact(self, text: str) -> None:
-        """Appends text with its white space."""
+    def exact_text(self, text: str) -> None:
+        """Appends text without changing its white space."""
         if text:
-            self._put(text.replace("\r\n", "\n").replace("\r", "\n"))
+            self._append_piece(text.replace("\r\n", "\n").replace("\r", "\n"))
 
-    def lead(self, text: str) -> None:
-        """Sets a text, as a list's bullet, that stands on the line of the next piece, before it."""
+    def prefix_next(self, text: str) -> None:
+        """Sets a text, such as a list's bullet, to write before the next piece on the same line."""
         self._lead = text
 
-    def raised(self, text: str) -> None:
+    def mark_raised(self, text: str) -> None:
         """Writes ^ if `text`, which the caller appends next, is a raised number: 10^6, not 106."""
         last = "" if self._newlines or self._space or not self._parts else self._parts[-1][-1]
         if last.isalnum() and _RAISED.fullmatch(text.rstrip()):
-            self._put("^")
+            self._append_piece("^")
 
-    def line(self) -> None:
+    def break_line(self) -> None:
         """Ends the line; a second call leaves an empty line."""
         self._newlines = min(2, self._newlines + 1)
 
     def end_line(self) -> None:
-        """Starts a new line for the next piece."""
+        """Starts a new line for the next piece of text."""
         self._newlines = max(1, self._newlines)
 
-    def paragraph(self) -> None:
-        """Separates the next piece by an empty line."""
+    def start_paragraph(self) -> None:
+        """Leaves an empty line before the next piece of text."""
         self._newlines = 2
 
     def result(self, missing: Iterable[str] = ()) -> ExtractedText:
-        """Returns the text; `missing` is added to the contents counted in `left_out`."""
+        """Returns the text; its missing contents are `missing` and those counted in `left_out`."""
         text = "".join(self._parts)
         counted = (f"{what} are left out: {count}" for what, count in self.left_out.items())
         return ExtractedText(text + "\n" if text else "", tuple(self._marks), (*counted, *missing))
 
-    def _put(self, text: str) -> None:
+    def _append_piece(self, text: str) -> None:
         gap = "\n" * self._newlines or " " * self._space if self._length else ""
         self._length += len(gap)
         last = self._marks[-1] if self._marks else Mark(0)
@@ -108,12 +108,12 @@ class TextBuilder:
 
 
 def replace_unprintable(text: str) -> str:
-    """Replaces control characters and no-break spaces by spaces; the length stays."""
+    """Replaces control characters and no-break spaces by as many spaces."""
     return _SURROGATE.sub("\ufffd", _UNPRINTABLE.sub(" ", text))
 
 
 def label_document(name: str) -> str:
-    """Returns the words for the document `name` in a message."""
+    """Returns words that stand for the document `name` in a message."""
     return STDIN if name == STDIN else f"the document {name}"
 
 
@@ -123,16 +123,16 @@ def first_names(names: Sequence[str], limit: int = 3) -> str:
     return ", ".join(names[:limit]) + (f" and {others:,} more" if others > 0 else "")
 
 
-def damage_error(name: str, what: str, reason: str) -> DocumentError:
-    """Returns the error for the document `name` that breaks the rules of its format `what`."""
+def damage_error(name: str, format_name: str, reason: str) -> DocumentError:
+    """Returns the error for the document `name` that breaks the rules of format `format_name`."""
     return DocumentError(
-        f"{label_document(name)} cannot be read as {what}; it is damaged or cut off "
+        f"{label_document(name)} cannot be read as {format_name}; it is damaged or cut off "
         f"({' '.join(reason.split())})",
-        "fetch the file again; if another program opens it, save a new copy there",
+        "get the file again; if another program can open it, save a new copy in it",
     )
 
 
-def optional_import(module: str, package: str, name: str, *, extra: str = "") -> Any:
+def import_optional(module: str, package: str, name: str, *, extra: str = "") -> Any:
     """Imports a library that the document `name` needs. Raises DocumentError: the package is not
     installed; `extra` of esa-cli has it."""
     try:

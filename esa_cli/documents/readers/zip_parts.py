@@ -1,4 +1,4 @@
-"""Parts of a zipped document, and their XML. Whatever zipfile and lxml raise means damage."""
+"""Parts of a zipped document and their XML; any error of zipfile or lxml means damage."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from esa_cli.documents.readers.reading_process import check_unpacked_size
-from esa_cli.documents.readers.text_builder import label_document, optional_import
+from esa_cli.documents.readers.text_builder import import_optional, label_document
 from esa_cli.errors import DocumentError
 
 _OLD_OFFICE = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
@@ -19,7 +19,7 @@ _STRICT = re.compile(rb"http://purl\.oclc\.org/ooxml/([A-Za-z]+)/")
 
 
 class ZipParts:
-    """The parts of a zipped document by name, each no larger than the zip's directory declares.
+    """The parts of a zipped document by name; no part is larger than the zip's directory declares.
 
     Raises DocumentError: it is an old Office file, has a password, or unpacks to more than the
     limit.
@@ -32,7 +32,7 @@ class ZipParts:
                 raise password_error(name)
             raise DocumentError(
                 f"{label_document(name)} is an old Office file (doc, xls, ppt)",
-                "open it and save it as docx, xlsx or pptx",
+                "open the file and save it as docx, xlsx or pptx",
             )
         self._archive = zipfile.ZipFile(io.BytesIO(data))
         parts = self._archive.infolist()
@@ -44,31 +44,31 @@ class ZipParts:
     def __contains__(self, part: str) -> bool:
         return part in self.names
 
-    def read(self, part: str) -> bytes:
+    def read_part(self, part: str) -> bytes:
         return self._archive.read(part)
 
     def _read_markup(self, part: str) -> bytes:
         """Returns the bytes of an XML part; Strict Open XML gets the usual namespaces."""
-        data = self.read(part)
+        data = self.read_part(part)
         if not _STRICT.search(data, 0, 4096):
             return data
         return _STRICT.sub(rb"http://schemas.openxmlformats.org/\1/2006/", data)
 
-    def xml(self, part: str) -> Any:
+    def parse_xml(self, part: str) -> Any:
         """Returns the root element of a part; nothing is fetched, and entities are left out."""
-        etree = optional_import("lxml.etree", "lxml", self._name)
+        etree = import_optional("lxml.etree", "lxml", self._name)
         parser = etree.XMLParser(
             resolve_entities=False, no_network=True, load_dtd=False, remove_comments=True
         )
         return etree.fromstring(self._read_markup(part), parser)
 
-    def xml_if_any(self, part: str) -> Any:
-        """Returns the root element of a part; None if the document lacks the part."""
-        return self.xml(part) if part in self.names else None
+    def parse_xml_if_any(self, part: str) -> Any:
+        """Returns the root element of an XML part, or None if the document lacks the part."""
+        return self.parse_xml(part) if part in self.names else None
 
-    def elements(self, part: str, tag: str) -> Iterator[Any]:
-        """Yields the elements with a tag, in order, of a part whose tree would be large."""
-        etree = optional_import("lxml.etree", "lxml", self._name)
+    def iterate_elements(self, part: str, tag: str) -> Iterator[Any]:
+        """Yields the elements with a tag, in order, of an XML part whose tree would be large."""
+        etree = import_optional("lxml.etree", "lxml", self._name)
         file = io.BytesIO(self._read_markup(part))
         for _, element in etree.iterparse(file, tag=tag, no_network=True, resolve_entities=False):
             yield element
@@ -79,5 +79,5 @@ def password_error(name: str) -> DocumentError:
     """Returns the error for the document `name` that is encrypted."""
     return DocumentError(
         f"{label_document(name)} is protected by a password",
-        "open it, save it without a password, and give that file",
+        "open the document, save it without a password, and name the new file",
     )

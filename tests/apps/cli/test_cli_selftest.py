@@ -68,7 +68,7 @@ def test_mistakes_are_named_before_the_model_is_loaded(
 
 def test_json_says_whether_all_was_asked(esa: Esa, monkeypatch: pytest.MonkeyPatch) -> None:
     from esa_cli.errors import PluginError
-    from esa_cli.methods.per_head import Quest
+    from esa_cli.methods.per_head import QuestSelector
 
     words = ("selftest", "needle", "--len", "900", *SMALL, "--json")
     assert json.loads(esa(*words).out)["complete"] is True
@@ -78,7 +78,7 @@ def test_json_says_whether_all_was_asked(esa: Esa, monkeypatch: pytest.MonkeyPat
         def broken(*arguments: object, stop: BaseException = stop) -> None:
             raise stop
 
-        monkeypatch.setattr(Quest, "select", broken)
+        monkeypatch.setattr(QuestSelector, "select", broken)
         done = esa(*words, "--methods", "preset,quest")
         assert done.code in (4, 130)
         assert json.loads(done.out)["complete"] is False
