@@ -1,4 +1,4 @@
-"""KV caches in the library: which can be stored and joined, their layout, and projections."""
+"""Storage of KV caches in the library: which can be stored or joined, and their layout."""
 
 from __future__ import annotations
 
@@ -19,32 +19,32 @@ if TYPE_CHECKING:
     from esa_cli.qa.presets.resolved_preset import ResolvedPreset
 
 
-def check_joins(kind: str, stateful: bool) -> None:
-    """Raises UsageError where layers of the model (`kind` is its `model_type`) keep a state: those
-    of several documents cannot be joined."""
+def check_states_can_join(kind: str, stateful: bool) -> None:
+    """Raises UsageError if layers of a model of type `kind` keep a state, because the states of
+    several documents cannot be joined."""
     if stateful:
         raise UsageError(
-            f"layers of this {kind} model keep a state, and states of several documents cannot be "
-            "joined",
+            f"layers of this {kind} model keep a state, and the states of several documents cannot "
+            "be joined",
             "ask about one document, or use the setting answer.from=text",
         )
 
 
 def check_asked_together(resolved: ResolvedPreset, kind: str, stateful: bool) -> None:
-    """Raises UsageError where several documents cannot be asked at once; see `check_joins`."""
+    """Raises UsageError if one question cannot be asked about several documents."""
     if not resolved.preset.answer.needs_rows:
         return
-    check_joins(kind, stateful)
+    check_states_can_join(kind, stateful)
     if resolved.method.selector.observes:
         raise UsageError(
-            f"selector {resolved.preset.selector['name']} observes the prefill of one document",
+            f"selector {resolved.preset.selector['name']} works with one document only",
             "ask about one document, or use another selector",
         )
 
 
 def hindrance(method: Method) -> str:
-    """The reason why a prefilled document cannot be stored; empty where it can. The first segment
-    is stored with the projections that were fitted on it."""
+    """Returns the reason why prefilled documents cannot be stored, or an empty text if they can be.
+    The first segment is stored with the projections that were fitted on its tokens."""
     if method.selector.observes:
         return "its selector gathers data during the prefill, which is not stored"
     if kind := without_file(method):
@@ -55,11 +55,12 @@ def hindrance(method: Method) -> str:
     return ""
 
 
-def reduced_widths(
+def reduced_key_widths(
     compressor: Compressor, layers: int, folded: int, scored: bool = True
 ) -> Sequence[int]:
-    """R of each layer with keys of G D = `folded` numbers; nothing where the score reads no reduced
-    keys. Raises PresetError: the compressor is not for a model of this shape."""
+    """Returns R, the dimension of reduced keys, for each layer; empty if the score uses no reduced
+    keys. Whole keys have `folded` = G * D numbers, with G key heads of dimension D. Raises
+    PresetError: the compressor is not for a model of this shape."""
     from esa_cli.attention.parts import Moments
 
     if not scored:
@@ -78,11 +79,11 @@ def reduced_widths(
         ) from error
 
 
-def layout(
+def kv_cache_layout(
     method: Method, shape: Mapping[str, Any], dtype: str, rows: str, selecting: Container[int],
     latent_block: int = 0, states: int = 0, shapes: Sequence[tuple[int, int]] = (),
 ) -> Layout:  # fmt: skip
-    """The layout of a stored KV cache.
+    """Returns the layout of a stored KV cache.
 
     Args:
         shape: the model's, with the names of `fingerprint.Fingerprint`.
@@ -96,8 +97,8 @@ def layout(
 
     folded, compressor = shape["groups"] * shape["dim"], method.compressor
     if method.score.features and not compressor.fit_tokens:
-        maps([compressor.fit(0, Moments())])  # refused before the document is read
-    ranks = reduced_widths(compressor, shape["layers"], folded, method.score.features)
+        storable_projections([compressor.fit(0, Moments())])  # refused before the document is read
+    ranks = reduced_key_widths(compressor, shape["layers"], folded, method.score.features)
     ranks = tuple(rank if layer in selecting else 0 for layer, rank in enumerate(ranks))
     return Layout(
         layers=shape["layers"], heads=shape["groups"], dim=shape["dim"], dtype=dtype,
@@ -107,14 +108,14 @@ def layout(
     )  # fmt: skip
 
 
-def maps(projections: Sequence[Projection | None]) -> list[Linear | None]:
-    """Projections that the library can store. Raises UsageError for others."""
+def storable_projections(projections: Sequence[Projection | None]) -> list[Linear | None]:
+    """Checks that the library can store projections, and returns them. Raises UsageError."""
     from esa_cli.attention.compression import Linear
 
     for projection in projections:
         if projection is not None and not isinstance(projection, Linear):
             raise UsageError(
                 f"the library cannot store projections of class {type(projection).__name__}",
-                "ask without keeping the document, or use one that makes `esa_cli.methods.Linear`",
+                "do not store the document, or use a compressor that fits `esa_cli.methods.Linear`",
             )
     return list(projections)  # type: ignore[arg-type]

@@ -36,7 +36,7 @@ def test_shipped_presets_load_and_build(name: str) -> None:
     resolve(chosen)
     parse_reference(chosen.model)
     assert chosen.description
-    assert preset_files.find(name).read_text().startswith("# ")
+    assert preset_files.find_preset_file(name).read_text().startswith("# ")
 
 
 @pytest.mark.parametrize("name", SHIPPED)
