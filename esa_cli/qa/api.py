@@ -145,14 +145,14 @@ class Esa:
     @classmethod
     def of(
         cls, ready: Preflight, *, reader: ReaderChoice | None = None,
-        notices: Notices | None = None, **more: Any,
+        notices: Notices | None = None, **esa_arguments: Any,
     ) -> Esa:  # fmt: skip
         """Loads the models of a checked preset; without `reader`, the preset names the reader. The
-        dictionary `more` has further arguments of `Esa`. Raises the errors of `load`."""
+        dictionary `esa_arguments` are further arguments of `Esa`. Raises the errors of `load`."""
         from esa_cli.qa.opening import SILENT
 
         loaded, other = ready.load(reader, notices or SILENT)
-        return cls(loaded, ready.resolved, planner=ready.planner, reader=other, **more)
+        return cls(loaded, ready.resolved, planner=ready.planner, reader=other, **esa_arguments)
 
     def __enter__(self) -> Esa:
         return self
@@ -322,7 +322,7 @@ class Esa:
             self._last = books, weights
             return reply
 
-        def text(piece: str) -> None:
+        def pass_on_piece(piece: str) -> None:
             first.append(time.perf_counter())
             if on_text is not None:
                 on_text(piece)
@@ -335,7 +335,7 @@ class Esa:
         if self.reader is not None and passages:
             reader, sampling = self.reader, replace(sampling, max_new_tokens=max_new_tokens)
         with self.suspended():
-            reply = reader.answer(question, passages, history, sampling, text)
+            reply = reader.answer(question, passages, history, sampling, pass_on_piece)
         passages, weights = weighed_passages(passages, placed)
         self._last = books, weights
         return replace(
@@ -399,7 +399,8 @@ class Esa:
         Args:
             minimum: the minimum score in finding of a passage that is read again; see
                 `choose_passages`. every: all passages are read again.
-            least: the minimum confidence of a place; None: `collecting.LEAST`. Not with `reader`.
+            least: the minimum confidence of a place, by default `collecting.LEAST`; unused with
+                `reader`.
             progress: called with (passages read, passages chosen); its exceptions pass through.
             after: an earlier run, which is continued.
 

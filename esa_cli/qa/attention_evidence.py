@@ -2,7 +2,7 @@
 
 The weight of a token in a layer is its attention probability times the norm of its value vector
 (Kobayashi et al., "Attention is Not Only a Weight", 2020), maximised over heads and over the tokens
-of the question or the answer. Norms of values are divided by their mean. Probabilities are
+of the question or the answer. Norms of value vectors are divided by their mean. Probabilities are
 recomputed from the trace of each chunk. benchmarks/NOTES.md has the measurements.
 """
 
@@ -98,7 +98,7 @@ class AttentionWeights:
             self.note(trace, share)
 
     def note(self, trace: ChunkTrace, share: AttentionShare) -> None:
-        """Raises token weights to at least those of an attention share."""
+        """Raises token weights to at least the weights in an attention share."""
         groups, at = share.lengths.shape[0], share.at.cpu()
         row = (self._answered if trace.decoding else self._asked)[self.layers.index(trace.layer)]
         top = share.logs.view(groups, -1, len(at)).amax(dim=1).exp_()
@@ -146,19 +146,21 @@ class AttentionWeights:
             yield AttentionShare(heads, trace.start + low, token_indices, logs, lengths)
 
     def _rotate_keys(
-        self, trace: ChunkTrace, part: int, at: Tensor, place: Tensor
+        self, trace: ChunkTrace, part: int, token_indices: Tensor, positions: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Returns the rotated keys (G, n, D) of tokens and the norms (G, n) of their values. Keys
         and norms are cached for answer tokens that attend to the same tokens and positions."""
-        known, rope = self._rotated.get((trace.layer, part)), trace.rope
-        if known and rope is known[0] and at.equal(known[1]) and place.equal(known[2]):
+        known = self._rotated.get((trace.layer, part))
+        rope, store = trace.rope, trace.store
+        has_tokens = known and rope is known[0] and token_indices.equal(known[1])
+        if known and has_tokens and positions.equal(known[2]):
             return known[3:]
-        local = (int(at[0]), int(at[-1]) + 1)
-        keys, values = trace.store.span(*local) if part == NEAR else trace.store.gather(at)
+        local = (int(token_indices[0]), int(token_indices[-1]) + 1)
+        keys, values = store.span(*local) if part == NEAR else store.gather(token_indices)
         lengths = values.float().norm(dim=-1)
         lengths /= lengths.mean().clamp_min(1e-30)
-        keys = rope.rotate(keys, place)
-        self._rotated[trace.layer, part] = rope, at, place, keys, lengths
+        keys = rope.rotate(keys, positions)
+        self._rotated[trace.layer, part] = rope, token_indices, positions, keys, lengths
         return keys, lengths
 
 
@@ -179,22 +181,22 @@ def reply_from_rows(
 
 
 def weigh_answer(
-    weighed: AttentionWeights, books: Sequence[Book], count: int
+    attention: AttentionWeights, books: Sequence[Book], count: int
 ) -> tuple[tuple[Passage, ...], bool]:
     """Returns the heaviest passages, and whether the documents seem to contain the answer."""
-    weights = weighed.weights
+    weights = attention.weights
     total = sum(float(book_weights(book, weights).sum()) for book in books)
     evidence = tuple(
         Passage.of(books[one.book].document, one.start, one.end, weight=one.weight / total)
         for one in heaviest(weights, books, count)
     )
-    return evidence, strength(weighed.question_weights, books) >= FOUND
+    return evidence, strength(attention.question_weights, books) >= FOUND
 
 
-def strength(asked: Tensor, books: Sequence[Book]) -> float:
+def strength(question_weights: Tensor, books: Sequence[Book]) -> float:
     """Returns the weight of the best sentence by the question's attention (N,). The weight is 1.0
     if in every layer some head pays all its attention to one token of the sentence."""
-    sentences = [_weigh_sentences(book, book_weights(book, asked)) for book in books]
+    sentences = [_weigh_sentences(book, book_weights(book, question_weights)) for book in books]
     return max((weight for one in sentences for weight in one.values()), default=0.0)
 
 

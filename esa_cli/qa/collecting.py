@@ -61,8 +61,8 @@ def choose_passages(
     """Chooses the passages that the reader reads again.
 
     Args:
-        minimum: least score, in standard deviations over all passages; None: all passages if there
-            are at most `WHOLE`; else those with `SIEVE` or `NEAR`, and all of documents without
+        minimum: the minimum score, in standard deviations. None means all of at most `WHOLE`
+            passages, else passages that reach `SIEVE` or `NEAR`, and all of documents without
             reduced keys, whose score misses passages that share no word with the question.
         all_passages: whatever their scores are.
     """
@@ -104,14 +104,14 @@ Decision = Callable[[Sequence[Passage], Sequence[float]], list[list[AnswerSpan]]
 
 
 def decide_by_log_odds(
-    reader: PassageReader, question: str, min_log_odds: float | None = None, several: bool = False
+    reader: PassageReader, question: str, min_log_odds: float | None = None, repeat: bool = False
 ) -> Decision:
     """Returns a decision that accepts the most probable span of a passage with enough log-odds.
 
     Args:
-        min_log_odds: log-odds plus fit of a passage with an answer; None: `LEAST`.
-        several: a passage is read again without the sentences of that span, as long as it contains
-            an answer. This finds each line of a list; in novels it adds wrong places.
+        min_log_odds: the minimum of log-odds plus fit for an answer; None means `LEAST`.
+        repeat: a passage is read again without the sentences of that span while it has an answer.
+            This finds each line of a list; in novels it adds wrong places.
     """
     threshold = LEAST if min_log_odds is None else min_log_odds
 
@@ -130,7 +130,7 @@ def decide_by_log_odds(
                     read = _overlapping_sentences(passages[number].text, *place)
                     for start, end in (*read, place):
                         text = text[:start] + " " * (end - start) + text[end:]
-                    if several and text.strip():
+                    if repeat and text.strip():
                         rest[number] = text
                 texts = rest
         return out
@@ -158,8 +158,8 @@ def decide_by_reply(write_reply: Callable[[Passage], Reply]) -> Decision:
 
 
 def find_quoted_words(answer: str, text: str) -> tuple[int, int]:
-    """Returns the characters of the longest run of answer words in a text, or those of all the
-    text."""
+    """Returns the place of the longest run of answer words in a text, or [0, length) without
+    one."""
     words = _WORD.findall(answer)[:MAX_WORDS]
     for size in range(len(words), 0, -1):
         for first in range(len(words) - size + 1):

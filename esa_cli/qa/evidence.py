@@ -90,7 +90,7 @@ def evidence_page(reply: Reply, question: str, books: Sequence[Book], weights: T
     doubt = "Nothing in the text stands out for this question: it may not contain the answer."
     listed = [
         f'<li><blockquote dir="auto">{escape(one.text)}</blockquote>'
-        f'<a href="#passage-{number}">{escape(_place_text(one))}</a> '
+        f'<a href="#passage-{number}">{escape(_place_label(one))}</a> '
         f'<span class="soft">{100 * one.weight:.0f} % of the attention</span></li>'
         for number, one in enumerate(reply.evidence, 1)
     ]
@@ -125,7 +125,7 @@ def evidence_page(reply: Reply, question: str, books: Sequence[Book], weights: T
     return page.encode("utf-8", "replace").decode("utf-8")
 
 
-def _place_text(passage: Passage) -> str:
+def _place_label(passage: Passage) -> str:
     """Returns a label with the document, page, line and chapter of a passage."""
     page = [] if passage.page is None else [f"page {passage.page}"]
     chapter = [passage.chapter] if passage.chapter else []

@@ -239,7 +239,7 @@ def answerable(chosen: Preset, notices: Notices = SILENT, *, loads: bool = True)
     """Returns the preset, changed to answer from passages if it does not set `answer.from` and
     ESA's methods cannot run in its model. The argument `loads` and the errors are those of
     `runs_methods`."""
-    if chosen.answer.says_source or runs_methods(chosen, notices, loads=loads):
+    if chosen.answer.sets_answer_source or runs_methods(chosen, notices, loads=loads):
         return chosen
     return from_text(chosen)
 
@@ -255,7 +255,7 @@ class Preflight:
     """A checked preset with its method, model files and planner, before the model is loaded.
 
     Args:
-        index: the sizes of the token index that is computed; None: none is.
+        index: the sizes of the token index, or None if no token index is computed.
         texts: the documents, if the method is made for their length.
     """
 
@@ -304,7 +304,7 @@ def prepare(
 
     Args:
         method: a method that replaces the preset's, for `documents` or for `length` tokens.
-        keep: whether documents are stored in the library; None: if possible.
+        keep: whether documents are stored in the library; None means if possible.
         attaches: whether ESA's methods must be able to run in the model.
 
     Raises UsageError: documents cannot be stored, a kernel cannot run here, or the method is

@@ -307,7 +307,7 @@ def test_every_sentence_of_a_passage_that_tells_is_told(count: int) -> None:
     text = "\n\n".join(["A grey boat.", *said, "Nobody knows it."])
     passage = Passage("a.txt", "a.txt", None, 1, None, 0, len(text), text)
     reader: Any = AgeReader()
-    decide = decide_by_log_odds(reader, "How old?", 2.5, several=True)
+    decide = decide_by_log_odds(reader, "How old?", 2.5, repeat=True)
     spans, unfit = decide([passage] * 2, [0.0, -9.0])
     assert unfit == []
     assert all((one.weight, one.log_odds) == (2.0, 3.0) for one in spans)

@@ -47,11 +47,11 @@ def token_pieces(tokenizer: Any, ids: Sequence[int]) -> list[str]:
     # Each is decoded after another token: some tokenizers strip the space of a text's first word.
     before = list(tokenizer("a", add_special_tokens=False)["input_ids"])
 
-    def decode(some: Sequence[int]) -> str:
-        return str(tokenizer.decode([*before, *some], clean_up_tokenization_spaces=False))
+    def decode_ids(token_ids: Sequence[int]) -> str:
+        return str(tokenizer.decode([*before, *token_ids], clean_up_tokenization_spaces=False))
 
-    taken = len(decode([]))
-    known = {token: decode([token])[taken:] for token in set(ids)}
+    taken = len(decode_ids([]))
+    known = {token: decode_ids([token])[taken:] for token in set(ids)}
     pieces = [known[token] for token in ids]
     at = 0
     while at < len(ids):
@@ -59,7 +59,7 @@ def token_pieces(tokenizer: Any, ids: Sequence[int]) -> list[str]:
         if INCOMPLETE in pieces[at]:
             while end < len(ids) and INCOMPLETE in pieces[end]:
                 end += 1
-            pieces[at:end] = [decode(ids[at:end])[taken:], *[""] * (end - at - 1)]
+            pieces[at:end] = [decode_ids(ids[at:end])[taken:], *[""] * (end - at - 1)]
         at = end
     return pieces
 
@@ -78,11 +78,11 @@ class CachedText:
         if len(ids) != self._tokens:
             self._tokens, self._pieces, self._kept = len(ids), [], {}
 
-        def pieces() -> list[str]:
+        def cached_pieces() -> list[str]:
             self._pieces = self._pieces or token_pieces(self._tokenizer, ids)
             return self._pieces
 
-        return TurnText(question, pieces, self._kept)
+        return TurnText(question, cached_pieces, self._kept)
 
 
 def feed(
@@ -154,9 +154,8 @@ class Session:
     def open(self, documents: Sequence[PrefilledDocument]) -> None:
         """Replaces the cached documents by the concatenation of `documents`.
 
-        Raises UsageError: there is none, or there are several, and layers of the model keep a
-        state. PresetError: one was prefilled for another compressor, or without the reduced keys
-        that the method scores by."""
+        Raises UsageError: there is no document, or there are several and the model keeps a state.
+        PresetError: a document was prefilled without the reduced keys that the method needs."""
         if not documents:
             raise UsageError("there is no document to ask about", "ingest a document first")
         if len(documents) > 1:
@@ -191,8 +190,7 @@ class Session:
         progress: Callable[[int, int], None] | None = None,
         method: Method | None = None,
     ) -> None:
-        """Prefills a document, and drops those cached before; `resume` continues after an
-        interruption.
+        """Prefills a document after emptying the cache; `resume` continues after an interruption.
 
         Args:
             progress: called with (tokens prefilled, all tokens). method: replaces the preset's.
@@ -203,29 +201,29 @@ class Session:
     def begin(
         self,
         ids: list[int],
-        done: PrefilledDocument | None = None,
+        prefilled: PrefilledDocument | None = None,
         method: Method | None = None,
         reserve: int = RESERVE,
     ) -> None:
         """Sets the token ids that `resume` prefills, as `prompt.document` returns them.
 
         Args:
-            done: a part of them that the same method prefilled; its stores are continued.
+            prefilled: a part of them that the same method prefilled; its stores are continued.
             reserve: tokens of room after them; 0 if the document is opened later.
 
-        Raises UsageError: the cache is on disk, and `done` has no stores there."""
+        Raises UsageError: the cache is on disk, and `prefilled` has no stores there."""
         self.clear()
         self._read_by = method or self.method
         self._todo, self._head = ids, len(self.prompt.head())
-        if done is None:
+        if prefilled is None:
             check_in_memory(self.placement.cache)
             self.cache = self.attachment.new_cache(self.placement.store_maker(len(ids)))
             self.cache.expect(len(ids) + reserve)
         else:
-            self._ids = ids[: len(done.ids)]
-            states = [done.layer_states(i) for i in range(len(done.stores))]
-            projections = done.projections if done.ids else None
-            self.cache.hold(done.stores, projections, states, done.recurrent)
+            self._ids = ids[: len(prefilled.ids)]
+            states = [prefilled.layer_states(i) for i in range(len(prefilled.stores))]
+            projections = prefilled.projections if prefilled.ids else None
+            self.cache.hold(prefilled.stores, projections, states, prefilled.recurrent)
 
     @torch.inference_mode()
     def resume(
@@ -237,7 +235,7 @@ class Session:
         each forward call."""
         ids, done = self._todo, len(self._ids)
 
-        def advance(tokens: int, total: int) -> None:
+        def record_progress(tokens: int, total: int) -> None:
             self._ids.extend(ids[len(self._ids) : tokens])
             if after_feed:
                 after_feed(tokens)
@@ -247,7 +245,7 @@ class Session:
         self.cache.begin(QueryState(Phase.PREFILL), self._read_by)
         self.cache.truncate(done)
         try:
-            feed(self.model, ids, self.cache, done, advance)
+            feed(self.model, ids, self.cache, done, record_progress)
             self.cache.project()
         finally:
             self.cache.truncate(len(self._ids))

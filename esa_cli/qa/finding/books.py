@@ -38,7 +38,7 @@ class Book:
     """A document that questions can be asked about.
 
     Args:
-        prefilled: its KV cache, for answers from rows. index: its reduced keys (n, R), for finding.
+        prefilled: its KV cache, for answers. index: its reduced keys (n, R), for finding.
         spans: (n, 2) characters [start, end) of each token of its text.
         entry: its place in the library. words: of its sentences. Both if they are stored.
         read_s: seconds that the model took to read the document; 0: it was stored.

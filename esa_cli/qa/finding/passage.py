@@ -18,7 +18,7 @@ class Passage:
         score: of finding, in standard deviations above the mean of all windows; after reading,
             these times the prior plus the log-odds.
         weight: the share of all attention, or of the scores of all passages, of an answer.
-        log_odds: that the passage contains the answer; None: it was not read.
+        log_odds: of the passage containing the answer; None if the reader has not read it.
         quote: character offsets into the document of its most probable answer.
     """
 

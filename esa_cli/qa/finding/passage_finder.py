@@ -108,8 +108,8 @@ class PassageFinder:
         self, question: str, *, earlier: str = "", reduced: ReducedQueries | None = None
     ) -> WindowScores:
         """Scores all windows. A window fits if a word of the question occurs in or near the window.
-        With a token index, all windows fit if one has a word of the question, else those that reach
-        `FITS`.
+        With a token index, all windows fit if one has a word of the question, else windows that
+        reach `FITS`.
 
         Args:
             earlier: text of earlier turns that the question refers to; its BM25 counts half.
@@ -242,15 +242,15 @@ class PassageSearch:
         """Returns the best passages that fit the question, best first.
 
         Args:
-            count: the most passages; None: all. minimum: their least score in standard deviations;
-                None: 0, and where `count` is None 2, or the best passage's score if that is lower.
+            count: the maximum number of passages, or None. minimum: the minimum score in standard
+                deviations, by default 0, but without `count` 2, or the best score if it is lower.
 
         Raises UsageError: there is no book, or `count` is below 1.
         """
         if not books:
             raise UsageError("there is no document to search", "name a document")
         if count is not None and count < 1:
-            raise UsageError(f"count must be at least 1, got {count}", "use None for all passages")
+            raise UsageError(f"count must be at least 1, got {count}", "set count to None for all")
         finder = self.finder(books)
         scores = finder.scores(question, reduced=self.encode_question(question, books))
         total = standardise_scores(scores.total).masked_fill(~scores.fitting, -torch.inf)

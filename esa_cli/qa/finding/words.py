@@ -285,14 +285,14 @@ def capitals_mean_names(texts: Sequence[str]) -> bool:
 def make_lowercase_test(tokenizer: Any) -> Callable[[str], bool]:
     """Returns a function that guesses from tokens whether a word is usually lower-case."""
 
-    def encode(text: str) -> list[int]:
+    def encode_ids(text: str) -> list[int]:
         return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
-    prefix = len(encode("a"))
+    prefix = len(encode_ids("a"))
 
     @cache
     def is_usually_lowercase(word: str) -> bool:
-        low, high = encode(f"a {word.lower()}")[prefix:], encode(f"a {word}")[prefix:]
+        low, high = encode_ids(f"a {word.lower()}")[prefix:], encode_ids(f"a {word}")[prefix:]
         return len(low) == 1 and (len(high) > 1 or low[0] < high[0])
 
     return is_usually_lowercase

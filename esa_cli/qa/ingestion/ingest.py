@@ -164,7 +164,7 @@ class Ingest(ABC):
         if not self.owns_entry(entry):
             raise UsageError(
                 f"{entry.name} ({entry.id}) was ingested with another model or other settings",
-                "use the preset that it was ingested with, or ingest it with this preset",
+                "use the preset of the first ingest, or ingest the document with this preset",
             )
         document = restored(self.library.text(entry), entry.marks, entry.provenance)
         book = self._count_book(self.open_entry(document, entry))

@@ -70,14 +70,14 @@ class FileIndexing:
         update continues."""
         changes = FileChanges()
 
-        def writes() -> Iterator[Callable[[], None] | None]:
+        def pending_writes() -> Iterator[Callable[[], None] | None]:
             for path in paths:
                 write = self._update_file(os.path.abspath(path), changes)
                 if progress:
                     progress(len(changes.records), len(paths))
                 yield write
 
-        self._catalogue.carry_out(writes())
+        self._catalogue.carry_out(pending_writes())
         if changes.former:
             self._catalogue.drop_unused_texts()
         return changes
@@ -111,12 +111,12 @@ class FileIndexing:
         if record == known and not text:
             return None
 
-        def write() -> None:
+        def write_record() -> None:
             if text:
                 texts.add(text, record.digest)
             files.put(record)
 
-        return write
+        return write_record
 
 
 def _record_document_file(document: Document, path: str, folder: str) -> FileRecord:
@@ -179,7 +179,7 @@ def sync_folder(
     if prune and removed and not found.files and not if_empty:
         raise DocumentError(
             f"no document is left in {folder}, so nothing is pruned",
-            "check that the disk is mounted; if all files were removed: esa ingest --prune --yes",
+            "check that the disk is there, or use esa ingest --prune --yes if files were removed",
         )
     catalogue.keep_synced(folder)
     return FolderState(changes, removed, found.rest(folder))
@@ -206,7 +206,7 @@ def _removed_files(catalogue: Catalogue, folder: str, found: FoundFiles) -> list
 
 
 def record_removed_files(
-    catalogue: Catalogue, folder: str, found: FoundFiles, synced: str = ""
+    catalogue: Catalogue, folder: str, found: FoundFiles, synced_folder: str = ""
 ) -> None:
     """Records that files which were ingested one by one no longer exist."""
     stored = {entry.file for part in catalogue.entries() for entry in part}
@@ -216,7 +216,7 @@ def record_removed_files(
         with catalogue.transaction():
             for one in gone:
                 why = f"there is no document {one.path}"
-                catalogue.files.put(FileRecord(one.path, "", "", 0, why, folder=synced))
+                catalogue.files.put(FileRecord(one.path, "", "", 0, why, folder=synced_folder))
 
 
 def record_read_folders(library: Library, names: Sequence[str]) -> None:

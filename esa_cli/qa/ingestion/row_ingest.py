@@ -93,11 +93,11 @@ class RowIngest(Ingest):
         session, layout = self.esa.session, self._layout(self.rows)
         ids = [*session.prompt.head(), *text.ids]
         return StoredForm(
-            self._identity(layout), ids, layout, session.model.device, self._state_bytes
+            self._identity(layout), ids, layout, session.model.device, self._document_state_bytes
         )
 
     @property
-    def _state_bytes(self) -> int:
+    def _document_state_bytes(self) -> int:
         model = self.esa.session.model
         return shape_of(model.config.to_dict()).states(model.dtype.itemsize)
 
@@ -105,7 +105,7 @@ class RowIngest(Ingest):
         """Moves stored states to the model's device. Raises LibraryError: a shape is wrong."""
         assert self.library is not None
         size = sum(tensor.nbytes for state in states for tensor in state.values())
-        if size not in (0, self._state_bytes):  # those before the first token are empty
+        if size not in (0, self._document_state_bytes):  # those before the first token are empty
             path = LibraryPaths(self.library.root).document(key, "states")
             raise damage_error(path, "its states have other shapes than this model's", key)
         device = self.esa.session.model.device
@@ -126,14 +126,14 @@ class RowIngest(Ingest):
         )  # fmt: skip
         head = len(ids) - len(text.ids)
 
-        def flush(tokens: int) -> None:
+        def flush_segment(tokens: int) -> None:
             if tokens % SEGMENT == 0:
                 projections = storable_projections(session.project_keys())
                 writer.flush(projections, session.cache.states.taken())
 
         try:
             session.begin(ids, done)
-            session.resume(on_progress, flush)
+            session.resume(on_progress, flush_segment)
             return writer.finish(
                 text=document.text,
                 offsets=torch.cat((torch.zeros(head, 2, dtype=torch.int64), text.offsets)),

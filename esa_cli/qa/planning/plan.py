@@ -1,12 +1,11 @@
 """Plans an ingest: its memory and time are estimated before the model is loaded.
 
-    keys and values   tokens * (layers * 2 G D + R) numbers; R only when the score reads them, and
-                      G D where the keys are the values (MLA: one head of rotary part and latent)
-    operations        tokens * (2 P + layers * attention + scoring)
-
-Only layers with attention count, and R is the sum over these layers. P is the number of weights in
-all layers. The bytes are compared with the machine's memory. The time follows from the speed of the
-last ingest, or of a short matrix product.
+Keys and values take tokens * (layers * 2 G D + R) numbers, with G key heads of dimension D. The
+dimension R of reduced keys, summed over the layers, counts only if the score uses reduced keys. In
+models whose keys are also the values (MLA), G D replaces 2 G D. An ingest takes tokens * (2 P +
+layers * attention + scoring) operations, where P is the number of weights in all layers. Only
+layers with attention count. The bytes are compared with the machine's memory. The time follows from
+the speed of the last ingest, or of a short matrix product.
 """
 
 from __future__ import annotations
@@ -111,7 +110,7 @@ class TextCosts:
 
     @property
     def paper_ratios(self) -> tuple[float, float] | None:
-        """The ratios of `KvCacheCosts.paper_ratios`, or None for answers from text."""
+        """None, because the paper's two ratios do not apply to answers from text."""
         return None
 
 
@@ -245,15 +244,15 @@ def measure_speed(shape: ModelShape, dtype: torch.dtype, device: str) -> float:
     return 2.0 * x.numel() * shape.inner * done / spent
 
 
-def rates_file() -> Path:
+def ingest_speed_file() -> Path:
     """Returns the path of `rates.json`, which has the operations per second of previous ingests."""
     return home() / "rates.json"
 
 
-def load_rates() -> dict[str, Any]:
+def load_ingest_speeds() -> dict[str, Any]:
     """Reads the operations per second of previous ingests; empty if the file cannot be read."""
     with contextlib.suppress(OSError, ValueError):
-        data = json.loads(rates_file().read_text("utf-8"))
+        data = json.loads(ingest_speed_file().read_text("utf-8"))
         return data if isinstance(data, dict) else {}
     return {}
 
@@ -265,7 +264,7 @@ class Planner:
         resolved: the method, and the model's name, by which speeds are remembered.
         folder: of the model, with config.json at least. dtype: of weights and keys.
         device: of torch; see `models.load.choose_device`.
-        memory: bytes there were before anything was loaded; None: those there are now.
+        memory: bytes available before anything was loaded; None means the bytes available now.
         index: the sizes of the token index that is computed; see `index_sizes`.
         by_words: passages are found by their words, and no document is prefilled.
         cache: of `storage.CACHES`. packing: of the layers' weights, of `QUANTIZATIONS`; "": none.
@@ -304,7 +303,7 @@ class Planner:
     @cached_property
     def measured_rate(self) -> float | None:
         """The operations per second of the last ingest, or None if there was no ingest."""
-        rate = load_rates().get(self.rate_key)
+        rate = load_ingest_speeds().get(self.rate_key)
         return float(rate) if isinstance(rate, int | float) and rate > 0 else None
 
     @cached_property
@@ -318,7 +317,7 @@ class Planner:
         """Plans the ingest of `tokens` tokens.
 
         Args:
-            size: bytes of a number; None: of `dtype`. cache: another place of the KV cache.
+            size: bytes of a number, by default of `dtype`. cache: another place of the KV cache.
         """
         costs, size, cache = self.costs, size or self.dtype.itemsize, cache or self.cache
         at_once = min(tokens, STORED_AT_ONCE) if cache == "disk" else tokens
@@ -352,10 +351,10 @@ class Planner:
     def remember(self, plan: IngestPlan, seconds: float) -> None:
         """Saves the speed of a planned ingest that took `seconds` seconds, if possible."""
         self.measured_rate = self.operations_per_second = plan.operations / seconds
-        path = rates_file()
+        path = ingest_speed_file()
         with contextlib.suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
-            rates = {**load_rates(), self.rate_key: self.operations_per_second}
+            rates = {**load_ingest_speeds(), self.rate_key: self.operations_per_second}
             with replacing(path) as part:
                 part.write_text(json.dumps(rates, indent=1) + "\n", "utf-8")
 

@@ -19,22 +19,22 @@ if TYPE_CHECKING:
     from esa_cli.qa.presets.resolved_preset import ResolvedPreset
 
 
-def check_states_can_join(kind: str, stateful: bool) -> None:
-    """Raises UsageError if layers of a model of type `kind` keep a state, because the states of
-    several documents cannot be joined."""
-    if stateful:
+def check_states_can_join(model_type: str, keeps_state: bool) -> None:
+    """Raises UsageError if layers of the model keep a state, because the states of several
+    documents cannot be joined."""
+    if keeps_state:
         raise UsageError(
-            f"layers of this {kind} model keep a state, and the states of several documents cannot "
-            "be joined",
+            f"layers of this {model_type} model keep a state, and the states of several documents "
+            "cannot be joined",
             "ask about one document, or use the setting answer.from=text",
         )
 
 
-def check_asked_together(resolved: ResolvedPreset, kind: str, stateful: bool) -> None:
+def check_asked_together(resolved: ResolvedPreset, model_type: str, keeps_state: bool) -> None:
     """Raises UsageError if one question cannot be asked about several documents."""
     if not resolved.preset.answer.needs_rows:
         return
-    check_states_can_join(kind, stateful)
+    check_states_can_join(model_type, keeps_state)
     if resolved.method.selector.observes:
         raise UsageError(
             f"selector {resolved.preset.selector['name']} works with one document only",
@@ -56,14 +56,14 @@ def hindrance(method: Method) -> str:
 
 
 def reduced_key_widths(
-    compressor: Compressor, layers: int, folded: int, scored: bool = True
+    compressor: Compressor, layers: int, folded: int, uses_reduced_keys: bool = True
 ) -> Sequence[int]:
     """Returns R, the dimension of reduced keys, for each layer; empty if the score uses no reduced
     keys. Whole keys have `folded` = G * D numbers, with G key heads of dimension D. Raises
     PresetError: the compressor is not for a model of this shape."""
     from esa_cli.attention.parts import Moments
 
-    if not scored:
+    if not uses_reduced_keys:
         return ()
     if compressor.fit_tokens:
         return (compressor.stored_rank(folded),) * layers
@@ -80,17 +80,18 @@ def reduced_key_widths(
 
 
 def kv_cache_layout(
-    method: Method, shape: Mapping[str, Any], dtype: str, rows: str, selecting: Container[int],
-    latent_block: int = 0, states: int = 0, shapes: Sequence[tuple[int, int]] = (),
+    method: Method, shape: Mapping[str, Any], dtype: str, number_format: str,
+    method_layers: Container[int], latent_block: int = 0, state_layers: int = 0,
+    shapes: Sequence[tuple[int, int]] = (),
 ) -> Layout:  # fmt: skip
     """Returns the layout of a stored KV cache.
 
     Args:
         shape: the model's, with the names of `fingerprint.Fingerprint`.
-        dtype: of keys and values, as "float32". rows: `int8` or `native`.
-        selecting: which of the layers with keys and values run the method; the others have no
+        dtype: of keys and values, as "float32". number_format: `int8` or `native`.
+        method_layers: which of the layers with a KV cache run the method; other layers have no
             reduced keys.
-        latent_block: of `latent_block`. states: the model's layers that keep one.
+        latent_block: of `latent_block`. state_layers: the model's layers that keep one.
         shapes: of `key_shapes`.
     """
     from esa_cli.attention.parts import Moments
@@ -99,12 +100,12 @@ def kv_cache_layout(
     if method.score.features and not compressor.fit_tokens:
         storable_projections([compressor.fit(0, Moments())])  # refused before the document is read
     ranks = reduced_key_widths(compressor, shape["layers"], folded, method.score.features)
-    ranks = tuple(rank if layer in selecting else 0 for layer, rank in enumerate(ranks))
+    ranks = tuple(rank if layer in method_layers else 0 for layer, rank in enumerate(ranks))
     return Layout(
         layers=shape["layers"], heads=shape["groups"], dim=shape["dim"], dtype=dtype,
-        kind=rows,  # type: ignore[arg-type]
+        kind=number_format,  # type: ignore[arg-type]
         reduced=ranks, fit=compressor.fit_tokens if any(ranks) else 0, segment=SEGMENT,
-        shared=latent_block > 0, block=latent_block, states=states, shapes=tuple(shapes),
+        shared=latent_block > 0, block=latent_block, states=state_layers, shapes=tuple(shapes),
     )  # fmt: skip
 
 

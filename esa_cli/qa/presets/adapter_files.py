@@ -7,7 +7,7 @@ from pathlib import Path
 from esa_cli.errors import PresetError
 from esa_cli.models.text_passes.lora_adapter import CONFIG
 from esa_cli.qa.presets.preset import AnswerSettings, Preset
-from esa_cli.qa.presets.preset_files import shipped_dir
+from esa_cli.qa.presets.preset_files import shipped_preset_folder
 from esa_cli.system.machine import in_home
 
 MAPS = "maps.safetensors"
@@ -50,7 +50,7 @@ def finder_folder(name: str) -> Path:
 
 def _find_folder(name: str, kind: str, file: str) -> Path:
     own = in_home(name, f"answer.{kind}", PresetError)
-    shipped = [] if "/" in name else [shipped_dir() / f"{kind}s" / name]
+    shipped = [] if "/" in name else [shipped_preset_folder() / f"{kind}s" / name]
     for folder in (*shipped, own):
         if name and (folder / file).is_file():
             return folder

@@ -71,13 +71,14 @@ class AnswerSettings(_StrictModel):
         passages: the number of passages that are read again. prompt: around one passage.
         unanswered: the adapter's answer for a passage without one.
         adapter: the folder of a LoRA adapter for reading passages, or a shipped one's name.
-        reader: another model that words the answers: a hub id, a folder, a file, a name of `esa
-            models list --known`, or the address of a server; None: the preset's own.
+        reader: another model that writes the answers: a hub id, a folder, a file, a name of `esa
+            models list --known`, or the address of a server; None means the preset's model.
         finder: the folder of a trained finder, or a shipped one's name. words: the weight of BM25
             beside the finder's score, in standard deviations, for a question whose words single out
-            a passage; for others it is less.
+            a passage; for other questions it is less.
         prior: the weight of the finder's score beside the reader's log-odds.
-        threshold: the minimum log-odds of a passage that answers; None: the best one always does.
+        threshold: the minimum log-odds of a passage that answers, or None if the best one always
+            answers.
     """
 
     source: Literal["rows", "text"] = Field(default="rows", alias="from")
@@ -111,7 +112,7 @@ class AnswerSettings(_StrictModel):
         return self.finder is not None
 
     @property
-    def says_source(self) -> bool:
+    def sets_answer_source(self) -> bool:
         """Whether the preset sets `answer.from` explicitly."""
         return "source" in self.model_fields_set
 
@@ -273,7 +274,7 @@ def _load_with_parents(path: Path, chain: tuple[Path, ...] = ()) -> dict[str, An
         raise PresetError(f"{path}: extends must be the name of one preset, got {parent!r}", "")
     chain = (*chain, path)
     parent, model = split_preset_name(parent)
-    below = find_preset_file(parent, near=path.parent)
+    below = find_preset_file(parent, near_folder=path.parent)
     if below.resolve() in chain:  # one's own preset lies over the shipped one of that name
         below = shipped_presets().get(FORMER.get(parent, parent), below)
     return merge_presets(merge_presets(_load_with_parents(below, chain), model), data)
@@ -287,20 +288,20 @@ def split_preset_name(name: str) -> tuple[str, dict[str, Any]]:
     return name, {}
 
 
-def _setting_error(error: ValidationError, source: str) -> PresetError:
+def _setting_error(error: ValidationError, preset_name: str) -> PresetError:
     first = error.errors()[0]
     *above, key = first["loc"]
     where = ".".join(map(str, first["loc"]))
-    message = f"preset {source}: {where} {_broken_rule(error)}"
+    message = f"preset {preset_name}: {where} {_broken_rule(error)}"
     hint = "see `esa presets show`"
     if first["type"] == "extra_forbidden":
         message, before = (
-            f"preset {source} has no setting {where!r}",
+            f"preset {preset_name} has no setting {where!r}",
             "".join(f"{p}." for p in above),
         )
         hint = nearest(str(key), _section_settings(above), before)
     elif first["type"] == "missing":
-        message = f"preset {source} lacks {where!r}"
+        message = f"preset {preset_name} lacks {where!r}"
         hint = "set it, or extend a preset that sets it"
     else:
         message += f", got {reprlib.repr(first['input'])}"
@@ -313,10 +314,10 @@ def _broken_rule(error: ValidationError) -> str:
     return message.replace("greater than or equal to", "at least")
 
 
-def _section_settings(where: Sequence[str | int]) -> list[str]:
+def _section_settings(key_path: Sequence[str | int]) -> list[str]:
     """Returns the names of the settings in a section of a preset."""
     sections = {"window": _WINDOW, "answer": AnswerSettings, "prompt": Prompt}
-    section: Any = sections.get(str(where[0]), GenerationSettings) if where else Preset
+    section: Any = sections.get(str(key_path[0]), GenerationSettings) if key_path else Preset
     return [key for key in section.model_fields if key != "name"]
 
 
@@ -337,7 +338,8 @@ def load(name: str = DEFAULT, overrides: Sequence[str] = ()) -> Preset:
     if isinstance(data.get("answer"), dict) and data["answer"].get("from") == "rows":
         data = answer_from_kv_cache(data)
     if "name" in data:
-        raise PresetError("--set cannot change a preset's name", "save it under another file name")
+        hint = "save the preset under another file name"
+        raise PresetError("--set cannot change a preset's name", hint)
     return validated(path.stem, data)
 
 

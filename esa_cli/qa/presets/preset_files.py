@@ -24,7 +24,7 @@ FORMER = {
 """Maps former names of shipped presets to their present names."""
 
 
-def shipped_dir() -> Path:
+def shipped_preset_folder() -> Path:
     """Returns the folder of shipped presets, which is beside the package in a source checkout."""
     package = Path(__file__).parents[2]
     inside = package / "presets"
@@ -43,7 +43,7 @@ def available() -> dict[str, Path]:
 
 def shipped_presets() -> dict[str, Path]:
     """Returns the names and files of the presets that come with the package."""
-    return _preset_files_in(shipped_dir())
+    return _preset_files_in(shipped_preset_folder())
 
 
 def _preset_files_in(folder: Path) -> dict[str, Path]:
@@ -51,11 +51,11 @@ def _preset_files_in(folder: Path) -> dict[str, Path]:
     return {path.stem: path for path in files if path.suffix in SUFFIXES}
 
 
-def find_preset_file(name: str, near: Path | None = None) -> Path:
-    """Finds a preset's file by name, or by a path that may be relative to `near`. Raises
+def find_preset_file(name: str, near_folder: Path | None = None) -> Path:
+    """Finds a preset's file by name, or by a path that may be relative to `near_folder`. Raises
     PresetError: there is no such preset."""
     if name.endswith(SUFFIXES) or "/" in name:
-        for base in ([near] if near else []) + [Path()]:
+        for base in ([near_folder] if near_folder else []) + [Path()]:
             path = base / in_home(name, "preset", PresetError)
             if path.is_file():
                 return path

@@ -155,7 +155,8 @@ def _recipe_settings(recipe: registry.Recipe, base: registry.Base) -> Mapping[st
         raise
     except BaseException as error:
         raise PluginError(
-            f"{which} fails: {type(error).__name__}: {error}", f"it is defined in {recipe.origin}"
+            f"{which} fails: {type(error).__name__}: {error}",
+            f"correct the recipe in {recipe.origin}",
         ) from error
     if not isinstance(settings, Mapping):
         raise PluginError(f"{which} must return a mapping, got {settings!r}", may_set)
@@ -227,7 +228,7 @@ def check_model(preset: Preset, config: Mapping[str, Any], model: str) -> None:
 
 
 def check_same_compressor(old: Method | None, new: Method) -> None:
-    """Raises PresetError if method `new` needs another compressor than method `old`, which
+    """Raises PresetError if the method `new` needs another compressor than method `old`, which
     prefilled the document; `old` is None if it is unknown."""
     if old is None or not new.score.features:
         return

@@ -49,7 +49,7 @@ _AnswerPart = tuple[str, str | None, int | None]
 
 
 class BrokenAnswerError(Exception):
-    """The server sent something that is no chat completion; the message says what is wrong."""
+    """The server's answer is no chat completion; the error message says what is wrong."""
 
 
 class ServerReader:
@@ -57,7 +57,7 @@ class ServerReader:
 
     Args:
         url: the base URL, without a slash at its end. key: is sent with each request.
-        model: its name on the server; None: the first that the server lists.
+        model: its name on the server; None means the first model in the server's list.
         timeout_s: the longest wait for the next words, and for the whole answer; None: `SILENCE_S`
             and `WHOLE_S`.
 
@@ -187,7 +187,7 @@ class ServerReader:
             raise self._connection_error(error) from error
 
     def _connection_error(self, error: Exception) -> ReaderError:
-        """Builds the error for a server that is unreachable, is silent, or sends nonsense."""
+        """Builds the error for a server that is unreachable or silent, or sends no completion."""
         if isinstance(error, requests.Timeout) or "Read timed out" in str(error):
             return self._reader_error(f"was silent for {self._silence_s:g} s", _SLOW)
         if isinstance(error, requests.exceptions.ChunkedEncodingError):

@@ -226,17 +226,17 @@ class SpanReader:
 
     @torch.inference_mode()
     def rank_passages(
-        self, question: str, passages: Sequence[Passage], spans: int = SPANS,
-        unmentioned: float = 0.0,
+        self, question: str, passages: Sequence[Passage], span_count: int = SPANS,
+        unmentioned_share: float = 0.0,
     ) -> list[Passage]:  # fmt: skip
         """Reads passages, and returns them by descending score, after the passage with the best
         span. The best span has the highest sum of log-probability and score of its passage.
 
         Args:
-            spans: passages whose most probable span is looked for, by the highest scores.
-            unmentioned: share of the question's names that no document has; lowers all log-odds.
+            span_count: passages whose most probable span is looked for, by the highest scores.
+            unmentioned_share: share of a name that no document has; lowers all log-odds.
         """
-        doubt = UNMENTIONED * unmentioned
+        doubt = UNMENTIONED * unmentioned_share
         with self.passages.reading():
             reading = self.passages.read(question, [one.text for one in passages])
             out = [
@@ -245,7 +245,7 @@ class SpanReader:
             ]
             order = sorted(range(len(out)), key=lambda n: -out[n].score)
             best, highest = -1, -math.inf
-            for n in order[:spans]:
+            for n in order[:span_count]:
                 if span := reading.span(n, highest - out[n].score):
                     start = out[n].start
                     out[n] = replace(out[n], quote=(start + span.start, start + span.end))

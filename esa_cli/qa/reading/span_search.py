@@ -103,37 +103,38 @@ class WordBoundaries:
         self._sign_starts = {start for start, _ in signs}
         self._inside_signs = {at for start, end in signs for at in range(start + 1, end)}
 
-    def can_start_span(self, at: int) -> bool:
-        """Whether a span may start at character `at`: at a word, or at the sign of a word."""
-        here, before = self.text[at : at + 1], self.text[max(0, at - 1) : at]
-        if at in self._sign_starts or at in self._signs:
+    def can_start_span(self, offset: int) -> bool:
+        """Whether a span may start at character `offset`: at a word, or at the sign of a word."""
+        here, before = self.text[offset : offset + 1], self.text[max(0, offset - 1) : offset]
+        if offset in self._sign_starts or offset in self._signs:
             return True
-        if not here or at in self._inside_signs or _belongs_to_previous(here):
+        if not here or offset in self._inside_signs or _belongs_to_previous(here):
             return False
         if _SPACELESS.match(here):
             return not _is_never_divided(before, here)
         if _MONEY.match(here):
             return not _is_letter(before)
-        if not _is_letter(here) or self._is_joining_mark(at - 1, "'’°.,:-"):
+        if not _is_letter(here) or self._is_joining_mark(offset - 1, "'’°.,:-"):
             return False
         return not _is_letter(before) or bool(_SPACELESS.match(before))
 
-    def can_end_span(self, at: int, is_preferred: bool = True) -> bool:
-        """Whether a span may end before character `at`, because a word ends. A span may also end
-        inside text without spaces if `is_preferred`: the model prefers the end to more text."""
-        before, after = self.text[max(0, at - 1) : at], self.text[at : at + 1]
-        if not before or at in self._inside_signs or at in self._signs:
+    def can_end_span(self, offset: int, is_preferred: bool = True) -> bool:
+        """Whether a span may end before character `offset`, because a word ends. A span  may also
+        end inside text without spaces if `is_preferred`: the model prefers the end to more text."""
+        before, after = self.text[max(0, offset - 1) : offset], self.text[offset : offset + 1]
+        if not before or offset in self._inside_signs or offset in self._signs:
             return False
         if not after:
             return True
-        if _belongs_to_previous(after) or self._is_joining_mark(at - 1):
+        if _belongs_to_previous(after) or self._is_joining_mark(offset - 1):
             return False
         if _SPACELESS.match(after):
             inside = bool(_SPACELESS.match(before))
             return not inside or (is_preferred and not _is_never_divided(before, after))
-        if _SPACELESS.match(before) or not _is_letter(before) or _POSSESSIVE.match(self.text, at):
+        possessive = _POSSESSIVE.match(self.text, offset)
+        if _SPACELESS.match(before) or not _is_letter(before) or possessive:
             return True
-        return not (_is_letter(after) or self._is_joining_mark(at))
+        return not (_is_letter(after) or self._is_joining_mark(offset))
 
     def complete_span(self, start: int, end: int) -> tuple[int, int]:
         """Extends a span by its sign, its unit, and its missing closing brackets."""
@@ -150,12 +151,12 @@ class WordBoundaries:
             end += 1
         return start, end
 
-    def _is_joining_mark(self, at: int, marks: str = "'’°.,:") -> bool:
-        """Whether character `at` is a mark that joins two digits or letters to one word."""
-        if at < 1 or self.text[at] not in marks:
+    def _is_joining_mark(self, offset: int, marks: str = "'’°.,:") -> bool:
+        """Whether character `offset` is a mark that joins two digits or letters to one word."""
+        if offset < 1 or self.text[offset] not in marks:
             return False
-        before, after = self.text[at - 1], self.text[at + 1 : at + 2]
-        if self.text[at] in ".,:":
+        before, after = self.text[offset - 1], self.text[offset + 1 : offset + 2]
+        if self.text[offset] in ".,:":
             return before.isdecimal() and after.isdecimal()
         return _is_letter(before) and _is_letter(after)
 

@@ -217,7 +217,7 @@ def test_a_span_is_looked_for_where_it_could_be_the_best(
     ]
     ranked: Any = SpanReader.__new__(SpanReader)
     ranked.passages, ranked._settings = FixedReader(odds, spans), SimpleNamespace(prior=2.0)
-    read = ranked.rank_passages("", found, unmentioned=0.5)
+    read = ranked.rank_passages("", found, unmentioned_share=0.5)
     assert (read[0].start, read[0].quote) == (start, quote)
     assert ranked.passages.bounds == bounds
     assert [one.score for one in read[1:]] == sorted([one.score for one in read[1:]])[::-1]
