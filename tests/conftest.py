@@ -32,6 +32,7 @@ if not any(Path("/dev", name).exists() for name in ("nvidiactl", "dxg")):
     # Before anything imports Triton: its interpreter then runs kernels on the processor.
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
+pytest_plugins = ["cli_fixtures"]
 VOCABULARY = 61
 SEED = 1234
 LIBRARIES = itertools.count()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ from fake_asker import FakeAsker
 
 from esa_cli.apps import conversation
 from esa_cli.apps.cli.commands import chat_command as chat
-from esa_cli.apps.cli.output import terminal as render
 from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.apps.conversation import Conversation
 from esa_cli.errors import ResourceError
@@ -33,38 +31,9 @@ def asker() -> FakeAsker:
     return FakeAsker()
 
 
-class LateReporter(Reporter):
-    """Looks for standard error when it writes: a fixture's is not the test's."""
-
-    @property
-    def console(self) -> Any:
-        return render.make_console(sys.stderr)
-
-    @console.setter
-    def console(self, value: Any) -> None:
-        pass
-
-
 @pytest.fixture
 def lines(asker: FakeAsker) -> Conversation:
-    return Conversation(asker, ["alpha"], ["a.txt"], LateReporter(), passages=3)
-
-
-def nothing(piece: str) -> None:
-    pass
-
-
-def test_turns_are_handed_on_in_order(asker: FakeAsker) -> None:
-    talk = Conversation(asker, ["alpha"], ["a.txt"], Reporter(), {"seed": 7})
-    talk.ask("one", nothing)
-    talk.ask("two", nothing)
-    talk.ask("three", nothing)
-    assert asker.calls[2]["history"] == [
-        Turn("one", "You asked: one"),
-        Turn("two", "You asked: two"),
-    ]
-    assert asker.calls[2]["seed"] == 7
-    assert asker.calls[2]["evidence"] == 10
+    return Conversation(asker, ["alpha"], ["a.txt"], Reporter(), passages=3)
 
 
 def test_only_the_oldest_turns_are_forgotten_and_only_as_many_as_need_be(
@@ -81,35 +50,6 @@ def test_only_the_oldest_turns_are_forgotten_and_only_as_many_as_need_be(
     assert lines.forgotten == 2
     assert [question for question, _ in lines.record] == ["one", "two", "three", "four", "five"]
     assert capsys.readouterr().err.count("has grown long") == 1
-
-
-def test_a_stopped_answer_is_no_turn(asker: FakeAsker) -> None:
-    talk = Conversation(asker, ["alpha"], ["a.txt"], Reporter())
-
-    def stop_at_the_second(piece: str) -> None:
-        if piece != "You":
-            talk.stop()
-
-    assert talk.ask("one", stop_at_the_second) is None
-    assert talk.record == []
-    assert talk.ask("two", nothing) is not None, "it goes on after a stop"
-    assert asker.calls[-1]["history"] == []
-
-
-def test_answers_go_to_stdout_and_passages_below(
-    lines: Conversation, asker: FakeAsker, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert lines.take_line("one")
-    out, err = capsys.readouterr()
-    assert out == "You asked: one\n"
-    passages = [
-        f"  book{n}.txt, page {n + 1}, line {10 * n + 1} (50%): passage {n} of alpha"
-        for n in range(3)
-    ]
-    assert err.splitlines()[1:] == passages
-    asker.found = False
-    lines.take_line("three")
-    assert capsys.readouterr().err.startswith("  the documents may not contain the answer\n")
 
 
 def test_mistakes_do_not_end_the_talk(lines: Conversation, asker: FakeAsker) -> None:
@@ -129,7 +69,7 @@ def test_mistakes_do_not_end_the_talk(lines: Conversation, asker: FakeAsker) -> 
 
 
 def test_save_markdown(asker: FakeAsker, tmp_path: Path) -> None:
-    lines = Conversation(asker, ["alpha"], ["b\udcff.txt"], LateReporter(), passages=3)
+    lines = Conversation(asker, ["alpha"], ["b\udcff.txt"], Reporter(), passages=3)
     asker.answers["two"] = "zwei\nlines"
     lines.take_line("one")
     lines.take_line("two")

@@ -15,11 +15,9 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-from cli_fixtures import cache, surroundings
 
 from esa_cli.__main__ import main
 
-__all__ = ["cache", "surroundings"]
 FILE = Path(__file__).parents[2] / "plugins" / "llm-esa" / "llm_esa.py"
 Loader = Callable[[str], list[Any]]
 

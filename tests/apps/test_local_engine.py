@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from unittest.mock import Mock
@@ -14,9 +12,9 @@ from unittest.mock import Mock
 import psutil
 import pytest
 import torch
-from command import ROOT
 from engine_process import ended, start
 
+from esa_cli.__main__ import main
 from esa_cli.apps.cli.options.options import ModelOptions
 from esa_cli.apps.ingest_engine import IngestWorker
 from esa_cli.documents.document import Document
@@ -29,14 +27,8 @@ TWO = ["--workers", "2"]
 
 
 @pytest.fixture(autouse=True)
-def surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("ESA_MEMORY_LIMIT", raising=False)
-    monkeypatch.setenv("ESA_HOME", str(tmp_path / "home"))
+def library(surroundings: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ESA_LIBRARY", "library")
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{ROOT / 'tests/support'}")
 
 
 def workers_below(pid: int) -> list[psutil.Process]:
@@ -102,4 +94,4 @@ def test_an_ingest_continues_after_an_end(what: str) -> None:
     assert not alive
     ended(start("ingest", "docs", *TWO))
     assert len(list(Path("library").glob("documents/*.doc"))) == 12
-    subprocess.run([sys.executable, "-m", "esa_cli", "library", "verify"], check=True)
+    assert main(["library", "verify"]) == 0

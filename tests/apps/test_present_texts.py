@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from cli_fixtures import cache, esa, surroundings
 from command import TINY, Esa
 from forked import killed, taken
 from mcp_client import FakeDocumentAsker, call, tools_of
@@ -21,14 +20,12 @@ from esa_cli.apps.server.allowed_documents import AllowedDocuments, list_documen
 from esa_cli.qa.ingestion.library_texts import library_texts
 from esa_cli.storage.library import Library
 
-__all__ = ["cache", "esa", "surroundings"]
 BY_TEXT = (*TINY, "--set", "answer.from=text")
 QUESTION = "Which restaurant is the client dinner at?"
 FORMER, PRESENT = "Gilded Pike", "Crooked Billet"
 LIBRARY_FORMS = {
     "words": [("ingest", "--words", "town")],
     "read": [("ingest", "town", *TINY, "--set", "answer.from=rows")],
-    "ingested": [("ingest", "town", *TINY, "--set", "answer.from=rows")],
     "both": [("ingest", "town", *TINY, "--set", "answer.from=rows"), ("ingest", "--words", "town")],
 }
 

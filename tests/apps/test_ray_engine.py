@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import subprocess
 import time
@@ -11,7 +10,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-from command import ROOT
 from engine_process import LONGEST_S, ended, start
 
 pytest.importorskip("ray")
@@ -19,22 +17,6 @@ pytestmark = [pytest.mark.process, pytest.mark.ray, pytest.mark.timeout(240)]
 
 RAY = ["--engine", "ray", "--workers", "2"]
 ACTOR = "ray::IngestWorker"
-
-
-@pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("esa-home")
-
-
-@pytest.fixture(autouse=True)
-def surroundings(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    for name in ("RAY_ADDRESS", "ESA_MEMORY_LIMIT"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("ESA_HOME", str(home))
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{ROOT / 'tests/support'}")
 
 
 def actors(process: subprocess.Popen[str]) -> list[psutil.Process]:
@@ -47,22 +29,21 @@ def actors(process: subprocess.Popen[str]) -> list[psutil.Process]:
     return reading
 
 
-@pytest.fixture
-def documents() -> None:
+@pytest.fixture(autouse=True)
+def documents(surroundings: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv("ESA_LIBRARY", "library")
     Path("docs").mkdir()
     for name in "abcd":
         Path(f"docs/{name}.md").write_text(f"Mill {name} grinds rye. " * 60, "utf-8")
 
 
-@pytest.mark.usefixtures("documents")
 def test_a_cluster_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:9")
     assert "the Ray cluster cannot be used" in ended(start("ingest", "docs", *RAY), 2)
 
 
-@pytest.mark.usefixtures("documents")
-def test_an_ingest_continues_after_a_killed_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ESA_LIBRARY", "library")
+def test_an_ingest_continues_after_a_killed_worker() -> None:
     process = start("ingest", "docs", *RAY)
     until = time.monotonic() + LONGEST_S
     while not (running := actors(process)):

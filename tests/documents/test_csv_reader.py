@@ -5,12 +5,9 @@ from __future__ import annotations
 import random
 
 import pytest
+from reader_checks import text_of
 
 from esa_cli.documents import readers
-
-
-def text_of(data: bytes | str, name: str) -> str:
-    return readers.read(data.encode() if isinstance(data, str) else data, name).text
 
 
 @pytest.mark.parametrize("sign", [",", ";", "\t", "|"])

@@ -90,8 +90,6 @@ def test_doubtful_encoding_is_refused(tmp_path: Path, data: bytes) -> None:
     [
         ("cp1250", "Zażółć gęślą jaźń, mówił łagodnie święty człowiek. "),
         ("cp1251", "Съешь же ещё этих мягких французских булок, да выпей чаю. "),
-        ("iso-8859-2", "Příliš žluťoučký kůň úpěl ďábelské ódy. "),
-        ("cp1254", "Pijamalı hasta yağız şoföre çabucak güvendi. "),
         ("cp850", "Voix ambiguë d'un coeur qui préfère"),
     ],
 )
@@ -109,7 +107,6 @@ def test_look_alikes_are_not_taken_for_western(encoding: str, text: str) -> None
         (b"\xef\xbb\xbfok \xff\xfe", "breaks at byte", "iconv"),
         (b"", "0 bytes", ""),
         (b" \n\t\n", "white space", ""),
-        (b"\xef\xbb\xbf\n", "white space", ""),
     ],
 )
 def test_what_is_no_text(tmp_path: Path, data: bytes, kind: str, hint: str) -> None:

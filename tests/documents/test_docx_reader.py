@@ -95,17 +95,6 @@ def pages_of(words: Sequence[str], found: ExtractedText) -> list[int | None]:
     return [at(found, word)[0] for word in words]
 
 
-def test_docx_pages_where_the_program_marked_them() -> None:
-    p = make.paragraph
-    found = word(
-        p("alpha"), p("beta", "H1", make.PAGE), p("gamma", before=make.PAGE), make.BREAK,
-        p("delta", before=make.PAGE), p("epsilon"),
-    )  # fmt: skip
-    words = ("alpha", "beta", "gamma", "delta", "epsilon")
-    assert pages_of(words, found) == [1, 2, 3, 4, 4], "a break and its mark are one page"
-    assert at(found, "1 beta") == (2, "1 beta"), "the number of a heading is on its page"
-
-
 def test_docx_pages_begin_anew_with_sections() -> None:
     p = make.paragraph
     found = word(

@@ -10,7 +10,7 @@ from esa_cli.documents.readers.plain_text import decode_text
 from esa_cli.errors import DocumentError
 
 TEXTS = {
-    "de": "Die Tür war offen, und über der Straße hörte man Gelächter; später fror es. ",
+    "de": "Die Tür war offen, und über der Straße hörte man Gelächter; später fror es [÷ 3]. ",
     "fr": "Élise était là, près de la fenêtre; où êtes-vous, monsieur? Voilà la clé. ",
     "es": "--¿Dónde está el niño?--Mañana iré a la ciudad, señora; ¡qué alegría! ¿de veras? ",
     "ru": "Утром они пошли к реке, потому что вода была тёплая и рыба клевала хорошо. ",

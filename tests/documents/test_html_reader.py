@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from reader_checks import chapters
+from reader_checks import chapters, text_of
 
 from esa_cli.documents import readers
 from esa_cli.documents.readers import ExtractedText, Mark, TextBuilder
 from esa_cli.documents.readers.html_reader import parse_html, write_html
-
-
-def text_of(data: bytes | str, name: str) -> str:
-    return readers.read(data.encode() if isinstance(data, str) else data, name).text
 
 
 def html(body: str) -> ExtractedText:

@@ -45,18 +45,6 @@ def test_odt_headings_and_paragraphs() -> None:
     assert found.missing == ()
 
 
-def test_odt_lists_have_bullets_in_place_of_numbers() -> None:
-    item = "<text:list-item>{}</text:list-item>".format
-    inner = f"<text:list>{item(p('deep'))}</text:list>"
-    items = item(p("one") + p("more")) + item(p("two") + inner) + item(inner)
-    first = f"<text:list>{items}</text:list>"
-    found = odt(
-        first, p("x"),
-        f"<text:list>{item(p('plain'))}<text:list-header>{p('head')}</text:list-header></text:list>",
-    )  # fmt: skip
-    assert found.text == ("- one\nmore\n- two\n- deep\n- deep\n\nx\n\n- plain\nhead\n")
-
-
 def test_odt_tables_notes_and_boxes() -> None:
     cell = "<table:table-cell>{}</table:table-cell>".format
     row = f"<table:table-row>{cell(p('x') + p('y'))}{cell('')}{cell(p('z'))}</table:table-row>"

@@ -12,7 +12,6 @@ import sample_files as make
 
 from esa_cli.documents import sources
 from esa_cli.documents.document import gather, source_files
-from esa_cli.errors import DocumentError
 
 
 def expand(names: list[str], say: Callable[[str], None] = print) -> list[str]:
@@ -65,29 +64,6 @@ def test_a_folder_means_its_readable_files(tree: Path) -> None:
         "1 folder ignored by .gitignore, 1 folder that links elsewhere (away), 4 hidden, "
         "1 ignored by .gitignore, 2 that links elsewhere (out.txt, same.txt)"
     ]
-
-
-def test_gitignore_of_the_repository_above(tree: Path) -> None:
-    (tree / "docs" / ".git").rename(tree / ".git")
-    (tree / ".gitignore").write_text("*.txt\n")
-    assert expand(["docs/deep"]) == ["docs/deep/keep.log", "docs/deep/er/c.py"]
-    with pytest.raises(DocumentError, match="1 ignored by"):
-        expand(["other"])
-
-
-def test_patterns(tree: Path) -> None:
-    said: list[str] = []
-    assert expand(["docs/*.md", "docs/**/*.py", "other/d.txt"]) == [
-        "docs/b.md", "docs/deep/er/c.py", "other/d.txt",
-    ]  # fmt: skip
-    assert expand(["docs/*"], said.append) == [
-        "docs/a.txt", "docs/b.md", "docs/paper.pdf", "docs/x.log",
-    ]  # fmt: skip
-    assert said == [
-        "docs/*: 4 files to read; left out: 2 binary (docs/data.bin, docs/logo.png), "
-        "1 empty (docs/empty.txt)"
-    ]
-    assert expand(["docs/a.txt", "docs/*.txt", "docs", "docs/a.txt"]).count("docs/a.txt") == 2
 
 
 def test_patterns_mean_what_those_of_glob_do(tree: Path) -> None:

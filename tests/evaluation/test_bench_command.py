@@ -8,14 +8,12 @@ from typing import Any
 
 import pytest
 from bench_rows import longbench_row, records, whole, write
-from cli_fixtures import cache, esa, surroundings
 from command import TINY, Esa, fail
 
 from esa_cli import models
 from esa_cli.qa.answering import session
 from esa_cli.qa.presets.preset import load
 
-__all__ = ["cache", "esa", "surroundings"]  # fixtures
 pytestmark = pytest.mark.usefixtures("surroundings", "short_answers")
 
 LONGBENCH = ["bench", "longbench", "--data", "data", *TINY]

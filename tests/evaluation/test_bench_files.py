@@ -62,21 +62,15 @@ def test_infinitebench_prompts(tmp_path: Path) -> None:
         "infinitebench", tmp_path,
         "kv_retrieval", "math_find", "longbook_choice_eng", "code_debug", "passkey",
     )  # fmt: skip
-    assert key.before == (
-        'Extract the value corresponding to the specified key "k-1" in the JSON object below.\n\n'
-    )
     assert (key.longest, number.longest) == (100, 32)
     assert score(key, 'is "v".') == 1
-    assert number.before == "What is the largest number in the following list?\n\n"
     assert score(number, "9") == 1
     assert choice.answers == ("the keeper", "B")
     assert whole(choice).endswith("\nA. the cook\nB. the keeper\nC. nobody\nD. a fox")
     assert "Question: Who?" in choice.question
     assert score(choice, "B") == 1
     assert debug.answers == ("a fox", "D")
-    assert debug.question.endswith("or you need more information.")
     assert score(debug, "D. a fox") == 1
-    assert passkey.before.count("memorize") == 1
     assert whole(passkey).endswith("\n\nc\n\nWhat?")
     assert score(passkey, "It is 083.") == 1
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -23,19 +22,6 @@ def benchmark() -> ModuleType:
 def questions() -> list[tuple[dict[str, Any], list[dict[str, Any]]]]:
     files = ([json.loads(line) for line in path.read_text("utf-8").splitlines()] for path in FILES)
     return [(head, rows) for head, *rows in files]
-
-
-def test_the_sets() -> None:
-    sets = questions()
-    rows = [row for _, rows in sets for row in rows]
-    assert len(rows) >= 300
-    assert len({row["id"] for row in rows}) == len(rows) == len({row["question"] for row in rows})
-    kinds = Counter(row["kind"] for row in rows)
-    assert set(kinds) <= {"plain", "reworded", "remembered", "typed", "absent"}
-    assert 5 * (kinds["reworded"] + kinds["remembered"]) >= len(rows)
-    assert 10 * kinds["absent"] >= len(rows)
-    splits = Counter(head["split"] for head, _ in sets)
-    assert min(splits["dev"], splits["test"]) >= 3
 
 
 @pytest.mark.parametrize("number", range(len(FILES)))

@@ -2,33 +2,22 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
+from python_file import module_of
 
 from esa_cli.evaluation.tasks import chronicle_task as chronicle
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 
-def load_command() -> ModuleType:
-    # `examples` is no package: its scripts are loaded the way a reader would run them.
-    spec = importlib.util.spec_from_file_location("make_chronicle", EXAMPLES / "make_chronicle.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-command = load_command()
+command = module_of(EXAMPLES / "make_chronicle.py", "make_chronicle")
 QUESTIONS: list[dict[str, Any]] = [
     json.loads(line) for line in (EXAMPLES / "questions.jsonl").read_text("utf-8").splitlines()
 ]
@@ -91,19 +80,3 @@ def test_another_length_and_seed_keep_the_facts_at_their_depths(words: int) -> N
             question["depth"], abs=0.02
         )
         assert not any(has_phrase(answer, background) for answer in question["answers"])
-
-
-def test_no_sentence_repeats_in_200_000_words_of_background() -> None:
-    parts: list[str] = []
-    words = 0
-    for paragraph in chronicle.generate_paragraphs(2):
-        parts.append(paragraph)
-        words += len(paragraph.split())
-        if words >= 200_000:
-            break
-    assert words >= 200_000
-    assert repeated_sentences("\n\n".join(parts)) == []
-    headings = [part for part in parts if part.startswith("#")]
-    assert len(set(headings)) == len(headings)
-    background = "\n\n".join(parts)
-    assert not any(question["fact"] in background for question in QUESTIONS)

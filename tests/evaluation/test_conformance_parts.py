@@ -1,4 +1,4 @@
-"""Conformance of scores, compressors and positions: wrong ones fail with the reason."""
+"""Conformance of parts: wrong ones fail with the reason; what was watched, in loops."""
 
 from __future__ import annotations
 
@@ -6,21 +6,28 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+import reference
 import torch
-from conformance_tools import examine
+from conformance_tools import examine, first
 from conftest import copy_registries
 from torch import Tensor
 
 import esa_cli.documents.readers  # noqa: F401 - registered before a test copies the registry
 from esa_cli.attention.compression import Moments
-from esa_cli.attention.parts import Compressor, Score
+from esa_cli.attention.parts import Compressor, Score, Selector
 from esa_cli.attention.positions import FixedDistance
-from esa_cli.attention.step import Positions, Projection, Step
+from esa_cli.attention.step import LayerState, Positions, Projection, Step
+from esa_cli.evaluation.conformance import make_step, observed_step
 
 
 @pytest.fixture(autouse=True)
 def scratch(monkeypatch: pytest.MonkeyPatch) -> None:
     copy_registries(monkeypatch)
+
+
+BUILDS = "builds a frozen dataclass of its base class"
+MEMBERS = "declares its members"
+RESULTS = "valid results on random steps"
 
 
 class Scores:
@@ -38,12 +45,6 @@ class Scores:
         def scores(self, step: Step) -> Tensor:
             blocks = (logits.sum(dim=(0, 1)) for _, logits in step.head_logits(False))
             return next(blocks, step.queries.new_zeros(0))
-
-    class Undecided(Score):
-        features: Any = "perhaps"
-
-        def scores(self, step: Step) -> Tensor:
-            return torch.zeros(step.middle)
 
     class CountsSteps(Score):
         features: bool = False
@@ -67,25 +68,17 @@ class Scores:
             blocks = [block.sum(dim=(0, 1)) for _, block in step.head_logits(True)]
             return torch.cat(blocks) if blocks else torch.zeros(0)
 
-    class NeedsOne(Score):
-        features: bool = True
 
-        def scores(self, step: Step) -> Tensor:
-            return torch.cat([block.amax(dim=0) for _, block in step.sums(False)])
-
-
-MEMBERS = "declares its members"
-RESULTS = "valid results on random steps"
 PROJECTIONS = "valid projections"
+SCALES = "query_scale (C,)"
+FREQUENCIES = "frequencies (D / 2,)"
 PLACED = "positions of near and far tokens"
 WRONG_SCORES = {
     "NotANumber": (RESULTS, "100 are not finite"),
     "FirstBlockOnly": (RESULTS, "more than one block of keys: scores: torch.float32 (1020,)"),
-    "Undecided": (MEMBERS, "'perhaps'"),
     "CountsSteps": (RESULTS, "another result on an equal step"),
     "ScribblesOnReducedKeys": (RESULTS, "the reduced keys changed"),
     "RotatesInSilence": ("declares whether it rotates", "rotates is False"),
-    "NeedsOne": (RESULTS, "empty M: raised"),
 }
 
 
@@ -104,7 +97,6 @@ class Maps(Projection):
     apart: int = 0
     mix: bool = False
     noise: bool = False
-    running: bool = False
     double: bool = False
     write: bool = False
 
@@ -115,8 +107,6 @@ class Maps(Projection):
     def keys(self, k: Tensor) -> Tensor:
         out = k.mul_(2) if self.write else k
         out = out[:, : 3 + self.apart]
-        out = out.double() if self.double else out
-        out = out.cumsum(dim=0) if self.running else out
         return out - out.mean(dim=0) if self.mix else out
 
 
@@ -125,9 +115,8 @@ class Maps(Projection):
     [
         (Maps(apart=1), PROJECTIONS, "queries: torch.float32 (1, 3), not numbers (1, 4)"),
         (Maps(mix=True), PROJECTIONS, "apart"),
-        (Maps(noise=True), PROJECTIONS, "two fits map equal queries"),
-        (Maps(running=True), PROJECTIONS, "key 50 of 100 is mapped"),
         (Maps(double=True), PROJECTIONS, "torch.float32 became torch.float64 queries"),
+        (Maps(noise=True), PROJECTIONS, "two fits map equal queries"),
         (Maps(write=True), PROJECTIONS, "queries or keys were written over"),
     ],
 )
@@ -218,56 +207,170 @@ def test_encodings_leave_the_positions_they_are_given_alone() -> None:
     assert "usual: the positions `at` were written over" in found[PLACED]
 
 
-class Encodings:
-    """Encodings whose optional members are broken, one each; `WRONG_MEMBERS` has the complaint."""
-
-    class NoLimit(FixedDistance):
-        max_distance: Any = 0
-
-    class OneScale(FixedDistance):
-        def query_scale(self, at: Tensor) -> Tensor:
-            return torch.ones(1)
-
-    class LostScale(FixedDistance):
-        def query_scale(self, at: Tensor) -> Tensor:
-            return at.float().log()
-
-    class CommonScale(FixedDistance):
-        def query_scale(self, at: Tensor) -> Tensor:
-            return at.float() - at[0] + 1
-
-    class EveryFrequency(FixedDistance):
-        def frequencies(self, inverse: Tensor, factor: float, length: int) -> tuple[Tensor, float]:
-            return torch.cat((inverse, inverse)), factor
-
-    class Overwritten(FixedDistance):
-        def frequencies(self, inverse: Tensor, factor: float, length: int) -> tuple[Tensor, float]:
-            return inverse.div_(2), factor
-
-    class NoFactor(FixedDistance):
-        def frequencies(self, inverse: Tensor, factor: float, length: int) -> tuple[Tensor, Any]:
-            return inverse, None
-
-    class Restless(FixedDistance):
-        def frequencies(self, inverse: Tensor, factor: float, length: int) -> tuple[Tensor, float]:
-            return inverse * torch.rand(1), factor
+@pytest.mark.parametrize(
+    ("member", "broken", "wanted", "detail"),
+    [
+        ("query_scale", lambda at: torch.ones(1), SCALES, "factors: torch.float32 (1,)"),
+        ("query_scale", lambda at: at.float().log(), SCALES, "factors: 2 are not finite"),
+        ("query_scale", lambda at: at.float() - at[0] + 1, SCALES, "alone, the last factor"),
+        ("frequencies", lambda f, *_: (torch.cat((f, f)), 1.0), FREQUENCIES, "torch.float32 (8,)"),
+        ("frequencies", lambda f, *_: (f.div_(2), 1.0), FREQUENCIES, "it is given change"),
+        ("frequencies", lambda f, *_: (f, None), FREQUENCIES, "the factor is None"),
+        ("frequencies", lambda f, *_: (f * torch.rand(1), 1.0), FREQUENCIES, "the second time"),
+        ("max_distance", 0, MEMBERS, "max_distance is 0"),
+    ],
+)
+def test_wrong_optional_members_fail(member: str, broken: Any, wanted: str, detail: str) -> None:
+    value = (lambda self, *given: broken(*given)) if callable(broken) else broken
+    found = examine("position", type("Broken", (FixedDistance,), {member: value}))
+    assert detail in found[wanted]
+    assert set(found) == {wanted}
 
 
-WRONG_MEMBERS = {
-    "NoLimit": (MEMBERS, "max_distance is 0"),
-    "OneScale": ("query_scale (C,)", "8 queries from 0: factors: torch.float32 (1,)"),
-    "LostScale": ("query_scale (C,)", "factors: 2 are not finite"),
-    "CommonScale": ("query_scale (C,)", "alone, the last factor is another"),
-    "EveryFrequency": ("frequencies (D / 2,)", "D = 8, 1 tokens: frequencies: torch.float32 (8,)"),
-    "Overwritten": ("frequencies (D / 2,)", "the frequencies it is given change"),
-    "NoFactor": ("frequencies (D / 2,)", "the factor is None"),
-    "Restless": ("frequencies (D / 2,)", "other frequencies the second time"),
+class First(Selector):
+    def select(self, step: Step, budget: int) -> Tensor:
+        return first(step, budget)
+
+
+def loud(step: Step, budget: int) -> Tensor:
+    """The best by the first head and query."""
+    logits = [block[0, 0] for _, block in step.head_logits(False)] or [torch.zeros(0)]
+    best = torch.cat(logits).topk(min(budget, step.middle)).indices
+    return best.sort().values
+
+
+@dataclass
+class Uncut(LayerState):
+    """A layer state that stays as it is when tokens are taken back."""
+
+    kept: Tensor | None = None
+
+    def crop(self, length: int) -> None:
+        pass
+
+
+class Selectors:
+    """One broken selector each; `WRONG_SELECTORS` is what the suite has to say."""
+
+    class Scribbler(Selector):
+        def select(self, step: Step, budget: int) -> Tensor:
+            step.queries.mul_(2)
+            return first(step, budget)
+
+    class Vandal(Selector):
+        def select(self, step: Step, budget: int) -> Tensor:
+            step.store.span(0, 3)[1].mul_(2)
+            return first(step, budget)
+
+    class NotEmpty(Selector):
+        def select(self, step: Step, budget: int) -> Tensor:
+            assert step.middle > 0, "nothing to choose from"
+            return first(step, budget)
+
+    class Remembers(Selector):
+        def new_layer_state(self) -> Uncut:
+            return Uncut()
+
+        def select(self, step: Step, budget: int) -> Tensor:
+            state = step.layer_state(self)
+            state.kept = first(step, budget) if state.kept is None else state.kept
+            return state.kept
+
+    class RemembersInItself(Selector):
+        kept: dict[int, Tensor] = field(default_factory=dict, init=False)
+
+        def select(self, step: Step, budget: int) -> Tensor:
+            if not step.decoding:
+                self.kept[step.layer] = loud(step, budget)
+            return self.kept.get(step.layer, loud(step, budget))
+
+    class NothingAfter(First):
+        surveys: bool = True
+
+        def after_survey(self, turn: Any) -> Any:
+            return turn.layer_scores
+
+    class OverItsAllowance(Selector):
+        def allowance(self, step: Step, budget: int) -> int:
+            return budget // 2
+
+        def select(self, step: Step, budget: int) -> Tensor:
+            return first(step, 2 * budget)
+
+    class Idle(Selector):
+        pass
+
+
+WRONG_SELECTORS = {
+    "Scribbler": (RESULTS, "the queries changed"),
+    "Vandal": (RESULTS, "the values changed"),
+    "NotEmpty": (RESULTS, "empty M: raised AssertionError: nothing to choose from"),
+    "OverItsAllowance": (RESULTS, "below 100, at most 8"),
+    "Remembers": ("works after the store is cropped", "ascending offsets below 6"),
+    "RemembersInItself": (RESULTS, "an answer's token: another result"),
+    "NothingAfter": (MEMBERS, "no attribute 'layer_scores'"),
+    "Idle": (BUILDS, "abstract method"),
 }
 
 
-@pytest.mark.parametrize("name", WRONG_MEMBERS)
-def test_wrong_optional_members_fail(name: str) -> None:
-    found = examine("position", getattr(Encodings, name))
-    wanted, detail = WRONG_MEMBERS[name]
+@pytest.mark.parametrize("error", [SystemExit(0), BaseException("b")])
+def test_a_selector_that_ends_the_program_fails(error: BaseException) -> None:
+    class Ends(Selector):
+        def select(self, step: Step, budget: int) -> Tensor:
+            raise error
+
+    found = examine("selector", Ends)
+    assert any(f"raised {type(error).__name__}" in detail for detail in found.values())
+
+
+@pytest.mark.parametrize(
+    ("choose", "detail"),
+    [
+        (lambda step, some: some // 2, "ascending offsets"),
+        (lambda step, some: some + 1, "k > M: raised ValueError: must select ascending offsets"),
+        (lambda step, some: torch.arange(step.middle), "offsets below 100, at most 16"),
+        (lambda step, some: [*[some] * (len(step.queries) - 1), some + 1], "k > M: "),
+        (
+            lambda step, some: torch.randperm(step.middle)[: len(some)].sort().values,
+            "an equal step",
+        ),
+    ],
+)
+def test_wrong_choices_fail(choose: Any, detail: str) -> None:
+    class Broken(Selector):
+        def select(self, step: Step, budget: int) -> Any:
+            return choose(step, first(step, budget))
+
+    found = examine("selector", Broken)
+    assert set(found) == {RESULTS}
+    assert detail in found[RESULTS]
+
+
+@pytest.mark.parametrize("name", WRONG_SELECTORS)
+def test_wrong_selectors_fail(name: str) -> None:
+    found = examine("selector", getattr(Selectors, name))
+    wanted, detail = WRONG_SELECTORS[name]
     assert detail in found[wanted]
     assert set(found) == {wanted}
+
+
+@pytest.mark.parametrize("options", [{}, {"initial": 0}, {"local": 0}, {"dtype": torch.float64}])
+def test_watched_has_the_log_sum_exp_of_initial_local_and_current(options: dict[str, Any]) -> None:
+    step = make_step(middle=9, chunk=3, **{"initial": 2, "local": 4, **options})
+    lse = observed_step(step).lse
+    assert lse is not None
+    heads, chunk, _ = step.queries.shape
+    keys = reference.plain(step.store.span(0, len(step.store))[0])
+    queries = reference.plain(step.queries)
+    for h in range(heads):
+        for c in range(chunk):
+            at = step.start + c
+            away = dict.fromkeys(range(step.low), float(step.distance))
+            away |= {n: at - n for n in range(step.start - step.local, at + 1)}
+            group = keys[reference.group_of(h, heads, len(keys))]
+            logits = [
+                step.scale * reference.dot(reference.rotate(queries[h][c], apart), group[n])
+                for n, apart in away.items()
+            ]
+            _, want = reference.softmax_over(logits, [[]] * len(logits), 0)
+            assert float(lse[h, c]) == pytest.approx(want, abs=1e-4)

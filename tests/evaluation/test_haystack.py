@@ -32,23 +32,6 @@ def test_nothing_is_repeated_when_the_text_is_too_short(tmp_path: Path) -> None:
         haystack.cut(words, 6)
 
 
-def test_planting_by_hand() -> None:
-    text = (
-        "# No. One here.\n\nTHE SEA.\n\nDr. Who came. He left! Was it late? Yes.\n\nA bee J. Sea."
-    )
-    assert [text[:at].split()[-1] for at in sentence_ends(text)] == [
-        "came.", "left!", "late?", "Yes.", "Sea.",
-    ]  # fmt: skip
-    out, facts = plant_sentences(text, ["Last.", "First."], [1.0, 0.0])
-    assert out == (
-        "# No. One here.\n\nTHE SEA.\n\nDr. Who came. First. He left! Was it late? Yes.\n\n"
-        "A bee J. Sea. Last."
-    )
-    assert [(fact.text, out[fact.start : fact.end]) for fact in facts] == [
-        ("Last.", "Last."), ("First.", "First."),
-    ]  # fmt: skip
-
-
 def nearest_by_loop(text: str, sentence: str, depth: float) -> float:
     """How near to its depth a sentence can stand, all places tried."""
     total = len(text) + len(sentence) + 1

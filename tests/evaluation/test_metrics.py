@@ -19,7 +19,6 @@ def near(value: float) -> object:
         # bags: one yes in common of two said: 2 * 1/2 * 1 / (1/2 + 1) = 2/3
         ("yes, yes", "Yes.", 2 / 3),
         ("U.S.", "us", 1.0),
-        ("no", "yes", 0.0),
         # nothing is left of either
         ("the", "", 0.0),
     ],
@@ -55,7 +54,6 @@ def test_classification() -> None:
         # The longest common subsequence, abcd, would give 0.4.
         ("a1b2c3d4PP", "PPa5b6c7d8", 0.2),
         ("# only a comment", "x", 0.0),
-        ("    x", "    x", 1.0),
         # indentation counts: 2 * 1 of 1 + 5
         ("x", "    x", 0.33),
     ],
@@ -80,8 +78,6 @@ def test_code_similarity(output: str, gold: str, score: float) -> None:
         # order counts within a sentence: b c, or c d; not all
         ("c d b", "b c d", 2 / 3),
         ("", "a", 0.0),
-        ("...", "a", 0.0),
-        ("x", "a", 0.0),
     ],
 )
 def test_rouge_l(output: str, gold: str, score: float) -> None:
@@ -107,7 +103,6 @@ def test_first_number_is_compared_by_value() -> None:
     ("output", "right"),
     [
         ("B. the cook", True),
-        ("A", False),
         # it begins with B
         ("Because of A", True),
         ("the cook", True),
@@ -115,10 +110,8 @@ def test_first_number_is_compared_by_value() -> None:
         ("The answer is the cook.", True),
         # what is called the answer comes before any letter
         ("The answer is C, not B", False),
-        ("I would say B or C", True),
         ("I would say C or B", False),
         ("  ", False),
-        ("no idea", False),
     ],
 )
 def test_choice(output: str, right: bool) -> None:
@@ -127,13 +120,7 @@ def test_choice(output: str, right: bool) -> None:
 
 @pytest.mark.parametrize(
     ("output", "right"),
-    [
-        ("B. func_a", True),
-        ("B: because", True),
-        ("The answer is: func_a", True),
-        ("**The error is** `func_a`", True),
-        ("The answer is C", False),
-    ],
+    [("B. func_a", True), ("**The error is** `func_a`", True), ("The answer is C", False)],
 )
 def test_code_debug(output: str, right: bool) -> None:
     assert metrics.code_debug(output, ("func_a", "B")) == right

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from cli_fixtures import cache, runner, surroundings
-from command import Esa
+from command import TINY, Esa
 from conftest import ModelFactory, build_step
 from torch import Tensor
 
@@ -21,7 +19,6 @@ from esa_cli.evaluation.calibration.retrieval_heads import (
     HeadRecord,
     NeedleVotes,
     find,
-    judge_voters,
     needle_questions,
     rank_heads,
     smallest_set,
@@ -35,48 +32,10 @@ from esa_cli.qa.answering.prompt import PromptTokens
 from esa_cli.qa.presets import preset
 from esa_cli.qa.presets.preset import Preset
 
-__all__ = ["cache", "surroundings"]
-
 VOTING = [
     "score.name=vote", "selector.name=consensus", "selector.passage=16", "reading=local",
     "window.chunk=128",
 ]  # fmt: skip
-
-
-# Windows and needles: tensors whose answer is known
-
-
-def placed(*bumps: tuple[int, float], middle: int = 160) -> Tensor:
-    """Windows (1, 2, W) of 16 tokens, of votes that stand at single tokens."""
-    votes = torch.zeros(middle)
-    for at, weight in bumps:
-        votes[at] = weight
-    return window_sums(votes, 16)[None]
-
-
-@pytest.mark.parametrize(
-    ("bumps", "found", "margin"),
-    [
-        ([(44, 3.0)], True, 1.0),
-        ([(44, 3.0), (100, 1.0)], True, 0.75),
-        ([(44, 1.0), (100, 3.0)], False, 0.25),
-        # Two together are more than the one that is most.
-        ([(40, 2.0), (45, 2.0), (100, 3.0)], True, 4 / 7),
-        ([(100, 3.0)], False, 0.0),
-        ([], False, 0.0),
-        # Beside the needle: as much in a window with it as in one without.
-        ([(47, 1.0)], True, 0.5),
-    ],
-)
-def test_a_voter_is_judged_by_its_best_window(
-    bumps: list[tuple[int, float]], found: bool, margin: float
-) -> None:
-    which, how = judge_voters(placed(*bumps), range(40, 46), 160, 16)
-    assert which.tolist() == [found]
-    assert how.tolist() == pytest.approx([margin])
-
-
-# The ranking and the set
 
 
 def head(layer: int, number: int, found: int, margin: float = 0.5) -> HeadRecord:
@@ -100,9 +59,6 @@ def test_the_smallest_set_that_finds_as_much_as_all_is_enough() -> None:
     assert smallest_set(best, {4: 8, 5: 11, 6: 11, 7: 10}, 12) == 5, (
         "none is: the fewest of the best"
     )
-
-
-# Votes of one question
 
 
 def votes_of(size: int, sets: list[Any]) -> tuple[NeedleVotes, list[Step], VoteScore]:
@@ -151,9 +107,6 @@ def test_a_set_votes_by_the_sum_of_its_layers() -> None:
     assert needle_votes.judge_sets().shape == (4,)
 
 
-# A model in which one head finds
-
-
 def tiny(*settings: str) -> Preset:
     return preset.load("tiny-random", [*VOTING, *settings])
 
@@ -199,29 +152,6 @@ def one_finds(monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]:
 ASKED: list[int] = []
 
 
-def test_the_head_that_finds_is_found(loaded: LoadedModel, one_finds: tuple[int, int]) -> None:
-    told: list[tuple[str, int, int]] = []
-    found = find(
-        loaded,
-        tiny("window.ending=0"),
-        planted(loaded),
-        lambda done, of: told.append(("tokens", done, of)),
-        lambda done, of: told.append(("questions", done, of)),
-    )
-    assert found.heads[0].pair == one_finds
-    assert (found.heads[0].found, found.heads[0].held_out) == (4, 4)
-    assert found.heads[0].margin == 1.0
-    assert all(one.found == 0 == one.margin for one in found.heads[1:])
-    assert one_finds in found.chosen
-    assert len(found.chosen) == 4
-    assert found.hits == found.all_hits == 4
-    assert not found.weak
-    assert (found.ranked_by, found.held_out) == (4, 4)
-    assert found.passage == 16
-    assert told[-1] == ("questions", 8, 8)
-    assert ("tokens", found.tokens, found.tokens) in told
-
-
 def test_needles_stand_where_the_tokens_say(loaded: LoadedModel) -> None:
     """The positions, read back through the tokenizer, hold the needle's words."""
     sample = planted(loaded)
@@ -247,20 +177,12 @@ def test_heads_are_query_heads(kind: str, make_model: ModelFactory, loaded: Load
     assert min(4, 2 * count) <= len(found.chosen) <= min(16, 2 * count)
 
 
-# The command
-
-TINY = ["--preset", "tiny-random", "--device", "cpu", "--dtype", "float32"]
 FEW = [word for one in [*VOTING, "window.ending=0"] for word in ("--set", one)]
 SHORT = ["--length", "1500", "--questions", "8"]
 
 
-@pytest.fixture
-def esa(surroundings: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Esa:
-    return runner(capsys, "heads")
-
-
 def test_json_and_a_setting(esa: Esa, one_finds: tuple[int, int]) -> None:
-    result = esa(*TINY, *FEW, *SHORT, "--json", "--quiet")
+    result = esa("heads", *TINY, *FEW, *SHORT, "--json", "--quiet")
     assert (result.code, result.err) == (0, "")
     data = json.loads(result.out)
     assert data["heads"][0] == {
@@ -287,6 +209,6 @@ def test_json_and_a_setting(esa: Esa, one_finds: tuple[int, int]) -> None:
 def test_mistakes_are_refused_before_the_model_is_loaded(
     esa: Esa, arguments: list[str], code: int
 ) -> None:
-    result = esa(*TINY, *arguments)
+    result = esa("heads", *TINY, *arguments)
     assert (result.code, result.out) == (code, "")
     assert "loading the model" not in result.err

@@ -134,38 +134,6 @@ def test_a_second_run_asks_only_what_is_missing(loaded: Any, tmp_path: Path) -> 
         assert not other.listener.rows
 
 
-def test_groups_share_what_can_be_shared() -> None:
-    from esa_cli.methods import registry
-
-    @registry.recipe("elsewhere", about="", source="", cost="")
-    def elsewhere(base: registry.Base) -> dict[str, Any]:
-        return {
-            "score": {"name": "sum", "rotate": True},
-            "position": {"name": "esa", "distance": 99},
-        }
-
-    def grouped(*methods: str, base: preset.Preset = TINY) -> list[tuple[tuple[str, ...], str]]:
-        made = groups(settings_of(methods=methods), base, 900)
-        return [(group.names, group.reading) for group in made]
-
-    try:
-        assert grouped("elsewhere", "quest", "streaming-llm") == [
-            (("quest", "streaming-llm"), "shared"), (("elsewhere",), "own"),
-        ]  # fmt: skip
-    finally:
-        del registry.RECIPES._entries["elsewhere"]
-    assert grouped("preset", "quest", "full") == [
-        (("preset", "quest"), "shared"), (("full",), "own"),
-    ]  # fmt: skip
-    taking_all = preset.load("tiny-random", ["selector.name=full", "reading=local"])
-    assert grouped("quest", "preset", "streaming-llm", base=taking_all) == [
-        (("quest", "streaming-llm"), "shared"), (("preset",), "own"),
-    ]  # fmt: skip
-    for base in (TINY, preset.load("tiny-random", ["reading=local"])):
-        (group,) = groups(settings_of(methods=("preset",)), base, 900)
-        assert (group.reading, group.presets) == ("own", (base,))
-
-
 def test_a_shared_prefill_is_observed_by_methods_that_observe_once(loaded: Any) -> None:
     """InfLLM's blocks of 64 and of 16 keep one account of what was attended to."""
     base = resolve(TINY).method

@@ -5,10 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import asdict
-from itertools import pairwise
 
 import pytest
-from task_requests import NAMES, prompt, samples
+from task_requests import NAMES, samples
 
 from esa_cli.evaluation.tasks import TASKS, TaskQuestion
 
@@ -30,23 +29,6 @@ def test_cases_stay_as_they_are(name: str) -> None:
     made = [asdict(sample) for sample in samples(name)]
     text = json.dumps(made, sort_keys=True)
     assert hashlib.sha256(text.encode()).hexdigest()[:16] == DIGESTS[name]
-
-
-@pytest.mark.parametrize("name", ["needles", "stars"])
-def test_questions_that_share_a_document_share_no_facts(name: str) -> None:
-    """And each has facts in both halves, so that no question is only about what is near."""
-    (sample,) = samples(name, 9000, samples=8)
-    counts = [3, 4, 5, 3, 4, 5, 3, 4] if name == "needles" else [8] * 8
-    assert [len(question.facts) for question in sample.questions] == counts
-    asked = [at for question in sample.questions for at in question.facts]
-    assert sorted(asked) == list(range(len(sample.facts)))
-    answers = [answer for question in sample.questions for answer in question.answers]
-    assert len(set(answers)) == len(answers)
-    for question in sample.questions:
-        depths = [sample.facts[at].depth for at in question.facts]
-        assert depths == sorted(depths)
-        assert depths[0] < 0.35
-        assert depths[-1] > 0.65
 
 
 @pytest.mark.parametrize(
@@ -71,29 +53,3 @@ def test_questions_that_share_a_document_share_no_facts(name: str) -> None:
 def test_scores(name: str, answers: tuple[str, ...], output: str, score: float) -> None:
     question = TaskQuestion("k", "?", answers, (0,), 9)
     assert TASKS[name].score(question, output) == pytest.approx(score)
-
-
-@pytest.mark.parametrize(
-    ("name", "memorize", "what", "digits"),
-    [
-        ("passkey", "Find it and memorize them.", "pass key", 5),
-        ("number", "Find it.", "sequence of digits", 10),
-    ],
-)
-def test_hidden_keys(name: str, memorize: str, what: str, digits: int) -> None:
-    (shared,) = samples(name, samples=34)
-    assert {len(question.answers[0]) for question in shared.questions} == {digits}
-    repeated = sum(a == b for q in shared.questions for a, b in pairwise(q.answers[0]))
-    assert (repeated > 60) is (name == "number"), "ten digits come in runs"
-    (sample,) = samples(name, 1000, samples=3)
-    for question in sample.questions:
-        key = question.answers[0]
-        gate = f" of the {question.key} gate"
-        fact = f"The {what}{gate} is {key}. Remember it. {key} is the {what}{gate}."
-        assert sample.facts[question.facts[0]].text == fact
-        assert question.text == f"What is the {what}{gate}?"
-    assert prompt(sample) == (
-        "There is an important info hidden inside a lot of irrelevant text. "
-        f"{memorize} I will quiz you about the important information there.\n\n"
-        f"{sample.text}\n\n{sample.questions[0].text}"
-    )

@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bench_rows import longbench_row, write
-from cli_fixtures import cache, esa, surroundings
 from command import TINY, Esa
 from finder_encoder import new_finder, save_finder
 from reader_models import wide_model
@@ -27,7 +25,6 @@ from esa_cli.qa.answering.session import Session
 from esa_cli.qa.finding.passage import Passage
 from esa_cli.qa.presets import preset
 
-__all__ = ["cache", "esa", "surroundings"]  # fixtures
 pytestmark = pytest.mark.usefixtures("surroundings")
 
 FROM_TEXT = ["answer.from=text", "answer.form=span", "answer.passages=4", "context=8192"]
@@ -79,12 +76,6 @@ def evidence(start: int, end: int) -> Passage:
     return Passage("", "", None, 1, None, start, end, "", weight=0.5)
 
 
-# The name
-
-
-# Recall
-
-
 def test_recall_is_of_the_first_three_and_the_reason_of_all_that_was_read() -> None:
     fact = Fact("x" * 10, 10, 20, 0.5)
     assert covered_share(fact, [evidence(0, 15), evidence(12, 18)]) == 0.8, "what overlaps is once"
@@ -96,9 +87,6 @@ def test_recall_is_of_the_first_three_and_the_reason_of_all_that_was_read() -> N
     assert passage_recall_fields(1.0, facts, passages[:1])["why"] == "answered"
     assert passage_recall_fields(0.5, facts, passages[1:3])["why"] == "not selected"
     assert passage_recall_fields(1.0, [], passages) == {"recall": None, "why": None}
-
-
-# The asker
 
 
 def test_a_text_is_read_for_the_finder_and_no_rows_are(
@@ -148,9 +136,6 @@ def test_a_benchmark_checks_questions_first_and_reads_a_document_once(
     assert rows[0]["tokens"] > rows[2]["tokens"] > 100
 
 
-# The commands
-
-
 def test_selftest_measures_it(esa: Esa, folder: Path, tmp_path: Path, no_prefill: None) -> None:
     out = tmp_path / "rows.jsonl"
     given = ["--methods", "text", *SMALL, *words(folder), "--out", str(out)]
@@ -169,20 +154,6 @@ def test_selftest_measures_it(esa: Esa, folder: Path, tmp_path: Path, no_prefill
     again = esa("selftest", "needle,passkey", "--len", "1k,2k", *given)
     assert again.code == 0, again.err
     assert len(out.read_text("utf-8").splitlines()) == 9, "nothing is asked again"
-
-
-@pytest.mark.usefixtures("short_answers")
-def test_bench_measures_it(esa: Esa, folder: Path, tmp_path: Path) -> None:
-    write(tmp_path / "qasper.jsonl", [longbench_row("a"), longbench_row("b", input="Which gate?")])
-    given = ["longbench", "--data", str(tmp_path), *TINY, "--quiet", *words(folder), "--json"]
-    done = esa("bench", *given)
-    assert done.code == 0, done.err
-    rows = json.loads(done.out)["rows"]
-    assert [(row["method"], row["id"]) for row in rows] == [
-        ("preset", "a"), ("preset", "b"), ("text", "a"), ("text", "b")
-    ]  # fmt: skip
-    assert all(0 <= row["score"] <= 1 for row in rows)
-    assert rows[0]["settings"] != rows[2]["settings"]
 
 
 def test_compare_shows_it_beside_rows(esa: Esa, folder: Path, tmp_path: Path) -> None:

@@ -16,7 +16,6 @@ from conftest import build_step
 from esa_cli.attention.step import ChunkTrace, Step
 from esa_cli.attention.window import QueryState, TurnText
 from esa_cli.methods.bm25 import Bm25Score
-from esa_cli.methods.consensus import select_windows
 from esa_cli.qa.answering.session import Session
 from esa_cli.qa.presets import preset, resolved_preset
 
@@ -68,13 +67,6 @@ def test_scores_are_bm25_of_the_best_window(tokens: int) -> None:
     assert Bm25Score(WINDOW).scores(asked(pieces)).tolist() == pytest.approx(want, rel=1e-5)
 
 
-def test_the_best_windows_are_selected_whole() -> None:
-    pieces = [" hen"] * 200
-    pieces[100:102] = [" fox", " mole"]
-    scores = Bm25Score(64).scores(asked(pieces))
-    assert select_windows(scores, 64, 64).tolist() == list(range(64 - LOW, 128 - LOW))
-
-
 def test_a_word_of_several_tokens_belongs_to_the_first() -> None:
     pieces = ["a"] * 11 + [" fo", "x", "", " hen"] + [" a"] * 9
     scores = Bm25Score(4).scores(asked(pieces, "fox"))
@@ -93,20 +85,6 @@ def test_no_shared_word_no_text_and_later_layers_score_nothing() -> None:
     every = Bm25Score(WINDOW).for_single_layers()
     assert every.scores(later).any()
     assert (Bm25Score().last_layer, every.last_layer) == (0, None)
-
-
-def test_the_index_is_made_once_for_all_questions() -> None:
-    calls, kept = [], {}  # type: ignore[var-annotated]
-
-    def pieces() -> list[str]:
-        calls.append(1)
-        return story(40)
-
-    for question in ("fox", "mole", "fox"):
-        text = TurnText(question, pieces, kept)
-        step = replace(asked(story(40)), query=QueryState(text=text))
-        assert Bm25Score(WINDOW).scores(step).any()
-    assert len(calls) == 1
 
 
 # In a session
@@ -147,14 +125,3 @@ def test_a_session_selects_the_window_with_the_word(loaded: Any, question: str, 
     for layer in found:
         assert len(layer) == 64
         assert set(range(first, first + len(word.encode()))) <= layer
-
-
-def test_a_session_without_such_a_score_decodes_nothing(
-    loaded: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        "esa_cli.qa.answering.session.token_pieces", lambda *_: pytest.fail("pieces were asked for")
-    )
-    with Session(loaded.model, loaded.tokenizer, preset.load("tiny-random")) as session:
-        session.read(TEXT)
-        assert session.ask("Who is the fox?").answer_tokens

@@ -7,11 +7,10 @@ over the layers so far, averaged, spread, and the best of it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
-import reference
 import torch
 from conftest import VOCABULARY, ModelFactory, build_step
 
@@ -19,7 +18,7 @@ from esa_cli.attention.method import Method
 from esa_cli.attention.parts import Score
 from esa_cli.attention.positions import Contiguous
 from esa_cli.attention.step import Step
-from esa_cli.attention.window import Phase, QueryState, Window
+from esa_cli.attention.window import QueryState, Window
 from esa_cli.errors import PresetError
 from esa_cli.methods import registry
 from esa_cli.methods.consensus import Consensus, select_windows
@@ -115,15 +114,6 @@ def test_windows_are_the_loops(middle: int, size: int, share: float) -> None:
         assert found.tolist() == whole_windows(votes.double().tolist(), count, size, share)
 
 
-def test_a_window_stands_around_its_votes() -> None:
-    votes = torch.zeros(50)
-    votes[20:23] = 1.0
-    assert select_windows(votes, 7, 7).tolist() == [18, 19, 20, 21, 22, 23, 24]
-    votes[0] = 9.0
-    assert select_windows(votes, 14, 7).tolist() == [*range(7), *range(18, 25)]
-    assert select_windows(votes, 14, 7, 0.5).tolist() == [*range(7)]
-
-
 def test_scores_below_zero_are_votes_too() -> None:
     votes = torch.rand(40)
     shifted = select_windows(votes - votes.min(), 9, 4)
@@ -134,16 +124,6 @@ def test_scores_below_zero_are_votes_too() -> None:
 def test_no_votes_no_window() -> None:
     assert select_windows(torch.zeros(9), 5, 3).tolist() == []
     assert select_windows(torch.empty(0), 5, 3).tolist() == []
-
-
-def test_whole_passages_from_what_the_layers_agree_on() -> None:
-    values = scores()
-    got = asked(values, QueryState(), passage=4)
-    want = [
-        whole_windows(added(*values[: layer + 1].double()), BUDGET, 4, 0.0)
-        for layer in range(LAYERS)
-    ]
-    assert got == want
 
 
 def test_the_second_pass_selects_by_the_first_ones_scores() -> None:
@@ -187,20 +167,6 @@ def test_votes_add_up_through_the_layers() -> None:
     assert len({tuple(row) for row in want}) > 1
 
 
-def test_votes_of_a_real_score_add_up() -> None:
-    shared = QueryState()
-    votes = [0.0] * MIDDLE
-    for layer in range(LAYERS):
-        q, k = torch.randn(6, CHUNK, 8), torch.randn(2, MIDDLE, 8)
-        step = build_step(q, k, low=LOW, after=2, score=VoteScore(rotate=False))
-        step = replace(step, layer=layer, query=shared)
-        row = reference.vote_scores(
-            reference.plain(q), reference.plain(k), step.scale, "softmax", "max"
-        )
-        votes = [a + b for a, b in zip(votes, row, strict=True)]
-        assert selector().select(step, BUDGET).tolist() == best(votes, BUDGET)
-
-
 def test_a_new_start_begins_afresh() -> None:
     shared = QueryState()
     asked(scores(), shared)
@@ -222,29 +188,12 @@ def test_the_same_start_with_no_later_layer_begins_afresh(layer: int) -> None:
     assert got.tolist() == best(row.tolist(), BUDGET)
 
 
-def test_minus_infinity_counts_as_nothing() -> None:
-    values = scores(2)
-    values[0, ::3] = -INFINITY
-    values[1, :20] = -INFINITY
-    counted = values.clone()
-    counted[values == -INFINITY] = 0.0
-    want = [best(counted[0].tolist(), BUDGET), best(added(*counted), BUDGET)]
-    assert asked(values, QueryState()) == want
-
-
 def test_what_has_no_score_is_never_better_than_what_has_one() -> None:
     """Scores that are logits are below zero; left out are those that a shortlist has not."""
     values = scores(3) - 100.0
     values[:, 10:] = -INFINITY
     for row in asked(values, QueryState()):
         assert max(row) < 10, "BUDGET is less than what has scores"
-    shared = QueryState()
-    score = VoteScore(rule="max", shortlist=10, rotate=False)
-    q, k = torch.randn(6, CHUNK, 8), torch.randn(2, MIDDLE, 8)
-    step = replace(build_step(q, k, low=LOW, after=2, score=score), query=shared)
-    short = torch.nonzero(score.scores(step).isfinite())[:, 0].tolist()
-    single = selector(passage=1)
-    assert set(single.select(step, BUDGET).tolist()) <= set(short)
 
 
 @pytest.mark.parametrize("budget", [MIDDLE, MIDDLE + 1, 1000])
@@ -282,16 +231,6 @@ def test_kept_passages_stand_at_their_place_in_the_document() -> None:
     step = told(scores(1, MIDDLE - 10)[0], 0, shared, start=2000, chunk=1, low=LOW + 10)
     left = [place - 10 for place in want if place >= 10]
     assert selector().select(step, BUDGET).tolist() == left
-
-
-def test_a_longer_step_after_the_answer_is_a_new_question() -> None:
-    shared = QueryState()
-    asked(scores(), shared)
-    method = selector()
-    method.select(told(scores(1)[0], 0, shared, start=1005, chunk=1), BUDGET)
-    (row,) = scores(1)
-    got = method.select(told(row, 0, shared, start=1006, chunk=2), BUDGET)
-    assert got.tolist() == best(row.tolist(), BUDGET)
 
 
 # Settings
@@ -332,31 +271,11 @@ def attached(make_model: ModelFactory) -> Any:
         yield found
 
 
-def read(attached: Attachment, ids: torch.Tensor) -> EsaCache:
-    cache = attached.new_cache()
-    cache.begin(QueryState(Phase.PREFILL))
-    attached.model(ids[:, :DOCUMENT], past_key_values=cache)
-    cache.begin(QueryState(Phase.QUESTION))
-    return cache
-
-
 def answer(attached: Attachment, ids: torch.Tensor, cache: EsaCache) -> list[int]:
     out = attached.model.generate(
         ids, past_key_values=cache, max_new_tokens=ANSWER, do_sample=False
     )
     return out[0, ids.shape[1] :].tolist()
-
-
-def test_all_layers_of_a_document_share_one_turn_state(attached: Attachment) -> None:
-    ids = torch.randint(1, VOCABULARY, (1, DOCUMENT + QUESTION))
-    cache = read(attached, ids)
-    assert cache.query.selector is None
-    answer(attached, ids, cache)
-    layer_scores = cache.query.selector.layer_scores
-    last = layer_scores[max(layer_scores)]
-    # The answer kept what the last layer of the question's last chunk found.
-    assert (last.layer, last.start, last.low) == (2, DOCUMENT + 2, 4)
-    assert last.chosen is not None
 
 
 def test_stock_generate_begins_a_turn_where_tokens_were_taken_back(attached: Attachment) -> None:
@@ -370,53 +289,3 @@ def test_stock_generate_begins_a_turn_where_tokens_were_taken_back(attached: Att
     answer(attached, other, cache)
     cache.truncate(DOCUMENT)
     assert answer(attached, ids, cache) == first
-
-
-@dataclass(frozen=True)
-class Heard(VoteScore):
-    """`vote`, writing down what it says: (start, layer) -> scores."""
-
-    said: dict[tuple[int, int], list[float]] = field(default_factory=dict)
-
-    def scores(self, step: Step) -> torch.Tensor:
-        out = super().scores(step)
-        self.said[step.start, step.layer] = out.tolist()
-        return out
-
-
-@dataclass(frozen=True)
-class Watched(Consensus):
-    """`consensus`, writing down what it takes: (start, layer) -> offsets."""
-
-    taken: dict[tuple[int, int], list[int]] = field(default_factory=dict)
-
-    def select(self, step: Step, budget: int) -> torch.Tensor:
-        out = super().select(step, budget)
-        self.taken[step.start, step.layer] = out.tolist()
-        return out
-
-
-@pytest.mark.parametrize("chunk", [7, 9, 16])
-def test_a_whole_question_and_answer(attached: Attachment, chunk: int) -> None:
-    """Every layer of the model takes the best of the sum up to it; the answer keeps the last."""
-    heard, watched = Heard(), Watched(passage=3)
-    window = replace(attached.method.window, chunk=chunk)
-    method = replace(attached.method, window=window, score=heard, selector=watched)
-    ids = torch.randint(1, VOCABULARY, (1, DOCUMENT + QUESTION))
-    cache = read(attached, ids)
-    cache.begin(QueryState(Phase.QUESTION), method)
-    answer(attached, ids, cache)
-    # The question's chunks, the short one first; each is a step of its own.
-    asked = [DOCUMENT, DOCUMENT + 2] if chunk < QUESTION else [DOCUMENT]
-    assert sorted(heard.said) == [(start, layer) for start in asked for layer in range(3)]
-    alone = []
-    for start, layer in heard.said:
-        rows = [torch.tensor(heard.said[start, before]) for before in range(layer + 1)]
-        assert watched.taken[start, layer] == best(added(*rows), 10, 3)
-        alone.append(best(rows[-1].tolist(), 10, 3))
-    assert alone != [watched.taken[place] for place in heard.said], "layers ignore each other"
-    # The answer's first token comes from the question's own step, the last is never fed back.
-    kept = watched.taken[asked[-1], 2]
-    steps = [start for start, layer in watched.taken if start > asked[-1] and layer == 0]
-    assert steps == list(range(DOCUMENT + QUESTION, DOCUMENT + QUESTION + ANSWER - 1))
-    assert all(watched.taken[start, layer] == kept for start in steps for layer in range(3))

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import reference
 import torch
-from conftest import VOCABULARY, ModelFactory, build_rope
+from conftest import ModelFactory, build_rope
+from stock_attention import LENGTH, SCALED, close, tokens
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -18,8 +19,6 @@ from esa_cli.attention.layer import Attention, LayerMemory
 from esa_cli.attention.method import Method
 from esa_cli.attention.parts import PositionEncoding
 from esa_cli.attention.positions import TruePositions
-from esa_cli.attention.rope import Angles
-from esa_cli.attention.selection import SumScore
 from esa_cli.attention.window import QueryState, Window
 from esa_cli.errors import PresetError
 from esa_cli.evaluation.conformance import check
@@ -37,7 +36,7 @@ NAMES = [
     *("interpolation", "ntk", "ntk-dynamic", "yarn"),
 ]
 HEADS, GROUPS, DIM, COUNT, SCALE = 6, 2, 8, 38, 0.4
-LENGTH, TRAINED = 70, 32
+TRAINED = 32
 THETA = 10_000.0
 
 
@@ -194,8 +193,6 @@ class TestFrequenciesAreThoseOfTransformers:
         equal_rates(got, (plain_rates(dim, larger), 1.0))
         length = round(2048 * factor)
         equal_rates(got, their_rates("dynamic", dim, theta, 2048, length, factor=1.0))
-        slowest = Interpolation(factor=factor).frequencies(plain_rates(dim, theta), 1.0, 100)[0][-1]
-        torch.testing.assert_close(got[0][-1], slowest, rtol=1e-6, atol=0)
 
     def test_ntk_dynamic(self, dim: int, theta: float, factor: float) -> None:
         inverse, encoding = plain_rates(dim, theta), DynamicNTK(factor=factor, trained=2048)
@@ -213,25 +210,6 @@ class TestFrequenciesAreThoseOfTransformers:
             equal_rates(got, their_rates("yarn", dim, theta, trained, factor=factor, **beta))
 
 
-SCALED = {
-    "llama3": {
-        "rope_type": "llama3",
-        "rope_theta": THETA,
-        "factor": 8.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 64,
-    },
-    "yarn": {
-        "rope_type": "yarn",
-        "rope_theta": THETA,
-        "factor": 4.0,
-        "original_max_position_embeddings": TRAINED,
-    },
-    "linear": {"rope_type": "linear", "rope_theta": THETA, "factor": 4.0},
-}
-
-
 @pytest.mark.parametrize("encoding", [NTK(), DynamicNTK(), YaRN()], ids=lambda x: type(x).__name__)
 @pytest.mark.parametrize("kind", SCALED)
 def test_stretched_hosts_are_refused(kind: str, encoding: Any) -> None:
@@ -240,29 +218,12 @@ def test_stretched_hosts_are_refused(kind: str, encoding: Any) -> None:
         encoding.frequencies(inverse, factor, 1)
 
 
-@pytest.mark.parametrize("kind", SCALED)
-def test_interpolation_divides_any_frequencies(kind: str) -> None:
-    inverse, factor = build_rope(64, rope_parameters=SCALED[kind]).frequencies
-    got, kept = Interpolation(factor=2.0).frequencies(inverse, factor, 1)
-    assert torch.equal(got, inverse / 2)
-    assert kept == factor
-
-
 # Whole models: one made with the scaling and stock attention, one without it and ours attached.
-
-
-def tokens(count: int = LENGTH, seed: int = 7) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(1, VOCABULARY, (1, count), generator=generator)
 
 
 def everything(position: PositionEncoding, chunk: int, dense: int | None) -> Method:
     window = Window(initial=5, selected=3, local=11, chunk=chunk, dense=dense)
     return Method(window=window, selector=AllTokens(), position=position)
-
-
-def close(got: torch.Tensor, want: torch.Tensor) -> None:
-    torch.testing.assert_close(got, want, rtol=3e-5, atol=3e-5)
 
 
 STATIC: dict[str, tuple[PositionEncoding, dict[str, Any]]] = {
@@ -289,40 +250,7 @@ def test_a_plain_model_with_the_encoding_is_a_scaled_model(
         close(plain(ids, past_key_values=attached.new_cache()).logits, want)
 
 
-@pytest.mark.parametrize("dense", [None, 0])
-@pytest.mark.parametrize("kind", STATIC)
-def test_the_same_when_decoding_and_cropping(
-    make_model: ModelFactory, kind: str, dense: int | None
-) -> None:
-    encoding, rope = STATIC[kind]
-    plain, ids = make_model("llama"), tokens()
-    want = make_model("llama", rope_parameters=rope)(ids).logits
-    with attach(plain, everything(encoding, 7, dense)) as attached:
-        cache = attached.new_cache()
-        first = [plain(ids[:, :50], past_key_values=cache).logits]
-        first += [plain(ids[:, at : at + 1], past_key_values=cache).logits for at in range(50, 60)]
-        close(torch.cat(first, dim=1), want[:, :60])
-        cache.crop(-25)
-        plain(tokens(20, seed=8), past_key_values=cache)
-        cache.crop(-20)
-        again = [plain(ids[:, at : at + 1], past_key_values=cache).logits for at in range(35, 45)]
-        again.append(plain(ids[:, 45:], past_key_values=cache).logits)
-        close(torch.cat(again, dim=1), want[:, 35:])
-
-
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": THETA, "factor": 3.0}
-
-
-@pytest.mark.parametrize("count", [40, 48, 49, LENGTH])
-def test_dynamic_ntk_in_one_forward_call(make_model: ModelFactory, count: int) -> None:
-    """transformers takes the length of the whole call, so the whole has to be one chunk."""
-    ids, encoding = tokens(count), DynamicNTK(factor=3.0, trained=48)
-    plain = make_model("llama", max_position_embeddings=48)
-    want = make_model("llama", max_position_embeddings=48, rope_parameters=DYNAMIC)(ids).logits
-    stock = plain(ids).logits
-    assert torch.allclose(stock, want, atol=1e-5) == (count <= 48)
-    with attach(plain, everything(encoding, 1000, None)) as attached:
-        close(plain(ids, past_key_values=attached.new_cache()).logits, want)
 
 
 @pytest.mark.parametrize("dense", [1000, 0])
@@ -343,40 +271,6 @@ def test_dynamic_ntk_in_chunks_is_that_of_each_chunks_end(
         for stop in range(64, LENGTH + 1):
             answer = plain(ids[:, stop - 1 : stop], past_key_values=cache).logits
             close(answer, theirs(ids[:, :stop]).logits[:, -1:])
-
-
-@pytest.mark.parametrize("rotate", [False, True])
-def test_changing_frequencies_are_computed_for_each_chunk_once(
-    rotate: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """For the chunk's own end, and in a table of its length; also where maps wait to be fitted."""
-    asked: list[int] = []
-    tables: list[int] = []
-    frequencies, forward = DynamicNTK.frequencies, Angles.forward
-
-    def asking(self: Any, inverse: torch.Tensor, factor: float, length: int) -> Any:
-        asked.append(length)
-        return frequencies(self, inverse, factor, length)
-
-    def making(self: Any, x: torch.Tensor, at: torch.Tensor) -> Any:
-        tables.append(at.shape[-1])
-        return forward(self, x, at)
-
-    monkeypatch.setattr(DynamicNTK, "frequencies", asking)
-    monkeypatch.setattr(Angles, "forward", making)
-    method = Method(
-        window=Window(initial=2, selected=1000, local=4, chunk=10, dense=1000),
-        score=SumScore(rotate=rotate),
-        position=DynamicNTK(distance=5, factor=3.0, trained=8),
-    )
-    memory = LayerMemory(0, MemoryStore(GROUPS, DIM, torch.float32, torch.device("cpu")))
-    q, k, v = (torch.randn(n, COUNT, DIM) for n in (HEADS, GROUPS, GROUPS))
-    memory.store.append(k, v)
-    Attention(method, build_rope(DIM), SCALE)(memory, q, QueryState())
-    ends = [8, 18, 28, COUNT]
-    assert list(dict.fromkeys(asked)) == ends
-    assert asked == sorted(asked)
-    assert [size for size in tables if size in ends] == ends[1:]
 
 
 # Recipes.

@@ -11,10 +11,8 @@ import reference
 import torch
 from conftest import build_step
 
-from esa_cli.attention.parts import Score
 from esa_cli.attention.step import ChunkTrace, Step
 from esa_cli.attention.window import QueryState, TurnText
-from esa_cli.methods import registry
 from esa_cli.methods.bm25 import Bm25Score
 from esa_cli.methods.consensus import FusedConsensus, select_windows, standardise
 from esa_cli.methods.sentences import PhraseScore, WholeSentences, sentence_starts, sum_phrases
@@ -181,20 +179,6 @@ def test_votes_and_words_are_added() -> None:
     assert none.tolist() == silent.tolist(), "without words, votes alone"
 
 
-def test_recipes_keep_what_is_compared() -> None:
-    """Windows, positions and prefill of the default; the preset's heads where heads vote."""
-    shipped = preset.load("default")
-    for name in ("bm25", "esa-consensus-bm25", "infiniretri", "recontext"):
-        made = resolved_preset.apply(name, shipped)
-        assert (made.window.ending, made.reading) == (0, "local")
-        assert made.position == shipped.position
-        voting = name in ("esa-consensus-bm25", "recontext")
-        assert ("heads" in made.score) == voting
-        if voting:
-            assert made.score["heads"] == shipped.score["heads"]
-    assert isinstance(registry.build("score", {"name": "infiniretri"}), Score)
-
-
 # In a session
 
 
@@ -221,23 +205,3 @@ def test_every_layer_attends_to_the_same_sentences(loaded: Any, name: str) -> No
         starts = {int(at) + head for at in sentence_starts(list(TEXT))}
         runs = [at for at in chosen[0] if at - 1 not in chosen[0]]
         assert len(set(runs) - starts) <= 1
-
-
-def test_infiniretri_scores_the_last_layer_of_a_model(
-    loaded: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    scored: list[tuple[int, list[int], bool]] = []
-    real = PhraseScore.scores
-
-    def scores(self: PhraseScore, step: Step) -> torch.Tensor:
-        out = real(self, step)
-        scored.append((step.layer, list(step.layers), bool(out.any())))
-        return out
-
-    monkeypatch.setattr(PhraseScore, "scores", scores)
-    base = preset.load("tiny-random", ["window.dense=0"])
-    made = resolved_preset.apply("infiniretri", base)
-    with Session(loaded.model, loaded.tokenizer, made) as session:
-        session.read(TEXT)
-        session.ask("When does gate number 9 open?", max_new_tokens=3)
-    assert scored == [(0, [0, 1], False), (1, [0, 1], True)], "once a question"

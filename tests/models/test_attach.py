@@ -8,27 +8,15 @@ from typing import Any
 import pytest
 import torch
 from conftest import ModelFactory
-from stock_attention import LENGTH, close, everything, in_pieces, tokens
+from stock_attention import LENGTH, SCALED, close, everything, in_pieces, tokens
 from transformers import DynamicCache, PreTrainedModel
 
 from esa_cli.attention.method import Method
 from esa_cli.attention.positions import Contiguous, FixedDistance
-from esa_cli.attention.window import Phase, QueryState, Window
+from esa_cli.attention.window import Window
 from esa_cli.errors import ModelError, UsageError
 from esa_cli.methods.voting import VoteScore
 from esa_cli.models.attachment.attach import Attachment, attach
-
-SCALED = {
-    "llama3": {
-        "rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0, "original_max_position_embeddings": 64,
-    },
-    "yarn": {
-        "rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0,
-        "original_max_position_embeddings": 32,
-    },
-    "linear": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0},
-}  # fmt: skip
 
 
 def selective(chunk: int = 8, **options: Any) -> Method:
@@ -53,23 +41,6 @@ def test_scaled_rope(make_model: ModelFactory, kind: str, chunk: int) -> None:
     for dense in (None, 0):
         with attach(model, everything(chunk, dense)) as attached:
             close(model(ids, past_key_values=attached.new_cache()).logits, want)
-
-
-def test_detach_after_an_exception(make_model: ModelFactory) -> None:
-    model, ids = make_model("llama"), tokens()
-    want, rotary = model(ids).logits, model.base_model.rotary_emb
-
-    def stop(*args: Any) -> None:
-        raise KeyboardInterrupt
-
-    attached = attach(model, selective())
-    hook = model.base_model.layers[1].self_attn.q_proj.register_forward_hook(stop)
-    with pytest.raises(KeyboardInterrupt), attached:
-        model(ids, past_key_values=attached.new_cache())
-    hook.remove()
-    assert model.base_model.rotary_emb is rotary
-    assert model.config._attn_implementation == "sdpa"
-    assert torch.equal(model(ids).logits, want)
 
 
 def test_an_interrupted_forward_can_be_taken_back(make_model: ModelFactory) -> None:
@@ -115,21 +86,6 @@ def test_two_models_at_once(make_model: ModelFactory) -> None:
     one.detach()
     assert torch.equal(second(pieces[-1], past_key_values=caches[1]).logits, wanted[1][-1])
     two.detach()
-
-
-def test_reading_then_asking(make_model: ModelFactory) -> None:
-    """In phase PREFILL no chunk selects, in QUESTION all do, in AUTO the last."""
-    model, ids = make_model("llama"), tokens()
-    logits = {}
-    for phase in Phase:
-        with attach(model, selective(reading="local")) as attached:
-            cache = attached.new_cache()
-            cache.begin(QueryState(phase))
-            logits[phase.value] = model(ids, past_key_values=cache).logits
-    # The last chunk of 8 tokens is the only one that AUTO does otherwise than PREFILL.
-    assert torch.equal(logits["auto"][:, :-8], logits["prefill"][:, :-8])
-    assert not torch.allclose(logits["auto"][:, -8:], logits["prefill"][:, -8:], atol=1e-3)
-    assert not torch.allclose(logits["question"], logits["auto"], atol=1e-3)
 
 
 @pytest.fixture

@@ -24,7 +24,6 @@ from esa_cli.models.attachment.fingerprint import fingerprint
 from esa_cli.models.attachment.kv_cache import EsaCache
 from esa_cli.models.attachment.layer_traits import kv_dtype
 from esa_cli.models.files.families import FAMILIES, layer_kinds
-from esa_cli.models.files.gguf_file import GGUF_FAMILIES
 from esa_cli.models.text_passes.text_forward import ModelForward, PromptBatch
 from esa_cli.qa.planning.model_shape import shape_of
 from esa_cli.qa.presets.resolved_preset import resolve
@@ -287,9 +286,3 @@ def test_what_a_model_is_made_of(family: str) -> None:
         assert cache.nbytes - cache.states.nbytes == 5 * shape_of(before).numbers * 4
         assert cache.states.nbytes == shape_of(before).states(4)
     assert model.config.to_dict() == before
-
-
-def test_the_document_names_every_family() -> None:
-    text = (Path(__file__).parents[2] / "docs" / "models.md").read_text("utf-8")
-    for kind in (*FAMILIES, *GGUF_FAMILIES):
-        assert f"| `{kind}` |" in text

@@ -123,7 +123,6 @@ def linear(factor: float, **more: Any) -> dict[str, Any]:
     return {"rope_type": "linear", "rope_theta": 10000.0, "factor": factor, **more}
 
 
-MIXED = ["sliding_attention", "full_attention"] * 2
 YARN = linear(4.0, rope_type="yarn", original_max_position_embeddings=128)
 SCALED = {"rope__scaling__factor": 4.0, "rope__scaling__original_context_length": 128}
 LLAMA3 = {
@@ -227,8 +226,3 @@ def test_what_cannot_be_kept_is_refused(
     path = write_model(tmp_path / "a.gguf", tiny(), **entries)
     with pytest.raises(ModelError, match=message):
         converted(path)
-
-
-WORDS = [
-    "1984", "'s", "don't", "Ġhe", "Ġhello", "ĠĠĠ", "ĊĊ", "...", ".Ċ", "#if", "(a", "/b", "ĠÃ©t",
-]  # fmt: skip

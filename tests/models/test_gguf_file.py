@@ -10,12 +10,9 @@ from pathlib import Path
 import numpy
 import pytest
 from model_files import home, left_in, tiny_gguf, write_gguf
-from tokenizers import Tokenizer
-from tokenizers.models import BPE
 
 from esa_cli import models
 from esa_cli.errors import ModelError
-from esa_cli.models.files.gguf_conversion import set_pre_tokenizer
 from esa_cli.models.files.gguf_file import GgufFile
 
 __all__ = ["home", "tiny_gguf"]
@@ -141,22 +138,8 @@ def test_interrupted_conversion_leaves_nothing(tiny_gguf: Path, home: Path, stag
     assert models.path_of(str(tiny_gguf)) is None
 
 
-@pytest.mark.parametrize(
-    ("name", "pieces"),
-    [("refact", "It 's Ġ 1 9 8 4 he ĠÃ©te Ìģ."), ("glm4", "It 's Ġ 198 4 he ĠÃ©te Ìģ.")],
-)
-def test_text_is_cut_as_the_file_names_it(name: str, pieces: str, tmp_path: Path) -> None:
-    path = tmp_path / "tokenizer.json"
-    Tokenizer(BPE({}, [])).save(str(path))
-    set_pre_tokenizer(path, name)
-    cut = Tokenizer.from_file(str(path)).pre_tokenizer.pre_tokenize_str(
-        "It's 1984he ét\u0065\u0301."
-    )
-    assert " ".join(piece for piece, _ in cut) == pieces
-
-
 def test_an_unknown_way_to_cut_text_is_refused(tmp_path: Path, home: Path) -> None:
-    for name in ("llama-bpe", "olmo"):
+    for name in ("llama-bpe", "olmo", "refact"):
         models.pull(str(write_gguf(tmp_path / f"{name}.gguf", pre=name)))
     with pytest.raises(ModelError, match="a-new-way"):
         models.pull(str(write_gguf(tmp_path / "new.gguf", pre="a-new-way")))

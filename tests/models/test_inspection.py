@@ -68,9 +68,6 @@ def test_the_hosts_generation_settings_are_not_the_answers(
         model.generation_config = before
 
 
-# -- Configurations
-
-
 # -- Attachments
 
 

@@ -15,10 +15,8 @@ from esa_cli.attention.selection import SumScore
 from esa_cli.attention.window import Window
 from esa_cli.methods.voting import VoteScore
 from esa_cli.models.attachment.attach import attach
-from esa_cli.models.attachment.layer_traits import LatentHeads
 
 COUNT = 30
-CPU = torch.device("cpu")
 METHOD = Method(Window(3, 1000, 5, 7, dense=0), position=TruePositions())
 
 
@@ -38,17 +36,6 @@ def drawn(module: Any) -> tuple[Tensor, Tensor, Tensor]:
     """Queries (H, n, N + R), latents (1, n, L) and rotary parts of keys (1, n, R), unrotated."""
     q = torch.randn(module.num_heads, COUNT, module.qk_head_dim)
     return q, torch.randn(1, COUNT, module.kv_lora_rank), torch.randn(1, COUNT, 8)
-
-
-def test_logits_and_sums_of_values_are_those_of_expanded_keys_and_values() -> None:
-    module = module_of(build_model("deepseek_v3"))
-    heads = LatentHeads(module)
-    q, latents, rotary = drawn(module)
-    keys, values = (one[0] for one in module.expand_kv(latents[None], rotary[None]))
-    rows = torch.cat((rotary, latents), -1)
-    close(heads.queries(q) @ rows.transpose(1, 2), q @ keys.transpose(1, 2))
-    weights = torch.rand(module.num_heads, COUNT, COUNT)
-    close(heads.outputs(weights @ rows), weights @ values, 2e-5)
 
 
 @pytest.mark.parametrize("rotate", [False, True])

@@ -10,7 +10,7 @@ from conftest import VOCABULARY, build_model
 
 from esa_cli.attention.method import Method
 from esa_cli.attention.positions import TruePositions
-from esa_cli.attention.window import Phase, QueryState, Window
+from esa_cli.attention.window import Window
 from esa_cli.errors import UsageError
 from esa_cli.models.attachment.attach import Attachment, attach
 from esa_cli.models.attachment.kv_cache import EsaCache
@@ -58,21 +58,6 @@ def test_it_cannot_go_back_to_where_nothing_was_kept(model: Any) -> None:
         assert torch.equal(logits(attached, cache, 30, 40), last)
         with pytest.raises(ValueError, match="negative"):
             cache.crop(1)
-
-
-def test_a_turn_begins_where_it_can_be_cropped_to(model: Any) -> None:
-    """A question in many pieces, each of several tokens."""
-    with attach(model, WHOLE) as attached:
-        cache = attached.new_cache()
-        cache.begin(QueryState(Phase.PREFILL))
-        logits(attached, cache, 0, 30)
-        answers = []
-        for _ in range(2):
-            cache.begin(QueryState(Phase.QUESTION))
-            pieces = [logits(attached, cache, start, start + 5) for start in range(30, 50, 5)]
-            answers.append(torch.cat(pieces, 1))
-            cache.truncate(30)
-        assert torch.equal(*answers)
 
 
 @pytest.mark.parametrize("layer", [0, 1])

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from model_files import TEXTS, change, folder, home
+from model_files import change, folder, home
 
 from esa_cli import models
 from esa_cli.errors import ModelError, ResourceError, UsageError
@@ -77,18 +77,3 @@ def test_limits_on_memory_count_when_loading(folder: Path, monkeypatch: pytest.M
     monkeypatch.setattr(machine, "_cgroup_free", lambda: 11)
     with pytest.raises(ResourceError, match="11 bytes available"):
         models.load(str(folder), device="cpu", dtype="float32")
-
-
-@pytest.mark.model
-def test_default_model(home: Path) -> None:
-    models.pull(models.DEFAULT_MODEL)
-    loaded = models.load(models.DEFAULT_MODEL, device="cpu", dtype="float32")
-    for text in TEXTS:
-        assert loaded.tokenizer.decode(loaded.tokenizer(text).input_ids) == text
-    assert loaded.tokenizer.tokenize("1997") == list("1997")
-    question = [{"role": "user", "content": "What is the capital of France?"}]
-    inputs = loaded.tokenizer.apply_chat_template(
-        question, add_generation_prompt=True, return_dict=True, return_tensors="pt"
-    )
-    output = loaded.model.generate(**inputs, max_new_tokens=12, do_sample=False)
-    assert "Paris" in loaded.tokenizer.decode(output[0])

@@ -21,14 +21,12 @@ from esa_cli.models.attachment.fingerprint import fingerprint
 from esa_cli.models.attachment.layer_traits import kv_dtype, plain_weight
 from esa_cli.models.loading.quantization import (
     QUANTIZATIONS,
-    bytes_needed,
     kept_bytes,
     quantization_in,
     stays_quantised,
 )
 from esa_cli.models.text_passes.lora_adapter import LoraAdapter
 from esa_cli.models.text_passes.small_decoder import can_be_fused
-from esa_cli.qa.planning.model_shape import weights_of
 from esa_cli.qa.presets.cache_key import model_facts
 
 __all__ = ["home"]
@@ -140,22 +138,11 @@ def test_files_that_cannot_be_loaded_are_refused_at_once(
         load(path.parent)
 
 
-def test_bytes_of_weights(folder: Path) -> None:
-    plain, body = bytes_needed(folder, 4), weights_of(folder, "cpu", 4).body
-    packed = bytes_needed(folder, 4, "int8")
-    assert plain - packed == pytest.approx(body * (4 - 1.01), rel=0.01)
-    assert weights_of(folder, "cpu", 4, "int8").nbytes == packed
-
-
 @pytest.mark.parametrize(
     ("settings", "method", "size"),
     [
-        ({"quant_method": "fp8"}, "fp8", 1.05),
-        ({"quant_method": "mxfp4"}, "mxfp4", 0.55),
-        ({"quant_method": "awq", "bits": 4}, "awq", 0.55),
         ({"quant_method": "hqq", "nbits": 2}, "hqq", 0.3),
         ({"load_in_4bit": True}, "bitsandbytes", 0.55),
-        ({"load_in_8bit": True}, "bitsandbytes", 1.05),
         ({"quant_method": "torchao", "quant_type": "int4_weight_only"}, "torchao", 0.55),
         (
             {

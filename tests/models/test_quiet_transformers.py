@@ -28,19 +28,6 @@ def is_silent(logging: Any) -> bool:
     return levels[0]
 
 
-@pytest.mark.parametrize("imported", [True, False])
-def test_blocks_within_blocks(logging: Any, imported: bool) -> None:
-    with quiet_transformers(imported):
-        assert is_silent(logging)
-        with quiet_transformers():
-            assert is_silent(logging)
-        assert is_silent(logging)
-    assert not is_silent(logging)
-    with pytest.raises(KeyError), quiet_transformers():
-        raise KeyError
-    assert not is_silent(logging)
-
-
 @pytest.mark.parametrize("first_to_end", [0, 1])
 def test_blocks_of_several_threads(logging: Any, first_to_end: int) -> None:
     filters = list(warnings.filters)

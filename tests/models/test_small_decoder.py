@@ -9,6 +9,7 @@ import pytest
 import torch
 from conftest import VOCABULARY, ModelFactory
 from safetensors.torch import load_file, save_file
+from test_lora_adapter import random_adapter
 from torch.nn.functional import scaled_dot_product_attention
 
 from esa_cli.models.text_passes import small_decoder
@@ -24,7 +25,6 @@ from esa_cli.models.text_passes.small_decoder import (
 from esa_cli.models.text_passes.text_forward import (
     ModelForward,
     TextForward,
-    before_each_layer,
     hidden_states,
     of_size_one,
     padded,
@@ -55,14 +55,6 @@ def lively(model: Any) -> Any:
             torch.manual_seed(len(name))
             parameter.data += 0.3 * torch.randn_like(parameter)
     return model
-
-
-def random_adapter(model: Any) -> LoraAdapter:
-    adapter = LoraAdapter.new(model, rank=3, alpha=6, seed=1)
-    torch.manual_seed(2)
-    for _, b in adapter.matrices.values():
-        b.data.normal_(std=0.1)
-    return adapter
 
 
 def tokens(rows: int, count: int) -> torch.Tensor:
@@ -98,15 +90,6 @@ def test_logits_are_those_of_the_model(
     torch.testing.assert_close(found, plain, atol=1e-4, rtol=1e-4)
 
 
-def test_bfloat16(make_model: ModelFactory) -> None:
-    model: Any = make_model("llama").to(torch.bfloat16)
-    ids = tokens(3, 150)
-    with torch.no_grad():
-        wanted = model(ids).logits.float()
-        found = in_two_parts(FusedForward(model), ids, 20)
-    assert (found - wanted).abs().mean() < 0.02 * wanted.abs().mean()
-
-
 def test_first_layers_only(make_model: ModelFactory) -> None:
     """Of both passes; later layers do not run, padding changes nothing, and no hook stays."""
     model, ids, ran = make_model("llama"), tokens(2, 9), list[int]()
@@ -124,23 +107,6 @@ def test_first_layers_only(make_model: ModelFactory) -> None:
     for states in (found, of_size_one(FusedForward(model, 1).states(ids)[0])):
         torch.testing.assert_close(states, wanted, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(both[1:, :3], alone, atol=1e-5, rtol=1e-5)
-
-
-def test_what_ends_a_pass_of_the_model_ends_this_one(make_model: ModelFactory) -> None:
-    model, calls = make_model("llama"), list[int]()
-    fused = FusedForward(model)
-
-    def stop() -> None:
-        calls.append(1)
-        if len(calls) == 3:
-            raise KeyboardInterrupt
-
-    with torch.no_grad(), before_each_layer(model, stop):
-        fused.states(tokens(1, 3))
-        with pytest.raises(KeyboardInterrupt):
-            fused.states(tokens(1, 3))
-    fused.states(tokens(1, 3))
-    assert len(calls) == 3
 
 
 class Quantised(torch.nn.Linear):

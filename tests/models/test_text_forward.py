@@ -123,21 +123,11 @@ def test_models_that_look_at_later_tokens_are_refused() -> None:
         plain_forward(model)
 
 
-def doubled(logits: torch.Tensor) -> torch.Tensor:
-    return 2 * logits
-
-
-def masked(logits: torch.Tensor) -> torch.Tensor:
-    logits[..., 7] = -torch.inf
-    return logits
-
-
-@pytest.mark.parametrize("change", [doubled, masked])
 @torch.inference_mode()
-def test_logits_that_are_not_the_last_matrix_alone_are_refused(change: Any) -> None:
+def test_logits_that_are_not_the_last_matrix_alone_are_refused() -> None:
     model = make("gpt2")
     model.register_forward_hook(
-        lambda module, inputs, output: output.__setitem__("logits", change(output.logits))
+        lambda module, inputs, output: output.__setitem__("logits", 2 * output.logits)
     )
     with pytest.raises(ModelError, match="'gpt2' in float32"):
         plain_forward(model)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 import pytest
 from model_files import byte_letters, home
+from test_packed_files import change_weights
 
 from esa_cli import models
 from esa_cli.errors import ModelError
@@ -96,20 +96,6 @@ def save(tokenizer: Path, tmp_path: Path) -> Callable[[str], tuple[Path, Any]]:
     return saved
 
 
-def change_weights(folder: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
-    from safetensors.torch import load_file, save_file
-
-    path = folder / "model.safetensors"
-    save_file(change(load_file(path)), path, {"format": "pt"})
-
-
-def change_config(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    path = folder / "config.json"
-    config = json.loads(path.read_text("utf-8"))
-    change(config)
-    path.write_text(json.dumps(config), "utf-8")
-
-
 def logits(model: Any) -> Any:
     import torch
 
@@ -139,28 +125,6 @@ def test_logits_are_those_of_the_whole(kind: str, save: Callable[[str], tuple[Pa
 @pytest.mark.parametrize("part", ["layers.1.mlp.up_proj", "lm_head", "embed_tokens"])
 def test_missing_weights_are_refused(part: str, save: Callable[[str], tuple[Path, Any]]) -> None:
     folder, _ = save("llava")
-    change_weights(folder, lambda all: {name: one for name, one in all.items() if part not in name})
+    change_weights(folder, lambda all: [all.pop(name) for name in [*all] if part in name])
     with pytest.raises(ModelError, match=part):
         models.load(str(folder), device="cpu", dtype="float32")
-
-
-def test_files_in_fp8(save: Callable[[str], tuple[Path, Any]]) -> None:
-    """As Ministral 3 is published: the whole's settings say which modules are packed."""
-    import torch
-
-    folder, _ = save("mistral3")
-    plain = models.load(str(folder), device="cpu", dtype="float32").model
-
-    def packed(weights: dict[str, Any]) -> dict[str, Any]:
-        for name in [one for one in weights if one.endswith("_proj.weight") and "lang" in one]:
-            scale = weights[name].abs().amax() / 448
-            weights[name] = (weights[name] / scale).to(torch.float8_e4m3fn)
-            weights[f"{name}_scale_inv"] = torch.ones(1, 1) * scale
-        return weights
-
-    change_weights(folder, packed)
-    packing = {"quant_method": "fp8", "activation_scheme": "dynamic"}
-    packing |= {"weight_block_size": [128, 128], "modules_to_not_convert": ["model.vision_tower"]}
-    change_config(folder, lambda config: config.update(quantization_config=packing))
-    found = models.load(str(folder), device="cpu", dtype="float32").model
-    assert 0 < (logits(found) - logits(plain)).norm() / logits(plain).norm() < 0.2

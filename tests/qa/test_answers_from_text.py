@@ -64,15 +64,6 @@ def test_the_answer_is_quoted_from_the_passage_that_is_found(asker: Esa) -> None
     assert asker.ask(QUESTION, [book(asker, STORY)]).text == reply.text
 
 
-def test_read_or_not_a_document_answers_the_same(asker: Esa, tmp_path: Path) -> None:
-    path = tmp_path / "story.txt"
-    path.write_text(STORY, "utf-8")
-    read = asker.ask(QUESTION, [asker.ingest(str(path))])
-    same = Document("story.txt", STORY, str(path), "utf-8", len(STORY))
-    unread = asker.ask(QUESTION, [asker.open(same)])
-    assert (read.text, read.evidence, read.found) == (unread.text, unread.evidence, unread.found)
-
-
 def test_which_of_several_documents(asker: Esa) -> None:
     texts = [FILLER, "", STORY, "Starbuck sleeps."]
     books = [book(asker, text, f"{n}.txt") for n, text in enumerate(texts)]

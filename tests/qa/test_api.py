@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,11 +10,10 @@ import pytest
 import torch
 
 from esa_cli.documents.document import Document
-from esa_cli.errors import EsaError, HistoryError, ResourceError, UsageError
+from esa_cli.errors import HistoryError, ResourceError, UsageError
 from esa_cli.methods.infllm import InfLLM
 from esa_cli.qa.answering.reply import Turn
 from esa_cli.qa.api import Esa
-from esa_cli.qa.finding.books import Book, place_books
 from esa_cli.qa.ingestion.ingest import IngestEvents
 from esa_cli.qa.presets import preset
 from esa_cli.storage.library import Library
@@ -24,7 +22,6 @@ from esa_cli.storage.library.disk import LibraryPaths
 TEXT = "The gate opens at nine and the market closes at dusk. " * 30
 OTHER = "A grey boat lies at the pier, and nobody knows whose it is. " * 25
 QUESTION = "When does the gate open?"
-LOCAL = "reading=local"
 WITH_KEYS = ["score.name=sum", "selector.name=topk", "reading=local"]
 
 
@@ -250,12 +247,6 @@ def test_two_versions_of_one_file_are_told_apart(
         found = {passage.document for passage in one.ask(QUESTION, books, evidence=20).evidence}
     assert names == [f"{path} ({book.entry.id})" for book in books if book.entry]
     assert found == set(names)
-    with esa(loaded, None) as memory:
-        kept = [
-            memory.ingest(Document("gate.txt", text, "-", "utf-8", 1)) for text in (TEXT, OTHER)
-        ]
-        names = [each.document.name for each in memory.placed(kept)]
-    assert names == ["- (1)", "- (2)"]
 
 
 def test_who_waits_for_another_process_can_give_up(
@@ -326,24 +317,3 @@ def test_the_head_is_the_books_own(loaded: Any, library: Library, tmp_path: Path
         one.session.prompt.head = lambda: [1, 2, 3]  # type: ignore[method-assign]
         rows = one.placed([book])[0].rows
     assert len(rows) == len(book.spans)
-
-
-@pytest.mark.parametrize("missing", ["answer.finder=missing", "answer.adapter=missing"])
-def test_what_cannot_be_made_leaves_the_model_as_it_was(
-    loaded: Any, missing: str, tmp_path: Path
-) -> None:
-    with pytest.raises(EsaError):
-        esa(loaded, None, "answer.from=text", missing)
-    with esa(loaded, None) as made:  # nothing is attached already
-        assert made.ask(QUESTION, [made.ingest(files(tmp_path)[0])]).text
-
-
-def test_a_document_is_copied_only_for_another_name() -> None:
-    document = Document("a.txt", "One.\nTwo.", "here/a.txt", "utf-8", 9)
-    other = replace(document, source="there/a.txt", text="Three.")
-    books = [Book(one, None, torch.zeros(2, 2)) for one in (document, other)]
-    [alone] = place_books(books[:1])
-    assert alone.document is document, "the places of its lines are found once"
-    both = place_books(books)
-    assert [one.document.name for one in both] == ["here/a.txt", "there/a.txt"]
-    assert [one.rows for one in both] == [range(2), range(2, 4)]

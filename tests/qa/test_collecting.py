@@ -22,7 +22,6 @@ from esa_cli.qa.collecting import (
     AnswerSpan,
     CollectedPlace,
     Collection,
-    Coverage,
     EarlierRun,
     choose_passages,
     decide_by_log_odds,
@@ -94,21 +93,6 @@ def test_a_batch_changes_nothing(batch: int) -> None:
     assert names == ["story.txt"] * 3 + ["other.txt"]
 
 
-def test_progress_and_coverage() -> None:
-    seen: list[tuple[int, int]] = []
-    places = run(KeyDecision(), progress=lambda done, total: seen.append((done, total)))
-    total = places.coverage.chosen
-    assert places.coverage == Coverage(total, total, 0)
-    next(places)
-    assert 0 < places.coverage.read < total
-    list(places)
-    assert places.coverage == Coverage(total, total, total)
-    assert places.coverage.share == 1
-    assert seen[0] == (0, total)
-    assert seen[-1] == (total, total)
-    assert places.settled == total
-
-
 @pytest.mark.parametrize("stop", range(8))
 def test_a_stopped_run_goes_on_where_it_was(stop: int) -> None:
     """Wherever it stops, the two runs together find what one run finds."""
@@ -127,15 +111,6 @@ def test_a_stopped_run_goes_on_where_it_was(stop: int) -> None:
     second = KeyDecision(1)
     assert found + list(run(second, after=after)) == whole
     assert len(second.passages) == first.coverage.chosen - first.settled
-
-
-def test_a_run_that_is_left_between_two_places_goes_on() -> None:
-    whole = list(run(KeyDecision(1)))
-    for given in range(3):
-        first = run(KeyDecision(100))
-        places = [next(first) for _ in range(given)]
-        after = EarlierRun(first.settled, tuple(places))
-        assert places + list(run(KeyDecision(1), after=after)) == whole
 
 
 def test_places_that_an_earlier_run_wrote_are_not_found_again() -> None:
@@ -260,11 +235,8 @@ TEXT = "The gate\nopens at nine. Ninety boats (all grey) lie there."
     [
         ("the gate opens at nine", "The gate\nopens at nine"),
         ("“All grey.”", "all grey"),
-        ("nine", "nine"),
         ("boats all", "boats (all"),
         ("It is at nine, says the passage.", "at nine"),
-        ("It is grey.", "grey"),
-        ("ten", TEXT),
         ("It is at the.", TEXT),
         ("...", TEXT),
     ],

@@ -12,7 +12,6 @@ from finder_encoder import new_finder, save_finder
 
 from esa_cli import models
 from esa_cli.documents.document import Document
-from esa_cli.errors import UsageError
 from esa_cli.models.text_passes.lora_adapter import LoraAdapter
 from esa_cli.qa.answering.reply import Reply
 from esa_cli.qa.api import Esa
@@ -21,7 +20,6 @@ from esa_cli.storage.library import Library
 
 TEXT = "A grey boat lies at the pier. " * 40 + "Captain Ahab opens the gate at nine. "
 QUESTION = "When does Ahab open the gate?"
-MORE = " Starbuck walks to the ship." * 30
 FREE = "answer.form=text"
 HOW: dict[str, Any] = {"device": "cpu", "dtype": "float32"}
 
@@ -120,10 +118,6 @@ def test_in_python_it_is_loaded_so(both: tuple[Any, Path], tmp_path: Path) -> No
     with Esa.load("tiny-random", text, **HOW) as asker:
         assert isinstance(asker.loaded, models.DeferredModel)
         asker.ask(QUESTION, [asker.open(note())])
-        with pytest.raises(UsageError, match="max_new_tokens must be at least 1"):
-            asker.ask(QUESTION, [asker.open(note())], max_new_tokens=0)
-        with pytest.raises(UsageError, match="temperature must be"):
-            asker.ask(QUESTION, [asker.open(note())], temperature=-1.0)
     for others in ([], ["answer.from=text"]):
         with Esa.load("tiny-random", others, **HOW) as asker:
             assert isinstance(asker.loaded, models.LoadedModel)

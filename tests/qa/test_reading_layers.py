@@ -10,14 +10,13 @@ import pytest
 import torch
 from conftest import build_model
 from stock_attention import tokens
+from test_stored_families import TEXT, load
 
-from esa_cli import models
 from esa_cli.attention.step import ChunkTrace
 from esa_cli.attention.window import Phase, QueryState, Window
 from esa_cli.errors import ModelError
 from esa_cli.models.attachment.attach import attach
 from esa_cli.models.files.families import key_shape, layer_shapes, source_layers
-from esa_cli.models.files.random_model import write_tokenizer
 from esa_cli.qa.answering.session import Session
 from esa_cli.qa.presets import preset
 from esa_cli.qa.presets.resolved_preset import resolve
@@ -25,17 +24,8 @@ from esa_cli.qa.presets.resolved_preset import resolve
 pytestmark = pytest.mark.families
 
 FAMILIES = ["gemma4_text", "gemma3n_text"]
-TEXT = " ".join(f"Gate {n} opens at {n * n % 97} past nine." for n in range(50))
 QUESTION = "When does gate 17 open?"
 SMALL = Window(initial=4, selected=8, local=8, chunk=8)
-
-
-def load(kind: str, folder: Path) -> Any:
-    ids = {"bos_token_id": 256, "eos_token_id": 258, "pad_token_id": 256}
-    sizes = {"vocab_size": 259, "vocab_size_per_layer_input": 259}
-    build_model(kind, **sizes, **ids).save_pretrained(folder)
-    write_tokenizer(folder)
-    return models.load(str(folder), device="cpu", dtype="float32")
 
 
 @pytest.mark.parametrize("kind", FAMILIES)
@@ -100,7 +90,11 @@ def test_while_a_document_is_read_they_compute_one_token_of_each_piece(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where the model can leave the others out; the rows and the answer are the same."""
-    loaded, found, counts = load(kind, tmp_path), list[Any](), list[int]()
+    loaded, found, counts = (
+        load(kind, tmp_path, vocab_size_per_layer_input=259),
+        list[Any](),
+        list[int](),
+    )
     reading: Any = loaded.model.base_model.layers[3].self_attn
     reading.register_forward_pre_hook(
         lambda module, inputs, given: counts.append(given["hidden_states"].shape[1]),

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from cli_fixtures import cache, esa, surroundings
-from command import Esa
+from cli_fixtures import cache, surroundings
 from reader_models import foreign_model, wide_model
 from tiny_finder import tiny_finder
 
@@ -17,10 +16,9 @@ from esa_cli.qa.presets.preset_files import known_models
 from esa_cli.qa.presets.resolved_preset import resolve
 from esa_cli.storage.library import Library
 
-__all__ = ["cache", "esa", "surroundings"]
+__all__ = ["cache", "surroundings"]
 pytestmark = pytest.mark.usefixtures("surroundings")
 QUESTION = "Who lit the harbour lamp?"
-HERE = ["--device", "cpu", "--dtype", "float32"]
 
 
 @pytest.fixture
@@ -81,13 +79,6 @@ def test_ways_and_models_by_name() -> None:
         assert chosen.name == facts.way
     heads = preset.load("consensus", ["model=llama3.2-3b"]).score["heads"]
     assert heads == known_models()["llama3.2-3b"].heads
-
-
-def test_former_names(esa: Esa, book: str) -> None:
-    assert preset.load("smollm2-135m") == preset.load()
-    assert preset.load("llama3-8b-paper") == preset.load("paper")
-    shown = esa("plan", book, "--preset", "qwen3-4b", "--json", "--dtype", "bfloat16")
-    assert (shown.data["preset"], shown.data["reader_bytes"]) == ("chat", 8_040_000_000)
 
 
 def test_a_server_has_no_rows() -> None:

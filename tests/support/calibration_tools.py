@@ -21,10 +21,6 @@ def selective(rotate: bool = False) -> Method:
     )
 
 
-class Killed(Exception):
-    """A run that ends here."""
-
-
 @contextmanager
 def small_files(most: int) -> Iterator[None]:
     """No file may have more bytes: as a disk that is full, of which nothing else notices."""

@@ -1,32 +1,38 @@
-"""One run of a command in this process, in a folder of its own."""
+"""Fixtures of all tests: one run of a command in this process, in a folder of its own."""
 
 from __future__ import annotations
 
 import copy
 import functools
 import importlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from command import Esa, Result
-from tiny_finder import tiny_finder
 
 from esa_cli.__main__ import main
 
-LOAD: Any = importlib.import_module("esa_cli.models.loading.load")
 SMALL = 1 << 20
-_read = LOAD.read_pretrained
-_read_once = functools.cache(lambda files, *given, **more: _read(*given, **more))
 
 
-def read_once(folder: Path, place: str, dtype: Any, packing: str = "", kept: bool = False) -> Any:
-    """A small model is read from the same files once; each command has its own copy."""
-    stats = [(path.name, path.stat()) for path in sorted(folder.iterdir())]
-    if sum(stat.st_size for _, stat in stats) > SMALL:
-        return _read(folder, place, dtype, packing=packing, kept=kept)
-    files = tuple((name, stat.st_size, stat.st_mtime_ns) for name, stat in stats)
-    return copy.deepcopy(_read_once(files, folder, place, dtype, packing=packing, kept=kept))
+@pytest.fixture(scope="session")
+def reading_once() -> tuple[Any, Callable[..., Any]]:
+    """The module that reads models, and a reader that reads a small one from the same files once;
+    each command has its own copy."""
+    load: Any = importlib.import_module("esa_cli.models.loading.load")
+    read = load.read_pretrained
+    read_files = functools.cache(lambda files, *given, **more: read(*given, **more))
+
+    def read_once(folder: Path, *given: Any, **more: Any) -> Any:
+        stats = [(path.name, path.stat()) for path in sorted(folder.iterdir())]
+        if sum(stat.st_size for _, stat in stats) > SMALL:
+            return read(folder, *given, **more)
+        files = tuple((name, stat.st_size, stat.st_mtime_ns) for name, stat in stats)
+        return copy.deepcopy(read_files(files, folder, *given, **more))
+
+    return load, read_once
 
 
 @pytest.fixture(scope="session")
@@ -36,13 +42,15 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def surroundings(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def surroundings(
+    cache: Path, reading_once: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("ESA_MEMORY_LIMIT", "ESA_DEBUG"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("ESA_HOME", str(cache))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setattr(LOAD, "read_pretrained", read_once)
+    monkeypatch.setattr(reading_once[0], "read_pretrained", reading_once[1])
     monkeypatch.chdir(tmp_path)
 
 
@@ -59,13 +67,15 @@ def runner(capsys: pytest.CaptureFixture[str], *before: str) -> Esa:
 
 
 @pytest.fixture
-def esa(capsys: pytest.CaptureFixture[str]) -> Esa:
+def esa(surroundings: None, capsys: pytest.CaptureFixture[str]) -> Esa:
     return runner(capsys)
 
 
 @pytest.fixture(scope="session")
 def finder(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An untrained finder of the tiny random model."""
+    from tiny_finder import tiny_finder
+
     folder = tmp_path_factory.mktemp("finders") / "finder"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ESA_HOME", str(cache))

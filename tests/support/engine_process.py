@@ -1,18 +1,22 @@
-"""Commands of engines in a process of their own."""
+"""Commands in a process of their own."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
-from command import TINY, listen
+from command import ROOT, TINY, listen
 
 LONGEST_S = 100
 
 
 def start(*words: str) -> subprocess.Popen[str]:
+    """With the tiny model; Ctrl-C is heard, also where the tests' shell ignores it."""
+    paths = os.pathsep.join(map(str, (ROOT, ROOT / "tests/support")))
     return subprocess.Popen(
         [sys.executable, "-m", "esa_cli", *words, *TINY],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

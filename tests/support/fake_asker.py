@@ -10,7 +10,7 @@ from typing import Any
 
 from esa_cli.documents.document import Document, read_document
 from esa_cli.errors import HistoryError, UsageError
-from esa_cli.qa.answering.reply import HeatMap, Reply, ShadedSpan, Turn
+from esa_cli.qa.answering.reply import Reply, Turn
 from esa_cli.qa.finding.passage import Passage
 
 
@@ -124,10 +124,6 @@ class FakeAsker:
             "".join(whole), passages(books, evidence), self.found, words, len(whole), 0.1, 0.2,
             cut=len(whole) < len(said),
         )  # fmt: skip
-
-    def heat_maps(self, books: Sequence[Any]) -> list[HeatMap]:
-        span = ShadedSpan(0, 9, 8)
-        return [HeatMap(f"book{at}.txt", (span,)) for at, _ in enumerate(books)]
 
     def _read_question(self, question: str) -> None:
         try:

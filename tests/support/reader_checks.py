@@ -20,6 +20,10 @@ def refused(data: bytes, name: str) -> DocumentError:
     return caught.value
 
 
+def text_of(data: bytes | str, name: str) -> str:
+    return readers.read(data.encode() if isinstance(data, str) else data, name).text
+
+
 def changed(data: bytes, change: Callable[[str, bytes], bytes | None]) -> bytes:
     """The same zip with other parts; None leaves one out."""
     with zipfile.ZipFile(io.BytesIO(data)) as archive:

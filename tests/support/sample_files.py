@@ -174,7 +174,6 @@ def paragraph(text: str, style: str = "", before: str = "", properties: str = ""
 
 
 PAGE = "<w:lastRenderedPageBreak/>"
-BREAK = '<w:p><w:r><w:br w:type="page"/></w:r></w:p>'
 STYLES = word_part(
     "styles",
     "".join(

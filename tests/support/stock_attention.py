@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from conftest import VOCABULARY
 from transformers import PreTrainedModel
@@ -12,6 +14,17 @@ from esa_cli.attention.window import Window
 from esa_cli.models.attachment.kv_cache import EsaCache
 
 LENGTH = 70
+SCALED: dict[str, dict[str, Any]] = {
+    "llama3": {
+        "rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0, "original_max_position_embeddings": 64,
+    },
+    "yarn": {
+        "rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0,
+        "original_max_position_embeddings": 32,
+    },
+    "linear": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0},
+}  # fmt: skip
 
 
 def tokens(count: int = LENGTH, seed: int = 7) -> torch.Tensor:

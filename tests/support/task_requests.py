@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Any
 
 from esa_cli.evaluation.tasks import TASKS, Haystack, TaskRequest, TaskSample
 
-PACKAGE = Path(__file__).parents[2] / "esa_cli" / "evaluation" / "tasks"
 CHRONICLE = Haystack.chronicle(3)
 NAMES = [name for name in TASKS if name != "own"]
 
@@ -31,9 +29,3 @@ def request(length: int = 3000, **changes: Any) -> TaskRequest:
 
 def samples(name: str, length: int = 3000, **changes: Any) -> list[TaskSample]:
     return list(TASKS[name].samples(request(length, **changes)))
-
-
-def prompt(sample: TaskSample) -> str:
-    assert sample.after is not None
-    question = sample.questions[0].text
-    return sample.before + sample.text + sample.after.replace("{question}", question)

@@ -15,9 +15,7 @@ class Events:
         self.until = until
         self.losses: list[float] = []
         """Of the plain questions of finders, and of the pairs of readers."""
-        self.shares: list[float] = []
-        self.reports: list[list[Any]] = []
-        self.prepared = self.read = (0, 0)
+        self.prepared = (0, 0)
 
     def preparing(self, done: int, total: int) -> None:
         self.prepared = done, total
@@ -25,12 +23,11 @@ class Events:
     def step(self, trainer: Trainer) -> None:
         losses = trainer.state.losses
         self.losses.append(losses.get("plain", losses.get("pair", 0.0)))
-        self.shares.append(trainer.settings.share(trainer.state))
         if trainer.state.steps == self.until:
             raise KeyboardInterrupt
 
     def scoring(self, text: str, done: int, total: int) -> None:
-        self.read = done, total
+        """Nothing."""
 
     def scored(self, scores: Sequence[Any], count: int) -> None:
-        self.reports.append(list(scores))
+        """Nothing."""

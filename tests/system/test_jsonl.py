@@ -24,18 +24,11 @@ def row(question: str, score: float = 1.0) -> dict[str, Any]:
     return {"test": "needle", "question": question, "score": score}
 
 
-def test_without_a_file_rows_are_kept_in_memory() -> None:
-    with journal(None) as kept:
-        kept.add(row("a"))
-        assert kept.find(row("a", 0.0))
-        assert not kept.find(row("b"))
-
-
 def test_another_measurement_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     with journal(path) as first:
         first.add(row("a"))
-    with pytest.raises(UsageError, match="another settings"):
+    with pytest.raises(UsageError, match="seed"):
         journal(path, {**HEADER, "settings": {"seed": 1}})
 
 
@@ -53,16 +46,6 @@ def test_damage_in_the_middle_is_named(tmp_path: Path, line: bytes) -> None:
     path.write_bytes(b'{"command": "x"}\n' + line + b'\n{"test": "needle"}\n')
     with pytest.raises(DocumentError, match="line 2"):
         list(read_lines(path))
-
-
-@pytest.mark.parametrize("left", [1, 5, 14, 40])
-def test_a_half_written_header_is_begun_again(tmp_path: Path, left: int) -> None:
-    path = tmp_path / "rows.jsonl"
-    path.write_bytes(json.dumps(HEADER).encode()[:left])
-    with journal(path) as first:
-        first.add(row("a"))
-    assert [line.get("question") for line in read_lines(path)] == [None, "a"]
-    assert next(read_lines(path))["command"] == HEADER["command"]
 
 
 @pytest.mark.parametrize("text", ['{"title": "mi', "A letter", '{"comm": 1'])

@@ -11,13 +11,7 @@ from esa_cli.system import machine
 
 @pytest.mark.parametrize(
     ("text", "size"),
-    [
-        ("1024", 1024),
-        ("8GiB", 8 << 30),
-        ("1.5 GB", 1_500_000_000),
-        ("2k", 2000),
-        ("64Mi", 64 << 20),
-    ],
+    [("1024", 1024), ("8GiB", 8 << 30), ("1.5 GB", 1_500_000_000), ("64Mi", 64 << 20)],
 )
 def test_sizes_are_read(text: str, size: int) -> None:
     assert machine.parse_size(text, "x") == size
@@ -38,14 +32,3 @@ def test_a_container_limit_counts(tmp_path: Path) -> None:
     assert machine._cgroup_free(tmp_path) == 700
     (tmp_path / "memory.max").write_text("max\n")
     assert machine._cgroup_free(tmp_path) is None
-
-
-def test_sizes_and_times_as_text() -> None:
-    assert machine.size_text(12) == "12 bytes"
-    assert machine.size_text(1536) == "1.5 KiB"
-    assert machine.size_text(200 << 20) == "200 MiB"
-    assert machine.size_text(5000 << 40) == "5000 TiB"
-    assert machine.time_text(0.42) == "0.4 s"
-    assert machine.time_text(59.4) == "59 s"
-    assert machine.time_text(200) == "3 min 20 s"
-    assert machine.time_text(7500) == "2 h 05 min"

@@ -46,7 +46,7 @@ _BINARY = {
 # Bytes of Windows-1252 that text of other encodings does not use for something else: signs, and
 # accented letters of Western languages without those where Turkish and Baltic encodings differ.
 _SIGNS = b"\x80\x85\x91\x92\x93\x94\x95\x96\x97\xa0\xa1\xa3\xa7\xaa\xab\xb0\xb7\xbb\x8c\x9c"
-_NOT_COMMON = b"\xd0\xd7\xdd\xde\xf0\xf7\xfd\xfe"
+_NOT_COMMON = b"\xd0\xdd\xde\xf0\xfd\xfe"
 _WESTERN = frozenset(_SIGNS) | set(range(0xC0, 0x100)).difference(_NOT_COMMON)
 # The question mark of Spanish begins a word; the same byte is a Polish letter, also inside words.
 _QUESTION = re.compile(rb"(?<![A-Za-z\xb5\xc0-\xff])\xbf(?=[A-Za-z\xa1\xab\xc0-\xff])")

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from cli_fixtures import cache, esa, note, surroundings
 from command import TINY, Esa, Result
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -15,9 +14,6 @@ from properties import WORDS
 from esa_cli.apps.cli.cli_app import command
 from esa_cli.errors import NOT_FOUND, PARTIAL, USAGE
 
-__all__ = ["cache", "esa", "note", "surroundings"]
-
-pytestmark = pytest.mark.usefixtures("surroundings")
 CODES = {0, USAGE, 3, 4, 5, 6, PARTIAL}
 FAR = {"models pull", "selftest", "bench", "demo", "mcp"}
 """They would fetch a model, be at work for long, or wait for requests."""

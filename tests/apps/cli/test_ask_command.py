@@ -7,13 +7,10 @@ import os
 from pathlib import Path
 
 import pytest
-from cli_fixtures import cache, esa, note, surroundings
 from command import TINY, Esa, fail
 
 from esa_cli.apps.cli.output.answer_output import NOT_FOUND
 from esa_cli.qa.answering.reply import NOT_TOLD, says_not_told
-
-__all__ = ["cache", "esa", "note", "surroundings"]
 
 pytestmark = pytest.mark.usefixtures("surroundings")
 
@@ -117,16 +114,8 @@ def test_that_the_documents_do_not_say_is_said_once(esa: Esa, note: str) -> None
     assert (result.data["found"], result.data["quotation"]) == (False, None)
 
 
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        (NOT_TOLD, True),
-        ("The documents do not say.", True),
-        ("the passages don't mention a horse.", True),
-        ("The documents do not say what the horse's name was.", True),
-        ("The documents were burnt.", False),
-        ("He said that the documents do not say.", False),
-    ],
-)
-def test_words_that_the_documents_do_not_say(text: str, told: bool) -> None:
-    assert says_not_told(text) is told
+def test_words_that_the_documents_do_not_say() -> None:
+    told = (NOT_TOLD, "the passages don't mention a horse.", "The documents do not say who.")
+    assert all(map(says_not_told, told))
+    assert not says_not_told("He said that the documents do not say.")
+    assert not says_not_told("The documents were burnt.")

@@ -7,31 +7,21 @@ from pathlib import Path
 
 import pytest
 from calibration_tools import small_files
-from cli_fixtures import cache, runner, surroundings
 from command import TINY, Esa
 
 from esa_cli.attention.compression import Learned
 from esa_cli.evaluation.calibration.fitted_maps import METHODS
 from esa_cli.models.attachment.fingerprint import fingerprint_in
 
-__all__ = ["cache", "surroundings"]
 
-
-@pytest.fixture
-def esa(
-    surroundings: None,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> Esa:
-    """`esa` in a folder of its own with a text."""
+@pytest.fixture(autouse=True)
+def text(surroundings: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("esa_cli.qa.answering.session.FEED", 128)
     lines = [f"Gate {i} opens at {i % 24}, unless cat {i * i} sleeps.\n" for i in range(20)]
-    (tmp_path / "note.md").write_text("".join(lines), "utf-8")
-    return runner(capsys)
+    Path("note.md").write_text("".join(lines), "utf-8")
 
 
-def test_the_command_from_a_text_to_an_answer(esa: Esa, tmp_path: Path) -> None:
+def test_the_command_from_a_text_to_an_answer(esa: Esa) -> None:
     command = ["calibrate", "note.md", *TINY, "--rank", "6", "--k", "8"]
     command += ["--k", "999", "--out", "maps.safetensors"]
     code, out, err = esa(*command)

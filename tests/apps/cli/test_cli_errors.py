@@ -7,16 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_fixtures import cache, esa, note, surroundings
 from command import TINY, Esa, fail
 
 from esa_cli.__main__ import main
 from esa_cli.errors import PresetError
 from esa_cli.qa.answering import session
-
-__all__ = ["cache", "esa", "note", "surroundings"]
-
-pytestmark = pytest.mark.usefixtures("surroundings")
 
 
 @pytest.mark.parametrize(

@@ -11,15 +11,16 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from calibration_tools import small_files
 from cli_fixtures import runner
+from command import TINY as TINY_MODEL
 from command import Esa
-from forked import child, ended, killed
+from forked import killed
 from tiny_finder import tiny_finder
 
 from esa_cli.__main__ import main
@@ -28,7 +29,7 @@ from esa_cli.qa.api import Esa as Asker
 from esa_cli.storage.library import Library
 from esa_cli.storage.library.disk import MARKER
 
-TINY = ["-p", "tiny-random", "--device", "cpu", "--dtype", "float32", "--set", "window.chunk=128"]
+TINY = [*TINY_MODEL, "--set", "window.chunk=128"]
 GATE = "The gate opens at nine, and the keeper has the only key. " * 25
 BOAT = "A grey boat lies at the pier, and nobody knows whose it is. " * 25
 LONG = " ".join(f"In year {year} the mill ground {year * 7} sacks." for year in range(150))
@@ -38,24 +39,13 @@ PASSAGE = {"document", "page", "line", "chapter", "start", "end", "text", "weigh
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork, no such signals")
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("esa-home")
-
-
 @pytest.fixture(autouse=True)
-def surroundings(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def small_segments(surroundings: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Documents of a few hundred tokens have several segments."""
-    for name in ("ESA_MEMORY_LIMIT", "ESA_DEBUG"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("ESA_HOME", str(cache))
     monkeypatch.setenv("ESA_LIBRARY", str(tmp_path / "library"))
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
     monkeypatch.setattr("esa_cli.qa.answering.session.FEED", 128)
     monkeypatch.setattr("esa_cli.qa.ingestion.row_ingest.SEGMENT", 256)
     monkeypatch.setattr("esa_cli.qa.planning.row_storage.SEGMENT", 256)
-    monkeypatch.chdir(tmp_path)
     for name, text in (("gate.txt", GATE), ("boat.txt", BOAT), ("long.txt", LONG)):
         Path(name).write_text(text, "utf-8")
 
@@ -102,15 +92,14 @@ def test_a_document_is_read_once_and_then_asked(
     assert not (tmp_path / "none").exists(), "to look whether it is there makes no library"
 
 
-@pytest.mark.parametrize("kind", ["rows", "index"])
 def test_answers_are_the_same_from_an_imported_document(
-    esa: Esa, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+    esa: Esa, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    more = tiny_finder(tmp_path / "finder") if kind == "index" else []
+    more = tiny_finder(tmp_path / "finder")
     assert esa("ingest", "gate.txt", "boat.txt", *more).code == 0
     question = ["ask", "--library", QUESTION, "--json", *more]
     asked = esa(*question).data
-    found = esa("find", "--library", QUESTION, "--json", *more, *TINY).data if more else {}
+    found = esa("find", "--library", QUESTION, "--json", *more, *TINY).data
     assert esa("library", "copy", "library", "books.tar").code == 0
     monkeypatch.setenv("ESA_LIBRARY", str(tmp_path / "other"))
     assert esa("library", "copy", "books.tar", "library").code == 0
@@ -121,9 +110,8 @@ def test_answers_are_the_same_from_an_imported_document(
         assert again[part] == asked[part]
     ids = [{one["id"] for one in data["documents"]} for data in (asked, again)]
     assert ids[0] == ids[1]
-    if more:
-        found_again = esa("find", "--library", QUESTION, "--json", *more, *TINY).data
-        assert found_again["passages"] == found["passages"]
+    found_again = esa("find", "--library", QUESTION, "--json", *more, *TINY).data
+    assert found_again["passages"] == found["passages"]
 
 
 def test_the_library_is_asked_and_another_models_document_left_out(esa: Esa) -> None:
@@ -170,39 +158,16 @@ def in_child(pipe: int, arguments: list[str]) -> None:
     os._exit(code)
 
 
-def forked(
-    *arguments: str, first: Callable[[], object] = lambda: None, then: Callable[[int], object]
-) -> tuple[int, str]:
-    """Exit code of esa in a child, and what it said; `then` is given its number."""
-    reader, writer = os.pipe()
-
-    def work() -> None:
-        first()
-        in_child(writer, [*arguments])
-
-    number = child(work)
-    os.close(writer)
-    then(number)
-    with open(reader, encoding="utf-8") as stream:
-        said = stream.read()
-    return ended(number), said
-
-
-@needs_fork
 def test_a_limit_on_the_size_of_files_is_a_full_disk(esa: Esa, tmp_path: Path) -> None:
-    import resource
-
     assert esa("ingest", "boat.txt").code == 0
     before = files(tmp_path / "library")
-
-    def limit() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
-
     for command in (["ingest", "gate.txt"], ["ask", "gate.txt", QUESTION, "--keep"]):
-        code, said = forked(*command, first=limit, then=lambda number: None)
-        assert code == 6, said
-        assert f"the library in {tmp_path / 'library'} cannot be changed: File too large" in said
-        assert "esa library prune" in said
+        with small_files(20_000):
+            done = esa(*command)
+        assert done.code == 6, done.err
+        where = f"the library in {tmp_path / 'library'} cannot be changed: File too large"
+        assert where in done.err
+        assert "esa library prune" in done.err
         Library().prune()
         assert files(tmp_path / "library") == before
     assert esa("ingest", "gate.txt").code == 0

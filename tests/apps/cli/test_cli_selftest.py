@@ -5,16 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
-from cli_fixtures import cache, esa, note, surroundings
-from command import QUICK, ROOT, TINY, Esa, fail, listen
+from command import QUICK, TINY, Esa, fail
+from engine_process import start
 
-__all__ = ["cache", "esa", "note", "surroundings"]
 pytestmark = pytest.mark.usefixtures("surroundings")
 
 SMALL = [*QUICK, "--no-dense", "--quiet", "--samples", "2"]
@@ -90,18 +87,10 @@ def test_json_says_whether_all_was_asked(esa: Esa, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.skipif(os.name == "nt", reason="signals differ")
 @pytest.mark.process
-def test_ctrl_c_keeps_what_was_asked(tmp_path: Path, cache: Path) -> None:
+def test_ctrl_c_keeps_what_was_asked(tmp_path: Path, surroundings: None) -> None:
     rows = tmp_path / "rows.jsonl"
     arguments = ["selftest", "needle", "--len", "900,1000,1100,1200,1300,1400,1500,1600"]
-    arguments += [*TINY, "--no-dense", "--samples", "2", "--out", str(rows)]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "esa_cli", *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
-        preexec_fn=listen,
-    )
+    process = start(*arguments, "--no-dense", "--samples", "2", "--out", str(rows))
     until = time.monotonic() + 60
     while time.monotonic() < until and process.poll() is None:
         if rows.exists() and rows.read_text("utf-8").count("\n") >= 3:
@@ -136,16 +125,3 @@ def test_compare_shows_answers_and_passages(esa: Esa, note: str) -> None:
         "--methods must name a method",
     )
     fail(esa("compare", note, *TINY), 2, "the question is missing", "esa compare book.txt")
-
-
-def test_methods_are_listed_with_source_and_cost(esa: Esa) -> None:
-    out = esa("methods").out
-    data = json.loads(esa("methods", "--json").out)
-    names = {row["name"] for row in data}
-    wanted = {"esa", "esa-individual", "streaming-llm", "lm-infinite", "lm-infinite-topk"}
-    wanted |= {"infllm", "tokenselect", "quest", "loki", "origin", "ntk", "ntk-dynamic", "yarn"}
-    assert wanted <= names
-    assert all(name in out for name in names)
-    ours = [row for row in data if row["name"] in wanted]
-    assert all(row["source"] and row["cost"] and row["about"] for row in ours)
-    assert "arXiv" in esa("methods", "--long").out

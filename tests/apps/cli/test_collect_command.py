@@ -10,13 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_fixtures import cache, esa, surroundings
 from command import TINY, Esa, fail
 from tiny_finder import tiny_finder
 
 from esa_cli.qa.collecting import Collection
-
-__all__ = ["cache", "esa", "surroundings"]
 
 FILLER = "A grey boat lies at the pier and nobody in the town knows whose boat it is. " * 6
 STORY = f"{FILLER}\n\nKeeper Ann has key 7. {FILLER}\n\n{FILLER}Keeper Cy has key 9.\n"

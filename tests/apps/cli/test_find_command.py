@@ -9,12 +9,9 @@ import re
 from pathlib import Path
 
 import pytest
-from cli_fixtures import cache, esa, finder, surroundings
 from command import TINY, Esa, Result, fail
 
 from esa_cli.storage.library import Library
-
-__all__ = ["cache", "esa", "finder", "surroundings"]
 
 BOAT = "A grey boat lies at the pier, and nobody knows whose it is. " * 25
 KEY = "Captain Ahab has the only key of the [red]northern[/red] gate :smile:. "
@@ -135,14 +132,6 @@ def test_a_document_in_the_library_is_found_by_its_index(run: Esa) -> None:
     assert documents == [("gate.txt", True, entry.id), ("boat.txt", False, None)]
     assert (done.data["read"], done.data["model"]) == (False, "random:llama")
     assert {one["document"] for one in done.data["passages"]} == {"gate.txt"}
-
-
-def test_a_document_is_read_first_where_it_is_told(run: Esa) -> None:
-    done = run("find", "boat.txt", "zeppelin", "--read", "first", "--no-keep", "--json")
-    assert (done.code, done.data["read"]) == (0, True)
-    assert Library().entries() == []
-    assert run("find", "boat.txt", "zeppelin", "--read", "first").code == 0
-    assert [entry.rows for entry in Library().entries()] == ["index"]
 
 
 def test_the_library_is_searched(run: Esa) -> None:

@@ -12,13 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_fixtures import cache, esa, note, surroundings
-from command import ROOT, TINY, Esa, fail, listen
+from command import ROOT, Esa, fail
+from engine_process import start
 
 from esa_cli.apps.cli.cli_app import GROUPS, REPLACED, command, present_arguments
 from esa_cli.apps.cli.options.options import ModelOptions
-
-__all__ = ["cache", "esa", "note", "surroundings"]
 
 pytestmark = pytest.mark.usefixtures("surroundings")
 
@@ -84,19 +82,6 @@ def test_settings_of_the_run_are_no_settings_of_the_preset() -> None:
     assert [str(path) for path in options.plugins or ()] == ["c.py", "a.py", "b.py"]
 
 
-def start(*arguments: str) -> subprocess.Popen[str]:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    return subprocess.Popen(
-        [sys.executable, "-m", "esa_cli", *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment,
-        # Whoever runs the tests in the background of a shell passes on that SIGINT is ignored.
-        preexec_fn=None if os.name == "nt" else listen,
-    )
-
-
 def test_help_imports_nothing_heavy() -> None:
     calls = [[*path, "--help"] for path, _ in COMMANDS]
     code = (
@@ -126,7 +111,7 @@ def interrupt(process: subprocess.Popen[str]) -> tuple[float, str]:
 @pytest.mark.process
 def test_ctrl_c_while_reading(tmp_path: Path) -> None:
     (tmp_path / "long.txt").write_text("All work and no play. " * 2_000)
-    process = start("ask", "long.txt", "What?", *TINY, "--set", "window.chunk=1")
+    process = start("ask", "long.txt", "What?", "--set", "window.chunk=1")
     assert process.stderr is not None
     while "reading" not in (line := process.stderr.readline()):
         assert line, "it ended by itself"
@@ -139,7 +124,7 @@ def test_ctrl_c_while_reading(tmp_path: Path) -> None:
 @pytest.mark.skipif(os.name == "nt", reason="no SIGINT to other processes")
 @pytest.mark.process
 def test_ctrl_c_during_imports(note: str) -> None:
-    process = start("ask", note, "What?", *TINY)
+    process = start("ask", note, "What?")
     assert process.stderr is not None
     assert "starting" in process.stderr.readline()
     _, err = interrupt(process)

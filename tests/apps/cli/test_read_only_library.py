@@ -10,14 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cli_fixtures import cache, esa, surroundings
 from command import TINY, Esa, Result
 
 from esa_cli.storage.library import Library
 from esa_cli.storage.library.catalogue import NAME
 from esa_cli.system import files
-
-__all__ = ["cache", "esa", "surroundings"]
 
 pytestmark = pytest.mark.skipif(
     shutil.which("mount") is None or os.name == "nt" or os.geteuid() != 0, reason="cannot mount"

@@ -10,14 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cli_fixtures import cache, esa, note, surroundings
 from command import ROOT, Esa, fail
 from completion_server import CompletionServer
 from reader_models import WINDOW, wide_model
 
-__all__ = ["cache", "esa", "note", "surroundings"]
-
-pytestmark = pytest.mark.usefixtures("surroundings")
 SENT = "esa: questions and the passages found are sent to large at "
 QUESTION = "When does the gate open?"
 

@@ -14,15 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_fixtures import cache, esa, finder, surroundings
 from command import TINY, Result
 
 from esa_cli.apps.cli import open_esa as opening
 from esa_cli.qa.answering.reply import Reply
 from esa_cli.qa.api import Esa
 from esa_cli.storage.library import Library
-
-__all__ = ["cache", "esa", "finder", "surroundings"]
 
 GATE = "The gate opens at nine, and the keeper has the only key. " * 25
 BOAT = "A grey boat lies at the pier, and nobody knows whose it is. " * 25
@@ -91,13 +88,10 @@ def test_the_answer_comes_at_once_and_again_after_reading(
     assert done.code == 0
     assert done.out.splitlines() == [words, "At nine."]
     said = done.err.splitlines()
-    place = [n for n, line in enumerate(said) if NOT_YET in line]
-    marked = said.index("esa: the answer after reading:")
+    (place,) = (n for n, line in enumerate(said) if NOT_YET in line)
     passages = [n for n, line in enumerate(said) if line.startswith("  gate.txt, line")]
-    assert len(place) == 1
-    assert [n < place[0] for n in passages] == [True] * 3 + [False] * 3
-    assert place[0] < marked < passages[3]
-    assert "reading" in "".join(said[place[0] + 1 : marked])
+    assert [n < place for n in passages] == [True] * 3 + [False] * 3
+    assert place < said.index("esa: the answer after reading:") < passages[3]
     assert said[-1] == "esa: wrote page.html"
     assert "At nine." in Path("page.html").read_text("utf-8")
     (entry,) = Library().entries()
@@ -166,8 +160,6 @@ def test_never_asks_the_words_alone(run: Run) -> None:
 def test_what_is_read_for_the_finder_is_kept_unless_told_otherwise(
     run: Run, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...], keep: str, kept: bool
 ) -> None:
-    import io
-
     Path("q.jsonl").write_text(json.dumps({"question": QUESTION, "documents": ["gate.txt"]}))
     monkeypatch.setattr("sys.stdin", io.StringIO(f"{QUESTION}\n"))
     words = (*command, "gate.txt") if command == ("chat",) else command

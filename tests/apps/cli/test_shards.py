@@ -11,10 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_fixtures import cache, esa, surroundings
 from command import QUICK, TINY, Esa
-
-__all__ = ["cache", "esa", "surroundings"]
 
 pytestmark = [pytest.mark.usefixtures("surroundings", "short_answers")]
 

@@ -13,23 +13,17 @@ from pathlib import Path
 from typing import IO
 
 import pytest
+from command import ROOT
 
 from esa_cli.__main__ import main
 
-ROOT = Path(__file__).parents[3]
 FULL = Path("/dev/full")
 
 needs_full = pytest.mark.skipif(not FULL.exists(), reason="no /dev/full on this system")
 needs_shell = pytest.mark.skipif(os.name == "nt", reason="no POSIX shell")
 
 
-@pytest.fixture(autouse=True)
-def surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("ESA_DEBUG", raising=False)
-    monkeypatch.setenv("ESA_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "note.md").write_text("The gate opens at nine. " * 40, "utf-8")
+pytestmark = pytest.mark.usefixtures("surroundings", "note")
 
 
 @pytest.fixture
@@ -104,7 +98,7 @@ def test_a_full_disk_under_the_output(command: str) -> None:
         ("presets show tiny-random <&- >&- 2>&-", 0, ""),
         ("presets show nosuch 2>&-", 4, ""),
         ("ask - What? -p tiny-random <&-", 3, "standard input is empty"),
-        ("models rm random:llama <&-", 5, "is not in"),
+        ("models rm nowhere/none <&-", 5, "is not in"),
     ],
 )
 def test_closed_streams(command: str, code: int, words: str) -> None:

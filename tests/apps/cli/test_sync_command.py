@@ -9,16 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_fixtures import cache, esa, surroundings
 from command import TINY, Esa
 
 from esa_cli.qa.ingestion.library_texts import FileChanges, FileIndexing
 from esa_cli.storage.library import Library
 from esa_cli.system import files
-
-__all__ = ["cache", "esa", "surroundings"]
-
-TEXT = "answer.from=text"
 
 
 @pytest.fixture

@@ -16,22 +16,7 @@ from esa_cli.apps.cli.output.terminal import Reporter
 BIDI = "\u202eevil\u202c \u2066x\u2069 \u200f\u061c"
 
 
-def test_tables_in_a_pipe_have_their_columns_and_all_their_lines(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    terminal.print_table(
-        ("id", "text"), [("a", "two\nlines"), ("\u6771\u4eac", "one"), ("", "x" * 200)]
-    )
-    assert capsys.readouterr().out.splitlines() == [
-        "id    text", "a     two", "      lines", "\u6771\u4eac  one", f"      {'x' * 200}",
-    ]  # fmt: skip
-    terminal.print_table(("", ""), [])
-    assert capsys.readouterr().out == ""
-
-
-def test_words_of_documents_are_shown_as_they_are(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_words_of_documents_are_shown_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
     """Neither emoji nor control characters, whether strings, texts or tables are printed."""
     from rich.table import Table
 
@@ -56,25 +41,14 @@ def test_words_of_documents_are_shown_as_they_are(
     assert not set(BIDI) & set(told) - {*"evil x"}
 
 
-PATH = "/srv/documents/a-folder-with-a-long-name/book.txt"
-
-
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
 
 
-def narrow(monkeypatch: pytest.MonkeyPatch) -> Terminal:
-    """Standard error of 30 columns, without colours."""
-    stream = Terminal()
-    monkeypatch.setattr("sys.stderr", stream)
-    for name, value in {"COLUMNS": "30", "TERM": "dumb", "NO_COLOR": "1"}.items():
-        monkeypatch.setenv(name, value)
-    return stream
-
-
 def test_an_answer_is_shown_as_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
-    terminal = narrow(monkeypatch)
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stderr", terminal)
     answer = AnswerStream(terminal, Reporter())
     for piece, shown in ((" ", ""), (" Ahab\x1b[2J", "Ahab[2J"), (" com", "Ahab[2J com")):
         answer(piece)

@@ -6,15 +6,12 @@ import shutil
 from pathlib import Path
 
 import pytest
-from cli_fixtures import cache, surroundings
 from command import TINY
 from mcp_client import FakeDocumentAsker, tools_of
 
 from esa_cli.__main__ import main
 from esa_cli.apps.server.mcp_server import DocumentTools
 from esa_cli.storage.library import Library
-
-__all__ = ["cache", "surroundings"]
 
 BOAT = "A grey boat lies at the pier, and nobody knows whose it is. " * 25
 GATE = f"{BOAT}\n\nCaptain Ahab has the only key of the northern gate.\n\n{BOAT}"

@@ -10,14 +10,12 @@ from typing import Any
 
 import anyio
 import pytest
-from cli_fixtures import esa
 from command import ROOT, TINY, Esa, fail
 from mcp import Client, StdioServerParameters
 from mcp_client import text_of
 
 from esa_cli.storage.library import Library
 
-__all__ = ["esa"]
 FROM_TEXT = ("--set", "answer.from=text")
 
 

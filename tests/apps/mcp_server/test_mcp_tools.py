@@ -117,14 +117,6 @@ def test_the_list(tools: DocumentTools, tmp_path: Path) -> None:
     assert [one["document"] for one in listed["documents"]] == ["loom.txt"]
 
 
-def test_an_empty_library(asker: FakeDocumentAsker, tmp_path: Path) -> None:
-    tools = tools_of(asker, Library(tmp_path / "none"))
-    assert call(tools, "list").structured_content["total"] == 0
-    for tool, word in (("find", "query"), ("ask", "question")):
-        fail(call(tools, tool, **{word: "x"}), "no document")
-    assert not (tmp_path / "none").exists()
-
-
 def test_arguments_that_do_not_fit(tools: DocumentTools, gate: str) -> None:
     fail(call(tools, "find"), "query: field required")
     fail(call(tools, "find", query="x", limit=0), "limit: ")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -12,14 +10,13 @@ import pytest
 from fake_asker import FakeAsker, fake_book
 from live_server import TOKEN, LiveServer, Start, user
 from quoting_asker import QuotingAsker
+from test_library import ingest
 
 from esa_cli.apps.server.allowed_documents import AllowedDocuments, list_documents
 from esa_cli.apps.server.wire import ApiError
-from esa_cli.documents.document import Document, Mark, read_document
-from esa_cli.errors import DocumentError, LibraryError
-from esa_cli.storage.library import Catalogue, Entry, Library
-from esa_cli.storage.library.catalogue import DividedEntries
-from esa_cli.system.text import text_digest
+from esa_cli.documents.document import Document, Mark
+from esa_cli.errors import LibraryError
+from esa_cli.storage.library import Library
 
 TEXT = "Page one.\nIts second line. \U0001f600\nPage two begins here.\n"
 MARKS = (Mark(0, 1, "One"), Mark(28, 2, "Two"))
@@ -97,9 +94,7 @@ def test_a_document_that_cannot_be_read(live: LiveServer, tmp_path: Path) -> Non
         assert str(tmp_path) not in body["error"]["message"]
 
 
-def test_the_list(
-    start: Start, asker: FakeAsker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_list(start: Start, tmp_path: Path) -> None:
     live = start(fixed=[fake_book(TEXT, PAGED)])
     (tmp_path / "open/.hidden").write_text("x", "utf-8")
     (tmp_path / "open/zero.bin").write_bytes(b"a\0b" * 100)
@@ -154,24 +149,6 @@ def test_documents_need_the_token_and_the_pages_own_origin(start: Start) -> None
             assert live.raw("GET", path, **{"Sec-Fetch-Site": site})[0] == 200
 
 
-def test_of_many_files_the_best_are_opened(tmp_path: Path) -> None:
-    for number in range(100):
-        (tmp_path / f"{number}.txt").write_text(f"The harp {number} of the town.", "utf-8")
-    (tmp_path / "17.txt").write_text("The kiln stands at the harbour.", "utf-8")
-    (tmp_path / "scan.pdf").write_bytes(b"%PDF-1.4 broken")
-    documents = AllowedDocuments(FakeAsker(), [fake_book("alpha")], [tmp_path], limit=3)
-    names, left_out = ids_of(documents), list[str]()
-    assert {"esa:1", "17.txt", "scan.pdf"} <= set(names)
-    opened = documents.open(documents.find(names), None, "Where is the kiln?", left_out)
-    assert [one.id for one in opened[:2]] == ["esa:1", "17.txt"]
-    assert len(opened) == 4
-    assert left_out == ["left out: 1 files that cannot be read (scan.pdf)"]
-    few = documents.open(documents.find(["1.txt", "scan.pdf"]), None, "harp", left_out)
-    assert ([one.id for one in few], len(left_out)) == (["1.txt"], 2)
-    with pytest.raises(DocumentError):
-        documents.open(documents.find(["scan.pdf"]))
-
-
 def test_heat_maps_and_their_ids(tmp_path: Path) -> None:
     (tmp_path / "open").mkdir()
     for name, text in {"mill": "The mill burned. Rain fell.", "other": "Nothing of it."}.items():
@@ -214,94 +191,27 @@ def test_texts_that_stay_in_memory(tmp_path: Path) -> None:
     assert documents.document("a.txt").text == "changed while it was read"
 
 
-@pytest.fixture
-def abc(tmp_path: Path) -> Path:
-    for name in "abcd":
-        (tmp_path / f"{name}.txt").write_text(name, "utf-8")
-    return tmp_path
-
-
-def test_a_text_in_several_files_is_one_book(abc: Path) -> None:
-    asker = FakeAsker()
-    (abc / "copy.txt").write_text("a", "utf-8")
-    (abc / "fixed.txt").write_text("alpha", "utf-8")
-    fixed = fake_book("the fixed book", read_document(str(abc / "fixed.txt")))
-    documents = AllowedDocuments(asker, [fixed], [abc])
-
-    def books(*names: str) -> list[Any]:
-        return [one.book for one in documents.open(documents.find(names))]
-
-    assert books("a.txt", "copy.txt", "b.txt", "a.txt") == ["a", "b"]
-    assert books("copy.txt") == ["a"]
-    assert books("fixed.txt") == ["the fixed book"]
-    assert [Path(source).name for source in asker.ingested] == ["a.txt", "b.txt"]
-    (abc / "copy.txt").write_text("another", "utf-8")
-    assert books("copy.txt", "a.txt") == ["another", "a"]
-
-
-TEXTS = {"a" * 20: "The harp stands in hall 1.", "b" * 20: "The anvil.", "c" * 20: "The anvil."}
-KNOWN = {"source": "/home/me/x.pdf", "bytes": 9, "missing": ()}
-ENTRIES = [
-    Entry(
-        key, text_sha256=text_digest(text), marks=((0, 7, "Halls"),), created=float(at),
-        provenance={**KNOWN, "name": f"{key[0]}.pdf"},
-    )
-    for at, (key, text) in enumerate(TEXTS.items())
-]  # fmt: skip
-A, B = f"library:{'a' * 12}", f"library:{'b' * 12}"
-
-
-class FewTexts(Library):
-    """A library of three entries, two of one text, and a damaged one."""
-
-    exists = True
-
-    @contextmanager
-    def search_catalogue(self, copy: bool = False) -> Iterator[Catalogue]:
-        with self.catalogue(keep=False) as catalogue:
-            entries = [Entry("d" * 20, error=LibraryError("cut")), *reversed(ENTRIES)]
-            catalogue.entries = lambda: DividedEntries(entries, [])  # type: ignore[method-assign]
-            yield catalogue
-
-    def text(self, entry: Entry) -> str:
-        if not TEXTS[entry.key]:
-            raise LibraryError("the text is damaged")
-        return TEXTS[entry.key]
-
-
-def test_documents_of_the_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asker = FakeAsker()
-    documents = AllowedDocuments(asker, [fake_book("alpha")], [], FewTexts(tmp_path), stored=True)
-    listed = list_documents(documents)["data"]
-    assert [(one["id"], one["name"], one["kind"]) for one in listed[1:]] == [
-        (A, "a.pdf", "stored"), (B, "b.pdf", "stored"),
-    ]  # fmt: skip
-    opened = documents.open(documents.find([B, "esa:1", A, B, "b.pdf"]))
-    assert [(one.id, one.book) for one in opened] == [
-        (B, "The anvil."), ("esa:1", "alpha"), (A, "The harp stands in hall 1."),
-    ]  # fmt: skip
-    documents.open(documents.find([A]))
+def test_documents_of_the_library(tmp_path: Path) -> None:
+    library, asker = Library(tmp_path), FakeAsker()
+    first, second = ingest(library, [*range(40)]), ingest(library, [*range(50, 70)])
+    one, other = f"library:{first.id}", f"library:{second.id}"
+    documents = AllowedDocuments(asker, [fake_book("alpha")], [], library, stored=True)
+    assert set(ids_of(documents)) == {"esa:1", one, other}
+    opened = documents.open(documents.find([other, "esa:1", one, other]))
+    assert [book.id for book in opened] == [other, "esa:1", one]
+    documents.open(documents.find([one]))
     assert len(asker.ingested) == 2, "each is opened once"
-    assert documents.document(A).place(5).page == 7
     for name, status in {"library:dddddddddddd": 404, "library:../x": 404, "x.pdf": 403}.items():
         with pytest.raises(ApiError) as caught:
             documents.document(name)
         assert caught.value.status == status
-    monkeypatch.setitem(TEXTS, "a" * 20, "")
-    left_out: list[str] = []
-    fresh = AllowedDocuments(asker, [], [], FewTexts(tmp_path), stored=True)
-    assert [one.id for one in fresh.open(fresh.find(None), left_out=left_out)] == [B]
-    assert left_out == [f"left out: {A} is damaged in the library"]
-    with pytest.raises(LibraryError):
-        fresh.open(fresh.find([A]))
     with pytest.raises(ApiError) as caught:
-        AllowedDocuments(FakeAsker(), [], [], FewTexts(tmp_path)).find([A])
+        AllowedDocuments(FakeAsker(), [], [], library).find([one])
     assert caught.value.status == 403
-
-    def refuse(self: Any) -> Any:
-        raise LibraryError(f"{tmp_path} may not be read")
-
-    monkeypatch.setattr(FewTexts, "search_catalogue", refuse)
-    assert list_documents(documents)["left_out"] == ["the library cannot be used"]
+    (library.root / "documents" / f"{first.key}.text").write_bytes(b"")
+    left_out: list[str] = []
+    fresh = AllowedDocuments(asker, [], [], library, stored=True)
+    assert [book.id for book in fresh.open(fresh.find(None), left_out=left_out)] == [other]
+    assert left_out == [f"left out: {one} is damaged in the library"]
     with pytest.raises(LibraryError):
-        documents.document(A)
+        fresh.open(fresh.find([one]))

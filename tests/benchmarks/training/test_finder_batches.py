@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
-from finder_batches import FinderBatches, neighbours
 from finder_texts import CONTEXT, CROP_TOKENS, FinderText
 from question_pairs import TrainingText, read_training_texts
 from reader_pairs import write_text
@@ -71,26 +69,3 @@ def test_crops_have_their_answers(text: FinderText) -> None:
     assert contexts == set(range(CONTEXT + 1))
     assert counts == {1, 2}
     assert len(absent) > 10
-
-
-@pytest.mark.parametrize("count", [1, 2, 7, 150])
-def test_neighbours(count: int) -> None:
-    found = neighbours(count, StableRandom("order"))
-    assert sorted(found) == list(range(count))
-    followed = sum(b == a + 1 for a, b in pairwise(found))
-    assert followed >= count // 4
-    if count == 150:
-        assert found != list(range(count))
-        assert 50 <= followed <= 90
-
-
-def test_batches_go_on_where_they_stopped(text: FinderText) -> None:
-    batches = FinderBatches([text, text], batch=4, seed=3)
-    every = list(islice(batches.after(0, 0), 10))
-    assert [(epoch, following) for epoch, following, _ in every[:5]] == [
-        (0, 1), (0, 2), (0, 3), (0, 4), (1, 1),
-    ]  # fmt: skip
-    epoch, following, _ = every[5]
-    assert list(islice(batches.after(epoch, following), 4)) == every[6:]
-    other = next(FinderBatches([text, text], batch=4, seed=4).after(0, 0))
-    assert other != every[0]

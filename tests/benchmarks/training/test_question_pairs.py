@@ -6,27 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from question_pairs import TrainingText, read_training_texts
-from reader_pairs import write_text
 
 SHIPPED = Path(__file__).parents[3] / "benchmarks" / "training"
-
-
-def texts(root: Path) -> list[TrainingText]:
-    write_text(root, "one")
-    return read_training_texts(*write_text(root, "two", hour=3))
-
-
-def test_texts_with_their_pairs(tmp_path: Path) -> None:
-    one, two = texts(tmp_path)
-    assert (one.name, two.name) == ("one", "two")
-    assert one.digest != two.digest
-    assert len(one.pairs) == 54
-    first, absent = one.pairs[0], one.pairs[8]
-    assert first.answer is not None
-    assert one.text[slice(*first.answer)] == "at 0"
-    assert absent.answer is None
-    assert one.text[slice(*absent.passage)].startswith("The cat of Arl")
 
 
 @pytest.mark.parametrize("file", sorted((SHIPPED / "pairs").glob("*.jsonl")), ids=lambda f: f.stem)

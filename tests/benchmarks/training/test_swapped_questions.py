@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 from swapped_questions import KINDS, swapped_question
 
@@ -20,13 +18,6 @@ def test_a_name_becomes_another_that_the_passage_does_not_mention() -> None:
     passage = "In the town of Bex old Tom Hale sold a mare."
     found = {swap("What did old Tom Hale sell?", passage, seed) for seed in range(20)}
     assert found == {"What did old Anna Moll sell?"}
-
-
-def test_a_number_becomes_another_of_its_length() -> None:
-    found = {swap("What fell in 1851?", "The tower fell in 1851.", seed) for seed in range(20)}
-    assert len(found) > 3
-    assert all(one is None or re.fullmatch(r"What fell in 18[1-9]{2}\?", one) for one in found)
-    assert "What fell in 1851?" not in found
 
 
 @pytest.mark.parametrize("word", ["brown", "Brown"])

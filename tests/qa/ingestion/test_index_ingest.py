@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import filelock
@@ -15,7 +14,7 @@ from finder_encoder import new_finder, save_finder
 from forked import child, ended, killed, taken
 
 from esa_cli.documents.document import Document
-from esa_cli.errors import DiskError, LibraryError
+from esa_cli.errors import LibraryError
 from esa_cli.qa.api import Esa
 from esa_cli.qa.finding.books import Book
 from esa_cli.qa.finding.finder import TokenEncoder
@@ -27,8 +26,6 @@ from esa_cli.storage.library import Library
 from esa_cli.storage.library.disk import pack_file
 
 TEXT = "The gate opens at nine, and the keeper has the only key. " * 30
-MORE = "A grey boat lies at the pier, and nobody knows whose it is. " * 20
-QUESTION = "When does the gate open?"
 DIM = 6
 SEGMENT, PIECE = 256, 64
 """Tokens of a segment in the library and of a piece, so that short documents have several."""
@@ -71,9 +68,6 @@ class Seen(IngestEvents):
 
     def found(self, book: Book) -> None:
         self.told.append("found")
-
-    def unread(self, document: Document, tokens: int) -> None:
-        self.told.append("unread")
 
     def started(self, document: Document, tokens: int, stored_bytes: int | None) -> None:
         self.told.append(("started", tokens, stored_bytes))
@@ -206,28 +200,6 @@ def test_a_flipped_byte_is_named(loaded: Any, library: Library, finder: Path) ->
         with pytest.raises(LibraryError, match=path.name):
             one.stored(entry)
         assert [path.name in error.message for error in library.verify(entry)] == [True]
-
-
-def test_memory_and_room_are_asked_for(
-    loaded: Any, library: Library, finder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[int] = []
-
-    def none(root: Path, nbytes: int) -> None:
-        raise DiskError(f"no room for {nbytes}", "")
-
-    with esa(loaded, library, finder, planner=SimpleNamespace(check=asked.append)) as one:
-        books = [one.ingest(note()), one.ingest(note(MORE, "boat.txt"))]
-        again = one.ingest(note())
-        assert asked == [books[0].tokens, books[0].tokens + books[1].tokens]
-        assert one.ask(QUESTION, books).evidence
-        del books, again
-        one.ingest(note(MORE + TEXT))
-        assert len(asked) == 3
-        monkeypatch.setattr("esa_cli.storage.library.disk.check_room", none)
-        ids = loaded.tokenizer("x" + TEXT, add_special_tokens=False)["input_ids"]
-        with pytest.raises(DiskError, match=str(library.size_of(len(ids), index_layout(DIM)))):
-            one.ingest(note("x" + TEXT))
 
 
 def test_the_words_are_stored_beside_the_index(

@@ -7,13 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from esa_cli import Document, Esa
 from esa_cli.errors import LibraryError
 from esa_cli.qa.presets import preset
 from esa_cli.storage.library import Entry, Library
-from esa_cli.version import __version__
 
 TEXT = "The gate opens at nine, and the keeper has the only key. " * 25
 
@@ -59,11 +57,7 @@ def test_who_wants_every_bit_gets_no_rows_of_eight_bits(loaded: Any, library: Li
 def test_a_library_knows_what_read_a_document(loaded: Any, library: Library) -> None:
     with esa(loaded, library, rows="native") as one:
         entry = entry_of(one, note())
-        assert entry.provenance == {
-            "name": "note.txt", "source": "/notes/note.txt", "path": "", "bytes": len(TEXT),
-            "missing": ["a picture"], "model": "random:llama", "preset": "tiny-random",
-            "esa": __version__, "rows": "native",
-        }  # fmt: skip
+        assert (entry.provenance["model"], entry.provenance["rows"]) == ("random:llama", "native")
         assert one.stored(entry).document == note()
     named = preset.load("tiny-random", ["window.chunk=128", "description=x"])
     other = named.model_copy(update={"name": "mine"})
@@ -128,6 +122,3 @@ def test_a_document_that_another_process_read_and_a_third_removed_is_read(
     assert book.read_s > 0
     assert book.entry is not None
     assert library.verify(book.entry) == []
-
-
-CPU, META = torch.device("cpu"), torch.device("meta")

@@ -33,16 +33,6 @@ TINY: dict[str, Any] = {
     "num_hidden_layers": 2,
     "vocab_size": 61,
 }
-LLAMA_3: dict[str, Any] = {
-    "model_type": "llama",
-    "hidden_size": 4096,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "intermediate_size": 14336,
-    "num_hidden_layers": 32,
-    "vocab_size": 128256,
-}
-"""Of Llama 3 8B's config.json."""
 
 
 def folder_of(config: dict[str, Any], folder: Path) -> Path:
@@ -87,7 +77,8 @@ def test_weights_are_counted_alike_before_and_after_they_are_fetched(
 
 def test_the_papers_ratios() -> None:
     """By hand: d' = 128 of d_H = 32 heads of 128 and d_G = 8 of them, in each of 32 layers."""
-    folder = folder_of(LLAMA_3, Path("llama"))
+    llama = {"hidden_size": 4096, "num_attention_heads": 32, "head_dim": 128}
+    folder = folder_of({**TINY, **llama, "num_key_value_heads": 8}, Path("llama"))
     planner = plan.Planner(resolve("paper"), folder, dtype=torch.bfloat16, device="cpu")
     assert planner.ratios == (257 / (4 * 4096 + 3 * 32), 128 / (2 * 1024))
     assert [round(100 * one, 2) for one in planner.ratios] == [1.56, 6.25]
@@ -254,11 +245,8 @@ def test_errors_name_the_places_where_it_would_fit(monkeypatch: pytest.MonkeyPat
     planned("auto", memory).check()
     planned("host", memory).check()
     monkeypatch.setattr(machine, "available_memory", lambda device="cpu": 1 << 20)
-    for cache in ("auto", "host"):
-        with pytest.raises(ResourceError, match=r"the host has 1\.0 MiB") as caught:
-            planned(cache, memory).check()
-        assert "use --cache disk, which fits" in caught.value.hint
-        assert "--cache host" not in caught.value.hint
+    with pytest.raises(ResourceError, match=r"the host has 1\.0 MiB"):
+        planned("auto", memory).check()
 
 
 @pytest.mark.parametrize("cache", ["auto", "device", "host"])

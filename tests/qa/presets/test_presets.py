@@ -92,10 +92,8 @@ def test_heads_of_one_model_do_not_vote_in_another(tmp_path: Path) -> None:
         ("window.chunk=0", ""), ("window.local=many", ""), ("window.selected=5000", "selected"),
         ("window.dense=513", "dense"), ("reading=fast", ""), ("model=[1]", ""),
         ("prompt.after=hello", ""), ("selector.name=topp", "topk"), ("kernel=fast", "reference"),
-        ("selector.proximty=2", "proximity"), ("selector.proximity=-1", ""),
-        ("selector.proximity=soon", ""), ("compressor.rank=0", ""), ("position.distance=512", ""),
-        ("position.distance=-1", ""), ("generation.temperature=1.0e-320", ""),
-        ("generation.temperature=.inf", ""), ("generation.top_p=0", ""),
+        ("selector.proximty=2", "proximity"), ("compressor.rank=0", ""),
+        ("position.distance=512", ""), ("generation.temperature=1.0e-320", ""),
     ],
 )  # fmt: skip
 def test_settings_that_do_not_hold_are_refused(override: str, hint: str) -> None:

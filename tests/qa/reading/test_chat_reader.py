@@ -95,7 +95,7 @@ def test_a_preset_means_its_model(tmp_path: Path) -> None:
         ("./gone.yaml", None, PresetError, "no preset file"),
         ("tiny-random", "large", UsageError, "need a server"),
         ("http://", None, UsageError, "must be a web address"),
-        ("ftp://host/v1", None, EsaError, "web address"),
+        ("ftp://host/v1", None, EsaError, "no reference"),
     ],
 )
 def test_names_of_nothing(named: str, model: Any, kind: type[EsaError], words: str) -> None:
