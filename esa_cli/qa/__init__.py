@@ -1,1 +1,1 @@
-"""Questions about documents: preset to method, prompt, prefill, answer, evidence; `api.Esa`."""
+"""Answers questions about documents; `api.Esa` is the interface to this package."""

@@ -1,11 +1,11 @@
-"""The Python interface: read documents once, ask as often as you like, see what answers rest on.
+"""The Python interface: ingest each document once, ask any number of questions, see the evidence.
+
+Importing this module imports neither torch nor a method; `Esa` imports them when it is used.
 
     with Esa.load() as esa:
         book = esa.ingest("book.pdf")
         reply = esa.ask("Who is Ahab?", [book])
         print(reply.text, reply.evidence[0].page)
-
-Importing this module imports neither torch nor a method; the class does when it is used.
 """
 
 from __future__ import annotations
@@ -42,23 +42,22 @@ if TYPE_CHECKING:  # they import torch
     from esa_cli.system.progress import Progress
 
 COUNT = 8
-"""Passages that `find_passages` returns by default."""
+"""The number of passages that `find_passages` returns by default."""
 
 
 class Esa:
-    """A preset's finder, reader and model over documents and a library. Not thread-safe.
+    """Answers questions about documents with a preset's finder and model. It is not thread-safe.
 
     Args:
-        loaded: of `models.load`. preset: the method, the prompt, the model's window.
-        library: where documents are looked for; None: nowhere. keep: whether others are stored.
-        rows: how a KV cache is stored: `int8`, or `native` bit for bit.
-        events: the observer of ingests. planner: checks that documents fit its memory.
-        reader: another model that words the answers. session: of the model, if there is one
-            already; its method is used.
+        loaded: the model from `models.load`. preset: the method, the prompt, the model's window.
+        library: where ingested documents are looked up, or None. keep: whether it stores new ones.
+        rows: the format of stored KV caches: `int8`, or `native` for exact copies.
+        events: observes each ingest. planner: checks that documents fit into memory.
+        reader: another model that writes the answers. session: an open session of the model.
 
-    Raises ModelError: the model is not supported, or adapter or finder cannot be read. PresetError:
-    the method is wrong, or adapter or finder is missing. UsageError: there is a reader, and the
-    preset answers from the KV cache."""
+    Raises ModelError: the model is not supported, or adapter or finder cannot be loaded.
+    PresetError: the method is invalid, or adapter or finder is missing. UsageError: a reader is
+    set, but the preset answers from the KV cache."""
 
     def __init__(
         self,
@@ -76,15 +75,15 @@ class Esa:
         from esa_cli.qa.answering.prompt import PromptTokens
         from esa_cli.qa.finding.finder import load_finder
         from esa_cli.qa.finding.passage_finder import PassageSearch
-        from esa_cli.qa.finding.words import small_words
+        from esa_cli.qa.finding.words import make_lowercase_test
         from esa_cli.qa.ingestion.ingest import IndexIngest
         from esa_cli.qa.ingestion.row_ingest import RowIngest
         from esa_cli.qa.presets.resolved_preset import resolve
-        from esa_cli.qa.reading.reader_choice import check_passages_for
+        from esa_cli.qa.reading.reader_choice import check_reader_gets_passages
         from esa_cli.qa.reading.span import SpanReader
 
         resolved = resolve(preset)
-        check_passages_for(reader, resolved.preset)
+        check_reader_gets_passages(reader, resolved.preset)
         self.preset, self._resolved = resolved.preset, resolved
         self.loaded, self.tokenizer, self.reader = loaded, loaded.tokenizer, reader
         self.prompt = PromptTokens(self.tokenizer, self.preset.prompt)
@@ -94,7 +93,7 @@ class Esa:
         self.spans = None
         if not answer.needs_rows:
             self.spans = SpanReader(loaded, self.preset, self.prompt, self.window)
-        self._is_small = small_words(self.tokenizer)
+        self._is_usually_lowercase = make_lowercase_test(self.tokenizer)
         host = self, library, keep, events, planner
         self.documents: Ingest = (
             RowIngest(rows, *host) if encoder is None else IndexIngest(encoder, *host)
@@ -114,18 +113,18 @@ class Esa:
         reader: str | None = None, reader_model: str | None = None,
         progress: Progress | None = None,
     ) -> Esa:  # fmt: skip
-        """Opens a preset, fetching its model if need be.
+        """Opens a preset, and downloads its model if it is not on this machine.
 
         Args:
-            name: a preset's name or path. overrides: `key.path=value` texts.
-            method: a whole method over the preset, by its name in `esa methods`.
-            model: words the answers from the passages that the preset finds, or runs its method.
-            length: tokens of the documents, for methods made for one. cache: as --cache.
-            library: `Library()` is the user's own; None holds documents in memory.
-            reader: another model that words the answers, as --reader; `reader_model`: on a server.
+            name: the name or path of a preset. overrides: settings such as `window.selected=1024`.
+            method: the name in `esa methods` of a method that replaces the preset's.
+            model: writes the answers from the passages that the preset finds, or runs its method.
+            length: tokens of the documents, for methods that depend on it. cache: as --cache.
+            library: `Library()` is the user's own; with None, documents stay in memory.
+            reader: another model that writes the answers. reader_model: its name on a server.
 
-        Raises UsageError: no such device, dtype or method, or it needs a length. PresetError,
-        ModelError, ResourceError. ReaderError: the server cannot be used."""
+        Raises UsageError: the device, dtype or method is unknown, or a length is missing.
+        PresetError, ModelError, ResourceError. ReaderError: the server cannot be used."""
         from esa_cli.qa.ingestion.ingest import ProgressEvents
         from esa_cli.qa.opening import ModelPlace, answerable, prepare
         from esa_cli.qa.presets.preset import load
@@ -146,14 +145,14 @@ class Esa:
     @classmethod
     def of(
         cls, ready: Preflight, *, reader: ReaderChoice | None = None,
-        notices: Notices | None = None, **more: Any,
+        notices: Notices | None = None, **esa_arguments: Any,
     ) -> Esa:  # fmt: skip
-        """Opens a preset that was prepared; without `reader`, with the preset's own. `more`:
-        arguments of the class. Raises: as `load`."""
+        """Loads the models of a checked preset; without `reader`, the preset names the reader. The
+        dictionary `esa_arguments` are further arguments of `Esa`. Raises the errors of `load`."""
         from esa_cli.qa.opening import SILENT
 
         loaded, other = ready.load(reader, notices or SILENT)
-        return cls(loaded, ready.resolved, planner=ready.planner, reader=other, **more)
+        return cls(loaded, ready.resolved, planner=ready.planner, reader=other, **esa_arguments)
 
     def __enter__(self) -> Esa:
         return self
@@ -162,7 +161,7 @@ class Esa:
         self.close()
 
     def close(self) -> None:
-        """Restores the model, and ends the connections of the reader."""
+        """Restores the original model, and closes the reader's connections."""
         if self._session is not None:
             self._session.close()
         if self.reader is not None:
@@ -170,12 +169,12 @@ class Esa:
 
     @property
     def method(self) -> Method:
-        """The preset's method, built when it is first used. Raises PresetError: it is wrong."""
+        """The preset's method, built when it is first used. Raises PresetError: it is invalid."""
         return self._resolved.method
 
     @property
     def session(self) -> Session:
-        """Runs the method; opened, with the model of transformers, when it is first needed. Raises
+        """The session that runs the method in the transformers model, opened on first use. Raises
         ModelError, ResourceError, PresetError."""
         if self._session is None:
             from esa_cli.qa.answering.session import Session
@@ -186,7 +185,7 @@ class Esa:
 
     @property
     def attaches(self) -> bool:
-        """Whether a session can be opened; else the model only reads passages."""
+        """Whether the model can run the method in a session, or can only read passages."""
         from esa_cli.models.loading.load import hindrance
 
         only_reads = self.preset.answer.by_words and isinstance(self.loaded, models.LoadedModel)
@@ -194,40 +193,40 @@ class Esa:
 
     @cached_property
     def facts(self) -> dict[str, Any]:
-        """`model_facts`, computed when a library is first searched, as they take a moment."""
+        """The properties of the model that `model_facts` returns, computed on first use."""
         from esa_cli.qa.presets.cache_key import model_facts
 
         return model_facts(self.loaded.text_model, self.tokenizer)
 
     @property
     def window(self) -> int:
-        """Tokens that the model is given at once: the preset's `context`, or the model's positions
-        where these are fewer."""
+        """The largest number of tokens in one input of the model: the preset's `context`, or the
+        number of positions of the model if that is smaller."""
         longest = getattr(self.loaded.text_model.config, "max_position_embeddings", None)
         return min(self.preset.context, longest or self.preset.context)
 
     def suspended(self) -> AbstractContextManager[None]:
-        """The bare model until the block ends; see `Attachment.suspended`."""
+        """A context in which the model runs without the method; see `Attachment.suspended`."""
         return nullcontext() if self._session is None else self._session.attachment.suspended()
 
     @property
     def cached_tokens(self) -> int:
-        """Tokens of the documents in the session's KV cache; 0: answers come from text."""
+        """The number of document tokens in the session's KV cache; 0 if answers come from text."""
         return 0 if self._session is None else self._session.document_tokens
 
     @property
     def name(self) -> str:
-        """The model's name for people."""
+        """The model's name, for display."""
         return models.parse_reference(self.preset.model).name
 
     @property
     def answers_unread(self) -> bool:
-        """Whether a document can be asked by its words alone, before it is ingested."""
+        """Whether questions can be asked about a document before it is ingested."""
         return not self.preset.answer.needs_rows
 
     def question_tokens(self, question: str, history: Sequence[Turn] = ()) -> int:
-        """Tokens of a question with its earlier turns. Raises UsageError: the question is empty, or
-        too long for any document."""
+        """Counts the tokens of a question and its earlier turns. Raises UsageError: the question is
+        empty, or too long for any document."""
         if self.spans is None:
             return self.session.question_tokens(question, history)
         tokens, texts = self.spans.check(question, 1), [text for turn in history for text in turn]
@@ -237,33 +236,35 @@ class Esa:
         return tokens
 
     def interruptible(self, on_step: Callable[[], None]) -> AbstractContextManager[None]:
-        """A context in which `on_step` is called before each layer of the model; its exceptions end
-        an ingest or answer and pass through, and the model stays usable."""
+        """A context in which `on_step` is called before each layer of the model. Exceptions raised
+        in `on_step` end the ingest or answer and are passed on; the model stays usable."""
         from esa_cli.models.text_passes.text_forward import before_each_layer
 
         return before_each_layer(self.loaded.text_model, on_step)
 
     def find(self, document: Document) -> Book | None:
-        """The document's book, if the library has it. Raises LibraryError: it is damaged."""
+        """Opens the book of a document that the library has stored, or returns None. Raises
+        LibraryError: the stored book is damaged."""
         return self.documents.find(document)
 
     def stored(self, entry: Entry) -> Book:
-        """The book of a stored document, also without its file. Raises UsageError: it was stored by
-        another model or method. LibraryError: it is damaged."""
+        """Opens the book of a library entry, even if the document's file is gone. Raises
+        UsageError: another model or method stored it. LibraryError: it is damaged."""
         return self.documents.stored(entry)
 
     def open(self, source: Source) -> Book:
-        """A book that can be asked at once: of the library, or with its text alone. If answers need
-        its KV cache, the document is ingested. Raises: as `ingest`."""
+        """Opens a book for questions, from the library or with the text of the document alone. If
+        the preset answers from the KV cache, the document is ingested. Raises the errors of
+        `ingest`."""
         self._cached = []
         return self.documents.open(source)
 
     def ingest(self, source: Source, progress: Progress | None = None) -> Book:
-        """A book with a token index or KV cache: of the library, or computed and, with `keep`,
-        stored there.
+        """Returns a book with a token index or KV cache, from the library or newly computed. With
+        `keep`, a new book is stored in the library.
 
         Args:
-            source: a path, - for standard input, a document, or one that is tokenised already.
+            source: a path, - for standard input, a `Document`, or a `TokenisedDocument`.
             progress: called while it is ingested, and with 0 while another process does so. Its
                 exceptions pass through; the library keeps what was stored until then.
 
@@ -285,7 +286,7 @@ class Esa:
         evidence: int = 3,
         on_text: Callable[[str], None] | None = None,
     ) -> Reply:
-        """Answers one question about all of some books.
+        """Answers one question about one or more books.
 
         Args:
             history: earlier turns, oldest first. evidence: passages in the reply.
@@ -300,10 +301,11 @@ class Esa:
         from esa_cli.models.files.families import keeps_state
         from esa_cli.qa.evidence import weighed_passages
         from esa_cli.qa.planning.row_storage import check_asked_together
-        from esa_cli.qa.presets.preset import chosen_generation
+        from esa_cli.qa.presets.preset import choose_generation
         from esa_cli.qa.reading.reader import Sampling
 
-        started, first, books = time.perf_counter(), list[float](), _distinct(books, "ask about")
+        started, first = time.perf_counter(), list[float]()
+        books = _distinct_books(books, "ask about")
         placed = self.placed(books)
         if len(books) > 1:
             config = self.loaded.text_model.config
@@ -311,7 +313,7 @@ class Esa:
         if self.spans is None:  # the paper: selected rows of every layer
             from esa_cli.qa.attention_evidence import reply_from_rows
 
-            self._open_rows(books)
+            self._open_kv_caches(books)
             reply, weights = reply_from_rows(
                 self.session, question, placed, evidence,
                 max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed,
@@ -320,20 +322,20 @@ class Esa:
             self._last = books, weights
             return reply
 
-        def text(piece: str) -> None:
+        def pass_on_piece(piece: str) -> None:
             first.append(time.perf_counter())
             if on_text is not None:
                 on_text(piece)
 
         settings = self.preset.generation
-        sampling = Sampling(*chosen_generation(settings, max_new_tokens, temperature, top_p), seed)
+        sampling = Sampling(*choose_generation(settings, max_new_tokens, temperature, top_p), seed)
         asked = self.spans.check(question, sampling.max_new_tokens or 0)
         passages = self._read_passages(question, placed, history)
         reader: Reader = self.spans
         if self.reader is not None and passages:
             reader, sampling = self.reader, replace(sampling, max_new_tokens=max_new_tokens)
         with self.suspended():
-            reply = reader.answer(question, passages, history, sampling, text)
+            reply = reader.answer(question, passages, history, sampling, pass_on_piece)
         passages, weights = weighed_passages(passages, placed)
         self._last = books, weights
         return replace(
@@ -343,8 +345,9 @@ class Esa:
             read=all(book.index is not None for book in books),
         )  # fmt: skip
 
-    def _open_rows(self, books: Sequence[Book]) -> None:
-        """Opens the KV caches of books in the session. Raises UsageError: one has none."""
+    def _open_kv_caches(self, books: Sequence[Book]) -> None:
+        """Opens the KV caches of books in the session. Raises UsageError: a book has no KV
+        cache."""
         if list(map(id, self._cached)) == list(map(id, books)):
             return
         self._cached = []
@@ -357,26 +360,27 @@ class Esa:
     def _read_passages(
         self, question: str, books: Sequence[Book], history: Sequence[Turn]
     ) -> list[Passage]:
-        """The passages found for a question and read again, the one with the best span first."""
-        from esa_cli.qa.answering.question_form import completed, referred_to
+        """Finds and reads passages for a question; the passage with the best span comes first."""
+        from esa_cli.qa.answering.question_form import complete_question, referenced_turn
         from esa_cli.qa.reading.span import SPANS
 
         assert self.spans is not None
-        whole, earlier = completed(question, history), referred_to(question, history)
+        whole, earlier = complete_question(question, history), referenced_turn(question, history)
         with self.suspended():
             found = self.search.find(whole, books, self.preset.answer.passages, earlier)
-            unmentioned = self.search.finder(books).unmentioned(whole, self._is_small)
-            return self.spans.rank(whole, found, 0 if self.reader else SPANS, unmentioned)
+            finder = self.search.finder(books)
+            unmentioned = finder.unmentioned_name_share(whole, self._is_usually_lowercase)
+            return self.spans.rank_passages(whole, found, 0 if self.reader else SPANS, unmentioned)
 
     def find_passages(
         self, question: str, books: Sequence[Book], count: int | None = COUNT,
         minimum: float | None = None,
     ) -> list[Passage]:  # fmt: skip
-        """The best passages for a question; see `PassageSearch.passages`. Raises UsageError: there
-        is no book, or the question is empty or too long."""
+        """Finds the best passages for a question; see `PassageSearch.passages`. Raises UsageError:
+        there is no book, or the question is empty or too long."""
         self.question_tokens(question)  # raises
         with self.suspended():
-            placed = self.placed(_distinct(books, "search"))
+            placed = self.placed(_distinct_books(books, "search"))
             return self.search.passages(question, placed, count, minimum)
 
     def collect(
@@ -390,12 +394,13 @@ class Esa:
         progress: Progress | None = None,
         after: EarlierRun | None = None,
     ) -> Collection:
-        """An iterator of all places in books that answer a question.
+        """Returns an iterator over all places in books that answer a question.
 
         Args:
             minimum: the minimum score in finding of a passage that is read again; see
-                `chosen_passages`. every: all passages are read again.
-            least: the minimum confidence of a place; None: `collecting.LEAST`. Not with `reader`.
+                `choose_passages`. every: all passages are read again.
+            least: the minimum confidence of a place, by default `collecting.LEAST`; unused with
+                `reader`.
             progress: called with (passages read, passages chosen); its exceptions pass through.
             after: an earlier run, which is continued.
 
@@ -409,16 +414,16 @@ class Esa:
                 "answer.from must be text to collect places", "use the setting answer.from=text"
             )
         self.spans.check(question, 1)
-        placed, reader = self.placed(_distinct(books, "collect from")), self.reader
+        placed, reader = self.placed(_distinct_books(books, "collect from")), self.reader
         with self.suspended():
-            chosen = collecting.chosen_passages(self.search, question, placed, minimum, every)
+            chosen = collecting.choose_passages(self.search, question, placed, minimum, every)
         if reader is None:
             several, batch = chosen.total <= collecting.WHOLE, collecting.BATCH
-            decide = collecting.by_log_odds(self.spans.passages, question, least, several)
+            decide = collecting.decide_by_log_odds(self.spans.passages, question, least, several)
         else:
             settings, batch = self.preset.generation, 1
             sampling = Sampling(None, settings.temperature, settings.top_p)
-            decide = collecting.by_words(
+            decide = collecting.decide_by_reply(
                 lambda passage: reader.answer(question, [passage], (), sampling)
             )
         return collecting.Collection(
@@ -427,37 +432,37 @@ class Esa:
         )  # fmt: skip
 
     def report(self, reply: Reply, question: str, books: Sequence[Book]) -> str:
-        """An HTML page of the last answer: its passages, and the documents with these marked."""
+        """Returns an HTML page of the last answer: its evidence, and the marked documents."""
         from esa_cli.qa.evidence import evidence_page
 
-        return evidence_page(reply, question, *self._weighed(books))
+        return evidence_page(reply, question, *self._weighed_books(books))
 
     def heat_maps(self, books: Sequence[Book]) -> list[HeatMap]:
-        """The heat map of each document of the last answer, each text once. Raises UsageError: the
-        answer was not about these books."""
+        """Returns a heat map of each document of the last answer, with duplicate texts dropped.
+        Raises UsageError: the answer was not about these books."""
         from esa_cli.qa.evidence import heat_maps
 
-        return heat_maps(*self._weighed(books))
+        return heat_maps(*self._weighed_books(books))
 
-    def _weighed(self, books: Sequence[Book]) -> tuple[list[Book], Tensor]:
-        """The placed books of the last answer, and the weights (N,) of their tokens. Raises
-        UsageError: the answer was not about these books."""
-        books = _distinct(books, "report on")
+    def _weighed_books(self, books: Sequence[Book]) -> tuple[list[Book], Tensor]:
+        """Returns the books of the last answer, and the evidence weights (N,) of their tokens.
+        Raises UsageError: the answer was not about these books."""
+        books = _distinct_books(books, "report on")
         if self._last is None or list(map(id, books)) != list(map(id, self._last[0])):
-            raise UsageError("a report must be of the last answer", "ask about these books first")
+            raise UsageError("a report must show the last answer", "ask about these books first")
         return self.placed(books), self._last[1]
 
     def placed(self, books: Sequence[Book]) -> list[Book]:
-        """These books, each with its place in the cache of a question about them."""
+        """Returns copies of books that know the positions of their tokens in a shared cache."""
         from esa_cli.qa.finding.books import place_books
 
         return place_books(books)
 
 
-def _distinct(books: Sequence[Book], purpose: str) -> list[Book]:
-    """The books, each text once. Raises UsageError: there is none."""
+def _distinct_books(books: Sequence[Book], purpose: str) -> list[Book]:
+    """Drops each book whose text is a duplicate. Raises UsageError: there is no book."""
     from esa_cli.qa.finding.books import distinct
 
     if not books:
-        raise UsageError(f"there is no document to {purpose}", "ingest one first")
+        raise UsageError(f"there is no document to {purpose}", "ingest a document first")
     return distinct(books)

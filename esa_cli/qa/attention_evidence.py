@@ -1,9 +1,9 @@
-"""Evidence of an answer from selected rows: its attention to tokens and sentences.
+"""Evidence of an answer from the KV cache: the attention paid to tokens and sentences.
 
-The weight of a token in a layer is the maximum over heads and over the tokens of the question, or
-of the answer, of probability times the norm of its value (Kobayashi et al., "Attention is Not Only
-a Weight", 2020), norms as multiples of their mean. Probabilities are computed again from the trace
-of each chunk, exp(scale * q . k - lse). benchmarks/NOTES.md has the measurements.
+The weight of a token in a layer is its attention probability times the norm of its value vector
+(Kobayashi et al., "Attention is Not Only a Weight", 2020), maximised over heads and over the tokens
+of the question or the answer. Norms of value vectors are divided by their mean. Probabilities are
+recomputed from the trace of each chunk. benchmarks/NOTES.md has the measurements.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ if TYPE_CHECKING:
     from esa_cli.qa.answering.session import Session
 
 BLOCK_ELEMENTS = 4 << 20
-"""Most logarithms in memory together (16 MB)."""
+"""The maximum number of log-probabilities in memory at once (16 MB)."""
 NEAR = -1
-"""Index of the local tokens, where far tokens have the index of their selection."""
+"""The key of the local tokens in a cache whose other keys are numbers of selections."""
 FOUND = 1.3
-"""Least `strength` of documents with an answer; chosen so that few existing answers are doubted."""
+"""The minimum `strength` of documents with an answer; few existing answers have less."""
 JOIN = 0.5
-"""An adjacent sentence joins a passage with at least this share of its heaviest one's weight."""
+"""A sentence with this share of the weight of a passage's heaviest sentence joins the passage."""
 
 
-class Share(NamedTuple):
-    """Attention of some query heads to some of the documents' tokens in one chunk of one layer.
+class AttentionShare(NamedTuple):
+    """The attention of some query heads to some document tokens, for one chunk in one layer.
 
     Args:
         heads: which of the H. start: position of the first of the C queries.
@@ -54,7 +54,8 @@ class Share(NamedTuple):
 
 
 class AttentionWeights:
-    """Weights of the documents' tokens by the last question; the `trace` of `Session.ask`.
+    """Weighs document tokens by the attention of the last question. An instance is a `trace`
+    callback for `Session.ask`.
 
     Args:
         layers: indices of the layers that run the method; their middle half counts.
@@ -69,7 +70,7 @@ class AttentionWeights:
         self.clear()
 
     def clear(self) -> None:
-        """Drops the weights."""
+        """Resets all weights to zero."""
         self._asked = torch.zeros(len(self.layers), self.tokens)
         self._answered = torch.zeros(len(self.layers), self.tokens)
         self._rotated: dict[tuple[int, int], tuple[Rope, Tensor, Tensor, Tensor, Tensor]] = {}
@@ -77,12 +78,12 @@ class AttentionWeights:
 
     @property
     def question_weights(self) -> Tensor:
-        """(N,) weights by the question's tokens alone."""
+        """The weights (N,) of document tokens by the attention of the question's tokens alone."""
         return self._asked.mean(dim=0)
 
     @property
     def weights(self) -> Tensor:
-        """(N,) weights by the tokens of question and answer."""
+        """The weights (N,) of document tokens by the attention of question and answer."""
         return torch.maximum(self._asked, self._answered).mean(dim=0)
 
     @torch.inference_mode()
@@ -93,74 +94,78 @@ class AttentionWeights:
             # A new forward call of many words: an earlier turn, or the question, also once more.
             self.clear()
         self._last = (trace.layer, trace.start)
-        for share in self.shares(trace) if trace.layer in self.layers else ():
+        for share in self.attention_shares(trace) if trace.layer in self.layers else ():
             self.note(trace, share)
 
-    def note(self, trace: ChunkTrace, share: Share) -> None:
-        """Adds one share to the weights."""
+    def note(self, trace: ChunkTrace, share: AttentionShare) -> None:
+        """Raises token weights to at least the weights in an attention share."""
         groups, at = share.lengths.shape[0], share.at.cpu()
         row = (self._answered if trace.decoding else self._asked)[self.layers.index(trace.layer)]
         top = share.logs.view(groups, -1, len(at)).amax(dim=1).exp_()
         row[at] = torch.maximum(row[at], (top * share.lengths).amax(dim=0).cpu())
 
-    def shares(self, trace: ChunkTrace) -> Iterator[Share]:
-        """Yields the attention to the documents' tokens: to far tokens, then to local ones."""
+    def attention_shares(self, trace: ChunkTrace) -> Iterator[AttentionShare]:
+        """Yields the attention to document tokens, first to far tokens and then to local tokens."""
         heads = range(trace.queries.shape[0])
         joint = isinstance(trace.far, Tensor)
         for head, far in enumerate(trace.far_rows):
             count = int((far < self.tokens).sum())
             if count:
                 own = heads if joint else range(head, head + 1)
-                yield from self._share(trace, head, own, far[:count], trace.far_positions[head])
+                places = trace.far_positions[head]
+                yield from self._token_shares(trace, head, own, far[:count], places)
         first = trace.start - trace.local
         if first < self.tokens:
             at = torch.arange(first, self.tokens, device=trace.queries.device)
-            yield from self._share(trace, NEAR, heads, at, trace.near_positions)
+            yield from self._token_shares(trace, NEAR, heads, at, trace.near_positions)
 
-    def _share(
-        self, trace: ChunkTrace, part: int, heads: range, at: Tensor, place: Positions
-    ) -> Iterator[Share]:
-        """Yields the shares of the tokens at (n,) with a position; some queries at a time."""
+    def _token_shares(
+        self, trace: ChunkTrace, part: int, heads: range, token_indices: Tensor, places: Positions
+    ) -> Iterator[AttentionShare]:
+        """Yields the attention to the tokens `token_indices` (n,), in blocks of queries."""
         device, which = trace.queries.device, slice(heads.start, heads.stop)
-        query, key = place.query.to(device), place.key[: at.shape[0]].to(device)
-        keys, lengths = self._rotate_keys(trace, part, at, key)
+        query, key = places.query.to(device), places.key[: token_indices.shape[0]].to(device)
+        keys, lengths = self._rotate_keys(trace, part, token_indices, key)
         if len(heads) < trace.queries.shape[0]:
             group = heads.start * trace.store.heads // trace.queries.shape[0]
             keys, lengths = keys[group : group + 1], lengths[group : group + 1]
         queries = trace.scaled[which] * trace.scale
-        step = max(1, BLOCK_ELEMENTS // (len(heads) * at.shape[0]))
+        step = max(1, BLOCK_ELEMENTS // (len(heads) * token_indices.shape[0]))
         for low in range(0, queries.shape[1], step):
             rows = slice(low, low + step)
-            logits = _products(trace.rope.rotate(queries[:, rows], query[rows]), keys)
+            logits = _head_products(trace.rope.rotate(queries[:, rows], query[rows]), keys)
             limit = trace.max_distance
             if part == NEAR and limit is not None and int(query[rows].max() - key.min()) > limit:
                 # Keys that are further away are attended to at the encoding's largest distance.
-                still = trace.rope.rotate(trace.store.gather(at)[0], torch.zeros_like(key))
+                still, _ = trace.store.gather(token_indices)
+                still = trace.rope.rotate(still, torch.zeros_like(key))
                 limits = torch.full_like(query[rows], limit)
-                away = _products(trace.rope.rotate(queries[:, rows], limits), still)
+                away = _head_products(trace.rope.rotate(queries[:, rows], limits), still)
                 logits = torch.where(query[rows, None] - key[None] > limit, away, logits)
             logs = soft_capped(logits.float(), trace.cap).sub_(trace.lse[which, rows, None])
-            yield Share(heads, trace.start + low, at, logs, lengths)
+            yield AttentionShare(heads, trace.start + low, token_indices, logs, lengths)
 
     def _rotate_keys(
-        self, trace: ChunkTrace, part: int, at: Tensor, place: Tensor
+        self, trace: ChunkTrace, part: int, token_indices: Tensor, positions: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Returns the keys (G, n, D) of tokens, rotated, and the lengths (G, n) of their values;
-        kept while the next tokens of the answer attend to them at the same positions."""
-        known, rope = self._rotated.get((trace.layer, part)), trace.rope
-        if known and rope is known[0] and at.equal(known[1]) and place.equal(known[2]):
+        """Returns the rotated keys (G, n, D) of tokens and the norms (G, n) of their values. Keys
+        and norms are cached for answer tokens that attend to the same tokens and positions."""
+        known = self._rotated.get((trace.layer, part))
+        rope, store = trace.rope, trace.store
+        has_tokens = known and rope is known[0] and token_indices.equal(known[1])
+        if known and has_tokens and positions.equal(known[2]):
             return known[3:]
-        local = (int(at[0]), int(at[-1]) + 1)
-        keys, values = trace.store.span(*local) if part == NEAR else trace.store.gather(at)
+        local = (int(token_indices[0]), int(token_indices[-1]) + 1)
+        keys, values = store.span(*local) if part == NEAR else store.gather(token_indices)
         lengths = values.float().norm(dim=-1)
         lengths /= lengths.mean().clamp_min(1e-30)
-        keys = rope.rotate(keys, place)
-        self._rotated[trace.layer, part] = rope, at, place, keys, lengths
+        keys = rope.rotate(keys, positions)
+        self._rotated[trace.layer, part] = rope, token_indices, positions, keys, lengths
         return keys, lengths
 
 
-def _products(q: Tensor, k: Tensor) -> Tensor:
-    """Computes q (h, C, D) . k (g, n, D) -> (h, C, n); h / g query heads share a key head."""
+def _head_products(q: Tensor, k: Tensor) -> Tensor:
+    """Multiplies the queries q (h, C, D) of h heads with the keys k (g, n, D) of g heads."""
     heads, chunk, dim = q.shape
     return (q.reshape(k.shape[0], -1, dim) @ k.transpose(1, 2)).view(heads, chunk, -1)
 
@@ -168,7 +173,7 @@ def _products(q: Tensor, k: Tensor) -> Tensor:
 def reply_from_rows(
     session: Session, question: str, books: Sequence[Book], evidence: int, **asking: Any
 ) -> tuple[Reply, Tensor]:
-    """Returns the reply to a question with evidence, and the weights (N,) of cached tokens."""
+    """Answers a question from the KV cache; also returns the weights (N,) of all cached tokens."""
     weights = AttentionWeights(session.layers, session.document_tokens)
     reply = session.ask(question, trace=weights, **asking)
     passages, found = weigh_answer(weights, books, evidence)
@@ -176,28 +181,28 @@ def reply_from_rows(
 
 
 def weigh_answer(
-    weighed: AttentionWeights, books: Sequence[Book], count: int
+    attention: AttentionWeights, books: Sequence[Book], count: int
 ) -> tuple[tuple[Passage, ...], bool]:
-    """Returns the passages that an answer rests on, and whether they seem to contain the answer."""
-    weights = weighed.weights
+    """Returns the heaviest passages, and whether the documents seem to contain the answer."""
+    weights = attention.weights
     total = sum(float(book_weights(book, weights).sum()) for book in books)
     evidence = tuple(
         Passage.of(books[one.book].document, one.start, one.end, weight=one.weight / total)
         for one in heaviest(weights, books, count)
     )
-    return evidence, strength(weighed.question_weights, books) >= FOUND
+    return evidence, strength(attention.question_weights, books) >= FOUND
 
 
-def strength(asked: Tensor, books: Sequence[Book]) -> float:
-    """Returns the attention of the question (N,) to its best sentence, averaged over layers: 1.0 is
-    one token with the full attention of some head in every layer."""
-    sentences = [_weigh_sentences(book, book_weights(book, asked)) for book in books]
+def strength(question_weights: Tensor, books: Sequence[Book]) -> float:
+    """Returns the weight of the best sentence by the question's attention (N,). The weight is 1.0
+    if in every layer some head pays all its attention to one token of the sentence."""
+    sentences = [_weigh_sentences(book, book_weights(book, question_weights)) for book in books]
     return max((weight for one in sentences for weight in one.values()), default=0.0)
 
 
 @dataclass
 class _HeavyPassage:
-    """Characters of a book, their weight, and that of the heaviest sentence in them."""
+    """A passage of a book, its weight, and the weight `top` of its heaviest sentence."""
 
     book: int
     start: int
@@ -205,8 +210,8 @@ class _HeavyPassage:
     weight: float
     top: float
 
-    def try_add(self, book: int, start: int, end: int, weight: float, text: str) -> bool:
-        """Adds an adjacent, heavy enough sentence of the same paragraph; returns whether it did."""
+    def try_add_sentence(self, book: int, start: int, end: int, weight: float, text: str) -> bool:
+        """Adds a heavy enough adjacent sentence of the paragraph; returns whether it was added."""
         if book != self.book or weight < JOIN * self.top:
             return False
         first, last = min(start, self.start), max(end, self.end)
@@ -228,7 +233,7 @@ def heaviest(weights: Tensor, books: Sequence[Book], count: int) -> list[_HeavyP
     for weight, number, start, end in sorted(sentences, reverse=True) if count > 0 else ():
         book, start = -number, -start
         text = books[book].document.text
-        if not any(passage.try_add(book, start, end, weight, text) for passage in out):
+        if not any(passage.try_add_sentence(book, start, end, weight, text) for passage in out):
             if len(out) < count:
                 out.append(_HeavyPassage(book, start, end, weight, weight))
             elif not out or weight < JOIN * out[-1].top:
@@ -237,7 +242,7 @@ def heaviest(weights: Tensor, books: Sequence[Book], count: int) -> list[_HeavyP
 
 
 def _weigh_sentences(book: Book, weights: Tensor) -> dict[tuple[int, int], float]:
-    """Returns the weight of each sentence that has any; `weights`: (n,) of the book's tokens."""
+    """Sums the weights (n,) of a book's tokens over each sentence; omits sentences of weight 0."""
     text = book.document.text
     sentences, out = Sentences(text), dict[tuple[int, int], float]()
     at = torch.nonzero(weights > 0)[:, 0]

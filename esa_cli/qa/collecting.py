@@ -1,7 +1,7 @@
-"""Collects every place of documents that answers a question, each once.
+"""Collects all places in documents that answer a question, without duplicates.
 
-The reader reads all passages of a short text, and those of a longer one that the finder ranks high.
-Log-odds of an answer decide which passages contain one, or the words of another model.
+The reader reads all passages of a short text, and of a longer text those with high finder scores.
+Log-odds, or the reply of another model, decide whether a passage contains an answer.
 """
 
 from __future__ import annotations
@@ -14,37 +14,38 @@ from typing import Any, NamedTuple, Self
 
 import torch
 
-from esa_cli.qa.answering.reply import Reply, says_not_told
+from esa_cli.qa.answering.reply import Reply, says_nothing_found
 from esa_cli.qa.finding.books import Book
 from esa_cli.qa.finding.passage import Passage
-from esa_cli.qa.finding.passage_finder import PassageSearch, standardised
+from esa_cli.qa.finding.passage_finder import PassageSearch, standardise_scores
 from esa_cli.qa.finding.words import sentence_spans
 from esa_cli.qa.reading.span import PassageReader, one_line
 from esa_cli.system.content_words import content_words
 from esa_cli.system.progress import Progress
 
 WHOLE = 200
-"""Windows up to which all are read again: half a minute on an idle core."""
+"""The number of windows up to which all windows are read again: half a minute on an idle core."""
 SIEVE = 2.0
-"""Least score of a passage that is read again where its document has reduced keys."""
+"""The minimum score of a passage that is read again if its document has reduced keys."""
 NEAR = 0.8
-"""Share of the best late interaction from which a passage is read again, too: where a fifth of a
-text fits equally well, no window is two standard deviations above the mean."""
+"""A passage is also read again if its late interaction is at least this share of the best: if a
+fifth of a text fits equally well, no score exceeds the mean by two standard deviations."""
 FIT = (6.0, 0.05)
-"""How well a passage fits: its late interaction less 0.05, times 6, beside log-odds."""
+"""Factor and offset of the fit, which is added to log-odds: 6 * (late interaction - 0.05)."""
 LEAST = 2.5
-"""Log-odds plus fit from which a passage contains an answer. `SIEVE`, `NEAR`, `FIT` and `LEAST` are
-chosen on the development questions of benchmarks/collect_questions."""
+"""The minimum of log-odds plus fit for a passage with an answer. `SIEVE`, `NEAR`, `FIT` and `LEAST`
+are chosen on the development questions of benchmarks/collect_questions."""
 BATCH = 16
-"""Passages that the preset's reader reads in one call."""
+"""The number of passages that the preset's reader reads in one call."""
 MAX_WORDS = 24
-"""Words of another model's answer that are looked for in the passage."""
+"""The maximum number of words of another model's answer that are searched for in the passage."""
 _WORD = re.compile(r"\w+")
 _ARTICLES = frozenset(("a", "an", "the"))
 
 
 class ChosenPassages(NamedTuple):
-    """Some of `total` passages, each one's document, and how well each fits in log-odds."""
+    """The passages chosen out of `total`, with their document numbers and their fits in
+    log-odds."""
 
     passages: Sequence[Passage]
     documents: Sequence[int]
@@ -53,21 +54,21 @@ class ChosenPassages(NamedTuple):
 
 
 @torch.inference_mode()
-def chosen_passages(
+def choose_passages(
     search: PassageSearch, question: str, books: Sequence[Book], minimum: float | None = None,
     all_passages: bool = False,
 ) -> ChosenPassages:  # fmt: skip
-    """Chooses the passages to read again.
+    """Chooses the passages that the reader reads again.
 
     Args:
-        minimum: least score, in standard deviations over all passages; None: all passages if there
-            are at most `WHOLE`; else those with `SIEVE` or `NEAR`, and all of documents without
+        minimum: the minimum score, in standard deviations. None means all of at most `WHOLE`
+            passages, else passages that reach `SIEVE` or `NEAR`, and all of documents without
             reduced keys, whose score misses passages that share no word with the question.
         all_passages: whatever their scores are.
     """
-    finder, reduced = search.finder(books), search.reduced(question, books)
+    finder, reduced = search.finder(books), search.encode_question(question, books)
     found, index = finder.scores(question, reduced=reduced), finder.index
-    scores = standardised(found.total)
+    scores = standardise_scores(found.total)
     late = torch.full_like(scores, torch.nan)
     if reduced is not None:
         late = finder.late_scores(reduced)[0]
@@ -81,7 +82,7 @@ def chosen_passages(
         wanted = unread | (scores >= SIEVE) | (late >= NEAR * late.nan_to_num(-1.0).max())
     numbers = wanted.nonzero().flatten().tolist()
     return ChosenPassages(
-        [finder.passage_at(at, scores) for at in numbers],
+        [finder.window_passage(at, scores) for at in numbers],
         [index.documents[at] for at in numbers],
         fits[wanted].tolist(),
         len(index),
@@ -89,7 +90,7 @@ def chosen_passages(
 
 
 class AnswerSpan(NamedTuple):
-    """Characters of a passage that answer; of those in one sentence the highest weight counts."""
+    """A span of a passage that answers; only the heaviest of the spans in a sentence counts."""
 
     start: int
     end: int
@@ -99,18 +100,18 @@ class AnswerSpan(NamedTuple):
 
 
 Decision = Callable[[Sequence[Passage], Sequence[float]], list[list[AnswerSpan]]]
-"""Returns the spans of each passage that answer, from the passages and their `fits`."""
+"""Type of a function from passages and their `fits` to the answer spans in each passage."""
 
 
-def by_log_odds(
-    reader: PassageReader, question: str, min_log_odds: float | None = None, several: bool = False
+def decide_by_log_odds(
+    reader: PassageReader, question: str, min_log_odds: float | None = None, repeat: bool = False
 ) -> Decision:
-    """Lets the preset's reader decide: the most probable span of each passage with an answer.
+    """Returns a decision that accepts the most probable span of a passage with enough log-odds.
 
     Args:
-        min_log_odds: log-odds plus fit of a passage with an answer; None: `LEAST`.
-        several: a passage is read again without the sentences of that span, as long as it contains
-            an answer. This finds each line of a list; in novels it adds wrong places.
+        min_log_odds: the minimum of log-odds plus fit for an answer; None means `LEAST`.
+        repeat: a passage is read again without the sentences of that span while it has an answer.
+            This finds each line of a list; in novels it adds wrong places.
     """
     threshold = LEAST if min_log_odds is None else min_log_odds
 
@@ -126,9 +127,10 @@ def by_log_odds(
                     weight = odds + span.log_probability
                     out[number].append(AnswerSpan(span.start, span.end, weight, log_odds=odds))
                     text, place = texts[number], (span.start, span.end)
-                    for start, end in (*_sentences_at(passages[number].text, *place), place):
+                    read = _overlapping_sentences(passages[number].text, *place)
+                    for start, end in (*read, place):
                         text = text[:start] + " " * (end - start) + text[end:]
-                    if several and text.strip():
+                    if repeat and text.strip():
                         rest[number] = text
                 texts = rest
         return out
@@ -136,26 +138,28 @@ def by_log_odds(
     return decide
 
 
-def _sentences_at(passage: str, start: int, end: int) -> list[tuple[int, int]]:
-    """Returns the sentences of a passage that have a character of [start, end)."""
+def _overlapping_sentences(passage: str, start: int, end: int) -> list[tuple[int, int]]:
+    """Returns the sentences of a passage that overlap the characters [start, end)."""
     return [at for at in sentence_spans(passage) if at[0] < end and start < at[1]]
 
 
-def by_words(write: Callable[[Passage], Reply]) -> Decision:
-    """Lets another model decide, by the answer that it writes from each passage alone."""
+def decide_by_reply(write_reply: Callable[[Passage], Reply]) -> Decision:
+    """Returns a decision that searches a passage for the words of a model's reply to this
+    passage."""
 
     def find_span(passage: Passage) -> list[AnswerSpan]:
-        answer = one_line(write(passage).text)
-        if not answer or says_not_told(answer):
+        answer = one_line(write_reply(passage).text)
+        if not answer or says_nothing_found(answer):
             return []
-        start, end = quoted_place(answer, passage.text)
+        start, end = find_quoted_words(answer, passage.text)
         return [AnswerSpan(start, end, float(start - end), answer=answer)]
 
     return lambda passages, fits: [find_span(one) for one in passages]
 
 
-def quoted_place(answer: str, text: str) -> tuple[int, int]:
-    """Returns the characters of the longest run of the answer's words, or of all the text."""
+def find_quoted_words(answer: str, text: str) -> tuple[int, int]:
+    """Returns the place of the longest run of answer words in a text, or [0, length) without
+    one."""
     words = _WORD.findall(answer)[:MAX_WORDS]
     for size in range(len(words), 0, -1):
         for first in range(len(words) - size + 1):
@@ -169,7 +173,7 @@ def quoted_place(answer: str, text: str) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class CollectedPlace(Passage):
-    """The words of a passage that answer a question, with the score of the passage.
+    """The words in a passage that answer a question, with the score of the passage.
 
     Args:
         sentence: the sentences of the passage that the words are in.
@@ -182,7 +186,7 @@ class CollectedPlace(Passage):
     answer: str | None = None
 
     def as_row(self) -> dict[str, Any]:
-        """Returns the place as an object; fields that have no value are null."""
+        """Returns the JSON fields of the place; a field without a value is null."""
         odds = None if self.log_odds is None else round(self.log_odds, 3)
         return {
             **self.as_found(), "sentence": self.sentence, "passage": list(self.passage),
@@ -191,27 +195,27 @@ class CollectedPlace(Passage):
 
     @classmethod
     def of_row(cls, row: Mapping[str, Any]) -> CollectedPlace:
-        """Returns the place of a row of `as_row`."""
+        """Builds a place from the JSON fields that `as_row` returned."""
         start, end = row["passage"]
         return cls(**{**row, "passage": (start, end)})
 
     @property
     def words(self) -> str:
-        """The other model's words, else the quoted ones, without capitals and articles."""
+        """The other model's answer, or else the quoted text, in lower case and without articles."""
         found = _WORD.findall((self.answer or self.text).lower())
         return " ".join([word for word in found if word not in _ARTICLES] or found)
 
 
 def distinct_places(places: Iterable[CollectedPlace]) -> list[CollectedPlace]:
-    """Returns the first place of each wording; see `CollectedPlace.words`."""
-    by_words: dict[str, CollectedPlace] = {}
+    """Drops each place whose `words` equal those of an earlier place."""
+    by_wording: dict[str, CollectedPlace] = {}
     for one in places:
-        by_words.setdefault(one.words, one)
-    return list(by_words.values())
+        by_wording.setdefault(one.words, one)
+    return list(by_wording.values())
 
 
 class Coverage(NamedTuple):
-    """Numbers of passages: of all, of those chosen to be read again, of those read so far."""
+    """The numbers of passages in all, of passages chosen, and of passages read so far."""
 
     passages: int
     chosen: int
@@ -219,19 +223,20 @@ class Coverage(NamedTuple):
 
     @property
     def share(self) -> float:
-        """The share of all passages that has been read again."""
+        """The share of all passages that the reader has read."""
         return self.read / self.passages if self.passages else 0.0
 
 
 class EarlierRun(NamedTuple):
-    """An earlier run over the same passages: how many it read, and the places it found."""
+    """An earlier run over the same passages: the number of passages read, and the places found."""
 
     read: int
     places: Sequence[CollectedPlace]
 
 
 class _Candidate(NamedTuple):
-    """A place of passage number `passage`; its sentences are the characters [first, last)."""
+    """A place that is not yielded yet; its sentences are the characters [first, last) of a
+    document."""
 
     place: CollectedPlace
     document: int
@@ -242,7 +247,7 @@ class _Candidate(NamedTuple):
 
 
 class Collection:
-    """An iterator of places in the order of the documents; passages are read on the way.
+    """An iterator over collected places in document order, which reads passages as it advances.
 
     Args:
         decide: is called with `batch` passages, in the context that `alone` makes.
@@ -261,8 +266,8 @@ class Collection:
         self._read = min(after.read, len(chosen.passages))
         self._waiting: list[_Candidate] = []
         self._ends = {(one.source, one.document): one.end for one in after.places}
-        """End of the last place of each document that was given."""
-        self._places = self._run()
+        """The end of the last place that was yielded from each document."""
+        self._places = self._collect_places()
 
     def __iter__(self) -> Self:
         return self
@@ -272,15 +277,15 @@ class Collection:
 
     @property
     def coverage(self) -> Coverage:
-        """How many passages there are, are chosen, and have been read so far."""
+        """The numbers of passages in all, of chosen passages, and of passages read so far."""
         return Coverage(self._chosen.total, len(self._chosen.passages), self._read)
 
     @property
     def settled(self) -> int:
-        """Chosen passages whose places have all been given: where a later run continues."""
+        """The number of passages whose places are all yielded, from which a later run continues."""
         return min((one.passage for one in self._waiting), default=self._read)
 
-    def _run(self) -> Iterator[CollectedPlace]:
+    def _collect_places(self) -> Iterator[CollectedPlace]:
         chosen, total = self._chosen, len(self._chosen.passages)
         self._progress(self._read, total)
         while self._read < total:
@@ -294,14 +299,15 @@ class Collection:
             self._progress(self._read, total)
             if self._read < total:
                 next_start = chosen.passages[self._read].start
-                yield from self._give_before(chosen.documents[self._read], next_start)
-        yield from self._give_before(len(self._books), 0)
+                yield from self._yield_places_before(chosen.documents[self._read], next_start)
+        yield from self._yield_places_before(len(self._books), 0)
 
     def _add_span(self, number: int, span: AnswerSpan) -> None:
-        """Adds a place of a passage, unless a better one shares a sentence with it."""
+        """Adds an answer span as a candidate, unless a better candidate shares a sentence."""
         passage, document = self._chosen.passages[number], self._chosen.documents[number]
         known = self._books[document].document
-        sentences = _sentences_at(passage.text, span.start, span.end) or [(span.start, span.end)]
+        sentences = _overlapping_sentences(passage.text, span.start, span.end)
+        sentences = sentences or [(span.start, span.end)]
         first, last = passage.start + sentences[0][0], passage.start + sentences[-1][1]
         if first < self._ends.get((known.source, known.name), 0):
             return
@@ -320,8 +326,8 @@ class Collection:
         better = _Candidate(place, document, number, first, last, span.weight)
         self._waiting = [*(other for other in self._waiting if other not in rivals), better]
 
-    def _give_before(self, document: int, start: int) -> Iterator[CollectedPlace]:
-        """Yields the places that no passage from character `start` of a document on can share."""
+    def _yield_places_before(self, document: int, start: int) -> Iterator[CollectedPlace]:
+        """Yields and drops the candidates that end before character `start` of a document."""
         for one in sorted(self._waiting, key=lambda one: (one.document, one.place.start)):
             if (one.document, one.last) <= (document, start):
                 self._ends[one.place.source, one.place.document] = one.last

@@ -1,4 +1,4 @@
-"""What an answer rests on: weights of passages, heat maps, and the report as an HTML page."""
+"""Evidence of an answer: weights of passages, heat maps, and a report as an HTML page."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from esa_cli.qa.finding.passage_finder import token_bounds
 from esa_cli.system.page_colours import DARK, LIGHT, css_variables
 
 LEVELS = 8
-"""Shades of a heat map."""
+"""The number of shades in a heat map."""
 COLD = 1 / 64
 """A token with less than this share of the heaviest token's weight is not shaded."""
 
@@ -24,7 +24,7 @@ COLD = 1 / 64
 def weighed_passages(
     passages: Sequence[Passage], books: Sequence[Book]
 ) -> tuple[list[Passage], Tensor]:
-    """Weighs passages by softmax of their scores, and the tokens (N,) of all books accordingly."""
+    """Weighs passages, and the tokens (N,) of all books, by the softmax of the passages' scores."""
     shares = torch.tensor([one.score for one in passages]).softmax(0).tolist()
     weighed = [replace(one, weight=share) for one, share in zip(passages, shares, strict=True)]
     by_name = {book.document.name: book for book in books}
@@ -39,12 +39,13 @@ def weighed_passages(
 
 
 def book_weights(book: Book, weights: Tensor) -> Tensor:
-    """Returns the weights (n,) of one book's tokens out of those of all books (N,)."""
+    """Returns the part (n,) for one book's tokens out of the weights (N,) of all tokens."""
     return weights[book.rows.start : book.rows.stop]
 
 
 def heat_maps(books: Sequence[Book], weights: Tensor) -> list[HeatMap]:
-    """Shades each book by the weights (N,) of all tokens; the last shade is the heaviest of all."""
+    """Shades each book by the weights (N,) of all tokens; the heaviest token has the darkest
+    shade."""
     parts = [book_weights(book, weights) for book in books]
     top = max((float(part.max()) for part in parts if len(part)), default=0.0)
     return [
@@ -54,7 +55,7 @@ def heat_maps(books: Sequence[Book], weights: Tensor) -> list[HeatMap]:
 
 
 def _shade_spans(spans: Tensor, weights: Tensor, top: float) -> list[ShadedSpan]:
-    """Returns the shaded characters of tokens (n, 2); `top` is the weight of the last shade."""
+    """Returns the shaded spans of tokens (n, 2); `top` is the weight of the darkest shade."""
     out: list[ShadedSpan] = []
     if top <= 0:
         return out
@@ -84,12 +85,12 @@ mark a { font: 600 .75em system-ui; padding-right: .4em; scroll-margin-top: 30vh
 
 
 def evidence_page(reply: Reply, question: str, books: Sequence[Book], weights: Tensor) -> str:
-    """Returns a page with the answer and the texts of the books with the passages marked."""
+    """Returns an HTML page with the answer, and with the passages marked in the books' texts."""
     whole = float(sum(book_weights(book, weights).sum() for book in books))
     doubt = "Nothing in the text stands out for this question: it may not contain the answer."
     listed = [
         f'<li><blockquote dir="auto">{escape(one.text)}</blockquote>'
-        f'<a href="#passage-{number}">{escape(_place_text(one))}</a> '
+        f'<a href="#passage-{number}">{escape(_place_label(one))}</a> '
         f'<span class="soft">{100 * one.weight:.0f} % of the attention</span></li>'
         for number, one in enumerate(reply.evidence, 1)
     ]
@@ -124,15 +125,15 @@ def evidence_page(reply: Reply, question: str, books: Sequence[Book], weights: T
     return page.encode("utf-8", "replace").decode("utf-8")
 
 
-def _place_text(passage: Passage) -> str:
-    """Returns the document, page, line and chapter of a passage in words."""
+def _place_label(passage: Passage) -> str:
+    """Returns a label with the document, page, line and chapter of a passage."""
     page = [] if passage.page is None else [f"page {passage.page}"]
     chapter = [passage.chapter] if passage.chapter else []
     return ", ".join([passage.document, *page, f"line {passage.line:,}", *chapter])
 
 
 def _mark_passages(book: Book, evidence: Sequence[Passage]) -> str:
-    """Returns the text of a book as HTML, with the number of each passage before it."""
+    """Returns the text of a book as HTML, in which each passage is marked and numbered."""
     document, parts, at = book.document, list[str](), 0
     own = [
         (one.start, one.end, number)

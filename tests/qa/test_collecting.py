@@ -23,11 +23,11 @@ from esa_cli.qa.collecting import (
     CollectedPlace,
     Collection,
     EarlierRun,
-    by_log_odds,
-    by_words,
-    chosen_passages,
+    choose_passages,
+    decide_by_log_odds,
+    decide_by_reply,
     distinct_places,
-    quoted_place,
+    find_quoted_words,
 )
 from esa_cli.qa.finding.books import Book, place_books
 from esa_cli.qa.finding.passage import Passage
@@ -66,7 +66,7 @@ def book(text: str, name: str = "story.txt", **more: Any) -> Book:
 
 def run(decision: Any, *books: Book, **more: Any) -> Collection:
     placed = place_books(books or [book(STORY)])
-    chosen = chosen_passages(PassageSearch(), QUESTION, placed, all_passages=True)
+    chosen = choose_passages(PassageSearch(), QUESTION, placed, all_passages=True)
     return Collection(chosen, placed, decision, batch=decision.batch, **more)
 
 
@@ -124,13 +124,13 @@ def test_places_that_an_earlier_run_wrote_are_not_found_again() -> None:
 def test_the_sieve() -> None:
     placed = place_books([book(STORY), book(FILLER, "other.txt")])
     search = PassageSearch()
-    every = chosen_passages(search, QUESTION, placed)
+    every = choose_passages(search, QUESTION, placed)
     assert len(every.passages) == every.total, "documents without an index are read as a whole"
     least = sorted(one.score for one in every.passages)[-2]
-    some = chosen_passages(search, QUESTION, placed, minimum=least)
+    some = choose_passages(search, QUESTION, placed, minimum=least)
     assert 0 < len(some.passages) < some.total == every.total
     assert [one for one in every.passages if one.score >= least] == list(some.passages)
-    assert chosen_passages(search, QUESTION, placed, minimum=least, all_passages=True) == every
+    assert choose_passages(search, QUESTION, placed, minimum=least, all_passages=True) == every
 
 
 @pytest.mark.parametrize("fitting", [3, 100, 400])
@@ -242,14 +242,14 @@ TEXT = "The gate\nopens at nine. Ninety boats (all grey) lie there."
     ],
 )
 def test_the_place_of_words(answer: str, words: str) -> None:
-    start, end = quoted_place(answer, TEXT)
+    start, end = find_quoted_words(answer, TEXT)
     assert TEXT[start:end] == words
 
 
 def test_the_shorter_place_of_words_is_the_surer() -> None:
     said = iter([NOT_TOLD, "At  nine.", " ", "Twelve, I think."])
     passage = Passage("a.txt", "a.txt", None, 1, None, 0, len(TEXT), TEXT)
-    spans = by_words(lambda passage: Reply(next(said)))([passage] * 4, [0.0] * 4)
+    spans = decide_by_reply(lambda passage: Reply(next(said)))([passage] * 4, [0.0] * 4)
     [first], [second] = spans[1], spans[3]
     assert (spans[0], spans[2]) == ([], [])
     assert (TEXT[first.start : first.end], first.answer) == ("at nine", "At nine.")
@@ -279,12 +279,12 @@ def test_every_sentence_of_a_passage_that_tells_is_told(count: int) -> None:
     text = "\n\n".join(["A grey boat.", *said, "Nobody knows it."])
     passage = Passage("a.txt", "a.txt", None, 1, None, 0, len(text), text)
     reader: Any = AgeReader()
-    decide = by_log_odds(reader, "How old?", 2.5, several=True)
+    decide = decide_by_log_odds(reader, "How old?", 2.5, repeat=True)
     spans, unfit = decide([passage] * 2, [0.0, -9.0])
     assert unfit == []
     assert all((one.weight, one.log_odds) == (2.0, 3.0) for one in spans)
     assert [text[one.start : one.end] for one in spans] == [f"{30 + at}" for at in range(count)]
-    (first,) = by_log_odds(reader, "How old?", 2.5)([passage], [0.0])
+    (first,) = decide_by_log_odds(reader, "How old?", 2.5)([passage], [0.0])
     assert first == spans[:1]
-    refused = by_log_odds(reader, "How old?", 3.5)([passage], [0.0])
+    refused = decide_by_log_odds(reader, "How old?", 3.5)([passage], [0.0])
     assert refused == [[]]

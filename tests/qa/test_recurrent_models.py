@@ -85,7 +85,7 @@ def test_books_are_asked_in_turn_and_not_together(loaded: Any, tmp_path: Path) -
         assert both[0] == both[1]
         with pytest.raises(UsageError, match=r"layers of this .* keep a state"):
             reader.ask(QUESTION, books)
-        with pytest.raises(UsageError, match="states of several cannot be joined"):
+        with pytest.raises(UsageError, match="states of several documents cannot be joined"):
             reader.session.open([book.prefilled for book in books if book.prefilled])
         assert reader.ask(QUESTION, [books[0]]).text == both[0][0]
 

@@ -1,1 +1,1 @@
-"""Answering: a question, its prompt, the session that generates, and the reply."""
+"""Answering: prompts, the session that generates answers, and replies."""

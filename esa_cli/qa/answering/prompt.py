@@ -1,8 +1,8 @@
-"""The prompt as two token lists: the document's, prefilled once, and those of each question.
+"""Splits the prompt in two: the document's tokens, prefilled once, and each question's tokens.
 
-The chat template is rendered around markers and cut there, so that the document's tokens do not
-depend on the question. Document and question are tokenised with special tokens switched off: a
-text that spells out `<|im_end|>` is text, and cannot end the turn.
+The chat template is rendered with markers for document and question, and cut at the markers, so
+that the document's tokens do not depend on the question. Document and question are tokenised
+without special tokens: `<|im_end|>` in a text cannot end the turn.
 """
 
 from __future__ import annotations
@@ -22,14 +22,13 @@ from esa_cli.qa.presets.preset import Prompt
 from esa_cli.system.text import has_lone_surrogate
 
 DOCUMENT, QUESTION, ANSWER = "\ue000document\ue000", "\ue000question\ue000", "\ue000answer\ue000"
-"""Markers of private-use characters, which no template contains."""
+"""Markers in the rendered prompt, made of private-use characters that no template contains."""
 _OTHER_PROMPT = "it may take no system prompt: use --set prompt.system=null, or prompt.chat=false"
 
 
 class PromptTokens:
-    """Turns documents and questions into token ids for one tokenizer of transformers and a preset's
-    prompt. Raises ModelError: the chat template cannot be rendered, or loses or repeats the
-    document."""
+    """Encodes documents and questions as token ids, with one transformers tokenizer and the prompt
+    of a preset. Raises ModelError: the chat template cannot be rendered, or drops the document."""
 
     def __init__(self, tokenizer: Any, prompt: Prompt) -> None:
         self.tokenizer = tokenizer
@@ -41,10 +40,10 @@ class PromptTokens:
         self._later = prompt.after.replace("{question}", QUESTION).lstrip()
         self._system = prompt.system
         self._listed = False
-        text = self._render(0)
+        text = self._render_turns(0)
         if self.chat and DOCUMENT not in text:
             self._listed = True
-            text = self._render(0)
+            text = self._render_turns(0)
         if text.count(DOCUMENT) != 1 or text.count(QUESTION) != 1:
             raise ModelError(
                 "the model's chat template does not keep the prompt as it is",
@@ -54,17 +53,17 @@ class PromptTokens:
         between, self._tail = rest.split(QUESTION)
         self._between, self._lead = _split_spaces(between)
 
-    def _render(self, turns: int) -> str:
-        """Renders a conversation of markers, up to the question after so many turns."""
+    def _render_turns(self, turns: int) -> str:
+        """Renders `turns` earlier turns and a question, with markers in place of the texts."""
         asked = [self._first, *[self._later] * turns]
         if not self.chat:
             text = f"{ANSWER}\n\n".join(user + self._end for user in asked)
             return f"{self._system}\n\n{text}" if self._system else text
-        messages = [self._message("system", self._system)] if self._system is not None else []
+        messages = [self._chat_message("system", self._system)] if self._system is not None else []
         for user in asked[:-1]:
-            messages.append(self._message("user", user))
-            messages.append(self._message("assistant", ANSWER))
-        messages.append(self._message("user", asked[-1]))
+            messages.append(self._chat_message("user", user))
+            messages.append(self._chat_message("assistant", ANSWER))
+        messages.append(self._chat_message("user", asked[-1]))
         # Qwen3 would spend its tokens on thoughts. Llama 3 would write today's date before the
         # document, whose keys would change daily.
         switches = {"enable_thinking": False, "date_string": "26 Jul 2024"}
@@ -75,11 +74,11 @@ class PromptTokens:
                 )
             )
 
-    def _message(self, role: str, text: str) -> dict[str, Any]:
-        """A turn; some templates of multimodal models take only lists of parts."""
+    def _chat_message(self, role: str, text: str) -> dict[str, Any]:
+        """Returns a chat message; some multimodal templates take only lists of parts."""
         return {"role": role, "content": [{"type": "text", "text": text}] if self._listed else text}
 
-    def _ids(self, text: str, special: bool) -> list[int]:
+    def _encode_text(self, text: str, special: bool) -> list[int]:
         if not text:
             return []
         out = self.tokenizer(
@@ -88,17 +87,19 @@ class PromptTokens:
         return list(out["input_ids"])
 
     def offsets(self, text: str) -> list[tuple[int, int]]:
-        """The first and last character of each token of a document, without `head`."""
+        """Returns the characters [start, end) of each token of a document."""
         return [(low, high) for low, high in tokenise(self.tokenizer, text).offsets.tolist()]
 
     def text(self, question: str, answer_prefix: str = "") -> str:
-        """The text of the prompt after the document."""
-        return "".join(piece for piece, _ in self._asked(question, answer_prefix, False))
+        """Returns the text of the prompt after the document."""
+        return "".join(piece for piece, _ in self._question_pieces(question, answer_prefix, False))
 
-    def _asked(self, question: str, answer_prefix: str, later: bool) -> list[tuple[str, bool]]:
-        """The pieces of the prompt after the document or an earlier answer, and whether each may
-        have special tokens. Without a template, an answer prefix that begins with a space continues
-        the question's line."""
+    def _question_pieces(
+        self, question: str, answer_prefix: str, later: bool
+    ) -> list[tuple[str, bool]]:
+        """Returns the pieces of the prompt after the document or an earlier answer, and whether a
+        piece may contain special tokens. Without a chat template, an answer prefix that begins with
+        a space continues the line of the question."""
         between, lead = self._between_turns if later else (self._between, self._lead)
         goes_on = not self.chat and answer_prefix.startswith(" ")
         tail = self._tail.rstrip("\n") if goes_on else self._tail
@@ -106,55 +107,57 @@ class PromptTokens:
         return [(between, True), (lead + question, False), (tail, True), (answer_prefix, False)]
 
     def document(self, text: str) -> list[int]:
-        """Ids of everything up to the end of the document."""
+        """Returns the token ids of the prompt up to the end of the document."""
         if len(text) > WINDOW and self.tokenizer.is_fast:
             return [*self.head(), *tokenise(self.tokenizer, text).ids]
-        return self.head() + self._ids(text, special=False)
+        return self.head() + self._encode_text(text, special=False)
 
     def head(self) -> list[int]:
-        """Ids of the prompt before the document."""
-        ids = self._ids(self._head, special=True)
-        return ids if self.chat else self._begins() + ids
+        """Returns the token ids of the prompt before the document."""
+        ids = self._encode_text(self._head, special=True)
+        return ids if self.chat else self._bos_ids() + ids
 
-    def _begins(self) -> list[int]:
-        """The id that the tokenizer puts before a text, if any; `add_bos_token` is not reliable, as
-        in Llama 3's."""
+    def _bos_ids(self) -> list[int]:
+        """Returns the token id that the tokenizer puts before a text, if any. A tokenizer's setting
+        `add_bos_token` is unreliable, for example in Llama 3."""
         first = self.tokenizer.bos_token_id
         ids = list(self.tokenizer("a")["input_ids"])
         return [first] if first is not None and ids[:1] == [first] else []
 
     def question_span(self, text: str, later: bool = False) -> tuple[int, int]:
-        """The span of the question's own words in the ids of `question`."""
-        before, asked = (len(self._ids(*piece)) for piece in self._asked(text, "", later)[:2])
+        """Returns the range of a question's own words in the ids that `question` returns."""
+        before, asked = (
+            len(self._encode_text(*piece)) for piece in self._question_pieces(text, "", later)[:2]
+        )
         return before, before + asked
 
     @cached_property
     def _between_turns(self) -> tuple[str, str]:
-        """The text between an earlier answer and the next question."""
-        return _split_spaces(self._render(1).split(ANSWER)[1].split(QUESTION)[0])
+        """The template's text between an earlier answer and the next question."""
+        return _split_spaces(self._render_turns(1).split(ANSWER)[1].split(QUESTION)[0])
 
     def history(self, turns: Sequence[Turn]) -> list[int]:
-        """Ids of earlier turns, between document and question. Raises ModelError: the chat template
-        loses or repeats an answer."""
+        """Returns the token ids of earlier turns, which follow the document. Raises ModelError: the
+        chat template drops or repeats an answer."""
         if not turns:
             return []
-        text = self._render(1)
+        text = self._render_turns(1)
         if text.count(ANSWER) != 1 or text.count(QUESTION) != 2:
             raise ModelError(
                 "the model's chat template does not keep earlier answers as they are",
-                "ask one question at a time, without the ones before",
+                "ask each question without the earlier questions",
             )
         tail = text.split(QUESTION)[1].split(ANSWER)[0]
         ids: list[int] = []
         for i, turn in enumerate(turns):
-            before = self._asked(turn.question.strip(), "", later=i > 0)[:2]
+            before = self._question_pieces(turn.question.strip(), "", later=i > 0)[:2]
             for piece in (*before, (tail, True), (turn.answer.strip(), False)):
-                ids += self._ids(*piece)
+                ids += self._encode_text(*piece)
         return ids
 
     def question(self, text: str, answer_prefix: str = "", later: bool = False) -> list[int]:
-        """Ids of the prompt after the document, up to where the model begins to answer; with
-        `later`, after `history`.
+        """Returns the token ids of the prompt from the end of the document, or with `later` from
+        the end of the history, to the beginning of the answer.
 
         Args:
             answer_prefix: the first words of the answer, which the model continues.
@@ -162,26 +165,26 @@ class PromptTokens:
         Raises UsageError: the question is empty, or not UTF-8."""
         if not text.strip():
             raise UsageError(
-                "the question must not be empty", 'for example: esa ask book.txt "Who is Ahab?"'
+                "the question must not be empty", 'ask for example: esa ask book.txt "Who is Ahab?"'
             )
         if has_lone_surrogate(text):
-            raise UsageError("the question must be UTF-8", "type it again in a terminal that is")
-        pieces = self._asked(text, answer_prefix, later)
-        return [token for piece in pieces for token in self._ids(*piece)]
+            raise UsageError("the question must be UTF-8", "use a terminal that sends UTF-8")
+        pieces = self._question_pieces(text, answer_prefix, later)
+        return [token for piece in pieces for token in self._encode_text(*piece)]
 
 
 def _split_spaces(between: str) -> tuple[str, str]:
-    """Splits off trailing spaces: a space before a question belongs to its first word's token."""
+    """Splits off trailing spaces, because a space before a question belongs to its first token."""
     text = between.rstrip(" ")
     return text, between[len(text) :]
 
 
 @dataclass(frozen=True)
 class EncodedQuestion:
-    """Ids of a question and its earlier turns, which follow the documents in the cache.
+    """The token ids of a question and its earlier turns, which follow the documents in the cache.
 
     Args:
-        before: of the earlier turns. ids: of the question's turn, up to where the answer begins.
+        before: ids of the earlier turns. ids: ids of the question's turn, up to the answer.
         span: absolute positions [first, last) of the question's text.
         answer_prefix: the number of tokens at the end of `ids` that begin the answer.
         start: the number of cached tokens before `before`.
@@ -195,11 +198,11 @@ class EncodedQuestion:
 
     @property
     def ids_before_answer(self) -> list[int]:
-        """`ids` without the answer prefix."""
+        """The ids of the question's turn without the answer prefix."""
         return self.ids[: len(self.ids) - self.answer_prefix]
 
     @classmethod
-    def of(
+    def encode(
         cls, prompt: PromptTokens, question: str, prime: str, history: Sequence[Turn], start: int
     ) -> EncodedQuestion:
         """Encodes a question after `start` cached tokens. Raises UsageError: it is empty."""
@@ -209,20 +212,21 @@ class EncodedQuestion:
         prime_ids = len(ids) - len(prompt.question(question, "", later))
         return cls(before, ids, (first, last), prime_ids, start)
 
-    def last(self, chunk: int) -> int:
-        """The position of the last chunk of the question's turn."""
+    def last_chunk_start(self, chunk: int) -> int:
+        """The token position at which the last chunk of the question's turn starts."""
         return self.start + len(self.before) + max(0, len(self.ids) - chunk)
 
-    def check(self, window: Window, context: int, answer: int) -> None:
-        """Checks that the tokens attended to, with the answer, fit the model's window: all tokens
-        with full attention, else I and the selected ones beside a turn that `window.ending` keeps
-        local. Raises HistoryError: they do not fit with earlier turns. LengthError: nor without."""
-        asked = len(self.before) + len(self.ids) + answer
-        if self.last(window.chunk) <= window.dense_below:
-            room, what = context - self.start, "the document, all of it in view"
+    def check_length(self, window: Window, context: int, answer_tokens: int) -> None:
+        """Checks that a question with its answer fits the model's window. With full attention, the
+        window holds all tokens; else it holds I initial and K selected tokens, and the local tokens
+        of `window.ending`. Raises HistoryError: the history is too long. LengthError: the question
+        is too long."""
+        asked = len(self.before) + len(self.ids) + answer_tokens
+        if self.last_chunk_start(window.chunk) <= window.dense_below:
+            room, what = context - self.start, "the whole document"
         elif window.ending is not None:
             seen = window.initial + window.selected + window.ending
-            room, what = context - seen, "what is selected"
+            room, what = context - seen, "the selected tokens"
         else:
             return
         if asked <= room:

@@ -1,11 +1,11 @@
-"""Recognises questions that ask for more than a quotation, or refer to the turn before."""
+"""Recognises questions that ask for more than a quotation, or refer to the previous turn."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 
-from esa_cli.qa.answering.reply import Turn, says_not_told
+from esa_cli.qa.answering.reply import Turn, says_nothing_found
 
 FREE = re.compile(
     r"\s*(?:"
@@ -22,13 +22,13 @@ FREE = re.compile(
     r"(?![-\w'’])",
     re.IGNORECASE,
 )
-"""Requests: a verb in the imperative, with its object where the verb is a noun, too."""
+"""Matches requests: a verb in the imperative, with its object if the word can also be a noun."""
 REFERS = re.compile(
     r"\b(?:he|she|it|they|him|her|his|hers|its|them|their|theirs|this|that|these|those|there)\b",
     re.IGNORECASE,
 )
 CONTINUES = re.compile(r"^(?:and|but|so|also|why|how so|what about)\b[^?]{0,30}\?*$", re.IGNORECASE)
-"""Short questions that continue the turn before."""
+"""Matches short questions that continue the previous turn."""
 ELLIPTIC = re.compile(
     r"(?:(?:and|but|so),?\s+)?"
     r"(?:"
@@ -43,9 +43,9 @@ ELLIPTIC = re.compile(
     r")\s*\?*",
     re.IGNORECASE,
 )
-"""Elliptic questions, to which the question before must be added."""
+"""Matches elliptic questions, which are incomplete without the previous question."""
 LONGEST = 500
-"""Characters, at most, of a question that completes the next one."""
+"""The maximum number of characters of a question that completes the next question."""
 DUMMIES = re.compile(
     r"\b(?:"
     # relative: `the man that sold`; but not `Who told the man that?`
@@ -65,34 +65,34 @@ DUMMIES = re.compile(
     r")",
     re.IGNORECASE,
 )
-"""Words of `REFERS` that only grammar needs, and that refer to no earlier turn."""
+"""Matches pronouns that have only a grammatical function, and refer to no earlier turn."""
 
 
 def wants_free_text(question: str) -> bool:
-    """Whether the words of a question ask for more than one span of the text."""
+    """Whether a question is worded as a request for more than one quotation from the text."""
     return bool(FREE.match(question))
 
 
-def _last(history: Sequence[Turn]) -> Turn | None:
-    """The last turn with a question and an answer; None: there is none."""
+def _last_whole_turn(history: Sequence[Turn]) -> Turn | None:
+    """Returns the last turn with both a question and an answer, or None."""
     whole = (turn for turn in reversed(history) if turn.question.strip() and turn.answer.strip())
     return next(whole, None)
 
 
-def completed(question: str, history: Sequence[Turn]) -> str:
-    """The question; if it is elliptic, after the one before, as `Did the wolf die? When?`"""
-    before = _last(history)
+def complete_question(question: str, history: Sequence[Turn]) -> str:
+    """Puts the previous question before an elliptic question, such as `By whom`."""
+    before = _last_whole_turn(history)
     if before is None or not ELLIPTIC.fullmatch(question.strip()):
         return question
     last = before.question.strip()
     return f"{last} {question}" if len(last) <= LONGEST else question
 
 
-def referred_to(question: str, history: Sequence[Turn]) -> str:
-    """The words of the turn before if the question refers to it, as `And where did he live?`; else
-    none."""
+def referenced_turn(question: str, history: Sequence[Turn]) -> str:
+    """Returns the text of the previous turn if a question such as `And where did he live?` refers
+    to that turn, else an empty string."""
     refers = REFERS.search(DUMMIES.sub(" ", question)) or CONTINUES.search(question)
-    last = _last(history)
+    last = _last_whole_turn(history)
     if last is None or not refers:
         return ""
-    return last.question if says_not_told(last.answer) else f"{last.question} {last.answer}"
+    return last.question if says_nothing_found(last.answer) else f"{last.question} {last.answer}"

@@ -1,4 +1,4 @@
-"""An answer and its passages, as plain data without torch."""
+"""Answers and their evidence, as plain data types that do not import torch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Turn(NamedTuple):
 
 @dataclass(frozen=True)
 class Quotation:
-    """The place of a quoted answer: a document's name, and characters [start, end) of it."""
+    """The place of a quoted answer: the name of a document, and its characters [start, end)."""
 
     document: str
     start: int
@@ -30,7 +30,7 @@ class Quotation:
 
 
 class ShadedSpan(NamedTuple):
-    """Characters [start, end) of a document with weight, and their shade, 1 to 8."""
+    """Characters [start, end) of a document, and the shade of their weight, from 1 to 8."""
 
     start: int
     end: int
@@ -38,14 +38,15 @@ class ShadedSpan(NamedTuple):
 
 
 class HeatMap(NamedTuple):
-    """The shaded spans of a document, ascending; its other characters have almost no weight."""
+    """The shaded spans of a document, in ascending order; other characters have almost no
+    weight."""
 
     document: str
     spans: tuple[ShadedSpan, ...]
 
 
 NOT_TOLD = "Nothing found that answers."
-"""The answer if no passage contains one: a statement about the search, not the documents."""
+"""The answer if no passage contains an answer: it speaks of the search, not of the documents."""
 _NOT_TOLD = re.compile(
     r"\W*(?:nothing (?:was )?found that answers\b|"
     r"(?:the )?(?:given |provided )?(?:documents?|passages?|texts?) (?:do|does)(?: not|n['’]t) "
@@ -55,15 +56,15 @@ _NOT_TOLD = re.compile(
 AnsweredFrom = Literal["rows", "text"]
 
 
-def says_not_told(text: str) -> bool:
-    """Whether an answer begins with `NOT_TOLD`, or says that the documents do not say, as other
-    models and older versions do."""
+def says_nothing_found(text: str) -> bool:
+    """Whether an answer says that nothing was found: it begins with `NOT_TOLD`, or says, as other
+    models and older versions do, that the documents do not contain the answer."""
     return bool(_NOT_TOLD.match(text))
 
 
 @dataclass(frozen=True)
 class Reply:
-    """One answer with its passages and times.
+    """An answer with its evidence and its timing.
 
     Args:
         evidence: passages, heaviest first. found: False if no passage has enough weight, so that
@@ -88,11 +89,11 @@ class Reply:
 
     @property
     def doubtful(self) -> bool:
-        """Whether the documents may not contain the answer, although the text does not say so."""
-        return not self.found and not says_not_told(self.text)
+        """Whether no answer was found, although the reply's text does not say so."""
+        return not self.found and not says_nothing_found(self.text)
 
     def as_row(self) -> dict[str, Any]:
-        """The fields for JSON."""
+        """Returns the JSON fields of the reply."""
         return {
             "answer": self.text,
             "found": self.found,
@@ -110,13 +111,13 @@ class Reply:
 
 
 class HasDocument(Protocol):
-    """A book, or anything else with one document."""
+    """A book, or any other object with a document."""
 
     @property
     def document(self) -> Document: ...
 
 
 def lacking(books: Sequence[HasDocument]) -> list[str]:
-    """Descriptions of what could not be extracted from documents, each as `NAME: what`."""
+    """Describes the parts of documents that could not be extracted, each as `NAME: PART`."""
     documents = [book.document for book in books]
     return [f"{document.name}: {part}" for document in documents for part in document.missing]

@@ -1,6 +1,6 @@
-"""The session: prefills a document once, and answers questions by attention to its KV cache.
+"""A session prefills a document once, and answers questions by attention to its KV cache.
 
-The tokens of each question follow the document's in the cache and are cropped after the answer.
+The tokens of a question stay in the cache, after the document's, until the answer is complete.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from esa_cli.models.text_passes.generation import Streamer, end_ids, generate
 from esa_cli.qa.answering.prompt import EncodedQuestion, PromptTokens
 from esa_cli.qa.answering.reply import Reply, Turn
 from esa_cli.qa.planning.plan import FEED, CachePlacement
-from esa_cli.qa.planning.row_storage import check_joins
-from esa_cli.qa.presets.preset import Preset, chosen_generation, longest_answer
+from esa_cli.qa.planning.row_storage import check_states_can_join
+from esa_cli.qa.presets.preset import Preset, choose_generation, max_answer_tokens
 from esa_cli.qa.presets.resolved_preset import (
     ResolvedPreset,
     check_fits_model,
     check_reduced_keys,
-    check_same_fit,
+    check_same_compressor,
     resolve,
 )
 from esa_cli.storage import check_in_memory
@@ -38,20 +38,20 @@ from esa_cli.storage.memory_store import RESERVE, PrefilledDocument, concatenate
 from esa_cli.system.progress import Progress
 
 INCOMPLETE = "\ufffd"
-"""What a tokenizer decodes a part of a character to."""
+"""The character to which a tokenizer decodes a token that is part of a character."""
 
 
 def token_pieces(tokenizer: Any, ids: Sequence[int]) -> list[str]:
-    """The text of each token, which joined are the text of `ids`. If tokens share a character, the
-    first has the text of all of them, and the others have none."""
+    """Returns the text of each token; the joined texts are the text of `ids`. If tokens share a
+    character, the first token gets the text of all of these tokens, and the others get none."""
     # Each is decoded after another token: some tokenizers strip the space of a text's first word.
     before = list(tokenizer("a", add_special_tokens=False)["input_ids"])
 
-    def decode(some: Sequence[int]) -> str:
-        return str(tokenizer.decode([*before, *some], clean_up_tokenization_spaces=False))
+    def decode_ids(token_ids: Sequence[int]) -> str:
+        return str(tokenizer.decode([*before, *token_ids], clean_up_tokenization_spaces=False))
 
-    taken = len(decode([]))
-    known = {token: decode([token])[taken:] for token in set(ids)}
+    taken = len(decode_ids([]))
+    known = {token: decode_ids([token])[taken:] for token in set(ids)}
     pieces = [known[token] for token in ids]
     at = 0
     while at < len(ids):
@@ -59,38 +59,38 @@ def token_pieces(tokenizer: Any, ids: Sequence[int]) -> list[str]:
         if INCOMPLETE in pieces[at]:
             while end < len(ids) and INCOMPLETE in pieces[end]:
                 end += 1
-            pieces[at:end] = [decode(ids[at:end])[taken:], *[""] * (end - at - 1)]
+            pieces[at:end] = [decode_ids(ids[at:end])[taken:], *[""] * (end - at - 1)]
         at = end
     return pieces
 
 
 class CachedText:
-    """The text of the documents in a session's cache, and what scores computed from it."""
+    """The text of the documents in a session's cache, and data that scores derive from it."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer, self._tokens = tokenizer, 0
         self._pieces: list[str] = []
         self._kept: dict[Hashable, Any] = {}
 
-    def turn(self, ids: Sequence[int], question: str) -> TurnText:
-        """The text of a question about the documents with these `ids`, to which only more are
-        added."""
+    def turn_text(self, ids: Sequence[int], question: str) -> TurnText:
+        """Returns the text of a question and its documents for scores; `ids` only grows between
+        calls."""
         if len(ids) != self._tokens:
             self._tokens, self._pieces, self._kept = len(ids), [], {}
 
-        def pieces() -> list[str]:
+        def cached_pieces() -> list[str]:
             self._pieces = self._pieces or token_pieces(self._tokenizer, ids)
             return self._pieces
 
-        return TurnText(question, pieces, self._kept)
+        return TurnText(question, cached_pieces, self._kept)
 
 
 def feed(
     model: Any, ids: Sequence[int], cache: EsaCache, start: int = 0, done: Progress | None = None
 ) -> None:
-    """Runs ids[start:] through the model's layers, FEED tokens at a time, into a cache of an
-    attachment; `done` is called after each call. Layers that read the keys and values of others
-    compute only the last token of each call, if the model can do so."""
+    """Prefills ids[start:] into a cache, FEED tokens at a time; `done` is called after each piece.
+    If the model allows it, layers that share keys and values of an earlier layer compute only the
+    last token of a piece."""
     for at in range(start, len(ids), FEED):
         piece = list(ids[at : at + FEED])
         if len(piece) == 1:  # before longer ones a cache with states keeps a copy by itself
@@ -102,8 +102,7 @@ def feed(
 
 
 class Session:
-    """Prefills documents and answers questions about them, with one attached model, which is
-    restored on leaving the `with` block.
+    """Prefills documents and answers questions with an attached model, which `close` restores.
 
     Args:
         model, tokenizer: of transformers. preset: with its method, if that was built before.
@@ -140,30 +139,29 @@ class Session:
         self._ids, self._todo, self._opened = [], [], []
 
     def prefilled_document(self) -> PrefilledDocument:
-        """The cached document, which any session of the same model can open."""
+        """Returns the cached document, which any session of the same model can open."""
         memories = self.cache.memories
         return PrefilledDocument(
-            list(self._ids), [one.store for one in memories], self.project(), self._head,
+            list(self._ids), [one.store for one in memories], self.project_keys(), self._head,
             self._read_by, [one.states for one in memories], self.cache.states.taken(),
         )  # fmt: skip
 
-    def project(self) -> list[Projection | None]:
+    def project_keys(self) -> list[Projection | None]:
         """Computes the reduced keys of all cached tokens, and returns each layer's projection."""
         self.cache.project()
         return [one.projection for one in self.cache.memories]
 
     def open(self, documents: Sequence[PrefilledDocument]) -> None:
-        """Replaces the cached documents by these, concatenated.
+        """Replaces the cached documents by the concatenation of `documents`.
 
-        Raises UsageError: there is none, or there are several, and layers of the model keep a
-        state. PresetError: one was prefilled for another compressor, or without the reduced keys
-        that the method scores by."""
+        Raises UsageError: there is no document, or there are several and the model keeps a state.
+        PresetError: a document was prefilled without the reduced keys that the method needs."""
         if not documents:
-            raise UsageError("there is no document to ask about", "ingest one first")
+            raise UsageError("there is no document to ask about", "ingest a document first")
         if len(documents) > 1:
-            check_joins(self.model.config.model_type, keeps_state(self.model.config))
+            check_states_can_join(self.model.config.model_type, keeps_state(self.model.config))
         for one in documents:
-            check_same_fit(one.read_by, self.method)
+            check_same_compressor(one.read_by, self.method)
             check_reduced_keys(one, self.method)
         self.clear()
         self._read_by = self.method
@@ -177,12 +175,12 @@ class Session:
 
     @property
     def layers(self) -> Sequence[int]:
-        """Indices of the model's layers that run the method."""
+        """The indices of the model's layers that run the method."""
         return self.attachment.method_layers
 
     @property
     def document_tokens(self) -> int:
-        """Cached tokens, the prompt's head included."""
+        """The number of cached tokens, including the prompt before the document."""
         return len(self._ids)
 
     @torch.inference_mode()
@@ -192,12 +190,10 @@ class Session:
         progress: Callable[[int, int], None] | None = None,
         method: Method | None = None,
     ) -> None:
-        """Prefills the text of a document, which replaces those in the cache; `resume` continues
-        after an interruption.
+        """Prefills a document after emptying the cache; `resume` continues after an interruption.
 
         Args:
-            progress: called with (tokens prefilled, all tokens). method: prefills in place of the
-                one that answers.
+            progress: called with (tokens prefilled, all tokens). method: replaces the preset's.
         """
         self.begin(self.prompt.document(text), method=method)
         self.resume(progress)
@@ -205,51 +201,51 @@ class Session:
     def begin(
         self,
         ids: list[int],
-        done: PrefilledDocument | None = None,
+        prefilled: PrefilledDocument | None = None,
         method: Method | None = None,
         reserve: int = RESERVE,
     ) -> None:
-        """Sets the ids (of `prompt.document`) that `resume` prefills.
+        """Sets the token ids that `resume` prefills, as `prompt.document` returns them.
 
         Args:
-            done: a part of them that the same method prefilled; its stores are continued.
+            prefilled: a part of them that the same method prefilled; its stores are continued.
             reserve: tokens of room after them; 0 if the document is opened later.
 
-        Raises UsageError: the cache is on disk, and `done` has no stores there."""
+        Raises UsageError: the cache is on disk, and `prefilled` has no stores there."""
         self.clear()
         self._read_by = method or self.method
         self._todo, self._head = ids, len(self.prompt.head())
-        if done is None:
+        if prefilled is None:
             check_in_memory(self.placement.cache)
-            self.cache = self.attachment.new_cache(self.placement.stores(len(ids)))
+            self.cache = self.attachment.new_cache(self.placement.store_maker(len(ids)))
             self.cache.expect(len(ids) + reserve)
         else:
-            self._ids = ids[: len(done.ids)]
-            states = [done.layer_states(i) for i in range(len(done.stores))]
-            projections = done.projections if done.ids else None
-            self.cache.hold(done.stores, projections, states, done.recurrent)
+            self._ids = ids[: len(prefilled.ids)]
+            states = [prefilled.layer_states(i) for i in range(len(prefilled.stores))]
+            projections = prefilled.projections if prefilled.ids else None
+            self.cache.hold(prefilled.stores, projections, states, prefilled.recurrent)
 
     @torch.inference_mode()
     def resume(
         self,
         progress: Callable[[int, int], None] | None = None,
-        settle: Callable[[int], None] | None = None,
+        after_feed: Callable[[int], None] | None = None,
     ) -> None:
-        """Prefills the other ids. `settle` is called after every FEED tokens with the number
-        of tokens in the cache."""
+        """Prefills the remaining ids. `after_feed` is called with the number of cached tokens after
+        each forward call."""
         ids, done = self._todo, len(self._ids)
 
-        def advance(tokens: int, total: int) -> None:
+        def record_progress(tokens: int, total: int) -> None:
             self._ids.extend(ids[len(self._ids) : tokens])
-            if settle:
-                settle(tokens)
+            if after_feed:
+                after_feed(tokens)
             if progress:
                 progress(tokens, total)
 
         self.cache.begin(QueryState(Phase.PREFILL), self._read_by)
         self.cache.truncate(done)
         try:
-            feed(self.model, ids, self.cache, done, advance)
+            feed(self.model, ids, self.cache, done, record_progress)
             self.cache.project()
         finally:
             self.cache.truncate(len(self._ids))
@@ -266,13 +262,13 @@ class Session:
         self.attachment.detach()
 
     def use(self, preset: Preset | ResolvedPreset) -> None:
-        """Replaces the preset; the prefill stays as it is. Raises PresetError: the method is wrong,
-        or needs another compressor."""
+        """Replaces the session's preset, but keeps the prefilled documents. Raises PresetError: the
+        method is invalid, or needs another compressor."""
         resolved = resolve(preset)
         new = resolved.method
         check_fits_model(new, self.model)
         if self._ids:
-            check_same_fit(self._read_by, new)
+            check_same_compressor(self._read_by, new)
         for document in self._opened:
             check_reduced_keys(document, new)
         self.method = new
@@ -295,7 +291,7 @@ class Session:
         on_text: Callable[[str], None] | None = None,
         trace: Callable[[ChunkTrace], None] | None = None,
     ) -> Reply:
-        """Answers one question; afterwards the cache is as before, also after an interruption.
+        """Answers one question, and restores the cache afterwards, even after an interruption.
 
         Args:
             prime: the answer prefix, with which the model's answer begins; not in `Reply.text`.
@@ -313,26 +309,26 @@ class Session:
         if len(self._ids) < len(self._todo):
             raise UsageError(
                 f"only {len(self._ids):,} of {len(self._todo):,} tokens are prefilled",
-                "call resume() for the rest",
+                "call resume() to prefill the rest",
             )
-        check_same_fit(self._read_by, self.method)
-        tokens, heat, nucleus = chosen_generation(
+        check_same_compressor(self._read_by, self.method)
+        tokens, heat, nucleus = choose_generation(
             self.preset.generation, max_new_tokens, temperature, top_p
         )
-        asked = EncodedQuestion.of(self.prompt, question, prime, history, len(self._ids))
-        asked.check(self.method.window, self.preset.context, tokens)
+        asked = EncodedQuestion.encode(self.prompt, question, prime, history, len(self._ids))
+        asked.check_length(self.method.window, self.preset.context, tokens)
         length, started = len(self._ids), time.perf_counter()
         streamer = Streamer(self.tokenizer, on_text)
-        text = self.text.turn(self._ids, question)
+        text = self.text.turn_text(self._ids, question)
         query = QueryState(Phase.QUESTION, turn_start=length, trace=trace, text=text)
         # A second Ctrl-C may have interrupted the cropping after the last question.
         self.cache.truncate(length)
         self.cache.begin(query, self.method)
         try:
-            self._process(asked.before)
+            self._run_tokens(asked.before)
             query.question = asked.span
             query.answer_start = length + len(asked.before) + len(asked.ids_before_answer)
-            self._survey(asked, query)
+            self._survey_question(asked, query)
             generate(
                 self.model, self._ids + asked.before + asked.ids, self.cache,
                 max_new_tokens=tokens, temperature=heat, top_p=nucleus, seed=seed,
@@ -355,33 +351,33 @@ class Session:
         history: Sequence[Turn] = (),
     ) -> None:  # fmt: skip
         """Checks that a question fits the model's window. Raises UsageError: the question is empty.
-        LengthError: it does not fit."""
-        asked = EncodedQuestion.of(self.prompt, question, prime, history, len(self._ids))
-        answer = longest_answer(self.preset.generation, max_new_tokens)
-        asked.check(self.method.window, self.preset.context, answer)
+        LengthError: the question does not fit."""
+        asked = EncodedQuestion.encode(self.prompt, question, prime, history, len(self._ids))
+        answer = max_answer_tokens(self.preset.generation, max_new_tokens)
+        asked.check_length(self.method.window, self.preset.context, answer)
 
     def question_tokens(self, question: str, history: Sequence[Turn] = ()) -> int:
-        """Counts tokens of a question and its earlier turns. Raises UsageError: it is empty."""
-        asked = EncodedQuestion.of(self.prompt, question, "", history, 0)
+        """Counts the tokens of a question and its earlier turns. Raises UsageError: it is empty."""
+        asked = EncodedQuestion.encode(self.prompt, question, "", history, 0)
         return len(asked.before) + len(asked.ids)
 
-    def _process(self, ids: list[int]) -> None:
-        """Runs tokens through the model, apart from the question's, whose last chunk selects for
-        the answer."""
+    def _run_tokens(self, ids: list[int]) -> None:
+        """Runs token ids through the model into the cache, in one forward call."""
         if ids:
             batch = torch.tensor([ids], device=self.model.device)
             self.model.base_model(input_ids=batch, past_key_values=self.cache)
 
-    def _survey(self, asked: EncodedQuestion, query: QueryState) -> None:
-        """Runs the question for the scores of all layers, and crops it, if the selector surveys."""
+    def _survey_question(self, asked: EncodedQuestion, query: QueryState) -> None:
+        """If the selector surveys, runs the question once to sum the scores of all layers, and then
+        removes the question from the cache."""
         length, method = self.cache.get_seq_length(), self.method
-        if asked.last(method.window.chunk) <= method.window.dense_below:
+        if asked.last_chunk_start(method.window.chunk) <= method.window.dense_below:
             return  # full attention: nothing is selected
         if not method.selector.surveys:
             return
         query.surveying = True
         with suppress(SurveyComplete):
-            self._process(asked.ids_before_answer)
+            self._run_tokens(asked.ids_before_answer)
         self.cache.truncate(length)
         with blame_plugins(vars(method)):
             query.selector = method.selector.after_survey(query.selector)

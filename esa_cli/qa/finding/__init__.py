@@ -1,1 +1,1 @@
-"""Finding passages that may answer a question: sentence windows, ranked by words and meaning."""
+"""Finds passages that may answer a question: windows of sentences, ranked by words and meaning."""

@@ -1,4 +1,4 @@
-"""Books: documents with their tokens and what a model computed of them."""
+"""Books are documents with their tokens, and with what a model has computed from these tokens."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from esa_cli.storage.memory_store import PrefilledDocument, text_rows
 
 @dataclass(frozen=True, eq=False)
 class TokenisedDocument:
-    """A document and its tokens; `offsets`: (n, 2) characters [start, end) of each token."""
+    """A document with its tokens; token i has the characters `offsets[i]`, [start, end)."""
 
     document: Document
     ids: Sequence[int]
     offsets: Tensor
 
     @classmethod
-    def of(cls, document: Document, tokenizer: Any) -> TokenisedDocument:
+    def tokenise(cls, document: Document, tokenizer: Any) -> TokenisedDocument:
         """Tokenises a document. Raises DocumentError: see `windowed_tokenizer`."""
         ids, offsets = tokenise(tokenizer, document.text)
         return cls(document, ids, torch.from_numpy(offsets))
@@ -35,10 +35,10 @@ class TokenisedDocument:
 
 @dataclass(frozen=True)
 class Book:
-    """A document that can be asked about.
+    """A document that questions can be asked about.
 
     Args:
-        prefilled: its KV cache, for answers from rows. index: its reduced keys (n, R), for finding.
+        prefilled: its KV cache, for answers. index: its reduced keys (n, R), for finding.
         spans: (n, 2) characters [start, end) of each token of its text.
         entry: its place in the library. words: of its sentences. Both if they are stored.
         read_s: seconds that the model took to read the document; 0: it was stored.
@@ -56,17 +56,17 @@ class Book:
 
     @property
     def read(self) -> bool:
-        """Whether the model has read the document: it has a KV cache or a token index."""
+        """Whether the document has a KV cache or a token index."""
         return self.prefilled is not None or self.index is not None
 
     @property
     def tokens(self) -> int:
-        """Tokens of the document, with those of the prompt's head in a KV cache."""
+        """The number of document tokens; with a KV cache, the prompt before it is included."""
         return len(self.prefilled.ids) if self.prefilled else len(self.spans)
 
 
 def distinct(books: Sequence[Book]) -> list[Book]:
-    """Returns the books, each text once: a copy would take selected tokens from other texts."""
+    """Drops books with a duplicate text, which would take selected tokens from other texts."""
     by_text: dict[str, Book] = {}
     for book in books:
         by_text.setdefault(book.document.text, book)
@@ -74,7 +74,7 @@ def distinct(books: Sequence[Book]) -> list[Book]:
 
 
 def place_books(books: Sequence[Book]) -> list[Book]:
-    """Returns the books of a question with their `rows`, each with a name that no other has."""
+    """Returns the books of a question with unique names, and with the positions of their tokens."""
     prefilled = [book.prefilled for book in books if book.prefilled]
     if len(prefilled) == len(books):
         rows = text_rows(prefilled)

@@ -1,8 +1,9 @@
-"""The finder encodes documents and questions for late interaction.
+"""The finder encodes the tokens of documents and questions for late interaction.
 
-A token's reduced key is a low-rank projection (Eq. (6)) of its hidden state after one of the
-model's middle layers; a question's tokens have a projection of their own (Eq. (5)) and weights.
-`benchmarks/training/train_finder.py` trains them with a LoRA adapter of the layers below.
+The reduced key of a document token is a low-rank projection of its hidden state after a middle
+layer of the model, as in Equation 6. Question tokens have another projection, as in Equation 5, and
+weights. `benchmarks/training/train_finder.py` trains the projections and a LoRA adapter of the
+model.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ from esa_cli.storage.library import Layout
 
 PROMPT = "Question: {question}\nThe text that answers:"
 WEIGHT_SCALE = 8.0
-"""Divides the logits of the question tokens' weights, which then learn slowly."""
+"""Divisor of the logits of question token weights, so that training changes them slowly."""
 MAP_NAMES = {"query_map", "key_map", "query_weight", "query_bias", "scale"}
 HINT = "use --set answer.finder=null"
 
 
 class Finder(Protocol):
-    """Encodes documents and questions, independently of the model that words the answer."""
+    """Encodes documents and questions, independently of the model that writes the answer."""
 
     @property
     def layout(self) -> Layout:
@@ -44,23 +45,24 @@ class Finder(Protocol):
 
     @property
     def digest(self) -> str:
-        """SHA-256 of everything that shapes the reduced keys of a document."""
+        """A SHA-256 digest of everything that determines the reduced keys of a document."""
 
     def encode(self, ids: Sequence[int], first: int, last: int) -> Tensor:
-        """Returns reduced keys (last - first, R) of a document's tokens, float32 on the CPU."""
+        """Returns the reduced keys (last - first, R) of document tokens, as float32 on the CPU."""
 
     def questions(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """Returns reduced queries (B, M, R) of unit length, and weights (B, M) of sum 1."""
+        """Returns R-dimensional reduced queries (B, M, R) of unit length for the M tokens of B
+        questions, and token weights (B, M) that sum to 1."""
 
 
 class TokenEncoder:
-    """A `Finder`: the first layers of a model with an adapter, and projections after them.
+    """A finder that runs the first layers of a model with an adapter, and projects their output.
 
     Args:
         maps: `query_map` and `key_map` (H, R), `query_weight` (H,), `query_bias` (1,), and `scale`
             (1,), the logarithm of the factor of scores in training.
-        layers: number of the model's layers that run. prompt: around a question.
-        fixed: model and adapter are not trained any more, so that their fused weights are kept.
+        layers: the number of layers that run. prompt: the template for a question.
+        fixed: whether model and adapter are no longer trained, so that fused weights are cached.
 
     Raises ModelError: the projections are of another model.
     """
@@ -76,14 +78,14 @@ class TokenEncoder:
         size, depth = model.config.hidden_size, len(model.base_model.layers)
         if self.maps["key_map"].shape[0] != size or not 0 < layers <= depth:
             raise ModelError(
-                f"the finder must be of a model with {size} numbers a hidden state and at least "
-                f"{layers} layers; this model has {depth}",
+                f"the finder needs a model of hidden size {size} with at least {layers} layers; "
+                f"this model has {depth} layers",
                 f"use the finder that was trained for this model, or {HINT.removeprefix('use ')}",
             )
 
     @classmethod
     def load(cls, folder: Path, model: Any, tokenizer: Any, *, fixed: bool = False) -> TokenEncoder:
-        """Loads the encoder of a folder. Raises ModelError: it is damaged or of another model."""
+        """Loads an encoder from a folder. Raises ModelError: it is damaged or of another model."""
         with reading(f"the finder {folder}", HINT):
             with safe_open(folder / MAPS, "pt") as file:
                 maps = {name: file.get_tensor(name).float() for name in file.keys()}  # noqa: SIM118
@@ -100,7 +102,7 @@ class TokenEncoder:
 
     @property
     def dim(self) -> int:
-        """R, the numbers of a reduced key."""
+        """The dimension R of a reduced key."""
         return self.maps["key_map"].shape[1]
 
     @property
@@ -120,54 +122,58 @@ class TokenEncoder:
         return digest.hexdigest()
 
     def questions(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """See `Finder.questions`; weights of padding are 0. Gradients pass through."""
-        sequences = [self._encode_text(self.prompt.replace("{question}", text)) for text in texts]
-        fused = self._fuse() if self._fixed and not torch.is_grad_enabled() else None
-        states, lengths = self._states(sequences, fused)
+        """Encodes questions as in `Finder.questions`; padding has weight 0. Keeps gradients."""
+        sequences = [
+            self._encode_question(self.prompt.replace("{question}", text)) for text in texts
+        ]
+        fused = self._fused_weights() if self._fixed and not torch.is_grad_enabled() else None
+        states, lengths = self._hidden_states(sequences, fused)
         logits = states @ self.maps["query_weight"] / WEIGHT_SCALE + self.maps["query_bias"]
         at = torch.arange(states.shape[1], device=states.device)[None]
         # The first two tokens are the prompt's own, before the question.
         within = (at >= 2) & (at < lengths[:, None])
         weights = nn.functional.softplus(logits) * within
-        return self._project(states, "query_map"), weights / weights.sum(1, keepdim=True)
+        return self._project_states(states, "query_map"), weights / weights.sum(1, keepdim=True)
 
     def tokens(self, sequences: Sequence[Sequence[int]]) -> Tensor:
-        """Returns reduced keys (B, T, R) of token ids; zeros after shorter ones. Gradients pass."""
-        return self._project(self._states(sequences)[0], "key_map")
+        """Returns reduced keys (B, T, R) of B token sequences, zero-padded. Keeps gradients."""
+        return self._project_states(self._hidden_states(sequences)[0], "key_map")
 
     @torch.inference_mode()
     def encode(self, ids: Sequence[int], first: int, last: int) -> Tensor:
-        """See `Finder.encode`. A segment is encoded with the `CONTEXT_TOKENS` before it."""
+        """Encodes tokens as in `Finder.encode`, each segment with `CONTEXT_TOKENS` tokens of
+        context."""
         assert first % SEGMENT_TOKENS == 0, "first must be the beginning of a segment"
-        pieces, fused = list[Tensor](), self._fuse()
+        pieces, fused = list[Tensor](), self._fused_weights()
         for group in grouped(range(first, last, SEGMENT_TOKENS)):
             begins = [max(0, at - CONTEXT_TOKENS) for at in group]
             ends = [min(last, at + SEGMENT_TOKENS) for at in group]
-            states, _ = self._states([ids[a:b] for a, b in zip(begins, ends, strict=True)], fused)
-            keys = self._project(states, "key_map")
+            segments = [ids[a:b] for a, b in zip(begins, ends, strict=True)]
+            states, _ = self._hidden_states(segments, fused)
+            keys = self._project_states(states, "key_map")
             rows = zip(keys, group, begins, ends, strict=True)
             pieces += [row[at - a : b - a].cpu() for row, at, a, b in rows]
         return torch.cat(pieces) if pieces else torch.zeros(0, self.dim)
 
-    def _encode_text(self, text: str) -> list[int]:
+    def _encode_question(self, text: str) -> list[int]:
         out = self.tokenizer(text, add_special_tokens=False, split_special_tokens=True)
         return list(out["input_ids"])
 
-    def _project(self, states: Tensor, name: str) -> Tensor:
+    def _project_states(self, states: Tensor, name: str) -> Tensor:
         return nn.functional.normalize(states @ self.maps[name], dim=-1)
 
-    def _fuse(self) -> FusedForward | None:
-        """Returns the layers' fused weights with the adapter; None where they cannot be fused."""
+    def _fused_weights(self) -> FusedForward | None:
+        """Returns the fused weights of layers and adapter; None if the model cannot be fused."""
         if self._fused_layers is not None or not can_be_fused(self.model):
             return self._fused_layers
         fused = FusedForward(self.model, self.layers, self.adapter)
         self._fused_layers = fused if self._fixed else None
         return fused
 
-    def _states(
+    def _hidden_states(
         self, sequences: Sequence[Sequence[int]], fused: FusedForward | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Returns hidden states (B, T, H), zeros at padding, and lengths (B,)."""
+        """Returns zero-padded hidden states (B, T, H) of B token sequences, and lengths (B,)."""
         lengths = torch.tensor([len(ids) for ids in sequences], device=self.model.device)
         width = int(lengths.max())
         order = sorted(range(len(sequences)), key=lambda n: len(sequences[n]))
@@ -186,7 +192,7 @@ class TokenEncoder:
 
 
 class FinderSizes(NamedTuple):
-    """The number of layers that run for a finder, and R, the numbers of a reduced key."""
+    """The number of model layers that a finder runs, and the dimension R of its reduced keys."""
 
     layers: int
     dim: int
@@ -198,14 +204,16 @@ class FinderSizes(NamedTuple):
 
 
 def load_finder(settings: AnswerSettings, model: Any, tokenizer: Any) -> TokenEncoder | None:
-    """Loads the preset's finder, if it has one. Raises PresetError, ModelError."""
+    """Loads the preset's finder, or returns None if there is no finder. Raises PresetError,
+    ModelError."""
     if settings.source != "text" or settings.finder is None:
         return None
     return TokenEncoder.load(finder_folder(settings.finder), model, tokenizer, fixed=True)
 
 
 def index_sizes(preset: Preset) -> FinderSizes | None:
-    """Reads the sizes of the preset's finder, if it has one. Raises PresetError, ModelError."""
+    """Reads the sizes of the preset's finder; None if there is no finder. Raises PresetError,
+    ModelError."""
     settings = preset.answer
     if settings.needs_rows or settings.finder is None:
         return None

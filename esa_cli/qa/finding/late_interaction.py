@@ -1,7 +1,8 @@
-"""Late interaction: the largest products of reduced queries with the reduced keys of each window.
+"""Late interaction scores windows by the largest products of reduced queries and reduced keys.
 
-The score of a window is the sum over the question's tokens of their weight times that product: the
-form of Eqs. (3) and (4), with a window in place of the whole text.
+The score of a window is a weighted sum over the question's tokens of the largest product of each
+token with a key in the window. The score has the form of Equations 3 and 4, in which the window is
+the text.
 """
 
 from __future__ import annotations
@@ -13,24 +14,24 @@ from esa_cli.storage.library import SEGMENT, Layout
 from esa_cli.storage.library.segment import decode, encode
 
 SEGMENT_TOKENS = 512
-"""Tokens of a document that are encoded together."""
+"""The number of document tokens that are encoded together."""
 CONTEXT_TOKENS = 64
-"""Tokens before a segment that are encoded with it, as its context."""
+"""The number of tokens before a segment that are encoded together with the segment as context."""
 PIECE = 4 * SEGMENT_TOKENS
-"""Tokens encoded in one call; a segment of the library is whole pieces."""
+"""The number of tokens encoded in one call, of which a segment of the library is a multiple."""
 TILE = 4096
-"""Tokens whose keys are decoded at once: 2 MB with R = 128, which fit the cache of the CPU."""
+"""The number of tokens whose keys are decoded at once: 2 MB with R = 128 fit the CPU's cache."""
 
 
 def index_layout(dim: int) -> Layout:
-    """Returns the layout of reduced keys of R = `dim` numbers: halves as key and value."""
+    """Returns the layout of reduced keys of dimension `dim`, stored as halves: key and value."""
     if dim < 2 or dim % 2:
-        raise ValueError(f"the numbers of a reduced key must be even, got {dim}")
+        raise ValueError(f"the dimension of a reduced key must be even, got {dim}")
     return Layout(layers=1, heads=1, dim=dim // 2, dtype="float32", kind="int8", segment=SEGMENT)
 
 
 class ReducedKeys:
-    """The reduced keys (N, R) of a document's tokens, as records (N, row_bytes) uint8."""
+    """The reduced keys (N, R) of a document's tokens, stored as uint8 records (N, row_bytes)."""
 
     def __init__(self, records: Tensor, layout: Layout) -> None:
         assert records.shape[1] == layout.row_bytes, "records must have the bytes of the layout"
@@ -38,12 +39,12 @@ class ReducedKeys:
 
     @classmethod
     def of(cls, keys: Tensor, layout: Layout) -> ReducedKeys:
-        """Rounds keys (n, R)."""
+        """Rounds keys (n, R) to the number format of the layout."""
         return cls(encode(keys, layout), layout)
 
     @classmethod
-    def empty(cls, tokens: int, layout: Layout) -> ReducedKeys:
-        """Returns uninitialised keys of `tokens` tokens."""
+    def allocate(cls, tokens: int, layout: Layout) -> ReducedKeys:
+        """Allocates uninitialised keys for `tokens` tokens."""
         return cls(torch.empty((tokens, layout.row_bytes), dtype=torch.uint8), layout)
 
     @property
@@ -53,19 +54,19 @@ class ReducedKeys:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the records."""
+        """The number of bytes that all records take."""
         return self.records.nbytes
 
-    def rows(self, start: int, stop: int) -> Tensor:
-        """Returns the keys (stop - start, R) float32 of the tokens [start, stop)."""
+    def decode_keys(self, start: int, stop: int) -> Tensor:
+        """Decodes the keys (stop - start, R) of the tokens [start, stop) to float32."""
         return decode(self.records[start:stop], self.layout)
 
 
 def window_products(
     queries: Tensor, keys: Tensor | ReducedKeys, first: Tensor, last: Tensor
 ) -> Tensor:
-    """Returns the largest product of each query (M, R) with a key (N, R) in each window of tokens
-    [first, last) (W,): (W, M) float32, -1 for windows without tokens."""
+    """Returns the largest products (W, M) of queries (M, R) with keys (N, R) in W windows of tokens
+    [first, last). The products are float32, and -1 for windows without tokens."""
     first, last = first.contiguous(), last.contiguous()
     empty = queries.new_full((first.shape[0], queries.shape[0]), -1.0, dtype=torch.float32)
     bounds = torch.unique(torch.cat((first, last)))
@@ -81,25 +82,29 @@ def window_products(
 
 
 def _products_between(queries: Tensor, keys: Tensor | ReducedKeys, bounds: Tensor) -> Tensor:
-    """Returns the largest products between neighbours of the ascending bounds (B,), (B - 1, M)."""
+    """Returns the largest products (B - 1, M) between neighbours of B ascending bounds."""
     best = queries.new_full((bounds.shape[0] - 1, queries.shape[0]), -torch.inf)
     low, high = int(bounds[0]), int(bounds[-1])
     for start in range(low, high, TILE):
         stop = min(start + TILE, high)
-        rows = keys.rows(start, stop) if isinstance(keys, ReducedKeys) else keys[start:stop].float()
+        if isinstance(keys, ReducedKeys):
+            tile = keys.decode_keys(start, stop)
+        else:
+            tile = keys[start:stop].float()
         # The bounds inside this tile, after its first token, divide it.
         from_bound = int(torch.searchsorted(bounds, start, right=True))
         to_bound = int(torch.searchsorted(bounds, stop))
         outer = bounds.new_tensor([start, stop])
         edges = torch.cat((outer[:1], bounds[from_bound:to_bound], outer[1:]))
-        largest = torch.segment_reduce(rows @ queries.T, "max", lengths=edges.diff(), axis=0)
+        largest = torch.segment_reduce(tile @ queries.T, "max", lengths=edges.diff(), axis=0)
         pieces = best[from_bound - 1 : to_bound]
         torch.maximum(pieces, largest, out=pieces)
     return best
 
 
-def products_around(products: Tensor, windows: int) -> Tensor:
-    """Returns the largest products (W, M) among `windows` windows before and after each."""
+def pool_products(products: Tensor, windows: int) -> Tensor:
+    """Returns the maximum of products (W, M) over each window and `windows` windows on each
+    side."""
     if not products.shape[0]:
         return products
     size, columns = 2 * windows + 1, products.T[:, None]

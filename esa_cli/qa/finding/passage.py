@@ -1,4 +1,4 @@
-"""A passage of a document: what finding returns, reading reads, and an answer rests on."""
+"""A passage of a document, which the finder finds, the reader reads, and an answer cites."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Passage:
-    """Characters [start, end) of a document, with their place and their scores.
+    """Characters [start, end) of a document, with their page, line and chapter, and with scores.
 
     Args:
         document: the name of the document. source: its path. page, line: from 1.
         score: of finding, in standard deviations above the mean of all windows; after reading,
             these times the prior plus the log-odds.
         weight: the share of all attention, or of the scores of all passages, of an answer.
-        log_odds: that the passage contains the answer; None: it was not read.
+        log_odds: of the passage containing the answer; None if the reader has not read it.
         quote: character offsets into the document of its most probable answer.
     """
 
@@ -37,7 +37,7 @@ class Passage:
 
     @classmethod
     def of(cls, document: Document, start: int, end: int, **fields: Any) -> Self:
-        """Returns the passage of the characters [start, end); `fields` are those after `text`."""
+        """Builds a passage of characters [start, end), with further fields of the class."""
         at = document.place(start)
         return cls(
             document.name, document.source, at.page, at.line, at.chapter, start, end,
@@ -45,11 +45,11 @@ class Passage:
         )  # fmt: skip
 
     def as_found(self) -> dict[str, Any]:
-        """Returns the JSON fields of a passage that was found."""
+        """Returns the JSON fields of a passage in a search result."""
         names = ("document", "source", "page", "line", "chapter", "start", "end", "text")
         return {name: getattr(self, name) for name in names} | {"score": round(self.score, 3)}
 
     def as_evidence(self) -> dict[str, Any]:
-        """Returns the JSON fields of a passage that an answer rests on."""
+        """Returns the JSON fields of a passage that is evidence of an answer."""
         names = ("document", "page", "line", "chapter", "start", "end", "text", "weight")
         return {name: getattr(self, name) for name in names}

@@ -1,8 +1,8 @@
-"""Ranks the sentence windows of documents by how likely they answer a question.
+"""Ranks the sentence windows of documents by how likely a window answers a question.
 
-Scores are added, each in standard deviations over the windows: BM25 of the question's words; where
-a document has a token index, late interaction, which then counts most. Constants are chosen on the
-development questions of benchmarks/book_questions.
+The score of a window is its BM25 score in standard deviations. If the document has a token index,
+the late-interaction score is added, with a larger weight. Constants are chosen on the development
+questions of benchmarks/book_questions.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 from esa_cli.errors import UsageError
 from esa_cli.qa.finding.books import Book
 from esa_cli.qa.finding.finder import Finder
-from esa_cli.qa.finding.late_interaction import ReducedKeys, products_around, window_products
+from esa_cli.qa.finding.late_interaction import ReducedKeys, pool_products, window_products
 from esa_cli.qa.finding.passage import Passage
 from esa_cli.qa.finding.words import (
     LexicalIndex,
@@ -29,28 +29,28 @@ from esa_cli.qa.finding.words import (
 from esa_cli.system.content_words import question_words
 
 AROUND = (4, 32, 128)
-"""Windows before and after each one that count for it: about a page, some pages, a chapter."""
+"""Numbers of neighbours that raise a window's score: about a page, some pages, a chapter."""
 AROUND_WEIGHT = 0.3
-"""Weight of each of their scores beside the window's own."""
+"""The weight of the score of neighbouring windows; the window's own score has weight 1."""
 FAR = -1.0
-"""Least of their scores, which would be very low at the ends of some texts."""
+"""The minimum score of neighbouring windows, which would be very low at the ends of some texts."""
 LATE = 3.3
-"""Weight of late interaction where BM25 has weight 1."""
+"""The weight of late interaction if BM25 has weight 1."""
 BY_WORDS = 8
-"""One passage in so many is ranked by BM25 alone, which finds unusual names and numbers."""
+"""One passage in eight is ranked by BM25 alone, which finds unusual names and numbers."""
 SINGLED_OUT = (1.2, 1.4)
-"""The best BM25 over the best that does not overlap it: from not single to singled out."""
+"""Ratios of the best to the next BM25 score at which a passage is not, or is, singled out."""
 VAGUE = 0.15
-"""Share of the words' weight for a question whose words single out no passage."""
+"""The share of BM25's weight that is used if BM25 singles out no passage."""
 FITS = 0.6
-"""Late interaction from which a window fits without a word; made-up words have 0.59 at most."""
+"""The minimum late interaction of a window that fits without a word; nonsense reaches 0.59."""
 COUNT = 8
 ABOVE = 2.0
-"""The least score where all passages are asked for: about one window in thirty has it."""
+"""The minimum score if all passages are requested; about one window in thirty reaches 2.0."""
 
 
 class ReducedQueries(NamedTuple):
-    """Reduced queries (M, R), their weights (M,), and the weight of BM25 beside them."""
+    """Reduced queries (M, R) of a question, their weights (M,), and the weight of BM25."""
 
     queries: Tensor
     weights: Tensor
@@ -58,7 +58,7 @@ class ReducedQueries(NamedTuple):
 
 
 class WindowScores(NamedTuple):
-    """Scores of all windows for one question, (windows,) each.
+    """Scores of all windows for one question; each field has one number for each window.
 
     Args:
         total: ranks the windows. words: BM25 alone, in standard deviations.
@@ -73,7 +73,7 @@ class WindowScores(NamedTuple):
 
 
 class PassageFinder:
-    """Finds passages of some books."""
+    """Finds the passages of some books that answer a question."""
 
     def __init__(self, books: Sequence[Book]) -> None:
         self.documents = [book.document for book in books]
@@ -90,23 +90,26 @@ class PassageFinder:
             if book.index is not None and own.numel():
                 self._indexed.append((own, token_bounds(book.spans, windows[own]), book.index))
 
-    def unmentioned(self, question: str, is_small: Callable[[str], bool]) -> float:
-        """Returns the share of a name in the question that no book has; see `unmentioned_share`."""
+    def unmentioned_name_share(
+        self, question: str, is_usually_lowercase: Callable[[str], bool]
+    ) -> float:
+        """Returns the share of a name's words that no book has; see `unmentioned_share`."""
         if not self._has_names:
             return 0.0
-        return unmentioned_share(question, self.index.has_word, is_small)
+        return unmentioned_share(question, self.index.has_word, is_usually_lowercase)
 
     def find(
         self, question: str, count: int, *, earlier: str = "", reduced: ReducedQueries | None = None
     ) -> list[Passage]:
-        """Returns the best `count` windows; none overlaps a better one by half."""
+        """Returns the best `count` windows; none overlaps a better window by half or more."""
         return self.pick_passages(self.scores(question, earlier=earlier, reduced=reduced), count)
 
     def scores(
         self, question: str, *, earlier: str = "", reduced: ReducedQueries | None = None
     ) -> WindowScores:
-        """Scores all windows. One fits that has a word of the question, in it or around it; with a
-        token index also each if a book has such a word, or by late interaction of `FITS`.
+        """Scores all windows. A window fits if a word of the question occurs in or near the window.
+        With a token index, all windows fit if one has a word of the question, else windows that
+        reach `FITS`.
 
         Args:
             earlier: text of earlier turns that the question refers to; its BM25 counts half.
@@ -115,32 +118,32 @@ class PassageFinder:
         bm25 = self.index.scores(question)
         if earlier:
             bm25 = bm25 + 0.5 * self.index.scores(earlier)
-        words, fitting = standardised(bm25), bm25 > 0
+        words, fitting = standardise_scores(bm25), bm25 > 0
         if reduced is None or not self._indexed:
             return WindowScores(words, words, fitting, read=False)
         late, total = self.late_scores(reduced), words.clone()
         fitting |= late[0] >= (-1.0 if fitting.any() else FITS)
         read = ~late[0].isnan()
-        own, *around = (standardised(scores[read]) for scores in late)
+        own, *around = (standardise_scores(scores[read]) for scores in late)
         wide = torch.stack(around).clamp(min=FAR).sum(0)
-        beside = reduced.words * self.words_weight(bm25) * words
+        beside = reduced.words * self.bm25_share(bm25) * words
         total[read] = LATE * (own + AROUND_WEIGHT * wide + beside[read])
         return WindowScores(total, words, fitting, read=True)
 
     def late_scores(self, reduced: ReducedQueries) -> Tensor:
-        """Scores each window, and the windows around it, by late interaction.
+        """Scores each window and its neighbourhoods by late interaction.
 
-        Returns (1 + len(AROUND), windows); nan where a book has no token index.
+        Returns scores (1 + len(AROUND), windows), which are NaN for books without a token index.
         """
         out = torch.full((1 + len(AROUND), len(self.index)), torch.nan)
         for own, bounds, keys in self._indexed:
             products = window_products(reduced.queries, keys, *bounds)
-            wide = [products_around(products, windows) for windows in AROUND]
+            wide = [pool_products(products, windows) for windows in AROUND]
             out[:, own] = torch.stack([products, *wide]) @ reduced.weights
         return out
 
-    def words_weight(self, bm25: Tensor) -> float:
-        """Returns the share of the words' weight that counts, `VAGUE` to 1; `bm25`: (windows,)."""
+    def bm25_share(self, bm25: Tensor) -> float:
+        """Returns the share of BM25's weight that is used, from `VAGUE` to 1."""
         if not bm25.numel() or bm25.max() == bm25.min():
             return VAGUE
         best, *others = bm25.argsort(descending=True, stable=True).tolist()
@@ -151,10 +154,10 @@ class PassageFinder:
         return VAGUE + (1 - VAGUE) * min(1.0, max(0.0, (ratio - low) / (high - low)))
 
     def pick_passages(self, scores: WindowScores, count: int) -> list[Passage]:
-        """Returns the best `count` windows; none overlaps a better one by half."""
+        """Returns the best `count` windows; none overlaps a better window by half or more."""
         picked, overlapping = list[int](), set[int]()
-        by_words = count // BY_WORDS if scores.read else 0
-        for ranking, limit in ((scores.total, count - by_words), (scores.words, count)):
+        bm25_count = count // BY_WORDS if scores.read else 0
+        for ranking, limit in ((scores.total, count - bm25_count), (scores.words, count)):
             for at in ranking.argsort(descending=True, stable=True).tolist():
                 if len(picked) >= limit:
                     break
@@ -163,35 +166,38 @@ class PassageFinder:
                     overlapping.update(
                         n for n, share in self._overlapping_windows(at) if share >= 0.5
                     )
-        return [self.passage_at(at, scores.total) for at in picked]
+        return [self.window_passage(at, scores.total) for at in picked]
 
-    def _overlapping_windows(self, at: int) -> Iterator[tuple[int, float]]:
-        """Yields the windows that overlap a window, and the shared part of the shorter one."""
+    def _overlapping_windows(self, window_number: int) -> Iterator[tuple[int, float]]:
+        """Yields the windows that overlap a window, with the shared part of the shorter window."""
         windows, documents = self.index.windows, self.index.documents
-        window = windows[at]
-        for others in (range(at, -1, -1), range(at + 1, len(windows))):
+        window = windows[window_number]
+        for others in (range(window_number, -1, -1), range(window_number + 1, len(windows))):
             for n in others:
                 other = windows[n]
                 shared = min(window.end, other.end) - max(window.start, other.start)
-                if documents[n] != documents[at] or shared <= 0:
+                if documents[n] != documents[window_number] or shared <= 0:
                     break  # windows are in the order of their beginnings and of their ends
                 yield n, shared / min(window.end - window.start, other.end - other.start)
 
-    def passage_at(self, at: int, scores: Tensor) -> Passage:
-        """Returns window number `at` as a passage, with its score of (windows,)."""
-        window, document = self.index.windows[at], self.documents[self.index.documents[at]]
-        return Passage.of(document, window.start, window.end, score=float(scores[at]))
+    def window_passage(self, window_number: int, scores: Tensor) -> Passage:
+        """Returns window number `window_number` as a passage, with its score."""
+        window, document = (
+            self.index.windows[window_number],
+            self.documents[self.index.documents[window_number]],
+        )
+        return Passage.of(document, window.start, window.end, score=float(scores[window_number]))
 
 
-def standardised(scores: Tensor) -> Tensor:
-    """Returns scores less their mean, in standard deviations; zeros where all are equal."""
+def standardise_scores(scores: Tensor) -> Tensor:
+    """Returns scores in standard deviations above their mean; equal scores become 0."""
     if scores.numel() < 2 or scores.min() == scores.max():
         return torch.zeros_like(scores)
     return (scores - scores.mean()) / scores.std()
 
 
 def token_bounds(spans: Tensor, characters: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the first token and the one after the last, (W,), of characters (W, 2)."""
+    """Returns the first and the end token (W,) of each of W ranges of characters (W, 2)."""
     spans, characters = spans.long(), characters.long()
     first = torch.searchsorted(spans[:, 1].contiguous(), characters[:, 0].contiguous(), right=True)
     last = torch.searchsorted(spans[:, 0].contiguous(), characters[:, 1].contiguous())
@@ -199,22 +205,22 @@ def token_bounds(spans: Tensor, characters: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class PassageSearch:
-    """Finds passages by a finder, if there is one, and keeps the index of the last books."""
+    """Searches books for passages, and caches the index of the books that were searched last."""
 
     def __init__(self, encoder: Finder | None = None, words: float = 0.0) -> None:
         self._encoder, self._words = encoder, words
         self._last: PassageFinder | None = None
 
     def finder(self, books: Sequence[Book]) -> PassageFinder:
-        """Returns the finder of these books."""
+        """Returns the passage finder for some books, which is cached for the next question."""
         last, documents = self._last, [book.document for book in books]
         keys = [book.index for book in books]
         if last is None or last.documents != documents or last.keys != keys:
             last = self._last = PassageFinder(books)
         return last
 
-    def reduced(self, question: str, books: Sequence[Book]) -> ReducedQueries | None:
-        """Encodes a question; None where no book has a token index."""
+    def encode_question(self, question: str, books: Sequence[Book]) -> ReducedQueries | None:
+        """Encodes a question for late interaction; returns None if no book has a token index."""
         if self._encoder is None or all(book.index is None for book in books):
             return None
         queries, weights = self._encoder.questions([question])
@@ -224,8 +230,8 @@ class PassageSearch:
     def find(
         self, question: str, books: Sequence[Book], count: int, earlier: str = ""
     ) -> list[Passage]:
-        """Returns the best `count` passages for an answer; see `PassageFinder.scores`."""
-        reduced = self.reduced(f"{earlier} {question}".strip(), books)
+        """Returns the best `count` passages for the reader; see `PassageFinder.scores`."""
+        reduced = self.encode_question(f"{earlier} {question}".strip(), books)
         return self.finder(books).find(question, count, earlier=earlier, reduced=reduced)
 
     @torch.inference_mode()
@@ -236,18 +242,18 @@ class PassageSearch:
         """Returns the best passages that fit the question, best first.
 
         Args:
-            count: the most passages; None: all. minimum: their least score in standard deviations;
-                None: 0, and where `count` is None 2, or the best passage's score if that is lower.
+            count: the maximum number of passages, or None. minimum: the minimum score in standard
+                deviations, by default 0, but without `count` 2, or the best score if it is lower.
 
         Raises UsageError: there is no book, or `count` is below 1.
         """
         if not books:
-            raise UsageError("no document to search", "name one")
+            raise UsageError("there is no document to search", "name a document")
         if count is not None and count < 1:
-            raise UsageError(f"count must be at least 1, got {count}", "None gives all passages")
+            raise UsageError(f"count must be at least 1, got {count}", "set count to None for all")
         finder = self.finder(books)
-        scores = finder.scores(question, reduced=self.reduced(question, books))
-        total = standardised(scores.total).masked_fill(~scores.fitting, -torch.inf)
+        scores = finder.scores(question, reduced=self.encode_question(question, books))
+        total = standardise_scores(scores.total).masked_fill(~scores.fitting, -torch.inf)
         limit = len(finder.index) if count is None else count
         found = finder.pick_passages(scores._replace(total=total), limit)
         if minimum is None:
@@ -258,7 +264,7 @@ class PassageSearch:
 
 
 class WordPassages(NamedTuple):
-    """Passages with `most` of the `words` content words of a query; no other passage has more."""
+    """The passages with `most` of the `words` content words of a query, which is the maximum."""
 
     passages: list[Passage]
     most: int
@@ -266,31 +272,31 @@ class WordPassages(NamedTuple):
 
 
 def passages_with_words(query: str, books: Sequence[Book]) -> WordPassages:
-    """Returns the passages with most words of a query, best first; none without a new sentence."""
+    """Returns the passages with most words of a query, best first; each adds a new sentence."""
     if not books:
-        raise UsageError("no document to search", "name one")
+        raise UsageError("there is no document to search", "name a document")
     tables = [book.words or sentence_words(book.document.text) for book in books]
     finder = PassageFinder(books)
     index = finder.index
     wanted = list(dict.fromkeys(question_words(query, {table.language for table in tables})))
-    having = [_sentences_with(wanted, table) for table in tables]
+    having = [_sentences_with_words(wanted, table) for table in tables]
     unseen = [sentences.any(1) for sentences in having]
     counts = [
         int(having[document][window.first : window.last].any(0).sum())
         for window, document in zip(index.windows, index.documents, strict=True)
     ]
     most = max(counts, default=0)
-    scores, passages = standardised(index.scores(query)), list[Passage]()
+    scores, passages = standardise_scores(index.scores(query)), list[Passage]()
     for at in scores.argsort(descending=True, stable=True).tolist() if most else ():
         window, rest = index.windows[at], unseen[index.documents[at]]
         if counts[at] == most and rest[window.first : window.last].any():
             rest[window.first : window.last] = False
-            passages.append(finder.passage_at(at, scores))
+            passages.append(finder.window_passage(at, scores))
     return WordPassages(passages, most, len(wanted))
 
 
-def _sentences_with(wanted: Sequence[tuple[str, ...]], table: SentenceWords) -> Any:
-    """Returns which sentence has which word, (sentences, words) bool; a word is its stems."""
+def _sentences_with_words(wanted: Sequence[tuple[str, ...]], table: SentenceWords) -> Any:
+    """Returns a bool table (sentences, words): whether a sentence contains a stem of a word."""
     numbers = {word: number for number, word in enumerate(table.vocabulary)}
     sentences = numpy.repeat(numpy.arange(len(table.counts)), numpy.diff(table.ends))
     out = numpy.zeros((len(table.counts), len(wanted)), dtype=bool)

@@ -1,7 +1,7 @@
-"""Finding by words: sentence windows, their BM25 scores, and names that no document mentions.
+"""BM25 search: sentence windows, their scores, and names that no document mentions.
 
-The score of a window is its own BM25 plus that of wider windows around it: a question names people
-and places that the answering sentences call "he" and "there". Measured: docs/results.md.
+The BM25 scores of wider windows are added to each window's own score, because a question names
+people and places that the answer's sentences call "he" and "there". Measured: docs/results.md.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from esa_cli.system.content_words import (
 
 BLANK_LINES = re.compile(r"\n\s*\n")
 WINDOW_WORDS = 60
-"""Words of the windows that are ranked."""
+"""The number of words in the windows that are ranked."""
 AROUND = ((200, 0.6), (600, 0.6))
-"""Words of the windows around each of them, and the weight of their score."""
+"""The numbers of words in the wider windows, and the weights of their scores."""
 
 
 class TextWindow(NamedTuple):
-    """Characters [start, end) of a text, which are its sentences [first, last)."""
+    """Characters [start, end) of a text, which are its sentences number [first, last)."""
 
     start: int
     end: int
@@ -50,7 +50,7 @@ class TextWindow(NamedTuple):
 
 
 def sentence_spans(text: str) -> list[tuple[int, int]]:
-    """Returns the characters [start, end) of each sentence or line of `text`, in order."""
+    """Returns the characters [start, end) of each sentence or line of a text, in order."""
     out: list[tuple[int, int]] = []
     at = 0
     for blank_start, blank_end in [
@@ -66,10 +66,10 @@ def sentence_spans(text: str) -> list[tuple[int, int]]:
     return out
 
 
-def sentence_windows(
+def cut_sentence_windows(
     spans: list[tuple[int, int]], counts: list[int], words: int
 ) -> list[TextWindow]:
-    """Cuts sentences with `counts` words each into half overlapping windows of about `words`."""
+    """Cuts sentences of `counts` words into windows of about `words` words that overlap by half."""
     out: list[TextWindow] = []
     first = 0
     while first < len(spans):
@@ -91,12 +91,12 @@ def sentence_windows(
 
 
 ARRAYS = ("spans", "counts", "ids", "ends")
-"""The fields of `SentenceWords` that are numbers."""
+"""The names of the array fields of `SentenceWords`."""
 
 
 @dataclass(frozen=True, eq=False)
 class SentenceWords:
-    """The content words of the S sentences of a text.
+    """The content words in each of the S sentences of a text.
 
     Args:
         spans: (S, 2) int32, characters [start, end) of the sentences.
@@ -114,13 +114,15 @@ class SentenceWords:
     language: str
 
     def cut_windows(self, words: int) -> list[TextWindow]:
-        """Returns the windows of the text with about `words` words."""
-        return sentence_windows(list(map(tuple, self.spans.tolist())), self.counts.tolist(), words)
+        """Cuts the text into windows of about `words` words."""
+        return cut_sentence_windows(
+            list(map(tuple, self.spans.tolist())), self.counts.tolist(), words
+        )
 
     def as_bytes(self) -> bytes:
-        """Returns the table in the form that `of_bytes` reads."""
+        """Serialises the table to bytes, which `of_bytes` parses."""
         texts = {
-            "version": _version(),
+            "version": _table_version(),
             "vocabulary": "\n".join(self.vocabulary),
             "language": self.language,
         }
@@ -132,10 +134,10 @@ class SentenceWords:
 
     @classmethod
     def of_bytes(cls, data: bytes) -> SentenceWords | None:
-        """Returns a stored table, or None where this version cuts or stems texts otherwise."""
+        """Returns a stored table, or None if this version of esa processes texts differently."""
         try:
             tensors = load(data)
-            if tensors["version"].tobytes().decode() != _version():
+            if tensors["version"].tobytes().decode() != _table_version():
                 return None
             text = tensors["vocabulary"].tobytes().decode("utf-8", "surrogatepass")
             language = tensors["language"].tobytes().decode()
@@ -146,8 +148,8 @@ class SentenceWords:
 
 
 @cache
-def _version() -> str:
-    """Returns a digest of everything that shapes a table beside its text."""
+def _table_version() -> str:
+    """Returns a digest of all code and data that determine a table, except the text."""
     digest = hashlib.sha256(f"{unicodedata.unidata_version} {words_version()}".encode())
     for file in (sentences.__file__, __file__):
         digest.update(Path(file).read_bytes())
@@ -156,7 +158,7 @@ def _version() -> str:
 
 @lru_cache(maxsize=2)  # a document is asked before its index is computed, and then again
 def sentence_words(text: str) -> SentenceWords:
-    """Returns the sentences of a text and their content words."""
+    """Returns the table of the sentences of a text and their content words."""
     spans, language = sentence_spans(text), language_of(text)
     vocabulary, ids, ends = dict[str, int](), list[int](), [0]
     for start, end in spans:
@@ -174,7 +176,7 @@ def sentence_words(text: str) -> SentenceWords:
 
 
 class LexicalIndex:
-    """BM25 of the windows of documents; `windows[i]` is of document number `documents[i]`."""
+    """Ranks windows of documents with BM25; `windows[i]` is in document number `documents[i]`."""
 
     def __init__(
         self, texts: Sequence[str], words: Sequence[SentenceWords | None] | None = None
@@ -199,7 +201,7 @@ class LexicalIndex:
     def _index_windows(
         self, tables: Sequence[SentenceWords], windows: Sequence[Sequence[TextWindow]]
     ) -> Bm25:
-        """Computes BM25 of the windows of each document."""
+        """Builds the BM25 index of the windows of all documents."""
         texts: list[Any] = [numpy.empty(0, dtype=numpy.int64)]
         for table, cut in zip(tables, windows, strict=True):
             numbers = [self._vocabulary[stem] for stem in table.vocabulary]
@@ -212,18 +214,18 @@ class LexicalIndex:
         return len(self.windows)
 
     def has_word(self, word: str) -> bool:
-        """Whether a document has any form of a content word."""
+        """Whether any document contains a form of a content word."""
         return bool(self._word_numbers(word))
 
     def _word_numbers(self, question: str) -> list[int]:
-        """Returns the numbers of those words of a question that the documents have."""
+        """Returns the vocabulary numbers of the question's words that occur in the documents."""
         words = question_words(question, self._languages)
         return [
             self._vocabulary[stem] for stems in words for stem in stems if stem in self._vocabulary
         ]
 
     def scores(self, question: str) -> Tensor:
-        """Returns BM25 of each window for a question, (windows,) float32; 0 without its words."""
+        """Returns the BM25 score of each window for a question, as float32; 0 without a match."""
         numbers = self._word_numbers(question)
         total = self._own.scores(numbers)
         for bm25, nearest, weight in self._around:
@@ -234,7 +236,7 @@ class LexicalIndex:
 def _nearest_windows(
     narrow: Sequence[Sequence[TextWindow]], wide: Sequence[Sequence[TextWindow]]
 ) -> Tensor:
-    """Returns, for each narrow window, the number of the wide one whose middle is nearest."""
+    """Returns, for each narrow window, the number of the wide window with the nearest middle."""
     out, base = list[int](), 0
     for windows, around in zip(narrow, wide, strict=True):
         middles, at = [window.start + window.end for window in around], 0
@@ -250,7 +252,7 @@ def _nearest_windows(
 
 
 def matched_words(text: str, question: str) -> list[tuple[int, int]]:
-    """Returns the characters [start, end) of each content word that text and question share."""
+    """Returns the characters [start, end) of each content word shared by text and question."""
     language = language_of(text)
     wanted = {stem for stems in question_words(question, [language]) for stem in stems}
     located = located_words(text, language)
@@ -263,15 +265,15 @@ TITLES = frozenset(
     ("mr", "mrs", "ms", "miss", "dr", "prof", "sir", "lord", "lady", "king", "queen", "captain")
 )
 INSIDE = re.compile(r"(?<=[a-z,] )[A-Za-z]")
-"""The first letter of a word inside a sentence."""
+"""Matches the first letter of a word inside a sentence."""
 SAMPLE = 200_000
-"""Characters of the documents in which capital letters are counted."""
+"""The number of characters of the documents in which capital letters are counted."""
 MAX_CAPITALS = 0.25
-"""Share of capitalised words inside sentences above which capitals do not mean names."""
+"""The share of capitalised words inside sentences above which capitals do not indicate names."""
 
 
 def capitals_mean_names(texts: Sequence[str]) -> bool:
-    """Whether no text is German, and few of their words inside sentences have a capital."""
+    """Whether capitals indicate names: no text is German, and few words are capitalised."""
     share = SAMPLE // max(1, len(texts))
     samples = [text[:share] for text in texts]
     letters = [letter for text in samples for letter in INSIDE.findall(text)]
@@ -280,26 +282,26 @@ def capitals_mean_names(texts: Sequence[str]) -> bool:
     return capitals <= MAX_CAPITALS * len(letters) and not german
 
 
-def small_words(tokenizer: Any) -> Callable[[str], bool]:
-    """Returns a function that says whether a word has no capital as a rule, by its tokens."""
+def make_lowercase_test(tokenizer: Any) -> Callable[[str], bool]:
+    """Returns a function that guesses from tokens whether a word is usually lower-case."""
 
-    def encode(text: str) -> list[int]:
+    def encode_ids(text: str) -> list[int]:
         return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
-    prefix = len(encode("a"))
+    prefix = len(encode_ids("a"))
 
     @cache
-    def is_small(word: str) -> bool:
-        low, high = encode(f"a {word.lower()}")[prefix:], encode(f"a {word}")[prefix:]
+    def is_usually_lowercase(word: str) -> bool:
+        low, high = encode_ids(f"a {word.lower()}")[prefix:], encode_ids(f"a {word}")[prefix:]
         return len(low) == 1 and (len(high) > 1 or low[0] < high[0])
 
-    return is_small
+    return is_usually_lowercase
 
 
 def unmentioned_share(
-    question: str, has_word: Callable[[str], bool], is_small: Callable[[str], bool]
+    question: str, has_word: Callable[[str], bool], is_usually_lowercase: Callable[[str], bool]
 ) -> float:
-    """Returns the largest share, 0 to 1, of the words of a name that no document has."""
+    """Returns the share of a name's words that no document has, for the question's worst name."""
     if question.isupper():
         return 0.0
     shares = [0.0]
@@ -307,7 +309,7 @@ def unmentioned_share(
         words = [
             {word[start:end] for start, end, _ in located_words(word)}
             for word in CAPITALISED.findall(name[0])
-            if not _is_no_name(word, is_small)
+            if not _cannot_be_name(word, is_usually_lowercase)
         ]
         words = [parts for parts in words if parts]
         unknown = sum(not any(map(has_word, parts)) for parts in words)
@@ -315,8 +317,8 @@ def unmentioned_share(
     return max(shares)
 
 
-def _is_no_name(word: str, is_small: Callable[[str], bool]) -> bool:
-    """Whether a capitalised word is an acronym, a title, or usually written without a capital."""
+def _cannot_be_name(word: str, is_usually_lowercase: Callable[[str], bool]) -> bool:
+    """Whether a capitalised word is an acronym, a title, or usually written in lower case."""
     bare = re.sub(r"['’]s$", "", word)
     acronym = len(bare) > 1 and bare.isupper()
-    return acronym or bare.lower() in TITLES or is_small(bare)
+    return acronym or bare.lower() in TITLES or is_usually_lowercase(bare)

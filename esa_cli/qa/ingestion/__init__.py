@@ -1,1 +1,1 @@
-"""Ingestion: documents are tokenised, read by the model or indexed, and stored."""
+"""Ingestion tokenises documents, prefills or indexes them, and stores the result."""

@@ -1,4 +1,4 @@
-"""Makes books: takes documents from the library, or has a model read and store them."""
+"""Makes books: opens stored documents from the library, or ingests documents with a model."""
 
 from __future__ import annotations
 
@@ -34,39 +34,39 @@ if TYPE_CHECKING:
     from esa_cli.qa.planning.plan import Planner
 
 Source = str | Document | TokenisedDocument
-"""A path, - for standard input, a document, or one that is tokenised already."""
+"""A path, - for standard input, a document, or a tokenised document."""
 FORMAT = 1
-"""Raised when indexes computed by an older version would differ."""
+"""The version of the index format, increased when newly computed indexes would differ."""
 
 
 class IngestEvents:
-    """Observes how books are made; an exception raised in a method ends the ingest."""
+    """Observes how books are made; an exception raised in one of its methods ends the ingest."""
 
     def found(self, book: Book) -> None:
-        """The book is in the library, and nothing is computed."""
+        """Called when the book is in the library, so that nothing is computed."""
 
     def unread(self, document: Document, tokens: int) -> None:
-        """The model does not read the document, and answers come from its text alone."""
+        """Called when a document is not indexed, so that answers come from its text alone."""
 
     def started(self, document: Document, tokens: int, stored_bytes: int | None) -> None:
-        """The model begins to read the document, which takes `stored_bytes` or stays in memory."""
+        """Called before a document is processed; `stored_bytes` is None if it stays in memory."""
 
     def progress(self, done: int, total: int) -> None:
-        """The model has read `done` of `total` tokens."""
+        """Called when the model has processed `done` of `total` tokens."""
 
     def unstored(self, document: Document, error: DiskError) -> bool:
-        """The library's disk is full. Returns whether the document is computed in memory."""
+        """Called when the disk is full. Returns whether to keep the document in memory."""
         return False
 
     def waiting(self) -> None:
-        """Another process stores the same document, and this one waits for it."""
+        """Called when this process waits because another process stores the same document."""
 
     def finished(self) -> None:
-        """Reading or waiting has ended, with a book or with an exception."""
+        """Called when an ingest has ended, with a book or with an exception."""
 
 
 class ProgressEvents(IngestEvents):
-    """Hands the progress of all ingests to a function."""
+    """Passes the progress of all ingests to a function."""
 
     def __init__(self, progress: Progress | None) -> None:
         self._progress = progress
@@ -77,7 +77,7 @@ class ProgressEvents(IngestEvents):
 
 
 class StoredForm(NamedTuple):
-    """How a document is stored; `states`: bytes of its recurrent states."""
+    """How a document is stored; `states` is the number of bytes of its recurrent states."""
 
     identity: str
     ids: Sequence[int]
@@ -87,7 +87,7 @@ class StoredForm(NamedTuple):
 
 
 class Ingest(ABC):
-    """Makes books for an `api.Esa`; stores them if `keep`; a planner checks memory."""
+    """Makes the books of an `api.Esa`, and stores these books if `keep` is set."""
 
     def __init__(
         self, esa: Any, library: Library | None = None, keep: bool = True,
@@ -98,58 +98,58 @@ class Ingest(ABC):
         self._alive: list[ref[Book]] = []
 
     @abstractmethod
-    def identities(self) -> list[str]:
-        """What usable stored documents depend on, beside their text; the best first."""
+    def usable_identities(self) -> list[str]:
+        """Returns the identities of stored documents that this class can open, the best first."""
 
     @abstractmethod
-    def owns(self, entry: Entry) -> bool:
-        """Whether a stored document is of this kind, model and settings."""
+    def owns_entry(self, entry: Entry) -> bool:
+        """Whether a library entry was stored by this class with the same model and settings."""
 
     @abstractmethod
     def open_entry(self, document: Document, entry: Entry) -> Book:
-        """Opens a stored document. Raises LibraryError: it is damaged."""
+        """Opens a library entry as a book. Raises LibraryError: it is damaged."""
 
     @abstractmethod
-    def form(self, text: TokenisedDocument) -> StoredForm:
-        """Returns how the document will be stored."""
+    def stored_form(self, text: TokenisedDocument) -> StoredForm:
+        """Returns the form in which a document will be stored."""
 
     @abstractmethod
-    def store(self, writer: Writer, text: TokenisedDocument, on_progress: Progress) -> Entry:
-        """Computes what is not on disk yet, and stores it."""
+    def store_text(self, writer: Writer, text: TokenisedDocument, on_progress: Progress) -> Entry:
+        """Computes and stores the tokens of a document that are not on disk yet."""
 
     @abstractmethod
-    def compute(self, text: TokenisedDocument, on_progress: Progress) -> Book:
-        """Computes a book in memory."""
+    def compute_book(self, text: TokenisedDocument, on_progress: Progress) -> Book:
+        """Computes a book that stays in memory."""
 
     @property
     def needs_rows(self) -> bool:
-        """Whether the preset answers from rows."""
+        """Whether the preset answers from the KV cache."""
         return bool(self.esa.preset.answer.needs_rows)
 
     @property
-    def reads(self) -> bool:
-        """Whether the model reads documents."""
+    def reads_documents(self) -> bool:
+        """Whether an ingest runs the model on documents."""
         return True
 
     @property
-    def stores(self) -> bool:
-        """Whether new documents are stored."""
+    def stores_documents(self) -> bool:
+        """Whether new documents are stored in the library."""
         return self.library is not None and self.keep
 
     @property
-    def in_memory(self) -> int:
-        """Tokens of the books made here that are in memory."""
+    def tokens_in_memory(self) -> int:
+        """The number of tokens of all books in memory that this object has made."""
         self._alive = [one for one in self._alive if one() is not None]
         return sum(book.tokens for one in self._alive if (book := one()) is not None)
 
     def check_memory(self, tokens: int) -> None:
-        """Raises ResourceError where so many more tokens do not fit into memory."""
+        """Raises ResourceError if `tokens` more tokens do not fit into memory."""
         if self.planner:
-            self.planner.check(self.in_memory + tokens)
+            self.planner.check(self.tokens_in_memory + tokens)
 
     def find(self, document: Document) -> Book | None:
-        """Opens the document's book, if the library has one. Raises LibraryError: it is damaged."""
-        for identity in self.identities() if self.library else ():
+        """Opens a document's book if the library has it. Raises LibraryError: it is damaged."""
+        for identity in self.usable_identities() if self.library else ():
             assert self.library is not None
             entry = self.library.find(self.library.key(identity, document.text))
             book = self._open_if_present(document, entry) if entry else None
@@ -159,27 +159,27 @@ class Ingest(ABC):
         return None
 
     def stored(self, entry: Entry) -> Book:
-        """See `api.Esa.stored`."""
+        """Opens a library entry; see `api.Esa.stored`."""
         assert self.library is not None
-        if not self.owns(entry):
+        if not self.owns_entry(entry):
             raise UsageError(
-                f"{entry.name} ({entry.id}) was read by another model or other settings",
-                "ask with the preset it was ingested with, or ingest it with this one",
+                f"{entry.name} ({entry.id}) was ingested with another model or other settings",
+                "use the preset of the first ingest, or ingest the document with this preset",
             )
         document = restored(self.library.text(entry), entry.marks, entry.provenance)
-        book = self._hold(self.open_entry(document, entry))
+        book = self._count_book(self.open_entry(document, entry))
         self.events.found(book)
         return book
 
     def open(self, source: Source) -> Book:
-        """See `api.Esa.open`."""
-        return self._ingest(source, None, self.needs_rows)
+        """Opens a source for questions; see `api.Esa.open`."""
+        return self._ingest_source(source, None, self.needs_rows)
 
     def ingest(self, source: Source, progress: Progress | None = None) -> Book:
-        """See `api.Esa.ingest`."""
-        return self._ingest(source, progress, self.reads)
+        """Ingests a source; see `api.Esa.ingest`."""
+        return self._ingest_source(source, progress, self.reads_documents)
 
-    def _ingest(self, source: Source, progress: Progress | None, reads: bool) -> Book:
+    def _ingest_source(self, source: Source, progress: Progress | None, reads: bool) -> Book:
         started, text = time.perf_counter(), None
         if isinstance(source, TokenisedDocument):
             text, document = source, source.document
@@ -187,19 +187,21 @@ class Ingest(ABC):
             document = read_document(source) if isinstance(source, str) else source
         if (book := self.find(document)) is not None:
             return self._record_file(book)
-        text = text or TokenisedDocument.of(document, self.esa.tokenizer)
+        text = text or TokenisedDocument.tokenise(document, self.esa.tokenizer)
         if not reads:
             self.events.unread(document, len(text.ids))
             return Book(document, None, text.offsets)
         try:
-            return self._record_file(self._make(text, progress, started))
+            return self._record_file(self._make_book(text, progress, started))
         finally:
             self.events.finished()
 
-    def _make(self, text: TokenisedDocument, progress: Progress | None, started: float) -> Book:
-        """Computes a book in the library, from where an earlier process stopped, or in memory."""
+    def _make_book(
+        self, text: TokenisedDocument, progress: Progress | None, started: float
+    ) -> Book:
+        """Computes a book in the library, where an interrupted ingest continues, or in memory."""
         on_progress = combined(self.events.progress, progress)
-        form = self.form(text) if self.stores else None
+        form = self.stored_form(text) if self.stores_documents else None
         while form is not None and form.ids:
             notice = WaitNotice(self.events.waiting, progress, len(form.ids))
             try:
@@ -212,8 +214,8 @@ class Ingest(ABC):
             if book is not None:
                 return book
             # Another process stored the document, and a third one has removed it since.
-        book = self.compute(text, on_progress)
-        return self._hold(replace(book, read_s=time.perf_counter() - started))
+        book = self.compute_book(text, on_progress)
+        return self._count_book(replace(book, read_s=time.perf_counter() - started))
 
     def _store_book(
         self, text: TokenisedDocument, form: StoredForm, on_progress: Progress, notice: WaitNotice,
@@ -231,28 +233,28 @@ class Ingest(ABC):
             self.check_memory(tokens)
             size = library.size_of(tokens, form.layout, form.states)
             self.events.started(document, tokens, size)
-            entry = self.store(writer, text, on_progress)
+            entry = self.store_text(writer, text, on_progress)
         book = self.open_entry(document, entry)
-        return self._hold(replace(book, read_s=time.perf_counter() - started))
+        return self._count_book(replace(book, read_s=time.perf_counter() - started))
 
     def _open_if_present(self, document: Document, entry: Entry) -> Book | None:
-        """Opens a book; None if another process has removed it since it was found."""
+        """Opens a book; returns None if another process has just removed it from the library."""
         assert self.library is not None
         try:
-            return self._hold(self.open_entry(document, entry))
+            return self._count_book(self.open_entry(document, entry))
         except LibraryError:
             if self.library.find(entry.key) is not None:
                 raise
             return None
 
-    def _hold(self, book: Book) -> Book:
-        """Counts a book in `in_memory` while it is used, unless its data stays on disk."""
+    def _count_book(self, book: Book) -> Book:
+        """Counts a book in `tokens_in_memory` while it is used, unless its data stays on disk."""
         if book.entry is None or book.index is not None:
             self._alive.append(ref(book))
         return book
 
     def _record_file(self, book: Book) -> Book:
-        """Tells the library which text the book's file has now."""
+        """Records in the library which text the book's file has now."""
         library, document = self.library, book.document
         if library and book.entry and document.stamp is not None:
             with suppress(LibraryError, ResourceError), library.catalogue() as catalogue:
@@ -260,7 +262,7 @@ class Ingest(ABC):
         return book
 
     def provenance(self, document: Document, rows: str) -> dict[str, Any]:
-        """Returns facts of a document for people; `rows`: the kind of KV cache, or `INDEX`."""
+        """Returns facts about a document; `rows` is the KV cache's format, or `INDEX`."""
         is_file = os.path.isfile(document.source)
         return {
             "name": document.name,
@@ -276,7 +278,7 @@ class Ingest(ABC):
 
 
 class IndexIngest(Ingest):
-    """Makes books with token indexes by a finder; `options`: the arguments of `Ingest`."""
+    """Makes books with token indexes that a finder computes."""
 
     def __init__(self, encoder: Finder, *options: Any) -> None:
         super().__init__(*options)
@@ -284,7 +286,7 @@ class IndexIngest(Ingest):
 
     @cached_property
     def identity(self) -> str:
-        """What an index depends on beside its text, as JSON."""
+        """Everything that an index depends on except its text, as JSON."""
         facts = {
             "index": FORMAT,
             "model": self.esa.facts,
@@ -294,17 +296,17 @@ class IndexIngest(Ingest):
         }
         return json.dumps(facts, sort_keys=True)
 
-    def identities(self) -> list[str]:
+    def usable_identities(self) -> list[str]:
         return [self.identity]
 
-    def owns(self, entry: Entry) -> bool:
+    def owns_entry(self, entry: Entry) -> bool:
         return entry.identity == self.identity
 
     def open_entry(self, document: Document, entry: Entry) -> Book:
         assert self.library is not None
         stored = self.library.open(entry)
         [store] = stored.layers()
-        keys = ReducedKeys.empty(len(store), self.encoder.layout)
+        keys = ReducedKeys.allocate(len(store), self.encoder.layout)
         for start, records in store.records():
             keys.records[start : start + records.shape[0]] = records
         payload = self.library.words(entry)
@@ -315,10 +317,10 @@ class IndexIngest(Ingest):
                 self.library.keep_words(entry, words.as_bytes())
         return Book(document, None, stored.offsets, entry, index=keys, words=words)
 
-    def form(self, text: TokenisedDocument) -> StoredForm:
+    def stored_form(self, text: TokenisedDocument) -> StoredForm:
         return StoredForm(self.identity, text.ids, self.encoder.layout)
 
-    def store(self, writer: Writer, text: TokenisedDocument, on_progress: Progress) -> Entry:
+    def store_text(self, writer: Writer, text: TokenisedDocument, on_progress: Progress) -> Entry:
         document, [store] = text.document, writer.layers
         for _, keys in self._encode_pieces(text, writer.done, on_progress):
             store.append(*split_rows(keys, store.heads, store.shared))
@@ -330,11 +332,11 @@ class IndexIngest(Ingest):
             provenance=self.provenance(document, INDEX),
         )
 
-    def compute(self, text: TokenisedDocument, on_progress: Progress) -> Book:
+    def compute_book(self, text: TokenisedDocument, on_progress: Progress) -> Book:
         tokens, layout = len(text.ids), self.encoder.layout
         self.check_memory(tokens)
         self.events.started(text.document, tokens, None)
-        index = ReducedKeys.empty(tokens, layout)
+        index = ReducedKeys.allocate(tokens, layout)
         for start, keys in self._encode_pieces(text, 0, on_progress):
             index.records[start : start + len(keys)] = ReducedKeys.of(keys, layout).records
         return Book(text.document, None, text.offsets, index=index)
@@ -342,7 +344,7 @@ class IndexIngest(Ingest):
     def _encode_pieces(
         self, text: TokenisedDocument, first: int, on_progress: Progress
     ) -> Iterator[tuple[int, Tensor]]:
-        """Yields the first token and the reduced keys (n, R) of each piece from `first` on."""
+        """Yields the first token number and the reduced keys (n, R) of each piece of a text."""
         for start in range(first, len(text.ids), PIECE):
             stop = min(start + PIECE, len(text.ids))
             with self.esa.suspended():

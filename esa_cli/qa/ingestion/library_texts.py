@@ -1,6 +1,6 @@
-"""The texts that a library can be asked about, and the records of the files that they came from.
+"""The texts in a library that can be asked about, and records of the files they came from.
 
-Files that have changed are read again first, so that no answer comes from an outdated text.
+Changed files are parsed again before a question, so that no answer uses an outdated text.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from esa_cli.system.progress import Progress
 from esa_cli.system.text import text_digest
 
 INDEX = "index"
-"""The `rows` in the provenance of a token index."""
+"""The value of `rows` in the provenance of a token index."""
 
 
 def restored(text: str, marks: Sequence[Any], provenance: Mapping[str, Any]) -> Document:
-    """Returns a document as it was stored."""
+    """Rebuilds a document from its stored text, marks and provenance."""
     name, source, size, missing = (
         provenance[key] for key in ("name", "source", "bytes", "missing")
     )
@@ -34,7 +34,7 @@ def restored(text: str, marks: Sequence[Any], provenance: Mapping[str, Any]) -> 
 
 @dataclass
 class FileChanges:
-    """The result of an update.
+    """The changes that an update of file records has made.
 
     Args:
         records: of all files, in their order. read: the number of files that were opened.
@@ -50,39 +50,40 @@ class FileChanges:
 
     @property
     def readable(self) -> list[FileRecord]:
-        """Files with a text."""
+        """The records of files that have a text."""
         return [one for one in self.records if one.digest]
 
     @property
     def refused(self) -> list[FileRecord]:
-        """Files that cannot be read."""
+        """The records of files that cannot be parsed."""
         return [one for one in self.records if not one.digest]
 
 
 class FileIndexing:
-    """Brings a catalogue up to date with files, of a `folder` of `esa ingest --words` or any."""
+    """Brings a catalogue up to date with changed files, for example of an indexed `folder`."""
 
     def __init__(self, catalogue: Catalogue, folder: str = "") -> None:
         self._catalogue, self._folder = catalogue, folder
 
     def update(self, paths: Sequence[str], progress: Progress | None = None) -> FileChanges:
-        """Reads new and changed files and adds their words; stopped, the next update continues."""
+        """Parses new and changed files, and indexes their words. After an interruption, the next
+        update continues."""
         changes = FileChanges()
 
-        def writes() -> Iterator[Callable[[], None] | None]:
+        def pending_writes() -> Iterator[Callable[[], None] | None]:
             for path in paths:
                 write = self._update_file(os.path.abspath(path), changes)
                 if progress:
                     progress(len(changes.records), len(paths))
                 yield write
 
-        self._catalogue.carry_out(writes())
+        self._catalogue.carry_out(pending_writes())
         if changes.former:
             self._catalogue.drop_unused_texts()
         return changes
 
     def _update_file(self, path: str, changes: FileChanges) -> Callable[[], None] | None:
-        """Reads a file if it has changed; returns what is to be written, if anything is."""
+        """Parses a file if it has changed; returns a function that writes the change, if any."""
         files, texts = self._catalogue.files, self._catalogue.texts
         known = files.find(path) or FileRecord(path, "", "", 0)
         folder, text = self._folder or known.folder, ""
@@ -95,7 +96,7 @@ class FileIndexing:
                 stamp = file_stamp(path)
             try:
                 document = read_document(path)
-                record, text = _record_of(document, path, folder), document.text
+                record, text = _record_document_file(document, path, folder), document.text
             except DocumentError as error:
                 record = FileRecord(path, stamp, "", 0, error.message, error.hint, folder)
             if known.digest and not record.digest and not os.path.lexists(path):
@@ -110,24 +111,24 @@ class FileIndexing:
         if record == known and not text:
             return None
 
-        def write() -> None:
+        def write_record() -> None:
             if text:
                 texts.add(text, record.digest)
             files.put(record)
 
-        return write
+        return write_record
 
 
-def _record_of(document: Document, path: str, folder: str) -> FileRecord:
+def _record_document_file(document: Document, path: str, folder: str) -> FileRecord:
     digest = text_digest(document.text)
     return FileRecord(path, document.stamp or "", digest, document.bytes, folder=folder)
 
 
 def record_document(catalogue: Catalogue, document: Document) -> None:
-    """Records which text the file of a stored document has now; its words are added later."""
+    """Records which text a stored document's file has now; its words are indexed later."""
     path = os.path.abspath(document.source)
     known = catalogue.files.find(path)
-    record = _record_of(document, path, known.folder if known else "")
+    record = _record_document_file(document, path, known.folder if known else "")
     if record != known:
         with catalogue.transaction():
             catalogue.files.put(record)
@@ -135,7 +136,7 @@ def record_document(catalogue: Catalogue, document: Document) -> None:
 
 @dataclass(frozen=True)
 class FolderState:
-    """A folder after an update, with records of removed files, and files that are no documents."""
+    """A folder after an update: changed files, removed files, and files that are no documents."""
 
     changes: FileChanges
     removed: list[FileRecord]
@@ -143,7 +144,7 @@ class FolderState:
 
 
 def check_folder(folder: str, library: Library) -> str:
-    """Returns the absolute path of a folder. Raises DocumentError, UsageError: it is not usable."""
+    """Returns a folder's absolute path. Raises DocumentError, UsageError: it cannot be used."""
     if not os.path.isdir(folder):
         raise DocumentError(f"{folder or 'FOLDER'} must be a folder", "name a folder")
     path = os.path.abspath(folder)
@@ -152,7 +153,7 @@ def check_folder(folder: str, library: Library) -> str:
         which = "contain" if root.startswith(real) else "be in"
         raise UsageError(
             f"the folder must not {which} the library {library.root}, got {folder}",
-            "point ESA_LIBRARY to a folder elsewhere, or name another folder",
+            "set ESA_LIBRARY to another folder, or name another folder",
         )
     return path
 
@@ -161,7 +162,8 @@ def sync_folder(
     catalogue: Catalogue, folder: str, *, prune: bool = False, if_empty: bool = False,
     progress: Progress | None = None,
 ) -> FolderState:  # fmt: skip
-    """Brings the catalogue up to date with an absolute folder; stopped, the next call continues.
+    """Brings the catalogue up to date with a folder (an absolute path). After an interruption, the
+    next call continues.
 
     Args:
         prune: removed files will be forgotten; `if_empty`: also where no document is left.
@@ -169,22 +171,22 @@ def sync_folder(
     Raises DocumentError: the folder cannot be listed, or has no file. LibraryError, DiskError.
     """
     if not os.path.isdir(folder):
-        raise DocumentError(f"{folder} must be a folder", "nothing was changed; name a folder")
+        raise DocumentError(f"{folder} must be a folder", "name a folder; nothing was changed")
     found = find_any(folder)
     changes = FileIndexing(catalogue, folder).update(found.files, progress)
-    record_removed(catalogue, folder, found, folder)
+    record_removed_files(catalogue, folder, found, folder)
     removed = [one for one in _removed_files(catalogue, folder, found) if one.folder]
     if prune and removed and not found.files and not if_empty:
         raise DocumentError(
             f"no document is left in {folder}, so nothing is pruned",
-            "check that its disk is there; if all were really removed: esa ingest --prune --yes",
+            "check that the disk is there, or use esa ingest --prune --yes if files were removed",
         )
     catalogue.keep_synced(folder)
     return FolderState(changes, removed, found.rest(folder))
 
 
 def forget_removed(catalogue: Catalogue, folder: str, state: FolderState) -> None:
-    """Forgets the removed files of a folder; their documents must be removed before."""
+    """Deletes the records of a folder's removed files, after their documents were removed."""
     with catalogue.transaction():
         catalogue.files.remove(one.path for one in state.removed)
     catalogue.drop_unused_texts()
@@ -192,7 +194,7 @@ def forget_removed(catalogue: Catalogue, folder: str, state: FolderState) -> Non
 
 
 def _removed_files(catalogue: Catalogue, folder: str, found: FoundFiles) -> list[FileRecord]:
-    """Returns records of files that did not exist when the folder was listed, nor do now."""
+    """Returns the records of files that a folder's listing lacks and that do not exist now."""
     left_out = [path for paths in found.left_out.values() for path in paths]
     listed = {os.path.abspath(path) for path in (*found.files, *left_out)}
     closed = tuple(os.path.join(path, "") for path in left_out)
@@ -203,8 +205,10 @@ def _removed_files(catalogue: Catalogue, folder: str, found: FoundFiles) -> list
     ]  # fmt: skip
 
 
-def record_removed(catalogue: Catalogue, folder: str, found: FoundFiles, synced: str = "") -> None:
-    """Records that files which were read one by one do not exist any more."""
+def record_removed_files(
+    catalogue: Catalogue, folder: str, found: FoundFiles, synced_folder: str = ""
+) -> None:
+    """Records that files which were ingested one by one no longer exist."""
     stored = {entry.file for part in catalogue.entries() for entry in part}
     gone = [one for one in _removed_files(catalogue, folder, found) if not one.folder]
     gone = [one for one in gone if one.digest and resolved_path(one.path) in stored]
@@ -212,22 +216,22 @@ def record_removed(catalogue: Catalogue, folder: str, found: FoundFiles, synced:
         with catalogue.transaction():
             for one in gone:
                 why = f"there is no document {one.path}"
-                catalogue.files.put(FileRecord(one.path, "", "", 0, why, folder=synced))
+                catalogue.files.put(FileRecord(one.path, "", "", 0, why, folder=synced_folder))
 
 
 def record_read_folders(library: Library, names: Sequence[str]) -> None:
-    """Calls `record_removed` for the folders among the names, after their files were read."""
+    """Calls `record_removed_files` for each name of a folder, after its files were ingested."""
     folders = [os.path.abspath(name) for name in names if os.path.isdir(name)]
     if folders and library.exists:
         with suppress(LibraryError, DiskError), library.catalogue() as catalogue:
             for folder in folders:
-                record_removed(catalogue, folder, find_any(folder))
+                record_removed_files(catalogue, folder, find_any(folder))
 
 
 def outdated_entries(
     catalogue: Catalogue, state: FolderState, entries: Iterable[Entry]
 ) -> list[Entry]:
-    """Returns documents of the folder whose text no file has any more."""
+    """Returns stored documents of a folder whose text is no longer the text of any file."""
     entries = list(entries)
     gone = {one.path for one in state.removed if not os.path.lexists(one.path)}
     removed, read_from = set(map(resolved_path, gone)), {entry.file for entry in entries}
@@ -248,7 +252,7 @@ def outdated_entries(
 
 @dataclass(frozen=True)
 class LibraryText:
-    """A text that may be asked about, of stored documents and of the file `path`, if any."""
+    """A text that can be asked about, which stored documents and the file `path` may share."""
 
     digest: str
     path: str = ""
@@ -257,13 +261,13 @@ class LibraryText:
 
     @property
     def name(self) -> str:
-        """The name of the document, for people."""
+        """The name of the document, for display."""
         return self.entries[0].name if self.entries else os.path.basename(self.path)
 
 
 @dataclass(frozen=True)
 class LibraryTexts:
-    """The texts of a library, and documents and files that cannot be used."""
+    """The texts of a library, and the documents and files that cannot be used."""
 
     texts: tuple[LibraryText, ...] = ()
     damaged: tuple[Entry, ...] = ()
@@ -272,7 +276,7 @@ class LibraryTexts:
 
 
 def library_texts(library: Library, progress: Progress | None = None) -> LibraryTexts:
-    """Calls `texts_of` with the catalogue of a library; a library that does not exist has none."""
+    """Returns the texts of a library; a library that does not exist has no texts."""
     if not library.exists:
         return LibraryTexts()
     with library.search_catalogue() as catalogue:
@@ -280,7 +284,7 @@ def library_texts(library: Library, progress: Progress | None = None) -> Library
 
 
 def texts_of(catalogue: Catalogue, progress: Progress | None = None) -> LibraryTexts:
-    """Returns the texts of a library, after changed files were read again."""
+    """Parses changed files again, and returns the texts of a library."""
     divided = catalogue.entries()
     stored = [one for part in divided for one in part if not one.damage]
     changed = _changed_files(catalogue, stored)
@@ -308,7 +312,7 @@ def texts_of(catalogue: Catalogue, progress: Progress | None = None) -> LibraryT
 
 
 def _changed_files(catalogue: Catalogue, stored: Sequence[Entry]) -> list[str]:
-    """Returns the files that may have another text now, or whose words are missing."""
+    """Returns the files whose text may have changed, or whose words are not indexed."""
     known, texts = catalogue.known_files(), {entry.text_sha256 for entry in stored}
     texts |= {"", *catalogue.texts.digests()}
     records, paths = catalogue.files.all_synced(), list[str]()

@@ -1,4 +1,4 @@
-"""Makes books with a KV cache: a session prefills each document on its own."""
+"""Makes books with a KV cache: a session prefills each document separately."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from esa_cli.qa.finding.books import Book, TokenisedDocument
 from esa_cli.qa.ingestion.ingest import Ingest, StoredForm
 from esa_cli.qa.planning.model_shape import shape_of
 from esa_cli.qa.planning.plan import STORED_AT_ONCE
-from esa_cli.qa.planning.row_storage import hindrance, layout, maps
+from esa_cli.qa.planning.row_storage import hindrance, kv_cache_layout, storable_projections
 from esa_cli.qa.presets.cache_key import cache_key
 from esa_cli.storage.library import SEGMENT, Entry, Layout
 from esa_cli.storage.library.disk import LibraryPaths, damage_error
@@ -27,11 +27,11 @@ if TYPE_CHECKING:  # they import transformers
     from esa_cli.models.attachment.kv_cache import State
 
 SERVES = {"int8": ("int8", "native"), "native": ("native",)}
-"""Requested row format -> stored formats that satisfy the request."""
+"""Maps a requested number format to the stored formats that satisfy the request."""
 
 
 class RowIngest(Ingest):
-    """Makes books with a KV cache, stored as `int8`, or `native` bit for bit."""
+    """Makes books with a KV cache, which is stored as `int8`, or as an exact `native` copy."""
 
     def __init__(self, rows: str, *options: Any) -> None:
         super().__init__(*options)
@@ -41,7 +41,7 @@ class RowIngest(Ingest):
         """Returns the layout of this model's KV cache in the library. Raises ModelError."""
         session = self.esa.session
         config, running = session.model.config, session.attachment.method_layers
-        return layout(
+        return kv_cache_layout(
             session.method,
             self.esa.facts["fingerprint"],
             str(kv_dtype(session.model)).removeprefix("torch."),
@@ -58,24 +58,24 @@ class RowIngest(Ingest):
         return cache_key(self.esa.facts, head, session.preset, session.method, layout)
 
     @property
-    def stores(self) -> bool:
-        return super().stores and self._storable
+    def stores_documents(self) -> bool:
+        return super().stores_documents and self._can_store
 
     @property
-    def reads(self) -> bool:
-        """KV caches are stored for presets that answer from text, too."""
-        return self.needs_rows or self.stores
+    def reads_documents(self) -> bool:
+        """Whether documents are prefilled, either for answers or only to store a KV cache."""
+        return self.needs_rows or self.stores_documents
 
     @property
-    def _storable(self) -> bool:
+    def _can_store(self) -> bool:
         return self.esa.attaches and not hindrance(self.esa.method)
 
-    def identities(self) -> list[str]:
-        kinds = SERVES.get(self.rows, (self.rows,)) if self._storable else ()
+    def usable_identities(self) -> list[str]:
+        kinds = SERVES.get(self.rows, (self.rows,)) if self._can_store else ()
         return [self._identity(self._layout(kind)) for kind in kinds]
 
-    def owns(self, entry: Entry) -> bool:
-        return self._storable and self._identity(self._layout(entry.layout.kind)) == entry.identity
+    def owns_entry(self, entry: Entry) -> bool:
+        return self._can_store and self._identity(self._layout(entry.layout.kind)) == entry.identity
 
     def open_entry(self, document: Document, entry: Entry) -> Book:
         assert self.library is not None
@@ -89,36 +89,36 @@ class RowIngest(Ingest):
         )  # fmt: skip
         return Book(document, prefilled, stored.offsets[entry.head :], entry)
 
-    def form(self, text: TokenisedDocument) -> StoredForm:
+    def stored_form(self, text: TokenisedDocument) -> StoredForm:
         session, layout = self.esa.session, self._layout(self.rows)
         ids = [*session.prompt.head(), *text.ids]
         return StoredForm(
-            self._identity(layout), ids, layout, session.model.device, self._state_bytes
+            self._identity(layout), ids, layout, session.model.device, self._document_state_bytes
         )
 
     @property
-    def _state_bytes(self) -> int:
+    def _document_state_bytes(self) -> int:
         model = self.esa.session.model
         return shape_of(model.config.to_dict()).states(model.dtype.itemsize)
 
     def _place_states(self, states: Sequence[State], key: str) -> list[State]:
-        """Moves stored states to the model's device. Raises LibraryError: not this model's."""
+        """Moves stored states to the model's device. Raises LibraryError: a shape is wrong."""
         assert self.library is not None
         size = sum(tensor.nbytes for state in states for tensor in state.values())
-        if size not in (0, self._state_bytes):  # those before the first token are empty
+        if size not in (0, self._document_state_bytes):  # those before the first token are empty
             path = LibraryPaths(self.library.root).document(key, "states")
             raise damage_error(path, "its states have other shapes than this model's", key)
         device = self.esa.session.model.device
         return [{name: one.to(device) for name, one in state.items()} for state in states]
 
     def check_memory(self, tokens: int) -> None:
-        """A stored KV cache is on the disk: only new tokens take memory, some at a time."""
-        if not self.stores:
+        """Checks memory for new tokens only: the KV cache of stored tokens is on disk."""
+        if not self.stores_documents:
             super().check_memory(tokens)
         elif self.planner:
             self.planner.check(min(tokens, STORED_AT_ONCE))
 
-    def store(self, writer: Writer, text: TokenisedDocument, on_progress: Progress) -> Entry:
+    def store_text(self, writer: Writer, text: TokenisedDocument, on_progress: Progress) -> Entry:
         session, document, ids = self.esa.session, text.document, list(writer.ids)
         done = PrefilledDocument(
             ids[: writer.done], writer.layers, writer.projections or [],
@@ -126,26 +126,27 @@ class RowIngest(Ingest):
         )  # fmt: skip
         head = len(ids) - len(text.ids)
 
-        def flush(tokens: int) -> None:
+        def flush_segment(tokens: int) -> None:
             if tokens % SEGMENT == 0:
-                writer.flush(maps(session.project()), session.cache.states.taken())
+                projections = storable_projections(session.project_keys())
+                writer.flush(projections, session.cache.states.taken())
 
         try:
             session.begin(ids, done)
-            session.resume(on_progress, flush)
+            session.resume(on_progress, flush_segment)
             return writer.finish(
                 text=document.text,
                 offsets=torch.cat((torch.zeros(head, 2, dtype=torch.int64), text.offsets)),
                 marks=[list(mark) for mark in document.marks],
                 head=head,
                 provenance=self.provenance(document, self.rows),
-                projections=maps(session.project()),
+                projections=storable_projections(session.project_keys()),
                 states=session.cache.states.taken(),
             )
         finally:
             session.clear()
 
-    def compute(self, text: TokenisedDocument, on_progress: Progress) -> Book:
+    def compute_book(self, text: TokenisedDocument, on_progress: Progress) -> Book:
         session = self.esa.session
         ids = [*session.prompt.head(), *text.ids]
         self.check_memory(len(ids))

@@ -1,1 +1,1 @@
-"""Memory and time that an ingest takes."""
+"""Estimates of the memory and time that an ingest takes."""

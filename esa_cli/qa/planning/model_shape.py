@@ -1,5 +1,5 @@
-"""Sizes of a model: of its layers, from config.json; of its weights, from the headers of its files
-or, before these are fetched, from a model on torch's meta device."""
+"""Reads the sizes of a model's layers from config.json, and the sizes of its weights from the
+headers of the weight files or, before these are fetched, from a model on torch's meta device."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from esa_cli.models.loading.quantization import (
 
 
 @dataclass(frozen=True)
-class Shape:
-    """The sizes of a model's layers, in the symbols of docs/design.md.
+class ModelShape:
+    """The sizes of a model's layers, named as in docs/design.md.
 
     Args:
         inner: the inner width of the MLP, or of the experts that a token passes.
@@ -59,16 +59,16 @@ class Shape:
 
     @property
     def row(self) -> int:
-        """Numbers that a layer with full attention caches of a token."""
+        """How many numbers a layer with full attention caches for each token."""
         return (1 if self.shared else 2) * self.groups * self.dim
 
     def states(self, size: int) -> int:
-        """Bytes of a document's states in all layers, with numbers of `size` bytes."""
+        """Returns the bytes of a document's states in all layers, with numbers of `size` bytes."""
         return self.stateful * (self.convolved * size + self.recurrent * 4)
 
 
-def shape_of(config: dict[str, Any]) -> Shape:
-    """The shape of a model with this config.json. Raises ModelError: it lacks a size."""
+def shape_of(config: dict[str, Any]) -> ModelShape:
+    """Returns the layer sizes in a config.json. Raises ModelError: a size is missing."""
     if "model_type" in config and config["model_type"] not in FAMILIES:  # only by its sizes
         sizes = ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size")
         config = {name: config[name] for name in sizes if name in config}
@@ -79,14 +79,14 @@ def shape_of(config: dict[str, Any]) -> Shape:
         rows = sum(kind in ("attention", "both") for kind in kinds)
         width = sum(own * size for own, size in shapes) if shapes else rows * groups * dim
         hidden = int(config["hidden_size"])
-        convolved, recurrent = _state(config, hidden)
-        return Shape(
+        convolved, recurrent = _state_sizes(config, hidden)
+        return ModelShape(
             layers=len(kinds),
             hidden=hidden,
             heads=int(config["num_attention_heads"]),
             groups=groups,
             dim=dim,
-            inner=_inner(config, hidden),
+            inner=_mlp_width(config, hidden),
             shared=shared,
             rows=rows,
             numbers=(1 if shared else 2) * width,
@@ -94,59 +94,59 @@ def shape_of(config: dict[str, Any]) -> Shape:
             stateful=kinds.count("state") + kinds.count("both"),
             convolved=convolved,
             recurrent=recurrent,
-            window=_window(config),
+            window=_sliding_window(config),
         )
     except (ArithmeticError, LookupError, TypeError, ValueError, AttributeError) as error:
         raise ModelError(f"the model's config.json must have all sizes, got {error}") from error
 
 
-def _largest(config: Mapping[str, Any], *names: str) -> int:
-    """The first of these settings that is not 0, or the largest number of its list; else 0."""
+def _read_size(config: Mapping[str, Any], *names: str) -> int:
+    """Returns the first named setting that is not 0, or the maximum if it is a list; else 0."""
     value = next((config[name] for name in names if config.get(name)), 0)
     return int(max(value) if isinstance(value, list) else value)
 
 
-def _inner(config: Mapping[str, Any], hidden: int) -> int:
-    dense = _largest(config, "intermediate_size", "ffn_hidden_size", "block_ff_dim") or 4 * hidden
-    width = _largest(config, "moe_intermediate_size", "expert_ffn_hidden_size") or dense
-    return max(dense, width * _used_experts(config))
+def _mlp_width(config: Mapping[str, Any], hidden: int) -> int:
+    dense = _read_size(config, "intermediate_size", "ffn_hidden_size", "block_ff_dim") or 4 * hidden
+    width = _read_size(config, "moe_intermediate_size", "expert_ffn_hidden_size") or dense
+    return max(dense, width * _experts_per_token(config))
 
 
-def _used_experts(config: Mapping[str, Any]) -> int:
-    return _largest(config, "num_experts_per_tok", "moe_topk", "moe_k", "top_k_experts")
+def _experts_per_token(config: Mapping[str, Any]) -> int:
+    return _read_size(config, "num_experts_per_tok", "moe_topk", "moe_k", "top_k_experts")
 
 
-def _window(config: Mapping[str, Any]) -> int:
-    """The sliding window; 0: there is none, or it is no shorter than the model's texts."""
+def _sliding_window(config: Mapping[str, Any]) -> int:
+    """Returns the size of the sliding window, or 0 if it is not used or never exceeded."""
     window = int(config.get("sliding_window") or 0)
     positions = config.get("max_position_embeddings")
     unused = positions is not None and window >= positions
     return 0 if unused or not config.get("use_sliding_window", True) else window
 
 
-def _state(config: Mapping[str, Any], hidden: int) -> tuple[int, int]:
-    """Numbers of a layer's convolution state, and of its recurrent state."""
-    kernel = _largest(config, "linear_conv_kernel_dim", "mamba_d_conv", "conv_kernel") or 4
-    if keys := _largest(config, "linear_num_key_heads"):
+def _state_sizes(config: Mapping[str, Any], hidden: int) -> tuple[int, int]:
+    """Returns how many numbers the convolution state and the recurrent state of a layer have."""
+    kernel = _read_size(config, "linear_conv_kernel_dim", "mamba_d_conv", "conv_kernel") or 4
+    if keys := _read_size(config, "linear_num_key_heads"):
         heads, dim = (
-            _largest(config, "linear_num_value_heads"),
-            _largest(config, "linear_key_head_dim"),
+            _read_size(config, "linear_num_value_heads"),
+            _read_size(config, "linear_key_head_dim"),
         )
-        value = _largest(config, "linear_value_head_dim")
+        value = _read_size(config, "linear_value_head_dim")
         return kernel * (2 * keys * dim + heads * value), heads * dim * value
-    if state := _largest(config, "mamba_d_state", "ssm_state_size"):
-        wide = (_largest(config, "mamba_expand", "expand") or 2) * hidden
-        wide = _largest(config, "mamba_d_ssm") or wide
-        if heads := _largest(config, "mamba_num_heads"):
-            wide = heads * _largest(config, "mamba_head_dim")
-        groups = _largest(config, "mamba_n_groups", "n_groups") or 1
+    if state := _read_size(config, "mamba_d_state", "ssm_state_size"):
+        wide = (_read_size(config, "mamba_expand", "expand") or 2) * hidden
+        wide = _read_size(config, "mamba_d_ssm") or wide
+        if heads := _read_size(config, "mamba_num_heads"):
+            wide = heads * _read_size(config, "mamba_head_dim")
+        groups = _read_size(config, "mamba_n_groups", "n_groups") or 1
         return kernel * (wide + 2 * groups * state), wide * state
-    return (_largest(config, "conv_L_cache") or 3) * hidden, 0
+    return (_read_size(config, "conv_L_cache") or 3) * hidden, 0
 
 
 @dataclass(frozen=True)
-class Weights:
-    """The size of a model's weights.
+class WeightSizes:
+    """The size of a model's weights in memory.
 
     Args:
         nbytes: bytes in memory, with numbers of `size` bytes. body: numbers in the matrices of the
@@ -157,13 +157,13 @@ class Weights:
     body: int
     size: int
 
-    def bytes_of(self, size: int) -> int:
-        """Bytes in memory with numbers of another size, without regard to quantisation."""
+    def bytes_at_size(self, size: int) -> int:
+        """Returns the bytes of the weights with numbers of `size` bytes, without quantisation."""
         return self.nbytes * size // self.size
 
 
-def weights_of(folder: Path, device: str, size: int, packing: str = "") -> Weights:
-    """Measures the weights of the model in a folder, which may have no more than config.json.
+def weights_of(folder: Path, device: str, size: int, packing: str = "") -> WeightSizes:
+    """Measures the weights of the model in a folder, which may contain only config.json.
 
     Args:
         device: of `choose_device`. size: bytes of a number in computations. packing: of
@@ -172,23 +172,23 @@ def weights_of(folder: Path, device: str, size: int, packing: str = "") -> Weigh
     Raises ModelError: the files are damaged, or transformers does not know the model."""
     config = read_config(folder)
     kept = not packing and stays_quantised(config, device)
-    if _has_weights(folder):
+    if _has_all_weight_files(folder):
         nbytes = bytes_needed(folder, size, packing, kept)
-        return Weights(nbytes, body_of(language_weights(folder), config), size)
+        return WeightSizes(nbytes, count_layer_weights(language_weights(folder), config), size)
     tensors, total = unmade_weights(folder), 0.0
     for tensor in tensors:
         each: float = size
         if _is_layer_matrix(tensor):
             if not kept:
                 each = packed_bytes(packing, size)
-            elif _is_of_experts(tensor) or quantization_in(config) != "mxfp4":
+            elif _is_expert_weight(tensor) or quantization_in(config) != "mxfp4":
                 each = kept_bytes(config)
         total += math.prod(tensor.shape) * each
-    return Weights(int(total), body_of(tensors, config), size)
+    return WeightSizes(int(total), count_layer_weights(tensors, config), size)
 
 
-def _has_weights(folder: Path) -> bool:
-    """Whether a folder has all files of weights, not only their index."""
+def _has_all_weight_files(folder: Path) -> bool:
+    """Whether a folder has all weight files, not only their index."""
     try:
         weight_files(folder)
     except ModelError:
@@ -196,17 +196,17 @@ def _has_weights(folder: Path) -> bool:
     return True
 
 
-def body_of(tensors: Iterable[StoredWeight], config: Mapping[str, Any]) -> int:
-    """Counts the numbers in the matrices of the layers that a token passes."""
+def count_layer_weights(tensors: Iterable[StoredWeight], config: Mapping[str, Any]) -> int:
+    """Counts the weights in the layer matrices that one token uses."""
     settings = config.get("text_config") or config
-    experts = _largest(
+    experts = _read_size(
         settings, "num_local_experts", "n_routed_experts", "num_experts", "moe_num_experts"
     )
-    share = min(1.0, _used_experts(settings) / experts) if experts else 1.0
+    share = min(1.0, _experts_per_token(settings) / experts) if experts else 1.0
     total = 0.0
     for tensor in tensors:
         if _is_layer_matrix(tensor):
-            total += math.prod(tensor.shape) * (share if _is_of_experts(tensor) else 1.0)
+            total += math.prod(tensor.shape) * (share if _is_expert_weight(tensor) else 1.0)
     return int(total)
 
 
@@ -216,6 +216,6 @@ def _is_layer_matrix(tensor: StoredWeight) -> bool:
     )
 
 
-def _is_of_experts(tensor: StoredWeight) -> bool:
-    """Whether a tensor belongs to experts: one matrix for each, or one tensor for all."""
+def _is_expert_weight(tensor: StoredWeight) -> bool:
+    """Whether a tensor belongs to experts: a matrix of one expert, or a tensor of all experts."""
     return ".experts." in tensor.name or (len(tensor.shape) == 3 and "conv" not in tensor.name)

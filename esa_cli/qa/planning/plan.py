@@ -1,12 +1,11 @@
-"""The plan of an ingest: memory and time, estimated before anything is loaded.
+"""Plans an ingest: its memory and time are estimated before the model is loaded.
 
-    keys and values   tokens * (layers * 2 G D + R) numbers; R only when the score reads them, and
-                      G D where the keys are the values (MLA: one head of rotary part and latent)
-    operations        tokens * (2 P + layers * attention + scoring)
-
-Layers are those with attention. R is summed over them. P counts the weights of the layers. The
-bytes are compared with the machine's memory. The time follows from the operations per second of the
-last ingest, or of a short matrix product.
+Keys and values take tokens * (layers * 2 G D + R) numbers, with G key heads of dimension D. The
+dimension R of reduced keys, summed over the layers, counts only if the score uses reduced keys. In
+models whose keys are also the values (MLA), G D replaces 2 G D. An ingest takes tokens * (2 P +
+layers * attention + scoring) operations, where P is the number of weights in all layers. Only
+layers with attention count. The bytes are compared with the machine's memory. The time follows from
+the speed of the last ingest, or of a short matrix product.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ from esa_cli.models.files.prepared_models import home
 from esa_cli.models.text_passes.small_decoder import MOST_BYTES
 from esa_cli.qa.finding.finder import FinderSizes
 from esa_cli.qa.finding.late_interaction import CONTEXT_TOKENS, PIECE, SEGMENT_TOKENS
-from esa_cli.qa.planning.model_shape import Shape, shape_of, weights_of
-from esa_cli.qa.planning.row_storage import hindrance, reduced_widths
+from esa_cli.qa.planning.model_shape import ModelShape, shape_of, weights_of
+from esa_cli.qa.planning.row_storage import hindrance, reduced_key_widths
 from esa_cli.qa.presets.resolved_preset import ResolvedPreset
 from esa_cli.storage import check_cache
 from esa_cli.storage.memory_store import RESERVE, MakeStore, StorePlaces
@@ -41,67 +40,66 @@ if TYPE_CHECKING:
     from esa_cli.attention.method import Method
 
 FEED = 1024
-"""Tokens of one forward call in prefill; the method cuts them into its chunks. Measured on 2 cores:
-512 to 1,024 is best, larger activations leave the CPU's cache."""
+"""The number of tokens in one forward call of a prefill, which the method cuts into chunks. On 2
+cores, 512 to 1,024 is fastest; larger activations do not fit into the CPU's cache."""
 LIBRARIES = 400 << 20
-"""Bytes of torch, transformers and Python themselves."""
+"""The bytes that torch, transformers and Python take by themselves."""
 STATES = 4
-"""The states of a cache's layers, two snapshots that were asked for, and that of the last call."""
+"""The number of copies of recurrent states: the states themselves and three snapshots."""
 TOKEN_BYTES = 64
-"""Bytes of a token beside its keys and values: text, id and offsets, and copies while storing."""
+"""The bytes that a token takes besides its keys and values: text, id, offsets and their copies."""
 STORED_AT_ONCE = 8192
-"""Tokens, at most, whose keys and values are in memory while a document is stored."""
+"""The maximum number of tokens with keys and values in memory while a document is stored."""
 SEQUENCE = SEGMENT_TOKENS + CONTEXT_TOKENS
-"""Tokens that pass the model for each segment of a token index."""
+"""The number of tokens that the model processes for each segment of a token index."""
 SECONDS = 0.15
-"""How long the speed of a matrix product is measured."""
+"""The seconds for which the speed of a matrix product is measured."""
 EFFICIENCY = 0.6
-"""Share of a matrix product's speed that a prefill is assumed to reach before one was measured."""
+"""The share of a matrix product's speed that a prefill is assumed to reach if none was measured."""
 
 
 @dataclass(frozen=True)
-class Costs:
-    """The costs of answers from text: a token index is computed, or nothing (`finder` is None).
+class TextCosts:
+    """The costs of answers from text: those of a token index, or almost none if `finder` is None.
+    In its methods, `size` is the number of bytes of a number.
 
     Args:
         body: numbers in the matrices of the layers that a token passes.
-
-    `size` below is the bytes of a number.
     """
 
-    shape: Shape
+    shape: ModelShape
     on_gpu: bool
     body: int = 0
     finder: FinderSizes | None = None
 
-    def activations(self, tokens: int) -> int:
-        """Numbers of a layer's activations for so many tokens."""
+    def activation_count(self, tokens: int) -> int:
+        """Returns how many numbers the activations of a layer have for `tokens` tokens."""
         shape = self.shape
         projections = (shape.heads + 2 * shape.groups) * shape.dim
         return tokens * (6 * shape.hidden + 3 * shape.inner + 3 * projections)
 
-    def keys_values(self, tokens: int, size: int, on_host: bool = False) -> tuple[int, int]:
-        """Bytes of keys and values on the device, and in host memory."""
+    def key_value_bytes(self, tokens: int, size: int, on_host: bool = False) -> tuple[int, int]:
+        """Returns the bytes of keys and values on the device, and in host memory."""
         return 0, 0
 
-    def reduced_keys(self, tokens: int, size: int) -> int:
-        """Bytes of a token index, or of reduced keys."""
+    def reduced_key_bytes(self, tokens: int, size: int) -> int:
+        """Returns the bytes of a token index, or of reduced keys."""
         return tokens * self.finder.layout.row_bytes if self.finder else 0
 
-    def working(self, tokens: int, size: int) -> int:
-        """Bytes of activations, fused or gathered tensors, tokens and libraries."""
+    def working_bytes(self, tokens: int, size: int) -> int:
+        """Returns the bytes of activations, fused tensors, tokens and software libraries."""
         shape, fixed = self.shape, tokens * TOKEN_BYTES + LIBRARIES
         if self.finder is None:
-            return self.activations(FEED) * size + fixed
+            return self.activation_count(FEED) * size + fixed
         batch = PIECE // SEGMENT_TOKENS * SEQUENCE
-        computed = (self.activations(batch) + batch * SEQUENCE * shape.heads) * size
+        computed = (self.activation_count(batch) + batch * SEQUENCE * shape.heads) * size
         copied = self.body * size
         if self.on_gpu or copied > MOST_BYTES:
             copied = 0  # else the CPU has fused copies of the layers, for finding and for reading
         return computed + copied + copied * self.finder.layers // shape.layers + fixed
 
-    def operations(self, tokens: int) -> float:
-        """Floating-point operations; a multiplication and an addition are two."""
+    def operation_count(self, tokens: int) -> float:
+        """Returns the floating-point operations; a multiply-add counts as two."""
         if self.finder is None:
             return 0.0
         shape = self.shape
@@ -111,43 +109,44 @@ class Costs:
         return tokens * (share * (2 * self.body + attention) + projection)
 
     @property
-    def ratios(self) -> tuple[float, float] | None:
-        """The two ratios of `RowCosts`; None for answers from text."""
+    def paper_ratios(self) -> tuple[float, float] | None:
+        """None, because the paper's two ratios do not apply to answers from text."""
         return None
 
 
 @dataclass(frozen=True, kw_only=True)
-class RowCosts(Costs):
-    """The costs of a KV cache from which a method selects."""
+class KvCacheCosts(TextCosts):
+    """The costs of a KV cache from which a method selects tokens."""
 
     method: Method
 
     @cached_property
-    def rank(self) -> int:
-        """R, the width of reduced keys summed over the layers. Raises PresetError: the compressor
-        is not for a model of this shape."""
-        folded, score = self.shape.groups * self.shape.dim, self.method.score
-        return sum(reduced_widths(self.method.compressor, self.shape.rows, folded, score.features))
+    def reduced_width(self) -> int:
+        """The dimension R of reduced keys, summed over the layers. Raises PresetError: the
+        compressor does not fit a model of this shape."""
+        shape, score, compressor = self.shape, self.method.score, self.method.compressor
+        folded = shape.groups * shape.dim
+        return sum(reduced_key_widths(compressor, shape.rows, folded, score.features))
 
-    def keys_values(self, tokens: int, size: int, on_host: bool = False) -> tuple[int, int]:
-        """Bytes on the device, and in host memory. If these are on the host, the device still has
-        the local tokens, those of a forward call, and the room for questions."""
+    def key_value_bytes(self, tokens: int, size: int, on_host: bool = False) -> tuple[int, int]:
+        """Returns the bytes of keys and values on the device, and in host memory. With `on_host`,
+        the device still holds local tokens, the tokens of one call, and space for questions."""
         shape, window = self.shape, self.method.window
         if not on_host:
-            return self._allocated(tokens) * shape.numbers * size, 0
+            return self._allocated_tokens(tokens) * shape.numbers * size, 0
         local = max(window.local, window.dense_below, shape.window)
         near = (local + FEED + window.chunk + RESERVE) * shape.row * size
         return shape.rows * near, shape.rows * shape.row * size * tokens
 
-    def reduced_keys(self, tokens: int, size: int) -> int:
-        return self._allocated(tokens) * self.rank * size
+    def reduced_key_bytes(self, tokens: int, size: int) -> int:
+        return self._allocated_tokens(tokens) * self.reduced_width * size
 
-    def _allocated(self, tokens: int) -> int:
-        """Tokens with memory. RAM that nothing was written to is not counted."""
+    def _allocated_tokens(self, tokens: int) -> int:
+        """Returns the number of tokens with allocated memory; unused RAM is not counted."""
         return tokens + RESERVE if self.on_gpu else tokens
 
-    def working(self, tokens: int, size: int) -> int:
-        """Bytes of activations, gathered keys, scores, the compressor's moments and states."""
+    def working_bytes(self, tokens: int, size: int) -> int:
+        """Returns the bytes of activations, gathered keys, scores, moments and states."""
         from esa_cli.attention.selection import KEEP_ELEMENTS
         from esa_cli.attention.step import BLOCK_ELEMENTS
 
@@ -161,46 +160,47 @@ class RowCosts(Costs):
         if score.features and self.method.compressor.fit_tokens:
             fitting = 8 * folded * folded * (2 * shape.rows + 8)
         rest = scores + fitting + STATES * shape.states(size)
-        return super().working(tokens, size) + gathered * size + rest
+        return super().working_bytes(tokens, size) + gathered * size + rest
 
-    def operations(self, tokens: int) -> float:
+    def operation_count(self, tokens: int) -> float:
         shape, window = self.shape, self.method.window
         selects, score = self.method.reading == "select", self.method.score
         attended = window.initial + window.local + window.chunk / 2
         attended += window.selected if selects else 0
         attention = 4 * shape.heads * shape.dim * min(attended, tokens / 2)
-        scoring = 2.0 * shape.groups * shape.dim * self.rank
+        scoring = 2.0 * shape.groups * shape.dim * self.reduced_width
         if selects:
             width = shape.rows * shape.heads * shape.dim
             if score.features:
-                width = self.rank or shape.rows * shape.groups * shape.dim
+                width = self.reduced_width or shape.rows * shape.groups * shape.dim
             scoring += 2 * width * max(0.0, tokens / 2 - window.local - window.initial)
         return tokens * (2 * self.body + shape.rows * attention + scoring)
 
     @property
-    def ratios(self) -> tuple[float, float] | None:
-        """Two ratios of the paper (R of one layer): operations of a step beside those of full
-        attention, (2 R + 1) / (4 H D + 3 H) in a long document, and numbers of reduced keys beside
-        those of keys and values, R / 2 G D. None: the method does not select by the paper's score.
+    def paper_ratios(self) -> tuple[float, float] | None:
+        """Two ratios of the paper, with the dimension R of one layer's reduced keys, or None if the
+        method does not use the paper's score. The operations of a step relative to full attention
+        are (2 R + 1) / (4 H D + 3 H) in a long document. The size of reduced keys relative to keys
+        and values is R / 2 G D.
         """
         from esa_cli.attention.selection import SumScore, TopK
 
         shape, method = self.shape, self.method
         if not (isinstance(method.selector, TopK) and isinstance(method.score, SumScore)):
             return None
-        scored = self.rank / shape.rows or shape.groups * shape.dim
+        scored = self.reduced_width / shape.rows or shape.groups * shape.dim
         attended = shape.heads * (4 * shape.dim + 3)
-        return (2 * scored + 1) / attended, self.rank / shape.numbers
+        return (2 * scored + 1) / attended, self.reduced_width / shape.numbers
 
 
-def free_on(device: torch.device) -> int:
-    """Bytes for a KV cache on a GPU: the free ones, and those that torch holds in reserve."""
+def free_cache_bytes(device: torch.device) -> int:
+    """Returns the bytes that a KV cache may take on a GPU: free memory, and torch's reserve."""
     reserved = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return machine.available_memory(str(device)) + reserved
 
 
 class CachePlacement:
-    """Decides where the KV cache of a document is: on the device, or in host memory.
+    """Decides whether a document's KV cache is on the device or in host memory.
 
     Args:
         cache: device, host, auto or disk; with disk, what is not on disk yet is on the device.
@@ -212,28 +212,28 @@ class CachePlacement:
 
     def __init__(
         self, model: Any, method: Method, cache: str, places: StorePlaces | None = None,
-        free: Callable[[torch.device], int] = free_on,
+        free: Callable[[torch.device], int] = free_cache_bytes,
     ) -> None:  # fmt: skip
         check_cache(cache)
         self.model, self.method, self.cache = model, method, cache
         self._places, self._free = places or StorePlaces(), free
 
-    def stores(self, tokens: int) -> MakeStore:
-        """What makes the stores of a document of so many tokens."""
-        return self._places.stores(row_layers(self.model) if self._on_host(tokens) else ())
+    def store_maker(self, tokens: int) -> MakeStore:
+        """Returns the function that makes key-value stores for `tokens` tokens."""
+        return self._places.stores(row_layers(self.model) if self._goes_to_host(tokens) else ())
 
-    def _on_host(self, tokens: int) -> bool:
+    def _goes_to_host(self, tokens: int) -> bool:
         device, size = self.model.device, self.model.dtype.itemsize
         if self.cache in ("device", "disk") or not self._places.elsewhere(device):
             return False
-        costs = RowCosts(shape_of(self.model.config.to_dict()), on_gpu=True, method=self.method)
-        needed = costs.working(tokens, size) + costs.reduced_keys(tokens, size)
-        needed += costs.keys_values(tokens, size)[0]
+        costs = KvCacheCosts(shape_of(self.model.config.to_dict()), on_gpu=True, method=self.method)
+        needed = costs.working_bytes(tokens, size) + costs.reduced_key_bytes(tokens, size)
+        needed += costs.key_value_bytes(tokens, size)[0]
         return self.cache == "host" or needed > self._free(device)
 
 
-def measure_speed(shape: Shape, dtype: torch.dtype, device: str) -> float:
-    """Operations per second of the MLP's matrix product on FEED tokens."""
+def measure_speed(shape: ModelShape, dtype: torch.dtype, device: str) -> float:
+    """Measures the operations per second of the MLP's matrix product on FEED tokens."""
     x = torch.ones(FEED, shape.hidden, dtype=dtype, device=device)
     weight = torch.ones(shape.hidden, shape.inner, dtype=dtype, device=device)
     float((x[:64] @ weight)[0, 0])
@@ -244,27 +244,27 @@ def measure_speed(shape: Shape, dtype: torch.dtype, device: str) -> float:
     return 2.0 * x.numel() * shape.inner * done / spent
 
 
-def rates_file() -> Path:
-    """`rates.json` in esa's cache folder: operations per second of the last ingest of each kind."""
+def ingest_speed_file() -> Path:
+    """Returns the path of `rates.json`, which has the operations per second of previous ingests."""
     return home() / "rates.json"
 
 
-def load_rates() -> dict[str, Any]:
-    """Key -> operations per second; empty where the file cannot be read."""
+def load_ingest_speeds() -> dict[str, Any]:
+    """Reads the operations per second of previous ingests; empty if the file cannot be read."""
     with contextlib.suppress(OSError, ValueError):
-        data = json.loads(rates_file().read_text("utf-8"))
+        data = json.loads(ingest_speed_file().read_text("utf-8"))
         return data if isinstance(data, dict) else {}
     return {}
 
 
 class Planner:
-    """Makes plans of documents of any length, for one method, model and machine.
+    """Plans ingests of any length, for one method, model and machine.
 
     Args:
         resolved: the method, and the model's name, by which speeds are remembered.
         folder: of the model, with config.json at least. dtype: of weights and keys.
         device: of torch; see `models.load.choose_device`.
-        memory: bytes there were before anything was loaded; None: those there are now.
+        memory: bytes available before anything was loaded; None means the bytes available now.
         index: the sizes of the token index that is computed; see `index_sizes`.
         by_words: passages are found by their words, and no document is prefilled.
         cache: of `storage.CACHES`. packing: of the layers' weights, of `QUANTIZATIONS`; "": none.
@@ -282,14 +282,14 @@ class Planner:
         shape = shape_of(language_settings(folder))
         self.weights = weights_of(folder, device, dtype.itemsize, packing)
         on_gpu, body = device not in ("cpu", "mps"), self.weights.body
-        self.costs, self.cache, how = Costs(shape, on_gpu, body, index), "device", "index"
+        self.costs, self.cache, how = TextCosts(shape, on_gpu, body, index), "device", "index"
         self.may_store_rows = False
         if index is None and not by_words:
             method = resolved.method
-            self.costs = RowCosts(shape, on_gpu, body, method=method)
+            self.costs = KvCacheCosts(shape, on_gpu, body, method=method)
             self.cache, how = cache, method.reading
             self.may_store_rows = not hindrance(method)
-        self.ratios = self.costs.ratios
+        self.ratios = self.costs.paper_ratios
         self.dtype, self.device, self.packing = dtype, device, packing
         self.memory = machine.available_memory(device) if memory is None else memory
         self.host_memory = machine.available_memory("cpu") if on_gpu else 0
@@ -301,42 +301,42 @@ class Planner:
         return self.packing or str(self.dtype).removeprefix("torch.")
 
     @cached_property
-    def measured(self) -> float | None:
-        """Operations per second of the last ingest; None: there was none."""
-        rate = load_rates().get(self.rate_key)
+    def measured_rate(self) -> float | None:
+        """The operations per second of the last ingest, or None if there was no ingest."""
+        rate = load_ingest_speeds().get(self.rate_key)
         return float(rate) if isinstance(rate, int | float) and rate > 0 else None
 
     @cached_property
-    def rate(self) -> float:
-        """Operations per second, measured by a matrix product if no ingest was."""
-        return self.measured or EFFICIENCY * measure_speed(
+    def operations_per_second(self) -> float:
+        """The operations per second of the last ingest, or else estimated from a matrix product."""
+        return self.measured_rate or EFFICIENCY * measure_speed(
             self.costs.shape, self.dtype, self.device
         )
 
-    def plan(self, tokens: int, size: int | None = None, cache: str | None = None) -> Plan:
-        """The plan of an ingest of `tokens` tokens.
+    def plan(self, tokens: int, size: int | None = None, cache: str | None = None) -> IngestPlan:
+        """Plans the ingest of `tokens` tokens.
 
         Args:
-            size: bytes of a number; None: of `dtype`. cache: another place of the KV cache.
+            size: bytes of a number, by default of `dtype`. cache: another place of the KV cache.
         """
         costs, size, cache = self.costs, size or self.dtype.itemsize, cache or self.cache
         at_once = min(tokens, STORED_AT_ONCE) if cache == "disk" else tokens
-        weights, working = self.weights.bytes_of(size), costs.working(tokens, size)
+        weights, working = self.weights.bytes_at_size(size), costs.working_bytes(tokens, size)
         reduced, (on_device, on_host) = (
-            costs.reduced_keys(at_once, size), costs.keys_values(at_once, size)
+            costs.reduced_key_bytes(at_once, size), costs.key_value_bytes(at_once, size)
         )  # fmt: skip
         too_large = weights + working + reduced + on_device > self.memory
         if costs.on_gpu and (cache == "host" or (cache == "auto" and too_large)):
-            on_device, on_host = costs.keys_values(at_once, size, on_host=True)
-        return Plan(
+            on_device, on_host = costs.key_value_bytes(at_once, size, on_host=True)
+        return IngestPlan(
             tokens=tokens, device=self.device, dtype=self.dtype_name, weights=weights,
             keys_values=on_device, reduced_keys=reduced, working=working, available=self.memory,
             host_keys_values=on_host, host_available=self.host_memory,
-            operations=costs.operations(tokens), planner=self,
+            operations=costs.operation_count(tokens), planner=self,
         )  # fmt: skip
 
     def most_tokens(self, size: int) -> int:
-        """Tokens that fit, with numbers of `size` bytes."""
+        """Returns how many tokens fit into memory, with numbers of `size` bytes."""
         low, high = 0, 1 << 28
         while low < high:
             middle = (low + high + 1) // 2
@@ -345,24 +345,24 @@ class Planner:
         return low
 
     def check(self, tokens: int) -> None:
-        """Raises ResourceError, with what would make it fit, when `tokens` tokens do not."""
+        """Raises ResourceError, with remedies, if `tokens` tokens do not fit into memory."""
         self.plan(tokens).check()
 
-    def remember(self, plan: Plan, seconds: float) -> None:
-        """Writes the speed of an ingest that took so many seconds to `rates_file`, if possible."""
-        self.measured = self.rate = plan.operations / seconds
-        path = rates_file()
+    def remember(self, plan: IngestPlan, seconds: float) -> None:
+        """Saves the speed of a planned ingest that took `seconds` seconds, if possible."""
+        self.measured_rate = self.operations_per_second = plan.operations / seconds
+        path = ingest_speed_file()
         with contextlib.suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
-            rates = {**load_rates(), self.rate_key: self.rate}
+            rates = {**load_ingest_speeds(), self.rate_key: self.operations_per_second}
             with replacing(path) as part:
                 part.write_text(json.dumps(rates, indent=1) + "\n", "utf-8")
 
 
 @dataclass(frozen=True)
-class Plan:
-    """Bytes, operations and seconds that ingesting `tokens` tokens will take. `keys_values` are
-    those on the device, `host_keys_values` those in host memory."""
+class IngestPlan:
+    """The bytes, operations and seconds that ingesting `tokens` tokens will take. The bytes of
+    `keys_values` are on the device, and those of `host_keys_values` in host memory."""
 
     tokens: int
     device: str
@@ -387,25 +387,25 @@ class Plan:
 
     @property
     def host_layers(self) -> int:
-        """Layers whose keys and values are in host memory: all, or none."""
+        """The number of layers whose keys and values are in host memory: all layers, or 0."""
         return self.planner.costs.shape.rows if self.host_keys_values else 0
 
     @property
     def seconds(self) -> float:
-        return self.operations / self.planner.rate if self.operations else 0.0
+        return self.operations / self.planner.operations_per_second if self.operations else 0.0
 
     @property
     def rate_from(self) -> Literal["measured", "probe"]:
-        return "measured" if self.planner.measured else "probe"
+        return "measured" if self.planner.measured_rate else "probe"
 
     @property
     def most_tokens(self) -> int:
-        """Tokens that would fit with the same settings."""
+        """The largest number of tokens that would fit into memory with the same settings."""
         return self.planner.most_tokens(self.planner.dtype.itemsize)
 
     @property
     def remedies(self) -> tuple[str, ...]:
-        """Settings that would make it fit, best first; empty when it does."""
+        """Changes that would make the documents fit into memory, best first; empty if they fit."""
         if self.fits:
             return ()
         planner, size = self.planner, self.planner.dtype.itemsize
@@ -429,7 +429,7 @@ class Plan:
         return tuple(text for helps, text in ways if helps)
 
     def check(self) -> None:
-        """Raises ResourceError, with what would make it fit, when it does not."""
+        """Raises ResourceError, with remedies, if the plan does not fit into memory."""
         if self.fits:
             return
         need, have, place = self.needed, self.available, self.device
@@ -444,6 +444,6 @@ class Plan:
 
 
 def _is_capped(device: str) -> bool:
-    """Whether a person's limit, not the memory there is, decides."""
+    """Whether $ESA_MEMORY_LIMIT is lower than the free memory of a device."""
     limit = machine.memory_limit()
     return limit is not None and limit < machine.free_memory(device)

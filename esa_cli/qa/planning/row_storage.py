@@ -1,4 +1,4 @@
-"""KV caches in the library: which can be stored and joined, their layout, and projections."""
+"""Storage of KV caches in the library: which can be stored or joined, and their layout."""
 
 from __future__ import annotations
 
@@ -19,32 +19,32 @@ if TYPE_CHECKING:
     from esa_cli.qa.presets.resolved_preset import ResolvedPreset
 
 
-def check_joins(kind: str, stateful: bool) -> None:
-    """Raises UsageError where layers of the model (`kind` is its `model_type`) keep a state: those
-    of several documents cannot be joined."""
-    if stateful:
+def check_states_can_join(model_type: str, keeps_state: bool) -> None:
+    """Raises UsageError if layers of the model keep a state, because the states of several
+    documents cannot be joined."""
+    if keeps_state:
         raise UsageError(
-            f"layers of this {kind} model keep a state, and states of several documents cannot be "
-            "joined",
+            f"layers of this {model_type} model keep a state, and the states of several documents "
+            "cannot be joined",
             "ask about one document, or use the setting answer.from=text",
         )
 
 
-def check_asked_together(resolved: ResolvedPreset, kind: str, stateful: bool) -> None:
-    """Raises UsageError where several documents cannot be asked at once; see `check_joins`."""
+def check_asked_together(resolved: ResolvedPreset, model_type: str, keeps_state: bool) -> None:
+    """Raises UsageError if one question cannot be asked about several documents."""
     if not resolved.preset.answer.needs_rows:
         return
-    check_joins(kind, stateful)
+    check_states_can_join(model_type, keeps_state)
     if resolved.method.selector.observes:
         raise UsageError(
-            f"selector {resolved.preset.selector['name']} observes the prefill of one document",
+            f"selector {resolved.preset.selector['name']} works with one document only",
             "ask about one document, or use another selector",
         )
 
 
 def hindrance(method: Method) -> str:
-    """The reason why a prefilled document cannot be stored; empty where it can. The first segment
-    is stored with the projections that were fitted on it."""
+    """Returns the reason why prefilled documents cannot be stored, or an empty text if they can be.
+    The first segment is stored with the projections that were fitted on its tokens."""
     if method.selector.observes:
         return "its selector gathers data during the prefill, which is not stored"
     if kind := without_file(method):
@@ -55,14 +55,15 @@ def hindrance(method: Method) -> str:
     return ""
 
 
-def reduced_widths(
-    compressor: Compressor, layers: int, folded: int, scored: bool = True
+def reduced_key_widths(
+    compressor: Compressor, layers: int, folded: int, uses_reduced_keys: bool = True
 ) -> Sequence[int]:
-    """R of each layer with keys of G D = `folded` numbers; nothing where the score reads no reduced
-    keys. Raises PresetError: the compressor is not for a model of this shape."""
+    """Returns R, the dimension of reduced keys, for each layer; empty if the score uses no reduced
+    keys. Whole keys have `folded` = G * D numbers, with G key heads of dimension D. Raises
+    PresetError: the compressor is not for a model of this shape."""
     from esa_cli.attention.parts import Moments
 
-    if not scored:
+    if not uses_reduced_keys:
         return ()
     if compressor.fit_tokens:
         return (compressor.stored_rank(folded),) * layers
@@ -78,43 +79,44 @@ def reduced_widths(
         ) from error
 
 
-def layout(
-    method: Method, shape: Mapping[str, Any], dtype: str, rows: str, selecting: Container[int],
-    latent_block: int = 0, states: int = 0, shapes: Sequence[tuple[int, int]] = (),
+def kv_cache_layout(
+    method: Method, shape: Mapping[str, Any], dtype: str, number_format: str,
+    method_layers: Container[int], latent_block: int = 0, state_layers: int = 0,
+    shapes: Sequence[tuple[int, int]] = (),
 ) -> Layout:  # fmt: skip
-    """The layout of a stored KV cache.
+    """Returns the layout of a stored KV cache.
 
     Args:
         shape: the model's, with the names of `fingerprint.Fingerprint`.
-        dtype: of keys and values, as "float32". rows: `int8` or `native`.
-        selecting: which of the layers with keys and values run the method; the others have no
+        dtype: of keys and values, as "float32". number_format: `int8` or `native`.
+        method_layers: which of the layers with a KV cache run the method; other layers have no
             reduced keys.
-        latent_block: of `latent_block`. states: the model's layers that keep one.
+        latent_block: of `latent_block`. state_layers: the model's layers that keep one.
         shapes: of `key_shapes`.
     """
     from esa_cli.attention.parts import Moments
 
     folded, compressor = shape["groups"] * shape["dim"], method.compressor
     if method.score.features and not compressor.fit_tokens:
-        maps([compressor.fit(0, Moments())])  # refused before the document is read
-    ranks = reduced_widths(compressor, shape["layers"], folded, method.score.features)
-    ranks = tuple(rank if layer in selecting else 0 for layer, rank in enumerate(ranks))
+        storable_projections([compressor.fit(0, Moments())])  # refused before the document is read
+    ranks = reduced_key_widths(compressor, shape["layers"], folded, method.score.features)
+    ranks = tuple(rank if layer in method_layers else 0 for layer, rank in enumerate(ranks))
     return Layout(
         layers=shape["layers"], heads=shape["groups"], dim=shape["dim"], dtype=dtype,
-        kind=rows,  # type: ignore[arg-type]
+        kind=number_format,  # type: ignore[arg-type]
         reduced=ranks, fit=compressor.fit_tokens if any(ranks) else 0, segment=SEGMENT,
-        shared=latent_block > 0, block=latent_block, states=states, shapes=tuple(shapes),
+        shared=latent_block > 0, block=latent_block, states=state_layers, shapes=tuple(shapes),
     )  # fmt: skip
 
 
-def maps(projections: Sequence[Projection | None]) -> list[Linear | None]:
-    """Projections that the library can store. Raises UsageError for others."""
+def storable_projections(projections: Sequence[Projection | None]) -> list[Linear | None]:
+    """Checks that the library can store projections, and returns them. Raises UsageError."""
     from esa_cli.attention.compression import Linear
 
     for projection in projections:
         if projection is not None and not isinstance(projection, Linear):
             raise UsageError(
                 f"the library cannot store projections of class {type(projection).__name__}",
-                "ask without keeping the document, or use one that makes `esa_cli.methods.Linear`",
+                "do not store the document, or use a compressor that fits `esa_cli.methods.Linear`",
             )
     return list(projections)  # type: ignore[arg-type]

@@ -1,1 +1,1 @@
-"""Presets: their files, settings, and the method that they name."""
+"""Presets: their files, their settings, and the methods that presets name."""

@@ -1,4 +1,4 @@
-"""Finds the folders of adapters and finders: shipped ones by name, others by path."""
+"""Finds the folders of adapters and finders, either by path or by the name of a shipped one."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from pathlib import Path
 from esa_cli.errors import PresetError
 from esa_cli.models.text_passes.lora_adapter import CONFIG
 from esa_cli.qa.presets.preset import AnswerSettings, Preset
-from esa_cli.qa.presets.preset_files import shipped_dir
+from esa_cli.qa.presets.preset_files import shipped_preset_folder
 from esa_cli.system.machine import in_home
 
 MAPS = "maps.safetensors"
-"""The file of a finder's projection."""
+"""The name of the file with a finder's projections."""
 
 
 def check_adapter(settings: AnswerSettings) -> None:
-    """Raises PresetError if an adapter or finder that answers need is missing."""
+    """Raises PresetError if the preset's adapter or finder is missing."""
     if settings.source == "text":
         if settings.adapter is not None:
             adapter_folder(settings.adapter)
@@ -24,14 +24,14 @@ def check_adapter(settings: AnswerSettings) -> None:
 
 
 def without_adapter(preset: Preset) -> Preset:
-    """The preset for ingesting documents, without adapter and reader."""
+    """Returns a copy of the preset for ingesting documents, without adapter and reader."""
     answer = preset.answer.model_copy(update={"adapter": None, "reader": None})
     return preset.model_copy(update={"answer": answer})
 
 
 def for_finding(preset: Preset, words_alone: bool = False) -> Preset:
-    """The preset for finding passages, without adapter and reader; with `words_alone`, without
-    finder, too."""
+    """Returns a copy of the preset for finding passages, without adapter and reader. With
+    `words_alone`, it has no finder either, so that passages are found with BM25 alone."""
     answer = preset.answer
     finder = None if words_alone else answer.finder
     update = {"source": "text", "adapter": None, "reader": None, "finder": finder}
@@ -39,18 +39,18 @@ def for_finding(preset: Preset, words_alone: bool = False) -> Preset:
 
 
 def adapter_folder(name: str) -> Path:
-    """The folder of an adapter: a path, or the name of a shipped one. Raises PresetError."""
-    return _folder(name, "adapter", CONFIG)
+    """Finds the folder of an adapter by its path or its shipped name. Raises PresetError."""
+    return _find_folder(name, "adapter", CONFIG)
 
 
 def finder_folder(name: str) -> Path:
-    """The folder of a finder: a path, or the name of a shipped one. Raises PresetError."""
-    return _folder(name, "finder", MAPS)
+    """Finds the folder of a finder by its path or its shipped name. Raises PresetError."""
+    return _find_folder(name, "finder", MAPS)
 
 
-def _folder(name: str, kind: str, file: str) -> Path:
+def _find_folder(name: str, kind: str, file: str) -> Path:
     own = in_home(name, f"answer.{kind}", PresetError)
-    shipped = [] if "/" in name else [shipped_dir() / f"{kind}s" / name]
+    shipped = [] if "/" in name else [shipped_preset_folder() / f"{kind}s" / name]
     for folder in (*shipped, own):
         if name and (folder / file).is_file():
             return folder

@@ -1,9 +1,9 @@
-"""The cache key: a text that names everything a stored prefill depends on.
+"""The cache key is a text that lists everything on which a stored prefill depends.
 
-Two prefills of a document with the same cache key are interchangeable. Settings of questions, the
-device, the kernel and the versions of torch and transformers are not part of a cache key: they only
-change how numbers are rounded. If layers keep a state, whose form is transformers' own, its version
-is part of the key.
+Two prefills of a document with the same cache key are interchangeable. Settings of questions are
+not part of a cache key. The device, the kernel and the versions of torch and transformers are not
+part of a cache key, as they only change how numbers are rounded. If layers keep a state, whose form
+transformers defines, the version of transformers is part of the key.
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ from esa_cli.storage.library.manifest import Layout
 from esa_cli.system.text import text_digest
 
 FORMAT = 3
-"""Raised when a prefill by an older version would differ."""
+"""The version of the cache key, increased when new prefills would differ."""
 SAMPLES = 1024
-"""Numbers of each weight in its digest."""
+"""How many numbers of each weight tensor its digest covers."""
 
 
 def model_facts(model: Any, tokenizer: Any) -> dict[str, Any]:
-    """Properties of a model and its tokenizer that shape its KV cache. Raises ModelError: its
-    weights are not in memory, or cannot be read."""
+    """Returns the properties of a model and its tokenizer on which its KV cache depends. Raises
+    ModelError: its weights are not in memory, or cannot be read."""
     return {
         "fingerprint": json.loads(fingerprint(model).as_text()),
-        "config": _config(model.config),
-        "weights": _weights(model),
-        "tokens": _tokens(tokenizer),
+        "config": _config_facts(model.config),
+        "weights": _weight_digest(model),
+        "tokens": _tokenizer_digest(tokenizer),
     }
 
 
 def cache_key(
     model: Mapping[str, Any], head: Sequence[int], preset: Preset, method: Method, layout: Layout
 ) -> str:
-    """The cache key of a prefill by a preset's method in a layout; `model` is of `model_facts`, and
-    `head` has the ids of the prompt before the document."""
+    """Returns the cache key of a prefill by a preset's method. `model` is the result of
+    `model_facts`, and `head` the token ids of the prompt before the document."""
     window = asdict(preset.window)
     selected = window.pop("selected")
     del window["ending"]
@@ -75,8 +75,8 @@ def cache_key(
     return json.dumps(facts, sort_keys=True)
 
 
-def _config(config: Any) -> dict[str, Any]:
-    """The model's settings without its path and versions."""
+def _config_facts(config: Any) -> dict[str, Any]:
+    """Returns a model's configuration without paths and versions."""
     left_out = ["transformers_version", "dtype", "torch_dtype"]
     if family_of(config).switches:  # attachment changes it, and `rope_parameters` has it, too
         left_out.append("original_max_position_embeddings")
@@ -84,9 +84,8 @@ def _config(config: Any) -> dict[str, Any]:
     return {key: facts[key] for key in facts if key[0] != "_" and key not in left_out}
 
 
-def _weights(model: Any) -> str:
-    """A digest of the name, shape and some numbers of each weight: further training changes nearly
-    all of them."""
+def _weight_digest(model: Any) -> str:
+    """Returns a digest of the weights' names, shapes and some numbers, which training changes."""
     digest = sha256()
     for name, weight in weight_tensors(model):
         with weight_errors(name):
@@ -97,8 +96,8 @@ def _weights(model: Any) -> str:
     return digest.hexdigest()
 
 
-def _tokens(tokenizer: Any) -> str:
-    """A digest of a tokenizer's rules."""
+def _tokenizer_digest(tokenizer: Any) -> str:
+    """Returns a digest of a tokenizer's vocabulary and rules."""
     if isinstance(tokenizer, PlainTokenizer):
         return tokenizer.facts.digest
     fast = getattr(tokenizer, "backend_tokenizer", None)
@@ -106,26 +105,26 @@ def _tokens(tokenizer: Any) -> str:
     return text_digest(text)
 
 
-def method_hash(name: str, preset: Preset, without: tuple[str, ...] = ("name",)) -> str:
-    """The hash of a method's settings in a comparison."""
-    return text_settings_hash(preset) if name == FROM_TEXT else settings_hash(preset, without)
+def method_hash(name: str, preset: Preset, left_out: tuple[str, ...] = ("name",)) -> str:
+    """Returns the hash of the settings of method `name` in a comparison."""
+    return text_settings_hash(preset) if name == FROM_TEXT else settings_hash(preset, left_out)
 
 
 def text_settings_hash(preset: Preset) -> str:
-    """The hash of a preset that answers from text, with the files of its adapter and finder. Raises
-    PresetError: one of them is missing."""
+    """Returns the hash of a preset that answers from text, and of its adapter and finder files.
+    Raises PresetError: the adapter or the finder is missing."""
     answer, hashes = preset.answer, {}
     for name, folder in ((answer.adapter, adapter_folder), (answer.finder, finder_folder)):
         for path in [] if name is None else sorted(folder(name).iterdir()):
             if path.suffix in (".json", ".safetensors"):
                 hashes[f"{folder.__name__} {path.name}"] = sha256(path.read_bytes()).hexdigest()
-    return _short({**_settings(preset, ("name", "description")), "files": hashes})
+    return _short_hash({**_dump_settings(preset, ("name", "description")), "files": hashes})
 
 
-def settings_hash(preset: Preset, without: tuple[str, ...] = ("name",)) -> str:
-    """The hash of a method's preset and the files it uses; the settings `without` and `answer` are
-    left out. Raises PresetError: a setting is wrong, or a file cannot be read."""
-    facts, method = _settings(preset, (*without, "answer")), resolve(preset).method
+def settings_hash(preset: Preset, left_out: tuple[str, ...] = ("name",)) -> str:
+    """Returns the hash of a method's preset and of the files it uses, without `answer` and the
+    settings in `left_out`. Raises PresetError: a setting is invalid, or a file cannot be read."""
+    facts, method = _dump_settings(preset, (*left_out, "answer")), resolve(preset).method
     files: dict[str, Any] = {**sources(method)}
     for kind in PARTS:
         named = method.compressor.files if kind == "compressor" else ()
@@ -133,12 +132,12 @@ def settings_hash(preset: Preset, without: tuple[str, ...] = ("name",)) -> str:
             if value != facts[kind].get(key):
                 files[f"{kind}.{key}"] = value
     # Without files the hash is that of older versions, whose rows can be continued.
-    return _short({**facts, "files": files} if files else facts)
+    return _short_hash({**facts, "files": files} if files else facts)
 
 
-def _settings(preset: Preset, without: tuple[str, ...]) -> dict[str, Any]:
-    return preset.model_dump(mode="json", exclude={*without})
+def _dump_settings(preset: Preset, left_out: tuple[str, ...]) -> dict[str, Any]:
+    return preset.model_dump(mode="json", exclude={*left_out})
 
 
-def _short(facts: Mapping[str, Any]) -> str:
+def _short_hash(facts: Mapping[str, Any]) -> str:
     return text_digest(json.dumps(facts, sort_keys=True))[:16]

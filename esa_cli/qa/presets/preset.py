@@ -1,10 +1,8 @@
-"""Presets: YAML files, each a way of answering: how passages are found and read, or which method
-attends to stored rows, and by which model.
+"""Presets are YAML files that describe ways of answering: how passages are found and read, or which
+method selects from the KV cache, and which model runs.
 
-    extends -> merged mapping -> overrides (--set) -> validated, frozen Preset
-
-Unknown keys and keys that are given twice are errors. A preset cannot run code: methods are looked
-up by name, and only the command line loads plugin files.
+A preset is merged with the preset that it `extends`, and with --set overrides, and validated.
+Unknown and duplicate keys are errors. A preset names methods, but cannot load plugin files.
 """
 
 from __future__ import annotations
@@ -26,13 +24,13 @@ from esa_cli.methods.registry import KINDS
 from esa_cli.qa.presets.preset_files import (
     FORMER,
     available,
-    facts_of,
-    find,
+    find_preset_file,
     is_address,
+    known_model_facts,
     known_models,
     read_file,
     reference,
-    shipped,
+    shipped_presets,
 )
 from esa_cli.system.registry import nearest
 from esa_cli.system.text import MAX_DEPTH, dump_yaml, load_yaml
@@ -45,11 +43,11 @@ TEMPERATURES = "0, or at least 1e-06 and finite"
 
 
 def valid_temperature(temperature: float) -> bool:
-    """Whether a temperature is 0, which is greedy, or large enough to divide logits by."""
+    """Whether a temperature is 0, which means greedy, or large enough to divide logits."""
     return temperature == 0 or (temperature >= 1e-6 and math.isfinite(temperature))
 
 
-class _Strict(BaseModel):
+class _StrictModel(BaseModel):
     model_config = ConfigDict(
         extra="forbid",
         frozen=True,
@@ -60,7 +58,7 @@ class _Strict(BaseModel):
     )
 
 
-class AnswerSettings(_Strict):
+class AnswerSettings(_StrictModel):
     """How a question is answered.
 
     Args:
@@ -73,13 +71,14 @@ class AnswerSettings(_Strict):
         passages: the number of passages that are read again. prompt: around one passage.
         unanswered: the adapter's answer for a passage without one.
         adapter: the folder of a LoRA adapter for reading passages, or a shipped one's name.
-        reader: another model that words the answers: a hub id, a folder, a file, a name of `esa
-            models list --known`, or the address of a server; None: the preset's own.
+        reader: another model that writes the answers: a hub id, a folder, a file, a name of `esa
+            models list --known`, or the address of a server; None means the preset's model.
         finder: the folder of a trained finder, or a shipped one's name. words: the weight of BM25
             beside the finder's score, in standard deviations, for a question whose words single out
-            a passage; for others it is less.
+            a passage; for other questions it is less.
         prior: the weight of the finder's score beside the reader's log-odds.
-        threshold: the minimum log-odds of a passage that answers; None: the best one always does.
+        threshold: the minimum log-odds of a passage that answers, or None if the best one always
+            answers.
     """
 
     source: Literal["rows", "text"] = Field(default="rows", alias="from")
@@ -97,14 +96,14 @@ class AnswerSettings(_Strict):
 
     @field_validator("prompt")
     @classmethod
-    def _has_both_fields(cls, prompt: str) -> str:
+    def _check_placeholders(cls, prompt: str) -> str:
         if not all(field in prompt for field in FIELDS):
             raise PydanticCustomError("fields", f"must have {' and '.join(FIELDS)}")
         return prompt
 
     @property
     def needs_rows(self) -> bool:
-        """Whether answers come from the KV cache, for which documents must be prefilled."""
+        """Whether answers come from the KV cache, so that documents must be prefilled."""
         return self.source == "rows"
 
     @property
@@ -113,19 +112,19 @@ class AnswerSettings(_Strict):
         return self.finder is not None
 
     @property
-    def says_source(self) -> bool:
-        """Whether the preset sets `from`."""
+    def sets_answer_source(self) -> bool:
+        """Whether the preset sets `answer.from` explicitly."""
         return "source" in self.model_fields_set
 
     @property
     def by_words(self) -> bool:
-        """Whether passages are found by their words alone."""
+        """Whether passages are found with BM25 alone, without a finder."""
         return self.source == "text" and not self.has_index
 
 
-class Prompt(_Strict):
-    """The text before the document and `after` it, with `{question}`; `chat`: inside the model's
-    chat template, if it has one."""
+class Prompt(_StrictModel):
+    """The prompt settings: texts before and after the document; `after` contains `{question}`. With
+    `chat`, the prompt is put into the model's chat template, if there is one."""
 
     system: str | None = None
     before: str = ""
@@ -133,28 +132,27 @@ class Prompt(_Strict):
     chat: bool = True
 
 
-class Generation(_Strict):
+class GenerationSettings(_StrictModel):
     max_new_tokens: int = Field(default=64, ge=1)
     temperature: float = 0.0
     top_p: float = Field(default=1.0, gt=0, le=1)
 
     @field_validator("temperature")
     @classmethod
-    def _can_divide(cls, temperature: float) -> float:
+    def _check_temperature(cls, temperature: float) -> float:
         if not valid_temperature(temperature):
             raise PydanticCustomError("temperature", f"must be {TEMPERATURES}")
         return temperature
 
 
-class Preset(_Strict):
-    """A validated preset. The four parts of the method stay mappings, as plugins define their
-    settings."""
+class Preset(_StrictModel):
+    """A validated preset. Method parts are mappings, because plugins define their settings."""
 
     name: str
     description: str = ""
     model: str
     context: int = Field(ge=1)
-    """The model's trained window, in tokens."""
+    """The model's trained context window, in tokens."""
     window: Window = Window()
     selector: dict[str, Any] = {"name": "topk"}
     score: dict[str, Any] = {"name": "sum"}
@@ -164,17 +162,17 @@ class Preset(_Strict):
     kernel: str = "auto"
     prompt: Prompt = Prompt()
     answer: AnswerSettings = AnswerSettings()
-    generation: Generation = Generation()
+    generation: GenerationSettings = GenerationSettings()
 
 
 def parse_override(text: str) -> dict[str, Any]:
-    """Parses `window.selected=2048` to {"window": {"selected": 2048}}; the value is YAML. Raises
+    """Parses `window.selected=2048` as {"window": {"selected": 2048}}; the value is YAML. Raises
     PresetError: the text has no '=', or the value is not YAML."""
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
         raise PresetError(
             f"--set must be KEY=VALUE, got {reprlib.repr(text)}",
-            "for example --set window.selected=2048",
+            "use for example --set window.selected=2048",
         )
     try:
         parsed = load_yaml(value)
@@ -182,7 +180,7 @@ def parse_override(text: str) -> dict[str, Any]:
         problem = getattr(error, "problem", None)
         raise PresetError(
             f"the value of --set must be YAML, got {reprlib.repr(text)}",
-            f"quote it; {problem}" if problem else "quote it",
+            f"quote the value; {problem}" if problem else "quote the value",
         ) from error
     parts = key.strip().split(".")
     if len(parts) > MAX_DEPTH:
@@ -199,14 +197,14 @@ def parse_override(text: str) -> dict[str, Any]:
 _sizes: dict[str, Any] = {
     field.name: (get_type_hints(Window)[field.name], field.default) for field in fields(Window)
 }
-_WINDOW: Any = create_model("Window", __base__=_Strict, **_sizes)
-"""The fields of `Window` for pydantic, which in strict mode makes no dataclass of a mapping."""
+_WINDOW: Any = create_model("Window", __base__=_StrictModel, **_sizes)
+"""A pydantic model of `Window`, because strict pydantic converts no mapping to a dataclass."""
 _HOLDER: Any = create_model("_HOLDER", window=(_WINDOW, ...))
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns `base` updated with `over`, also inside mappings; a part with another name replaces
-    the former one."""
+    """Returns `base` updated recursively with `over`; a renamed method part is replaced as a
+    whole."""
     out = dict(base)
     for key, value in over.items():
         old = out.get(key)
@@ -218,9 +216,10 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     return out
 
 
-def laid_over(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Merges two presets. If `base` has a finder, another model in `over` becomes `answer.reader`,
-    which words the answers; else it replaces the model, with its `score.heads` and `answer`."""
+def merge_presets(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Merges the preset `over` into `base`. If `base` has a finder, another model in `over` becomes
+    `answer.reader`, which writes the answers. Without a finder, the model in `over` replaces the
+    model with its `score.heads` and `answer`."""
     out = merge(base, over)
     if "model" not in over or "model" not in base or over["model"] == base["model"]:
         return out
@@ -234,35 +233,35 @@ def laid_over(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any
         out["answer"] = above
     if isinstance(out.get("score"), dict) and "heads" not in (over.get("score") or {}):
         out["score"] = {key: value for key, value in out["score"].items() if key != "heads"}
-        facts = facts_of(str(over["model"]))
+        facts = known_model_facts(str(over["model"]))
         if facts is not None and facts.heads and out["score"].get("name") == "vote":
             out["score"]["heads"] = facts.heads
     return out
 
 
-def from_rows(data: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings with answers from the KV cache, of the model `answer.reader` if there is one.
+def answer_from_kv_cache(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns settings with answers from the KV cache, of the model `answer.reader` if it is set.
     Raises PresetError: this model is on a server."""
     answer = {**(data.get("answer") or {}), "from": "rows"}
     reader = answer.pop("reader", None)
     if reader is not None and is_address(reader):
         raise PresetError(
-            f"answer.reader must be a model on this machine to answer from rows, got {reader}",
+            f"answer.reader must be a model on this machine if answer.from is rows, got {reader}",
             "use the setting answer.from=text",
         )
     rows = {**data, "answer": answer}
     over = {"model": reader, "answer": {"from": "rows"}}
-    return rows if reader is None else laid_over(rows, over)
+    return rows if reader is None else merge_presets(rows, over)
 
 
 def by_its_model(preset: Preset) -> Preset:
-    """The preset with answers from the KV cache of its reader, if it has one."""
+    """Returns the preset, changed to answer from the KV cache of its reader if it has a reader."""
     if preset.answer.reader is None:
         return preset
-    return validated(preset.name, from_rows(preset.model_dump(exclude={"name"})))
+    return validated(preset.name, answer_from_kv_cache(preset.model_dump(exclude={"name"})))
 
 
-def _extended(path: Path, chain: tuple[Path, ...] = ()) -> dict[str, Any]:
+def _load_with_parents(path: Path, chain: tuple[Path, ...] = ()) -> dict[str, Any]:
     path = path.resolve()
     if path in chain:
         loop = " -> ".join(step.stem for step in (*chain, path))
@@ -274,83 +273,84 @@ def _extended(path: Path, chain: tuple[Path, ...] = ()) -> dict[str, Any]:
     if not isinstance(parent, str):
         raise PresetError(f"{path}: extends must be the name of one preset, got {parent!r}", "")
     chain = (*chain, path)
-    parent, model = way_of(parent)
-    below = find(parent, near=path.parent)
+    parent, model = split_preset_name(parent)
+    below = find_preset_file(parent, near_folder=path.parent)
     if below.resolve() in chain:  # one's own preset lies over the shipped one of that name
-        below = shipped().get(FORMER.get(parent, parent), below)
-    return laid_over(laid_over(_extended(below, chain), model), data)
+        below = shipped_presets().get(FORMER.get(parent, parent), below)
+    return merge_presets(merge_presets(_load_with_parents(below, chain), model), data)
 
 
-def way_of(name: str) -> tuple[str, dict[str, Any]]:
-    """The preset for a name, and settings over it; the name of a model in the table is a preset
-    with this model."""
+def split_preset_name(name: str) -> tuple[str, dict[str, Any]]:
+    """Returns the preset that a name means, and settings that override it: the name of a known
+    model means a preset with this model."""
     if name not in available() and (facts := known_models().get(name)):
         return facts.way, {"model": facts.model}
     return name, {}
 
 
-def _explain(error: ValidationError, source: str) -> PresetError:
+def _setting_error(error: ValidationError, preset_name: str) -> PresetError:
     first = error.errors()[0]
     *above, key = first["loc"]
     where = ".".join(map(str, first["loc"]))
-    message = f"preset {source}: {where} {_rule(error)}"
+    message = f"preset {preset_name}: {where} {_broken_rule(error)}"
     hint = "see `esa presets show`"
     if first["type"] == "extra_forbidden":
         message, before = (
-            f"preset {source} has no setting {where!r}",
+            f"preset {preset_name} has no setting {where!r}",
             "".join(f"{p}." for p in above),
         )
-        hint = nearest(str(key), _known_keys(above), before)
+        hint = nearest(str(key), _section_settings(above), before)
     elif first["type"] == "missing":
-        message = f"preset {source} lacks {where!r}"
-        hint = "set it, or extend a preset that does"
+        message = f"preset {preset_name} lacks {where!r}"
+        hint = "set it, or extend a preset that sets it"
     else:
         message += f", got {reprlib.repr(first['input'])}"
     return PresetError(message, hint)
 
 
-def _rule(error: ValidationError) -> str:
-    """The rule that a value breaks, for a message that begins with the setting's name."""
+def _broken_rule(error: ValidationError) -> str:
+    """Returns the rule that a value breaks, worded to follow the setting's name in a message."""
     message = error.errors()[0]["msg"].replace("Input should", "must")
     return message.replace("greater than or equal to", "at least")
 
 
-def _known_keys(where: Sequence[str | int]) -> list[str]:
-    """Names of the settings in a section of a preset."""
+def _section_settings(key_path: Sequence[str | int]) -> list[str]:
+    """Returns the names of the settings in a section of a preset."""
     sections = {"window": _WINDOW, "answer": AnswerSettings, "prompt": Prompt}
-    section: Any = sections.get(str(where[0]), Generation) if where else Preset
+    section: Any = sections.get(str(key_path[0]), GenerationSettings) if key_path else Preset
     return [key for key in section.model_fields if key != "name"]
 
 
 def load(name: str = DEFAULT, overrides: Sequence[str] = ()) -> Preset:
-    """Reads, merges and validates a preset, given by name or path, with `key.path=value` overrides.
-    Raises PresetError: it is missing or malformed, or a setting is wrong."""
-    way, model = way_of(name)
-    path = find(way)
+    """Loads a preset by name or path, with overrides such as `window.selected=2048`. Raises
+    PresetError: the preset is missing or malformed, or a setting is invalid."""
+    way, model = split_preset_name(name)
+    path = find_preset_file(way)
     # An override of one setting keeps the default part's name.
     defaults = {kind: Preset.model_fields[kind].default for kind in KINDS}
-    data = laid_over(merge(defaults, _extended(path)), model)
+    data = merge_presets(merge(defaults, _load_with_parents(path)), model)
     over: dict[str, Any] = {}
     for text in overrides:
         over = merge(over, parse_override(text))
     if isinstance(over.get("model"), str):
         over["model"] = reference(over["model"])
-    data = laid_over(data, over)
+    data = merge_presets(data, over)
     if isinstance(data.get("answer"), dict) and data["answer"].get("from") == "rows":
-        data = from_rows(data)
+        data = answer_from_kv_cache(data)
     if "name" in data:
-        raise PresetError("--set cannot change a preset's name", "save it under another file name")
+        hint = "save the preset under another file name"
+        raise PresetError("--set cannot change a preset's name", hint)
     return validated(path.stem, data)
 
 
 def validated(name: str, data: Mapping[str, Any]) -> Preset:
-    """Makes the preset `name` of these settings. Raises PresetError: one is malformed, or they
-    contradict each other."""
+    """Builds and validates a preset from its settings. Raises PresetError: settings are malformed
+    or inconsistent."""
     try:
         window = _HOLDER.model_validate({"window": data.get("window", {})}).window.model_dump()
         preset = Preset.model_validate({**data, "window": Window(**window), "name": name})
     except ValidationError as error:
-        raise _explain(error, name) from error
+        raise _setting_error(error, name) from error
     except ValueError as error:
         raise PresetError(f"preset {name}: {error}", "see `esa presets show`") from error
     sizes, limit = preset.window, f"at most the model's window of {preset.context}"
@@ -370,28 +370,29 @@ def validated(name: str, data: Mapping[str, Any]) -> Preset:
 
 
 def dump(preset: Preset) -> str:
-    """Writes the whole preset as YAML, which is a preset file."""
+    """Returns all settings of a preset as YAML, in the form of a preset file."""
     return dump_yaml(preset.model_dump(exclude={"name"}))
 
 
-def chosen_generation(
-    settings: Generation, max_tokens: int | None, temperature: float | None, top_p: float | None
-) -> tuple[int, float, float]:
-    """Maximum tokens of the answer, temperature and top_p; None takes that of `settings`. Raises
-    UsageError: one is out of range."""
+def choose_generation(
+    settings: GenerationSettings, max_tokens: int | None, temperature: float | None,
+    top_p: float | None,
+) -> tuple[int, float, float]:  # fmt: skip
+    """Returns the maximum number of answer tokens, temperature and top_p; None means the value in
+    `settings`. Raises UsageError: a value is out of range."""
     given = {"max_new_tokens": max_tokens, "temperature": temperature, "top_p": top_p}
     given = {name: value for name, value in given.items() if value is not None}
     try:
-        chosen = Generation.model_validate({**settings.model_dump(), **given})
+        chosen = GenerationSettings.model_validate({**settings.model_dump(), **given})
     except ValidationError as error:
         first = error.errors()[0]
         raise UsageError(
-            f"{first['loc'][0]} {_rule(error)}, got {first['input']}",
-            "leave it out for the preset's",
+            f"{first['loc'][0]} {_broken_rule(error)}, got {first['input']}",
+            "omit the setting to use the preset's value",
         ) from error
     return chosen.max_new_tokens, chosen.temperature, chosen.top_p
 
 
-def longest_answer(settings: Generation, max_tokens: int | None) -> int:
-    """Maximum tokens of the answer. Raises UsageError: it is less than one."""
-    return chosen_generation(settings, max_tokens, None, None)[0]
+def max_answer_tokens(settings: GenerationSettings, max_tokens: int | None) -> int:
+    """Returns the maximum number of answer tokens. Raises UsageError: it is less than one."""
+    return choose_generation(settings, max_tokens, None, None)[0]

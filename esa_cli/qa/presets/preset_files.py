@@ -1,4 +1,4 @@
-"""Finds and reads preset files and the table of known models, as plain data."""
+"""Finds and reads preset files and the table of known models."""
 
 from __future__ import annotations
 
@@ -21,41 +21,41 @@ FORMER = {
     "llama3-8b-paper": "paper",
     "mistral-7b-paper": "paper-mistral",
 }
-"""Former names of shipped presets, and their names now."""
+"""Maps former names of shipped presets to their present names."""
 
 
-def shipped_dir() -> Path:
-    """The folder of the presets that come with the package (beside it in a source checkout)."""
+def shipped_preset_folder() -> Path:
+    """Returns the folder of shipped presets, which is beside the package in a source checkout."""
     package = Path(__file__).parents[2]
     inside = package / "presets"
     return inside if inside.is_dir() else package.parent / "presets"
 
 
 def user_dir() -> Path:
-    """The folder of the user's own presets."""
+    """Returns the folder of the user's own presets."""
     return user_config_path("esa") / "presets"
 
 
 def available() -> dict[str, Path]:
-    """Names and files of all presets; the user's own replace shipped ones."""
-    return dict(sorted({**shipped(), **_presets_in(user_dir())}.items()))
+    """Returns the names and files of all presets; the user's presets replace shipped presets."""
+    return dict(sorted({**shipped_presets(), **_preset_files_in(user_dir())}.items()))
 
 
-def shipped() -> dict[str, Path]:
-    """Names and files of the presets that come with the package."""
-    return _presets_in(shipped_dir())
+def shipped_presets() -> dict[str, Path]:
+    """Returns the names and files of the presets that come with the package."""
+    return _preset_files_in(shipped_preset_folder())
 
 
-def _presets_in(folder: Path) -> dict[str, Path]:
+def _preset_files_in(folder: Path) -> dict[str, Path]:
     files = sorted(folder.iterdir()) if folder.is_dir() else []
     return {path.stem: path for path in files if path.suffix in SUFFIXES}
 
 
-def find(name: str, near: Path | None = None) -> Path:
-    """Finds the file of a preset by name or path, which may be relative to `near`. Raises
-    PresetError: there is none."""
+def find_preset_file(name: str, near_folder: Path | None = None) -> Path:
+    """Finds a preset's file by name, or by a path that may be relative to `near_folder`. Raises
+    PresetError: there is no such preset."""
     if name.endswith(SUFFIXES) or "/" in name:
-        for base in ([near] if near else []) + [Path()]:
+        for base in ([near_folder] if near_folder else []) + [Path()]:
             path = base / in_home(name, "preset", PresetError)
             if path.is_file():
                 return path
@@ -73,8 +73,7 @@ def find(name: str, near: Path | None = None) -> Path:
 
 
 def read_file(path: Path) -> dict[str, Any]:
-    """Reads the settings of a preset file. Raises PresetError: it cannot be read, or is no mapping
-    of settings."""
+    """Reads the settings of a preset file. Raises PresetError: it cannot be parsed."""
     try:
         data = load_yaml(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
@@ -84,13 +83,13 @@ def read_file(path: Path) -> dict[str, Any]:
         line = f" (line {where.line + 1})" if where else ""
         raise PresetError(
             f"preset {path} is not valid YAML{line}: {' '.join(str(problem or error).split())}",
-            "YAML needs spaces, not tabs" if "\\t" in str(problem) else "",
+            "indent YAML with spaces, not with tabs" if "\\t" in str(problem) else "",
         ) from error
     if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):
         raise PresetError(f"preset {path} must be a mapping of settings", "see `esa presets show`")
     if "name" in data:
         raise PresetError(
-            f"preset {path} must have no key 'name', for a preset is named by its file",
+            f"preset {path} must have no key 'name', because its name is the file's name",
             f"remove the key; this preset's name is {path.stem}",
         )
     return data
@@ -101,7 +100,7 @@ TABLE = Path(__file__).with_name("models.yaml")
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """A row of `models.yaml`, whose comment explains the fields."""
+    """A known model, as a row of `models.yaml`, whose comment explains the fields."""
 
     model: str
     weights: float
@@ -110,28 +109,28 @@ class ModelFacts:
     way: str = "chat"
 
     def bytes_in(self, size: int) -> int:
-        """Bytes of the weights, with `size` bytes a number."""
+        """Returns the bytes of the weights, with `size` bytes for each number."""
         return round(self.weights * 1e9) * size
 
 
 @cache
 def known_models() -> dict[str, ModelFacts]:
-    """Names and models of the shipped table."""
+    """Returns the known models by name, from the shipped table `models.yaml`."""
     data = load_yaml(TABLE.read_text("utf-8"))
     assert isinstance(data, dict)
     return {name: ModelFacts(**facts) for name, facts in data.items()}
 
 
 def reference(named: str) -> str:
-    """Returns the hub id of a name in the table, and any other text unchanged."""
+    """Returns the hub id of a known model's name, and any other text unchanged."""
     return known_models()[named].model if named in known_models() else named
 
 
-def facts_of(model: str) -> ModelFacts | None:
-    """The row of a hub id in the table; None: there is none."""
+def known_model_facts(model: str) -> ModelFacts | None:
+    """Returns the facts of the known model with a hub id, or None if the model is unknown."""
     return next((facts for facts in known_models().values() if facts.model == model), None)
 
 
 def is_address(text: str) -> bool:
-    """Whether a reader's name is a web address."""
+    """Whether the name of a reader is a web address."""
     return text.strip().lower().startswith(("http://", "https://"))

@@ -1,6 +1,6 @@
-"""Builds a preset's method of its parts or a recipe, and checks that a model can run it.
+"""Builds a preset's method from parts or a recipe, and checks that a model can run it.
 
-`attention` and `methods` are imported when a method is built: answers from text need none."""
+`attention` and `methods` are imported only when a method is built, not for answers from text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 
 from esa_cli.errors import NOT_BLAMED, EsaError, ModelError, PluginError, PresetError, UsageError
 from esa_cli.methods import registry
-from esa_cli.qa.presets.preset import DEFAULT, Preset, from_rows, load, merge, validated
+from esa_cli.qa.presets.preset import DEFAULT, Preset, answer_from_kv_cache, load, merge, validated
 from esa_cli.system.registry import nearest
 
 if TYPE_CHECKING:
@@ -27,23 +27,24 @@ MEMBERS = {
     "compressor": ("Compressor", ("fit_tokens", "files")),
     "position": ("PositionEncoding", ("distance", "max_distance")),
 }
-"""The base class of each kind of part, and properties that are read once to test them."""
+"""The base class of each kind of method part, and properties that are evaluated once as a test."""
 AS_IS = "preset"
-"""The name, in comparisons, of the preset's own method."""
+"""The name of the preset's own method in comparisons."""
 FROM_TEXT = "text"
-"""The name, in comparisons, of the preset's answers from text."""
+"""The name of answers from text in comparisons."""
 
 
 @dataclass(frozen=True)
 class ResolvedPreset:
-    """A preset and its method, which is built when it is first used; `own` replaces it."""
+    """A preset with its method, which is built on first use unless `own` is the method."""
 
     preset: Preset
     own: Method | None = None
 
     @cached_property
     def method(self) -> Method:
-        """Raises PresetError: a part, one of its settings, or the kernel is wrong."""
+        """The method, built on first use. Raises PresetError: a setting or the kernel is
+        invalid."""
         return self.own or build_method(self.preset)
 
 
@@ -53,7 +54,7 @@ def resolve(
     method: str | None = None,
     length: int = 0,
 ) -> ResolvedPreset:
-    """Resolves a preset, or its name with `overrides`; its method is built if answers need it.
+    """Resolves a preset, or its name with `overrides`, and builds its method if answers need it.
 
     Args:
         method: a whole method over it, by its name in `esa methods`. length: tokens of the
@@ -71,7 +72,7 @@ def resolve(
     return resolved
 
 
-def _part(kind: str, options: dict[str, Any]) -> Any:
+def _build_part(kind: str, options: dict[str, Any]) -> Any:
     from esa_cli.attention import parts
 
     part, (base, members) = registry.build(kind, options), MEMBERS[kind]
@@ -88,8 +89,7 @@ def _part(kind: str, options: dict[str, Any]) -> Any:
 
 
 def build_method(preset: Preset) -> Method:
-    """Builds a preset's method. Raises PresetError: a part, one of its settings, or the kernel is
-    wrong."""
+    """Builds a preset's method. Raises PresetError: a part, a setting or the kernel is invalid."""
     from esa_cli.attention.kernels import KERNELS
     from esa_cli.attention.method import Method
     from esa_cli.attention.parts import blame_plugins
@@ -100,7 +100,7 @@ def build_method(preset: Preset) -> Method:
         raise PresetError(
             f"unknown kernel {preset.kernel!r}", nearest(preset.kernel, ["auto", *KERNELS])
         )
-    parts = {kind: _part(kind, getattr(preset, kind)) for kind in MEMBERS}
+    parts = {kind: _build_part(kind, getattr(preset, kind)) for kind in MEMBERS}
     if not parts["selector"].sums_layers:
         with blame_plugins(parts):
             parts["score"] = parts["score"].for_single_layers()
@@ -114,23 +114,24 @@ def build_method(preset: Preset) -> Method:
         raise PresetError(
             f"position.distance must be below the model's window of {preset.context}, "
             f"got {distance}",
-            "about three quarters of the window works best; see benchmarks/NOTES.md",
+            "use about three quarters of the window; see benchmarks/NOTES.md",
         )
     return Method(window=preset.window, reading=preset.reading, kernel=preset.kernel, **parts)
 
 
 def apply(name: str, preset: Preset, length: int = 0) -> Preset:
-    """Applies the method `name` to the preset, at its token budget, for documents of `length`
-    tokens. Raises UsageError: no such method. PluginError: its recipe fails, or sets what it may
-    not. PresetError: a setting is wrong, or it takes more tokens."""
+    """Replaces the preset's method by the method `name` with the same token budget, for documents
+    of `length` tokens. Raises UsageError: the method is unknown. PluginError: its recipe fails, or
+    changes a forbidden setting. PresetError: a setting is invalid, or the budget differs."""
     from esa_cli.methods.plugin_loading import load_installed
 
     load_installed()
     recipe = registry.find_recipe(name)
     base = registry.Base(preset.window, preset.context, preset.position, length)
     # A published method attends to the last tokens before the question whatever the preset says.
-    plain = from_rows(merge(preset.model_dump(exclude={"name"}), {"window": {"ending": None}}))
-    laid = merge(plain, _settings(recipe, base))
+    plain = merge(preset.model_dump(exclude={"name"}), {"window": {"ending": None}})
+    plain = answer_from_kv_cache(plain)
+    laid = merge(plain, _recipe_settings(recipe, base))
     if recipe.full or laid["selector"]["name"] == "full":
         # With `local`, the keys of a text would depend on I and L alone.
         laid["reading"] = "select"
@@ -139,13 +140,13 @@ def apply(name: str, preset: Preset, length: int = 0) -> Preset:
         raise PresetError(
             f"method {name!r} must take the preset's {preset.window.budget} tokens, got "
             f"{changed.window.budget}",
-            "a recipe must keep initial + selected + local",
+            "change the recipe so that initial + selected + local stays equal",
         )
     return changed
 
 
-def _settings(recipe: registry.Recipe, base: registry.Base) -> Mapping[str, Any]:
-    """The settings that a recipe returns. Raises PluginError: it fails, or may not set one."""
+def _recipe_settings(recipe: registry.Recipe, base: registry.Base) -> Mapping[str, Any]:
+    """Returns the settings that a recipe makes. Raises PluginError: the recipe is invalid."""
     which = f"the recipe of method {recipe.name!r}"
     may_set = f"a recipe may set {', '.join(registry.LAID)}"
     try:
@@ -154,7 +155,8 @@ def _settings(recipe: registry.Recipe, base: registry.Base) -> Mapping[str, Any]
         raise
     except BaseException as error:
         raise PluginError(
-            f"{which} fails: {type(error).__name__}: {error}", f"it is defined in {recipe.origin}"
+            f"{which} fails: {type(error).__name__}: {error}",
+            f"correct the recipe in {recipe.origin}",
         ) from error
     if not isinstance(settings, Mapping):
         raise PluginError(f"{which} must return a mapping, got {settings!r}", may_set)
@@ -164,13 +166,13 @@ def _settings(recipe: registry.Recipe, base: registry.Base) -> Mapping[str, Any]
 
 
 def compared(name: str, preset: Preset, length: int = 0) -> Preset:
-    """Applies the method `name` of a comparison; `preset` and `text` change nothing. Raises as
-    `apply`, and UsageError: `text` of a preset that answers from the KV cache."""
+    """Applies the method `name` of a comparison; `preset` and `text` leave the preset unchanged.
+    Raises the errors of `apply`, and UsageError: the preset does not answer from text."""
     if name not in (AS_IS, FROM_TEXT):
         return apply(name, preset, length)
     if name == FROM_TEXT and preset.answer.source != "text":
         raise UsageError(
-            f"method {name!r} must be with a preset that answers from text, got "
+            f"method {name!r} needs a preset that answers from text, got "
             f"{preset.name} with answer.from = {preset.answer.source}",
             "add --set answer.from=text, or name another method",
         )
@@ -178,24 +180,24 @@ def compared(name: str, preset: Preset, length: int = 0) -> Preset:
 
 
 def compared_by_default(preset: Preset) -> tuple[str, ...]:
-    """Names of the methods that a comparison has by default."""
+    """Returns the names of the methods that a comparison includes by default."""
     return (AS_IS, FROM_TEXT) if preset.answer.source == "text" else (AS_IS,)
 
 
 def for_length(name: str, preset: Preset, length: int) -> Preset:
-    """Applies a method for documents of `length` tokens; 0: the length is unknown. Raises as
-    `apply`, and UsageError: the method needs a length."""
+    """Applies a method for documents of `length` tokens; 0 means that the length is unknown. Raises
+    the errors of `apply`, and UsageError: the method needs a length."""
     if not length and stretches(name, preset):
         raise UsageError(
             f"method {name!r} needs the length of its documents, which is unknown here",
-            f"use `esa ask DOC... QUESTION --method {name}`; in Python the argument `length`",
+            f"use `esa ask DOC... QUESTION --method {name}`, or set `length` in Python",
         )
     return apply(name, preset, length)
 
 
 def stretches(name: str, preset: Preset) -> bool:
     """Whether a method depends on the length of documents, as NTK and YaRN do. Raises UsageError:
-    no such method. PresetError: a setting is wrong."""
+    the method is unknown. PresetError: a setting is invalid."""
     return apply(name, preset) != apply(name, preset, 1000 * preset.context)
 
 
@@ -203,14 +205,14 @@ HEADS_HINT = "use `esa heads` to find this model's heads, or set score.heads=[]"
 
 
 def check_model(preset: Preset, config: Mapping[str, Any], model: str) -> None:
-    """Raises PresetError if the preset's `context` is beyond the window of a model with this
-    `config`, or `score.heads` beyond its layers and heads."""
+    """Raises PresetError if the preset's `context` exceeds the window of a model with this
+    `config`, or if `score.heads` exceeds the numbers of its layers and heads."""
     longest = config.get("max_position_embeddings")
     if longest and preset.context > longest:
         raise PresetError(
             f"preset {preset.name}: context must be at most the {longest} tokens that {model} "
             f"was trained on, got {preset.context}",
-            f"use --set context={longest}, and window sizes that fit in it",
+            f"use --set context={longest}, and window sizes that fit into it",
         )
     layers, heads = config.get("num_hidden_layers"), config.get("num_attention_heads")
     if not layers or not heads:
@@ -225,20 +227,20 @@ def check_model(preset: Preset, config: Mapping[str, Any], model: str) -> None:
                 )
 
 
-def check_same_fit(old: Method | None, new: Method) -> None:
-    """Raises PresetError if a method needs reduced keys of another compressor than that of the
-    prefill by `old` (None: unknown)."""
+def check_same_compressor(old: Method | None, new: Method) -> None:
+    """Raises PresetError if the method `new` needs another compressor than method `old`, which
+    prefilled the document; `old` is None if it is unknown."""
     if old is None or not new.score.features:
         return
     if new.fitting != old.fitting or (new.compressor.fit_tokens and not old.score.features):
         raise PresetError(
-            "the document must be prefilled for this compressor", "ingest it with this preset"
+            "the document must be prefilled for this compressor", "ingest it again with this preset"
         )
 
 
 def check_reduced_keys(document: PrefilledDocument, method: Method) -> None:
-    """Raises PresetError if a prefilled document lacks the reduced keys by projections from a file;
-    `check_same_fit` covers those that are fitted during prefill."""
+    """Raises PresetError if a method uses projections from a file, and a prefilled document has no
+    reduced keys. `check_same_compressor` covers projections that are fitted during prefill."""
     from esa_cli.attention.parts import Moments
 
     compressor = method.compressor
@@ -246,13 +248,13 @@ def check_reduced_keys(document: PrefilledDocument, method: Method) -> None:
         return
     if compressor.fit(0, Moments()) is not None:
         raise PresetError(
-            "the document must be prefilled with reduced keys, by which this preset scores",
-            "ingest it with this preset",
+            "the document must be prefilled with reduced keys, which this preset needs for scores",
+            "ingest it again with this preset",
         )
 
 
 def check_fits_model(method: Method, model: Any) -> None:
-    """Raises PresetError if a method's projections or heads are of another model."""
+    """Raises PresetError if a method's projections or heads belong to another model."""
     from esa_cli.methods.voting import VoteScore
     from esa_cli.models.attachment.fingerprint import check_maps
     from esa_cli.models.files.families import FAMILIES, method_layers
@@ -274,9 +276,9 @@ def check_fits_model(method: Method, model: Any) -> None:
             )
 
 
-def check_runs_on(method: Method, config: dict[str, Any], device: str, dtype: torch.dtype) -> None:
-    """Checks that a method's kernel runs on a device of torch for a model with this `config`.
-    Raises UsageError: it cannot run there. ModelError: `config` lacks a size."""
+def check_kernel(method: Method, config: dict[str, Any], device: str, dtype: torch.dtype) -> None:
+    """Checks that a method's kernel runs on a torch device for a model with this `config`. Raises
+    UsageError: the kernel cannot run. ModelError: `config` lacks a size."""
     from esa_cli.attention.kernels import choose
     from esa_cli.models.files.families import family_of, key_shape
 

@@ -1,1 +1,1 @@
-"""Answering from passages that are read again as plain text in a short fresh context."""
+"""Readers answer from passages, each of which is read as plain text in a short new context."""

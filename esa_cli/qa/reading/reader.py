@@ -1,7 +1,7 @@
-"""Readers answer a question from passages; the prompt by which another model is asked.
+"""Readers answer a question from passages. This module has the prompt for other models.
 
-`span.SpanReader` quotes the most probable span, `ChatReader` has a model of transformers word the
-answer, and `server.ServerReader` one on a server with OpenAI's chat completions.
+`span.SpanReader` quotes the most probable span. `ChatReader` asks a transformers model to write the
+answer, and `server.ServerReader` asks a server with OpenAI's chat completions.
 """
 
 from __future__ import annotations
@@ -16,19 +16,20 @@ from esa_cli import models
 from esa_cli.errors import HistoryError, LengthError, ModelError
 from esa_cli.models.text_passes.generation import Streamer, end_ids, generate
 from esa_cli.qa.answering.prompt import PromptTokens
-from esa_cli.qa.answering.reply import NOT_TOLD, Reply, Turn, says_not_told
+from esa_cli.qa.answering.reply import NOT_TOLD, Reply, Turn, says_nothing_found
 from esa_cli.qa.finding.passage import Passage
 from esa_cli.qa.presets.preset import Prompt
 
 MAX_PASSAGES = 8
-"""Passages in the prompt of another model."""
+"""The maximum number of passages in the prompt of another model."""
 MAX_TOKENS = 1024
-"""Tokens of an answer where no number is set; at most a quarter of the model's window."""
+"""The default number of tokens of an answer; at most a quarter of the model's window."""
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How an answer is generated: None leaves its length to the reader; temperature 0 is greedy."""
+    """How an answer is generated. If the maximum length is None, the reader chooses it; temperature
+    0 is greedy."""
 
     max_new_tokens: int | None = None
     temperature: float = 0.0
@@ -37,31 +38,31 @@ class Sampling:
 
 
 def ignore_text(piece: str) -> None:
-    """An `on_text` that does nothing."""
+    """A callback for pieces of an answer that ignores the text."""
 
 
 class Reader(Protocol):
-    """Answers questions from passages."""
+    """A model that answers questions from passages."""
 
     @property
     def name(self) -> str:
-        """The name of the model, for people."""
+        """The name of the model, for display."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes of this machine's memory that the weights take beside the model that finds."""
+        """The bytes of local memory that the reader's weights take besides the finder's model."""
 
     def answer(
         self, question: str, passages: Sequence[Passage], history: Sequence[Turn],
         sampling: Sampling, on_text: Callable[[str], None] = ignore_text,
     ) -> Reply:  # fmt: skip
-        """Returns the answer from passages, best first, without evidence and times. `on_text` is
-        called with each piece; an exception raised in it ends the answer and passes through.
+        """Answers from passages, which are sorted best first; the reply has no evidence or times.
+        `on_text` is called with each piece of the answer; exceptions raised in it end the answer.
 
         Raises ReaderError: no answer came. HistoryError, LengthError: the prompt is too long."""
 
     def close(self) -> None:
-        """Ends connections; the reader may be used again."""
+        """Closes the reader's connections; the reader can be used again."""
 
 
 SYSTEM = (
@@ -74,7 +75,7 @@ QUESTION = "Question: {question}"
 
 
 def number_passages(passages: Sequence[Passage]) -> str:
-    """Returns the passages as text, each below its number and its place."""
+    """Returns the passages as one text, each below its number, document and page."""
     parts = []
     for number, passage in enumerate(passages, 1):
         page = "" if passage.page is None else f", page {passage.page}"
@@ -87,7 +88,7 @@ def number_passages(passages: Sequence[Passage]) -> str:
 def chat_messages(
     question: str, passages: Sequence[Passage], history: Sequence[Turn]
 ) -> list[dict[str, str]]:
-    """Returns the prompt as chat messages; turns without an answer join the system message."""
+    """Returns the prompt as chat messages; a turn without an answer joins the system message."""
     system = [SYSTEM, *(turn.question for turn in history if not turn.answer)]
     turns = [turn for turn in history if turn.answer]
     asked = [QUESTION.format(question=turn.question.strip()) for turn in turns]
@@ -104,7 +105,7 @@ def generate_reply(
     model: Any, tokenizer: Any, ids: list[int], sampling: Sampling, max_tokens: int,
     on_text: Callable[[str], None],
 ) -> Reply:  # fmt: skip
-    """Generates the answer of a causal model after the prompt `ids`."""
+    """Generates the answer of a causal model to a prompt of token ids."""
     streamer = Streamer(tokenizer, on_text)
     generate(
         model, ids, None, max_new_tokens=max_tokens, temperature=sampling.temperature,
@@ -112,11 +113,11 @@ def generate_reply(
     )  # fmt: skip
     text = streamer.text.strip()
     cut = streamer.count >= max_tokens and streamer.last not in end_ids(model)
-    return Reply(text, found=not says_not_told(text), answer_tokens=streamer.count, cut=cut)
+    return Reply(text, found=not says_nothing_found(text), answer_tokens=streamer.count, cut=cut)
 
 
 class ChatReader:
-    """A `Reader` that is any causal model of transformers with its own chat template."""
+    """A reader that asks any causal transformers model, with the chat template of that model."""
 
     def __init__(self, loaded: models.LoadedModel) -> None:
         self.model: Any = loaded.model
@@ -139,13 +140,13 @@ class ChatReader:
         self, question: str, passages: Sequence[Passage], history: Sequence[Turn],
         sampling: Sampling, on_text: Callable[[str], None] = ignore_text,
     ) -> Reply:  # fmt: skip
-        """See `Reader.answer`. The prompt has as many passages as the window takes."""
+        """Answers as `Reader.answer` describes, from as many passages as fit into the window."""
         limit = sampling.max_new_tokens or min(MAX_TOKENS, self._window // 4)
         ids = self.prompt_ids(question, passages[:MAX_PASSAGES], history, limit)
         return generate_reply(self.model, self.prompt.tokenizer, ids, sampling, limit, on_text)
 
     def close(self) -> None:
-        """See `Reader.close`."""
+        """Closes nothing, as this reader has no connections."""
 
     def prompt_ids(
         self, question: str, passages: Sequence[Passage], history: Sequence[Turn], max_tokens: int
@@ -160,6 +161,6 @@ class ChatReader:
         kind = HistoryError if history else LengthError
         raise kind(
             f"the question, a passage and the answer take {len(ids) + max_tokens:,} tokens; the "
-            f"window of the reader {self.name} has {self._window:,}",
+            f"window of the reader {self.name} has {self._window:,} tokens",
             "ask a shorter question, or choose a reader with a larger window",
         )

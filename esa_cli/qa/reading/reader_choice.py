@@ -1,4 +1,4 @@
-"""Names another model that words answers, on a server or on this machine, and opens it."""
+"""Chooses and opens another model that writes the answers, on a server or on this machine."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ if TYPE_CHECKING:  # it imports torch
     from esa_cli.qa.reading.reader import Reader
 
 KEY = "ESA_READER_KEY"
-"""Environment variable of the server's key."""
+"""The environment variable with the server's API key."""
 OPENAI_KEY, OPENAI_HOST = "OPENAI_API_KEY", "api.openai.com"
-"""The key that other programs use is sent to this server alone."""
+"""The API key that other programs use, and the only server to which this key is sent."""
 MAX_TIMEOUT_S = 86_400
 
 
 @dataclass(frozen=True)
 class ServerAddress:
-    """The base URL of a server of OpenAI's chat completions, and the key that is sent there."""
+    """The base URL of a server with OpenAI's chat completions, and the API key for the server."""
 
     url: str
     key: str | None = field(default=None, repr=False)
 
     @classmethod
     def parse(cls, text: str) -> ServerAddress:
-        """Parses an address, and takes the key from the environment. Raises UsageError: one of them
-        is not valid, or the key would go unencrypted to another machine."""
+        """Parses an address, and reads the API key from the environment. Raises UsageError: the
+        address or key is invalid, or the key would go unencrypted to another machine."""
         url = text.strip().rstrip("/")
         try:
             parts = urlsplit(url)
@@ -49,12 +49,12 @@ class ServerAddress:
         other = not host or any(letter.isspace() for letter in url)
         if other or parts.query or parts.fragment or url.endswith("/chat/completions"):
             raise UsageError(
-                f"--reader must be a web address that /chat/completions follows, got {text!r}",
-                "for example --reader http://127.0.0.1:11434/v1",
+                f"--reader must be a web address without /chat/completions, got {text!r}",
+                "use for example --reader http://127.0.0.1:11434/v1",
             )
         is_openai = parts.scheme == "https" and host == OPENAI_HOST
-        address = cls(url, _key_of(KEY) or (_key_of(OPENAI_KEY) if is_openai else None))
-        if address.key is not None and parts.scheme == "http" and not address.here:
+        address = cls(url, _read_key(KEY) or (_read_key(OPENAI_KEY) if is_openai else None))
+        if address.key is not None and parts.scheme == "http" and not address.is_local:
             raise UsageError(
                 f"the key in {KEY} would go to {url} unencrypted",
                 f"use an https:// address or a tunnel to this machine, or unset {KEY}",
@@ -62,21 +62,21 @@ class ServerAddress:
         return address
 
     @property
-    def here(self) -> bool:
+    def is_local(self) -> bool:
         """Whether the server runs on this machine."""
         return is_loopback(urlsplit(self.url).hostname or "")
 
 
-def _key_of(variable: str) -> str | None:
+def _read_key(variable: str) -> str | None:
     key = os.environ.get(variable, "").strip()
     if not (key.isascii() and key.isprintable()) or " " in key:
-        raise UsageError(f"{variable} must be printable ASCII without spaces", "set it again")
+        raise UsageError(f"{variable} must be printable ASCII without spaces", "set the key again")
     return key or None
 
 
 @dataclass(frozen=True)
 class ReaderChoice:
-    """A reader that is not opened yet: a model's `ref`, or an `address` of a server."""
+    """The choice of a reader before it is opened: a model's `ref`, or a server's `address`."""
 
     address: ServerAddress | None = None
     ref: models.ModelRef | None = None
@@ -87,20 +87,20 @@ class ReaderChoice:
     def of(
         cls, name: str, model: str | None = None, timeout_s: float | None = None
     ) -> ReaderChoice:
-        """Chooses a reader by a web address, a name of the table of models, a model reference, or
-        a preset, whose model is meant. Raises UsageError, PresetError, ModelError."""
+        """Chooses a reader by a web address, a known model's name, a model reference, or a preset,
+        which stands for its model. Raises UsageError, PresetError, ModelError."""
         if timeout_s is not None and not 0 < timeout_s <= MAX_TIMEOUT_S:
             wrong = f"$ESA_READER_TIMEOUT must be above 0 and at most a day, got {timeout_s:g} s"
-            raise UsageError(wrong, "leave it out for 900 s")
+            raise UsageError(wrong, "omit it to wait for up to 900 s")
         if preset_files.is_address(name):
             if importlib.util.find_spec("requests") is None:
-                hint = "pip install 'esa-cli[reader]'"
-                raise UsageError("a reader on a server needs requests", hint)
+                hint = "run pip install 'esa-cli[reader]'"
+                raise UsageError("a reader on a server needs the package requests", hint)
             return cls(ServerAddress.parse(name), None, model, timeout_s)
         if model is not None or timeout_s is not None:
             raise UsageError(
-                f"a model's name and a time limit are of a server, and --reader {name} is none",
-                "leave them out; --reader names the model itself",
+                f"a model's name and a time limit need a server, but --reader {name} is no server",
+                "omit the name and the time limit; --reader names the model itself",
             )
         known = list(preset_files.known_models())
         is_preset = name in preset_files.available() or name.endswith(preset_files.SUFFIXES)
@@ -131,26 +131,26 @@ class ReaderChoice:
 
 
 def reader_bytes(choice: ReaderChoice, size: int, packing: str = "") -> int | None:
-    """Returns the bytes that a reader's weights will take; None: they are not known yet."""
+    """Returns the bytes that a reader's weights will take, or None if the size is unknown."""
     if choice.ref is None:
         return 0
     folder = models.path_of(choice.ref)
     if folder is not None:
         return bytes_needed(folder, size, packing)
-    facts = preset_files.facts_of(choice.ref.name)
+    facts = preset_files.known_model_facts(choice.ref.name)
     return None if facts is None else facts.bytes_in(size)
 
 
 def reader_of(chosen: preset.Preset) -> ReaderChoice | None:
-    """Returns the preset's other model that words answers, if it has one."""
+    """Returns the reader that the preset names, or None if the preset's own model is the reader."""
     answer = chosen.answer
     return None if answer.reader is None or answer.needs_rows else ReaderChoice.of(answer.reader)
 
 
-def check_passages_for(reader: object | None, chosen: preset.Preset) -> None:
-    """Raises UsageError where there is a reader and the preset finds no passages."""
+def check_reader_gets_passages(reader: object | None, chosen: preset.Preset) -> None:
+    """Raises UsageError if there is a reader, but the preset finds no passages for it."""
     if reader is not None and chosen.answer.source != "text":
         raise UsageError(
-            "a reader words answers from passages, and this method answers from rows",
-            "use the setting answer.from=text, and no method or part of one",
+            "a reader writes answers from passages, but this method answers from the KV cache",
+            "use the setting answer.from=text, and choose no method",
         )

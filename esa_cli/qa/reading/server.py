@@ -1,6 +1,6 @@
-"""A reader on a server of OpenAI's chat completions: Ollama, llama.cpp, LM Studio, vLLM.
+"""A reader on a server with OpenAI's chat completions: Ollama, llama.cpp, LM Studio or vLLM.
 
-The question, the passages with the names of their documents, and earlier turns are sent there.
+The server receives the question, earlier turns, and passages with the names of their documents.
 """
 
 from __future__ import annotations
@@ -14,50 +14,50 @@ from urllib.parse import urlsplit
 import requests
 
 from esa_cli.errors import ReaderError, first_line
-from esa_cli.qa.answering.reply import Reply, Turn, says_not_told
+from esa_cli.qa.answering.reply import Reply, Turn, says_nothing_found
 from esa_cli.qa.finding.passage import Passage
 from esa_cli.qa.reading.reader import MAX_PASSAGES, Sampling, chat_messages, ignore_text
 from esa_cli.system.machine import is_loopback
 
 CONNECT_S = 10.0
 SILENCE_S = 300.0
-"""The longest wait for the next words: the server may load its model first."""
+"""The maximum wait for the next words, as the server may first load its model."""
 WHOLE_S = 900.0
-"""The longest wait for a whole answer."""
+"""The maximum wait for a whole answer."""
 TRIES = 4
 BACKOFF_S = 0.5
 MAX_WAIT_S = 30.0
 RETRIED = (429, 500, 502, 503)
 MAX_MESSAGE = 200
-"""Characters that are shown of a server's message."""
+"""The maximum number of characters that are shown of a server's message."""
 RENAMED = {
     "temperature": None, "top_p": None, "seed": None, "max_tokens": "max_completion_tokens",
 }  # fmt: skip
-"""Parameters that some models refuse -> the parameter to send in place."""
+"""Maps a parameter that some models refuse to the parameter that is sent instead."""
 _ADDRESS = "the address usually ends in /v1, as http://127.0.0.1:11434/v1"
-_SLOW = "choose a smaller model by --reader URL#MODEL, or give a longer $ESA_READER_TIMEOUT"
-_KEY = "refuses the key", "set the environment variable ESA_READER_KEY to it"
+_SLOW = "choose a smaller model by --reader URL#MODEL, or set a longer $ESA_READER_TIMEOUT"
+_KEY = "refuses the key", "set the environment variable ESA_READER_KEY to the right key"
 _REFUSALS = {
     401: _KEY,
     403: _KEY,
     404: ("has no chat completions there", _ADDRESS),
     429: ("takes no more questions now", "ask again later"),
 }
-"""Status -> what is wrong, and what to try."""
-_Event = tuple[str, str | None, int | None]
-"""A part of an answer: its text, why the answer ends, and the tokens of the whole answer."""
+"""Maps an HTTP status to what is wrong, and to a hint."""
+_AnswerPart = tuple[str, str | None, int | None]
+"""A part of an answer: its text, why the answer ends, and the whole answer's token count."""
 
 
 class BrokenAnswerError(Exception):
-    """The server sent no chat completion; the message says why."""
+    """The server's answer is no chat completion; the error message says what is wrong."""
 
 
 class ServerReader:
-    """A `Reader` on a server, which is asked for its models at once.
+    """A reader that asks a server with OpenAI's chat completions.
 
     Args:
         url: the base URL, without a slash at its end. key: is sent with each request.
-        model: its name on the server; None: the first that the server lists.
+        model: its name on the server; None means the first model in the server's list.
         timeout_s: the longest wait for the next words, and for the whole answer; None: `SILENCE_S`
             and `WHOLE_S`.
 
@@ -75,13 +75,13 @@ class ServerReader:
         self._session = requests.Session()
         # The server of this machine is behind no proxy.
         self._session.trust_env = not is_loopback(urlsplit(url).hostname or "")
-        self._session.auth = self._authorise  # no login of ~/.netrc is sent
+        self._session.auth = self._add_key  # no login of ~/.netrc is sent
         self._session.headers["User-Agent"] = "esa-cli"
         self._refused: list[str] = []
         self._models: list[str] = []
         self._models = self._list_models()
         if not self.name and not self._models:
-            raise self._error("lists no models", "name one by --reader URL#MODEL")
+            raise self._reader_error("lists no models", "name a model by --reader URL#MODEL")
         self.name = self.name or self._models[0]
 
     def answer(
@@ -101,40 +101,40 @@ class ServerReader:
         until = time.monotonic() + self._whole_s
         pieces, tokens, reason = list[str](), None, None
         try:
-            with self._ask(body) as response:
-                for piece, ended, count in _events(response):
+            with self._request_answer(body) as response:
+                for piece, ended, count in _answer_parts(response):
                     if time.monotonic() > until:
-                        raise self._error(f"took longer than {self._whole_s:g} s", _SLOW)
+                        raise self._reader_error(f"took longer than {self._whole_s:g} s", _SLOW)
                     reason, tokens = reason or ended, count or tokens
                     if piece:
                         pieces.append(piece)
                         on_text(piece)
             if reason is None:
-                raise BrokenAnswerError("it ended before its end")
+                raise BrokenAnswerError("the stream broke off")
         except (requests.RequestException, BrokenAnswerError) as error:
-            raise self._failure(error) from error
+            raise self._connection_error(error) from error
         text, cut = "".join(pieces).strip(), reason == "length"
         if not text:
-            thoughts = ", which may have gone into its thoughts" if cut else ""
-            raise self._error(
-                f"answered no words by its model {self.name}{thoughts}",
-                "give it more room, as --max-new-tokens 1000, or another model",
+            thoughts = ", which may have spent all tokens on thoughts" if cut else ""
+            raise self._reader_error(
+                f"sent an empty answer of its model {self.name}{thoughts}",
+                "allow more tokens, as with --max-new-tokens 1000, or use another model",
             )
         return Reply(
-            text, found=not says_not_told(text), answer_tokens=tokens or len(pieces), cut=cut
+            text, found=not says_nothing_found(text), answer_tokens=tokens or len(pieces), cut=cut
         )
 
     def close(self) -> None:
-        """See `Reader.close`."""
+        """Closes the connections to the server."""
         self._session.close()
 
-    def _authorise(self, request: Any) -> Any:
+    def _add_key(self, request: Any) -> Any:
         if self._key is not None:
             request.headers["Authorization"] = f"Bearer {self._key}"
         return request
 
-    def _send(self, method: str, path: str, body: Any = None) -> requests.Response:
-        """Returns a response whose body is not read yet; a busy server is asked again."""
+    def _send_request(self, method: str, path: str, body: Any = None) -> requests.Response:
+        """Sends a request, again if the server is busy; the response's body is not read yet."""
         for number in range(TRIES):
             is_last, wait = number == TRIES - 1, BACKOFF_S * 2**number
             try:
@@ -154,76 +154,80 @@ class ServerReader:
             time.sleep(min(wait, MAX_WAIT_S))
         raise AssertionError
 
-    def _ask(self, body: dict[str, Any]) -> requests.Response:
-        """Returns the accepted response, without parameters that the model refuses."""
+    def _request_answer(self, body: dict[str, Any]) -> requests.Response:
+        """Requests a chat completion, without the parameters that the model refuses."""
         while True:
             sent = {name: value for name, value in body.items() if name not in self._refused}
             for name in self._refused:
                 if name in body and (other := RENAMED[name]):
                     sent[other] = body[name]
-            response = self._send("POST", "/chat/completions", sent)
+            response = self._send_request("POST", "/chat/completions", sent)
             if response.status_code == 200:
                 return response
             with response:
-                refused = _error_of(response).get("param")
+                refused = _parse_refusal(response).get("param")
                 if refused not in RENAMED or refused in self._refused:
-                    raise self._refusal(response)
+                    raise self._refusal_error(response)
             self._refused.append(refused)
 
     def _list_models(self) -> list[str]:
-        """Returns the names of the server's models. Raises ReaderError."""
+        """Requests the names of the server's models. Raises ReaderError."""
         try:
-            response = self._send("GET", "/models")
+            response = self._send_request("GET", "/models")
             if response.status_code == 404 and self.name:
                 return []  # not every server lists its models
             if response.status_code != 200:
-                raise self._refusal(response)
+                raise self._refusal_error(response)
             models = json.loads(response.content).get("data") or ()
             return [str(one["id"]) for one in models]
         except (ValueError, AttributeError, KeyError, TypeError) as error:
-            raise self._failure(BrokenAnswerError("it is no JSON of a list of models")) from error
+            broken = BrokenAnswerError("it is not the JSON of a list of models")
+            raise self._connection_error(broken) from error
         except requests.RequestException as error:
-            raise self._failure(error) from error
+            raise self._connection_error(error) from error
 
-    def _failure(self, error: Exception) -> ReaderError:
-        """Returns the error of a server that is away, is silent, or sends something else."""
+    def _connection_error(self, error: Exception) -> ReaderError:
+        """Builds the error for a server that is unreachable or silent, or sends no completion."""
         if isinstance(error, requests.Timeout) or "Read timed out" in str(error):
-            return self._error(f"was silent for {self._silence_s:g} s", _SLOW)
+            return self._reader_error(f"was silent for {self._silence_s:g} s", _SLOW)
         if isinstance(error, requests.exceptions.ChunkedEncodingError):
-            return self._error("broke off its answer", "ask again")
+            return self._reader_error("broke off its answer", "ask again")
         if isinstance(error, requests.RequestException):
             cause: BaseException = error
             while cause.__context__ is not None:  # the innermost reason, as the system words it
                 cause = cause.__context__
-            reason = _shorten(getattr(cause, "strerror", None) or first_line(cause))
-            return self._error(f"cannot be reached: {reason}", f"is the server running? {_ADDRESS}")
-        return self._error(
-            f"gave an answer that cannot be used: {_shorten(str(error))}",
+            reason = _shorten_message(getattr(cause, "strerror", None) or first_line(cause))
+            hint = f"check that the server is running; {_ADDRESS}"
+            return self._reader_error(f"cannot be reached: {reason}", hint)
+        return self._reader_error(
+            f"sent an answer that cannot be used: {_shorten_message(str(error))}",
             "ask again; is it a server of OpenAI's chat completions?",
         )
 
-    def _refusal(self, response: requests.Response) -> ReaderError:
-        """Returns the error of a status other than 200."""
-        status, error = response.status_code, _error_of(response)
-        message = _shorten(str(error.get("message") or error.get("detail") or response.reason))
+    def _refusal_error(self, response: requests.Response) -> ReaderError:
+        """Builds the error for an HTTP status other than 200."""
+        status, error = response.status_code, _parse_refusal(response)
+        message = _shorten_message(
+            str(error.get("message") or error.get("detail") or response.reason)
+        )
         hint = "ask a shorter question, choose another model, or see the server's log"
         what, hint = _REFUSALS.get(status, (f"failed with status {status}", hint))
         if response.is_redirect:
-            message = _shorten(response.headers["location"])
-            what, hint = "has moved", "give that address"
+            message = _shorten_message(response.headers["location"])
+            what, hint = "has moved", "use the new address"
         elif status == 404 and (self._models or "model" in message.lower()):
-            names = ", ".join(self._models[:8]) or "others"
-            what, hint = f"has no model {self.name}", f"it has {names}; --reader URL#MODEL"
-        return self._error(f"{what}: {message}", hint)
+            names = ", ".join(self._models[:8]) or "its models"
+            what, hint = f"has no model {self.name}", f"choose one of {names} by --reader URL#MODEL"
+        return self._reader_error(f"{what}: {message}", hint)
 
-    def _error(self, what: str, hint: str) -> ReaderError:
-        return ReaderError(f"the reader at {self.url} {what}", hint)
+    def _reader_error(self, problem: str, hint: str) -> ReaderError:
+        return ReaderError(f"the reader at {self.url} {problem}", hint)
 
 
-def _events(response: requests.Response) -> Iterator[_Event]:
-    """Yields the parts of an answer, also empty ones, as the server sends them."""
+def _answer_parts(response: requests.Response) -> Iterator[_AnswerPart]:
+    """Yields the parts of an answer as the server sends them; a part may be empty."""
     if not response.headers.get("content-type", "").lower().startswith("text/event-stream"):
-        raise BrokenAnswerError("it is no stream of events")
+        raise BrokenAnswerError("it is not a stream of events")
     # Without HTTP's chunks the body is read byte by byte, or events would wait.
     size = 65_536 if getattr(response.raw, "chunked", False) else 1
     for line in response.iter_lines(chunk_size=size):
@@ -237,8 +241,8 @@ def _events(response: requests.Response) -> Iterator[_Event]:
             yield _parse_event(data)
 
 
-def _parse_event(data: bytes) -> _Event:
-    """Parses a part of an answer. Raises BrokenAnswerError: it is an error, or something else."""
+def _parse_event(data: bytes) -> _AnswerPart:
+    """Parses a part of an answer. Raises BrokenAnswerError: it is an error, or not a completion."""
     try:
         body = json.loads(data)
         if error := body.get("error"):
@@ -250,11 +254,11 @@ def _parse_event(data: bytes) -> _Event:
         count = tokens if isinstance(tokens, int) else None
         return text if isinstance(text, str) else "", choice.get("finish_reason"), count
     except (ValueError, AttributeError, KeyError, TypeError) as error:
-        raise BrokenAnswerError("it is no JSON of a chat completion") from error
+        raise BrokenAnswerError("it is not the JSON of a chat completion") from error
 
 
-def _error_of(response: requests.Response) -> dict[str, Any]:
-    """Returns the `error` of a refusal, which may have `message` and `param`."""
+def _parse_refusal(response: requests.Response) -> dict[str, Any]:
+    """Parses the `error` object of a refusal, which may have a `message` and a `param`."""
     try:
         body = json.loads(response.content)
     except (ValueError, requests.RequestException):
@@ -263,6 +267,6 @@ def _error_of(response: requests.Response) -> dict[str, Any]:
     return error if isinstance(error, dict) else {"message": error}
 
 
-def _shorten(text: str) -> str:
+def _shorten_message(text: str) -> str:
     line = " ".join(text.split())
     return line if len(line) <= MAX_MESSAGE else line[: MAX_MESSAGE - 1] + "…"

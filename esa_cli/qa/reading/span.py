@@ -1,7 +1,8 @@
-"""The reader that quotes: passages are read as plain text, each alone with the question.
+"""The reader that quotes: each passage is read as plain text, together with the question only.
 
-Every passage gets the log-odds that it contains the answer, and the best of the most probable spans
-is the answer. Requests such as "Summarise ..." are answered in the bare model's own words.
+The reader estimates the log-odds that a passage contains the answer, and quotes the most probable
+span of the best passages. The model without its adapter answers requests for free text, such as a
+summary.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from esa_cli.models.text_passes.lora_adapter import LoraAdapter
 from esa_cli.models.text_passes.small_decoder import FusedForward, can_be_fused
 from esa_cli.models.text_passes.text_forward import PromptBatch, TextForward, plain_forward
 from esa_cli.qa.answering.prompt import PromptTokens
-from esa_cli.qa.answering.question_form import completed, wants_free_text
+from esa_cli.qa.answering.question_form import complete_question, wants_free_text
 from esa_cli.qa.answering.reply import NOT_TOLD, Quotation, Reply, Turn
 from esa_cli.qa.finding.passage import Passage
 from esa_cli.qa.presets.adapter_files import adapter_folder
@@ -39,22 +40,22 @@ from esa_cli.qa.reading.span_search import (
 )
 
 ROOM = 1024
-"""Tokens for the passages and the answer."""
+"""The number of tokens that are reserved for passages and answer."""
 SPANS = 3
-"""Passages whose most probable span is looked for."""
+"""The number of passages whose most probable span is searched for."""
 FREE_PASSAGES = 4
-"""Passages from which free text is written."""
+"""The number of passages from which free text is written."""
 UNMENTIONED = 4.5
-"""Log-odds that a name costs which no document has: with it 33 of 41 questions are refused."""
+"""The log-odds subtracted for a name that no document has: 33 of 41 questions are refused."""
 
 
 def one_line(text: str) -> str:
-    """Returns the text with each run of white space as one space: line breaks mean nothing."""
+    """Returns the text in one line, with each run of white space replaced by one space."""
     return " ".join(text.split())
 
 
 def clip_text(text: str, limit: int, count_tokens: Callable[[str], int]) -> str:
-    """Returns the beginning of `text` that has at most `limit` tokens; "" if no beginning has."""
+    """Returns the beginning of a text, with at most `limit` tokens; it may be empty."""
     least = count_tokens("")
     while text and (over := count_tokens(text) - limit) > 0:
         own = over + limit - least
@@ -65,7 +66,7 @@ def clip_text(text: str, limit: int, count_tokens: Callable[[str], int]) -> str:
 
 
 class PassagePrompt:
-    """Encodes a passage with a question, and the answers that may follow.
+    """Encodes prompts of a passage and a question, and possible answers.
 
     Args:
         template: text with {passage} and {question}, up to where the answer begins.
@@ -78,13 +79,13 @@ class PassagePrompt:
         self.line_end = self._encode("\n")[-1]
 
     def ids(self, question: str, passage: str) -> list[int]:
-        """Returns the token ids of the prompt up to where the answer begins."""
+        """Returns the token ids of a passage prompt, up to the beginning of the answer."""
         pieces = {"{passage}": one_line(passage), "{question}": one_line(question)}
         parts = re.split(r"(\{passage\}|\{question\})", self.template)
         return self._encode("".join(pieces.get(part, part) for part in parts))
 
     def answer_ids(self, answer: str) -> list[int]:
-        """Returns the token ids of a space, an answer and a line end, as the model answers."""
+        """Returns the token ids of an answer as the model writes it, with space and line end."""
         return self._encode(f" {one_line(answer)}\n")
 
     def _encode(self, text: str) -> list[int]:
@@ -95,7 +96,7 @@ class PassagePrompt:
 
 
 class PassageReader:
-    """A causal model of transformers with a prompt for passages and an adapter for it, if any.
+    """A causal transformers model with a prompt for passages, and with an adapter if there is one.
 
     Args:
         context: the model's window in tokens; the ends of longer passages are not read.
@@ -113,22 +114,22 @@ class PassageReader:
 
     @cached_property
     def forward(self) -> TextForward:
-        """The forward pass of the model, to be used within `reading`."""
+        """The forward pass of the model, for use within the context of `reading`."""
         if self._fuses:
             return FusedForward(self.model, adapter=self._adapter)
         return plain_forward(self.model)
 
     def reading(self) -> AbstractContextManager[None]:
-        """Returns the context in which `read` and the spans of its result are computed."""
+        """Returns the context in which passages are read and spans are searched."""
         return nullcontext() if self._adapter is None or self._fuses else self._adapter.active()
 
     def read(self, question: str, passages: Sequence[str]) -> PassageReading:
-        """Reads each passage with the question; all in few forward calls."""
+        """Reads all passages, each with the question, in a few forward calls."""
         return PassageReading(self, passages, question)
 
 
 class PassageReading:
-    """Passages that were read with a question, with the log-odds that they contain the answer."""
+    """Passages that were read with a question, and the log-odds that each has the answer."""
 
     def __init__(self, reader: PassageReader, passages: Sequence[str], question: str) -> None:
         prompt, limit = reader.prompt, reader.max_tokens
@@ -142,12 +143,14 @@ class PassageReading:
         self._batch = PromptBatch(reader.forward, ids)
         self.log_odds: list[float] = []
         if passages:
-            none = torch.stack([self._unanswered(number) for number in range(len(passages))])
+            numbers = range(len(passages))
+            none = torch.stack([self._unanswered_log_probability(one) for one in numbers])
             self.log_odds = (torch.log1p(-none.exp().clamp(max=1 - 1e-7)) - none).tolist()
 
-    def _unanswered(self, number: int) -> Tensor:
-        """Returns the log-probability () that a passage is answered by `unanswered`, by as many
-        tokens as no quotation of the passage begins with: one of `(1867)` begins with ` (`."""
+    def _unanswered_log_probability(self, number: int) -> Tensor:
+        """Returns the log-probability () that the answer to a passage is `unanswered`. The
+        probability covers as many tokens as are needed to rule out a quotation: ` (` may also begin
+        a quotation of `(1867)`."""
         reader, ids = self._reader, self._reader.prompt.unanswered_ids
         passage = one_line(self._passages[number]).encode()
         out = self._batch.logits[number].log_softmax(-1)[ids[0]]
@@ -161,7 +164,8 @@ class PassageReading:
         return out
 
     def span(self, number: int, above: float = -math.inf) -> Span | None:
-        """Returns the most probable span of a passage; None: none is likelier than `above`."""
+        """Returns a passage's most probable span; None if its log-probability is not over
+        `above`."""
         passage, reader = self._passages[number], self._reader
         found = most_probable_span(
             one_line(passage), self._batch.logits[number], self._batch.continuation(number),
@@ -169,12 +173,12 @@ class PassageReading:
         )  # fmt: skip
         if found is None:
             return None
-        places = _line_places(passage)
+        places = _passage_offsets(passage)
         return Span(places[found.start], places[found.end - 1] + 1, found.log_probability)
 
 
-def _line_places(passage: str) -> list[int]:
-    """Returns the place in `passage` of each character of `one_line(passage)`."""
+def _passage_offsets(passage: str) -> list[int]:
+    """Returns the offset in `passage` of each character of `one_line(passage)`."""
     places: list[int] = []
     for word in re.finditer(r"\S+", passage):
         places += range(word.start() - bool(places), word.end())  # with the space before it
@@ -182,7 +186,7 @@ def _line_places(passage: str) -> list[int]:
 
 
 class SpanReader:
-    """A `Reader` that quotes the most probable span of the best passage.
+    """A reader that quotes the most probable span of the best passage.
 
     Args:
         loaded: its `text_model` reads passages, its `model` writes free text.
@@ -207,32 +211,32 @@ class SpanReader:
         self._loaded, self._settings, self._chat, self._window = loaded, settings, chat, window
 
     def check(self, question: str, max_new_tokens: int) -> int:
-        """Counts the tokens of a question. Raises UsageError, LengthError: it cannot be asked."""
+        """Counts a question's tokens. Raises UsageError, LengthError: it is empty or too long."""
         tokens = len(self._chat.question(question))
         passage = len(self.passages.prompt.ids(question, ""))
         need = max(tokens, passage) + min(ROOM, self._window // 2)
-        need += max_new_tokens if self._is_free(question) else 0
+        need += max_new_tokens if self._wants_free_text(question) else 0
         if need > self._window:
             raise LengthError(
                 f"the question, a passage and the answer take {need:,} tokens; the model's window "
-                f"has {self._window:,}",
-                "ask a shorter question, or for a shorter answer",
+                f"has {self._window:,} tokens",
+                "ask a shorter question, or ask for a shorter answer",
             )
         return tokens
 
     @torch.inference_mode()
-    def rank(
-        self, question: str, passages: Sequence[Passage], spans: int = SPANS,
-        unmentioned: float = 0.0,
+    def rank_passages(
+        self, question: str, passages: Sequence[Passage], span_count: int = SPANS,
+        unmentioned_share: float = 0.0,
     ) -> list[Passage]:  # fmt: skip
-        """Reads passages, and returns them by score, but that of the best span first: the one with
-        the highest log-probability plus the score of its passage.
+        """Reads passages, and returns them by descending score, after the passage with the best
+        span. The best span has the highest sum of log-probability and score of its passage.
 
         Args:
-            spans: passages whose most probable span is looked for, by the highest scores.
-            unmentioned: share of the question's names that no document has; lowers all log-odds.
+            span_count: passages whose most probable span is looked for, by the highest scores.
+            unmentioned_share: share of a name that no document has; lowers all log-odds.
         """
-        doubt = UNMENTIONED * unmentioned
+        doubt = UNMENTIONED * unmentioned_share
         with self.passages.reading():
             reading = self.passages.read(question, [one.text for one in passages])
             out = [
@@ -241,7 +245,7 @@ class SpanReader:
             ]
             order = sorted(range(len(out)), key=lambda n: -out[n].score)
             best, highest = -1, -math.inf
-            for n in order[:spans]:
+            for n in order[:span_count]:
                 if span := reading.span(n, highest - out[n].score):
                     start = out[n].start
                     out[n] = replace(out[n], quote=(start + span.start, start + span.end))
@@ -253,13 +257,13 @@ class SpanReader:
         self, question: str, passages: Sequence[Passage], history: Sequence[Turn],
         sampling: Sampling, on_text: Callable[[str], None] = ignore_text,
     ) -> Reply:  # fmt: skip
-        """See `Reader.answer`; `passages` are those that `rank` returns."""
-        question = completed(question, history)
+        """Answers as `Reader.answer` describes, from the passages that `rank_passages` returned."""
+        question = complete_question(question, history)
         best, answered = passages[0] if passages else None, False
         if best is not None and best.quote is not None and best.log_odds is not None:
             threshold = self._settings.threshold
             answered = threshold is None or best.log_odds >= threshold
-        if passages and self._is_free(question):
+        if passages and self._wants_free_text(question):
             text = "\n\n".join(one.text for one in passages[:FREE_PASSAGES])
             return replace(self._write_text(question, text, sampling, on_text), found=answered)
         if best is None or best.quote is None or not answered:
@@ -272,17 +276,17 @@ class SpanReader:
         return Reply(text, answer_tokens=tokens, quotation=Quotation(best.document, start, end))
 
     def close(self) -> None:
-        """See `Reader.close`."""
+        """Closes nothing, as this reader has no connections."""
 
-    def _is_free(self, question: str) -> bool:
-        """Whether the answer is free text."""
+    def _wants_free_text(self, question: str) -> bool:
+        """Whether the answer to a question is free text instead of a quotation."""
         form = self._settings.form
         return form == "text" or (form == "auto" and wants_free_text(question))
 
     def _write_text(
         self, question: str, text: str, sampling: Sampling, on_text: Callable[[str], None]
     ) -> Reply:
-        """Answers in the bare model's own words, from as much of `text` as the window takes."""
+        """Writes an answer with the model without adapter, from as much of `text` as fits."""
         prompt, limit = self._chat, sampling.max_new_tokens or 0
         asked = prompt.question(question)
         room = self._window - len(asked) - limit

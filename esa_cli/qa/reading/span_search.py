@@ -1,7 +1,7 @@
-"""The most probable span of a passage as the answer, by beam search (arXiv 2108.05857).
+"""Searches for the most probable span of a passage as the answer (beam search, arXiv 2108.05857).
 
-A hypothesis is the text of the passage from some word on, and ends with a line end where a word
-ends. Texts are compared as UTF-8: a token may end within a character.
+A hypothesis is a piece of the passage that starts at a word; it is complete if the model predicts a
+line end where a word ends. Texts are compared as UTF-8, as a token may end within a character.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from esa_cli.system.content_words import SPACELESS_CHARACTER
 
 BEAMS = 3
 MAX_TOKENS = 32
-"""Tokens of a span."""
+"""The maximum number of tokens of a span."""
 PATIENCE = 3
-"""So many times `MAX_TOKENS` in scripts without spaces, whose characters take several tokens."""
+"""The factor of `MAX_TOKENS` in scripts without spaces, whose characters take several tokens."""
 CANDIDATES = 256
-"""Most probable tokens of a step that are compared with the passage."""
+"""The number of most probable tokens in each step that are compared with the passage."""
 BYTE_FALLBACK = re.compile(r"<0x([0-9A-F]{2})>")
 SPACE, BYTE_SPACE = "▁", "Ġ"
-"""How the vocabularies of sentencepiece and of byte-level BPE write a space."""
+"""The letters for a space in the vocabularies of sentencepiece and byte-level BPE."""
 
 
 def token_bytes(tokenizer: Any) -> Callable[[int], bytes]:
-    """Returns a function from a token id to the bytes of the token, b"" for ids without a token."""
+    """Returns a function from a token id to the token's bytes, which are empty for unknown ids."""
     example = tokenizer("a b", add_special_tokens=False)["input_ids"]
     names = "".join(tokenizer.convert_ids_to_tokens(example))
-    letters = byte_letters()
+    letters = byte_of_letter()
 
     @cache
     def bytes_of(token: int) -> bytes:
@@ -52,8 +52,8 @@ def token_bytes(tokenizer: Any) -> Callable[[int], bytes]:
     return bytes_of
 
 
-def byte_letters() -> dict[str, int]:
-    """Returns the byte of each letter of byte-level BPE: Latin-1, or from U+0100 on."""
+def byte_of_letter() -> dict[str, int]:
+    """Returns the byte that each letter of byte-level BPE stands for."""
     visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [byte for byte in range(256) if byte not in set(visible)]
     return {chr(byte): byte for byte in visible} | {
@@ -63,7 +63,7 @@ def byte_letters() -> dict[str, int]:
 
 MONEY = r"[$¢£¤¥֏؋৲৳૱௹฿៛\u20a0-\u20cf﷼＄￡￥￦]"
 _FREE = r"(?<![^\s(\[{<\"'“”‘’«»„;,=|—`*_])"
-"""Nothing, white space or an opening mark comes before a sign: `3-5` and `and/or` have none."""
+"""A sign follows nothing, white space or an opening mark: `3-5` and `and/or` have no sign."""
 SIGN = re.compile(
     rf"{_FREE}(?:"
     # -5, −5, .5, ~5, -.5, -$5, ¥500, #5, +49; no dash of `1914 –1918`
@@ -74,25 +74,25 @@ SIGN = re.compile(
     r"|(?:--?|#|@|//?|\\\\?|~/|\.{1,2}/|\.)(?=[^\W\d])"
     r")"
 )
-"""The sign before a word, which belongs to the word; it may be empty."""
+"""Matches the sign before a word, which belongs to the word and may be empty."""
 UNIT = re.compile(rf"[%‰′″]|°[CF]?\b|°|{MONEY}(?!\d)")
-"""A unit that follows a number without a space."""
+"""Matches a unit that follows a number without a space."""
 PAIRS = {"(": ")", "[": "]", "{": "}"}
 _SPACELESS = re.compile(SPACELESS_CHARACTER)
 _MONEY = re.compile(MONEY)
 _POSSESSIVE = re.compile(r"['’]s\b")
 _JOINERS = "\u200c\u200d\u00ad"
 _BEFORE_CONSONANTS = "เแโใไເແໂໃໄ"
-"""Vowels of Thai and Lao that are written before the consonant they belong to."""
+"""Vowels of Thai and Lao that are written before their consonant."""
 _AFTER_CONSONANTS = "ะาำๅๆະາຳໆ"
 _SMALL_KANA = "ぁぃぅぇぉっゃゅょゎァィゥェォッャュョヮヵヶー々ゝゞヽヾ"
 
 
-class WholeWords:
-    """The places in a text where spans may start and end: at words with their signs and units, as
-    `-5`, `¥500`, `--keep`, `/etc`, `5%`, `1,306`.
+class WordBoundaries:
+    """Finds where spans of a text may start and end: at words with their signs and units, such as
+    `-5`, `¥500`, `--keep`, `/etc`, `5%` and `1,306`.
 
-    `spaceless`: whether the text has a script without spaces between words.
+    The attribute `spaceless` says whether the text has a script without spaces between words.
     """
 
     def __init__(self, text: str) -> None:
@@ -103,40 +103,41 @@ class WholeWords:
         self._sign_starts = {start for start, _ in signs}
         self._inside_signs = {at for start, end in signs for at in range(start + 1, end)}
 
-    def can_start(self, at: int) -> bool:
-        """Whether a span may start at a character: at a word, or at the sign before it."""
-        here, before = self.text[at : at + 1], self.text[max(0, at - 1) : at]
-        if at in self._sign_starts or at in self._signs:
+    def can_start_span(self, offset: int) -> bool:
+        """Whether a span may start at character `offset`: at a word, or at the sign of a word."""
+        here, before = self.text[offset : offset + 1], self.text[max(0, offset - 1) : offset]
+        if offset in self._sign_starts or offset in self._signs:
             return True
-        if not here or at in self._inside_signs or _is_attached(here):
+        if not here or offset in self._inside_signs or _belongs_to_previous(here):
             return False
         if _SPACELESS.match(here):
-            return not _is_one_word(before, here)
+            return not _is_never_divided(before, here)
         if _MONEY.match(here):
             return not _is_letter(before)
-        if not _is_letter(here) or self._joins(at - 1, "'’°.,:-"):
+        if not _is_letter(here) or self._is_joining_mark(offset - 1, "'’°.,:-"):
             return False
         return not _is_letter(before) or bool(_SPACELESS.match(before))
 
-    def can_end(self, at: int, is_preferred: bool = True) -> bool:
-        """Whether a span may end before character `at`, where a word ends. Inside a script without
-        spaces it may if `is_preferred`: the model would rather end there than go on."""
-        before, after = self.text[max(0, at - 1) : at], self.text[at : at + 1]
-        if not before or at in self._inside_signs or at in self._signs:
+    def can_end_span(self, offset: int, is_preferred: bool = True) -> bool:
+        """Whether a span may end before character `offset`, because a word ends. A span  may also
+        end inside text without spaces if `is_preferred`: the model prefers the end to more text."""
+        before, after = self.text[max(0, offset - 1) : offset], self.text[offset : offset + 1]
+        if not before or offset in self._inside_signs or offset in self._signs:
             return False
         if not after:
             return True
-        if _is_attached(after) or self._joins(at - 1):
+        if _belongs_to_previous(after) or self._is_joining_mark(offset - 1):
             return False
         if _SPACELESS.match(after):
             inside = bool(_SPACELESS.match(before))
-            return not inside or (is_preferred and not _is_one_word(before, after))
-        if _SPACELESS.match(before) or not _is_letter(before) or _POSSESSIVE.match(self.text, at):
+            return not inside or (is_preferred and not _is_never_divided(before, after))
+        possessive = _POSSESSIVE.match(self.text, offset)
+        if _SPACELESS.match(before) or not _is_letter(before) or possessive:
             return True
-        return not (_is_letter(after) or self._joins(at))
+        return not (_is_letter(after) or self._is_joining_mark(offset))
 
-    def complete(self, start: int, end: int) -> tuple[int, int]:
-        """Returns a span with its sign, its unit, and the closing brackets that it lacks."""
+    def complete_span(self, start: int, end: int) -> tuple[int, int]:
+        """Extends a span by its sign, its unit, and its missing closing brackets."""
         start = self._signs.get(start, start)
         if self.text[end - 1].isdecimal() and (unit := UNIT.match(self.text, end)):
             end = unit.end()
@@ -150,30 +151,30 @@ class WholeWords:
             end += 1
         return start, end
 
-    def _joins(self, at: int, marks: str = "'’°.,:") -> bool:
-        """Whether character `at` is a mark that joins its neighbours: digits or letters."""
-        if at < 1 or self.text[at] not in marks:
+    def _is_joining_mark(self, offset: int, marks: str = "'’°.,:") -> bool:
+        """Whether character `offset` is a mark that joins two digits or letters to one word."""
+        if offset < 1 or self.text[offset] not in marks:
             return False
-        before, after = self.text[at - 1], self.text[at + 1 : at + 2]
-        if self.text[at] in ".,:":
+        before, after = self.text[offset - 1], self.text[offset + 1 : offset + 2]
+        if self.text[offset] in ".,:":
             return before.isdecimal() and after.isdecimal()
         return _is_letter(before) and _is_letter(after)
 
 
 def _is_letter(character: str) -> bool:
-    """Whether a character is part of a word: a letter, a digit, a mark on one, or a joiner."""
-    return character.isalnum() or character == "_" or _is_attached(character)
+    """Whether a character is part of a word: a letter, a digit, a combining mark, or a joiner."""
+    return character.isalnum() or character == "_" or _belongs_to_previous(character)
 
 
-def _is_attached(character: str) -> bool:
-    """Whether a character belongs to the one before it: a mark on a letter, or a joiner."""
+def _belongs_to_previous(character: str) -> bool:
+    """Whether a character belongs to the previous character: a combining mark, or a joiner."""
     if not character or character.isascii():
         return False
     return unicodedata.category(character)[0] == "M" or character in _JOINERS + _AFTER_CONSONANTS
 
 
-def _is_one_word(before: str, after: str) -> bool:
-    """Whether two neighbours in a script without spaces are never divided."""
+def _is_never_divided(before: str, after: str) -> bool:
+    """Whether two adjacent characters in a script without spaces are always in one word."""
     if not before:
         return False
     katakana = all("\u30a1" <= one <= "\u30ff" and one != "・" for one in (before, after))
@@ -181,7 +182,7 @@ def _is_one_word(before: str, after: str) -> bool:
 
 
 class Span(NamedTuple):
-    """Characters [start, end) of a passage, and their log-probability as the answer."""
+    """A span: characters [start, end) of a passage, and their log-probability as the answer."""
 
     start: int
     end: int
@@ -189,7 +190,8 @@ class Span(NamedTuple):
 
 
 class _Hypothesis(NamedTuple):
-    """Bytes of the passage from `starts` on; `spaced`: after the space before the answer."""
+    """A beginning of an answer: bytes that occur at the byte offsets `starts` of the passage.
+    `spaced` says whether the space before the answer has been generated."""
 
     log_probability: float
     text: bytes
@@ -203,7 +205,7 @@ def most_probable_span(
     passage: str, first_logits: Tensor, continuation: Any,
     bytes_of: Callable[[int], bytes], line_end: int, above: float = -math.inf,
 ) -> Span | None:  # fmt: skip
-    """Searches for the span that the model answers with the highest probability.
+    """Searches for the span of a passage with the highest probability as the model's answer.
 
     Args:
         passage: in one line, as in the prompt. bytes_of: see `token_bytes`.
@@ -212,23 +214,23 @@ def most_probable_span(
         line_end: the token that ends an answer.
         above: the search ends where all hypotheses are below; they only get less likely.
     """
-    words, raw = WholeWords(passage), passage.encode()
+    words, raw = WordBoundaries(passage), passage.encode()
     sizes = [len(character.encode()) for character in passage]
     places = {at: number for number, at in enumerate(accumulate(sizes, initial=0))}
-    """Byte -> character, at the beginnings of characters and at the end."""
-    starts = tuple(at for at, number in places.items() if words.can_start(number))
+    """Maps byte offsets to character offsets, at the beginnings of characters and at the end."""
+    starts = tuple(at for at, number in places.items() if words.can_start_span(number))
     live, logits, best = [_Hypothesis(0.0, b"", starts)], first_logits[None], None
     for _ in range(MAX_TOKENS * (PATIENCE if words.spaceless else 1)):
         grown: list[_Hypothesis] = []
         for number, (old, line) in enumerate(zip(live, logits.log_softmax(-1), strict=True)):
-            longer = _extend(raw, old, line, bytes_of, number)
+            longer = _extend_hypothesis(raw, old, line, bytes_of, number)
             goes_on = longer[0].log_probability - old.log_probability if longer else -math.inf
             ends, text = float(line[line_end]), old.text.rstrip()
             total = old.log_probability + ends
             for start in old.starts if text and total > above else ():
                 last = places.get(start + len(text))
-                if last is not None and words.can_end(last, is_preferred=ends >= goes_on):
-                    best = Span(*words.complete(places[start], last), total)
+                if last is not None and words.can_end_span(last, is_preferred=ends >= goes_on):
+                    best = Span(*words.complete_span(places[start], last), total)
                     above = total
                     break
             grown += longer
@@ -240,11 +242,11 @@ def most_probable_span(
     return best
 
 
-def _extend(
+def _extend_hypothesis(
     passage: bytes, old: _Hypothesis, log_probabilities: Tensor, bytes_of: Callable[[int], bytes],
     number: int,
 ) -> list[_Hypothesis]:  # fmt: skip
-    """Returns hypothesis `number` with the `BEAMS` likeliest tokens that continue the passage."""
+    """Extends hypothesis `number` by the `BEAMS` likeliest tokens that continue the passage."""
     out: list[_Hypothesis] = []
     values, tokens = log_probabilities.topk(min(CANDIDATES, log_probabilities.shape[0]))
     for value, token in zip(values.tolist(), tokens.tolist(), strict=True):

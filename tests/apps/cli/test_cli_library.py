@@ -122,7 +122,7 @@ def test_the_library_is_asked_and_another_models_document_left_out(esa: Esa) -> 
     names = [document["name"] for document in asked[0].data["documents"]]
     assert names == ["gate.txt", "boat.txt"], "in the order in which they were read"
     assert "left out: long.txt" in asked[0].err
-    assert "was read by another model or other settings" in asked[0].err
+    assert "was ingested with another model or other settings" in asked[0].err
     assert asked[1].data["answer"] == asked[0].data["answer"]
     assert asked[1].data["evidence"] == asked[0].data["evidence"]
     both = esa("ask", "--library", "long.txt", QUESTION, "--json")

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from esa_cli.qa.answering.question_form import LONGEST, completed, referred_to, wants_free_text
+from esa_cli.qa.answering.question_form import (
+    LONGEST,
+    complete_question,
+    referenced_turn,
+    wants_free_text,
+)
 from esa_cli.qa.answering.reply import NOT_TOLD, Turn
 
 BEFORE = [Turn("Who is Pip?", "A boy."), Turn("Who is Ahab?", "The captain.")]
@@ -50,26 +55,26 @@ def test_requests_for_free_text_and_questions_for_a_quotation() -> None:
 
 def test_a_reference_takes_the_last_turn() -> None:
     for question in REFERS:
-        assert referred_to(question, BEFORE) == "Who is Ahab? The captain.", question
-        assert referred_to(question, []) == ""
-    assert [one for one in OWN if referred_to(one, BEFORE)] == []
+        assert referenced_turn(question, BEFORE) == "Who is Ahab? The captain.", question
+        assert referenced_turn(question, []) == ""
+    assert [one for one in OWN if referenced_turn(one, BEFORE)] == []
     for answer in (NOT_TOLD, "The documents do not say.", "The text doesn't say."):
-        assert referred_to("Where did he live?", [Turn("Who is Bob?", answer)]) == "Who is Bob?"
+        assert referenced_turn("Where did he live?", [Turn("Who is Bob?", answer)]) == "Who is Bob?"
 
 
 def test_an_elliptic_question_is_completed_by_the_one_before() -> None:
     for question in ELLIPTIC:
-        assert completed(question, BEFORE) == f"Who is Ahab? {question}"
-        assert completed(question, []) == question
-        assert completed(question, [Turn("Who? " * LONGEST, "He.")]) == question
-    assert [one for one in WHOLE if completed(one, BEFORE) != one] == []
+        assert complete_question(question, BEFORE) == f"Who is Ahab? {question}"
+        assert complete_question(question, []) == question
+        assert complete_question(question, [Turn("Who? " * LONGEST, "He.")]) == question
+    assert [one for one in WHOLE if complete_question(one, BEFORE) != one] == []
 
 
 def test_only_whole_turns_are_searched() -> None:
     noise = [Turn("You are a helpful assistant. Answer them.", ""), Turn("", "How can I help?")]
     for question in ("When?", "Where did he live?"):
-        assert completed(question, noise) == question
-        assert referred_to(question, noise) == ""
+        assert complete_question(question, noise) == question
+        assert referenced_turn(question, noise) == ""
         for history in ([*noise, *BEFORE], [*BEFORE, *noise]):
-            assert completed(question, history) == completed(question, BEFORE)
-            assert referred_to(question, history) == referred_to(question, BEFORE)
+            assert complete_question(question, history) == complete_question(question, BEFORE)
+            assert referenced_turn(question, history) == referenced_turn(question, BEFORE)

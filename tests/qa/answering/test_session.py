@@ -305,13 +305,13 @@ def test_what_is_in_view_of_a_question_counts_against_the_window(loaded: Any) ->
     with Session(loaded.model, loaded.tokenizer, ending) as session:
         session.read(TEXT)
         session.ask("When?" * 10, max_new_tokens=2)
-        with pytest.raises(LengthError, match="beside what is selected"):
+        with pytest.raises(LengthError, match="beside the selected tokens"):
             session.ask("When?" * 60, max_new_tokens=2)
     plain = preset.load("tiny-random", ["window.dense=400"])
     with Session(loaded.model, loaded.tokenizer, plain) as session:
         session.read(TEXT[:300])
         session.ask("When?", max_new_tokens=2)
-        with pytest.raises(LengthError, match="beside the document, all of it in view"):
+        with pytest.raises(LengthError, match="beside the whole document"):
             session.ask("When?", max_new_tokens=200)
 
 

@@ -24,7 +24,7 @@ def by_bytes() -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=tokens)
 
 
-def by_words() -> Any:
+def word_tokenizer() -> Any:
     """As Llama 2's: a word's token begins with a mark for the space before it, which the decoder
     takes off the first word."""
     words = {"\u2581the": 0, "\u2581fox": 1, "es": 2, "\u2581a": 3, "<unk>": 4}
@@ -44,12 +44,12 @@ def test_pieces_are_the_text() -> None:
 
 
 def test_pieces_are_decoded_once_and_again_for_more_tokens() -> None:
-    tokenizer = by_words()
+    tokenizer = word_tokenizer()
     cached, ids = CachedText(tokenizer), [0, 1]
-    first = cached.turn(ids, "Who?")
-    assert first.pieces() is cached.turn(ids, "What?").pieces()
-    assert first.once("key", lambda: 1) == cached.turn(ids, "").once("key", lambda: 2) == 1
+    first = cached.turn_text(ids, "Who?")
+    assert first.pieces() is cached.turn_text(ids, "What?").pieces()
+    assert first.once("key", lambda: 1) == cached.turn_text(ids, "").once("key", lambda: 2) == 1
     ids.append(2)
-    later = cached.turn(ids, "Who?")
+    later = cached.turn_text(ids, "Who?")
     assert later.pieces() == [" the", " fox", "es"]
     assert later.once("key", lambda: 3) == 3

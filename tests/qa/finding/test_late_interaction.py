@@ -10,7 +10,7 @@ from esa_cli.qa.finding import late_interaction
 from esa_cli.qa.finding.late_interaction import (
     ReducedKeys,
     index_layout,
-    products_around,
+    pool_products,
     window_products,
 )
 
@@ -54,11 +54,11 @@ def test_products_around(windows: int) -> None:
     torch.manual_seed(3)
     first = torch.arange(0, 40, 4)
     products = window_products(torch.randn(3, 4), torch.randn(44, 4), first, first + 8)
-    found = products_around(products, windows)
+    found = pool_products(products, windows)
     assert found.shape == products.shape
     for at, row in enumerate(found):
         assert torch.equal(row, products[max(0, at - windows) : at + windows + 1].amax(0))
-    assert products_around(products[:0], windows).shape == (0, 3)
+    assert pool_products(products[:0], windows).shape == (0, 3)
 
 
 def in_one_product(
@@ -83,8 +83,8 @@ def test_tiles_change_nothing(monkeypatch: pytest.MonkeyPatch, tile: int) -> Non
     # Windows of all lengths, within a tile and over several, that overlap and leave gaps.
     first = torch.randint(5, tokens - 20, (200,)).sort()[0]
     last = (first + torch.randint(1, 150, (200,))).clamp(max=tokens - 3)
-    want = in_one_product(queries, weights, keys.rows(0, tokens), first, last)
+    want = in_one_product(queries, weights, keys.decode_keys(0, tokens), first, last)
     found = window_scores(queries, weights, keys, first, last)
     torch.testing.assert_close(found, want, atol=1e-6, rtol=0)
-    plain = window_scores(queries, weights, keys.rows(0, tokens), first, last)
+    plain = window_scores(queries, weights, keys.decode_keys(0, tokens), first, last)
     assert torch.equal(plain, found)

@@ -139,7 +139,7 @@ def test_scores_are_those_of_plain_loops() -> None:
         parts.append(in_deviations(late))
     for n, at in enumerate(read):
         wide = sum(max(FAR, scores[n]) for scores in parts[1:])
-        beside = 0.7 * made.words_weight(both) * words[at]
+        beside = 0.7 * made.bm25_share(both) * words[at]
         total[at] = LATE * (parts[0][n] + AROUND_WEIGHT * wide + beside)
     reduced = ReducedQueries(queries, weights, 0.7)
     found = made.scores(question, earlier=earlier, reduced=reduced)
@@ -166,16 +166,16 @@ def test_token_bounds_are_the_tokens_with_a_character_in_the_window() -> None:
 def test_words_count_less_where_they_single_out_no_passage() -> None:
     made = finder(BOTH)
     scores = made.index.scores
-    assert made.words_weight(scores("When does Ahab open the gate?")) == 1
-    assert made.words_weight(scores("Whose boat lies at the pier?")) == VAGUE
-    assert made.words_weight(scores("xyzzy")) == VAGUE
-    assert made.words_weight(torch.zeros(0)) == VAGUE
+    assert made.bm25_share(scores("When does Ahab open the gate?")) == 1
+    assert made.bm25_share(scores("Whose boat lies at the pier?")) == VAGUE
+    assert made.bm25_share(scores("xyzzy")) == VAGUE
+    assert made.bm25_share(torch.zeros(0)) == VAGUE
     twice = finder(BOTH, GATE + FILLER)
-    assert twice.words_weight(twice.index.scores("Captain Ahab's gate")) < 0.5
+    assert twice.bm25_share(twice.index.scores("Captain Ahab's gate")) < 0.5
     alike = finder(*(f"The pier {word}. " for word in ("one two", "three", "four five six")))
-    assert alike.words_weight(torch.tensor([0.2830, 0.2834, 0.2843])) == VAGUE
+    assert alike.bm25_share(torch.tensor([0.2830, 0.2834, 0.2843])) == VAGUE
     one = finder(GATE)
-    assert one.words_weight(one.index.scores("Captain Ahab's gate")) == VAGUE
+    assert one.bm25_share(one.index.scores("Captain Ahab's gate")) == VAGUE
 
 
 def test_one_passage_in_eight_is_the_best_by_words() -> None:
@@ -235,7 +235,7 @@ def test_the_weight_of_words_is_that_of_the_rule(seed: int) -> None:
             continue
         share = (float(changed[best]) / max(apart) - 1.2) / (1.4 - 1.2)
         want = 0.15 + 0.85 * min(1.0, max(0.0, share))
-        assert made.words_weight(changed) == pytest.approx(want, abs=1e-5)
+        assert made.bm25_share(changed) == pytest.approx(want, abs=1e-5)
 
 
 def test_what_fits_a_question_without_its_words() -> None:

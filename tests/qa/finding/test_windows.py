@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from esa_cli.qa.finding.words import sentence_spans, sentence_windows
+from esa_cli.qa.finding.words import cut_sentence_windows, sentence_spans
 
 PROSE = "The gate opens at nine. “Who is there?” he asked.\n\n  It was Mr. Hall. Nobody\nspoke.\n"
 
@@ -49,8 +49,8 @@ def test_windows_are_those_of_the_rule(seed: int) -> None:
     counts = [rng.choice([0, 1, 2, 3, 5, 8, 20]) for _ in range(rng.randrange(1, 60))]
     spans = [(7 * n, 7 * n + 5) for n in range(len(counts))]
     for words in (1, 4, 8, 12, 16):
-        windows = sentence_windows(spans, counts, words)
+        windows = cut_sentence_windows(spans, counts, words)
         assert [(one.first, one.last) for one in windows] == windows_by_rule(counts, words)
         for one in windows:
             assert (one.start, one.end) == (7 * one.first, 7 * (one.last - 1) + 5)
-    assert sentence_windows([], [], 60) == []
+    assert cut_sentence_windows([], [], 60) == []

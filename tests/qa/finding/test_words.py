@@ -22,11 +22,11 @@ from esa_cli.qa.finding.words import (
     SentenceWords,
     TextWindow,
     capitals_mean_names,
+    cut_sentence_windows,
+    make_lowercase_test,
     matched_words,
     sentence_spans,
-    sentence_windows,
     sentence_words,
-    small_words,
     unmentioned_share,
 )
 from esa_cli.system.content_words import content_words, word_count
@@ -63,7 +63,7 @@ def bm25(texts: Sequence[str], question: str) -> list[float]:
 
 def windows_of(text: str, words: int) -> list[TextWindow]:
     spans = sentence_spans(text)
-    return sentence_windows(spans, [word_count(text[a:b]) for a, b in spans], words)
+    return cut_sentence_windows(spans, [word_count(text[a:b]) for a, b in spans], words)
 
 
 def expected(texts: Sequence[str], question: str) -> list[float]:
@@ -147,7 +147,7 @@ def test_another_version_or_form_is_not_used(monkeypatch: pytest.MonkeyPatch) ->
     assert SentenceWords.of_bytes(b"") is SentenceWords.of_bytes(b"x" * 99) is None
     less = {name: one for name, one in load(data).items() if name != "ends"}
     assert SentenceWords.of_bytes(save(less)) is None
-    monkeypatch.setattr("esa_cli.qa.finding.words._version", lambda: "another")
+    monkeypatch.setattr("esa_cli.qa.finding.words._table_version", lambda: "another")
     assert SentenceWords.of_bytes(data) is None
 
 
@@ -190,7 +190,7 @@ SMALL = {"isle", "man", "director", "old"}
 )
 def test_names_that_never_occur(question: str, share: float) -> None:
     assert unmentioned_share(question, LexicalIndex([TEXT]).has_word, small_word) == share
-    assert PassageFinder([book(TEXT)]).unmentioned(question, small_word) == share
+    assert PassageFinder([book(TEXT)]).unmentioned_name_share(question, small_word) == share
 
 
 def book(text: str) -> Book:
@@ -208,7 +208,10 @@ def test_where_nouns_are_capitalised_nothing_is_a_name() -> None:
     )
     assert capitals_mean_names([TEXT])
     assert not capitals_mean_names([german])
-    assert PassageFinder([book(german)]).unmentioned("Wo stand der Kapitän?", small_word) == 0
+    assert (
+        PassageFinder([book(german)]).unmentioned_name_share("Wo stand der Kapitän?", small_word)
+        == 0
+    )
 
 
 class Vocabulary:
@@ -225,7 +228,7 @@ class Vocabulary:
 
 
 def test_words_that_are_written_small_as_a_rule() -> None:
-    small = small_words(Vocabulary())
+    small = make_lowercase_test(Vocabulary())
     words = {"Holiday": True, "Will": False, "Bell": True, "Ahab": False}
     assert {word: small(word) for word in words} == words
 

@@ -95,12 +95,12 @@ def at_once(loaded: Any, finder: Path, text: str = TEXT) -> torch.Tensor:
 
 def index_of(book: Book) -> torch.Tensor:
     assert book.index is not None
-    return book.index.rows(0, book.index.shape[0])
+    return book.index.decode_keys(0, book.index.shape[0])
 
 
 def rounded(keys: torch.Tensor) -> torch.Tensor:
     """Reduced keys (n, R) as they would be read from the library."""
-    return ReducedKeys.of(keys, index_layout(keys.shape[1])).rows(0, keys.shape[0])
+    return ReducedKeys.of(keys, index_layout(keys.shape[1])).decode_keys(0, keys.shape[0])
 
 
 def test_an_index_is_stored_found_and_opened_as_it_is_computed(
@@ -147,7 +147,7 @@ def test_in_memory_it_is_the_same_and_nothing_is_written(
             assert book.entry is None
             assert torch.equal(index_of(book), stored)
             assert book.read_s > 0
-            assert one.documents.in_memory == book.tokens
+            assert one.documents.tokens_in_memory == book.tokens
     assert not none.root.exists()
 
 
@@ -234,7 +234,7 @@ def test_the_words_are_stored_beside_the_index(
         opened()
         assert path.read_bytes() == stored
     with monkeypatch.context() as patch:
-        patch.setattr("esa_cli.qa.finding.words._version", lambda: "later")
+        patch.setattr("esa_cli.qa.finding.words._table_version", lambda: "later")
         opened()
         assert path.read_bytes() != stored
     library.remove(made.entry)

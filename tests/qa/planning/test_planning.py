@@ -72,7 +72,7 @@ def test_weights_are_counted_alike_before_and_after_they_are_fetched(
     )
     assert whole.nbytes == unmade.nbytes == sum(own.values())
     assert whole.body == unmade.body < whole.nbytes // 4
-    assert whole.bytes_of(2) == whole.nbytes // 2
+    assert whole.bytes_at_size(2) == whole.nbytes // 2
 
 
 def test_the_papers_ratios() -> None:
@@ -134,9 +134,9 @@ QUESTION = "When does the gate open?"
 TOKENS = 100_000
 
 
-def costs_of(loaded: Any) -> plan.RowCosts:
+def costs_of(loaded: Any) -> plan.KvCacheCosts:
     shape = model_shape.shape_of(loaded.model.config.to_dict())
-    return plan.RowCosts(shape, on_gpu=True, method=resolve("tiny-random").method)
+    return plan.KvCacheCosts(shape, on_gpu=True, method=resolve("tiny-random").method)
 
 
 def test_layers_are_counted_as_the_model_counts_them(make_model: ModelFactory) -> None:
@@ -146,13 +146,13 @@ def test_layers_are_counted_as_the_model_counts_them(make_model: ModelFactory) -
     places = StorePlaces(lambda device: True)
     method = resolve(preset.load("tiny-random")).method
     with attach(model, method) as attached:
-        cache = attached.new_cache(CachePlacement(model, method, "host", places).stores(10))
+        cache = attached.new_cache(CachePlacement(model, method, "host", places).store_maker(10))
         model(torch.arange(1, 40)[None], past_key_values=cache)
         assert [one.layer for one in cache.memories] == kept
         assert not any(one.store.resident for one in cache.memories)
         for room, hosted in ((0, True), (1 << 40, False)):
             auto = CachePlacement(model, method, "auto", places, lambda device, room=room: room)
-            cache = attached.new_cache(auto.stores(100_000))
+            cache = attached.new_cache(auto.store_maker(100_000))
             model(torch.arange(1, 40)[None], past_key_values=cache)
             assert [one.store.resident for one in cache.memories] == [not hosted] * len(kept)
 
@@ -196,8 +196,8 @@ def test_what_is_counted_is_what_a_gpu_allocates(
         made, tokens = costs_of(loaded), session.document_tokens
         allocated = session.cache.nbytes
         if opened:  # no reduced keys of so few tokens are needed
-            allocated += RESERVE * made.rank * 4
-    assert made.keys_values(tokens, 4)[0] + made.reduced_keys(tokens, 4) == allocated
+            allocated += RESERVE * made.reduced_width * 4
+    assert made.key_value_bytes(tokens, 4)[0] + made.reduced_key_bytes(tokens, 4) == allocated
 
 
 @pytest.fixture

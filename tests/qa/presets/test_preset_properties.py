@@ -23,7 +23,7 @@ SECTIONS = {
     "window": [one.name for one in dataclasses.fields(Window)],
     "answer": [one.alias or name for name, one in AnswerSettings.model_fields.items()],
     "prompt": list(preset.Prompt.model_fields),
-    "generation": list(preset.Generation.model_fields),
+    "generation": list(preset.GenerationSettings.model_fields),
     "selector": ["name", "size", "windows"],
     "score": ["name", "heads", "contrast"],
     "compressor": ["name", "rank", "fit_tokens", "file"],

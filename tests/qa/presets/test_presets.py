@@ -14,7 +14,7 @@ from esa_cli.qa.presets.adapter_files import adapter_folder
 from esa_cli.qa.presets.preset import AnswerSettings
 from esa_cli.qa.presets.resolved_preset import resolve
 
-SHIPPED = sorted(path.stem for path in preset_files.shipped_dir().glob("*.yaml"))
+SHIPPED = sorted(path.stem for path in preset_files.shipped_preset_folder().glob("*.yaml"))
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +36,7 @@ def test_shipped_presets_load_and_build(name: str) -> None:
     resolve(chosen)
     parse_reference(chosen.model)
     assert chosen.description
-    assert preset_files.find(name).read_text().startswith("# ")
+    assert preset_files.find_preset_file(name).read_text().startswith("# ")
 
 
 @pytest.mark.parametrize("name", SHIPPED)
@@ -65,7 +65,7 @@ def test_ones_own_preset_may_extend_a_shipped_one_that_extends_its_name(
     no_user_presets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shipped = tmp_path / "shipped"
-    monkeypatch.setattr(preset_files, "shipped_dir", lambda: shipped)
+    monkeypatch.setattr(preset_files, "shipped_preset_folder", lambda: shipped)
     write(shipped / "base.yaml", "model: m\ncontext: 9000\nkernel: reference")
     write(shipped / "large.yaml", "extends: base\ndescription: large")
     write(no_user_presets / "base.yaml", "extends: large\nreading: local")
@@ -159,7 +159,7 @@ def test_a_method_answers_from_rows() -> None:
 @pytest.fixture
 def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of shipped adapters; the working directory is an empty one."""
-    monkeypatch.setattr(adapter_files, "shipped_dir", lambda: tmp_path / "presets")
+    monkeypatch.setattr(adapter_files, "shipped_preset_folder", lambda: tmp_path / "presets")
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     return tmp_path / "presets" / "adapters"

@@ -93,7 +93,7 @@ def test_a_preset_means_its_model(tmp_path: Path) -> None:
     [
         ("smollm2-36m", None, ModelError, "unknown model"),
         ("./gone.yaml", None, PresetError, "no preset file"),
-        ("tiny-random", "large", UsageError, "are of a server"),
+        ("tiny-random", "large", UsageError, "need a server"),
         ("http://", None, UsageError, "must be a web address"),
         ("ftp://host/v1", None, EsaError, "not a model reference"),
     ],
@@ -158,7 +158,7 @@ def test_a_time_limit_is_above_zero_and_at_most_a_day(seconds: float) -> None:
         ReaderChoice.of("http://127.0.0.1:9/v1", None, seconds)
     for fine in (0.1, 86_400.0):
         assert ReaderChoice.of("http://127.0.0.1:9/v1", None, fine).timeout_s == fine
-    with pytest.raises(UsageError, match="are of a server"):
+    with pytest.raises(UsageError, match="need a server"):
         ReaderChoice.of("tiny-random", None, 5.0)
 
 
@@ -170,7 +170,7 @@ def test_what_a_reader_takes_and_who_has_one() -> None:
     named = preset.load("tiny-random", ["answer.from=text", "answer.reader=some/model"])
     assert (reader_choice.reader_of(plain), reader_choice.reader_of(text)) == (None, None)
     assert reader_choice.reader_of(named) == ReaderChoice.of("some/model")
-    reader_choice.check_passages_for(None, plain)
-    reader_choice.check_passages_for(server, text)
-    with pytest.raises(UsageError, match="rows"):
-        reader_choice.check_passages_for(server, plain)
+    reader_choice.check_reader_gets_passages(None, plain)
+    reader_choice.check_reader_gets_passages(server, text)
+    with pytest.raises(UsageError, match="KV cache"):
+        reader_choice.check_reader_gets_passages(server, plain)

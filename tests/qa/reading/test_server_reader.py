@@ -169,14 +169,14 @@ def test_each_try_waits_twice_as_long(start: Start, monkeypatch: pytest.MonkeyPa
         ("down", "failed with status 503: loading the model", "log"),
         ("drop", "cannot be reached", "running"),
         ("half", "broke off its answer", "again"),
-        ("unended", "cannot be used: it ended before its end", "OpenAI"),
-        ("broken", "cannot be used: it is no JSON", "OpenAI"),
+        ("unended", "cannot be used: the stream broke off", "OpenAI"),
+        ("broken", "cannot be used: it is not the JSON", "OpenAI"),
         ("failing", "cannot be used: out of", "OpenAI"),
-        ("page", "cannot be used: it is no stream", "OpenAI"),
-        ("whole", "cannot be used: it is no stream", "OpenAI"),
-        ("missing", "has no model large: model 'large' not found", "it has large, small"),
+        ("page", "cannot be used: it is not a stream", "OpenAI"),
+        ("whole", "cannot be used: it is not a stream", "OpenAI"),
+        ("missing", "has no model large: model 'large' not found", "choose one of large, small"),
         ("long", r"status 400: the context is 512 tokens x+…$", "shorter question"),
-        ("thoughts", "answered no words by its model large, which may", "--max-new-tokens"),
+        ("thoughts", "sent an empty answer of its model large, which may", "--max-new-tokens"),
         ("silent", "was silent for 0.4 s", "smaller"),
         ("trickle", "took longer than 0.4 s", "smaller"),
     ],
@@ -199,8 +199,8 @@ def test_what_goes_wrong_says_what_to_try(start: Start, mode: str, words: str, h
     [
         ("unlisted", "has no chat completions there: Not Found", "/v1"),
         ("empty", "lists no models", "URL#MODEL"),
-        ("page", "cannot be used: it is no JSON", "OpenAI"),
-        ("moved", "has moved: https://elsewhere.example/v1", "that address"),
+        ("page", "cannot be used: it is not the JSON", "OpenAI"),
+        ("moved", "has moved: https://elsewhere.example/v1", "new address"),
     ],
 )
 def test_a_wrong_address_is_found_before_anything_is_sent(
@@ -256,5 +256,5 @@ def test_addresses_that_are_none(text: str) -> None:
 
 def test_addresses() -> None:
     assert ServerAddress.parse(" http://localhost:1/v1/ ").url == "http://localhost:1/v1"
-    assert ServerAddress.parse("http://[::1]:1/v1").here
-    assert not ServerAddress.parse("https://api.example/v1").here
+    assert ServerAddress.parse("http://[::1]:1/v1").is_local
+    assert not ServerAddress.parse("https://api.example/v1").is_local

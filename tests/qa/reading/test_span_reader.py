@@ -156,7 +156,9 @@ def test_a_model_that_is_certain_has_finite_log_odds(
 ) -> None:
     for none, odds in ((0.0, math.log(1e-7)), (math.log(0.25), math.log(3))):
         certain = torch.tensor(none, dtype=torch.float64)
-        monkeypatch.setattr(PassageReading, "_unanswered", lambda self, number, to=certain: to)
+        monkeypatch.setattr(
+            PassageReading, "_unanswered_log_probability", lambda self, number, to=certain: to
+        )
         reading = reader(byte_model, byte_level).read(QUESTION, ["Ahab was one."])
         assert reading.log_odds == pytest.approx([odds], rel=1e-3)
 
@@ -215,7 +217,7 @@ def test_a_span_is_looked_for_where_it_could_be_the_best(
     ]
     ranked: Any = SpanReader.__new__(SpanReader)
     ranked.passages, ranked._settings = FixedReader(odds, spans), SimpleNamespace(prior=2.0)
-    read = ranked.rank("", found, unmentioned=0.5)
+    read = ranked.rank_passages("", found, unmentioned_share=0.5)
     assert (read[0].start, read[0].quote) == (start, quote)
     assert ranked.passages.bounds == bounds
     assert [one.score for one in read[1:]] == sorted([one.score for one in read[1:]])[::-1]
@@ -234,7 +236,7 @@ def test_the_best_span_is_that_of_a_loop(seed: int) -> None:
     ranked: Any = SpanReader.__new__(SpanReader)
     ranked.passages, ranked._settings = FixedReader(odds, spans), SimpleNamespace(prior=0.6)
     for count in (0, 1, 3, 6):
-        read = ranked.rank("", found, count)
+        read = ranked.rank_passages("", found, count)
         scores = {at: odds[at] + 0.6 * found[at].score for at in range(6)}
         order = sorted(scores, key=lambda at: -scores[at])
         known = [at for at in order[:count] if spans[at] is not None]

@@ -18,8 +18,8 @@ from transformers import PreTrainedTokenizerFast
 from esa_cli.qa.reading import span_search
 from esa_cli.qa.reading.span_search import (
     Span,
-    WholeWords,
-    byte_letters,
+    WordBoundaries,
+    byte_of_letter,
     most_probable_span,
     token_bytes,
 )
@@ -291,7 +291,7 @@ def test_ids_without_a_token_have_no_bytes(byte_level: Any) -> None:
 
 
 def test_byte_letters_are_those_of_the_tokenizers() -> None:
-    letters = byte_letters()
+    letters = byte_of_letter()
     assert set(letters) == set(pre_tokenizers.ByteLevel.alphabet())
     assert sorted(letters.values()) == list(range(256))
     assert (letters["Ġ"], letters["Ċ"], letters["a"]) == (32, 10, 97)
@@ -324,14 +324,14 @@ def made_text(seed: int) -> tuple[str, list[tuple[int, int, set[int]]]]:
 @pytest.mark.parametrize("seed", range(60))
 def test_no_span_divides_a_piece(seed: int) -> None:
     text, places = made_text(seed)
-    words = WholeWords(text)
-    starts = [at for at in range(len(text)) if words.can_start(at)]
-    ends = [at for at in range(len(text) + 1) if words.can_end(at)]
+    words = WordBoundaries(text)
+    starts = [at for at in range(len(text)) if words.can_start_span(at)]
+    ends = [at for at in range(len(text) + 1) if words.can_end_span(at)]
     for at in starts:
         for end in ends:
             if end <= at:
                 continue
-            first, last = words.complete(at, end)
+            first, last = words.complete_span(at, end)
             assert first <= at
             assert last >= end
             for start, stop, within in places:
@@ -339,7 +339,9 @@ def test_no_span_divides_a_piece(seed: int) -> None:
                 if stop - start > 1 and text[start:stop] in WHOLE:
                     assert not start < last < stop, (text[start:stop], text[first:last])
     for start, stop, _ in places:
-        assert any(words.complete(at, stop) == (start, stop) for at in starts if start <= at < stop)
+        assert any(
+            words.complete_span(at, stop) == (start, stop) for at in starts if start <= at < stop
+        )
 
 
 @pytest.mark.parametrize(
@@ -355,7 +357,7 @@ def test_no_span_divides_a_piece(seed: int) -> None:
     ],
 )
 def test_what_belongs_to_a_span(text: str, start: str, end: str, whole: str) -> None:
-    first, last = WholeWords(text).complete(text.index(start), text.index(end) + len(end))
+    first, last = WordBoundaries(text).complete_span(text.index(start), text.index(end) + len(end))
     assert text[first:last] == whole
 
 
@@ -370,18 +372,18 @@ def test_what_belongs_to_a_span(text: str, start: str, end: str, whole: str) -> 
     ],
 )
 def test_scripts_without_spaces_end_within_a_run_only_where_it_is_wanted(text: str) -> None:
-    words = WholeWords(text)
+    words = WordBoundaries(text)
     assert words.spaceless
     for at in range(1, len(text)):
         before, after = text[at - 1], text[at]
         if before.isalnum() and after.isalnum():
             latin = before.isascii() or after.isascii()
-            assert latin or not words.can_end(at, is_preferred=False)
+            assert latin or not words.can_end_span(at, is_preferred=False)
         if unicodedata.category(after)[0] == "M":
-            assert not words.can_end(at)
-            assert not words.can_start(at)
+            assert not words.can_end_span(at)
+            assert not words.can_start_span(at)
         if "ァ" <= before <= "ヺ" and "ァ" <= after <= "ー":
-            assert not words.can_end(at)
-            assert not words.can_start(at)
-    assert words.can_end(len(text))
-    assert words.can_start(0)
+            assert not words.can_end_span(at)
+            assert not words.can_start_span(at)
+    assert words.can_end_span(len(text))
+    assert words.can_start_span(0)
