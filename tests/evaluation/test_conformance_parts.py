@@ -346,7 +346,7 @@ def test_a_selector_that_ends_the_program_fails(error: BaseException) -> None:
         (lambda step, some: [*[some] * (len(step.queries) - 1), some + 1], "k > M: "),
         (
             lambda step, some: torch.randperm(step.middle)[: len(some)].sort().values,
-            "an equal step",
+            "equal steps",
         ),
     ],
 )

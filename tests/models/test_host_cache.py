@@ -102,7 +102,7 @@ def test_a_token_fetches_only_what_the_last_one_had_not(
     memory = LayerMemory(0, store)
     for one, count in zip(selections, counts, strict=True):
         before, at = store.rows, torch.tensor(one, dtype=torch.long)
-        keys, values = memory.fetch(at)
+        keys, values = memory.fetch_far_tokens(at)
         assert torch.equal(keys, k[:, at])
         assert torch.equal(values, v[:, at])
         assert store.rows - before == count

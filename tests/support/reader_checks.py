@@ -21,7 +21,7 @@ def refused(data: bytes, name: str) -> DocumentError:
 
 
 def text_of(data: bytes | str, name: str) -> str:
-    return readers.read(data.encode() if isinstance(data, str) else data, name).text
+    return readers.extract_text(data.encode() if isinstance(data, str) else data, name).text
 
 
 def changed(data: bytes, change: Callable[[str, bytes], bytes | None]) -> bytes:

@@ -10,7 +10,7 @@ import pytest
 from command import TINY, Esa, fail
 
 from esa_cli.apps.cli.output.answer_output import NOT_FOUND
-from esa_cli.qa.answering.reply import NOT_TOLD, says_not_told
+from esa_cli.qa.answering.reply import NOT_TOLD, says_nothing_found
 
 pytestmark = pytest.mark.usefixtures("surroundings")
 
@@ -116,6 +116,6 @@ def test_that_the_documents_do_not_say_is_said_once(esa: Esa, note: str) -> None
 
 def test_words_that_the_documents_do_not_say() -> None:
     told = (NOT_TOLD, "the passages don't mention a horse.", "The documents do not say who.")
-    assert all(map(says_not_told, told))
-    assert not says_not_told("He said that the documents do not say.")
-    assert not says_not_told("The documents were burnt.")
+    assert all(map(says_nothing_found, told))
+    assert not says_nothing_found("He said that the documents do not say.")
+    assert not says_nothing_found("The documents were burnt.")
