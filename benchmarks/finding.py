@@ -39,8 +39,7 @@ def main() -> None:
 
     from esa_cli import models
     from esa_cli.qa.finding.books import Book
-    from esa_cli.qa.finding.finder import load_finder
-    from esa_cli.qa.finding.late_interaction import ReducedKeys
+    from esa_cli.qa.finding.finder import ReducedKeys, load_finder
     from esa_cli.qa.finding.passage_finder import PassageFinder, ReducedQueries
     from esa_cli.qa.presets import preset
 

@@ -30,8 +30,7 @@ from torch.profiler import ProfilerActivity, profile
 from esa_cli import models
 from esa_cli.models.text_passes.text_forward import GROUP
 from esa_cli.qa.finding import finder as token_encoder
-from esa_cli.qa.finding.finder import TokenEncoder, load_finder
-from esa_cli.qa.finding.late_interaction import CONTEXT_TOKENS, SEGMENT_TOKENS
+from esa_cli.qa.finding.finder import CONTEXT_TOKENS, SEGMENT_TOKENS, TokenEncoder, load_finder
 from esa_cli.qa.presets import preset
 
 ROWS = GROUP * (SEGMENT_TOKENS + CONTEXT_TOKENS)

@@ -22,8 +22,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Runs one `esa` command and returns its exit code; docs/cli.md lists the exit codes.
 
     Args:
-        arguments: the words after `esa`; None means the arguments of the command line.
-    """
+        arguments: the words after `esa`; None means the arguments of the command line."""
     # torch and transformers make a million objects on import, and searching these for garbage takes
     # half a second. `qa.opening` turns the collector on again when the model is loaded.
     gc.disable()

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from esa_cli.models.text_passes.lora_adapter import LoraAdapter
+from esa_cli.models.text_passes.text_forward import LoraAdapter
 from esa_cli.qa.finding.finder import TokenEncoder
 from esa_cli.qa.presets.adapter_files import MAPS
 from esa_cli.system.files import replacing

@@ -23,7 +23,7 @@ from reader_trainer import ReaderTrainer, ReaderTrainingSettings
 from training_run import TrainingEvents, TrainingRun
 
 from esa_cli.models.loading.load import LoadedModel
-from esa_cli.models.text_passes.lora_adapter import CONFIG, WEIGHTS, LoraAdapter
+from esa_cli.models.text_passes.text_forward import CONFIG, WEIGHTS, LoraAdapter
 from esa_cli.qa.reading.span import PassagePrompt, PassageReader
 
 RESULTS = ("adapter", CONFIG, WEIGHTS)

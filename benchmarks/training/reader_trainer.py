@@ -13,7 +13,7 @@ from example_batches import ExampleBatches, TokenExample
 from torch import Tensor
 from trainer import Trainer, TrainerSettings
 
-from esa_cli.models.text_passes.lora_adapter import LoraAdapter
+from esa_cli.models.text_passes.text_forward import LoraAdapter
 
 
 @dataclass(frozen=True, kw_only=True)

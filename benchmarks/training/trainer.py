@@ -25,7 +25,7 @@ from training_steps import (
     training_attention,
 )
 
-from esa_cli.models.text_passes.lora_adapter import LoraAdapter
+from esa_cli.models.text_passes.text_forward import LoraAdapter
 
 BETAS = (0.9, 0.98)
 CLIP = 1.0

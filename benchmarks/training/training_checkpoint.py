@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from esa_cli.errors import DocumentError, UsageError
-from esa_cli.models.text_passes.lora_adapter import LoraAdapter
+from esa_cli.models.text_passes.text_forward import LoraAdapter
 from esa_cli.system.files import replacing, writing_errors
 
 FILE = "checkpoint.safetensors"

@@ -16,7 +16,7 @@ from example_batches import TokenExample
 from training_steps import fixed_weights, make_trainable
 
 from esa_cli.models import load
-from esa_cli.models.text_passes.lora_adapter import LoraAdapter
+from esa_cli.models.text_passes.text_forward import LoraAdapter
 from esa_cli.qa.presets.preset import load as load_preset
 
 ANSWER = 6

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from esa_cli.errors import UsageError
-from esa_cli.models.text_passes.lora_adapter import LoraAdapter
+from esa_cli.models.text_passes.text_forward import LoraAdapter
 
 
 def rate_share(spent: float, steps: int, warm_up: int, final: float) -> float:

@@ -46,8 +46,7 @@ class Conversation:
     Args:
         documents: the names of the documents. options: keyword arguments of `Esa.ask`.
         passages: how many passages to show below each answer.
-        stoppable: whether a person types the lines, so that Ctrl-C stops only the answer.
-    """
+        stoppable: whether a person types the lines, so that Ctrl-C stops only the answer."""
 
     def __init__(
         self,

@@ -71,8 +71,7 @@ class OpenBookCache:
         Args:
             progress: called during ingestion; an exception that it raises ends the ingestion.
             read: whether the book must be ingested. If False, a book that has not been ingested is
-                returned where questions about such a book can be answered.
-        """
+                returned where questions about such a book can be answered."""
         is_read = read or not self.asker.answers_unread or (document.text, True) in self._books
         book = self._books.get((document.text, is_read))
         while book is None:

@@ -12,8 +12,7 @@ def fold(q: Tensor, groups: int) -> Tensor:
     """Folds queries (H, C, D) into (C, G * D) by summing the query heads that share one key head.
 
     sum_h q_h · k_g(h) = sum_g (sum_{h in g} q_h) · k_g, so the sum over heads of equation (3) needs
-    F = G * D dimensions, not H * D.
-    """
+    F = G * D dimensions, not H * D."""
     heads, count, dim = q.shape
     return q.view(groups, heads // groups, count, dim).sum(1).transpose(0, 1).reshape(count, -1)
 
@@ -27,8 +26,7 @@ def fuse(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     """Fuses partial attention outputs (out_i (H, C, D), lse_i (H, C)) into attention over all keys.
 
     The sum follows steps 12-14 of Algorithm 1; subtracting the joint lse before exp prevents
-    overflow.
-    """
+    overflow."""
     if len(parts) == 1:
         return parts[0]
     total = torch.stack([lse for _, lse in parts]).logsumexp(dim=0)
@@ -47,8 +45,7 @@ def add_attention_sink(out: Tensor, lse: Tensor, sink: Tensor | None) -> tuple[T
     """Adds one more key for each head, with a learned logit and the value 0 (gpt-oss).
 
     Args:
-        out: (H, C, D) and lse (H, C): attention to the other keys. sink: (H,) logits, or None.
-    """
+        out: (H, C, D) and lse (H, C): attention to the other keys. sink: (H,) logits, or None."""
     if sink is None:
         return out, lse
     total = torch.logaddexp(lse, sink.detach().to(lse)[:, None])

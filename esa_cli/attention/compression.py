@@ -63,8 +63,7 @@ def closed_form(moments: Moments, rank: int, ridge: float = 1e-6) -> Linear:
     B.
 
     Args:
-        rank: R, at most F. ridge: added to the spectra, relative to their largest value.
-    """
+        rank: R, at most F. ridge: added to the spectra, relative to their largest value."""
     query_moment, key_moment = _mean_moments(moments)
     q_root, q_inverse = _square_roots(query_moment, ridge)
     k_root, k_inverse = _square_roots(key_moment, ridge)
@@ -90,8 +89,7 @@ class ClosedFormCompressor(Compressor):
 
     Args:
         rank: R, the numbers stored per token and layer.
-        fit_tokens: tokens to fit on; fewer when the first selection comes earlier.
-    """
+        fit_tokens: tokens to fit on; fewer when the first selection comes earlier."""
 
     rank: int = 48
     fit_tokens: int = 2048
@@ -119,8 +117,7 @@ class Learned(Compressor):
     """A compressor that loads trained projections from a safetensors file.
 
     The file has the tensors `layers.{i}.query_map` and `layers.{i}.key_map`, each (F, R). R may
-    differ from layer to layer. `esa calibrate` writes such files.
-    """
+    differ from layer to layer. `esa calibrate` writes such files."""
 
     file: str
 

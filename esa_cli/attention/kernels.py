@@ -37,8 +37,7 @@ def reference(
 
     Args:
         causal: query i sees the first N - C + i + 1 keys (the last query sees all of them).
-        cap: soft cap of the logits; 0: none. seen: (C, N) bool, the keys that each query sees.
-    """
+        cap: soft cap of the logits; 0: none. seen: (C, N) bool, the keys that each query sees."""
     keys, values = (x.repeat_interleave(len(q) // len(k), dim=0).float() for x in (k, v))
     logits = soft_capped(q.float() @ keys.transpose(1, 2) * scale, cap)
     if causal:
@@ -124,8 +123,7 @@ class Kernel(NamedTuple):
 
     Args:
         supports_soft_cap: the kernel can cap logits softly.
-        only_by_name: `auto` never chooses the kernel, because esa has no measurements of it.
-    """
+        only_by_name: `auto` never chooses the kernel, because esa has no measurements of it."""
 
     attend: Callable[..., Output]
     device: str | None
@@ -192,8 +190,7 @@ def attend_within_distance(
     and keys at 0. Source: Su, "Rectified Rotary Position Embeddings", 2023.
 
     Args:
-        q, k, v: unrotated. at: positions (C,) and (N,) of queries and keys. limit: in tokens.
-    """
+        q, k, v: unrotated. at: positions (C,) and (N,) of queries and keys. limit: in tokens."""
     query, key = at.query.to(q.device), at.key.to(q.device)
     keys, values = (x.repeat_interleave(len(q) // len(k), dim=0).float() for x in (k, v))
     inside = rope.rotate(keys, key).transpose(1, 2)

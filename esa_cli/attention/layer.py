@@ -42,8 +42,7 @@ class Attention:
         cap: its soft cap of logits; 0: none.
         layers: indices of the model's layers that run the method, ascending; empty: not known.
         temperature: the model's factors of queries, which q contains at the positions in the text;
-            None: it has none.
-    """
+            None: it has none."""
 
     def __init__(
         self, method: Method, rope: Rope, scale: float, cap: float = 0.0,
@@ -78,8 +77,7 @@ class Attention:
 
         Raises:
             SurveyComplete: the selector needs no further layer of the survey pass.
-            PluginError: a plugin fails.
-        """
+            PluginError: a plugin fails."""
         method, stop = self.method, len(memory.store)
         start = stop - q.shape[1]
         if query.phase is Phase.QUESTION and query.turn_start is None:

@@ -27,8 +27,7 @@ class Method:
     Args:
         reading: how a document's chunks attend during prefill: `select`, the paper's (selection in
             every chunk), or `local`, to I and L only. Questions and answers always select.
-        kernel: of attention: its name, or `auto`; see `kernels.choose`.
-    """
+        kernel: of attention: its name, or `auto`; see `kernels.choose`."""
 
     window: Window = field(default_factory=Window)
     selector: Selector = field(default_factory=TopK)
@@ -56,8 +55,7 @@ class LayerMemory:
     Args:
         states: the selectors' layer states, by index of the layer and class of selector.
         projection: the fitted compressor, Eq. (5). fitted: the fit was made, also without one.
-        fetched: positions, keys and values of the far tokens of the answer's last token.
-    """
+        fetched: positions, keys and values of the far tokens of the answer's last token."""
 
     layer: int
     store: KVStore
@@ -117,8 +115,7 @@ class LayerMemory:
         answer.
 
         Consecutive tokens of an answer mostly attend to the same far tokens, so the tokens fetched
-        before are cached; from a store on another device only missing tokens are fetched.
-        """
+        before are cached; from a store on another device only missing tokens are fetched."""
         # On a GPU, comparing synchronises; so does gathering, once, and it copies little.
         if at.shape[0] > FETCH_KEPT or (at.is_cuda and self.store.resident):
             return self.store.gather(at)
@@ -159,8 +156,7 @@ class SharedMemory(LayerMemory):
 
     Args:
         source: the memory of the layer with keys and values. It has the store, the compressor and
-            the selectors' states, under the index of this layer.
-    """
+            the selectors' states, under the index of this layer."""
 
     source: LayerMemory = field(kw_only=True)
 

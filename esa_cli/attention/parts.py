@@ -26,8 +26,7 @@ class Moments:
     """Second moments of a layer's folded queries and keys, each (F, F) and summed over tokens.
 
     Args:
-        count: tokens added. seen: position after the last of them.
-    """
+        count: tokens added. seen: position after the last of them."""
 
     count: int = 0
     seen: int = 0

@@ -48,8 +48,7 @@ class FixedDistancePositions(PositionEncoding):
     """The paper's encoding: far queries at w, far keys at 0, near tokens in order.
 
     Args:
-        distance: w, the relative position of every far token.
-    """
+        distance: w, the relative position of every far token."""
 
     distance: int = 4096
 
@@ -68,8 +67,7 @@ class ContiguousPositions(PositionEncoding):
     To the model this looks like a shorter text. All positions are below I + K + L + C.
 
     Args:
-        distance: distance of far tokens when scores use rotated queries.
-    """
+        distance: distance of far tokens when scores use rotated queries."""
 
     distance: int = 2048
 
@@ -86,8 +84,7 @@ class TruePositions(PositionEncoding):
     """Places every token at its position in the document, even beyond the trained window.
 
     Args:
-        distance: distance of far tokens when scores use rotated queries.
-    """
+        distance: distance of far tokens when scores use rotated queries."""
 
     distance: int = 2048
 

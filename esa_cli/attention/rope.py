@@ -27,8 +27,7 @@ class Rope:
     Args:
         module: called as `module(x, position_ids) -> (cos, sin)`, each (1, n, R): R/2 angles twice.
         spare: the table is made larger than needed, for later positions.
-        pairs: which dimensions rotate together.
-    """
+        pairs: which dimensions rotate together."""
 
     rotates = True
     """Whether `rotate` depends on positions."""
@@ -140,8 +139,7 @@ class WeightedRope(Rope):
         plain: the rotary embedding itself. query, key: w_q and w_k (D,).
 
     Raises:
-        ModelError: a weight is 0, or those of a query and a key differ in their sign.
-    """
+        ModelError: a weight is 0, or those of a query and a key differ in their sign."""
 
     def __init__(self, plain: Rope, query: Tensor, key: Tensor) -> None:
         super().__init__(plain.module, plain.spare, plain.pairs)
@@ -179,8 +177,7 @@ class Angles(nn.Module):
 
     Args:
         inverse: (R / 2,) inverse frequencies, radians per token. factor: cosines and sines are
-            multiplied by it.
-    """
+            multiplied by it."""
 
     def __init__(self, inverse: Tensor, factor: float) -> None:
         super().__init__()

@@ -28,8 +28,7 @@ def iterate_blocks_twice(
     """Returns a function that yields the blocks, from a cache in the second pass if they are few.
 
     Args:
-        blocks: computes the blocks. elements: numbers in all blocks.
-    """
+        blocks: computes the blocks. elements: numbers in all blocks."""
     if elements > KEEP_ELEMENTS:
         return blocks
     kept = list(blocks())
@@ -42,8 +41,7 @@ class SumScore(Score):
     (4)).
 
     Args:
-        rotate: rotate queries to the far distance first; the paper does not say whether.
-    """
+        rotate: rotate queries to the far distance first; the paper does not say whether."""
 
     rotate: bool = False
 
@@ -71,8 +69,7 @@ def top_k(scores: Tensor, k: int) -> Tensor:
     """Returns the ascending indices of the k largest scores; among equal scores the earliest win.
 
     torch.topk leaves the order of equal scores to the device; this function gives the same result
-    on every device. Raises ModelError: NaN is among the scores, so that they have no order.
-    """
+    on every device. Raises ModelError: NaN is among the scores, so that they have no order."""
     if k <= 0 or k >= scores.shape[0]:
         return torch.arange(0 if k <= 0 else scores.shape[0], device=scores.device)
     largest = scores.topk(k).values  # NaN counts as larger than all numbers
@@ -92,8 +89,7 @@ def proximity(scores: Tensor, epsilon: int) -> Tensor:
     (8)).
 
     Args:
-        scores: (M,). epsilon: distance in tokens; 0 changes nothing.
-    """
+        scores: (M,). epsilon: distance in tokens; 0 changes nothing."""
     if epsilon == 0 or scores.numel() == 0:
         return scores
     return functional.max_pool1d(scores[None], 2 * epsilon + 1, stride=1, padding=epsilon)[0]
@@ -104,8 +100,7 @@ class TopK(Selector):
     """Selects the k middle tokens with the highest scores, once for all heads of the layer.
 
     Args:
-        proximity: epsilon of Eq. (8). The paper's main tables use 3.
-    """
+        proximity: epsilon of Eq. (8). The paper's main tables use 3."""
 
     proximity: int = 1
 

@@ -21,8 +21,7 @@ class SlidingAttention:
 
     Args:
         window: W, in tokens. rope: the layers' rotary embedding. scale: factor of q . k.
-        cap: soft cap of the logits; 0: none.
-    """
+        cap: soft cap of the logits; 0: none."""
 
     def __init__(self, window: int, rope: Rope, scale: float, cap: float = 0.0) -> None:
         self.window, self.rope, self.scale, self.cap = window, rope, scale, cap

@@ -130,8 +130,7 @@ class Step:
         projection: the fitted compressor of this layer, or None.
         decoding: the chunk is one token of an answer.
         query: the state of the turn. states: the layer states, by layer and class of selector.
-        lse: (H, C) log-sum-exp of the chunk's whole attention; only where a selector observes.
-    """
+        lse: (H, C) log-sum-exp of the chunk's whole attention; only where a selector observes."""
 
     layer: int
     start: int
@@ -281,8 +280,7 @@ class ChunkTrace(Step):
         far: absolute positions (n,) of I and the selected tokens, or one such tensor for each query
             head.
         near_positions: of [L, C]. far_positions: of each tensor of `far`.
-        scaled: the queries times `query_scale`. max_distance: see `PositionEncoding`.
-    """
+        scaled: the queries times `query_scale`. max_distance: see `PositionEncoding`."""
 
     far: Selection
     near_positions: Positions

@@ -20,8 +20,7 @@ class TurnText:
     Args:
         question: the question's own words, without the prompt around them.
         pieces: returns the text of each token of the documents; later tokens have none.
-        kept: results of `once` by key, as long as the documents are cached.
-    """
+        kept: results of `once` by key, as long as the documents are cached."""
 
     question: str
     pieces: Callable[[], Sequence[str]]
@@ -65,8 +64,7 @@ class QueryState:
         text: the words of the turn; None: not known (stock `generate`, prefill).
         dense: the question was processed with full attention, so its answer is, too.
         stop: position after the last token processed.
-        selector: the selector's turn state, see `Selector.new_turn_state`.
-    """
+        selector: the selector's turn state, see `Selector.new_turn_state`."""
 
     phase: Phase = Phase.AUTO
     turn_start: int | None = None
@@ -111,8 +109,7 @@ class Window:
         ending: tokens at the document's end that a question and its answer attend to, besides
             themselves. None: the paper's rule, the l_L tokens before the current ones.
         dense: while at most this many tokens are cached, attention is full and causal at true
-            positions. None: l_I + k + l_L, that is, while everything fits.
-    """
+            positions. None: l_I + k + l_L, that is, while everything fits."""
 
     initial: int = 64
     selected: int = 1024
@@ -163,8 +160,7 @@ class Window:
 
         If the question was processed with full attention, so is its whole answer, even when it
         grows past `dense`; otherwise the document would drop out of view in mid-answer. With
-        `ending`, L begins that many tokens before the turn and contains question and answer.
-        """
+        `ending`, L begins that many tokens before the turn and contains question and answer."""
         start = chunk.start
         if self.is_dense(start) or (chunk.decoding and query.dense):
             return start

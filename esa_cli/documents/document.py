@@ -60,8 +60,7 @@ class Document:
     Attributes:
         source: the path as given, or "-" for standard input. bytes: the file's length.
         encoding, marks, missing: the fields of `ExtractedText` with these names.
-        stamp: the file's `file_stamp` before reading, or None if no file was read just now.
-    """
+        stamp: the file's `file_stamp` before reading, or None if no file was read just now."""
 
     name: str
     text: str
@@ -96,8 +95,7 @@ def read_document(source: str, stdin: IO[Any] | None = None, *, limit: int = LIM
 
     Raises:
         DocumentError: missing, a folder, a device or pipe, unreadable, too large, empty, binary,
-            or in an encoding that cannot be told.
-    """
+            or in an encoding that cannot be told."""
     stamp, path = None, STDIN if source == "-" else source
     if source == "-":
         data = _read_stdin(stdin or sys.stdin, limit)
@@ -147,8 +145,7 @@ def gather(found: SourceFiles, read: Callable[[str], Document] | None = None) ->
     default.
 
     An unreadable file of a folder or pattern is left out. Raises DocumentError: a file that was
-    named cannot be read; or nothing can be read, unless other shards have the rest.
-    """
+    named cannot be read; or nothing can be read, unless other shards have the rest."""
     documents, left_out, refusals = [], [], list[DocumentError]()
     for path, folder in found.sources:
         try:
@@ -175,8 +172,7 @@ def read_documents(
 
     Args:
         limit: in bytes, for each document. say: called with a line for each file or folder that
-            was left out, and why.
-    """
+            was left out, and why."""
     if not sources:
         raise UsageError("no document was given", "name a document, or - for standard input")
     found = gather(source_files(sources), lambda path: read_document(path, stdin, limit=limit))

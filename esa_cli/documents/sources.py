@@ -41,8 +41,7 @@ class Source(NamedTuple):
 class LeftOut(NamedTuple):
     """One file, or several files of a folder or pattern, that are not read, and the reason `why`.
 
-    `files` is the number of files of the folder or pattern that remain to be read.
-    """
+    `files` is the number of files of the folder or pattern that remain to be read."""
 
     source: str
     why: str
@@ -65,8 +64,7 @@ class SourceFiles:
     """The files that names of documents stand for, in order, and the files that are left out.
 
     A file occurs as often as it is named; folders and patterns add only files that are new. If the
-    files are `divided`, other shards have the rest.
-    """
+    files are `divided`, other shards have the rest."""
 
     sources: tuple[Source, ...] = ()
     left_out: tuple[LeftOut, ...] = ()
@@ -147,8 +145,7 @@ def find_any(source: str) -> FoundFiles:
 def _match_files(pattern: str, found: FoundFiles) -> Iterator[str]:
     """Yields the files that match a pattern; hidden files only if the pattern names hidden ones.
 
-    `**` does not follow links, because links to folders may form circles.
-    """
+    `**` does not follow links, because links to folders may form circles."""
     path = Path(pattern)
     parts = [part if part == "**" else re.sub(r"\*\*+", "*", part) for part in path.parts]
     parts += ["*"] * (parts[-1] == "**")

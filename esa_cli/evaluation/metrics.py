@@ -76,8 +76,7 @@ def class_share(output: str, gold: str, classes: Sequence[str]) -> float:
 
     Class names that are a part of the right name are removed first. The official loop removes
     names from the list that the loop iterates over, so each removal skips the next name. This
-    function skips the same names.
-    """
+    function skips the same names."""
     named = [name for name in classes if name in output]
     at = 0
     while at < len(named):
@@ -91,8 +90,7 @@ def code_similarity(output: str, gold: str) -> float:
     """Returns difflib's similarity of the first line of code to the gold line, in whole per cent.
 
     `fuzzywuzzy` uses another measure, twice the longest common subsequence, only where
-    python-Levenshtein is installed, and LongBench does not require that.
-    """
+    python-Levenshtein is installed, and LongBench does not require that."""
     lines = output.lstrip("\n").split("\n")
     line = next((line for line in lines if not any(m in line for m in ("`", "#", "//"))), "")
     return round(100 * SequenceMatcher(None, line, gold).ratio()) / 100
@@ -176,8 +174,7 @@ def code_debug(output: str, answers: Sequence[str]) -> float:
     If the output names no option, the rule guesses a letter, seeded with the function's name. An
     empty answer is therefore right once in four, whereas InfiniteBench's own rule gives 0. The
     paper reports 22.59 (89 of 394) for models that score 0 in all other tasks, which indicates
-    guesses. `answers` has the name and the letter of the right function.
-    """
+    guesses. `answers` has the name and the letter of the right function."""
     name, letter = answers
     if output[:2] in (f"{letter}.", f"{letter}:"):
         return 1.0

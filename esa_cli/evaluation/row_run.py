@@ -71,8 +71,7 @@ def write_rows(
             case ends the run with a LengthError.
 
     Raises:
-        UsageError: a row of the journal belongs to another document or to other settings.
-    """
+        UsageError: a row of the journal belongs to another document or to other settings."""
 
     def is_past_deadline() -> bool:
         return until is not None and time.monotonic() >= until

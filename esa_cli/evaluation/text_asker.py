@@ -62,8 +62,7 @@ class TextAsker:
         Raises LengthError, UsageError, as `check`.
 
         Args:
-            longest: largest number of new tokens; None takes the preset's number.
-        """
+            longest: largest number of new tokens; None takes the preset's number."""
         return self._esa.ask(
             question, [self.book], max_new_tokens=longest, temperature=temperature,
             evidence=sys.maxsize,

@@ -34,8 +34,7 @@ class TokenWindowIndex:
     """The content words of a text's token windows; a word belongs to its first letter's token.
 
     Args:
-        pieces: the text of each token. window: tokens of a window, even.
-    """
+        pieces: the text of each token. window: tokens of a window, even."""
 
     def __init__(self, pieces: Sequence[str], window: int) -> None:
         self._tokens, self._half = len(pieces), window // 2
@@ -74,8 +73,7 @@ class Bm25Score(Score):
     Args:
         window: tokens of a window, even.
         layers: `first`: other layers score 0, for selectors that sum the layers; `all`: the same
-            scores in every layer, as other selectors get in any case.
-    """
+            scores in every layer, as other selectors get in any case."""
 
     window: int = 64
     layers: Literal["first", "all"] = "first"

@@ -94,8 +94,7 @@ class LayerSumSelector(Selector):
     """Base class of selectors that use the sum of the scores of the layers so far.
 
     With two `rounds` the question passes through the model twice; in the second pass every layer
-    selects by the scores that all layers had in the first pass.
-    """
+    selects by the scores that all layers had in the first pass."""
 
     rounds: Literal[1, 2] = 1
 
@@ -207,8 +206,7 @@ def standardise(scores: Tensor, size: int) -> Tensor:
     """Shifts and scales scores (M,) so that the means of all windows of `size` tokens have mean 0
     and standard deviation 1; returns zeros if all windows have the same mean.
 
-    Tokens without a score (-inf) count as the lowest token that has one.
-    """
+    Tokens without a score (-inf) count as the lowest token that has one."""
     finite = to_float64(scores)
     finite = torch.where(finite.isneginf(), finite.nan_to_num(neginf=torch.inf).amin(), finite)
     finite = finite.nan_to_num(posinf=0.0)

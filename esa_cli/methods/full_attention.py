@@ -148,8 +148,7 @@ class YarnPositions(StretchedPositions):
     With c(r) = D ln(L0 / (2 pi r)) / (2 ln b), the dimension that turns r times in L0 tokens, a
     frequency is theta_i (gamma_i + (1 - gamma_i) / s); gamma falls from 1 at c(beta_fast) to 0 at
     c(beta_slow), both rounded outwards. Cosines and sines are multiplied by 0.1 ln s + 1. L0 is the
-    `trained` window.
-    """
+    `trained` window."""
 
     trained: int = 8192
     beta_fast: float = 32.0
@@ -199,8 +198,7 @@ class ReRopePositions(FixedDistancePositions):
     """Distances of at most w, exact if L has at least w tokens or if all tokens are near.
 
     The original multiplies query i by max(1, ln(i + 1) / ln L_train). The ESA paper does not
-    mention this factor, so esa omits it unless `trained`, L_train, is given. `distance` is w.
-    """
+    mention this factor, so esa omits it unless `trained`, L_train, is given. `distance` is w."""
 
     distance: int = 512
     trained: int = 0

@@ -60,8 +60,7 @@ class AttentionMass:
     """The attention r that every token received, as rows (N, H); zero for unobserved tokens.
 
     r cannot be computed again, because queries are not stored. So `before_chunks` caches r (n, H)
-    of the n tokens before each of the last chunks, and cropping tokens restores it.
-    """
+    of the n tokens before each of the last chunks, and cropping tokens restores it."""
 
     rows: GrowingRows
     before_chunks: dict[int, Tensor] = field(default_factory=dict)
@@ -208,8 +207,7 @@ class InfLLMPositions(FixedDistancePositions):
     `distance`, which the recipe sets to n_local - 1.
 
     InfLLM cuts its window off at n_local tokens for each query; in esa, a chunk's last queries
-    attend to near tokens up to l_C - 1 further away.
-    """
+    attend to near tokens up to l_C - 1 further away."""
 
     distance: int = 4095
 

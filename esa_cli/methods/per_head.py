@@ -47,8 +47,7 @@ def select_by_head(
     """Returns the ascending indices (budget,) of each head's best of `count` tokens or pages.
 
     `blocks` computes the logits (H, C, n) of the queries (H, C, D), twice if they are too many to
-    cache.
-    """
+    cache."""
     heads, chunk, _ = queries.shape
     if chunk == 1:
         parts = [block[:, 0] for _, block in blocks()]
@@ -72,8 +71,7 @@ class BlockRows(LayerState):
     """Rows (n, width) of the first n whole blocks of `size` tokens from token `low` on.
 
     M begins at the same token in every step and grows at its end, so the row of a whole block
-    remains valid until the block, or one of the `lookahead` tokens after the block, is cropped.
-    """
+    remains valid until the block, or one of the `lookahead` tokens after the block, is cropped."""
 
     low: int = 0
     size: int = 0
@@ -113,8 +111,7 @@ class QuestSelector(Selector):
 
     Args:
         page: tokens in a page. dense_layers: number of first layers with full attention; the
-            original has 2, and at least 3 pages.
-    """
+            original has 2, and at least 3 pages."""
 
     page: int = 16
     dense_layers: int = 0
@@ -215,8 +212,7 @@ class LokiSelector(Selector):
     Args:
         rank: r; None: a quarter of D. fit_tokens: middle tokens that the directions are fitted on;
             fewer, if the first selection comes before.
-        rotate: score the logit of attention at the far distance.
-    """
+        rotate: score the logit of attention at the far distance."""
 
     rank: int | None = None
     fit_tokens: int = 2048

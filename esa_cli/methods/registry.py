@@ -35,8 +35,7 @@ class Part(NamedTuple):
     docs/plugins.md.
 
     `about` defaults to the docstring's first line; `source` and `cost` default to those of the
-    recipe of the same name, or of the first recipe in the same file.
-    """
+    recipe of the same name, or of the first recipe in the same file."""
 
     kind: str
     name: str
@@ -124,8 +123,7 @@ def build(kind: str, options: Mapping[str, Any]) -> Any:
 
     Raises:
         PresetError: unknown name or field, a value of the wrong type, or one the class refuses.
-        PluginError: a field has a type that a preset cannot hold.
-    """
+        PluginError: a field has a type that a preset cannot hold."""
     fields = dict(options)
     name = fields.pop("name", None)
     if not isinstance(name, str):
@@ -163,8 +161,7 @@ class Base(NamedTuple):
 
     Args:
         window: the token budget. context: the model's trained window, tokens.
-        position: the preset's position encoding. length: tokens of the document; 0: unknown.
-    """
+        position: the preset's position encoding. length: tokens of the document; 0: unknown."""
 
     window: Window
     context: int
@@ -253,8 +250,7 @@ _WITHOUT_FILE: WeakKeyDictionary[type, str] = WeakKeyDictionary()
 def sources(method: Method) -> dict[str, str]:
     """Returns hashes of the plugin files that define the method's parts, by kind of part.
 
-    A class defined in an interactive session has no file and gets a random name instead.
-    """
+    A class defined in an interactive session has no file and gets a random name instead."""
     hashes = {}
     for kind in KINDS:
         cls = type(getattr(method, kind))
@@ -275,8 +271,7 @@ def contents(settings: Mapping[str, Any], files: Sequence[str] = ()) -> dict[str
 
     Args:
         files: the part's files (`Compressor.files`); a setting called `file` names one, too. Files
-            that no setting names are hashed under `files`.
-    """
+            that no setting names are hashed under `files`."""
     hashed = dict(settings)
     for key, value in settings.items():
         if key == "file" or value in files:

@@ -58,8 +58,7 @@ class WholeSentenceSelector(LayerSumSelector):
     """Selects the whole sentences of the `tokens` best tokens by the sum of the layers' scores.
 
     Sentences are selected in the order of their best tokens until the budget is used; the last
-    sentence may be selected in part. Tokens with the lowest score of all select nothing.
-    """
+    sentence may be selected in part. Tokens with the lowest score of all select nothing."""
 
     rounds: Literal[1, 2] = 2
     tokens: int = 300
@@ -111,8 +110,7 @@ class PhraseScore(Score):
     Args:
         phrase: tokens of a phrase.
         layers: `last`: other layers score 0, for selectors that sum the layers; `all`: every layer
-            scores, as other selectors need.
-    """
+            scores, as other selectors need."""
 
     phrase: int = 8
     layers: Literal["last", "all"] = "last"

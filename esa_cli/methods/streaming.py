@@ -82,8 +82,7 @@ class LastQuerySelector(Selector):
 
     Args:
         first_layer: layers below take no middle token. count: k of each head, when the budget
-            allows; None: the whole budget. The original's is 5.
-    """
+            allows; None: the whole budget. The original's is 5."""
 
     first_layer: int = 4
     count: int | None = None
@@ -141,8 +140,7 @@ class LMInfinitePositions(FixedDistancePositions):
 class StreamingPositions(PositionEncoding):
     """Places far keys in order from 0, far queries l_L after the last one, near tokens in order.
 
-    InfLLM's published code has this form of StreamingLLM: ordered sinks, a window away.
-    """
+    InfLLM's published code has this form of StreamingLLM: ordered sinks, a window away."""
 
     distance: int = 2048
 

@@ -60,8 +60,7 @@ class VoteScore(Score):
             answers no question. Ours; measured in benchmarks/NOTES.md.
         heads: (layer, query head) pairs that score; empty: all. Other layers score 0 and read no
             keys. With selectors that do not sum the layers all heads score.
-        shortlist: tokens preselected by `sum` on reduced keys; 0: all of M is scored.
-    """
+        shortlist: tokens preselected by `sum` on reduced keys; 0: all of M is scored."""
 
     rule: Literal["softmax", "max"] = "softmax"
     rotate: bool = True

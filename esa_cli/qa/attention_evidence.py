@@ -43,8 +43,7 @@ class AttentionShare(NamedTuple):
     Args:
         heads: which of the H. start: position of the first of the C queries.
         at: (n,) positions of the tokens. logs: (h, C, n) float32 logarithms of probabilities.
-        lengths: (g, n) norms of values as multiples of their mean; h / g heads share a key head.
-    """
+        lengths: (g, n) norms of values as multiples of their mean; h / g heads share a key head."""
 
     heads: range
     start: int
@@ -59,8 +58,7 @@ class AttentionWeights:
 
     Args:
         layers: indices of the layers that run the method; their middle half counts.
-        tokens: N, the tokens in the cache before the question.
-    """
+        tokens: N, the tokens in the cache before the question."""
 
     def __init__(self, layers: Sequence[int], tokens: int) -> None:
         outer = len(layers) // 4

@@ -64,8 +64,7 @@ def choose_passages(
         minimum: the minimum score, in standard deviations. None means all of at most `WHOLE`
             passages, else passages that reach `SIEVE` or `NEAR`, and all of documents without
             reduced keys, whose score misses passages that share no word with the question.
-        all_passages: whatever their scores are.
-    """
+        all_passages: whatever their scores are."""
     finder, reduced = search.finder(books), search.encode_question(question, books)
     found, index = finder.scores(question, reduced=reduced), finder.index
     scores = standardise_scores(found.total)
@@ -111,8 +110,7 @@ def decide_by_log_odds(
     Args:
         min_log_odds: the minimum of log-odds plus fit for an answer; None means `LEAST`.
         repeat: a passage is read again without the sentences of that span while it has an answer.
-            This finds each line of a list; in novels it adds wrong places.
-    """
+            This finds each line of a list; in novels it adds wrong places."""
     threshold = LEAST if min_log_odds is None else min_log_odds
 
     def decide(passages: Sequence[Passage], fits: Sequence[float]) -> list[list[AnswerSpan]]:
@@ -178,8 +176,7 @@ class CollectedPlace(Passage):
     Args:
         sentence: the sentences of the passage that the words are in.
         passage: character offsets of the passage that was read again.
-        answer: the words of the other model that decided; then `log_odds` is None.
-    """
+        answer: the words of the other model that decided; then `log_odds` is None."""
 
     sentence: str = ""
     passage: tuple[int, int] = (0, 0)
@@ -252,8 +249,7 @@ class Collection:
     Args:
         decide: is called with `batch` passages, in the context that `alone` makes.
         progress: called with (passages read, passages chosen).
-        after: an earlier run, which this one continues.
-    """
+        after: an earlier run, which this one continues."""
 
     def __init__(
         self, chosen: ChosenPassages, books: Sequence[Book], decide: Decision, *,

@@ -64,8 +64,7 @@ class ModelPlace:
     """The device, number type and KV cache placement of a model.
 
     Args:
-        device, dtype: of torch. cache: of `storage.CACHES`. packing: of `QUANTIZATIONS`, or "".
-    """
+        device, dtype: of torch. cache: of `storage.CACHES`. packing: of `QUANTIZATIONS`, or ""."""
 
     device: str
     dtype: Any
@@ -90,8 +89,7 @@ class KnownModel:
 
     Args:
         available: bytes of free memory before anything was loaded. attaches: whether ESA's methods
-            must be able to run in it; else it only reads passages.
-    """
+            must be able to run in it; else it only reads passages."""
 
     ref: str
     folder: Path
@@ -108,7 +106,7 @@ class KnownModel:
 
     def count_tokens(self, text: str) -> int:
         """Counts the tokens of a text without transformers. Raises ModelError."""
-        from esa_cli.models.tokenization.windowed_tokenizer import count_tokens
+        from esa_cli.models.tokenization.tokenizer import count_tokens
 
         return count_tokens(self.folder, text)
 
@@ -256,8 +254,7 @@ class Preflight:
 
     Args:
         index: the sizes of the token index, or None if no token index is computed.
-        texts: the documents, if the method is made for their length.
-    """
+        texts: the documents, if the method is made for their length."""
 
     resolved: ResolvedPreset
     model: KnownModel

@@ -448,8 +448,7 @@ class PrefilledDocument:
         projections: the fitted projection of each layer, or None.
         read_by: the method that prefilled the document, or None if it came from a library.
         states: for each layer, the state that each class of selector keeps.
-        recurrent: for each recurrent layer, its state after the last token.
-    """
+        recurrent: for each recurrent layer, its state after the last token."""
 
     ids: Sequence[int]
     stores: Sequence[KVStore]

@@ -97,8 +97,7 @@ def replacing(path: Path, part: Path | None = None, *, durable: bool = False) ->
         path: a file, or a folder that does not exist.
         part: the temporary path; by default it is next to `path` and has the same suffix.
         durable: whether to flush the file to disk before renaming, so that after a power failure
-            the file is either the old or the new one.
-    """
+            the file is either the old or the new one."""
     part = part or path.with_name(f".{path.stem}.{os.getpid()}.part{path.suffix}")
     try:
         yield part

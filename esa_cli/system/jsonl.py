@@ -74,8 +74,7 @@ class Journal(JsonLines):
         path: the file, or None for rows in memory only. header: the description of the measurement;
             its values under the names in `same` must not change when a file is continued. key: the
             names of the fields that identify a row; every row has all of these fields. wrong: a
-            function that returns what is wrong with a row of the file, or "" if nothing is.
-    """
+            function that returns what is wrong with a row of the file, or "" if nothing is."""
 
     def __init__(
         self,
@@ -168,8 +167,7 @@ class OrderedJsonLines(JsonLines):
 
     Args:
         places: the key and id of each place.
-        retry: whether to remove the rows that have an "error".
-    """
+        retry: whether to remove the rows that have an "error"."""
 
     path: Path
 

@@ -136,7 +136,7 @@ def test_a_careless_reader_is_named() -> None:
 
 
 def test_strict_open_xml_is_the_same_by_other_namespaces() -> None:
-    data = make.docx(make.start_paragraph("Chapter 1", "Heading1") + make.start_paragraph("Text."))
+    data = make.docx(make.paragraph("Chapter 1", "Heading1") + make.paragraph("Text."))
     usual = re.compile(
         rb"http://schemas\.openxmlformats\.org/([A-Za-z]+)/2006/(main|relationships)"
     )

@@ -344,10 +344,7 @@ def test_a_selector_that_ends_the_program_fails(error: BaseException) -> None:
         (lambda step, some: some + 1, "k > M: raised ValueError: must select ascending offsets"),
         (lambda step, some: torch.arange(step.middle), "offsets below 100, at most 16"),
         (lambda step, some: [*[some] * (len(step.queries) - 1), some + 1], "k > M: "),
-        (
-            lambda step, some: torch.randperm(step.middle)[: len(some)].sort().values,
-            "equal steps",
-        ),
+        (lambda step, some: torch.randperm(step.middle)[: len(some)].sort().values, "equal steps"),
     ],
 )
 def test_wrong_choices_fail(choose: Any, detail: str) -> None:

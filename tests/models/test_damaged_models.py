@@ -19,9 +19,8 @@ from safetensors.torch import load_file, save_file
 from esa_cli import models
 from esa_cli.errors import ModelError, ResourceError
 from esa_cli.models.files.checkpoint_files import language_settings
-from esa_cli.models.text_passes.lora_adapter import CONFIG, LoraAdapter
-from esa_cli.models.tokenization.tokenizer import load_tokenizer
-from esa_cli.models.tokenization.windowed_tokenizer import count_tokens
+from esa_cli.models.text_passes.text_forward import CONFIG, LoraAdapter
+from esa_cli.models.tokenization.tokenizer import count_tokens, load_tokenizer
 from esa_cli.qa.answering.prompt import PromptTokens
 from esa_cli.qa.planning.model_shape import shape_of
 from esa_cli.qa.presets.preset import Prompt

@@ -11,7 +11,7 @@ import torch
 from conftest import ModelFactory
 from safetensors.torch import load_file
 
-from esa_cli.models.text_passes.lora_adapter import CONFIG, WEIGHTS, LoraAdapter
+from esa_cli.models.text_passes.text_forward import CONFIG, WEIGHTS, LoraAdapter
 
 
 @pytest.fixture

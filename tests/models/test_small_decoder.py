@@ -13,7 +13,6 @@ from test_lora_adapter import random_adapter
 from torch.nn.functional import scaled_dot_product_attention
 
 from esa_cli.models.text_passes import small_decoder
-from esa_cli.models.text_passes.lora_adapter import LoraAdapter
 from esa_cli.models.text_passes.small_decoder import (
     SMALL_FAMILIES,
     FusedForward,
@@ -23,6 +22,7 @@ from esa_cli.models.text_passes.small_decoder import (
     causal_attention,
 )
 from esa_cli.models.text_passes.text_forward import (
+    LoraAdapter,
     ModelForward,
     TextForward,
     hidden_states,

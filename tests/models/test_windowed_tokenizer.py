@@ -12,8 +12,8 @@ from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, pr
 from transformers import PreTrainedTokenizerFast
 
 from esa_cli.errors import DocumentError
-from esa_cli.models.tokenization import windowed_tokenizer
-from esa_cli.models.tokenization.windowed_tokenizer import count_tokens, tokenise
+from esa_cli.models.tokenization import tokenizer as windowed_tokenizer
+from esa_cli.models.tokenization.tokenizer import count_tokens, tokenise
 
 WORDS = "Die Brücke über den Fluss was built in 1862 by naïve engineers; it cost 12,345.67 £ then."
 FROM_THE_RIGHT = (

@@ -198,8 +198,7 @@ class LazyPassageFinder:
 
     Args:
         preset: a preset from `adapter_files.for_finding`. load: loads the `Esa` with the model.
-        read: whether a document without a token index is read before the search.
-    """
+        read: whether a document without a token index is read before the search."""
 
     def __init__(
         self,

@@ -52,8 +52,7 @@ def read_documents(
 
     Raises:
         UsageError: standard input cannot be divided into shards, or there are no documents.
-        DocumentError: a named document cannot be read.
-    """
+        DocumentError: a named document cannot be read."""
     from esa_cli.documents.document import shard_of, source_files
 
     files = source_files(names)

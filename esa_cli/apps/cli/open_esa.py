@@ -31,8 +31,7 @@ class PrefillDisplay(IngestEvents):
     """Shows the progress of ingesting documents, and remembers the speed for later estimates.
 
     Args:
-        must_store: whether a full disk is an error, not only a warning.
-    """
+        must_store: whether a full disk is an error, not only a warning."""
 
     def __init__(self, planner: Planner, reporter: Reporter, must_store: bool = True) -> None:
         self.planner, self.reporter, self.must_store = planner, reporter, must_store

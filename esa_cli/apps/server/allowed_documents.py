@@ -62,8 +62,7 @@ class AllowedDocuments:
     Args:
         fixed: books of the command line, for requests that name no documents.
         allowed: folders whose files requests may name. stored: whether texts of the library may be
-            named, too. limit: how many documents a request opens at most; None means all.
-    """
+            named, too. limit: how many documents a request opens at most; None means all."""
 
     def __init__(
         self,
@@ -164,8 +163,7 @@ class AllowedDocuments:
             open_book: a function that opens books instead of the server's `Esa`.
 
         Raises:
-            DocumentError: none of the documents can be read. ResourceError.
-        """
+            DocumentError: none of the documents can be read. ResourceError."""
         lines = [] if left_out is None else left_out
         chosen, limit = list(named), len(named)
         given = [document for document in named if document.is_given]

@@ -302,8 +302,7 @@ def make_browser_page() -> tuple[str, dict[str, str]]:
 
     The page contains nothing of the documents, so no token is needed to load the page. Its security
     policy allows only the scripts and the style of `page_files`, and requests to this server;
-    scripts cannot turn text into elements (Trusted Types).
-    """
+    scripts cannot turn text into elements (Trusted Types)."""
     light, dark = css_variables(LIGHT), css_variables(DARK)
     colours = f":root{{{light}}}\n@media (prefers-color-scheme:dark){{:root{{{dark}}}}}\n"
     style = colours + _read_page_file("question.css")

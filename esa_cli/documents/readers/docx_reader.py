@@ -105,8 +105,7 @@ class _WordLists:
     """The numbered lists of a Word document, and the counters of their levels.
 
     The file does not contain the numbers of headings and lists, so they are counted as Word does:
-    each paragraph increases its level's counter and resets the counters of deeper levels.
-    """
+    each paragraph increases its level's counter and resets the counters of deeper levels."""
 
     def __init__(self, numbering: Any) -> None:
         self._levels: dict[str, dict[int, _ListLevel]] = {}
@@ -167,8 +166,7 @@ class _WordConverter:
     """Renames Word elements to HTML elements, and marks those that begin a page with its number.
 
     The program that saved a docx may have marked where pages begin; sections may restart the page
-    numbers, as on the printed pages. Without such marks the page is None.
-    """
+    numbers, as on the printed pages. Without such marks the page is None."""
 
     def __init__(self, parts: ZipParts, root: Any) -> None:
         self._styles = _read_styles(parts.parse_xml_if_any("word/styles.xml"))

@@ -29,8 +29,7 @@ class Reader(Protocol):
     """A plugin's reader of one document format, which messages call `what`.
 
     `suffixes` are file endings in small letters with the dot, or whole file names. If `binary` is
-    true, only `sniff` chooses the reader, whatever the file is called.
-    """
+    true, only `sniff` chooses the reader, whatever the file is called."""
 
     what: ClassVar[str]
     suffixes: ClassVar[tuple[str, ...]]

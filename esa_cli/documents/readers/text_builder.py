@@ -40,8 +40,7 @@ class TextBuilder:
     """Builds a text and its marks from pieces in reading order.
 
     `page` and `chapter` apply to the next piece. `left_out` counts omitted pictures, charts and
-    other contents by their name in the plural.
-    """
+    other contents by their name in the plural."""
 
     def __init__(self) -> None:
         self.page: int | None = None

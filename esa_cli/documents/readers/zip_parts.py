@@ -22,8 +22,7 @@ class ZipParts:
     """The parts of a zipped document by name; no part is larger than the zip's directory declares.
 
     Raises DocumentError: it is an old Office file, has a password, or unpacks to more than the
-    limit.
-    """
+    limit."""
 
     def __init__(self, data: bytes, name: str) -> None:
         self._name = name

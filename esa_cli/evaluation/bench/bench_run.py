@@ -246,13 +246,6 @@ def _make_table_row(title: str, cells: Sequence[Sequence[float]], full_count: st
     return [title, f"{count} of {full_count}", *means]
 
 
-def markdown(headers: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    """Formats a table as Markdown."""
-    rule = ["-"] + ["-:"] * (len(headers) - 1)
-    rows = [headers, rule, *lines]
-    return "".join(f"| {' | '.join(cell.replace('|', '/') for cell in row)} |\n" for row in rows)
-
-
 def as_dict(benchmark: Benchmark, scores: Scores) -> dict[str, Any]:
     """Returns the scores of each method's tasks and groups in per cent, as JSON data."""
     sizes = {task.name: task.size for task in benchmark.tasks}

@@ -72,8 +72,7 @@ def judge_voters(
 
     Returns hits and margins, both (X,). A hit is True if the best window, centred on its votes,
     contains the needle. With a the votes of the best window that contains the needle, and b those
-    of the best window that does not touch it, the margin is a / (a + b), so 0.5 is a draw.
-    """
+    of the best window that does not touch it, the margin is a / (a + b), so 0.5 is a draw."""
     window_size, (votes, moments) = min(window_size, middle), sums.unbind(dim=1)
 
     def needle_overlap(starts: Tensor) -> Tensor:

@@ -142,8 +142,7 @@ class SelftestRun:
     Args:
         listener: has `reading(test, length, names, tokens)`, which returns progress(done, total),
             `row(row)` for each answer, and `note(text)` for a part that is left out.
-        until: when to stop, by `time.monotonic`. shard: which of all prefills this process does.
-    """
+        until: when to stop, by `time.monotonic`. shard: which of all prefills this process does."""
 
     loaded: Any
     preset: Preset

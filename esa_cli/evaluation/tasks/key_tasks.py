@@ -38,8 +38,7 @@ class KeySentences(NamedTuple):
     Args:
         before: the prompt's text before the document.
         fact, question: templates, which contain {key} and {gate}.
-        draw: a function that draws a random key.
-    """
+        draw: a function that draws a random key."""
 
     name: str
     before: str

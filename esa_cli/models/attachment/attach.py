@@ -47,8 +47,7 @@ class IdentityRotaryEmbedding(nn.Module):
     Args:
         width: the number of cosines for each token, or 1 to broadcast. as_complex: whether the
             model expects a complex tensor (1, n, width). replaced: the model's rotary module, for
-            its layer types.
-    """
+            its layer types."""
 
     def __init__(self, width: int, as_complex: bool, replaced: nn.Module) -> None:
         super().__init__()

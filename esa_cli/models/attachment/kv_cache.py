@@ -228,8 +228,7 @@ class EsaCache(Cache):
 
     Attributes:
         method: the method that runs now. query: the state of the current turn; see `begin`. own:
-            the layers with keys and values. states: the history of the recurrent layers' states.
-    """
+            the layers with keys and values. states: the history of the recurrent layers' states."""
 
     def __init__(
         self, forward: CurrentCall, method: Method, config: Any, make: MakeStore,

@@ -166,8 +166,7 @@ class LatentHeads:
 
     Args:
         module: an attention module with `kv_b_proj`, the projection from a latent to all heads'
-            keys and values. If `kv_b_proj` is quantised, its dequantised weight is stored.
-    """
+            keys and values. If `kv_b_proj` is quantised, its dequantised weight is stored."""
 
     def __init__(self, module: Any) -> None:
         self._projection: nn.Module = module.kv_b_proj

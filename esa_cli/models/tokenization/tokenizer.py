@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
@@ -19,11 +20,13 @@ from threading import Lock
 from types import FrameType
 from typing import Any, NamedTuple, NoReturn
 
+import numpy
 from jinja2 import Environment, Template, TemplateError, nodes
 from jinja2.exceptions import SecurityError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from numpy.typing import NDArray
 
-from esa_cli.errors import ModelError
+from esa_cli.errors import DocumentError, ModelError
 from esa_cli.models.files.checkpoint_files import check_tokenizer_files, reading
 from esa_cli.models.files.prepared_models import cache_facts, load_cached_facts
 from esa_cli.models.files.quiet_transformers import quiet_transformers
@@ -302,3 +305,103 @@ def _compile_chat_template(template: str) -> Template:
         "dict": lambda *args, **named: dict(*args, **named),
     }  # fmt: skip
     return environment.from_string(template)
+
+
+WINDOW = 1 << 18
+"""The number of characters that one call tokenises."""
+OVERLAP = 1 << 12
+"""The number of characters that two windows share; the quarter at each end need not agree."""
+LONGEST = 1 << 20
+"""The largest number of characters in a window, used where smaller windows do not agree."""
+
+Rows = NDArray[numpy.int32]
+"""An array (n, 3) with the id, first character and end of each token."""
+Encode = Callable[[str], tuple[Sequence[int], Sequence[tuple[int, int]]]]
+"""A function that returns the token ids and offsets of a text."""
+
+
+class TokenArrays(NamedTuple):
+    """The tokens of a text: their `ids`, and the `offsets` (n, 2) of their characters."""
+
+    ids: array[int]
+    offsets: NDArray[numpy.int32]
+
+
+def tokenise(tokenizer: Any, text: str) -> TokenArrays:
+    """Returns the tokens of a document; special tokens that occur in its text are treated as plain
+    text. Raises DocumentError: the text cannot be divided, as in `iterate_token_rows`."""
+
+    def encode_part(part: str) -> tuple[Sequence[int], Sequence[tuple[int, int]]]:
+        out = tokenizer(
+            part, add_special_tokens=False, split_special_tokens=True,
+            return_offsets_mapping=True, verbose=False,
+        )  # fmt: skip
+        return out["input_ids"], out["offset_mapping"]
+
+    ids, offsets = array("i"), []
+    for rows in iterate_token_rows(encode_part, text):
+        ids.frombytes(rows[:, 0].tobytes())
+        offsets.append(rows[:, 1:].copy())
+    return TokenArrays(ids, numpy.concatenate(offsets))
+
+
+def count_tokens(folder: Path, text: str) -> int:
+    """Returns the number of tokens of a document, counted by the tokenizer in a model's folder.
+    Raises ModelError: the tokenizer cannot be read. DocumentError: the text cannot be divided."""
+    with reading(f"the tokenizer in {folder}"):
+        tokenizer = load_plain_tokenizer(folder) or load_tokenizer(folder)
+        return len(tokenise(tokenizer, text).ids)
+
+
+def iterate_token_rows(encode: Encode, text: str) -> Iterator[Rows]:
+    """Yields the tokens of a text in their order, one array for each window. Raises DocumentError:
+    a part of `LONGEST` characters cannot be divided."""
+    start, first, length = 0, 0, WINDOW
+    rows = _encode_window(encode, text, start, length)
+    while start + length < len(text):
+        end = start + length
+        at = int(numpy.searchsorted(rows[:, 1], end - OVERLAP))
+        after = int(rows[at, 1]) if at < len(rows) else end
+        following = _encode_window(encode, text, after, WINDOW)
+        cut = _find_common_token(rows, following, after, end, text)
+        if cut is None:
+            length *= 2
+            if length > LONGEST:
+                raise DocumentError(
+                    f"the document must contain white space or letters, got {LONGEST:,} "
+                    f"characters without either from character {start:,} on",
+                    "break the document into lines that the tokenizer can process separately",
+                )
+            rows = _encode_window(encode, text, start, length)
+            continue
+        yield rows[first : cut[0]]
+        rows, start, first, length = following, after, cut[1], WINDOW
+    yield rows[first:]
+
+
+def _encode_window(encode: Encode, text: str, start: int, length: int) -> Rows:
+    """Returns the tokens of one window, with offsets into the whole text."""
+    ids, offsets = encode(text[start : start + length])
+    rows = numpy.empty((len(ids), 3), dtype=numpy.int32)
+    rows[:, 0] = ids
+    rows[:, 1:] = numpy.asarray(offsets, dtype=numpy.int32).reshape(-1, 2)
+    rows[:, 1:] += start
+    return rows
+
+
+def _find_common_token(
+    before: Rows, after: Rows, start: int, end: int, text: str
+) -> tuple[int, int] | None:
+    """Returns the token at which the second window takes over, by its index in both windows, or
+    None if the windows differ on their shared characters [start, end), margins aside."""
+    bounds = (start + OVERLAP // 4, end - OVERLAP // 4)
+    (low, high), (later, last) = (numpy.searchsorted(x[:, 1], bounds) for x in (before, after))
+    shared = before[low:high]
+    if len(shared) < 2 or not numpy.array_equal(shared, after[later:last]):
+        return None
+    middle = (start + end) // 2
+    for number in numpy.argsort(abs(shared[:, 1] - middle), kind="stable").tolist():
+        at = int(shared[number, 1])
+        if not text[at - 1 : at + 1].isnumeric():
+            return int(low) + number, int(later) + number
+    return None

@@ -15,8 +15,7 @@ from typing import Any
 from esa_cli.attention.window import Window
 from esa_cli.errors import HistoryError, LengthError, ModelError, UsageError
 from esa_cli.models.files.checkpoint_files import reading
-from esa_cli.models.tokenization.tokenizer import limited_rendering
-from esa_cli.models.tokenization.windowed_tokenizer import WINDOW, tokenise
+from esa_cli.models.tokenization.tokenizer import WINDOW, limited_rendering, tokenise
 from esa_cli.qa.answering.reply import Turn
 from esa_cli.qa.presets.preset import Prompt
 from esa_cli.system.text import has_lone_surrogate
@@ -187,8 +186,7 @@ class EncodedQuestion:
         before: ids of the earlier turns. ids: ids of the question's turn, up to the answer.
         span: absolute positions [first, last) of the question's text.
         answer_prefix: the number of tokens at the end of `ids` that begin the answer.
-        start: the number of cached tokens before `before`.
-    """
+        start: the number of cached tokens before `before`."""
 
     before: list[int]
     ids: list[int]

@@ -72,8 +72,7 @@ class Reply:
         first_token_s, total_s: seconds after asking. cut: the answer reached its maximum length.
         answered_from: `rows`: selected tokens of the KV cache; `text`: passages that were read.
         quotation: the place of the text in a document, if it is a quotation.
-        read: whether all documents have a token index; else words alone found passages of some.
-    """
+        read: whether all documents have a token index; else words alone found passages of some."""
 
     text: str
     evidence: tuple[Passage, ...] = ()

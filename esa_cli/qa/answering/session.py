@@ -110,8 +110,7 @@ class Session:
 
     Raises:
         ModelError: the model is not supported. PresetError: the method is wrong, or its compressor
-            was made for another model. UsageError: `cache` is unknown.
-    """
+            was made for another model. UsageError: `cache` is unknown."""
 
     def __init__(
         self, model: Any, tokenizer: Any, preset: Preset | ResolvedPreset, cache: str = "auto"
@@ -193,8 +192,7 @@ class Session:
         """Prefills a document after emptying the cache; `resume` continues after an interruption.
 
         Args:
-            progress: called with (tokens prefilled, all tokens). method: replaces the preset's.
-        """
+            progress: called with (tokens prefilled, all tokens). method: replaces the preset's."""
         self.begin(self.prompt.document(text), method=method)
         self.resume(progress)
 
@@ -302,8 +300,7 @@ class Session:
         Raises:
             UsageError: no document is prefilled to its end, the question is empty, or a setting is
                 out of range. LengthError, HistoryError: the question, or its history, is too long.
-            PresetError: the method scores by another compressor than that of the prefill.
-        """
+            PresetError: the method scores by another compressor than that of the prefill."""
         if not self._ids:
             raise UsageError("no document is prefilled", "call read(text) first")
         if len(self._ids) < len(self._todo):

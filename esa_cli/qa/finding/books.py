@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from esa_cli.documents.document import Document
-from esa_cli.models.tokenization.windowed_tokenizer import tokenise
-from esa_cli.qa.finding.late_interaction import ReducedKeys
+from esa_cli.models.tokenization.tokenizer import tokenise
+from esa_cli.qa.finding.finder import ReducedKeys
 from esa_cli.qa.finding.words import SentenceWords
 from esa_cli.storage.library import Entry
 from esa_cli.storage.memory_store import PrefilledDocument, text_rows
@@ -42,8 +42,7 @@ class Book:
         spans: (n, 2) characters [start, end) of each token of its text.
         entry: its place in the library. words: of its sentences. Both if they are stored.
         read_s: seconds that the model took to read the document; 0: it was stored.
-        rows: the places of its tokens among those of all books of a question.
-    """
+        rows: the places of its tokens among those of all books of a question."""
 
     document: Document
     prefilled: PrefilledDocument | None

@@ -19,8 +19,7 @@ class Passage:
             these times the prior plus the log-odds.
         weight: the share of all attention, or of the scores of all passages, of an answer.
         log_odds: of the passage containing the answer; None if the reader has not read it.
-        quote: character offsets into the document of its most probable answer.
-    """
+        quote: character offsets into the document of its most probable answer."""
 
     document: str
     source: str

@@ -16,8 +16,7 @@ from torch import Tensor
 
 from esa_cli.errors import UsageError
 from esa_cli.qa.finding.books import Book
-from esa_cli.qa.finding.finder import Finder
-from esa_cli.qa.finding.late_interaction import ReducedKeys, pool_products, window_products
+from esa_cli.qa.finding.finder import Finder, ReducedKeys, pool_products, window_products
 from esa_cli.qa.finding.passage import Passage
 from esa_cli.qa.finding.words import (
     LexicalIndex,
@@ -63,8 +62,7 @@ class WindowScores(NamedTuple):
     Args:
         total: ranks the windows. words: BM25 alone, in standard deviations.
         fitting: bool, whether the window may answer at all; see `PassageFinder.scores`.
-        read: whether a document has a token index.
-    """
+        read: whether a document has a token index."""
 
     total: Tensor
     words: Tensor
@@ -113,8 +111,7 @@ class PassageFinder:
 
         Args:
             earlier: text of earlier turns that the question refers to; its BM25 counts half.
-            reduced: the reduced queries of the question, for books with a token index.
-        """
+            reduced: the reduced queries of the question, for books with a token index."""
         bm25 = self.index.scores(question)
         if earlier:
             bm25 = bm25 + 0.5 * self.index.scores(earlier)
@@ -133,8 +130,7 @@ class PassageFinder:
     def late_scores(self, reduced: ReducedQueries) -> Tensor:
         """Scores each window and its neighbourhoods by late interaction.
 
-        Returns scores (1 + len(AROUND), windows), which are NaN for books without a token index.
-        """
+        Returns scores (1 + len(AROUND), windows), which are NaN for books without a token index."""
         out = torch.full((1 + len(AROUND), len(self.index)), torch.nan)
         for own, bounds, keys in self._indexed:
             products = window_products(reduced.queries, keys, *bounds)
@@ -245,8 +241,7 @@ class PassageSearch:
             count: the maximum number of passages, or None. minimum: the minimum score in standard
                 deviations, by default 0, but without `count` 2, or the best score if it is lower.
 
-        Raises UsageError: there is no book, or `count` is below 1.
-        """
+        Raises UsageError: there is no book, or `count` is below 1."""
         if not books:
             raise UsageError("there is no document to search", "name a document")
         if count is not None and count < 1:

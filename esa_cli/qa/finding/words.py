@@ -103,8 +103,7 @@ class SentenceWords:
         counts: (S,) int32, words of each sentence, stop words included.
         ids: (n,) int32, content words in the order of the text.
         ends: (S + 1,) int64; sentence s has the content words [ends[s], ends[s + 1]).
-        vocabulary: the stem of each id. language: see `language_of`.
-    """
+        vocabulary: the stem of each id. language: see `language_of`."""
 
     spans: Any
     counts: Any

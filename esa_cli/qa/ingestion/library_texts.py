@@ -39,8 +39,7 @@ class FileChanges:
     Args:
         records: of all files, in their order. read: the number of files that were opened.
         added, changed: files that could not be read before, or had another text.
-        former: digests of the texts that changed files had before.
-    """
+        former: digests of the texts that changed files had before."""
 
     records: list[FileRecord] = field(default_factory=list)
     added: list[FileRecord] = field(default_factory=list)
@@ -168,8 +167,7 @@ def sync_folder(
     Args:
         prune: removed files will be forgotten; `if_empty`: also where no document is left.
 
-    Raises DocumentError: the folder cannot be listed, or has no file. LibraryError, DiskError.
-    """
+    Raises DocumentError: the folder cannot be listed, or has no file. LibraryError, DiskError."""
     if not os.path.isdir(folder):
         raise DocumentError(f"{folder} must be a folder", "name a folder; nothing was changed")
     found = find_any(folder)

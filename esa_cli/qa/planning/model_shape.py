@@ -39,8 +39,7 @@ class ModelShape:
         shapes: G and D of each of these layers, if they differ.
         stateful: the number of layers with a state, of `convolved` numbers of the model's type and
             `recurrent` ones in float32.
-        window: tokens of the model's sliding window; 0: it has none.
-    """
+        window: tokens of the model's sliding window; 0: it has none."""
 
     layers: int
     hidden: int
@@ -150,8 +149,7 @@ class WeightSizes:
 
     Args:
         nbytes: bytes in memory, with numbers of `size` bytes. body: numbers in the matrices of the
-            layers and experts that a token passes.
-    """
+            layers and experts that a token passes."""
 
     nbytes: int
     body: int

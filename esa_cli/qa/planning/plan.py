@@ -26,8 +26,7 @@ from esa_cli.models.attachment.layer_traits import row_layers
 from esa_cli.models.files.checkpoint_files import language_settings
 from esa_cli.models.files.prepared_models import home
 from esa_cli.models.text_passes.small_decoder import MOST_BYTES
-from esa_cli.qa.finding.finder import FinderSizes
-from esa_cli.qa.finding.late_interaction import CONTEXT_TOKENS, PIECE, SEGMENT_TOKENS
+from esa_cli.qa.finding.finder import CONTEXT_TOKENS, PIECE, SEGMENT_TOKENS, FinderSizes
 from esa_cli.qa.planning.model_shape import ModelShape, shape_of, weights_of
 from esa_cli.qa.planning.row_storage import hindrance, reduced_key_widths
 from esa_cli.qa.presets.resolved_preset import ResolvedPreset
@@ -64,8 +63,7 @@ class TextCosts:
     In its methods, `size` is the number of bytes of a number.
 
     Args:
-        body: numbers in the matrices of the layers that a token passes.
-    """
+        body: numbers in the matrices of the layers that a token passes."""
 
     shape: ModelShape
     on_gpu: bool
@@ -181,8 +179,7 @@ class KvCacheCosts(TextCosts):
         """Two ratios of the paper, with the dimension R of one layer's reduced keys, or None if the
         method does not use the paper's score. The operations of a step relative to full attention
         are (2 R + 1) / (4 H D + 3 H) in a long document. The size of reduced keys relative to keys
-        and values is R / 2 G D.
-        """
+        and values is R / 2 G D."""
         from esa_cli.attention.selection import SumScore, TopK
 
         shape, method = self.shape, self.method
@@ -207,8 +204,7 @@ class CachePlacement:
         places: makes the stores; on a device that shares the host's memory, they stay there.
         free: bytes that a device has for a KV cache.
 
-    Raises UsageError: `cache` is none of these.
-    """
+    Raises UsageError: `cache` is none of these."""
 
     def __init__(
         self, model: Any, method: Method, cache: str, places: StorePlaces | None = None,
@@ -271,8 +267,7 @@ class Planner:
 
     Raises:
         PresetError: the compressor is not for this model. ModelError: config.json lacks a size, or
-            the weights' files are damaged. UsageError: $ESA_MEMORY_LIMIT is not a size.
-    """
+            the weights' files are damaged. UsageError: $ESA_MEMORY_LIMIT is not a size."""
 
     def __init__(
         self, resolved: ResolvedPreset, folder: Path, *, dtype: torch.dtype, device: str,
@@ -317,8 +312,7 @@ class Planner:
         """Plans the ingest of `tokens` tokens.
 
         Args:
-            size: bytes of a number, by default of `dtype`. cache: another place of the KV cache.
-        """
+            size: bytes of a number, by default of `dtype`. cache: another place of the KV cache."""
         costs, size, cache = self.costs, size or self.dtype.itemsize, cache or self.cache
         at_once = min(tokens, STORED_AT_ONCE) if cache == "disk" else tokens
         weights, working = self.weights.bytes_at_size(size), costs.working_bytes(tokens, size)

@@ -92,8 +92,7 @@ def kv_cache_layout(
         method_layers: which of the layers with a KV cache run the method; other layers have no
             reduced keys.
         latent_block: of `latent_block`. state_layers: the model's layers that keep one.
-        shapes: of `key_shapes`.
-    """
+        shapes: of `key_shapes`."""
     from esa_cli.attention.parts import Moments
 
     folded, compressor = shape["groups"] * shape["dim"], method.compressor

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from esa_cli.errors import PresetError
-from esa_cli.models.text_passes.lora_adapter import CONFIG
+from esa_cli.models.text_passes.text_forward import CONFIG
 from esa_cli.qa.presets.preset import AnswerSettings, Preset
 from esa_cli.qa.presets.preset_files import shipped_preset_folder
 from esa_cli.system.machine import in_home

@@ -78,8 +78,7 @@ class AnswerSettings(_StrictModel):
             a passage; for other questions it is less.
         prior: the weight of the finder's score beside the reader's log-odds.
         threshold: the minimum log-odds of a passage that answers, or None if the best one always
-            answers.
-    """
+            answers."""
 
     source: Literal["rows", "text"] = Field(default="rows", alias="from")
     form: Literal["auto", "span", "text"] = "auto"

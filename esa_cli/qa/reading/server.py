@@ -61,8 +61,7 @@ class ServerReader:
         timeout_s: the longest wait for the next words, and for the whole answer; None: `SILENCE_S`
             and `WHOLE_S`.
 
-    Raises ReaderError: the server cannot be reached, refuses the key, or has no such model.
-    """
+    Raises ReaderError: the server cannot be reached, refuses the key, or has no such model."""
 
     nbytes = 0
 

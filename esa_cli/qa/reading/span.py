@@ -21,9 +21,13 @@ from torch import Tensor
 
 from esa_cli.errors import LengthError
 from esa_cli.models import DeferredModel, LoadedModel, parse_reference
-from esa_cli.models.text_passes.lora_adapter import LoraAdapter
 from esa_cli.models.text_passes.small_decoder import FusedForward, can_be_fused
-from esa_cli.models.text_passes.text_forward import PromptBatch, TextForward, plain_forward
+from esa_cli.models.text_passes.text_forward import (
+    LoraAdapter,
+    PromptBatch,
+    TextForward,
+    plain_forward,
+)
 from esa_cli.qa.answering.prompt import PromptTokens
 from esa_cli.qa.answering.question_form import complete_question, wants_free_text
 from esa_cli.qa.answering.reply import NOT_TOLD, Quotation, Reply, Turn
@@ -70,8 +74,7 @@ class PassagePrompt:
 
     Args:
         template: text with {passage} and {question}, up to where the answer begins.
-        unanswered: the answer where the passage does not contain one.
-    """
+        unanswered: the answer where the passage does not contain one."""
 
     def __init__(self, tokenizer: Any, template: str, unanswered: str) -> None:
         self.tokenizer, self.template, self.unanswered = tokenizer, template, unanswered
@@ -100,8 +103,7 @@ class PassageReader:
 
     Args:
         context: the model's window in tokens; the ends of longer passages are not read.
-        fixed: model and adapter are not trained any more, so that fused weights are kept.
-    """
+        fixed: model and adapter are not trained any more, so that fused weights are kept."""
 
     def __init__(
         self, model: Any, prompt: PassagePrompt, adapter: LoraAdapter | None,
@@ -192,8 +194,7 @@ class SpanReader:
         loaded: its `text_model` reads passages, its `model` writes free text.
         chat: the prompt of free text. window: the most tokens that the model is given at once.
 
-    Raises PresetError, ModelError: the adapter is missing, damaged or of another model.
-    """
+    Raises PresetError, ModelError: the adapter is missing, damaged or of another model."""
 
     nbytes = 0
 
@@ -234,8 +235,7 @@ class SpanReader:
 
         Args:
             span_count: passages whose most probable span is looked for, by the highest scores.
-            unmentioned_share: share of a name that no document has; lowers all log-odds.
-        """
+            unmentioned_share: share of a name that no document has; lowers all log-odds."""
         doubt = UNMENTIONED * unmentioned_share
         with self.passages.reading():
             reading = self.passages.read(question, [one.text for one in passages])

@@ -92,8 +92,7 @@ class WordBoundaries:
     """Finds where spans of a text may start and end: at words with their signs and units, such as
     `-5`, `¥500`, `--keep`, `/etc`, `5%` and `1,306`.
 
-    The attribute `spaceless` says whether the text has a script without spaces between words.
-    """
+    The attribute `spaceless` says whether the text has a script without spaces between words."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -212,8 +211,7 @@ def most_probable_span(
         continuation: of the prompt; see `text_forward.Continuation`.
         first_logits: (vocabulary,) of the first token of the answer.
         line_end: the token that ends an answer.
-        above: the search ends where all hypotheses are below; they only get less likely.
-    """
+        above: the search ends where all hypotheses are below; they only get less likely."""
     words, raw = WordBoundaries(passage), passage.encode()
     sizes = [len(character.encode()) for character in passage]
     places = {at: number for number, at in enumerate(accumulate(sizes, initial=0))}

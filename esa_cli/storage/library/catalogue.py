@@ -170,8 +170,7 @@ class TextIndex:
         + 0.6 * sum over w of max over its passages p of bm25(w, p)
 
     The second term counts words in other passages of the text, such as a name in the title. Each
-    word is stemmed in every language of the library's texts.
-    """
+    word is stemmed in every language of the library's texts."""
 
     def __init__(self, db: sqlite3.Connection) -> None:
         self._db = db

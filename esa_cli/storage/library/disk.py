@@ -144,8 +144,7 @@ class LibraryPaths:
 
         Args:
             waiting: called at once and then every half second while another process holds the
-                lock. An exception that the callback raises ends the wait and propagates.
-        """
+                lock. An exception that the callback raises ends the wait and propagates."""
         import filelock  # takes as long as the rest of the room's imports
 
         # Marker files in place of locks would stay after a kill.
@@ -213,8 +212,7 @@ def unpack_file(data: bytes, kind: str, path: Path, key: str, digest: str | None
     Args:
         data: the file's bytes, or the checksummed header of a segment.
         path, key: the file and its document, for error messages.
-        digest: the digest that the manifest says, or None if the manifest has no digest.
-    """
+        digest: the digest that the manifest says, or None if the manifest has no digest."""
     line = _LINE.match(data[:200])
     if line is None or line[1] != kind.encode():
         raise damage_error(path, f"it does not begin like a {kind} file of esa", key)

@@ -41,8 +41,7 @@ class PruneResult:
 
     Args:
         leftovers: number of files that killed ingests left behind. left: number of bytes left.
-        left_alone: documents that cannot be used and are not removed.
-    """
+        left_alone: documents that cannot be used and are not removed."""
 
     removed: tuple[Entry, ...]
     leftovers: int
@@ -55,8 +54,7 @@ class Library:
     """The stored documents in one folder. The constructor changes nothing on disk.
 
     Args:
-        root: the folder; None takes $ESA_LIBRARY or, if it is unset, the user's data folder.
-    """
+        root: the folder; None takes $ESA_LIBRARY or, if it is unset, the user's data folder."""
 
     def __init__(self, root: Path | None = None) -> None:
         self.root = disk.default_root() if root is None else root
@@ -163,8 +161,7 @@ class Library:
 
         Raises:
             DiskError: the document does not fit on the disk. LibraryError: the library cannot be
-                written, or the document exists and is damaged.
-        """
+                written, or the document exists and is damaged."""
         from esa_cli.storage.library.stored_document import Writer
 
         paths = self._paths
@@ -323,8 +320,7 @@ def needed_file_filter(
     projection. The caller holds the library's lock.
 
     Args:
-        entries: the documents. with_abandoned_claims: also respect the claims of killed ingests.
-    """
+        entries: the documents. with_abandoned_claims: also respect the claims of killed ingests."""
     entries = list(entries)
     segments = {name for entry in entries for name in entry.segments}
     fits, prefixes = {entry.fit for entry in entries}, set[str]()

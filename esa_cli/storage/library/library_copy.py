@@ -131,8 +131,7 @@ def push(
 
     Raises:
         LibraryError: the folder is not a library, or no document can be copied to an archive.
-        UsageError: the archive's file exists and is no archive. DocumentError, ResourceError.
-    """
+        UsageError: the archive's file exists and is no archive. DocumentError, ResourceError."""
     refuse_url(place)
     keys = [entry.key for entry in entries]
     if not keys:
@@ -165,8 +164,7 @@ def pull(
 
     Raises:
         LibraryError: the place is not a library. UsageError: no document has a chosen id.
-        DiskError: the disk is full.
-    """
+        DiskError: the disk is full."""
     refuse_url(place)
     source, target = CopySource(place), LibraryPaths(library.root)
     keys, starts = source.document_keys(), tuple(start.lower() for start in chosen)

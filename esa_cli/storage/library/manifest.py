@@ -63,8 +63,7 @@ class Layout:
         shapes: G and D of each layer if layers differ; `of_layer` then gives a layer's layout.
 
     Raises:
-        ValueError: the values do not fit each other.
-    """
+        ValueError: the values do not fit each other."""
 
     layers: int
     heads: int
@@ -216,8 +215,7 @@ class Entry:
         text_sha256, characters: digest and length of the text.
         marks: pages and chapters, as JSON data. provenance: `name`, `source` and more.
         created, used: seconds since 1970 of the ingest and of the last time of opening.
-        error: why the document cannot be used; other fields are then empty.
-    """
+        error: why the document cannot be used; other fields are then empty."""
 
     key: str
     identity: str = ""

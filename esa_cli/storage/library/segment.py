@@ -132,8 +132,7 @@ class Segment:
 
     Args:
         tokens: the expected number of tokens. key: the document's key, for error messages.
-        name: the segment's name, if it differs from the file's name.
-    """
+        name: the segment's name, if it differs from the file's name."""
 
     def __init__(self, path: Path, layout: Layout, tokens: int, key: str, name: str = "") -> None:
         self.path, self.layout, self.tokens, self.key = path, layout, tokens, key

@@ -128,8 +128,7 @@ class StoredDocument:
 
     Attributes:
         offsets: start and end of each token in `text`, in characters (n, 2).
-        states: the states of the model's recurrent layers after the last token.
-    """
+        states: the states of the model's recurrent layers after the last token."""
 
     def __init__(self, paths: LibraryPaths, entry: Entry) -> None:
         self.entry, key = entry, entry.key
@@ -171,8 +170,7 @@ class Writer:
         layers: a store for each layer, to which prefill appends from token `done` on.
         projections: the projections of the reduced keys on disk; None if no key is on disk.
         states: the states of the recurrent layers after token `done`; empty at the start.
-        wrote: whether the writer has written a file. is_finished: whether the document exists.
-    """
+        wrote: whether the writer has written a file. is_finished: whether the document exists."""
 
     def __init__(
         self,
@@ -294,8 +292,7 @@ class Writer:
         Args:
             text: the whole text. offsets: the character offsets of all tokens (n, 2).
             marks, provenance: JSON data. head: number of prompt tokens before the document.
-            projections: see `flush`. states: the recurrent states after the last token.
-        """
+            projections: see `flush`. states: the recurrent states after the last token."""
         self.flush(projections)
         paths, key, rest = self.paths, self.key, len(self.ids) - self.done
         lengths = {len(self.ids), len(offsets), *map(len, self.layers)}

@@ -211,7 +211,9 @@ def test_documents_of_the_library(tmp_path: Path) -> None:
     (library.root / "documents" / f"{first.key}.text").write_bytes(b"")
     left_out: list[str] = []
     fresh = AllowedDocuments(asker, [], [], library, stored=True)
-    assert [book.id for book in fresh.open_documents(fresh.find_documents(None), left_out=left_out)] == [other]
+    assert [
+        book.id for book in fresh.open_documents(fresh.find_documents(None), left_out=left_out)
+    ] == [other]
     assert left_out == [f"left out: {one} is damaged in the library"]
     with pytest.raises(LibraryError):
         fresh.open_documents(fresh.find_documents([one]))

@@ -23,7 +23,7 @@ from training_folder import RECORD
 
 from esa_cli.errors import UsageError
 from esa_cli.models.loading.load import LoadedModel
-from esa_cli.models.text_passes.lora_adapter import CONFIG, WEIGHTS
+from esa_cli.models.text_passes.text_forward import CONFIG, WEIGHTS
 from esa_cli.qa.finding.finder import TokenEncoder
 from esa_cli.qa.presets.adapter_files import MAPS
 

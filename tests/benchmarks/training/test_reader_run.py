@@ -26,7 +26,7 @@ from training_folder import RECORD
 
 from esa_cli.errors import UsageError
 from esa_cli.models.loading.load import LoadedModel
-from esa_cli.models.text_passes.lora_adapter import CONFIG, WEIGHTS, LoraAdapter
+from esa_cli.models.text_passes.text_forward import CONFIG, WEIGHTS, LoraAdapter
 from esa_cli.qa.reading.span import PassagePrompt
 
 pytestmark = pytest.mark.training

@@ -6,13 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from esa_cli.qa.finding import late_interaction
-from esa_cli.qa.finding.late_interaction import (
-    ReducedKeys,
-    index_layout,
-    pool_products,
-    window_products,
-)
+from esa_cli.qa.finding import finder as late_interaction
+from esa_cli.qa.finding.finder import ReducedKeys, index_layout, pool_products, window_products
 
 
 def window_scores(

@@ -17,8 +17,7 @@ from esa_cli.documents.document import Document
 from esa_cli.errors import LibraryError
 from esa_cli.qa.api import Esa
 from esa_cli.qa.finding.books import Book
-from esa_cli.qa.finding.finder import TokenEncoder
-from esa_cli.qa.finding.late_interaction import ReducedKeys, index_layout
+from esa_cli.qa.finding.finder import ReducedKeys, TokenEncoder, index_layout
 from esa_cli.qa.ingestion import ingest as index_ingest
 from esa_cli.qa.ingestion.ingest import IngestEvents
 from esa_cli.qa.presets import preset
@@ -48,7 +47,7 @@ def short_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("esa_cli.qa.finding.finder.SEGMENT_TOKENS", 32)
     monkeypatch.setattr("esa_cli.qa.finding.finder.CONTEXT_TOKENS", 8)
     monkeypatch.setattr(index_ingest, "PIECE", PIECE)
-    monkeypatch.setattr("esa_cli.qa.finding.late_interaction.SEGMENT", SEGMENT)
+    monkeypatch.setattr("esa_cli.qa.finding.finder.SEGMENT", SEGMENT)
 
 
 @pytest.fixture

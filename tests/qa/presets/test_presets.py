@@ -8,7 +8,7 @@ import pytest
 
 from esa_cli.errors import PresetError
 from esa_cli.models import parse_reference
-from esa_cli.models.text_passes.lora_adapter import CONFIG
+from esa_cli.models.text_passes.text_forward import CONFIG
 from esa_cli.qa.presets import adapter_files, preset, preset_files, resolved_preset
 from esa_cli.qa.presets.adapter_files import adapter_folder
 from esa_cli.qa.presets.preset import AnswerSettings

@@ -75,8 +75,7 @@ def calibrate(
 ) -> None:
     """Fit compressors of keys to a text, and compare their recall.
 
-    esa calibrate book.txt --out book.safetensors
-    """
+    esa calibrate book.txt --out book.safetensors"""
     model = replace(model_options, cache="device")
     options.load_plugin_files(model.plugins)  # plugins may read further kinds of files
     flags.check_output_file(texts)
@@ -179,8 +178,7 @@ def heads(
     These retrieval heads are printed as a setting (score.heads), with which only they vote for
     passages.
 
-    esa heads --preset consensus --model HuggingFaceTB/SmolLM2-360M-Instruct
-    """
+    esa heads --preset consensus --model HuggingFaceTB/SmolLM2-360M-Instruct"""
     model = replace(model_options, cache="device")
     with Reporter(quiet) as reporter:
         search, result = _find_retrieval_heads(flags, model, model.load_method_preset(), reporter)

@@ -42,8 +42,7 @@ def chat(
     """Talk about documents; each question may refer to earlier ones.
 
     Without a terminal, each line of standard input is a question. Exit code 7 means that some lines
-    got an error instead of an answer.
-    """
+    got an error instead of an answer."""
     from esa_cli.apps.cli.open_esa import open_esa
     from esa_cli.qa.opening import answerable
 
@@ -112,8 +111,7 @@ def batch(
     """Answer the questions of a file, in order.
 
     After a stop, the same command continues where it was. Exit code 7 means that some questions got
-    an error instead of an answer.
-    """
+    an error instead of an answer."""
     from esa_cli.apps.cli.open_esa import open_esa
     from esa_cli.qa.opening import answerable
 

@@ -39,8 +39,7 @@ def demo(
 ) -> None:
     """Ask questions about a generated document, and check the answers.
 
-    The command works in any folder and leaves no files. The first run fetches the model.
-    """
+    The command works in any folder and leaves no files. The first run fetches the model."""
     from esa_cli.apps.cli.open_esa import open_esa
     from esa_cli.documents.document import Document
     from esa_cli.evaluation.tasks.chronicle_task import build

@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,17 +23,71 @@ from esa_cli.apps.cli.output import terminal
 from esa_cli.apps.cli.output.answer_output import describe_documents
 from esa_cli.documents.readers.text_builder import first_names
 from esa_cli.documents.sources import source_files
-from esa_cli.errors import NOT_FOUND, UsageError
+from esa_cli.errors import NOT_FOUND, DocumentError, UsageError
+from esa_cli.qa.collecting import CollectedPlace, Coverage, EarlierRun
 from esa_cli.storage.library import Library
+from esa_cli.system.jsonl import ANOTHER, JsonLines, check_first, read_lines
 from esa_cli.system.progress import Progress
 
 if TYPE_CHECKING:
     from esa_cli.apps.cli.document_search import LazyPassageFinder
-    from esa_cli.apps.collected_file import CollectedPlacesFile
     from esa_cli.qa.api import Esa
     from esa_cli.qa.collecting import CollectedPlace, Coverage
     from esa_cli.qa.finding.books import Book
     from esa_cli.qa.finding.passage import Passage
+
+
+FIRST = "collect"
+"""The first field of the first row."""
+EVERY = 64
+"""The number of passages between two rows that store the progress."""
+
+
+class CollectedPlacesFile(JsonLines):
+    """A context manager that keeps the output file of `esa collect` open; without a path nothing is
+    stored. `key` is a digest of everything that the places depend on; the first row also has
+    `about`."""
+
+    def __init__(
+        self, path: Path | None, question: str, key: str, about: Mapping[str, Any]
+    ) -> None:
+        super().__init__(path, {FIRST: question, "key": key, **about})
+        self.earlier = EarlierRun(0, ())
+        self._read = 0
+
+    @staticmethod
+    def check_first_row(path: Path | None) -> None:
+        """Raises UsageError: the file exists and was not written by `esa collect`."""
+        if path is not None:
+            check_first(path, FIRST)
+
+    def _load(self, path: Path) -> None:
+        self.check_first_row(path)
+        places = []
+        for number, row in enumerate(read_lines(path), 1):
+            if number == 1 and row.get("key") != self.header["key"]:
+                wrong = "places for another question, or from other documents or settings"
+                raise UsageError(f"{path} has {wrong}", ANOTHER)
+            try:
+                if "text" in row:
+                    places.append(CollectedPlace.of_row(row))
+                elif number > 1:
+                    self._read = int(row["read"])
+            except (KeyError, TypeError, ValueError) as error:
+                raise DocumentError(f"row {number} of {path} is incomplete", ANOTHER) from error
+        self.earlier = EarlierRun(self._read, tuple(places))
+
+    def write_place(self, place: CollectedPlace) -> None:
+        """Appends a row with one place."""
+        self.append(place.as_row())
+
+    def write_progress(self, passages_read: int, coverage: Coverage, stopped: bool = False) -> None:
+        """Appends the number of read passages, after every `EVERY` passages and at the end."""
+        step = 1 if stopped or passages_read == coverage.chosen else EVERY
+        if passages_read >= self._read + step:
+            self.append({"read": passages_read, "chosen": coverage.chosen, "of": coverage.passages})
+            self._read = passages_read
+
 
 FIELDS = (
     "document", "source", "page", "line", "chapter", "start", "end", "text", "sentence",
@@ -300,7 +354,6 @@ def collect(
     """
     from esa_cli.apps.cli.document_search import QuestionBooks
     from esa_cli.apps.cli.open_esa import open_esa
-    from esa_cli.apps.collected_file import CollectedPlacesFile
     from esa_cli.qa.collecting import FIT, NEAR, SIEVE, WHOLE, distinct_places
     from esa_cli.qa.opening import from_text
     from esa_cli.qa.presets.adapter_files import check_adapter

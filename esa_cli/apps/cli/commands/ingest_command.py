@@ -87,8 +87,7 @@ def ingest(
     """Read documents once into the library, for all later questions.
 
     Later `esa ask` recognises a stored document by its text, and `esa ask --library` needs no names
-    of documents. After a stop, the same command continues where it was.
-    """
+    of documents. After a stop, the same command continues where it was."""
     from esa_cli.qa.presets.adapter_files import without_adapter
 
     check_engine_installed(engine)

@@ -131,8 +131,7 @@ def verify_documents(names: AnyIds = None, as_json: options.Json = False) -> Non
 def remove_documents(names: Ids, yes: options.Yes = False) -> None:
     """Remove documents from the library.
 
-    The files that the documents were read from stay.
-    """
+    The files that the documents were read from stay."""
     stored = Library()
     entries = _find_stored_documents(stored, names)
     files = {entry.file for entry in entries if entry.file}
@@ -191,8 +190,7 @@ def copy_documents(
 ) -> None:
     """Copy documents to or from a folder or archive.
 
-    The folder or archive becomes a library, too. Every copied file is checked.
-    """
+    The folder or archive becomes a library, too. Every copied file is checked."""
     from esa_cli.apps.cli.options import output_paths
     from esa_cli.storage.library.library_copy import is_archive, pull, push
 

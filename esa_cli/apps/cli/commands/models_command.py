@@ -118,8 +118,7 @@ def show_preset(
     """Show every setting of a preset as YAML.
 
     The output can be saved to a file and used as a preset. An invalid setting is refused, and so is
-    a missing method, adapter or finder.
-    """
+    a missing method, adapter or finder."""
     from esa_cli.qa.presets.adapter_files import check_adapter
     from esa_cli.qa.presets.preset import dump
     from esa_cli.qa.presets.resolved_preset import resolve

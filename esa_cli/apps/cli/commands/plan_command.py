@@ -120,8 +120,7 @@ def _format_plan_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
 def doctor(as_json: options.Json = False) -> None:
     """Show versions, hardware, models, and what is missing.
 
-    `esa doctor` also shows kernels and disk space, and says how to get what is missing.
-    """
+    `esa doctor` also shows kernels and disk space, and says how to get what is missing."""
     facts = inspect_machine()
     if as_json:
         print_json(facts)

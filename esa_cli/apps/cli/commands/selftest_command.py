@@ -72,8 +72,7 @@ def selftest(
 ) -> None:
     """Plant facts in a long text, and count the facts that are found.
 
-    esa selftest needle --len 32k --methods esa-consensus,streaming-llm,infllm
-    """
+    esa selftest needle --len 32k --methods esa-consensus,streaming-llm,infllm"""
     from esa_cli.evaluation.selftest import run_plan
 
     chosen = model.load_method_preset()
@@ -238,8 +237,7 @@ def compare(
     Every method has the same token budget. Each method attends to the whole of a document with at
     most window.dense tokens.
 
-    esa compare book.txt "Who is Ahab?" --methods preset,infllm,streaming-llm
-    """
+    esa compare book.txt "Who is Ahab?" --methods preset,infllm,streaming-llm"""
     from esa_cli.documents.document import join
     from esa_cli.evaluation.selftest.run_plan import SelftestSettings, all_in_view, groups
     from esa_cli.evaluation.selftest.run_plan import compare as run_compare
@@ -313,8 +311,7 @@ def bench(
 ) -> None:
     """Run a public benchmark, and print a table like its paper's.
 
-    esa bench longbench --data LongBench/data --methods preset,infllm --out longbench.jsonl
-    """
+    esa bench longbench --data LongBench/data --methods preset,infllm --out longbench.jsonl"""
     from esa_cli.evaluation.bench import find
     from esa_cli.evaluation.bench.bench_run import KEY, BenchSelection, chosen_tasks, wrong
     from esa_cli.qa.opening import inspect_model

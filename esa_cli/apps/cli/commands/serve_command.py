@@ -96,8 +96,7 @@ def serve(
     """Serve a page for questions, and /v1/chat/completions.
 
     The page is for browsers, and the API is for programs made for OpenAI's API. The command prints
-    the base URL when the server is ready; Ctrl-C ends the server.
-    """
+    the base URL when the server is ready; Ctrl-C ends the server."""
     from esa_cli.apps.cli.open_esa import open_esa
     from esa_cli.qa.opening import answerable
 
@@ -175,8 +174,7 @@ def mcp(
     """Serve the library to assistants and editors (MCP).
 
     Programs that speak the Model Context Protocol start this command themselves, and communicate
-    with it over the standard streams.
-    """
+    with it over the standard streams."""
     check_mcp_sdk()
     check_allowed_folders(allow or [])
     chosen, reader = reader_options.load_preset(model), reader_options.choose_reader()

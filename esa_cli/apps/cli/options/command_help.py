@@ -28,8 +28,7 @@ def option(spec: str, help_text: str, **typer_settings: Any) -> Any:
 class PlainHelpCommand(typer.core.TyperCommand):
     """A command whose help shows only the metavars of arguments and options, such as `DOC...`.
 
-    Typer itself adds types (`<list[str]>`), braces (`{DOC...}...`) and ranges to the help.
-    """
+    Typer itself adds types (`<list[str]>`), braces (`{DOC...}...`) and ranges to the help."""
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         pieces = [self.options_metavar] if self.options_metavar else []

@@ -61,8 +61,7 @@ Shard = Annotated[
 class ModelOptions:
     """The options that choose the preset, its settings and its model, and how the model runs.
 
-    `dtype`, `cache` and `plugins` are set by `--set`, not by options of their own.
-    """
+    `dtype`, `cache` and `plugins` are set by `--set`, not by options of their own."""
 
     preset: Annotated[
         str,

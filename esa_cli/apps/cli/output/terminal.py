@@ -125,8 +125,7 @@ class Reporter:
     """Prints progress, notes and warnings on standard error; leaving its context stops the spinner.
 
     Args:
-        quiet: whether to print only warnings.
-    """
+        quiet: whether to print only warnings."""
 
     def __init__(self, quiet: bool = False) -> None:
         self.quiet = quiet
