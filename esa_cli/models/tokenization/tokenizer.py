@@ -18,19 +18,21 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from threading import Lock
 from types import FrameType
-from typing import Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-import numpy
 from jinja2 import Environment, Template, TemplateError, nodes
 from jinja2.exceptions import SecurityError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from numpy.typing import NDArray
 
 from esa_cli.errors import DocumentError, ModelError
 from esa_cli.models.files.checkpoint_files import check_tokenizer_files, reading
 from esa_cli.models.files.prepared_models import cache_facts, load_cached_facts
 from esa_cli.models.files.quiet_transformers import quiet_transformers
 from esa_cli.system.text import text_digest
+
+if TYPE_CHECKING:
+    import numpy
+    from numpy.typing import NDArray
 
 # -- Loading
 
@@ -314,8 +316,6 @@ OVERLAP = 1 << 12
 LONGEST = 1 << 20
 """The largest number of characters in a window, used where smaller windows do not agree."""
 
-Rows = NDArray[numpy.int32]
-"""An array (n, 3) with the id, first character and end of each token."""
 Encode = Callable[[str], tuple[Sequence[int], Sequence[tuple[int, int]]]]
 """A function that returns the token ids and offsets of a text."""
 
@@ -330,6 +330,8 @@ class TokenArrays(NamedTuple):
 def tokenise(tokenizer: Any, text: str) -> TokenArrays:
     """Returns the tokens of a document; special tokens that occur in its text are treated as plain
     text. Raises DocumentError: the text cannot be divided, as in `iterate_token_rows`."""
+
+    import numpy
 
     def encode_part(part: str) -> tuple[Sequence[int], Sequence[tuple[int, int]]]:
         out = tokenizer(
@@ -353,9 +355,11 @@ def count_tokens(folder: Path, text: str) -> int:
         return len(tokenise(tokenizer, text).ids)
 
 
-def iterate_token_rows(encode: Encode, text: str) -> Iterator[Rows]:
+def iterate_token_rows(encode: Encode, text: str) -> Iterator[NDArray[numpy.int32]]:
     """Yields the tokens of a text in their order, one array for each window. Raises DocumentError:
     a part of `LONGEST` characters cannot be divided."""
+    import numpy
+
     start, first, length = 0, 0, WINDOW
     rows = _encode_window(encode, text, start, length)
     while start + length < len(text):
@@ -379,8 +383,10 @@ def iterate_token_rows(encode: Encode, text: str) -> Iterator[Rows]:
     yield rows[first:]
 
 
-def _encode_window(encode: Encode, text: str, start: int, length: int) -> Rows:
+def _encode_window(encode: Encode, text: str, start: int, length: int) -> NDArray[numpy.int32]:
     """Returns the tokens of one window, with offsets into the whole text."""
+    import numpy
+
     ids, offsets = encode(text[start : start + length])
     rows = numpy.empty((len(ids), 3), dtype=numpy.int32)
     rows[:, 0] = ids
@@ -390,10 +396,12 @@ def _encode_window(encode: Encode, text: str, start: int, length: int) -> Rows:
 
 
 def _find_common_token(
-    before: Rows, after: Rows, start: int, end: int, text: str
+    before: NDArray[numpy.int32], after: NDArray[numpy.int32], start: int, end: int, text: str
 ) -> tuple[int, int] | None:
     """Returns the token at which the second window takes over, by its index in both windows, or
     None if the windows differ on their shared characters [start, end), margins aside."""
+    import numpy
+
     bounds = (start + OVERLAP // 4, end - OVERLAP // 4)
     (low, high), (later, last) = (numpy.searchsorted(x[:, 1], bounds) for x in (before, after))
     shared = before[low:high]

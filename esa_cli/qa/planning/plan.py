@@ -380,11 +380,6 @@ class IngestPlan:
         return self.needed <= self.available and self.host_keys_values <= self.host_available
 
     @property
-    def host_layers(self) -> int:
-        """The number of layers whose keys and values are in host memory: all layers, or 0."""
-        return self.planner.costs.shape.rows if self.host_keys_values else 0
-
-    @property
     def seconds(self) -> float:
         return self.operations / self.planner.operations_per_second if self.operations else 0.0
 

@@ -24,7 +24,6 @@ from esa_cli.apps.cli.output.answer_output import describe_documents
 from esa_cli.documents.readers.text_builder import first_names
 from esa_cli.documents.sources import source_files
 from esa_cli.errors import NOT_FOUND, DocumentError, UsageError
-from esa_cli.qa.collecting import CollectedPlace, Coverage, EarlierRun
 from esa_cli.storage.library import Library
 from esa_cli.system.jsonl import ANOTHER, JsonLines, check_first, read_lines
 from esa_cli.system.progress import Progress
@@ -52,8 +51,9 @@ class CollectedPlacesFile(JsonLines):
         self, path: Path | None, question: str, key: str, about: Mapping[str, Any]
     ) -> None:
         super().__init__(path, {FIRST: question, "key": key, **about})
-        self.earlier = EarlierRun(0, ())
-        self._read = 0
+        from esa_cli.qa.collecting import EarlierRun
+
+        self.earlier, self._read = EarlierRun(0, ()), 0
 
     @staticmethod
     def check_first_row(path: Path | None) -> None:
@@ -62,6 +62,8 @@ class CollectedPlacesFile(JsonLines):
             check_first(path, FIRST)
 
     def _load(self, path: Path) -> None:
+        from esa_cli.qa.collecting import CollectedPlace, EarlierRun
+
         self.check_first_row(path)
         places = []
         for number, row in enumerate(read_lines(path), 1):

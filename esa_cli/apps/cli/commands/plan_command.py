@@ -28,7 +28,7 @@ _PACKAGES = (
     "bitsandbytes", "kernels", "compressed-tensors", "gptqmodel", "optimum", "auto-round",
 )  # fmt: skip
 """Packages that run models, attention kernels or quantised weights."""
-PLANNED = ("device", "dtype", "host_layers", "tokens", "fits", "most_tokens")
+PLANNED = ("device", "dtype", "tokens", "fits", "most_tokens")
 PARTS = (
     "needed", "weights", "keys_values", "reduced_keys", "working", "available",
     "host_keys_values", "host_available",
@@ -97,7 +97,7 @@ def _format_plan_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
     how = "as measured here before" if facts["seconds_from"] == "measured" else "a rough guess"
     reading = f"{time_text(facts['seconds'])} ({how})"
     fits = f"yes, up to {facts['most_tokens']:,} tokens" if facts["fits"] else "no"
-    host = f"{sizes['host_keys_values']} ({facts['host_layers']} layers)"
+    host = sizes["host_keys_values"]
     rows = [
         ("model", model, True),
         ("words the answers", f"{facts['reader']} ({reader})", facts["reader"]),
