@@ -91,5 +91,5 @@ def test_books_are_asked_in_turn_and_not_together(loaded: Any, tmp_path: Path) -
 
 
 def test_maps_are_not_fitted(loaded: Any, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="or keep a state"):
+    with pytest.raises(UsageError, match="recurrent layers"):
         open_job(loaded, preset.load("tiny-random"), TEXT, 2000, tmp_path)
