@@ -9,6 +9,7 @@ same two files.
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from pathlib import Path
 
@@ -16,8 +17,18 @@ from esa_cli.evaluation.tasks.chronicle_task import (
     DEFAULT_SEED,
     DEFAULT_WORDS,
     build,
-    questions_file,
+    load_material,
 )
+
+
+def questions_file(text: str) -> str:
+    """Returns the chronicle's questions as JSON lines, each with the depth of its fact."""
+    lines = []
+    for fact in load_material()["facts"]:
+        row = {key: fact[key] for key in ("id", "question", "answers", "fact")}
+        row["depth"] = round(text.index(fact["fact"]) / len(text), 3)
+        lines.append(json.dumps(row) + "\n")
+    return "".join(lines)
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -420,25 +420,6 @@ class JoinedStore(StoreChain):
 
 
 @dataclass(frozen=True)
-class PerDocumentProjections(Projection):
-    """The projections of several documents in one KV cache. `starts` has the first row of each
-    document. Questions follow the last document and use that document's projection."""
-
-    starts: Sequence[int]
-    projections: Sequence[Projection]
-
-    def projection_of_row(self, row: int) -> Projection:
-        """Returns the projection of the document that a row belongs to."""
-        return self.projections[bisect_right(self.starts, row) - 1]
-
-    def queries(self, q: Tensor) -> Tensor:
-        return self.projections[-1].queries(q)
-
-    def keys(self, k: Tensor) -> Tensor:
-        return self.projections[-1].keys(k)
-
-
-@dataclass(frozen=True)
 class PrefilledDocument:
     """One document after prefill.
 
@@ -468,9 +449,8 @@ def concatenate(
 ) -> tuple[list[int], list[KVStore], list[Projection | None]]:
     """Concatenates documents for one question, and returns token ids, stores and projections. Only
     the first document has the tokens of the prompt before its text."""
-    ids, starts = list(documents[0].ids), [0]
+    ids = list(documents[0].ids)
     for document in documents[1:]:
-        starts.append(len(ids))
         ids += document.ids[document.head :]
     stores: list[KVStore] = []
     projections: list[Projection | None] = []
@@ -483,13 +463,9 @@ def concatenate(
         tail = MemoryStore(first.heads, first.dim, keys.dtype, keys.device, first.shared)
         tail.expect(RESERVE)
         stores.append(JoinedStore(parts, tail))
-        maps = [document.projections[layer] for document in documents]
-        fitted = [projection for projection in maps if projection is not None]
-        if len(fitted) < len(maps):
-            projections.append(None)
-        else:
-            single = len(fitted) == 1
-            projections.append(fitted[0] if single else PerDocumentProjections(starts, fitted))
+        fitted = [document.projections[layer] for document in documents]
+        # Questions follow the last document, and are reduced by its projection.
+        projections.append(None if any(one is None for one in fitted) else fitted[-1])
     return ids, stores, projections
 
 

@@ -34,7 +34,7 @@ from esa_cli.apps.server.worker import Event, Job, QueueFullError, Worker
 from esa_cli.documents.document import Document
 from esa_cli.errors import DiskError, EsaError, LengthError, LibraryError, ReaderError
 from esa_cli.qa.answering.reply import Reply, lacking
-from esa_cli.system.page_colours import DARK, LIGHT, css_variables
+from esa_cli.qa.evidence import DARK, LIGHT, css_variables
 from esa_cli.version import __version__
 
 if TYPE_CHECKING:

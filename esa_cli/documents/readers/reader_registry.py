@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -119,11 +120,9 @@ def _recognise_zip(head: bytes) -> str:
         return "epub"
     found = [part for part in _MAIN_PARTS if part.encode() in head]
     if found and head.count(b"PK\1\2") <= _MAX_PARTS:
-        try:
+        with suppress(Exception):  # a damaged index; the reader reports what is wrong with it
             names = zipfile.ZipFile(io.BytesIO(head)).namelist()
             found = [part for part in found if part in names]
-        except Exception:  # zipfile raises whatever its arithmetic meets
-            pass
     return _MAIN_PARTS[found[0]] if found else ""
 
 

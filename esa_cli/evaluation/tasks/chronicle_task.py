@@ -272,16 +272,6 @@ def build(words: int = DEFAULT_WORDS, seed: int = DEFAULT_SEED) -> str:
     return weave(ChronicleGenerator(seed).write_background(rest), facts)
 
 
-def questions_file(text: str) -> str:
-    """Returns the chronicle's questions as JSON lines, each with the depth of its fact."""
-    lines = []
-    for fact in load_material()["facts"]:
-        row = {key: fact[key] for key in ("id", "question", "answers", "fact")}
-        row["depth"] = round(text.index(fact["fact"]) / len(text), 3)
-        lines.append(json.dumps(row) + "\n")
-    return "".join(lines)
-
-
 class Reworded(NamedTuple):
     """A question of the demo, in other words than the chronicle's, and its accepted answers."""
 

@@ -12,6 +12,7 @@ import re
 import sys
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from functools import cached_property, lru_cache
@@ -80,9 +81,25 @@ def _check_tokenizer_rules(backend: Any, folder: Path) -> None:
         )
 
 
+_begun: dict[Path, Future[PlainTokenizer | None]] = {}
+
+
+def begin_loading_tokenizer(folder: Path) -> None:
+    """Starts a thread that loads the tokenizer in a model's folder for the next call of
+    `load_plain_tokenizer`. Importing torch takes one core meanwhile."""
+    thread = ThreadPoolExecutor(1, "esa-tokenizer")
+    _begun[folder] = thread.submit(_load_plain_tokenizer, folder)
+    thread.shutdown(wait=False)
+
+
 def load_plain_tokenizer(folder: Path) -> PlainTokenizer | None:
     """Loads the tokenizer in a model's folder without transformers. Returns None if transformers
     has not loaded the tokenizer on this machine before, or if the tokenizer is unusual."""
+    begun = _begun.pop(folder, None)
+    return _load_plain_tokenizer(folder) if begun is None else begun.result()
+
+
+def _load_plain_tokenizer(folder: Path) -> PlainTokenizer | None:
     with suppress(Exception):  # `load_tokenizer` says what is wrong with a file
         if facts := load_cached_facts("plain tokenizer", folder, _FILES):
             backend = _load_tokenizer_backend(folder)

@@ -129,6 +129,8 @@ class AskRun:
         """Loads the model and opens the documents of the question. Raises EsaError."""
         from esa_cli.apps.cli.document_search import QuestionBooks
         from esa_cli.apps.cli.open_esa import open_esa
+        from esa_cli.models import path_of
+        from esa_cli.models.tokenization.tokenizer import begin_loading_tokenizer
         from esa_cli.qa.opening import answerable, prepare
         from esa_cli.qa.planning.row_storage import check_asked_together
         from esa_cli.system.text import text_digest
@@ -139,6 +141,8 @@ class AskRun:
         output_paths.check_output_file("--report", flags.report, files.paths)
         chosen = chosen if flags.method else answerable(chosen, reporter)
         from_text = chosen.answer.source == "text" and flags.method is None
+        if from_text and (folder := path_of(chosen.model)) is not None:
+            begin_loading_tokenizer(folder)
         reader = reader_options.choose_reader()
         limit = chosen.answer.documents if from_text else None
         self.documents = QuestionBooks(
