@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from esa_cli.evaluation.selftest.run_plan import tokens
+from esa_cli.evaluation.selftest.run_plan import parse_token_count as tokens
 from esa_cli.evaluation.tasks.chronicle_task import is_answered
 
 __all__ = ["tokens"]

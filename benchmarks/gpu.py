@@ -40,7 +40,7 @@ from esa_cli.models.attachment.attach import attach
 from esa_cli.models.text_passes.text_forward import hidden_states
 from esa_cli.qa.presets import preset
 from esa_cli.qa.presets.resolved_preset import resolve
-from esa_cli.storage.memory_store import RESERVE, StorePlaces
+from esa_cli.storage.memory_store import RESERVE, StoreFactory
 
 WAYS = ("dense", "esa", "host", "index")
 LOWER_RIGHT = "lower-right"
@@ -111,7 +111,7 @@ class Reader:
         if way == "dense":
             return self._dense(ids)
         with attach(self.model, self.method) as attachment:
-            places = StorePlaces()
+            places = StoreFactory()
             layers = range(len(attachment.traits)) if way == "host" else ()
             cache = attachment.new_cache(places.stores(layers))
             cache.expect(ids.shape[1] + RESERVE)

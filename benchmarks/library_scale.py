@@ -96,7 +96,7 @@ def timed(work: Callable[[], Any]) -> tuple[float, Any]:
 def write_manifests(library: Library, number: int) -> None:
     """Manifests of stored documents that have no rows: listing needs no more."""
     paths = LibraryPaths(library.root)
-    paths.make()
+    paths.make_folders()
     for at in range(number):
         text = f"document {at}"
         provenance = {"name": f"{at}.txt", "source": f"/texts/{at}.txt", "preset": "none"}

@@ -66,7 +66,7 @@ class ExampleBatches:
             )
         rng = StableRandom(self.seed, epoch, "cloze")
         found += cloze_examples(self.texts, round(self.cloze * len(found)), rng)
-        return StableRandom(self.seed, epoch, "order").some(found, len(found))
+        return StableRandom(self.seed, epoch, "order").draw_items(found, len(found))
 
     def epoch(self, epoch: int) -> list[list[TokenExample]]:
         """The batches of an epoch. Raises UsageError: all examples are too long."""
@@ -83,7 +83,7 @@ class ExampleBatches:
         for at in range(0, len(short), self.batch * POOL):
             pool = sorted(short[at : at + self.batch * POOL], key=len)
             made = [pool[k : k + self.batch] for k in range(0, len(pool), self.batch)]
-            batches += rng.some(made, len(made))
+            batches += rng.draw_items(made, len(made))
         return batches
 
     def after(self, epoch: int, batch: int) -> Iterator[tuple[int, int, list[TokenExample]]]:

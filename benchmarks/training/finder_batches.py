@@ -61,7 +61,7 @@ class FinderBatches:
             steps = math.ceil(len(numbers) / self.batch)
             cuts = [round(at * len(numbers) / steps) for at in range(steps + 1)]
             found += [(text, numbers[a:b]) for a, b in pairwise(cuts)]
-        return StableRandom(self.seed, epoch, "order").some(found, len(found))
+        return StableRandom(self.seed, epoch, "order").draw_items(found, len(found))
 
     def after(self, epoch: int, batch: int) -> Iterator[tuple[int, int, FinderBatch]]:
         """Batches without end from one on, each with the epoch and number of the next one."""
@@ -79,7 +79,7 @@ def neighbours(count: int, rng: StableRandom) -> list[int]:
     """The numbers below `count` in random order, each followed by the next where that is free: like
     passages then compete in one step."""
     free, found = set(range(count)), list[int]()
-    for number in rng.some(range(count), count):
+    for number in rng.draw_items(range(count), count):
         if number in free:
             pair = [one for one in (number, number + 1) if one in free]
             free -= set(pair)

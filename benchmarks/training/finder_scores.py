@@ -15,7 +15,7 @@ from passage_scores import crop_keys, late_interaction
 from torch import Tensor
 
 from esa_cli.qa.finding.finder import TokenEncoder
-from esa_cli.system.bm25_scores import Bm25
+from esa_cli.system.bm25_scores import Bm25Index
 from esa_cli.system.content_words import content_words
 
 REWORDED = "reworded"
@@ -108,7 +108,7 @@ def lexical_scores(text: FinderText, questions: Sequence[TokenQuestion]) -> Tens
         ]
         for passage in text.passages
     ]
-    bm25 = Bm25.of(words, len(vocabulary))
+    bm25 = Bm25Index.of(words, len(vocabulary))
     rows = [torch.zeros(0, len(words))]
     for one in questions:
         asked = [vocabulary[word] for word in content_words(one.text) if word in vocabulary]

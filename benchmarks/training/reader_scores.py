@@ -65,7 +65,7 @@ def score_text(
         progress: called with pairs done and pairs in all.
     """
     tally = _Tally()
-    pairs = StableRandom(SEED, text.name).some(text.pairs, min(MOST, len(text.pairs)))
+    pairs = StableRandom(SEED, text.name).draw_items(text.pairs, min(MOST, len(text.pairs)))
     for done, pair in enumerate(pairs, 1):
         _add(tally, pair, text, reader)
         if progress:

@@ -22,7 +22,7 @@ from esa_cli.apps.open_books import OpenBookCache
 from esa_cli.documents.document import LeftOut, SourceFiles, gather, source_files
 from esa_cli.errors import DocumentError, EsaError, UsageError
 from esa_cli.qa.answering.reply import Reply, lacking
-from esa_cli.system.jsonl import OrderedJsonLines
+from esa_cli.system.jsonl import OrderedJsonLinesFile
 from esa_cli.system.progress import WorkShard
 from esa_cli.system.text import has_lone_surrogate, load_json, text_digest
 
@@ -79,7 +79,7 @@ def read_questions(
                 except DocumentError as error:
                     meant, fault = SourceFiles(), error.message
             asked = [text, names, row.get("id"), settings]
-        # The parts of a key as in `OrderedJsonLines`: answers from former contents are out of date.
+        # The key of `OrderedJsonLinesFile` has the files' digests: changed files need new answers.
         parts = [asked, [digest_file(name) for name in meant.paths]]
         digests = [text_digest(json.dumps(part, sort_keys=True, default=str)) for part in parts]
         key = ".".join(digest[:16] for digest in digests)
@@ -154,14 +154,14 @@ def shard_questions(questions: Sequence[BatchQuestion], shard: WorkShard) -> lis
 
 def make_answers_file(
     path: Path, questions: Sequence[BatchQuestion], retry: bool = False
-) -> OrderedJsonLines:
+) -> OrderedJsonLinesFile:
     """Returns the answers file, for a `with` statement; `retry` drops rows that have an error."""
     places = [(question.key, question.id) for question in questions]
-    return OrderedJsonLines(path, places, retry=retry)
+    return OrderedJsonLinesFile(path, places, retry=retry)
 
 
 def add_shard_answers(
-    answers: OrderedJsonLines, questions: Sequence[BatchQuestion], paths: Iterable[Path]
+    answers: OrderedJsonLinesFile, questions: Sequence[BatchQuestion], paths: Iterable[Path]
 ) -> None:
     """Adds rows that `answers` lacks from the answers files of other shards; a row with an answer
     wins over a row with an error. Raises UsageError: a file has other contents."""
@@ -182,7 +182,7 @@ def add_shard_answers(
 def run_batch(
     asker: Esa,
     questions: Sequence[BatchQuestion],
-    answers: OrderedJsonLines,
+    answers: OrderedJsonLinesFile,
     options: Mapping[str, Any],
     *,
     limit: int | None = None,

@@ -22,7 +22,7 @@ def flatten_keys(k: Tensor) -> Tensor:
     return k.transpose(0, 1).reshape(k.shape[1], -1)
 
 
-def fuse(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+def fuse_outputs(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     """Fuses partial attention outputs (out_i (H, C, D), lse_i (H, C)) into attention over all keys.
 
     The sum follows steps 12-14 of Algorithm 1; subtracting the joint lse before exp prevents
@@ -36,7 +36,7 @@ def fuse(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     return out.to(parts[0][0].dtype), total
 
 
-def soft_capped(logits: Tensor, cap: float) -> Tensor:
+def apply_soft_cap(logits: Tensor, cap: float) -> Tensor:
     """Returns cap * tanh(logits / cap), the soft cap of Gemma 2; a cap of 0 changes nothing."""
     return cap * torch.tanh(logits / cap) if cap else logits
 

@@ -54,7 +54,7 @@ def _mean_moments(moments: Moments) -> tuple[Tensor, Tensor]:
     return moments.queries / moments.count, moments.keys / moments.count
 
 
-def closed_form(moments: Moments, rank: int, ridge: float = 1e-6) -> Linear:
+def fit_closed_form(moments: Moments, rank: int, ridge: float = 1e-6) -> Linear:
     """Computes the best rank-R pair of projections under equation (7) by an SVD of Sq^(1/2)
     Sk^(1/2).
 
@@ -74,7 +74,7 @@ def closed_form(moments: Moments, rank: int, ridge: float = 1e-6) -> Linear:
     )
 
 
-def pca(moments: Moments, rank: int) -> Linear:
+def fit_pca(moments: Moments, rank: int) -> Linear:
     """Projects queries and keys on the R directions in which the keys are largest: the leading
     eigenvectors of the keys' uncentred second moment. Section 4 of the paper compares with this."""
     _, vectors = torch.linalg.eigh(_mean_moments(moments)[1])
@@ -101,7 +101,7 @@ class ClosedFormCompressor(Compressor):
         return min(self.rank, folded)
 
     def fit(self, layer: int, moments: Moments) -> Projection | None:
-        return closed_form(moments, self.stored_rank(len(_mean_moments(moments)[1])))
+        return fit_closed_form(moments, self.stored_rank(len(_mean_moments(moments)[1])))
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class PcaCompressor(ClosedFormCompressor):
     """A compressor that fits projections by PCA of the keys, with the settings of `closed-form`."""
 
     def fit(self, layer: int, moments: Moments) -> Projection | None:
-        return pca(moments, self.stored_rank(len(_mean_moments(moments)[1])))
+        return fit_pca(moments, self.stored_rank(len(_mean_moments(moments)[1])))
 
 
 @dataclass(frozen=True)
@@ -161,16 +161,16 @@ class Learned(Compressor):
         return Linear(*maps)
 
 
-def save_learned(
+def save_learned_projections(
     path: str | Path, layers: list[Linear], metadata: dict[str, str] | None = None
 ) -> None:
     """Writes a file for `Learned`: one pair of projections for each layer, and metadata."""
     from safetensors.torch import save_file
 
-    save_file(map_tensors(layers), str(path), metadata=metadata)
+    save_file(name_projection_tensors(layers), str(path), metadata=metadata)
 
 
-def map_tensors(layers: Sequence[Linear | None]) -> dict[str, Tensor]:
+def name_projection_tensors(layers: Sequence[Linear | None]) -> dict[str, Tensor]:
     """Returns projections as named tensors for safetensors; a layer of None has no tensors."""
     pairs = [(f"layers.{i}", maps) for i, maps in enumerate(layers) if maps is not None]
     named = {f"{name}.query_map": maps.query_map for name, maps in pairs}

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from esa_cli.attention.algebra import soft_capped
+from esa_cli.attention.algebra import apply_soft_cap
 from esa_cli.attention.rope import Rope
 from esa_cli.attention.step import Positions
 from esa_cli.errors import UsageError
@@ -28,7 +28,7 @@ Output = tuple[Tensor, Tensor]
 """Output (H, C, D) and log-sum-exp (H, C)."""
 
 
-def reference(
+def reference_attention(
     q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, cap: float = 0.0,
     seen: Tensor | None = None,
 ) -> Output:  # fmt: skip
@@ -39,7 +39,7 @@ def reference(
         causal: query i sees the first N - C + i + 1 keys (the last query sees all of them).
         cap: soft cap of the logits; 0: none. seen: (C, N) bool, the keys that each query sees."""
     keys, values = (x.repeat_interleave(len(q) // len(k), dim=0).float() for x in (k, v))
-    logits = soft_capped(q.float() @ keys.transpose(1, 2) * scale, cap)
+    logits = apply_soft_cap(q.float() @ keys.transpose(1, 2) * scale, cap)
     if causal:
         c, n = logits.shape[1:]
         seen = torch.ones(c, n, dtype=torch.bool, device=q.device).tril(n - c)
@@ -139,13 +139,13 @@ class Kernel(NamedTuple):
 KERNELS: dict[str, Kernel] = {
     "torch-cuda": Kernel(attend_by_torch_cuda, "cuda"),
     "torch-cpu": Kernel(attend_by_torch_cpu, "cpu"),
-    "reference": Kernel(reference, None, supports_soft_cap=True),
+    "reference": Kernel(reference_attention, None, supports_soft_cap=True),
     "flash-attn": Kernel(attend_by_flash_attn, "cuda", supports_soft_cap=True, only_by_name=True),
 }
 """In order of preference."""
 
 
-def choose(q: Tensor, name: str = "auto", cap: float = 0.0) -> str:
+def choose_kernel(q: Tensor, name: str = "auto", cap: float = 0.0) -> str:
     """Returns the name of the kernel that computes attention for the queries q. Raises UsageError:
     the named one is unknown, cannot run on this device, or computes no soft cap."""
     usable = [
@@ -163,7 +163,7 @@ def choose(q: Tensor, name: str = "auto", cap: float = 0.0) -> str:
     return name
 
 
-def available() -> dict[str, bool]:
+def available_kernels() -> dict[str, bool]:
     """Returns whether this machine can run each kernel, for `esa doctor`."""
     devices = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
     return {key: any(map(kernel.runs_on, devices)) for key, kernel in KERNELS.items()}
@@ -177,7 +177,7 @@ def attend(
     if not k.shape[1]:  # flash attention returns +inf there
         kernel = "reference"
     capped = {"cap": cap} if cap else {}
-    return KERNELS[choose(q, kernel, cap)].attend(q, k, v, causal, scale, **capped)
+    return KERNELS[choose_kernel(q, kernel, cap)].attend(q, k, v, causal, scale, **capped)
 
 
 def attend_within_distance(
@@ -202,7 +202,7 @@ def attend_within_distance(
         distance = position[:, None] - key[None]
         far = rope.rotate(block, torch.full_like(position, limit)) @ outside
         logits = torch.where(distance < limit, rope.rotate(block, position) @ inside, far) * scale
-        logits = soft_capped(logits, cap).masked_fill_(distance < 0, float("-inf"))
+        logits = apply_soft_cap(logits, cap).masked_fill_(distance < 0, float("-inf"))
         lse[:, rows] = logits.logsumexp(dim=-1)
         out[:, rows] = (logits.sub_(lse[:, rows, None]).exp_() @ values).to(q.dtype)
     return out, lse

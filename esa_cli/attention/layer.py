@@ -16,7 +16,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from esa_cli.attention.algebra import add_attention_sink, fuse
+from esa_cli.attention.algebra import add_attention_sink, fuse_outputs
 from esa_cli.attention.kernels import Output, attend, attend_within_distance
 from esa_cli.attention.method import LayerMemory, Method
 from esa_cli.attention.parts import blame_plugins, check_offsets, is_builtin
@@ -126,7 +126,9 @@ class Attention:
         if isinstance(selected, Tensor) and size == 1:
             out, lse = self._attend_one_query(memory, trace, selected)
         else:
-            out, lse = fuse([*self._attend_near_tokens(trace), *self._attend_far_tokens(trace)])
+            out, lse = fuse_outputs(
+                [*self._attend_near_tokens(trace), *self._attend_far_tokens(trace)]
+            )
         out, lse = add_attention_sink(out, lse, sink)
         if method.selector.observes:
             method.selector.observe(replace(step, low=0, lse=lse))

@@ -38,7 +38,7 @@ class Method:
     kernel: str = "auto"
 
     @property
-    def fitting(self) -> tuple[Compressor, int | None]:
+    def fit_settings(self) -> tuple[Compressor, int | None]:
         """The compressor and the distance of rotated queries, on which reduced keys depend."""
         rotated = self.compressor.fit_tokens > 0 and self.score.rotates
         return self.compressor, self.position.distance if rotated else None
@@ -78,9 +78,9 @@ class LayerMemory:
             q = q[:, :missing]
             stop = start + q.shape[1]
             if method.score.rotates:
-                q = rope.far_queries(q, method.position.distance)
+                q = rope.rotate_to_far_distance(q, method.position.distance)
             keys, _ = self.store.span(start, stop)
-            moments.add(fold(q.float(), self.store.heads), flatten_keys(keys), stop)
+            moments.add_tokens(fold(q.float(), self.store.heads), flatten_keys(keys), stop)
 
     def project(self, method: Method, upto: int) -> Projection | None:
         """Returns the layer's projection, and adds reduced keys, equation (6), of tokens before
@@ -150,7 +150,7 @@ class LayerMemory:
 
 
 @dataclass
-class SharedMemory(LayerMemory):
+class SharedLayerMemory(LayerMemory):
     """A layer's memory during one forward call, if the layer has only queries and attends to
     another layer's keys and values (Gemma 3n, 4).
 

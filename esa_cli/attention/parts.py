@@ -33,7 +33,7 @@ class Moments:
     queries: Tensor | None = field(default=None, repr=False)
     keys: Tensor | None = field(default=None, repr=False)
 
-    def add(self, q: Tensor, k: Tensor, seen: int = 0) -> None:
+    def add_tokens(self, q: Tensor, k: Tensor, seen: int = 0) -> None:
         """Adds folded queries (n, F) and keys (n, F) of the tokens before position `seen`."""
         q, k = to_float64(q), to_float64(k)
         queries, keys, count = q.T @ q, k.T @ k, self.count + q.shape[0]

@@ -17,7 +17,7 @@ ROTATED = "F (I + K + L + C): each key attended to is rotated once"
 """Cost of a position encoding in one step."""
 
 
-def consecutive(local: int, chunk: int, first: int = 0) -> Positions:
+def consecutive_positions(local: int, chunk: int, first: int = 0) -> Positions:
     """Places the keys of [L, C] at first, first + 1, ..., and the queries at the last C of them."""
     keys = torch.arange(first, first + local + chunk)
     return Positions(keys[local:], keys)
@@ -53,7 +53,7 @@ class FixedDistancePositions(PositionEncoding):
     distance: int = 4096
 
     def near(self, local: int, chunk: int, start: int, far: int) -> Positions:
-        return consecutive(local, chunk)
+        return consecutive_positions(local, chunk)
 
     def far(self, at: Tensor, local: int, chunk: int, start: int) -> Positions:
         keys = torch.zeros(at.shape[0], dtype=torch.long)
@@ -72,7 +72,7 @@ class ContiguousPositions(PositionEncoding):
     distance: int = 2048
 
     def near(self, local: int, chunk: int, start: int, far: int) -> Positions:
-        return consecutive(local, chunk, first=far)
+        return consecutive_positions(local, chunk, first=far)
 
     def far(self, at: Tensor, local: int, chunk: int, start: int) -> Positions:
         count = at.shape[0]
@@ -89,7 +89,7 @@ class TruePositions(PositionEncoding):
     distance: int = 2048
 
     def near(self, local: int, chunk: int, start: int, far: int) -> Positions:
-        return consecutive(local, chunk, first=start - local)
+        return consecutive_positions(local, chunk, first=start - local)
 
     def far(self, at: Tensor, local: int, chunk: int, start: int) -> Positions:
         return Positions(torch.arange(start, start + chunk), at)

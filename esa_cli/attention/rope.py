@@ -44,7 +44,7 @@ class Rope:
 
     def with_frequencies(self, inverse: Tensor, factor: float, spare: bool) -> Rope:
         """Returns this embedding with other `frequencies`; for `spare` see `Rope`."""
-        return Rope(Angles(inverse, factor), spare, self.pairs)
+        return Rope(FixedRotaryModule(inverse, factor), spare, self.pairs)
 
     def compute_cos_sin(self, positions: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
         """Returns cosines and sines at `positions`, each (n, R), in the dtype and on the device of
@@ -95,7 +95,7 @@ class Rope:
         rest = like.shape[-1] - cos.shape[-1]
         return torch.cat((cos[0], cos.new_ones(rest))) if rest else cos[0, 0]
 
-    def far_queries(self, q: Tensor, distance: int) -> Tensor:
+    def rotate_to_far_distance(self, q: Tensor, distance: int) -> Tensor:
         """Rotates queries (H, n, D) so that their dot products with unrotated keys (G, m, D) equal
         those of attention to keys that are `distance` tokens away."""
         return self.rotate(q, torch.full((q.shape[1],), distance)) * self.key_gain(q)
@@ -172,7 +172,7 @@ class WeightedRope(Rope):
         return (turned * self._after.to(x.device)).to(x.dtype)
 
 
-class Angles(nn.Module):
+class FixedRotaryModule(nn.Module):
     """A rotary module with given frequencies, called like the transformers model's own module.
 
     Args:

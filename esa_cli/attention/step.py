@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from esa_cli.attention.algebra import flatten_keys, fold, soft_capped
+from esa_cli.attention.algebra import apply_soft_cap, flatten_keys, fold
 from esa_cli.attention.rope import Rope
 from esa_cli.attention.window import QueryState, TurnText
 
@@ -217,7 +217,11 @@ class Step:
     def rotated(self, rotate: bool) -> Tensor:
         """Returns queries (H, C, D). With `rotate` the queries are at the far distance: q · k with
         keys at position 0 is then the logit of attention at the far distance."""
-        return self.rope.far_queries(self.queries, self.distance) if rotate else self.queries
+        return (
+            self.rope.rotate_to_far_distance(self.queries, self.distance)
+            if rotate
+            else self.queries
+        )
 
     def head_logits(
         self, rotate: bool, heads: Sequence[int] | None = None
@@ -249,11 +253,11 @@ class Step:
         q, keys = q.float() * self.scale, keys.float()
         if heads is None:
             logits = q.reshape(self.store.heads, -1, dim) @ keys.transpose(1, 2)
-            return soft_capped(logits.view(count, chunk, -1), self.cap)
+            return apply_soft_cap(logits.view(count, chunk, -1), self.cap)
         known, share = groups or range(self.store.heads), count // self.store.heads
         # Head by head: indexing by a tensor would copy a group's keys for each of its heads.
         logits = torch.stack([q[head] @ keys[known.index(head // share)].T for head in heads])
-        return soft_capped(logits, self.cap)
+        return apply_soft_cap(logits, self.cap)
 
     def sums(self, rotate: bool) -> Iterator[tuple[int, Tensor]]:
         """Yields (offset into M, f_s(m; c) (C, n)), equation (3), or equation (6) for reduced

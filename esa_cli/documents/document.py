@@ -35,7 +35,7 @@ __all__ = [
     "SourceFiles",
     "TextLocation",
     "gather",
-    "join",
+    "join_documents",
     "read_document",
     "read_documents",
     "shard_of",
@@ -181,7 +181,7 @@ def read_documents(
     return list(found.documents)
 
 
-def join(documents: Sequence[Document]) -> str:
+def join_documents(documents: Sequence[Document]) -> str:
     """Joins documents into one text; a line with its name precedes each of several documents."""
     if len(documents) == 1:
         return documents[0].text

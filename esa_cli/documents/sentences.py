@@ -59,7 +59,7 @@ class Sentences:
         self.text = text
         self._cut: dict[int, list[int]] = {}
 
-    def around(self, at: int) -> tuple[int, int]:
+    def sentence_around(self, at: int) -> tuple[int, int]:
         """Returns [start, end) of the sentence or line around character `at`, without white space
         at its ends. The span is empty if the text has only white space."""
         place = bisect_right(self._paragraphs, at) - 1
@@ -67,10 +67,10 @@ class Sentences:
         if first not in self._cut:
             last = self.text.find("\n\n", first)
             last = len(self.text) if last < 0 else last
-            self._cut[first] = [first, *cuts(self.text, first, last)]
+            self._cut[first] = [first, *cut_sentences(self.text, first, last)]
         edges = self._cut[first]
         place = min(max(bisect_right(edges, at), 1), len(edges) - 1)
-        return bare(self.text, edges[place - 1], edges[place])
+        return strip_span(self.text, edges[place - 1], edges[place])
 
     @cached_property
     def _paragraphs(self) -> array[int]:
@@ -82,7 +82,7 @@ class Sentences:
         return starts
 
 
-def cuts(text: str, first: int, last: int) -> list[int]:
+def cut_sentences(text: str, first: int, last: int) -> list[int]:
     """Returns the ascending ends of the sentences and lines of the paragraph [first, last), each of
     at most LONGEST characters; the last end is `last`."""
     ends: list[int] = []
@@ -139,7 +139,7 @@ def _continues_on_next_line(line: str, following_text: str) -> bool:
     return len(line) in PROSE and len(line.split()) >= WORDS and line[:1] not in "#|>-*"
 
 
-def bare(text: str, start: int, end: int) -> tuple[int, int]:
+def strip_span(text: str, start: int, end: int) -> tuple[int, int]:
     """Returns the span [start, end) of a text without white space at its ends."""
     while start < end and text[start].isspace():
         start += 1

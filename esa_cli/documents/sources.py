@@ -82,7 +82,7 @@ class FoundFiles:
     files: list[str] = field(default_factory=list)
     left_out: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
 
-    def rest(self, source: str) -> tuple[LeftOut, ...]:
+    def summarise_left_out(self, source: str) -> tuple[LeftOut, ...]:
         """Counts the files of `source` that were left out, by reason; () if there are none."""
         reasons = []
         for why, paths in sorted(self.left_out.items()):
@@ -106,8 +106,8 @@ def source_files(names: Sequence[str]) -> SourceFiles:
         if not _is_folder_or_pattern(name):
             sources.append(Source(name))
             continue
-        found = find_any(name)
-        rest = found.rest(name)
+        found = find_readable_files(name)
+        rest = found.summarise_left_out(name)
         if not found.files:
             line = rest[0].line if rest else f"{name}: no file matches"
             raise DocumentError(f"there is no document in {line}", "check the path or pattern")
@@ -125,7 +125,7 @@ def _is_folder_or_pattern(source: str) -> bool:
     return any(sign in source for sign in _SIGNS)
 
 
-def find_any(source: str) -> FoundFiles:
+def find_readable_files(source: str) -> FoundFiles:
     """Finds the files of a folder or pattern. Raises DocumentError: it has too many."""
     found = FoundFiles()
     paths = _walk_folder(source, found) if os.path.isdir(source) else _match_files(source, found)

@@ -14,16 +14,16 @@ import torch
 from torch import Tensor
 
 from esa_cli.attention import parts
-from esa_cli.attention.algebra import flatten_keys, fuse
+from esa_cli.attention.algebra import flatten_keys, fuse_outputs
 from esa_cli.attention.compression import Linear
-from esa_cli.attention.kernels import reference
-from esa_cli.attention.rope import Angles, Rope
+from esa_cli.attention.kernels import reference_attention
+from esa_cli.attention.rope import FixedRotaryModule, Rope
 from esa_cli.attention.selection import SumScore
 from esa_cli.attention.step import Positions, Projection, Step
 from esa_cli.attention.window import QueryState, TurnText, Window
 from esa_cli.errors import NOT_BLAMED, PluginError
 from esa_cli.methods import registry
-from esa_cli.methods.plugin_loading import load_file, load_installed
+from esa_cli.methods.plugin_loading import load_file, load_installed_plugins
 from esa_cli.qa.presets import resolved_preset
 from esa_cli.qa.presets.preset import Preset
 from esa_cli.storage.memory_store import MemoryStore
@@ -90,12 +90,12 @@ def check(
     """Checks a part or, if the kind is `method`, a recipe, and stops at the first failure.
     `options` are the part's settings. `folded` is F = G * D, which matters to a compressor for one
     model. Raises PluginError: the kind is unknown. PresetError: the method is unknown."""
-    load_installed()
+    load_installed_plugins()
     if kind not in (*SUITES, registry.RECIPES.kind):
         raise PluginError(f"there is no kind of part {kind!r}", nearest(kind, [*SUITES, "method"]))
     checks = recipe_checks(name)
     if kind in SUITES:
-        registry.lookup(kind, name)
+        registry.find_part_class(kind, name)
         checks = part_checks(kind, name, options or {}, folded)
     findings: list[Finding] = []
     try:
@@ -123,12 +123,12 @@ def check_file(path: str | Path) -> dict[tuple[str, str], list[Finding]]:
 def part_checks(kind: str, name: str, options: Mapping[str, Any], folded: int) -> Checks:
     """Builds a part from its settings, and runs the checks for its kind."""
     yield "builds a frozen dataclass of its base class"
-    cls: Any = registry.lookup(kind, name)
+    cls: Any = registry.find_part_class(kind, name)
     base, suite = SUITES[kind]
     _expect(cls.__dataclass_params__.frozen, f"{cls.__name__}: use @dataclass(frozen=True)")
     _expect(issubclass(cls, base), f"{cls.__name__} is not derived from {base.__name__}")
     with _prefix_failures(f"check({kind!r}, {name!r}, options)"):
-        part = registry.build(kind, {**options, "name": name})
+        part = registry.build_part(kind, {**options, "name": name})
     yield from suite(part, folded) if suite is compressor_checks else suite(part)
 
 
@@ -249,7 +249,7 @@ def compressor_checks(compressor: parts.Compressor, folded: int) -> Checks:
         moments, twin = parts.Moments(), parts.Moments()
         if count := min(compressor.fit_tokens, max_tokens):
             for each in (moments, twin):
-                each.add(random_matrix(count, 0), random_matrix(count, 1))
+                each.add_tokens(random_matrix(count, 0), random_matrix(count, 1))
         projection = compressor.fit(0, moments)
         for name, before in vars(twin).items():
             now = getattr(moments, name)
@@ -430,7 +430,7 @@ def make_step(
     if ties:
         keys = keys[:, :1].expand_as(keys)
     text = TurnText("Where are word3 and word7?", lambda: [f" word{n % 50}." for n in range(start)])
-    rope = Rope(Angles(10000.0 ** (-torch.arange(0, dim, 2) / dim), 1.0))
+    rope = Rope(FixedRotaryModule(10000.0 ** (-torch.arange(0, dim, 2) / dim), 1.0))
     step = Step(
         layer, start, queries[:, start:], store, initial, initial + middle, local, distance,
         dim**-0.5, rope, score, projection=projection, decoding=decoding,
@@ -483,10 +483,10 @@ def observed_step(step: Step) -> Step:
     places = torch.arange(step.local + chunk)
     keys, values = step.store.span(step.start - step.local, step.start + chunk)
     queries = rope.rotate(step.queries, places[step.local :])
-    near = reference(queries, rope.rotate(keys, places), values, True, step.scale)
+    near = reference_attention(queries, rope.rotate(keys, places), values, True, step.scale)
     keys, values = step.store.span(0, step.low)
-    far = reference(step.rotated(True), keys, values, False, step.scale)
-    return replace(step, low=0, projection=None, lse=fuse([near, far])[1])
+    far = reference_attention(step.rotated(True), keys, values, False, step.scale)
+    return replace(step, low=0, projection=None, lse=fuse_outputs([near, far])[1])
 
 
 def _step_at(step: Step, start: int, queries: Tensor) -> Step:

@@ -26,8 +26,8 @@ from esa_cli.attention.step import Step
 from esa_cli.methods.consensus import esa_consensus_settings
 from esa_cli.methods.paper import ATTENDED
 from esa_cli.methods.registry import Base, recipe, register
-from esa_cli.system.bm25_scores import Bm25
-from esa_cli.system.content_words import language_of, located_words, question_words
+from esa_cli.system.bm25_scores import Bm25Index
+from esa_cli.system.content_words import find_question_words, language_of, locate_content_words
 
 
 class TokenWindowIndex:
@@ -43,7 +43,7 @@ class TokenWindowIndex:
         starts = numpy.array([0, *accumulate(map(len, pieces))])
         text = "".join(pieces)
         self._language = language_of(text)
-        words = list(located_words(text, self._language))
+        words = list(locate_content_words(text, self._language))
         # The last token that starts there or before: tokens without text start where the next does.
         at = numpy.searchsorted(starts[:-1], [first for first, _, _ in words], side="right") - 1
         for token, (_, _, word) in zip(at.tolist(), words, strict=True):
@@ -51,11 +51,11 @@ class TokenWindowIndex:
             halves[token // self._half].append(number)
         # Window w is halves w and w + 1; a text of one half is one window.
         texts = [first + second for first, second in pairwise(halves)] or halves
-        self._bm25 = Bm25.of(texts, len(self._vocabulary))
+        self._bm25 = Bm25Index.of(texts, len(self._vocabulary))
 
     def score_tokens(self, question: str) -> Tensor:
         """Returns BM25 of each token's best window (tokens,); 0 without a shared word."""
-        stems = sum(question_words(question, [self._language]), ())
+        stems = sum(find_question_words(question, [self._language]), ())
         known = [self._vocabulary[stem] for stem in stems if stem in self._vocabulary]
         windows = self._bm25.scores(known)
         if self._tokens > self._half:  # a half is in the windows that begin with it and before it

@@ -32,12 +32,12 @@ from esa_cli.methods.registry import Base, recipe, register
 from esa_cli.methods.voting import PLAIN, esa_vote_settings
 
 
-def mean_scores(scores: Tensor, size: int, stride: int = 1) -> Tensor:
+def mean_window_scores(scores: Tensor, size: int, stride: int = 1) -> Tensor:
     """Averages scores (X, M) over windows of `size` tokens, one every `stride` tokens: (X, W)."""
     return functional.avg_pool1d(scores, size, stride)
 
 
-def centred_start(centre: Tensor, size: int, middle: int) -> Tensor:
+def centred_window_start(centre: Tensor, size: int, middle: int) -> Tensor:
     """Returns first tokens of windows of `size` tokens around `centre`, inside the M tokens."""
     return (centre - (size - 1) / 2).round().clamp(0, middle - size)
 
@@ -53,7 +53,7 @@ def select_windows(scores: Tensor, count: int, size: int, share: float = 0.0) ->
     left, first = to_float64(scores) - min(0.0, float(scores.min())), None
     taken = torch.zeros_like(left, dtype=torch.bool)
     for _ in range(count // size):
-        means = mean_scores(left[None], size)[0]
+        means = mean_window_scores(left[None], size)[0]
         start = int(means.argmax())
         best = float(means[start])
         first = best if first is None else first
@@ -62,7 +62,7 @@ def select_windows(scores: Tensor, count: int, size: int, share: float = 0.0) ->
         chosen = left[start : start + size]
         offsets = torch.arange(size, device=left.device)
         centre = start + (chosen * offsets).sum() / chosen.sum()
-        start = int(centred_start(centre, size, scores.shape[0]))
+        start = int(centred_window_start(centre, size, scores.shape[0]))
         taken[start : start + size] = True
         left = torch.where(taken, 0.0, left)
     return torch.nonzero(taken)[:, 0].to(scores.device)
@@ -210,7 +210,7 @@ def standardise(scores: Tensor, size: int) -> Tensor:
     finite = to_float64(scores)
     finite = torch.where(finite.isneginf(), finite.nan_to_num(neginf=torch.inf).amin(), finite)
     finite = finite.nan_to_num(posinf=0.0)
-    means = mean_scores(finite[None], min(size, scores.shape[0]))[0]
+    means = mean_window_scores(finite[None], min(size, scores.shape[0]))[0]
     spread = means.std(correction=0)
     if float(spread) <= 1e-12 * float(means.abs().amax()):
         return torch.zeros_like(finite)
@@ -229,10 +229,10 @@ class FusedConsensusSelector(ConsensusSelector):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_at_least(0, weight=self.weight)
-        registry.build("score", {"name": self.second})
+        registry.build_part("score", {"name": self.second})
 
     def select_best_tokens(self, scores: Tensor, step: Step, budget: int) -> Tensor:
-        words: Score = registry.build("score", {"name": self.second}).for_single_layers()
+        words: Score = registry.build_part("score", {"name": self.second}).for_single_layers()
         second = standardise(words.scores(step), self.passage)
         both = standardise(scores, self.passage) + self.weight * second.to(scores.device)
         return super().select_best_tokens(both, step, budget)

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from esa_cli.attention.algebra import soft_capped
+from esa_cli.attention.algebra import apply_soft_cap
 from esa_cli.attention.parts import Selector, check_at_least
 from esa_cli.attention.positions import FixedDistancePositions
 from esa_cli.attention.selection import top_k
@@ -48,7 +48,7 @@ def sum_attention(step: Step) -> Tensor:
     out = torch.empty(heads, stop - first, device=device)
     for start, keys in step.store.key_blocks(first, stop, tokens_per_block(heads * chunk)):
         at = torch.arange(start - first, start - first + keys.shape[1], device=device)
-        logits = soft_capped(q @ step.rope.rotate(keys, at).float().transpose(1, 2), step.cap)
+        logits = apply_soft_cap(q @ step.rope.rotate(keys, at).float().transpose(1, 2), step.cap)
         shares = torch.exp(logits.view(heads, chunk, -1) - step.lse[..., None])
         shares = shares.masked_fill_(at > own[:, None], 0.0)
         out[:, start - first : start - first + keys.shape[1]] = shares.sum(dim=1)

@@ -28,11 +28,11 @@ from esa_cli.methods import (  # noqa: F401
     streaming,
     voting,
 )
-from esa_cli.system.registry import PLUGIN_PREFIX, entries_from, remove_entries
+from esa_cli.system.registry import PLUGIN_PREFIX, list_entries_of_origin, remove_entries_of_origin
 
 
 @cache
-def load_installed() -> None:
+def load_installed_plugins() -> None:
     """Imports every module of the entry-point group `esa.plugins`, once per process. Raises
     PluginError, which names the plugin that does not load."""
     for point in entry_points(group="esa.plugins"):
@@ -57,8 +57,8 @@ def load_file(path: str | Path) -> list[tuple[str, str]]:
             f"no plugin file {path}", "check the path; `esa plugins new` makes a file"
         )
     key = str(path.resolve())
-    if entries_from(key):
-        return entries_from(key)
+    if list_entries_of_origin(key):
+        return list_entries_of_origin(key)
     module_name = f"{PLUGIN_PREFIX}{path.stem.replace('-', '_')}_{abs(hash(key)):x}"
     spec = importlib.util.spec_from_file_location(module_name, path)
     if spec is None or spec.loader is None:
@@ -69,13 +69,13 @@ def load_file(path: str | Path) -> list[tuple[str, str]]:
     sys.modules[module_name] = module
     try:
         spec.loader.exec_module(module)
-        if not entries_from(key):
+        if not list_entries_of_origin(key):
             raise PluginError(
                 f"plugin {path} registers nothing",
                 'decorate a class with @register("selector", "name"), or a function with @recipe',
             )
     except BaseException as error:
-        remove_entries(key)
+        remove_entries_of_origin(key)
         sys.modules.pop(module_name, None)
         if isinstance(error, (PluginError, *NOT_BLAMED)):
             raise
@@ -83,7 +83,7 @@ def load_file(path: str | Path) -> list[tuple[str, str]]:
             f"plugin {path} does not run: {_describe_error(error)}",
             f"run `esa plugins check {path}` for details",
         ) from error
-    return entries_from(key)
+    return list_entries_of_origin(key)
 
 
 def _describe_error(error: BaseException) -> str:
@@ -141,9 +141,9 @@ def fill_plugin_template(name: str) -> str:
             f"{name!r} cannot name a method",
             f"use a letter, then letters, digits, '-' and '_', at most {MAX_NAME} in all",
         )
-    if name in registry.names("selector"):
+    if name in registry.part_names("selector"):
         raise PluginError(
-            f"a selector {name!r} already exists, from {registry.origin('selector', name)}",
+            f"a selector {name!r} already exists, from {registry.part_origin('selector', name)}",
             "choose another name",
         )
     words = [word for word in re.split(r"[-_]", name) if word]

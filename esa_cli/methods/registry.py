@@ -19,7 +19,7 @@ from weakref import WeakKeyDictionary
 
 from esa_cli.attention.window import Window
 from esa_cli.errors import PluginError, PresetError, UsageError
-from esa_cli.system.registry import Registry, nearest, origin_of
+from esa_cli.system.registry import Registry, find_origin_of_definition, nearest
 
 if TYPE_CHECKING:
     from esa_cli.attention.method import Method
@@ -44,7 +44,7 @@ class Part(NamedTuple):
     cost: str
     cls: type
 
-    def texts(self) -> dict[str, str]:
+    def text_fields(self) -> dict[str, str]:
         """Returns all fields of a registered part except its class."""
         return {key: value for key, value in self._asdict().items() if key != "cls"}
 
@@ -87,21 +87,21 @@ def _check_method_name(name: str) -> None:
         )
 
 
-def names(kind: str) -> list[str]:
+def part_names(kind: str) -> list[str]:
     """Returns the sorted names of all registered parts of one kind."""
     return sorted(PARTS[kind])
 
 
-def origin(kind: str, name: str) -> str:
+def part_origin(kind: str, name: str) -> str:
     """Returns the module or plugin file that registered a part."""
     return PARTS[kind].origin(name)
 
 
-def parts() -> list[Part]:
+def list_parts() -> list[Part]:
     """Returns every registered part, by kind and name, with source and cost as far as known."""
     found = []
-    for part in (PARTS[kind][name] for kind in KINDS for name in names(kind)):
-        where = origin(part.kind, part.name)
+    for part in (PARTS[kind][name] for kind in KINDS for name in part_names(kind)):
+        where = part_origin(part.kind, part.name)
         beside = [RECIPES[name] for name in RECIPES if RECIPES[name].origin == where]
         if beside:
             method = min(beside, key=lambda recipe: recipe.name != part.name)
@@ -111,14 +111,14 @@ def parts() -> list[Part]:
     return found
 
 
-def lookup(kind: str, name: str) -> type:
+def find_part_class(kind: str, name: str) -> type:
     """Returns the class registered as `kind: name`. Raises PresetError: it is unknown."""
     if name not in PARTS[kind]:
-        raise PresetError(f"unknown {kind} {name!r}", nearest(name, names(kind)))
+        raise PresetError(f"unknown {kind} {name!r}", nearest(name, part_names(kind)))
     return PARTS[kind][name].cls
 
 
-def build(kind: str, options: Mapping[str, Any]) -> Any:
+def build_part(kind: str, options: Mapping[str, Any]) -> Any:
     """Makes the part named `options['name']`, with the other options as its fields.
 
     Raises:
@@ -128,8 +128,8 @@ def build(kind: str, options: Mapping[str, Any]) -> Any:
     name = fields.pop("name", None)
     if not isinstance(name, str):
         reason = "has no name" if name is None else f"has the name {name!r}: put it in quotes"
-        raise PresetError(f"{kind} {reason}", f"known: {', '.join(names(kind))}")
-    cls = lookup(kind, name)
+        raise PresetError(f"{kind} {reason}", f"known: {', '.join(part_names(kind))}")
+    cls = find_part_class(kind, name)
     known = sorted(field.name for field in dataclasses.fields(cls) if field.init)
     for key in fields:
         if key not in known:
@@ -212,14 +212,16 @@ def recipe(
     _check_method_name(name)
 
     def add_recipe(settings: Settings) -> Settings:
-        whole = Recipe(name, about, source, cost, settings, full, origin_of(settings))
+        whole = Recipe(
+            name, about, source, cost, settings, full, find_origin_of_definition(settings)
+        )
         RECIPES.add(name, whole, settings)
         return settings
 
     return add_recipe
 
 
-def recipes() -> list[Recipe]:
+def list_recipes() -> list[Recipe]:
     """Returns every recipe, built in or from a plugin, sorted by name."""
     return [RECIPES[name] for name in sorted(RECIPES)]
 
@@ -229,7 +231,7 @@ def find_recipe(name: str) -> Recipe:
     settings. Raises UsageError: no recipe or selector has this name."""
     if name in RECIPES:
         return RECIPES[name]
-    selectors = names("selector")
+    selectors = part_names("selector")
     if name not in selectors:
         hint = nearest(name, {*RECIPES, *selectors})
         raise UsageError(f"unknown method {name!r}", f"{hint}; `esa methods` lists all methods")
@@ -237,7 +239,7 @@ def find_recipe(name: str) -> Recipe:
     def recipe_settings(base: Base) -> dict[str, Any]:
         return {"selector": {"name": name}, "window": {"ending": base.window.ending}}
 
-    about, where = "the preset's settings with this selector", origin("selector", name)
+    about, where = "the preset's settings with this selector", part_origin("selector", name)
     return Recipe(name, about, where, "", recipe_settings, False, where)
 
 
@@ -247,7 +249,7 @@ def find_recipe(name: str) -> Recipe:
 _WITHOUT_FILE: WeakKeyDictionary[type, str] = WeakKeyDictionary()
 
 
-def sources(method: Method) -> dict[str, str]:
+def hash_part_sources(method: Method) -> dict[str, str]:
     """Returns hashes of the plugin files that define the method's parts, by kind of part.
 
     A class defined in an interactive session has no file and gets a random name instead."""
@@ -261,12 +263,12 @@ def sources(method: Method) -> dict[str, str]:
     return hashes
 
 
-def without_file(method: Method) -> str:
+def first_part_without_file(method: Method) -> str:
     """Returns the first kind of part whose class has no source file, or an empty text."""
     return next((kind for kind in KINDS if not _source_file(type(getattr(method, kind)))), "")
 
 
-def contents(settings: Mapping[str, Any], files: Sequence[str] = ()) -> dict[str, Any]:
+def hash_setting_files(settings: Mapping[str, Any], files: Sequence[str] = ()) -> dict[str, Any]:
     """Replaces the file paths in the settings of one part by hashes of the files' contents.
 
     Args:

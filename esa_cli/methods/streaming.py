@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from esa_cli.attention.parts import PositionEncoding, Selector, check_at_least
-from esa_cli.attention.positions import FixedDistancePositions, consecutive
+from esa_cli.attention.positions import FixedDistancePositions, consecutive_positions
 from esa_cli.attention.step import Positions, Step
 from esa_cli.methods.per_head import select_by_head
 from esa_cli.methods.registry import OWN_SCORE, Base, recipe, register
@@ -115,7 +115,7 @@ class TwoDistancePositions(PositionEncoding):
         check_at_least(0, distance=self.distance, initial=self.initial)
 
     def near(self, local: int, chunk: int, start: int, far: int) -> Positions:
-        return consecutive(local, chunk)
+        return consecutive_positions(local, chunk)
 
     def far(self, at: Tensor, local: int, chunk: int, start: int) -> Positions:
         query = max(local, self.distance)
@@ -145,7 +145,7 @@ class StreamingPositions(PositionEncoding):
     distance: int = 2048
 
     def near(self, local: int, chunk: int, start: int, far: int) -> Positions:
-        return consecutive(local, chunk)
+        return consecutive_positions(local, chunk)
 
     def far(self, at: Tensor, local: int, chunk: int, start: int) -> Positions:
         count = at.shape[0]

@@ -298,7 +298,7 @@ class Esa:
         Raises UsageError: there is no book, one that must be ingested is not, the question is
         empty, or a setting is out of range. LengthError: the question is too long; HistoryError:
         with its history. ReaderError: the other model gives no answer."""
-        from esa_cli.models.files.families import keeps_state
+        from esa_cli.models.files.families import has_state_layers
         from esa_cli.qa.evidence import weighed_passages
         from esa_cli.qa.planning.row_storage import check_asked_together
         from esa_cli.qa.presets.preset import choose_generation
@@ -309,12 +309,12 @@ class Esa:
         placed = self.placed(books)
         if len(books) > 1:
             config = self.loaded.text_model.config
-            check_asked_together(self._resolved, config.model_type, keeps_state(config))
+            check_asked_together(self._resolved, config.model_type, has_state_layers(config))
         if self.spans is None:  # the paper: selected rows of every layer
-            from esa_cli.qa.attention_evidence import reply_from_rows
+            from esa_cli.qa.attention_evidence import reply_from_kv_cache
 
             self._open_kv_caches(books)
-            reply, weights = reply_from_rows(
+            reply, weights = reply_from_kv_cache(
                 self.session, question, placed, evidence,
                 max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed,
                 history=history, on_text=on_text,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from esa_cli.attention.algebra import soft_capped
+from esa_cli.attention.algebra import apply_soft_cap
 from esa_cli.attention.rope import Rope
 from esa_cli.attention.step import ChunkTrace, Positions
 from esa_cli.documents.sentences import LONGEST, Sentences
@@ -140,7 +140,7 @@ class AttentionWeights:
                 limits = torch.full_like(query[rows], limit)
                 away = _head_products(trace.rope.rotate(queries[:, rows], limits), still)
                 logits = torch.where(query[rows, None] - key[None] > limit, away, logits)
-            logs = soft_capped(logits.float(), trace.cap).sub_(trace.lse[which, rows, None])
+            logs = apply_soft_cap(logits.float(), trace.cap).sub_(trace.lse[which, rows, None])
             yield AttentionShare(heads, trace.start + low, token_indices, logs, lengths)
 
     def _rotate_keys(
@@ -168,7 +168,7 @@ def _head_products(q: Tensor, k: Tensor) -> Tensor:
     return (q.reshape(k.shape[0], -1, dim) @ k.transpose(1, 2)).view(heads, chunk, -1)
 
 
-def reply_from_rows(
+def reply_from_kv_cache(
     session: Session, question: str, books: Sequence[Book], evidence: int, **asking: Any
 ) -> tuple[Reply, Tensor]:
     """Answers a question from the KV cache; also returns the weights (N,) of all cached tokens."""
@@ -248,7 +248,7 @@ def _weigh_sentences(book: Book, weights: Tensor) -> dict[tuple[int, int], float
         # A token may begin with the space before its word, which belongs to the sentence before.
         while start < end - 1 and text[start].isspace():
             start += 1
-        span = sentences.around(start)
+        span = sentences.sentence_around(start)
         if span[0] < span[1]:
             out[span] = out.get(span, 0.0) + weight
     return out

@@ -17,11 +17,15 @@ from esa_cli import models
 from esa_cli.documents.document import Document
 from esa_cli.errors import ModelError, UsageError
 from esa_cli.models.files.checkpoint_files import language_settings
-from esa_cli.models.files.families import check_type
+from esa_cli.models.files.families import check_model_type
 from esa_cli.models.files.prepared_models import peek
 from esa_cli.models.loading import load
-from esa_cli.models.loading.load import check_loadable, choose_device, choose_dtype
-from esa_cli.models.loading.quantization import check_loadable_format, packing_of, stored_as
+from esa_cli.models.loading.load import check_attachable, choose_device, choose_dtype
+from esa_cli.models.loading.quantization import (
+    check_loadable_format,
+    quantization_of_dtype,
+    stored_as,
+)
 from esa_cli.models.tokenization.tokenizer import load_tokenizer
 from esa_cli.qa.presets.preset import Preset
 from esa_cli.storage import check_cache, check_in_memory
@@ -76,7 +80,7 @@ class ModelPlace:
         """Resolves the user's choices, such as `auto`. Raises UsageError: a choice is unknown."""
         check_cache(cache)
         place = choose_device(device)
-        return cls(place, choose_dtype(dtype, place), cache, packing_of(dtype))
+        return cls(place, choose_dtype(dtype, place), cache, quantization_of_dtype(dtype))
 
     @property
     def dtype_name(self) -> str:
@@ -162,7 +166,7 @@ class KnownModel:
     def load(self, notices: Notices = SILENT) -> models.LoadedModel:
         """Loads the model after a check of its config.json. Raises ModelError, ResourceError."""
         try:
-            check_loadable(self.folder)
+            check_attachable(self.folder)
         except ModelError as error:
             if self.attaches:
                 raise
@@ -209,7 +213,7 @@ def inspect_model(
     folder, name = fetch_small_files(chosen, notices), models.parse_reference(chosen.model).name
     config = language_settings(folder)
     if attaches:
-        check_type(config.get("model_type"))
+        check_model_type(config.get("model_type"))
         check_model(chosen, config, name)
     check_loadable_format(config, place.device, name)
     available = machine.available_memory(place.device)

@@ -262,7 +262,7 @@ class MakeStore(Protocol):
         ...
 
 
-class StorePlaces:
+class StoreFactory:
     """Decides which layers have their stores in host memory rather than on the layer's device.
     `elsewhere(device)` says whether a device has memory of its own."""
 

@@ -22,7 +22,7 @@ K1, B = 1.5, 0.75
 """The usual values of k1, the saturation of a word's count, and b, the length normalisation."""
 
 
-class Bm25:
+class Bm25Index:
     """An index that computes BM25 scores of texts: `ids` (n,) are the word numbers of all texts,
     one text after the other, below `vocabulary`; `sizes` (texts,) are the numbers of words of the
     texts."""
@@ -45,7 +45,7 @@ class Bm25:
         self._scores = scores.astype(numpy.float32)
 
     @classmethod
-    def of(cls, texts: Sequence[Sequence[int]], vocabulary: int) -> Bm25:
+    def of(cls, texts: Sequence[Sequence[int]], vocabulary: int) -> Bm25Index:
         """Builds the index from each text's word numbers."""
         ids = numpy.array([*chain(*texts)], dtype=numpy.int64)
         return cls(ids, numpy.array([len(text) for text in texts], dtype=numpy.int64), vocabulary)

@@ -228,7 +228,7 @@ def language_of(text: str) -> str:
     return best if votes[best] >= enough else ENGLISH
 
 
-def located_words(text: str, language: str = ENGLISH) -> Iterator[tuple[int, int, str]]:
+def locate_content_words(text: str, language: str = ENGLISH) -> Iterator[tuple[int, int, str]]:
     """Yields (first character, end, stem) of the content words of `text`, in text order. A word
     with accents may have two stems, one after the other."""
     (text, pattern), terms = _prepare_text_and_pattern(text), _words_cache_of_language(language)
@@ -244,17 +244,17 @@ def content_words(text: str, language: str = ENGLISH) -> list[str]:
     return [stem for run in pattern.findall(text) for _, _, stem in terms[run]]
 
 
-def question_words(question: str, languages: Iterable[str]) -> list[tuple[str, ...]]:
+def find_question_words(question: str, languages: Iterable[str]) -> list[tuple[str, ...]]:
     """Returns a tuple of stems for each content word of the question, in the order of the words;
     one word may have different stems in the different languages."""
     out: dict[int, dict[str, None]] = {}
     for language in languages:
-        for start, _, stem in located_words(question, language):
+        for start, _, stem in locate_content_words(question, language):
             out.setdefault(start, {})[stem] = None
     return [tuple(out[start]) for start in sorted(out)]
 
 
-def word_count(text: str) -> int:
+def count_words_of_text(text: str) -> int:
     """Returns the number of words of a text, at least 1. In scripts without spaces, two characters
     count as a word; in other texts that have no spaces, 20 characters count as a word."""
     spaceless = sum(len(run) for run in _SPACELESS.findall(text))

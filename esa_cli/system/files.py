@@ -117,7 +117,7 @@ def write_atomically(path: Path, content: str) -> None:
 
 
 @contextmanager
-def only_writer(path: Path) -> Iterator[None]:
+def lock_for_writing(path: Path) -> Iterator[None]:
     """Locks a file by PATH.lock. Raises UsageError: another process is writing the file."""
     from filelock import FileLock, Timeout
 

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any, Self
 
 from esa_cli.errors import DocumentError, UsageError
-from esa_cli.system.files import only_writer, replacing, writing_errors
+from esa_cli.system.files import lock_for_writing, replacing, writing_errors
 
 ANOTHER = "choose another --out, or delete the file"
 Row = Mapping[str, Any]
 
 
-class JsonLines(ABC):
+class JsonLinesFile(ABC):
     """A context manager that opens a file of JSON lines for one writer; without a path, no file is
     written. The header is the first row of a new file. Raises UsageError: the file has other
     contents or another writer. DocumentError, ResourceError: the file cannot be read or written."""
@@ -42,7 +42,7 @@ class JsonLines(ABC):
         if self.path is not None:
             with self._write_errors_with_hint(self.path), ExitStack() as opened:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
-                opened.enter_context(only_writer(self.path))
+                opened.enter_context(lock_for_writing(self.path))
                 self._load(self.path)
                 opened.callback(self._close, self.path)
                 _complete_last_line(self.path)
@@ -66,7 +66,7 @@ class JsonLines(ABC):
         return writing_errors(path, room, "choose a file in a folder that you may write to")
 
 
-class Journal(JsonLines):
+class Journal(JsonLinesFile):
     """The result rows of one measurement, in memory and in a file; each row is found by its key
     fields.
 
@@ -90,7 +90,7 @@ class Journal(JsonLines):
         self._done: dict[tuple[str, ...], dict[str, Any]] = {}
         self._joined: dict[tuple[str, ...], dict[str, Any]] = {}
         if path is not None and path.exists():
-            with only_writer(path):
+            with lock_for_writing(path):
                 self._load(path)
 
     @property
@@ -124,7 +124,7 @@ class Journal(JsonLines):
 
     def _read_rows(self, path: Path) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
         """Yields each row of a file with its key, and checks every header in the file."""
-        check_first(path, next(iter(self.header)))
+        check_first_field(path, next(iter(self.header)))
         for number, row in enumerate(read_lines(path), 1):
             if "command" in row:
                 self._check_header(path, row)
@@ -157,7 +157,7 @@ class Journal(JsonLines):
         self.append(row)
 
 
-class OrderedJsonLines(JsonLines):
+class OrderedJsonLinesFile(JsonLinesFile):
     """Result rows with an "id" and a "key" that assign each row to a place; rows are written as
     results arrive, and sorted by place when the file is closed or opened again.
 
@@ -212,9 +212,9 @@ class OrderedJsonLines(JsonLines):
                 _rewrite_file(path, [row for _, row in sorted(self._rows.items())])
 
     def rows_of(self, path: Path) -> Iterator[dict[str, Any]]:
-        """Yields the rows that an `OrderedJsonLines` wrote. Raises UsageError: the file has
+        """Yields the rows that an `OrderedJsonLinesFile` wrote. Raises UsageError: the file has
         others."""
-        check_first(path, "id")
+        check_first_field(path, "id")
         try:
             yield from read_lines(path)
         except DocumentError as error:
@@ -275,7 +275,7 @@ def _parse_line(line: bytes) -> Any:
         return None
 
 
-def check_first(path: Path, field: str) -> None:
+def check_first_field(path: Path, field: str) -> None:
     """Raises UsageError where the first row of a file does not begin with `field`. A missing file
     passes, and so does a row that ends before the name of its first field does."""
     begin = f"{{{json.dumps(field)}: ".encode()

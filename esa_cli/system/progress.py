@@ -38,7 +38,7 @@ def combined(*callbacks: Progress | None) -> Progress:
     return call_all
 
 
-class WaitNotice:
+class WaitingCallback:
     """A callback that is called repeatedly while another process ingests the document. Its first
     call calls `started`; every call calls `progress` with 0 of `tokens`."""
 

@@ -46,7 +46,7 @@ class Registry(Generic[T]):
     def add(self, name: str, value: T, definition: object) -> None:
         """Registers the value of a class or function `definition`, also when its module is
         reloaded. Raises PluginError: another definition uses the name."""
-        origin = origin_of(definition)
+        origin = find_origin_of_definition(definition)
         qualname = str(getattr(definition, "__qualname__", name))
         taken = self._entries.get(name)
         if taken is not None and (taken.origin, taken.qualname) != (origin, qualname):
@@ -65,7 +65,7 @@ class Registry(Generic[T]):
         return self._entries[name].origin
 
 
-def origin_of(definition: object) -> str:
+def find_origin_of_definition(definition: object) -> str:
     """Returns the module that defines a class or function, or the path of the plugin file."""
     module = str(getattr(definition, "__module__", ""))
     if module.startswith(PLUGIN_PREFIX):
@@ -73,12 +73,12 @@ def origin_of(definition: object) -> str:
     return module
 
 
-def entries_from(origin: str) -> list[tuple[str, str]]:
+def list_entries_of_origin(origin: str) -> list[tuple[str, str]]:
     """Returns the (kind, name) pairs of all entries that a module or plugin file registered."""
     return [(r.kind, name) for r in _REGISTRIES for name in r if r.origin(name) == origin]
 
 
-def remove_entries(origin: str) -> None:
+def remove_entries_of_origin(origin: str) -> None:
     """Removes all entries that a module or plugin file registered."""
     for registry in _REGISTRIES:
         for name in [name for name in registry if registry.origin(name) == origin]:

@@ -35,14 +35,14 @@ def has_lone_surrogate(text: str) -> bool:
     return _SURROGATE.search(text) is not None
 
 
-def without_lone_surrogates(value: Any) -> Any:
+def replace_lone_surrogates(value: Any) -> Any:
     """Returns a text or a JSON value with U+FFFD in place of each lone surrogate."""
     if isinstance(value, str):
         return _SURROGATE.sub("\ufffd", value)
     if isinstance(value, dict):
-        return {name: without_lone_surrogates(part) for name, part in value.items()}
+        return {name: replace_lone_surrogates(part) for name, part in value.items()}
     if isinstance(value, list):
-        return [without_lone_surrogates(part) for part in value]
+        return [replace_lone_surrogates(part) for part in value]
     return value
 
 

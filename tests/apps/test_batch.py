@@ -22,7 +22,7 @@ from esa_cli.apps.batch import add_shard_answers, make_answers_file, read_questi
 from esa_cli.apps.cli.commands import chat_command as batch
 from esa_cli.errors import PARTIAL, ResourceError, UsageError
 from esa_cli.system import files
-from esa_cli.system.jsonl import OrderedJsonLines
+from esa_cli.system.jsonl import OrderedJsonLinesFile
 
 Write = Callable[..., Path]
 
@@ -62,7 +62,7 @@ def go(
     retry: bool = False,
     default: tuple[str, ...] = (),
     **settings: Any,
-) -> OrderedJsonLines:
+) -> OrderedJsonLinesFile:
     questions = read_questions(path, default, settings)
     with make_answers_file(out, questions, retry) as answers:
         run_batch(asker, questions, answers, {"evidence": 2}, limit=limit)

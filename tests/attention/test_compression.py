@@ -15,9 +15,9 @@ from esa_cli.attention.compression import (
     Learned,
     Linear,
     PcaCompressor,
-    closed_form,
-    pca,
-    save_learned,
+    fit_closed_form,
+    fit_pca,
+    save_learned_projections,
 )
 from esa_cli.attention.parts import Moments
 from esa_cli.errors import PresetError
@@ -37,7 +37,7 @@ def samples() -> tuple[torch.Tensor, torch.Tensor]:
 
 def moments_of(queries: torch.Tensor, keys: torch.Tensor) -> Moments:
     moments = Moments()
-    moments.add(queries, keys)
+    moments.add_tokens(queries, keys)
     return moments
 
 
@@ -72,7 +72,7 @@ def test_moments_add_up() -> None:
     whole = moments_of(queries, keys)
     pieces = Moments()
     for at in (slice(0, 1), slice(1, 17), slice(17, SAMPLES)):
-        pieces.add(queries[at], keys[at])
+        pieces.add_tokens(queries[at], keys[at])
     assert pieces.count == whole.count == SAMPLES
     assert whole.queries is not None
     for f in range(WIDTH):
@@ -85,7 +85,7 @@ def test_moments_add_up() -> None:
 
 def test_full_rank_reproduces_the_dot_product() -> None:
     queries, keys = samples()
-    maps = closed_form(moments_of(queries, keys), WIDTH)
+    maps = fit_closed_form(moments_of(queries, keys), WIDTH)
     exact = queries @ keys.T
     torch.testing.assert_close(
         maps.queries(queries) @ maps.keys(keys).T, exact, rtol=1e-3, atol=1e-3
@@ -95,7 +95,7 @@ def test_full_rank_reproduces_the_dot_product() -> None:
 def test_a_low_rank_product_needs_only_that_rank() -> None:
     queries, keys = samples()
     keys = keys @ torch.randn(WIDTH, 3) @ torch.randn(3, WIDTH)
-    maps = closed_form(moments_of(queries, keys), 3)
+    maps = fit_closed_form(moments_of(queries, keys), 3)
     exact = queries @ keys.T
     torch.testing.assert_close(
         maps.queries(queries) @ maps.keys(keys).T, exact, rtol=1e-2, atol=1e-3 * exact.std().item()
@@ -106,7 +106,7 @@ def test_a_low_rank_product_needs_only_that_rank() -> None:
 def test_no_other_pair_has_a_smaller_error(rank: int) -> None:
     """Eq. (7) over all queries and keys: random pairs, PCA of the keys, and descent from it."""
     queries, keys = samples()
-    maps = closed_form(moments_of(queries, keys), rank)
+    maps = fit_closed_form(moments_of(queries, keys), rank)
     assert maps.query_map.shape == maps.key_map.shape == (WIDTH, rank)
     best = error(queries, keys, maps)
 
@@ -150,7 +150,7 @@ def test_closed_form_fit_takes_at_most_the_dimensions_there_are() -> None:
 def test_pca_is_the_svd_of_the_keys(rank: int) -> None:
     """The same plane: a direction's sign, and turns inside the plane, change no product."""
     queries, keys = samples()
-    maps = pca(moments_of(queries, keys), rank)
+    maps = fit_pca(moments_of(queries, keys), rank)
     directions = torch.linalg.svd(keys.double(), full_matrices=False).Vh[:rank].T
     plane = maps.key_map.double()
     assert plane.shape == (WIDTH, rank)
@@ -160,10 +160,10 @@ def test_pca_is_the_svd_of_the_keys(rank: int) -> None:
 
 def test_pca_takes_its_directions_from_the_keys_alone() -> None:
     queries, keys = samples()
-    maps, other = (pca(moments_of(q, keys), 3) for q in (queries, torch.randn_like(queries)))
+    maps, other = (fit_pca(moments_of(q, keys), 3) for q in (queries, torch.randn_like(queries)))
     assert torch.equal(maps.key_map, other.key_map)
     assert error(queries, keys, maps) > error(
-        queries, keys, closed_form(moments_of(queries, keys), 3)
+        queries, keys, fit_closed_form(moments_of(queries, keys), 3)
     )
 
 
@@ -177,7 +177,7 @@ def test_nonsense_is_refused(kind: type, options: dict[str, int]) -> None:
 def test_learned_gives_back_what_was_saved(tmp_path: Path) -> None:
     path = tmp_path / "maps.safetensors"
     layers = [Linear(torch.randn(WIDTH, 4), torch.randn(4, WIDTH).T) for _ in range(3)]
-    save_learned(path, layers)
+    save_learned_projections(path, layers)
     learned = Learned(str(path))
     for i, maps in enumerate(layers):
         found = learned.fit(i, Moments())
@@ -195,7 +195,9 @@ def test_learned_gives_back_what_was_saved(tmp_path: Path) -> None:
 def test_learned_layers_may_differ_in_rank_and_share_a_map(tmp_path: Path) -> None:
     path = tmp_path / "maps.safetensors"
     same = torch.randn(WIDTH, 5)
-    save_learned(path, [Linear(torch.randn(WIDTH, 2), torch.randn(WIDTH, 2)), Linear(same, same)])
+    save_learned_projections(
+        path, [Linear(torch.randn(WIDTH, 2), torch.randn(WIDTH, 2)), Linear(same, same)]
+    )
     widths = []
     for layer in range(2):
         found = Learned(str(path)).fit(layer, Moments())
@@ -207,9 +209,9 @@ def test_learned_layers_may_differ_in_rank_and_share_a_map(tmp_path: Path) -> No
 def test_learned_metadata(tmp_path: Path) -> None:
     path = tmp_path / "maps.safetensors"
     layers = [Linear(torch.randn(WIDTH, 4), torch.randn(WIDTH, 4))]
-    save_learned(path, layers)
+    save_learned_projections(path, layers)
     assert Learned(str(path)).metadata == {}
-    save_learned(path, layers, {"fingerprint": "a llama", "method": "pca"})
+    save_learned_projections(path, layers, {"fingerprint": "a llama", "method": "pca"})
     assert Learned(str(path)).metadata == {"fingerprint": "a llama", "method": "pca"}
 
 
@@ -218,7 +220,7 @@ def test_a_file_without_the_layers_maps_is_refused(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    save_learned("maps", [Linear(torch.randn(WIDTH, 4), torch.randn(WIDTH, 4))])
+    save_learned_projections("maps", [Linear(torch.randn(WIDTH, 4), torch.randn(WIDTH, 4))])
     Path("notes").write_text("not weights at all", "utf-8")
     with pytest.raises(PresetError):
         Learned(name).fit(1, Moments())

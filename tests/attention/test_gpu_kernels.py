@@ -6,8 +6,8 @@ import pytest
 import torch
 from kernel_cases import draw
 
-from esa_cli.attention.algebra import fuse
-from esa_cli.attention.kernels import KERNELS, attend, available
+from esa_cli.attention.algebra import fuse_outputs
+from esa_cli.attention.kernels import KERNELS, attend, available_kernels
 from esa_cli.errors import UsageError
 
 pytestmark = [
@@ -74,8 +74,8 @@ def test_soft_cap(kernel: str, dtype: torch.dtype, width: int) -> None:
 def test_fusion_of_parts_is_the_whole(kernel: str) -> None:
     q, k, v = on_gpu(torch.float16, 8, 2, 33, 500, 128)
     parts = [run(kernel, (q, k[:, at], v[:, at]), False) for at in (slice(200), slice(200, 500))]
-    close(fuse(parts), run("reference", (q, k, v), False), 0.004)
+    close(fuse_outputs(parts), run("reference", (q, k, v), False), 0.004)
 
 
 def test_torchs_public_kernel_is_there() -> None:
-    assert all(runs for name, runs in available().items() if name != "flash-attn")
+    assert all(runs for name, runs in available_kernels().items() if name != "flash-attn")

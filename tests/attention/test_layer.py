@@ -20,12 +20,12 @@ from esa_cli.attention.compression import (
     Learned,
     Linear,
     NoCompression,
-    save_learned,
+    save_learned_projections,
 )
 from esa_cli.attention.layer import Attention
 from esa_cli.attention.method import LayerMemory, Method
 from esa_cli.attention.positions import ContiguousPositions, FixedDistancePositions, TruePositions
-from esa_cli.attention.rope import Angles, Rope
+from esa_cli.attention.rope import FixedRotaryModule, Rope
 from esa_cli.attention.selection import SumScore, TopK
 from esa_cli.attention.step import ChunkTrace, LayerState, Step
 from esa_cli.attention.window import Chunk, Phase, QueryState, Window
@@ -350,7 +350,7 @@ def test_rotated_score_is_fitted_on_rotated_queries() -> None:
 @pytest.mark.parametrize("width", [4, DIM])
 def test_fit_is_to_the_logits_of_attention(width: int) -> None:
     """Of unit keys at position 0, with yarn's factor where the embedding rotates."""
-    rope = Rope(Angles(10000.0 ** -torch.linspace(0, 1, width // 2), 3.0))
+    rope = Rope(FixedRotaryModule(10000.0 ** -torch.linspace(0, 1, width // 2), 3.0))
     method = method_of(score="sum rotated", rank=5, window=replace(WINDOW, dense=20))
     layer = new_layer(12)
     layer.feed(Attention(method, rope, SCALE), 12)
@@ -473,7 +473,7 @@ def test_ending_changes_nothing_while_everything_fits() -> None:
 def test_learned_maps_in_place(tmp_path: Any) -> None:
     path = tmp_path / "maps.safetensors"
     width = GROUPS * DIM
-    save_learned(path, [Linear(torch.randn(width, 4), torch.randn(width, 4))])
+    save_learned_projections(path, [Linear(torch.randn(width, 4), torch.randn(width, 4))])
     memory = check(replace(method_of(), compressor=Learned(str(path))))
     assert memory.store.reduced > 0
 

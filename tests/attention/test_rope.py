@@ -13,7 +13,7 @@ from torch import Tensor
 from esa_cli.attention.layer import Attention
 from esa_cli.attention.method import Method
 from esa_cli.attention.positions import TruePositions
-from esa_cli.attention.rope import Angles, NoRope, Pairs, Rope, WeightedRope
+from esa_cli.attention.rope import FixedRotaryModule, NoRope, Pairs, Rope, WeightedRope
 from esa_cli.errors import ModelError
 
 DIM = 8
@@ -36,7 +36,7 @@ def looped(x: list[float], position: int, pairs: Pairs, factor: float) -> list[f
 @pytest.mark.parametrize("pairs", get_args(Pairs))
 def test_pairs_of_a_part_of_the_head(pairs: Pairs, factor: float) -> None:
     rope, x, at = (
-        Rope(Angles(INVERSE, factor), pairs=pairs),
+        Rope(FixedRotaryModule(INVERSE, factor), pairs=pairs),
         torch.randn(2, 5, DIM),
         [0, 3, 4, 9, 77],
     )
@@ -53,7 +53,7 @@ def test_pairs_of_a_part_of_the_head(pairs: Pairs, factor: float) -> None:
 def test_the_dtype_of_keys_stays() -> None:
     """Some models compute cosines in float32 whatever their keys are."""
 
-    class Precise(Angles):
+    class Precise(FixedRotaryModule):
         def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
             return super().forward(x.float(), position_ids)
 
@@ -72,7 +72,7 @@ class Slower(TruePositions):
 
 
 def test_an_encodings_frequencies_replace_the_models_and_keep_the_pairs() -> None:
-    own = Rope(Angles(INVERSE, 1.5), pairs="interleaved")
+    own = Rope(FixedRotaryModule(INVERSE, 1.5), pairs="interleaved")
     attention = Attention(Method(position=Slower()), own, 1.0)
     assert attention.rope_for_length(4) is own
     x, at = torch.randn(1, 4, DIM), [0, 1, 2, 30]
@@ -80,7 +80,7 @@ def test_an_encodings_frequencies_replace_the_models_and_keep_the_pairs() -> Non
         changed = attention.rope_for_length(length)
         assert attention.rope_for_length(length) is changed
         assert changed.spare == (length == 5)
-        slow = Rope(Angles(INVERSE / length, 3.0), pairs="interleaved")
+        slow = Rope(FixedRotaryModule(INVERSE / length, 3.0), pairs="interleaved")
         assert torch.equal(changed.rotate(x, torch.tensor(at)), slow.rotate(x, torch.tensor(at)))
 
 
@@ -89,7 +89,7 @@ def test_weights_after_the_rotation() -> None:
     query_weight = torch.tensor([0.5, -2.0, 1.0, 3.0, 0.7, 1.5, -0.2, 4.0])
     key_weight = torch.tensor([2.0, -1.0, 0.3, 1.0, 0.5, 3.0, -0.4, 0.1])
     q, k = torch.randn(2, 1, 1, DIM)
-    plain = Rope(Angles(INVERSE, 1.0))
+    plain = Rope(FixedRotaryModule(INVERSE, 1.0))
     rope = WeightedRope(plain, query_weight, key_weight)
 
     def normed(x: Tensor) -> Tensor:
@@ -108,7 +108,9 @@ def test_weights_after_the_rotation() -> None:
     query, key = rope.as_key(normed(q) * query_weight), normed(k) * key_weight
     got = rope.rotate(query, torch.tensor([9])) @ rope.rotate(key, torch.tensor([4])).mT
     assert got.item() == pytest.approx(logit(9, 4), rel=1e-5)
-    assert (rope.far_queries(query, 5) @ key.mT).item() == pytest.approx(logit(5, 0), rel=1e-5)
+    assert (rope.rotate_to_far_distance(query, 5) @ key.mT).item() == pytest.approx(
+        logit(5, 0), rel=1e-5
+    )
     slow = rope.with_frequencies(INVERSE / 2, 1.0, spare=False).rotate(query, torch.tensor([18]))
     torch.testing.assert_close(slow, rope.rotate(query, torch.tensor([9])))
     with pytest.raises(ModelError, match="same sign"):

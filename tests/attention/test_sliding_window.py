@@ -9,8 +9,8 @@ import torch
 from test_layer import build_rope
 
 from esa_cli.attention import sliding_window
-from esa_cli.attention.algebra import add_attention_sink, soft_capped
-from esa_cli.attention.kernels import attend, choose
+from esa_cli.attention.algebra import add_attention_sink, apply_soft_cap
+from esa_cli.attention.kernels import attend, choose_kernel
 from esa_cli.attention.method import LayerMemory
 from esa_cli.attention.sliding_window import SlidingAttention
 from esa_cli.attention.window import QueryState
@@ -90,12 +90,12 @@ def test_a_soft_cap_needs_a_kernel_that_has_one(
     rows: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
 ) -> None:
     q, k, v = rows
-    assert choose(q, cap=2.0) == "reference"
-    assert choose(q) == "torch-cpu"
+    assert choose_kernel(q, cap=2.0) == "reference"
+    assert choose_kernel(q) == "torch-cpu"
     with pytest.raises(UsageError, match="'torch-cpu' cannot run on cpu with"):
         attend(q, k, v, causal=True, scale=SCALE, kernel="torch-cpu", cap=2.0)
     got, _ = attend(q, k, v, causal=True, scale=SCALE, cap=2.0)
     logits = torch.einsum("hcd,hnd->hcn", q, k.repeat_interleave(2, 0)) * SCALE
     later = torch.ones(LENGTH, LENGTH, dtype=torch.bool).triu(1)
-    weights = soft_capped(logits, 2.0).masked_fill(later, -torch.inf).softmax(dim=-1)
+    weights = apply_soft_cap(logits, 2.0).masked_fill(later, -torch.inf).softmax(dim=-1)
     torch.testing.assert_close(got, weights @ v.repeat_interleave(2, 0), rtol=1e-5, atol=1e-5)

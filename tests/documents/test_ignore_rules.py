@@ -13,7 +13,7 @@ import pytest
 
 from esa_cli.documents import ignore_rules
 from esa_cli.documents.ignore_rules import IgnoreRules
-from esa_cli.documents.sources import find_any
+from esa_cli.documents.sources import find_readable_files
 
 PARTS = (
     "a", "b", "A", "-", "!", "#", " ", "*", "*", "**", "?", "/", "/", "/", ".", "\\", "]", "[ab]",
@@ -54,7 +54,7 @@ def test_as_git_ignores(tmp_path: Path, seed: int) -> None:
 
 def read(root: Path) -> set[str]:
     """The files that are not ignored."""
-    found = find_any(str(root)).files
+    found = find_readable_files(str(root)).files
     return {os.path.relpath(path, root) for path in found}
 
 
@@ -89,7 +89,7 @@ def test_what_is_no_file_is_not_read(tmp_path: Path) -> None:
     (tmp_path / "large" / ".gitignore").write_text("a.txt\n" * ignore_rules.MAX_BYTES)
     (tmp_path / "folder" / ".gitignore").mkdir()
     (tmp_path / "missing" / ".gitignore").symlink_to("nowhere")
-    assert len(find_any(str(tmp_path)).files) == 5
+    assert len(find_readable_files(str(tmp_path)).files) == 5
 
 
 def test_a_folder_below_an_ignored_one_is_ignored(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ def pieces(text: str) -> list[str]:
     """Every distinct piece, in order; each character gives the piece it stands in."""
     sentences, spans = Sentences(text), []
     for at in range(len(text)):
-        span = sentences.around(at)
+        span = sentences.sentence_around(at)
         if span[0] < span[1] and span not in spans:
             spans.append(span)
         if not text[at].isspace():
@@ -107,9 +107,9 @@ def plain_around(text: str, at: int) -> tuple[int, int]:
     """Looks back for the blank line, and cuts the paragraph anew."""
     first = text.rfind("\n\n", 0, at) + 2 if "\n\n" in text[:at] else 0
     last = text.find("\n\n", first)
-    edges = [first, *sentences.cuts(text, first, len(text) if last < 0 else last)]
+    edges = [first, *sentences.cut_sentences(text, first, len(text) if last < 0 else last)]
     place = min(max(bisect_right(edges, at), 1), len(edges) - 1)
-    return sentences.bare(text, edges[place - 1], edges[place])
+    return sentences.strip_span(text, edges[place - 1], edges[place])
 
 
 def test_every_character_of_random_texts_is_in_the_sentence_a_plain_search_finds() -> None:
@@ -120,4 +120,4 @@ def test_every_character_of_random_texts_is_in_the_sentence_a_plain_search_finds
         )
         found = Sentences(text)
         for at in dice.sample(range(len(text)), len(text)):
-            assert found.around(at) == plain_around(text, at), (text, at)
+            assert found.sentence_around(at) == plain_around(text, at), (text, at)

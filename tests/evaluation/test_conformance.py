@@ -13,7 +13,7 @@ from conftest import copy_registries
 from torch import Tensor
 
 import esa_cli.documents.readers  # noqa: F401 - registered before a test copies the registry
-from esa_cli.attention.compression import Linear, save_learned
+from esa_cli.attention.compression import Linear, save_learned_projections
 from esa_cli.attention.parts import Selector
 from esa_cli.attention.step import Step
 from esa_cli.evaluation.conformance import check, check_file
@@ -22,8 +22,8 @@ from esa_cli.methods import registry
 BUILT_IN = [
     (kind, name)
     for kind in registry.KINDS
-    for name in registry.names(kind)
-    if registry.origin(kind, name).startswith("esa_cli.") and name != "learned"
+    for name in registry.part_names(kind)
+    if registry.part_origin(kind, name).startswith("esa_cli.") and name != "learned"
 ]
 
 
@@ -56,7 +56,9 @@ def test_built_in_methods_conform_with_other_settings(kind: str, options: dict[s
 
 
 def test_learned_compressor_conforms_when_given_its_file(tmp_path: Path) -> None:
-    save_learned(tmp_path / "maps.safetensors", [Linear(torch.randn(24, 4), torch.randn(24, 4))])
+    save_learned_projections(
+        tmp_path / "maps.safetensors", [Linear(torch.randn(24, 4), torch.randn(24, 4))]
+    )
     options = {"file": str(tmp_path / "maps.safetensors")}
     assert failed(check("compressor", "learned", options, folded=24)) == {}
     assert "missing" in failed(check("compressor", "learned"))[BUILDS]
@@ -114,6 +116,6 @@ def test_wrong_recipes_fail(settings: str, tmp_path: Path) -> None:
     assert WRONG_RECIPES[settings] in failed(found)["valid settings"]
 
 
-@pytest.mark.parametrize("name", [one.name for one in registry.recipes()])
+@pytest.mark.parametrize("name", [one.name for one in registry.list_recipes()])
 def test_built_in_recipes_conform(name: str) -> None:
     assert failed(check("method", name)) == {}

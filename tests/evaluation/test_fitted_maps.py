@@ -14,7 +14,7 @@ from calibration_tools import selective, small_files
 from conftest import build_model
 from torch import Tensor
 
-from esa_cli.attention.compression import Learned, Linear, closed_form
+from esa_cli.attention.compression import Learned, Linear, fit_closed_form
 from esa_cli.attention.parts import Moments
 from esa_cli.errors import ResourceError
 from esa_cli.evaluation.calibration.fitted_maps import (
@@ -123,8 +123,8 @@ def test_study_measures_what_was_not_fitted_on(job: CalibrationJob) -> None:
     assert (found.tokens, found.held_out, found.ks, found.ranks) == (300, 60, [8, 30], [4, 4, 4])
     queries, keys = job.stored.load_layer(1)
     moments = Moments()
-    moments.add(queries[:240], keys[:240])
-    maps = closed_form(moments, 4)
+    moments.add_tokens(queries[:240], keys[:240])
+    maps = fit_closed_form(moments, 4)
     torch.testing.assert_close(found.results["closed-form"].maps[1].key_map, maps.key_map)
     full = queries[240:] @ keys[240:].T
     short = maps.queries(queries[240:]) @ maps.keys(keys[240:]).T

@@ -18,7 +18,7 @@ from esa_cli.evaluation.calibration.retrieval_heads import (
     ALL,
     HeadRecord,
     NeedleVotes,
-    find,
+    find_retrieval_heads,
     needle_questions,
     rank_heads,
     smallest_set_size,
@@ -172,7 +172,9 @@ def test_heads_are_query_heads(kind: str, make_model: ModelFactory, loaded: Load
     """Also where several of them read one key head."""
     size = len(loaded.tokenizer)
     model = make_model(kind, vocab_size=size)
-    found = find(replace(loaded, model=model), tiny("window.ending=0"), planted(loaded))
+    found = find_retrieval_heads(
+        replace(loaded, model=model), tiny("window.ending=0"), planted(loaded)
+    )
     count = model.config.num_attention_heads
     assert {one.pair for one in found.heads} == {(at, h) for at in range(2) for h in range(count)}
     assert all(0 <= one.margin <= 1 for one in found.heads)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from esa_cli.evaluation.selftest.score_tables import report, wrong
+from esa_cli.evaluation.selftest.score_tables import describe_invalid_row, make_score_tables
 
 
 def row(method: str = "esa", length: int = 8000, score: float = 1.0, **more: Any) -> dict[str, Any]:
@@ -36,13 +36,13 @@ def dense(score: float = 1.0, **more: Any) -> dict[str, Any]:
     ],
 )
 def test_an_invalid_row_is_described(changes: dict[str, Any], says: str) -> None:
-    found = wrong(row(**changes))
+    found = describe_invalid_row(row(**changes))
     assert (says in found) if says else found == ""
 
 
 def test_figures_worked_out_by_hand() -> None:
     recalls = [{"mean": 0.5, "layers": [1.0, 0.0]}, {"mean": 0.25, "layers": [0.5, None]}]
-    other, scores, misses = report(
+    other, scores, misses = make_score_tables(
         [
             row("b", 16000, 1.0, why="answered", recall=recalls[0]),
             row("b", 16000, 0.5, why="not selected", recall=recalls[1], depth=0.1),
@@ -56,4 +56,4 @@ def test_figures_worked_out_by_hand() -> None:
     assert scores.rows == [["a", "0 (0)", "–", "1"], ["b", "100 (133)", "50 (67)", "1–3"]]
     assert scores.note.startswith("dense ceiling 75 at 100, 200, n 2")
     assert ["needle", "b", "1", "2", "0", "1", "38", "0"] in misses.rows, "one reason is unknown"
-    assert report([]) == []
+    assert make_score_tables([]) == []

@@ -21,9 +21,9 @@ from esa_cli.evaluation.selftest.run_plan import (
     SelftestSettings,
     dense_group,
     dense_length,
-    groups,
+    group_methods,
+    parse_token_count,
     shared_prefill_method,
-    tokens,
 )
 from esa_cli.evaluation.selftest.selftest_run import NeedleRecall, SelftestRun, selects_facts
 from esa_cli.evaluation.tasks import Haystack
@@ -137,7 +137,9 @@ def test_a_second_run_asks_only_what_is_missing(loaded: Any, tmp_path: Path) -> 
 def test_a_shared_prefill_is_observed_by_methods_that_observe_once(loaded: Any) -> None:
     """InfLLM's blocks of 64 and of 16 keep one account of what was attended to."""
     base = resolve(TINY).method
-    infllm = resolve(groups(settings_of(methods=("infllm",)), TINY, 900)[0].presets[0]).method
+    infllm = resolve(
+        group_methods(settings_of(methods=("infllm",)), TINY, 900)[0].presets[0]
+    ).method
     assert shared_prefill_method(base, [base, base]).selector == base.selector
     other = replace(infllm, selector=InfLLMSelector(block=16))
     sums = []
@@ -194,10 +196,15 @@ def test_the_ceiling_is_plain_attention_inside_the_window(loaded: Any) -> None:
 
 
 def test_lengths_are_parsed() -> None:
-    assert [tokens(text) for text in ("32k", "1m", "800", "1.5K")] == [32000, 1_000_000, 800, 1500]
+    assert [parse_token_count(text) for text in ("32k", "1m", "800", "1.5K")] == [
+        32000,
+        1_000_000,
+        800,
+        1500,
+    ]
     for wrong in ("", "k", "-3k", "many", "0", "12x", "inf", "1e400", "nan", "32km"):
         with pytest.raises(UsageError, match="must be a number of tokens"):
-            tokens(wrong)
+            parse_token_count(wrong)
 
 
 def seen_of(layer: int, far: Any, *, start: int = 100, local: int = 10) -> ChunkTrace:

@@ -128,7 +128,7 @@ def test_a_benchmark_checks_questions_first_and_reads_a_document_once(
         asker.check(replace(made[0], question="Who? " * 3000))
     rows = []
     for records in (made[:2], made[2:]):
-        cases = asker.cases(bench.find("longbench"), records)
+        cases = asker.cases(bench.find_benchmark("longbench"), records)
         assert cases.read()
         rows += [case.ask() for case in cases.cases]
     assert seen == ["a", "c"]

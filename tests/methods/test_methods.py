@@ -67,7 +67,7 @@ class Place:
         group = self.k[reference.group_of(head, len(self.q), len(self.k))]
         return group[self.low : self.high]
 
-    def far_queries(self, head: int) -> list[list[float]]:
+    def rotate_to_far_distance(self, head: int) -> list[list[float]]:
         return [reference.rotate(query, self.distance) for query in self.q[head]]
 
 
@@ -90,7 +90,7 @@ def nothing(place: Place, budget: int) -> Picked:
 def last_query(place: Place, budget: int) -> Picked:
     out = []
     for h in range(len(place.q)):
-        query = place.far_queries(h)[-1]
+        query = place.rotate_to_far_distance(h)[-1]
         logits = [place.scale * reference.dot(query, key) for key in place.keys(h)]
         out.append(reference.top_k(logits, budget))
     return out
@@ -122,7 +122,7 @@ def pages(page: int) -> Rule:
             keys = place.keys(h)
             cut = [keys[at : at + page] for at in range(0, len(keys), page)]
             upper = []
-            for query in place.far_queries(h):
+            for query in place.rotate_to_far_distance(h):
                 upper.append([])
                 for tokens in cut:
                     sides = zip(query, *tokens, strict=True)
@@ -156,7 +156,7 @@ def low_rank(rank: int, fit: int, rotate: bool = True) -> Rule:
             basis = fitted[group]
             short = [[reference.dot(key, axis) for axis in basis] for key in keys]
             logits = []
-            for query in place.far_queries(h) if rotate else place.q[h]:
+            for query in place.rotate_to_far_distance(h) if rotate else place.q[h]:
                 query = [place.scale * reference.dot(query, axis) for axis in basis]
                 logits.append([reference.dot(query, key) for key in short])
             out.append(reference.top_k(reference.chunk_maximum(logits), budget))
@@ -171,7 +171,7 @@ def block_memory(block: int, count: int) -> Rule:
         left = min(place.middle % block, budget)
         scores = [[0.0] * whole for _ in heads]
         for h in heads:
-            keys, query = place.keys(h), mean_of(place.far_queries(h))
+            keys, query = place.keys(h), mean_of(place.rotate_to_far_distance(h))
             for b in range(whole):
                 tokens = list(range(b * block, (b + 1) * block))
                 if any(place.r[g][place.low + m] for g in heads for m in tokens):
@@ -229,10 +229,10 @@ def method_of(case: Case) -> Method:
         placed["initial"] = INITIAL
     return Method(
         window=WINDOW,
-        selector=registry.build("selector", {"name": case.selector, **case.options}),
+        selector=registry.build_part("selector", {"name": case.selector, **case.options}),
         score=VoteScore(),
         compressor=NoCompression(),
-        position=registry.build("position", placed),
+        position=registry.build_part("position", placed),
     )
 
 
@@ -455,7 +455,7 @@ def test_many_middle_tokens(name: str, keep: bool, monkeypatch: pytest.MonkeyPat
     if not keep:
         monkeypatch.setattr("esa_cli.attention.selection.KEEP_ELEMENTS", 0)
     rule, options = MANY[name]
-    selector = registry.build("selector", {"name": name, **options})
+    selector = registry.build_part("selector", {"name": name, **options})
     step = make_step(
         middle=9000,
         chunk=2,
@@ -488,10 +488,10 @@ def test_methods_conform_with_other_settings(name: str) -> None:
 
 
 def test_lm_infinite_leaves_the_first_layers_alone() -> None:
-    selector = registry.build("selector", {"name": "lm-infinite-topk"})
+    selector = registry.build_part("selector", {"name": "lm-infinite-topk"})
     for layer, count in ((0, 0), (3, 0), (4, 16), (30, 16)):
         assert {len(row) for row in selected(selector, make_step(layer=layer), 16)} == {count}
-    five = registry.build("selector", {"name": "lm-infinite-topk", "count": 5})
+    five = registry.build_part("selector", {"name": "lm-infinite-topk", "count": 5})
     assert {len(row) for row in selected(five, make_step(layer=9), 16)} == {5}
     assert {len(row) for row in selected(five, make_step(layer=9), 3)} == {3}
     assert selected(five, make_step(layer=9, middle=4), 16) == [[0, 1, 2, 3]] * HEADS
@@ -510,7 +510,7 @@ def test_quest_attends_to_everything_in_dense_layers() -> None:
 
 
 def test_loki_fits_again_when_its_tokens_were_taken_back() -> None:
-    selector = registry.build("selector", {"name": "loki", "fit_tokens": 30})
+    selector = registry.build_part("selector", {"name": "loki", "fit_tokens": 30})
     step = make_step(middle=100)
     selector.select(step, 16)
     basis = step.states[step.layer, LokiSelector].directions.basis
@@ -531,7 +531,7 @@ def test_an_answers_token_reads_only_what_is_new(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = {"infllm": {"block": 8}}.get(name, {})
-    selector = registry.build("selector", {"name": name, **options})
+    selector = registry.build_part("selector", {"name": name, **options})
     step = make_step(middle=400, observe=selector.observe if selector.observes else None)
     selector.select(step, 64)
     read: list[tuple[int, int]] = []

@@ -301,10 +301,10 @@ def test_full_attention_recipes(name: str, length: int, factor: float) -> None:
     made = resolved_preset.apply(name, PRESET, length)
     assert registry.find_recipe(name).full
     assert made.selector == {"name": "full"}
-    assert not registry.build("score", made.score).features, "nothing is scored or reduced"
+    assert not registry.build_part("score", made.score).features, "nothing is scored or reduced"
     assert made.reading == "select"
     assert made.window == PRESET.window
-    encoding = registry.build("position", made.position)
+    encoding = registry.build_part("position", made.position)
     assert resolved_preset.stretches(name, PRESET) == (name not in ("full", "origin"))
     if name == "origin":
         assert encoding == TruePositions()

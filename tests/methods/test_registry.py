@@ -72,7 +72,7 @@ class Settings:
 
 def build(**options: object) -> object:
     registry.register("score", "settings")(Settings)
-    return registry.build("score", {"name": "settings", **options})
+    return registry.build_part("score", {"name": "settings", **options})
 
 
 def test_build_sets_fields() -> None:
@@ -106,12 +106,12 @@ def test_build_names_the_nearest() -> None:
         build(cuont=3)
     assert setting.value.hint == "did you mean 'count'?"
     with pytest.raises(PresetError, match="unknown selector 'topp'") as method:
-        registry.build("selector", {"name": "topp"})
+        registry.build_part("selector", {"name": "topp"})
     assert method.value.hint == "did you mean 'topk'?"
     with pytest.raises(PresetError, match="has no name"):
-        registry.build("selector", {})
+        registry.build_part("selector", {})
     with pytest.raises(PresetError, match="position has the name True: put it in quotes"):
-        registry.build("position", {"name": True})  # position: {name: true}, to YAML
+        registry.build_part("position", {"name": True})  # position: {name: true}, to YAML
 
 
 def test_register_refuses() -> None:
@@ -139,8 +139,8 @@ def test_load_file(write: Write) -> None:
     path = write(GOOD)
     assert plugin_loading.load_file(path) == [("selector", "none-of-it")]
     assert plugin_loading.load_file(str(path)) == [("selector", "none-of-it")], "a second time"
-    assert registry.origin("selector", "none-of-it") == str(path.resolve())
-    built = registry.build("selector", {"name": "none-of-it", "share": 1})
+    assert registry.part_origin("selector", "none-of-it") == str(path.resolve())
+    built = registry.build_part("selector", {"name": "none-of-it", "share": 1})
     assert built.share == 1.0
     path = path.with_name("recipe.py")
     path.write_text(METHOD)
@@ -157,7 +157,7 @@ def test_load_file_is_not_credited_with_what_it_imports(
     assert plugin_loading.load_file(write(GOOD + "import imported_helper\n")) == [
         ("selector", "none-of-it")
     ]
-    assert registry.origin("selector", "helper") == "imported_helper"
+    assert registry.part_origin("selector", "helper") == "imported_helper"
 
 
 @pytest.mark.parametrize(
@@ -180,13 +180,13 @@ def test_load_file_is_not_credited_with_what_it_imports(
     ],
 )
 def test_load_file_that_fails_registers_nothing(write: Write, source: str, message: str) -> None:
-    before = {kind: registry.names(kind) for kind in registry.KINDS}
+    before = {kind: registry.part_names(kind) for kind in registry.KINDS}
     path = write(source)
     for _ in range(2):
         with pytest.raises(PluginError, match=message):
             plugin_loading.load_file(path)
-    assert {kind: registry.names(kind) for kind in registry.KINDS} == before
-    assert "all-of-it" not in [one.name for one in registry.recipes()]
+    assert {kind: registry.part_names(kind) for kind in registry.KINDS} == before
+    assert "all-of-it" not in [one.name for one in registry.list_recipes()]
     path.write_text(GOOD)
     assert plugin_loading.load_file(path) == [("selector", "none-of-it")], "mended and tried again"
 
@@ -211,12 +211,12 @@ def test_entry_points(
     monkeypatch.syspath_prepend(str(tmp_path))
     point = EntryPoint("third-party", module, "esa.plugins")
     monkeypatch.setattr(plugin_loading, "entry_points", lambda group: [point])
-    plugin_loading.load_installed.cache_clear()
-    request.addfinalizer(plugin_loading.load_installed.cache_clear)
+    plugin_loading.load_installed_plugins.cache_clear()
+    request.addfinalizer(plugin_loading.load_installed_plugins.cache_clear)
     if message:
         with pytest.raises(PluginError, match=message):
-            plugin_loading.load_installed()
+            plugin_loading.load_installed_plugins()
         return
-    plugin_loading.load_installed()
-    plugin_loading.load_installed()
-    assert registry.origin("selector", "none-of-it") == module
+    plugin_loading.load_installed_plugins()
+    plugin_loading.load_installed_plugins()
+    assert registry.part_origin("selector", "none-of-it") == module

@@ -12,11 +12,11 @@ import pytest
 import torch
 from conftest import copy_registries
 
-from esa_cli.attention.compression import Linear, save_learned
+from esa_cli.attention.compression import Linear, save_learned_projections
 from esa_cli.attention.parts import Compressor, Moments, Score
 from esa_cli.errors import PresetError
 from esa_cli.methods import plugin_loading, registry
-from esa_cli.methods.registry import contents, register, without_file
+from esa_cli.methods.registry import first_part_without_file, hash_setting_files, register
 from esa_cli.qa.planning.row_storage import hindrance
 from esa_cli.qa.presets import preset
 from esa_cli.qa.presets.cache_key import settings_hash
@@ -74,7 +74,9 @@ def test_what_is_in_a_compressors_file_counts(tmp_path: Path) -> None:
     for seed in (0, 0, 1):
         torch.manual_seed(seed)
         path.unlink(missing_ok=True)
-        save_learned(path, [Linear(torch.randn(16, 3), torch.randn(16, 3)) for _ in range(2)])
+        save_learned_projections(
+            path, [Linear(torch.randn(16, 3), torch.randn(16, 3)) for _ in range(2)]
+        )
         found.append(hashed(*given))
     assert found[0] == found[1] != found[2]
     path.unlink()
@@ -98,10 +100,10 @@ def test_what_a_compressor_reads_counts_whatever_its_fields_are_called(tmp_path:
     given = ["compressor.name=elsewhere"]
     found, resolved = [hashed(*given)], resolve(preset.load("tiny-random", given))
     files = resolved.method.compressor.files
-    keys = [contents(resolved.preset.compressor, files)]
+    keys = [hash_setting_files(resolved.preset.compressor, files)]
     (tmp_path / "maps.bin").write_bytes(b"2")
     found.append(hashed(*given))
-    keys.append(contents(resolved.preset.compressor, files))
+    keys.append(hash_setting_files(resolved.preset.compressor, files))
     assert found[0] != found[1]
     assert keys[0] != keys[1]
 
@@ -126,5 +128,5 @@ def test_a_class_without_a_file_is_only_itself(monkeypatch: pytest.MonkeyPatch) 
     assert first == hashed("score.name=typed")
     assert typed()() != first
     method = resolve(preset.load("tiny-random", ["score.name=typed"])).method
-    assert without_file(method) == "score"
+    assert first_part_without_file(method) == "score"
     assert hindrance(method).startswith("its score must be defined in a file")

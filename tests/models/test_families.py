@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from esa_cli.attention.method import Method
 from esa_cli.attention.positions import ContiguousPositions
 from esa_cli.attention.window import Phase, QueryState, Window
-from esa_cli.methods.registry import recipes
+from esa_cli.methods.registry import list_recipes
 from esa_cli.methods.voting import VoteScore
 from esa_cli.models.attachment.attach import attach
 from esa_cli.models.attachment.fingerprint import fingerprint
@@ -28,7 +28,7 @@ from esa_cli.models.text_passes.text_forward import ModelForward, PromptBatch
 from esa_cli.qa.planning.model_shape import shape_of
 from esa_cli.qa.presets.resolved_preset import resolve
 from esa_cli.storage.library import Layout, Library
-from esa_cli.storage.library.stored_document import Writer
+from esa_cli.storage.library.stored_document import DocumentWriter
 from esa_cli.storage.memory_store import JoinedStore, MemoryStore, StoreSlice
 
 pytestmark = pytest.mark.families
@@ -179,7 +179,7 @@ def stored(
     )  # fmt: skip
     library = Library(path)
     with library.write(library.key("model", "text"), "model", ids, layout) as writer:
-        assert isinstance(writer, Writer)
+        assert isinstance(writer, DocumentWriter)
         for layer, store in zip(writer.layers, kept, strict=True):
             layer.append(*store.span(0, len(ids)))
         writer.flush(None)
@@ -255,7 +255,7 @@ def test_every_method_runs(name: str) -> None:
     sizes = ("initial=4", "selected=16", "local=8", "chunk=8")
     overrides = [*(f"window.{size}" for size in sizes), "position.distance=40"]
     model, ids = case(name), tokens(44)
-    for recipe in recipes():
+    for recipe in list_recipes():
         method = resolve("tiny-random", overrides, recipe.name, 44).method
         with attach(model, method) as attached:
             cache = attached.new_cache()

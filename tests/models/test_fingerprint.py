@@ -13,13 +13,13 @@ import torch
 from calibration_tools import selective
 from conftest import build_model
 
-from esa_cli.attention.compression import Learned, Linear, save_learned
+from esa_cli.attention.compression import Learned, Linear, save_learned_projections
 from esa_cli.attention.positions import FixedDistancePositions
 from esa_cli.errors import PresetError
 from esa_cli.methods.voting import VoteScore
 from esa_cli.models.attachment.fingerprint import (
     KEY,
-    check_maps,
+    check_compressor_fits,
     fingerprint,
     fingerprint_in,
     query_rotation,
@@ -85,17 +85,17 @@ def test_the_fingerprint_of_quantised_weights() -> None:
 
 
 def saved(path: Path, metadata: dict[str, str]) -> Learned:
-    save_learned(path, [Linear(torch.randn(16, 4), torch.randn(16, 4))] * 2, metadata)
+    save_learned_projections(path, [Linear(torch.randn(16, 4), torch.randn(16, 4))] * 2, metadata)
     return Learned(str(path))
 
 
 def test_a_file_of_another_model_is_refused(tmp_path: Path) -> None:
     mine = build_model("llama")
     learned = saved(tmp_path / "maps.safetensors", {KEY: fingerprint(mine).as_text()})
-    check_maps(learned, mine)
+    check_compressor_fits(learned, mine)
     for other in (build_model("qwen3"), build_model("llama", seed=1)):
         with pytest.raises(PresetError, match=r"maps\.safetensors was made for a llama") as refused:
-            check_maps(learned, other)
+            check_compressor_fits(learned, other)
         assert fingerprint(other).weights[:8] in refused.value.message
 
 
@@ -107,7 +107,7 @@ def test_a_file_for_other_queries_is_refused(tmp_path: Path) -> None:
     )
     for made, used in ((plain, far), (far, plain), (far, near)):
         learned = saved(tmp_path / "a.safetensors", query_rotation(made))
-        check_maps(learned, model, made)
+        check_compressor_fits(learned, model, made)
         with pytest.raises(PresetError):
-            check_maps(learned, model, used)
-        check_maps(learned, model, replace(used, score=VoteScore()))
+            check_compressor_fits(learned, model, used)
+        check_compressor_fits(learned, model, replace(used, score=VoteScore()))

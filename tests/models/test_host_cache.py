@@ -15,7 +15,7 @@ from esa_cli.attention.window import Phase, QueryState, Window
 from esa_cli.methods.per_head import QuestSelector
 from esa_cli.methods.voting import VoteScore
 from esa_cli.models.attachment.attach import attach
-from esa_cli.storage.memory_store import MemoryStore, StorePlaces
+from esa_cli.storage.memory_store import MemoryStore, StoreFactory
 
 CPU = torch.device("cpu")
 VOCABULARY = 300
@@ -67,7 +67,7 @@ def test_answers_are_those_of_a_cache_on_the_device(
 ) -> None:
     model, method = make_model(kind, vocab_size=VOCABULARY), METHODS[name]
     want = run(model, method, None, pieces)
-    got = run(model, method, StorePlaces(lambda device: True).stores(on_host), pieces)
+    got = run(model, method, StoreFactory(lambda device: True).stores(on_host), pieces)
     for one, other in zip(got, want, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
 

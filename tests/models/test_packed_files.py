@@ -18,7 +18,7 @@ from esa_cli import models
 from esa_cli.errors import ModelError
 from esa_cli.models.files.random_model import write_tokenizer
 from esa_cli.models.loading.load import load_deferred
-from esa_cli.models.loading.quantization import bytes_needed
+from esa_cli.models.loading.quantization import weight_bytes_in_memory
 from esa_cli.qa.presets.cache_key import model_facts
 
 __all__ = ["cache", "esa", "home", "note", "surroundings"]
@@ -61,7 +61,9 @@ def test_quantised_files_answer_as_the_weights_that_they_store(
     folder = save(kind, family, **sizes)
     wanted = logits(folder / "plain")
     assert torch.allclose(logits(folder), wanted, rtol=1e-4, atol=1e-4 * float(wanted.abs().max()))
-    assert bytes_needed(folder, 4) == pytest.approx(bytes_needed(folder / "plain", 4), rel=1e-3)
+    assert weight_bytes_in_memory(folder, 4) == pytest.approx(
+        weight_bytes_in_memory(folder / "plain", 4), rel=1e-3
+    )
 
 
 def change_weights(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:

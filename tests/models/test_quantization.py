@@ -22,8 +22,8 @@ from esa_cli.models.attachment.layer_traits import kv_dtype, plain_weight
 from esa_cli.models.loading.quantization import (
     QUANTIZATIONS,
     kept_bytes,
-    quantization_in,
     stays_quantised,
+    stored_quantization_method,
 )
 from esa_cli.models.text_passes.small_decoder import can_be_fused
 from esa_cli.models.text_passes.text_forward import LoraAdapter
@@ -161,7 +161,7 @@ def test_bytes_of_a_weight_that_stays_quantised(
         {"quantization_config": settings},
         {"text_config": {"quantization_config": settings}},
     ):
-        assert quantization_in(config) == method
+        assert stored_quantization_method(config) == method
         assert kept_bytes(config) == pytest.approx(size)
         assert stays_quantised(config, "cuda:1")
         assert stays_quantised(config, "cpu") == (method in ("bitsandbytes", "torchao"))

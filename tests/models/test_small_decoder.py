@@ -26,7 +26,7 @@ from esa_cli.models.text_passes.text_forward import (
     ModelForward,
     TextForward,
     hidden_states,
-    of_size_one,
+    normalise_hidden_states,
     padded,
 )
 
@@ -104,7 +104,7 @@ def test_first_layers_only(make_model: ModelFactory) -> None:
     assert not ran
     assert not any(layer._forward_hooks for layer in model.base_model.layers)  # type: ignore[union-attr]
     wanted = every[1] / (every[1].square().mean(-1, keepdim=True) + 1e-6).sqrt()
-    for states in (found, of_size_one(FusedForward(model, 1).states(ids)[0])):
+    for states in (found, normalise_hidden_states(FusedForward(model, 1).states(ids)[0])):
         torch.testing.assert_close(states, wanted, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(both[1:, :3], alone, atol=1e-5, rtol=1e-5)
 

@@ -263,7 +263,7 @@ def test_who_waits_for_another_process_can_give_up(
         entry = one.ingest(path).entry
         assert entry is not None
         library.remove(entry)
-        with LibraryPaths(library.root).locked(entry.key), pytest.raises(InterruptedError):
+        with LibraryPaths(library.root).hold_lock(entry.key), pytest.raises(InterruptedError):
             one.ingest(path, progress)
         assert told == [1]
         assert waited == [(0, entry.tokens)] * 2

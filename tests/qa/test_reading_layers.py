@@ -102,7 +102,9 @@ def test_while_a_document_is_read_they_compute_one_token_of_each_piece(
     )
     for whole in (False, True):
         if whole:
-            monkeypatch.setattr("esa_cli.qa.answering.session.last_alone", lambda config: {})
+            monkeypatch.setattr(
+                "esa_cli.qa.answering.session.last_token_only_options", lambda config: {}
+            )
         counts.clear()
         with Session(loaded.model, loaded.tokenizer, preset.load("tiny-random")) as session:
             session.read(TEXT)

@@ -11,7 +11,11 @@ from stored_answers import check_stored_answers
 
 from esa_cli import models
 from esa_cli.errors import PresetError, UsageError
-from esa_cli.evaluation.calibration.fitted_maps import METHODS, TrainingSettings, open_job
+from esa_cli.evaluation.calibration.fitted_maps import (
+    METHODS,
+    TrainingSettings,
+    open_calibration_job,
+)
 from esa_cli.models.files.random_model import write_tokenizer
 from esa_cli.qa.presets import preset
 from esa_cli.qa.presets.resolved_preset import check_fits_model, resolve
@@ -68,7 +72,7 @@ def test_heads_in_layers_that_run_no_method_are_refused() -> None:
 def test_maps_are_fitted_to_latents(tmp_path: Path) -> None:
     loaded, chosen = load("deepseek_v3", tmp_path / "model"), preset.load("tiny-random")
     (tmp_path / "work").mkdir()
-    job = open_job(loaded, chosen, TEXT, 200, tmp_path / "work")
+    job = open_calibration_job(loaded, chosen, TEXT, 200, tmp_path / "work")
     job.collect()
     assert job.stored.width == 24
     training = TrainingSettings()
@@ -84,4 +88,4 @@ def test_maps_are_fitted_to_latents(tmp_path: Path) -> None:
 def test_maps_are_not_fitted_to_layers_with_windows(tmp_path: Path) -> None:
     loaded = load("gemma3_text", tmp_path / "model", **WINDOWS)
     with pytest.raises(UsageError):
-        open_job(loaded, preset.load("tiny-random"), TEXT, 2000, tmp_path / "work")
+        open_calibration_job(loaded, preset.load("tiny-random"), TEXT, 2000, tmp_path / "work")

@@ -147,7 +147,7 @@ def test_states_of_other_shapes_name_their_file(
     library = Library(tmp_path / "library")
     with open_esa(loaded, library) as reader:
         entry = entry_of(reader.ingest(str(path)))
-    file = LibraryPaths(library.root).document(entry.key, "states")
+    file = LibraryPaths(library.root).document_path(entry.key, "states")
     found = read_states(LibraryPaths(library.root), entry.layout, entry.key)
     wrong = [{name: one[..., :1].clone() for name, one in state.items()} for state in found.states]
     write_file(file, "states", pack_states(found.segment, wrong), entry.key)

@@ -73,7 +73,7 @@ def test_a_damaged_catalogue_is_made_again(library: Library, damage: str) -> Non
     with library.catalogue() as catalogue:
         with catalogue.transaction():
             catalogue.files.put(record)
-        catalogue.keep_synced("/town")
+        catalogue.store_synced_records("/town")
     path, draw = library.root / NAME, random.Random(3)
     for _ in range(20 if damage == "flips" else 1):
         data = bytearray(path.read_bytes())

@@ -26,8 +26,8 @@ from esa_cli.attention.algebra import flatten_keys
 from esa_cli.attention.compression import Linear
 from esa_cli.errors import LibraryError
 from esa_cli.storage.library import Layout, Library
-from esa_cli.storage.library.library_copy import pull, push
-from esa_cli.storage.library.stored_document import Writer
+from esa_cli.storage.library.library_copy import pull_documents, push_documents
+from esa_cli.storage.library.stored_document import DocumentWriter
 
 PLACES = 200
 IDS = [*range(40)]
@@ -92,7 +92,7 @@ def test_every_byte_of_a_segment_is_covered(tmp_path: Path, kind: str) -> None:
     layout = Layout(1, 1, 2, "bfloat16", kind, reduced=(1,), segment=4)  # type: ignore[arg-type]
     library, ids = Library(tmp_path), [5, 6, 7]
     with library.write(library.key(WITH, text_of(ids)), WITH, ids, layout) as writer:
-        assert isinstance(writer, Writer)
+        assert isinstance(writer, DocumentWriter)
         read(writer, ids)
         entry = finish(writer, ids)
     (path,) = tmp_path.rglob("*.seg")
@@ -209,7 +209,7 @@ def test_rows_of_several_sizes(tmp_path: Path, kind: Any) -> None:
     layout = Layout(3, 1, 6, "float32", kind, (0, 2, 0), segment=16, shapes=shapes)
     library = Library(tmp_path / "one")
     with library.write(library.key(WITH, "x"), WITH, [*range(count)], layout) as writer:
-        assert isinstance(writer, Writer)
+        assert isinstance(writer, DocumentWriter)
         given = [torch.randn(2, heads, count, dim) for heads, dim in shapes]
         maps = [None, Linear(torch.randn(6, 2), torch.randn(6, 2)), None]
         for layer, rows, one in zip(writer.layers, given, maps, strict=True):
@@ -223,9 +223,9 @@ def test_rows_of_several_sizes(tmp_path: Path, kind: Any) -> None:
     manifest = (library.root / "documents" / f"{entry.key}.doc").read_bytes()
     assert manifest.startswith(b"esa-library document 3 ")
     assert entry.nbytes > layout.nbytes(count) == entry.sizes["segments"]
-    push(library, str(tmp_path / "one.tar"), [entry])
+    push_documents(library, str(tmp_path / "one.tar"), [entry])
     other = Library(tmp_path / "other")
-    assert pull(other, str(tmp_path / "one.tar")).copied == [entry.key]
+    assert pull_documents(other, str(tmp_path / "one.tar")).copied == [entry.key]
     layers = other.open(other.entries()[0]).layers()
     assert [(one.heads, one.dim) for one in layers] == [*shapes]
     at = torch.tensor([3, 17, 40])

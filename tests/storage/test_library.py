@@ -23,7 +23,7 @@ from esa_cli.attention.step import KVStore
 from esa_cli.errors import LibraryError
 from esa_cli.storage.library import Entry, Layout, Library
 from esa_cli.storage.library.disk import MARKER
-from esa_cli.storage.library.stored_document import Writer
+from esa_cli.storage.library.stored_document import DocumentWriter
 
 LAYOUT = Layout(2, 2, 4, "float32", reduced=(3, 5), fit=10, segment=16)
 WITH_STATES = replace(LAYOUT, states=3)
@@ -80,7 +80,9 @@ def states_of(
     ]
 
 
-def read(writer: Writer, ids: Sequence[int], *, piece: int = 8, stop: int | None = None) -> None:
+def read(
+    writer: DocumentWriter, ids: Sequence[int], *, piece: int = 8, stop: int | None = None
+) -> None:
     """Reads on from where the writer is, and settles after every piece."""
     layout, projections = writer.layout, writer.projections
     stop = len(ids) if stop is None else stop
@@ -97,7 +99,7 @@ def read(writer: Writer, ids: Sequence[int], *, piece: int = 8, stop: int | None
         writer.flush(projections, states_of(ids, end, layout))
 
 
-def finish(writer: Writer, ids: Sequence[int], **more: Any) -> Entry:
+def finish(writer: DocumentWriter, ids: Sequence[int], **more: Any) -> Entry:
     known = {"name": "book.txt", "source": "/books/book.txt", "bytes": 9, "missing": list[str]()}
     return writer.finish(
         text=text_of(ids),
@@ -123,7 +125,7 @@ def part_of(library: Library, ids: Sequence[int], stop: int, layout: Layout = LA
     """An ingest that ends before its time."""
     key = library.key(WITH, text_of(ids))
     with suppress(KeyboardInterrupt), library.write(key, WITH, ids, layout) as writer:
-        assert isinstance(writer, Writer)
+        assert isinstance(writer, DocumentWriter)
         read(writer, ids, stop=stop)
         raise KeyboardInterrupt
 
@@ -212,7 +214,7 @@ def test_a_longer_document_shares_its_whole_segments(library: Library) -> None:
     short, long = [*range(40)], [*range(60)]
     first = ingest(library, short)
     with library.write(library.key(WITH, text_of(long)), WITH, long, LAYOUT) as writer:
-        assert isinstance(writer, Writer)
+        assert isinstance(writer, DocumentWriter)
         assert writer.done == 32
         assert writer.projections is not None
         read(writer, long)
@@ -229,14 +231,14 @@ def test_another_beginning_or_identity_or_layout_shares_nothing(library: Library
     names = files(library)
     ids = [99, *range(1, 40)]
     with library.write("b" * 40, WITH, ids, LAYOUT) as writer:
-        assert isinstance(writer, Writer)
+        assert isinstance(writer, DocumentWriter)
         assert writer.done == 0
     with library.write("b" * 40, "another model", [*range(40)], LAYOUT) as writer:
-        assert isinstance(writer, Writer)
+        assert isinstance(writer, DocumentWriter)
         assert writer.done == 0
     other = Layout(2, 2, 4, "float32", kind="int8", reduced=(3, 5), fit=10, segment=16)
     with library.write("b" * 40, WITH, [*range(40)], other) as writer:
-        assert isinstance(writer, Writer)
+        assert isinstance(writer, DocumentWriter)
         assert writer.done == 0
     assert files(library) == names
 
@@ -262,7 +264,7 @@ def test_a_damaged_part_is_not_gone_on_from(library: Library) -> None:
     data[-5000] ^= 1
     path.write_bytes(data)
     with library.write(library.key(WITH, text_of(ids)), WITH, ids, LAYOUT) as writer:
-        assert isinstance(writer, Writer)
+        assert isinstance(writer, DocumentWriter)
         assert writer.done == 16
         read(writer, ids)
         entry = finish(writer, ids)
@@ -274,7 +276,7 @@ def test_a_damaged_part_is_not_gone_on_from(library: Library) -> None:
 def test_what_is_not_whole_is_refused(library: Library, wrong: str) -> None:
     ids = [*range(20)]
     with library.write("d" * 40, WITH, ids, LAYOUT) as writer:
-        assert isinstance(writer, Writer)
+        assert isinstance(writer, DocumentWriter)
         read(writer, ids, stop=12 if wrong == "tokens" else None)
         if wrong == "one layer":
             writer.layers[0].append(*rows_of(ids, 0, 1, 0))
@@ -289,7 +291,7 @@ def test_removing_leaves_an_unfinished_ingest_its_part(library: Library) -> None
     part_of(library, [*range(70)], 50)
     library.remove(entry)
     with library.write(library.key(WITH, text_of(range(70))), WITH, [*range(70)], LAYOUT) as writer:
-        assert isinstance(writer, Writer)
+        assert isinstance(writer, DocumentWriter)
         assert writer.done == 48
 
 
@@ -309,7 +311,7 @@ def test_prune_leaves_a_running_ingest_alone(library: Library) -> None:
     ids = [*range(70)]
     shared = ingest(library, ids[:40])
     with library.write(library.key(WITH, text_of(ids)), WITH, ids, LAYOUT) as writer:
-        assert isinstance(writer, Writer)
+        assert isinstance(writer, DocumentWriter)
         read(writer, ids, stop=50)
         part = library.root / "segments" / f".{'d' * 40}-none.seg.{writer.key}.part"
         part.write_bytes(b"being written")
@@ -355,7 +357,7 @@ def test_who_waits_is_asked_again_and_again_and_may_give_up(library: Library) ->
         ):
             raise AssertionError("somebody else writes it")
         assert 0.3 < asked[1] - asked[0] < 5
-        assert isinstance(writer, Writer)
+        assert isinstance(writer, DocumentWriter)
         read(writer, [1, 2, 3])
         finish(writer, [1, 2, 3])
     assert library.find(key) is not None

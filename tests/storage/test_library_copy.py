@@ -22,7 +22,7 @@ from esa_cli.errors import ArchiveFileError, LibraryError, UsageError
 from esa_cli.storage.library import Library
 from esa_cli.storage.library import library as library_file
 from esa_cli.storage.library.disk import MARKER, pack_file
-from esa_cli.storage.library.library_copy import CopySource, pull, push
+from esa_cli.storage.library.library_copy import CopySource, pull_documents, push_documents
 from esa_cli.storage.library.stored_document import pack_tokens
 
 IDS = [*range(40)]
@@ -88,15 +88,15 @@ def until_done(stopping: Callable[[pytest.MonkeyPatch], None], work: Callable[[]
 
 def test_documents_come_back_as_they_were(library: Library, other: Library, folder: str) -> None:
     shown = list[tuple[int, int]]()
-    there = push(library, folder, library.entries(), lambda *done: shown.append(done))
+    there = push_documents(library, folder, library.entries(), lambda *done: shown.append(done))
     assert shown == [(1, 2), (2, 2)]
     assert (len(there.copied), there.there, there.failed) == (2, 0, [])
     assert there.bytes == sum(map(len, bytes_of(Library(Path(folder))).values()))
-    back = pull(other, folder)
+    back = pull_documents(other, folder)
     assert (sorted(back.copied), back.bytes) == (sorted(there.copied), there.bytes)
     assert same(library, other)
     assert not list((other.root / "claims").iterdir())
-    for done in (push(library, folder, library.entries()), pull(other, folder)):
+    for done in (push_documents(library, folder, library.entries()), pull_documents(other, folder)):
         assert (done.copied, done.there, done.bytes) == ([], 2, 0)
     stored = other.open(other.entries()[0])
     assert stored.text == library.text(stored.entry)
@@ -104,13 +104,13 @@ def test_documents_come_back_as_they_were(library: Library, other: Library, fold
 
 def test_chosen_documents(library: Library, other: Library, folder: str) -> None:
     first, second = library.entries()
-    push(library, folder, [first])
-    assert pull(other, folder).copied == [first.key]
-    push(library, folder, [first, second])
-    assert pull(other, folder, [second.key[:6].upper()]).copied == [second.key]
+    push_documents(library, folder, [first])
+    assert pull_documents(other, folder).copied == [first.key]
+    push_documents(library, folder, [first, second])
+    assert pull_documents(other, folder, [second.key[:6].upper()]).copied == [second.key]
     for wrong in ("zzzz", second.key[:3]):
         with pytest.raises(UsageError, match="ID must be at least 4 digits of a document"):
-            pull(other, folder, [wrong])
+            pull_documents(other, folder, [wrong])
 
 
 @pytest.mark.parametrize("place", ["folder", "archive"])
@@ -119,13 +119,13 @@ def test_a_copy_that_is_stopped_goes_on(
 ) -> None:
     if place == "archive":
         folder = str(tmp_path / "books.tar")
-        push(library, folder, library.entries())
+        push_documents(library, folder, library.entries())
 
     def work() -> None:
         try:
-            push(library, folder, library.entries())
+            push_documents(library, folder, library.entries())
         finally:
-            assert pull(other, folder).failed == [], "what is there is complete"
+            assert pull_documents(other, folder).failed == [], "what is there is complete"
             assert all(other.verify(entry) == [] for entry in other.entries())
             assert not list(tmp_path.rglob("*.part"))
 
@@ -137,18 +137,18 @@ def test_an_archive_that_is_stopped_leaves_the_one_before(library: Library, tmp_
     out = tmp_path / "books.tar"
     for before in (b"", b"first"):
         if before:
-            push(library, str(out), library.entries()[:1])
+            push_documents(library, str(out), library.entries()[:1])
             before = out.read_bytes()
         with pytest.MonkeyPatch.context() as patch:
             stop_after(patch, tarfile.TarFile, "addfile", 3)
             with pytest.raises(KeyboardInterrupt):
-                push(library, str(out), library.entries())
+                push_documents(library, str(out), library.entries())
         assert (out.read_bytes() if out.exists() else b"") == before
         assert not list(tmp_path.rglob("*.part"))
 
 
 def test_a_pull_beside_a_prune(library: Library, other: Library, folder: str) -> None:
-    push(library, folder, library.entries())
+    push_documents(library, folder, library.entries())
     real = CopySource.read_chunks
 
     def read_chunks(*given: Any) -> Iterator[bytes]:
@@ -158,12 +158,12 @@ def test_a_pull_beside_a_prune(library: Library, other: Library, folder: str) ->
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(CopySource, "read_chunks", read_chunks)
-        pull(other, folder)
+        pull_documents(other, folder)
     assert same(library, other)
 
 
 def test_the_folder_of_a_disk_is_a_library(library: Library, tmp_path: Path) -> None:
-    push(library, str(tmp_path / "far"), library.entries())
+    push_documents(library, str(tmp_path / "far"), library.entries())
     far = Library(tmp_path / "far")
     assert {entry.key for entry in far.entries()} == {entry.key for entry in library.entries()}
     assert all(far.verify(entry) == [] for entry in far.entries())
@@ -177,7 +177,7 @@ def test_a_folder_that_push_makes_is_its_owners_alone(library: Library, tmp_path
     before.mkdir()
     before.chmod(0o750)
     for place in (made, before):
-        push(library, str(place), library.entries())
+        push_documents(library, str(place), library.entries())
     assert made.stat().st_mode & 0o777 == 0o700
     assert before.stat().st_mode & 0o777 == 0o750, "another's folder keeps its rights"
 
@@ -185,8 +185,8 @@ def test_a_folder_that_push_makes_is_its_owners_alone(library: Library, tmp_path
 def test_a_prune_that_has_decided_removes_nothing_of_a_pull(
     library: Library, other: Library, folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    push(library, folder, library.entries())
-    pull(other, folder)
+    push_documents(library, folder, library.entries())
+    pull_documents(other, folder)
     for path in other.root.glob("documents/*"):
         path.unlink()  # segments that no document needs
     decided, delete = threading.Event(), library_file.delete_files
@@ -200,7 +200,7 @@ def test_a_prune_that_has_decided_removes_nothing_of_a_pull(
     pruning = threading.Thread(target=other.prune)
     pruning.start()
     assert decided.wait(10)
-    pull(other, folder)
+    pull_documents(other, folder)
     pruning.join()
     assert same(library, other)
 
@@ -209,18 +209,18 @@ def test_folders_that_are_refused(library: Library, other: Library, tmp_path: Pa
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "letter.txt").write_text("mine", "utf-8")
     with pytest.raises(LibraryError, match="is not a library of esa, and not empty"):
-        push(library, str(tmp_path / "own"), library.entries())
+        push_documents(library, str(tmp_path / "own"), library.entries())
     assert len(list((tmp_path / "own").iterdir())) == 1
     for place in ("own", "none"):
         with pytest.raises(LibraryError, match="is not a library of esa"):
-            pull(other, str(tmp_path / place))
+            pull_documents(other, str(tmp_path / place))
     with pytest.raises(UsageError, match=r"to or from a folder or FILE\.tar"):
-        pull(other, "s3://bucket/library")
+        pull_documents(other, "s3://bucket/library")
     with pytest.raises(UsageError, match=r"to or from a folder or FILE\.tar"):
-        push(library, "s3://bucket/library", library.entries())
+        push_documents(library, "s3://bucket/library", library.entries())
     assert not other.root.exists()
     assert files(Library(tmp_path / "none")) == set()
-    assert push(Library(tmp_path / "none"), str(tmp_path / "new"), []).copied == []
+    assert push_documents(Library(tmp_path / "none"), str(tmp_path / "new"), []).copied == []
     assert not (tmp_path / "new").exists()
 
 
@@ -229,7 +229,7 @@ def test_damage_is_found_before_a_document_exists_and_the_hint_mends_it(
     library: Library, other: Library, tmp_path: Path, damage: str
 ) -> None:
     far, entry = tmp_path / "far", library.entries()[-1]
-    push(library, str(far), [entry])
+    push_documents(library, str(far), [entry])
     kinds = ("documents/*.doc", "documents/*.text", "documents/*.tokens", "segments/*", "fits/*")
     for path in [min(far.glob(kind)) for kind in kinds]:
         whole = path.read_bytes()
@@ -238,15 +238,15 @@ def test_damage_is_found_before_a_document_exists_and_the_hint_mends_it(
             path.unlink()
         else:
             path.write_bytes(changed[damage])
-        result = pull(other, str(far))
+        result = pull_documents(other, str(far))
         assert other.entries() == []
         if path.suffix != ".doc" or damage != "missing":
             (error,) = result.failed
             assert path.relative_to(far).as_posix() in error.message
             for one in re.findall(r"(?:documents|segments|fits)/\S+", error.hint):
                 (far / one).unlink(missing_ok=True)
-        push(library, str(far), [entry])
-        assert pull(other, str(far)).copied == [entry.key]
+        push_documents(library, str(far), [entry])
+        assert pull_documents(other, str(far)).copied == [entry.key]
         other.remove(other.entries()[0])
 
 
@@ -258,7 +258,7 @@ def not_pulled(library: Library, given: dict[str, bytes], folder: Path, key: str
     for name, data in [(MARKER, b""), *given.items()]:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(data)
-    result = pull(library, str(folder))
+    result = pull_documents(library, str(folder))
     assert len(result.failed) == 1
     assert key[:12] in result.failed[0].message
     assert result.failed[0].exit_code == 3
@@ -346,7 +346,7 @@ def test_contents_that_the_manifest_agrees_with(
 @pytest.fixture
 def archive(library: Library, tmp_path: Path) -> Path:
     out = tmp_path / "books.tar"
-    done = push(library, str(out), library.entries())
+    done = push_documents(library, str(out), library.entries())
     assert (len(done.copied), done.failed) == (2, [])
     return out
 
@@ -361,7 +361,7 @@ def refused(library: Library, path: Path) -> LibraryError:
     """The error of a copy from an archive, which must have changed nothing."""
     before = tree(library.root)
     with pytest.raises(LibraryError) as raised:
-        pull(library, str(path))
+        pull_documents(library, str(path))
     assert tree(library.root) == before
     assert raised.value.exit_code == 3
     return raised.value
@@ -371,14 +371,14 @@ def test_an_archive_brings_documents_as_they_were(
     library: Library, other: Library, archive: Path, tmp_path: Path
 ) -> None:
     short, long = sorted(library.entries(), key=lambda entry: entry.tokens)
-    assert pull(other, str(archive), [short.id]).copied == [short.key]
-    assert pull(other, str(archive)).copied == [long.key]
+    assert pull_documents(other, str(archive), [short.id]).copied == [short.key]
+    assert pull_documents(other, str(archive)).copied == [long.key]
     assert same(library, other)
-    again = pull(other, str(archive))
+    again = pull_documents(other, str(archive))
     assert (again.copied, again.there, again.bytes) == ([], 2, 0)
     stored = other.open(other.entries()[0])
     assert_holds(stored.layers(), stored.ids)
-    push(library, str(tmp_path / "again.tar"), library.entries())
+    push_documents(library, str(tmp_path / "again.tar"), library.entries())
     assert (tmp_path / "again.tar").read_bytes() == archive.read_bytes()
     if os.name != "nt":
         assert archive.stat().st_mode & 0o777 == 0o600
@@ -399,7 +399,7 @@ def test_every_flipped_bit_of_an_archive_is_found_or_harmless(
         path.write_bytes(bytes([*data[:at], data[at] ^ 1 << draw.randrange(8), *data[at + 1 :]]))
         new = Library(tmp_path / f"new{at}")
         try:
-            failed = pull(new, str(path)).failed
+            failed = pull_documents(new, str(path)).failed
         except LibraryError:
             assert new.entries() == []
         else:
@@ -426,7 +426,7 @@ def test_members_that_esa_does_not_make(
         for name in names:
             tar.addfile(tarfile.TarInfo(name))
     before = {path for path in tmp_path.rglob("*") if other.root not in path.parents}
-    assert len(pull(other, str(archive)).copied) == 2
+    assert len(pull_documents(other, str(archive)).copied) == 2
     assert {path for path in tmp_path.rglob("*") if other.root not in path.parents} == before | {
         other.root
     }
@@ -436,7 +436,7 @@ def test_members_that_esa_does_not_make(
         link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
         tar.addfile(link)
     with pytest.raises(ArchiveFileError):
-        pull(other, str(archive))
+        pull_documents(other, str(archive))
 
 
 def test_files_that_are_no_archive_of_a_library(
@@ -455,7 +455,7 @@ def test_files_that_are_no_archive_of_a_library(
     for path in (made["a.txt"], made["a.tar"]):
         before = path.read_bytes()
         with pytest.raises(UsageError):
-            push(library, str(path), library.entries())
+            push_documents(library, str(path), library.entries())
         assert path.read_bytes() == before
 
 
@@ -468,15 +468,15 @@ def test_documents_that_are_damaged_are_left_out(
     data = bytearray(last.read_bytes())
     data[-5000] ^= 1
     last.write_bytes(data)
-    done = push(library, str(tmp_path / place), library.entries())
+    done = push_documents(library, str(tmp_path / place), library.entries())
     assert (done.copied, len(done.failed)) == ([short.key], 1)
-    assert pull(other, str(tmp_path / place)).copied == [short.key]
+    assert pull_documents(other, str(tmp_path / place)).copied == [short.key]
     (library.root / "documents" / f"{long.key}.doc").write_bytes(b"")
     (library.root / "documents" / f"{short.key}.text").unlink()
     if place == "far":
-        assert len(push(library, str(tmp_path / "new"), library.entries()).failed) == 2
+        assert len(push_documents(library, str(tmp_path / "new"), library.entries()).failed) == 2
         assert not list((tmp_path / "new").rglob("*.doc"))
         return
     with pytest.raises(LibraryError):
-        push(library, str(tmp_path / "new.tar"), library.entries())
+        push_documents(library, str(tmp_path / "new.tar"), library.entries())
     assert not (tmp_path / "new.tar").exists()

@@ -36,7 +36,7 @@ from test_library import (
 
 from esa_cli.errors import ResourceError
 from esa_cli.storage.library import Layout, Library
-from esa_cli.storage.library.stored_document import Writer
+from esa_cli.storage.library.stored_document import DocumentWriter
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="no fork, no SIGKILL")
 IDS = [*range(70)]
@@ -66,7 +66,7 @@ def test_an_ingest_killed_at_random_moments_goes_on_to_the_same_bytes(
             assert library.verify(entry) == []
             assert_holds(library.open(entry).layers(), IDS)
         with library.write(library.key(WITH, text_of(IDS)), WITH, IDS, layout) as writer:
-            if isinstance(writer, Writer):
+            if isinstance(writer, DocumentWriter):
                 resumed += writer.done > 0
                 if draw.random() < 0.5:
                     continue
@@ -132,7 +132,7 @@ def test_one_that_waits_goes_on_when_the_other_is_killed(tmp_path: Path) -> None
 
     def first() -> None:
         with library.write(library.key(WITH, text_of(IDS)), WITH, IDS, LAYOUT) as writer:
-            assert isinstance(writer, Writer)
+            assert isinstance(writer, DocumentWriter)
             read(writer, IDS, stop=50)
             reading.set()
             done.wait(60)
@@ -148,7 +148,7 @@ def test_one_that_waits_goes_on_when_the_other_is_killed(tmp_path: Path) -> None
     with library.write(
         library.key(WITH, text_of(IDS)), WITH, IDS, LAYOUT, waiting=waiting
     ) as writer:
-        assert isinstance(writer, Writer)
+        assert isinstance(writer, DocumentWriter)
         assert writer.done == 48
         read(writer, IDS)
         entry = finish(writer, IDS)

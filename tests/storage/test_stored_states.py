@@ -26,7 +26,7 @@ from test_library import (
 from esa_cli.errors import LibraryError
 from esa_cli.storage.library import Library
 from esa_cli.storage.library.disk import write_file
-from esa_cli.storage.library.library_copy import pull, push
+from esa_cli.storage.library.library_copy import pull_documents, push_documents
 from esa_cli.storage.library.stored_document import pack_states
 
 IDS = [*range(70)]
@@ -166,7 +166,7 @@ def test_contents_that_are_not_its_own_are_refused(
     assert len(library.verify(entry)) == 1
     with pytest.raises(LibraryError, match="states is damaged"):
         library.open(entry)
-    assert len(push(library, str(tmp_path / "far"), [entry]).failed) == 1
+    assert len(push_documents(library, str(tmp_path / "far"), [entry]).failed) == 1
     far = tmp_path / "library"
-    assert len(pull(other, str(far)).failed) == 1
+    assert len(pull_documents(other, str(far)).failed) == 1
     assert not other.entries()

@@ -13,8 +13,8 @@ from esa_cli.attention.compression import Linear
 from esa_cli.attention.step import KVStore
 from esa_cli.storage import memory_store
 from esa_cli.storage.library import Layout, Library
-from esa_cli.storage.library.segment import decode, encode
-from esa_cli.storage.library.stored_document import Writer
+from esa_cli.storage.library.segment import decode_records, encode_rows
+from esa_cli.storage.library.stored_document import DocumentWriter
 from esa_cli.storage.memory_store import (
     RESERVE,
     GrowingRows,
@@ -72,7 +72,7 @@ class Model:
         library, ids = Library(self.folder), [*range(count)]
         maps = [Linear(torch.randn(HEADS * DIM, RANK), torch.randn(HEADS * DIM, RANK))]
         with library.write(library.key(WITH, "x"), WITH, ids, layout) as writer:
-            assert isinstance(writer, Writer)
+            assert isinstance(writer, DocumentWriter)
             self.append(writer.layers[0], count, reduce=True)
             writer.flush(maps)
             entry = writer.finish(text="x", offsets=[(0, 1)] * count, projections=maps)
@@ -257,14 +257,14 @@ def test_bytes_keep_what_a_byte_can(block: int) -> None:
     rows[7] = 0
     rows[9, :8] = 0
     rows[:, 2:4] *= 1000
-    records = encode(rows, layout)
+    records = encode_rows(rows, layout)
     assert records.shape == (50, layout.row_bytes) == (50, 48 + 4 * 48 // (block or 8))
-    back = decode(records, layout)
+    back = decode_records(records, layout)
     size = block or 8
     steps = rows.view(50, -1, size).abs().amax(2).repeat_interleave(size, 1) / 127
     assert ((back - rows).abs() <= steps * 0.5001).all()
     assert torch.equal(back[7], rows[7])
     for some in ([0, 1, 2], [1], [2, 0], [3, 5]):
         wanted = back.view(50, 6, 8)[:, some].flatten(1)
-        assert torch.equal(decode(records, layout, heads=some), wanted)
+        assert torch.equal(decode_records(records, layout, heads=some), wanted)
     assert Layout.from_json(layout.as_json()) == layout

@@ -13,14 +13,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from esa_cli.system.bm25_scores import K1, B, Bm25
+from esa_cli.system.bm25_scores import K1, B, Bm25Index
 from esa_cli.system.content_words import (
     ENGLISH,
     content_words,
+    find_question_words,
     language_of,
     load_function_words,
-    located_words,
-    question_words,
+    locate_content_words,
 )
 
 # Own sentences; of each, words in another form that it has.
@@ -56,7 +56,7 @@ def test_other_forms_of_a_word_are_the_word(language: str, text: str, asked: str
     for form in (text, unicodedata.normalize("NFD", text), text.replace("’", "'")):
         stems = set(content_words(form, language))
         for word in asked.split():
-            found = question_words(word, [language])
+            found = find_question_words(word, [language])
             assert found, word
             assert all(stems.intersection(some) for some in found), word
 
@@ -87,7 +87,7 @@ PIECES = [
 def test_each_word_is_what_its_characters_give_alone(pieces: list[str], language: str) -> None:
     text = "".join(pieces)
     last, covered = 0, set[int]()
-    for start, end, stem in located_words(text, language):
+    for start, end, stem in locate_content_words(text, language):
         assert last <= start < end <= len(text)
         assert stem in content_words(text[start:end], language), (start, end)
         covered.update(range(start, end))
@@ -96,7 +96,9 @@ def test_each_word_is_what_its_characters_give_alone(pieces: list[str], language
     for at, character in enumerate(text):
         if character.isalnum() and text[at : at + 2] not in ("d'", "d’") and character not in "ʼ":
             assert at in covered, (at, character)
-    assert content_words(text, language) == [stem for *_, stem in located_words(text, language)]
+    assert content_words(text, language) == [
+        stem for *_, stem in locate_content_words(text, language)
+    ]
 
 
 @given(st.text(st.characters(max_codepoint=127), max_size=60))
@@ -109,15 +111,15 @@ def test_english_words_in_ascii_are_those_of_snowball(text: str) -> None:
 
 @pytest.mark.parametrize("words", [3, 40, 5000])
 def test_bm25_is_that_of_bm25s_bit_for_bit(words: int) -> None:
-    assert Bm25.of([], 0).scores([]).shape == (0,)
-    assert Bm25.of([[0], []], 1).scores([]).tolist() == [0, 0]
+    assert Bm25Index.of([], 0).scores([]).shape == (0,)
+    assert Bm25Index.of([[0], []], 1).scores([]).tolist() == [0, 0]
     torch.manual_seed(words)
     sizes = torch.randint(0, 90, (200,)).tolist()
     texts = [(words * torch.rand(size) ** 3).long().tolist() for size in sizes]
     library = bm25s.BM25(k1=K1, b=B)
     vocabulary = {str(i): i for i in range(words)}
     library.index(bm25s.tokenization.Tokenized(ids=texts, vocab=vocabulary), show_progress=False)
-    ours = Bm25.of(texts, words)
+    ours = Bm25Index.of(texts, words)
     for asked in ([0], [words - 1, 1, 1], list(range(0, words, 1 + words // 30))):
         want = torch.from_numpy(library.get_scores_from_ids(asked)).float()
         assert torch.equal(ours.scores(asked), want)

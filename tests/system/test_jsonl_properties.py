@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from properties import expect_one_line
 
 from esa_cli.errors import DocumentError, UsageError
-from esa_cli.system.jsonl import Journal, OrderedJsonLines, read_lines
+from esa_cli.system.jsonl import Journal, OrderedJsonLinesFile, read_lines
 
 HEADER = {"command": "selftest", "settings": {"seed": 0}}
 ROWS = [{"question": f"{word} ★", "score": 0.5, "answer": 'a\n"b"'} for word in "abcd"]
@@ -33,7 +33,7 @@ def complete(path: Path) -> list[dict[str, Any]]:
 
 
 def complete_ordered(path: Path, order: list[int]) -> list[dict[str, Any]]:
-    with OrderedJsonLines(path, list(zip(KEYS, range(5), strict=True))) as rows:
+    with OrderedJsonLinesFile(path, list(zip(KEYS, range(5), strict=True))) as rows:
         for index in order:
             if not rows.has(index):
                 rows.add(index, ORDERED[index])

@@ -149,7 +149,7 @@ class QuestionBooks:
             catalogue = own_stack.enter_context(opened)
             stored = LibraryTexts()
             if self._in_library:
-                stored = library_texts.texts_of(
+                stored = library_texts.texts_in_catalogue(
                     catalogue, reporter.make_progress("words of the files", "files")
                 )
                 reporter.clear_spinner()
@@ -197,7 +197,7 @@ class LazyPassageFinder:
     token index, or is to be read; until then documents are searched with BM25 alone.
 
     Args:
-        preset: a preset from `adapter_files.for_finding`. load: loads the `Esa` with the model.
+        preset: a preset from `preset_for_finding`. load: loads the `Esa` with the model.
         read: whether a document without a token index is read before the search."""
 
     def __init__(

@@ -19,7 +19,7 @@ from esa_cli.apps.open_books import OpenBookCache
 from esa_cli.apps.server.wire import ApiError
 from esa_cli.documents.document import Document, read_document
 from esa_cli.documents.readers.text_builder import first_names
-from esa_cli.documents.sources import FoundFiles, find_any
+from esa_cli.documents.sources import FoundFiles, find_readable_files
 from esa_cli.errors import DiskError, DocumentError, LibraryError
 from esa_cli.qa.ingestion.library_texts import FileIndexing, LibraryText, library_texts, restored
 from esa_cli.storage.library import Library
@@ -252,8 +252,8 @@ class AllowedDocuments:
         for folder in self.allowed:
             found = FoundFiles()
             try:
-                found = find_any(str(folder))
-                lines = [rest.line for rest in found.rest(str(folder))]
+                found = find_readable_files(str(folder))
+                lines = [rest.line for rest in found.summarise_left_out(str(folder))]
             except DocumentError as error:
                 lines = [f"{error.message}; {error.hint}"]
             left_out += [line.replace(str(folder), folder.name) for line in lines]

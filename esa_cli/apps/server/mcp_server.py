@@ -36,7 +36,7 @@ from esa_cli.qa.api import Esa
 from esa_cli.qa.finding.passage import Passage
 from esa_cli.storage.library import Library
 from esa_cli.system.files import as_esa_error
-from esa_cli.system.text import without_lone_surrogates
+from esa_cli.system.text import replace_lone_surrogates
 from esa_cli.version import __version__
 
 if TYPE_CHECKING:
@@ -157,11 +157,15 @@ class DocumentTools:
 
     def find_passages(self, arguments: FindArguments, job: Job) -> Result:
         from esa_cli.apps.cli.document_search import LazyPassageFinder
-        from esa_cli.qa.presets.adapter_files import for_finding
+        from esa_cli.qa.presets.adapter_files import preset_for_finding
 
         library = self.documents.library or Library()
         finder = LazyPassageFinder(
-            for_finding(self._preset), self._model, library, self._reporter, lambda: self.asker
+            preset_for_finding(self._preset),
+            self._model,
+            library,
+            self._reporter,
+            lambda: self.asker,
         )
         notes, named = list[str](), self.documents.find_documents(arguments.documents)
         query, open_book = arguments.query, finder.open_book
@@ -331,7 +335,7 @@ def open_mcp_server(tools: DocumentTools) -> Iterator[Server[Any]]:
             if known is None and not in_worker:  # the worker has printed its own
                 traceback.print_exc()
             return _error_result(known.message, known.hint) if known else _error_result(BUG)
-        data = without_lone_surrogates(_without_none_fields(result))
+        data = replace_lone_surrogates(_without_none_fields(result))
         content = types.TextContent(type="text", text=json.dumps(data, ensure_ascii=False))
         return types.CallToolResult(content=[content], structured_content=data)
 
@@ -351,7 +355,7 @@ def _without_none_fields(value: Any) -> Any:
 
 
 def _error_result(message: str, hint: str = "") -> types.CallToolResult:
-    text = without_lone_surrogates(f"{message}\n{hint}" if hint else message)
+    text = replace_lone_surrogates(f"{message}\n{hint}" if hint else message)
     return types.CallToolResult(content=[types.TextContent(type="text", text=text)], is_error=True)
 
 

@@ -30,14 +30,14 @@ KEY = ("method", "task", "id")
 """The fields that identify a row of a benchmark."""
 
 
-def wrong(row: Mapping[str, Any]) -> str:
+def describe_invalid_row(row: Mapping[str, Any]) -> str:
     """Returns what is wrong with a row of an earlier run, or an empty text if the row is valid."""
     score, tokens = row.get("score", ""), row.get("tokens", "")
     is_valid = type(score) in (int, float) and type(tokens) is int and 0 <= score <= 1
     return "" if is_valid else f"score and tokens are {score!r} and {tokens!r}"
 
 
-def chosen_tasks(benchmark: Benchmark, folder: Path, asked: Sequence[str] | None) -> list[str]:
+def choose_tasks(benchmark: Benchmark, folder: Path, asked: Sequence[str] | None) -> list[str]:
     """Returns the tasks to run in the table's order: the requested tasks, or by default every task
     whose file is in the folder. Raises UsageError: a task is unknown. DocumentError: no file is."""
     if asked is None:
@@ -223,7 +223,7 @@ def _task_means(
     return [_mean_score(scores_by_task[task.name]) for task in tasks if task.name in scores_by_task]
 
 
-def table(benchmark: Benchmark, scores: Scores) -> tuple[list[str], list[list[str]]]:
+def make_score_table(benchmark: Benchmark, scores: Scores) -> tuple[list[str], list[list[str]]]:
     """Returns headers and rows of the table of scores in per cent. The table has a row for each
     task in the paper's order and for each group's average, and a column for each method."""
     lines = []

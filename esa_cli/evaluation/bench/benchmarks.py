@@ -469,7 +469,7 @@ BENCHMARKS: dict[str, Benchmark] = {
 }
 
 
-def find(name: str) -> Benchmark:
+def find_benchmark(name: str) -> Benchmark:
     """Returns the benchmark called `name`. Raises UsageError: there is no such benchmark."""
     if name not in BENCHMARKS:
         raise UsageError(f"there is no benchmark {name!r}", nearest(name, [*BENCHMARKS]))

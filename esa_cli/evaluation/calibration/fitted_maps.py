@@ -25,9 +25,9 @@ from esa_cli.attention.compression import (
     Learned,
     Linear,
     NoCompression,
-    closed_form,
-    pca,
-    save_learned,
+    fit_closed_form,
+    fit_pca,
+    save_learned_projections,
 )
 from esa_cli.attention.method import Method
 from esa_cli.attention.parts import Moments
@@ -36,7 +36,7 @@ from esa_cli.attention.window import Phase, QueryState
 from esa_cli.errors import PresetError, ResourceError, UsageError
 from esa_cli.models.attachment.attach import attach
 from esa_cli.models.attachment.fingerprint import KEY, Fingerprint, fingerprint, query_rotation
-from esa_cli.models.files.families import keeps_state, layer_windows
+from esa_cli.models.files.families import has_state_layers, layer_windows
 from esa_cli.models.loading.load import LoadedModel
 from esa_cli.qa.answering.prompt import PromptTokens
 from esa_cli.qa.answering.session import feed
@@ -124,8 +124,8 @@ def fit_linear(
     if method == "learned":
         return train_linear(queries, keys, rank, training)
     moments = Moments()
-    moments.add(queries, keys)
-    maps = (closed_form if method == "closed-form" else pca)(moments, rank)
+    moments.add_tokens(queries, keys)
+    maps = (fit_closed_form if method == "closed-form" else fit_pca)(moments, rank)
     return Linear(maps.query_map.contiguous(), maps.key_map.contiguous())
 
 
@@ -232,7 +232,9 @@ class CalibrationJob:
             def store_chunk(chunk: ChunkTrace) -> None:
                 queries = chunk.queries
                 if self.method.score.rotates:
-                    queries = chunk.rope.far_queries(queries, self.method.position.distance)
+                    queries = chunk.rope.rotate_to_far_distance(
+                        queries, self.method.position.distance
+                    )
                 keys, _ = chunk.store.span(chunk.start, chunk.stop)
                 folded = fold(queries.float(), chunk.store.heads)
                 self.stored.add_rows(chunk.layer, folded, flatten_keys(keys))
@@ -286,7 +288,7 @@ class CalibrationJob:
             "text": text_digest(json.dumps(self.ids)),
         }
         with _writing_errors(path), replacing(path.resolve()) as part:  # a link stays one
-            save_learned(part, study.results[study.best].maps, metadata)
+            save_learned_projections(part, study.results[study.best].maps, metadata)
 
 
 def target_preset(name: str, preset: Preset) -> Preset:
@@ -302,14 +304,14 @@ def target_preset(name: str, preset: Preset) -> Preset:
     return target
 
 
-def open_job(
+def open_calibration_job(
     loaded: LoadedModel, preset: Preset, text: str, tokens: int, folder: Path
 ) -> CalibrationJob:
     """Returns the calibration of a model on the text's first `tokens` tokens, whose queries and
     keys will be stored in an empty folder. Raises UsageError: the text is too short, or the model
     has sliding-window or recurrent layers."""
     config = loaded.model.config
-    if any(layer_windows(config)) or keeps_state(config):
+    if any(layer_windows(config)) or has_state_layers(config):
         raise UsageError(
             "esa calibrate needs a model whose layers all attend to all tokens, but this "
             f"{config.model_type} model has sliding-window or recurrent layers",
@@ -328,7 +330,7 @@ def open_job(
     return CalibrationJob(loaded, preset, method, ids, stored, of_model)
 
 
-def refuse_foreign(path: Path) -> None:
+def refuse_foreign_file(path: Path) -> None:
     """Raises UsageError if the file at --out exists and was not written by `esa calibrate`."""
     try:
         is_ours = _MADE_BY in Learned(str(path)).metadata

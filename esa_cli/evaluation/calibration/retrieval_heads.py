@@ -23,7 +23,7 @@ from esa_cli.attention.step import Step
 from esa_cli.attention.window import Phase, QueryState
 from esa_cli.errors import UsageError
 from esa_cli.evaluation.tasks.task_sample import TaskSample
-from esa_cli.methods.consensus import centred_start, mean_scores
+from esa_cli.methods.consensus import centred_window_start, mean_window_scores
 from esa_cli.methods.voting import VoteScore
 from esa_cli.models.attachment.attach import attach
 from esa_cli.qa.answering.prompt import PromptTokens
@@ -62,7 +62,7 @@ def window_sums(votes: Tensor, window_size: int) -> Tensor:
     added."""
     window_size, votes = min(window_size, votes.shape[0]), votes.cpu().double()
     both = torch.stack((votes, votes * torch.arange(votes.shape[0])))
-    return mean_scores(both, window_size, window_stride(window_size)) * window_size
+    return mean_window_scores(both, window_size, window_stride(window_size)) * window_size
 
 
 def judge_voters(
@@ -86,7 +86,7 @@ def judge_voters(
     highest, top = votes.max(dim=1, keepdim=True)
     centre = (moments.gather(1, top) / highest.clamp(min=TINY))[:, 0]
     hits = (highest[:, 0] > 0) & (
-        needle_overlap(centred_start(centre, window_size, middle)) >= enough
+        needle_overlap(centred_window_start(centre, window_size, middle)) >= enough
     )
     best, elsewhere = most_votes(inside >= enough), most_votes(inside <= 0)
     return hits, best / (best + elsewhere).clamp(min=TINY)
@@ -221,7 +221,7 @@ class RetrievalHeads:
         return 2 * self.hits < self.held_out
 
 
-def voting(preset: Preset) -> Method:
+def voting_method(preset: Preset) -> Method:
     """Returns the preset's method with all heads voting. Raises UsageError: the preset's method
     does not use chosen heads."""
     method = build_method(preset)
@@ -238,7 +238,7 @@ def voting(preset: Preset) -> Method:
 def check_needles(tokenizer: Any, preset: Preset, sample: TaskSample) -> list[NeedleQuestion]:
     """Returns the questions whose needle is in view only if it is selected. Raises UsageError:
     there are fewer than MIN_QUESTIONS such questions, or the method does not use chosen heads."""
-    prompt, window = PromptTokens(tokenizer, preset.prompt), voting(preset).window
+    prompt, window = PromptTokens(tokenizer, preset.prompt), voting_method(preset).window
     asked, tokens = needle_questions(prompt, sample), len(prompt.document(sample.text))
     near = window.local if window.ending is None else window.ending
     middle = range(window.initial, tokens - near)
@@ -255,7 +255,7 @@ def check_needles(tokenizer: Any, preset: Preset, sample: TaskSample) -> list[Ne
 
 
 @torch.inference_mode()
-def find(
+def find_retrieval_heads(
     loaded: Any,
     preset: Preset,
     sample: TaskSample,
@@ -265,7 +265,7 @@ def find(
     """Finds retrieval heads: prefills the sample's text, and compares the heads' votes for its
     questions. `prefilling` gets progress in tokens, and `asking` progress in questions. Raises
     UsageError, as `check_needles`."""
-    method = voting(preset)
+    method = voting_method(preset)
     assert isinstance(method.score, VoteScore)
     # A shortlist only saves time, so heads vote over all middle tokens.
     score = replace(method.score, shortlist=0)

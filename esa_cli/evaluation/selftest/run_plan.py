@@ -20,7 +20,7 @@ from esa_cli.errors import UsageError
 from esa_cli.evaluation.text_asker import TextAsker
 from esa_cli.methods import registry
 from esa_cli.qa.answering.session import Session
-from esa_cli.qa.attention_evidence import reply_from_rows
+from esa_cli.qa.attention_evidence import reply_from_kv_cache
 from esa_cli.qa.finding.books import Book
 from esa_cli.qa.presets import resolved_preset
 from esa_cli.qa.presets.preset import Preset, merge, validated
@@ -63,7 +63,7 @@ class MethodGroup:
     dense: bool = False
 
 
-def groups(settings: SelftestSettings, preset: Preset, length: int) -> list[MethodGroup]:
+def group_methods(settings: SelftestSettings, preset: Preset, length: int) -> list[MethodGroup]:
     """Groups the methods by the prefill that they can share. Raises UsageError: a method is
     unknown. PresetError: a method's settings are wrong."""
     shared: dict[str, list[tuple[str, Preset]]] = {}
@@ -76,7 +76,7 @@ def groups(settings: SelftestSettings, preset: Preset, length: int) -> list[Meth
         method = resolve(chosen).method
         # Only scores with reduced keys need the compressor that is fitted during prefill, and a
         # shared prefill has the preset's positions.
-        fitting = method.fitting if method.score.features else None
+        fitting = method.fit_settings if method.score.features else None
         elsewhere = fitting is not None and fitting[1] not in (None, distance)
         is_full = chosen.selector["name"] == "full" or (
             name != resolved_preset.AS_IS and registry.find_recipe(name).full
@@ -108,7 +108,7 @@ def dense_group(preset: Preset) -> MethodGroup:
     return MethodGroup((DENSE,), (validated(preset.name, data),), dense=True)
 
 
-def tokens(text: str) -> int:
+def parse_token_count(text: str) -> int:
     """Parses a number of tokens such as "32k". Raises UsageError: the text is no valid number."""
     plain = text.strip().lower().replace("_", "")
     factor = {"k": 1_000, "m": 1_000_000}.get(plain[-1:])
@@ -124,7 +124,7 @@ def tokens(text: str) -> int:
     return count
 
 
-def all_in_view(tokens: int, presets: Sequence[Preset]) -> str | None:
+def full_attention_note(tokens: int, presets: Sequence[Preset]) -> str | None:
     """Returns a note if the text is so short that every method uses full attention, else None."""
     plain = min((resolve(preset).method.window.dense_below for preset in presets), default=-1)
     if tokens > plain:
@@ -174,7 +174,7 @@ def prefill_for_group(
     return time.perf_counter() - started
 
 
-def compare(
+def compare_methods(
     loaded: Any,
     preset: Preset,
     groups: Sequence[MethodGroup],
@@ -211,7 +211,7 @@ def compare(
                     reply = asker.ask(question, most)
                 else:
                     session.use(chosen)
-                    reply, _ = reply_from_rows(
+                    reply, _ = reply_from_kv_cache(
                         session, question, [book], count, max_new_tokens=most
                     )
                 passages = reply.evidence[:count]

@@ -20,10 +20,10 @@ Row = Mapping[str, Any]
 REASONS = ("answered", "not selected", "selected, not used", "not known")
 
 
-def wrong(row: Row) -> str:
+def describe_invalid_row(row: Row) -> str:
     """Returns what is wrong with a row of an earlier run, or an empty text if the row is valid."""
     try:
-        tables = report([row]) if 0 <= row["score"] <= 1 else []
+        tables = make_score_tables([row]) if 0 <= row["score"] <= 1 else []
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         return f"{type(error).__name__}: {error}"
     cells = [cell for table in tables for line in table.rows for cell in line]
@@ -40,7 +40,7 @@ class ScoreTable(NamedTuple):
     note: str = ""
 
 
-def report(rows: Sequence[Row]) -> list[ScoreTable]:
+def make_score_tables(rows: Sequence[Row]) -> list[ScoreTable]:
     """Makes all tables of a self-test from its rows, test by test."""
     asked = _group_rows((row for row in rows if not row.get("dense")), "test")
     ceilings = _group_rows((row for row in rows if row.get("dense")), "test")

@@ -195,7 +195,7 @@ class SelftestRun:
                 except UsageError as error:
                     self.listener.note(f"{test}: full attention was not measured: {error.message}")
             for length in self._lengths_of_test(test):
-                for group in run_plan.groups(self.settings, self.preset, length):
+                for group in run_plan.group_methods(self.settings, self.preset, length):
                     yield from ((sample, group) for sample in self.make_samples(test, length))
 
     def _lengths_of_test(self, test: str) -> tuple[int, ...]:
@@ -207,7 +207,7 @@ class SelftestRun:
         for test in self.settings.tests:
             for length in self._lengths_of_test(test):
                 sample = next(self.make_samples(test, length))
-                for group in run_plan.groups(self.settings, self.preset, length):
+                for group in run_plan.group_methods(self.settings, self.preset, length):
                     for preset in group.presets if group.reading != "text" else ():
                         session.use(preset)
                         # Not every host has a base that can be changed.
@@ -287,7 +287,11 @@ class DocumentQuestions:
             self._read_s = self._asker.ingest_text(sample.text, progress)
             return True
         self._read_s = run_plan.prefill_for_group(session, run.preset, group, sample.text, progress)
-        note = None if group.dense else run_plan.all_in_view(session.document_tokens, group.presets)
+        note = (
+            None
+            if group.dense
+            else run_plan.full_attention_note(session.document_tokens, group.presets)
+        )
         if note is not None:
             run.listener.note(f"{sample.test}: {note}")
         return True

@@ -272,7 +272,7 @@ def build(words: int = DEFAULT_WORDS, seed: int = DEFAULT_SEED) -> str:
     return weave(ChronicleGenerator(seed).write_background(rest), facts)
 
 
-class Reworded(NamedTuple):
+class RewordedQuestion(NamedTuple):
     """A question of the demo, in other words than the chronicle's, and its accepted answers."""
 
     id: str
@@ -280,11 +280,11 @@ class Reworded(NamedTuple):
     answers: tuple[str, ...]
 
 
-def reworded() -> list[Reworded]:
+def reworded() -> list[RewordedQuestion]:
     """Loads the demo's questions. The chronicle has no answer to the last question."""
     lines = Path(__file__).with_name("demo_questions.jsonl").read_text("utf-8").splitlines()
     rows = [json.loads(line) for line in lines]
-    return [Reworded(row["id"], row["question"], tuple(row["answers"])) for row in rows]
+    return [RewordedQuestion(row["id"], row["question"], tuple(row["answers"])) for row in rows]
 
 
 def is_answered(text: str, answers: Sequence[str]) -> bool:

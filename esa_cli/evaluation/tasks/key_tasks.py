@@ -51,7 +51,7 @@ def draw_digit_runs(dice: StableRandom) -> str:
     """Draws ten digits in runs of one to five equal digits, which are hard to copy."""
     out = ""
     while len(out) < 10:
-        out += dice.draw_digits(1) * (1 + dice.below(5))
+        out += dice.draw_digits(1) * (1 + dice.draw_below(5))
     return out[:10]
 
 
@@ -81,7 +81,7 @@ def make_hidden_keys(words: KeySentences, request: TaskRequest) -> Iterator[Task
     )
     dice = StableRandom(words.name, request.length, request.seed, 0)
     sentences, questions = [], []
-    for fact, colour in enumerate(dice.some(WORDS["colours"], request.samples)):
+    for fact, colour in enumerate(dice.draw_items(WORDS["colours"], request.samples)):
         key, gate = words.draw(dice), f" of the {colour} gate"
         sentences.append(words.fact.format(key=key, gate=gate))
         asked = words.question.format(gate=gate)
@@ -162,7 +162,7 @@ def make_magic_numbers(request: TaskRequest) -> Iterator[TaskSample]:
     limit = len(POOL) // size * len(KINDS)
     check_samples(request, limit, "ask for fewer samples; esa has no words for more questions")
     dice = StableRandom("niah", request.length, request.seed, 0)
-    words = dice.some(POOL, groups * size)
+    words = dice.draw_items(POOL, groups * size)
     numbers: Numbers = {}
     asked: list[tuple[str, Numbers]] = []
     for group in range(groups):
@@ -173,7 +173,7 @@ def make_magic_numbers(request: TaskRequest) -> Iterator[TaskSample]:
         numbers |= single | multivalue | multiquery
         of_kind = (single, {four[0]: multiquery[four[0]]}, multivalue, multiquery)
         asked += [(f"{kind}-{group}", part) for kind, part in zip(KINDS, of_kind, strict=True)]
-    planted = dice.some(_needle_sentences(numbers), len(_needle_sentences(numbers)))
+    planted = dice.draw_items(_needle_sentences(numbers), len(_needle_sentences(numbers)))
     text, facts = plant_in_haystack(request, planted)
     questions = tuple(_number_question(*pair, planted) for pair in asked[: request.samples])
     yield TaskSample(

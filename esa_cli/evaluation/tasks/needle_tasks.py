@@ -59,7 +59,9 @@ def choose_needles(request: TaskRequest) -> list[Needle]:
     seed. Raises UsageError: the file has fewer needles than samples are requested."""
     needles = load_needles()
     check_samples(request, len(needles), "ask for fewer samples; esa has no more needles")
-    return StableRandom("needle", request.seed).some(needles[: request.samples], request.samples)
+    return StableRandom("needle", request.seed).draw_items(
+        needles[: request.samples], request.samples
+    )
 
 
 def needle_questions(needles: Sequence[Needle]) -> tuple[TaskQuestion, ...]:
@@ -124,10 +126,10 @@ def make_many_needles(request: TaskRequest) -> Iterator[TaskSample]:
             (kind, first, second)
             for kind in KINDS
             for first, second in zip(
-                kind["first"], dice.some(kind["second"], len(kind["second"])), strict=True
+                kind["first"], dice.draw_items(kind["second"], len(kind["second"])), strict=True
             )
         ]
-        drawn = dice.some(pairs, sum(counts))
+        drawn = dice.draw_items(pairs, sum(counts))
         sentences = [
             kind["needle"].format(arg1=first, arg2=second) for kind, first, second in drawn
         ]
@@ -178,7 +180,7 @@ def make_counting_stars(request: TaskRequest) -> Iterator[TaskSample]:
         variants = [tuple(STARS)[number % len(STARS)] for number in questions_here]
         dice = StableRandom("stars", request.length, request.seed, index)
         count = STARS_PER_QUESTION * len(variants)
-        numbers = dice.some(range(1, LARGEST + 1), 2 * count)
+        numbers = dice.draw_items(range(1, LARGEST + 1), 2 * count)
         right, wrong = numbers[:count], numbers[count:]
         owners = assign_places(dice, [STARS_PER_QUESTION] * len(variants))
         stars = [

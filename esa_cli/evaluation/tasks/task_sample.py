@@ -32,28 +32,28 @@ class StableRandom:
         """Draws a random number from 0 to below 1."""
         return self._random.random()
 
-    def below(self, limit: int) -> int:
+    def draw_below(self, limit: int) -> int:
         """Draws a random whole number from 0 to `limit` - 1."""
         return int(self._random.random() * limit)
 
-    def some(self, items: Sequence[T], count: int) -> list[T]:
+    def draw_items(self, items: Sequence[T], count: int) -> list[T]:
         """Draws `count` different items of a sequence in random order."""
         pool = list(items)
         for at in range(count):
-            other = at + self.below(len(pool) - at)
+            other = at + self.draw_below(len(pool) - at)
             pool[at], pool[other] = pool[other], pool[at]
         return pool[:count]
 
     def draw_digits(self, count: int, first_digits: str = "0123456789") -> str:
         """Draws a string of `count` random digits, the first of them from `first_digits`."""
-        return first_digits[self.below(len(first_digits))] + "".join(
-            str(self.below(10)) for _ in range(count - 1)
+        return first_digits[self.draw_below(len(first_digits))] + "".join(
+            str(self.draw_below(10)) for _ in range(count - 1)
         )
 
     def draw_uuid(self) -> str:
         """Draws a random UUID of version 4."""
-        one, two, three = (f"{self.below(1 << 48):012x}" for _ in range(3))
-        variant = "89ab"[self.below(4)]
+        one, two, three = (f"{self.draw_below(1 << 48):012x}" for _ in range(3))
+        variant = "89ab"[self.draw_below(4)]
         return f"{one[:8]}-{one[8:]}-4{two[:3]}-{variant}{two[3:6]}-{three}"
 
 
@@ -344,5 +344,5 @@ def assign_places(dice: StableRandom, counts: Sequence[int]) -> list[int]:
             for which, count in enumerate(counts)
             if turn in {int((i + 0.5) * rounds / count) for i in range(count)}
         ]
-        out += dice.some(takes, len(takes))
+        out += dice.draw_items(takes, len(takes))
     return out

@@ -31,14 +31,14 @@ from esa_cli.models.attachment.layer_traits import (
     LatentHeads,
     LayerTraits,
     attention_modules,
+    kv_layers,
     layer_traits,
-    row_layers,
 )
 from esa_cli.models.files.families import check_supported, family_of, source_layers
-from esa_cli.storage.memory_store import MakeStore, StorePlaces
+from esa_cli.storage.memory_store import MakeStore, StoreFactory
 
 NAME = "esa"
-IN_MEMORY = StorePlaces().stores(on_host=())
+IN_MEMORY = StoreFactory().stores(on_host=())
 
 
 class IdentityRotaryEmbedding(nn.Module):
@@ -61,7 +61,7 @@ class IdentityRotaryEmbedding(nn.Module):
         return torch.complex(cos.float(), sin.float()) if self._as_complex else (cos, sin)
 
 
-def last_alone(config: Any) -> dict[str, int]:
+def last_token_only_options(config: Any) -> dict[str, int]:
     """Returns the option, if any, by which layers without keys skip all tokens but the last."""
     return {"logits_to_keep": 1} if family_of(config).leaves_out else {}
 
@@ -185,9 +185,9 @@ class Attachment:
             )
 
     @property
-    def row_layers(self) -> list[int]:
+    def kv_layers(self) -> list[int]:
         """The indices of the layers that store keys and values."""
-        return row_layers(self.model)
+        return kv_layers(self.model)
 
     @property
     def rope(self) -> Rope:

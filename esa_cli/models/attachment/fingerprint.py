@@ -77,7 +77,7 @@ def _tensors_in_state_entry(name: str, value: Any) -> Iterator[tuple[str, Tensor
 
 
 @contextmanager
-def weight_errors(name: str) -> Iterator[None]:
+def converting_weight_errors(name: str) -> Iterator[None]:
     """Raises ModelError where torch cannot process a weight as plain numbers."""
     try:
         yield
@@ -122,7 +122,7 @@ def fingerprint(model: Any) -> Fingerprint:
         )
     config, layers, digest = model.config, qkv_modules(model), hashlib.sha256()
     for projection in (*layers[0][:2], *layers[-1][:2]):
-        with weight_errors("a projection"):
+        with converting_weight_errors("a projection"):
             for numbers in _weight_bytes(projection):
                 digest.update(numbers.cpu().numpy().tobytes())
     groups, dim = key_shape(config)
@@ -156,7 +156,7 @@ def query_rotation(method: Method) -> dict[str, str]:
     return {ROTATE: "true", DISTANCE: str(method.position.distance)}
 
 
-def check_maps(compressor: Compressor, model: Any, method: Method | None = None) -> None:
+def check_compressor_fits(compressor: Compressor, model: Any, method: Method | None = None) -> None:
     """Raises PresetError where a compressor with `metadata`, such as `Learned`, was fitted to
     another model, or to queries that are rotated differently than the method's."""
     from esa_cli.attention.parts import blame_plugins

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin, DummyLayer, LinearAttentionLayer
 
-from esa_cli.attention.method import LayerMemory, Method, SharedMemory
+from esa_cli.attention.method import LayerMemory, Method, SharedLayerMemory
 from esa_cli.attention.step import KVStore, LayerState, Projection
 from esa_cli.attention.window import Phase, QueryState
 from esa_cli.errors import UsageError
@@ -303,7 +303,7 @@ class EsaCache(Cache):
         """Returns the memory of one layer, which may share the keys of another layer."""
         if layer_idx in self._sources:
             source = self.memory(self._sources[layer_idx])
-            return SharedMemory(layer_idx, source.store, source.states, source=source)
+            return SharedLayerMemory(layer_idx, source.store, source.states, source=source)
         layer = self.layers[layer_idx]
         assert isinstance(layer, KvCacheLayer), "the layer keeps no keys"
         assert layer.memory, "the layer has no tokens"

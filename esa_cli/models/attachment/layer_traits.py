@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from esa_cli.attention.rope import Angles, NoRope, Rope, WeightedRope
+from esa_cli.attention.rope import FixedRotaryModule, NoRope, Rope, WeightedRope
 from esa_cli.errors import ModelError
 from esa_cli.models.files import families
 from esa_cli.models.files.families import ModelFamily, family_of, layer_types, source_layers
@@ -35,7 +35,7 @@ def attention_modules(model: Any) -> list[Any | None]:
     return modules
 
 
-def row_layers(model: Any) -> list[int]:
+def kv_layers(model: Any) -> list[int]:
     """Returns the indices of the layers that store keys and values."""
     readers, modules = source_layers(model.config), enumerate(attention_modules(model))
     return [i for i, module in modules if module is not None and i not in readers]
@@ -44,7 +44,7 @@ def row_layers(model: Any) -> list[int]:
 def qkv_modules(model: Any) -> list[list[Any]]:
     """Returns the modules that compute queries, keys and values in each layer with keys."""
     names, modules = family_of(model.config).projections, attention_modules(model)
-    layers = [[getattr(modules[i], name, None) for name in names] for i in row_layers(model)]
+    layers = [[getattr(modules[i], name, None) for name in names] for i in kv_layers(model)]
     return [[part for part in parts if part is not None] for parts in layers]
 
 
@@ -148,7 +148,7 @@ def _rope_of_layer_type(config: Any, family: ModelFamily, rotary: Any, kind: str
         return Rope(rotary)
     else:  # some modules compute the angles of pairs side by side, or once
         inverse, factor = rotary.inv_freq, rotary.attention_scaling
-    return Rope(Angles(inverse, float(factor)), pairs=family.pairs)
+    return Rope(FixedRotaryModule(inverse, float(factor)), pairs=family.pairs)
 
 
 class LatentHeads:

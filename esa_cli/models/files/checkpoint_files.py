@@ -226,7 +226,7 @@ def language_weights(folder: Path) -> list[StoredWeight]:
     return [weight for weight in weights if weight.name.startswith(tuple(prefixes))]
 
 
-def unmade_weights(folder: Path) -> list[StoredWeight]:
+def shapes_of_expected_weights(folder: Path) -> list[StoredWeight]:
     """Returns the names and shapes of the weights that transformers would create for a folder's
     config.json, without using memory. Raises ModelError: transformers does not know the model."""
     config = language_config(folder)

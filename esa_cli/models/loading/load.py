@@ -14,7 +14,7 @@ from typing import Any
 
 from esa_cli.errors import EsaError, ModelError, ResourceError, UsageError, first_line
 from esa_cli.models.files import checkpoint_files
-from esa_cli.models.files.families import check_supported, check_type
+from esa_cli.models.files.families import check_model_type, check_supported
 from esa_cli.models.files.model_reference import ModelRef, parse_reference
 from esa_cli.models.files.prepared_models import cache_facts, load_cached_facts, pull
 from esa_cli.models.files.quiet_transformers import quiet_transformers
@@ -122,9 +122,9 @@ def load(
     with quiet_transformers():  # all together, so that later ones are quick
         from transformers import AutoModelForCausalLM  # noqa: F401
     place = choose_device(device)
-    chosen, packing = choose_dtype(dtype, place), quantization.packing_of(dtype)
+    chosen, packing = choose_dtype(dtype, place), quantization.quantization_of_dtype(dtype)
     quantization.check_loadable_format(config, place, ref.name)
-    method = quantization.quantization_in(config)
+    method = quantization.stored_quantization_method(config)
     if packing and method:
         message = (
             f"{ref.name} is already quantised by {method} and cannot be quantised to {packing}"
@@ -132,7 +132,7 @@ def load(
         raise UsageError(message, "omit --dtype, or use the model's unquantised weights")
     kept = quantization.stays_quantised(config, place)
     _check_weights_fit_memory(
-        quantization.bytes_needed(folder, chosen.itemsize, packing, kept), place, ref
+        quantization.weight_bytes_in_memory(folder, chosen.itemsize, packing, kept), place, ref
     )
     report("load", 0, None)
     tokenizer = tokenizer or load_tokenizer(folder)
@@ -165,7 +165,9 @@ def load_deferred(
     folder = pull(ref, progress=progress)
     config = checkpoint_files.read_config(folder)
     report("import", 0, None)
-    quantised = quantization.packing_of(dtype) or quantization.quantization_in(config)
+    quantised = quantization.quantization_of_dtype(
+        dtype
+    ) or quantization.stored_quantization_method(config)
     if (
         quantised
         or checkpoint_files.has_language_model_part(config)
@@ -178,7 +180,9 @@ def load_deferred(
     if settings is None or not can_be_plain(settings):
         return None
     chosen = choose_dtype(dtype, "cpu")
-    _check_weights_fit_memory(quantization.bytes_needed(folder, chosen.itemsize), "cpu", ref)
+    _check_weights_fit_memory(
+        quantization.weight_bytes_in_memory(folder, chosen.itemsize), "cpu", ref
+    )
     report("load", 0, None)
     if (model := PlainDecoder.load(folder, settings, chosen)) is None:
         return None
@@ -201,7 +205,7 @@ def _convert_loading_errors(ref: ModelRef, config: dict[str, Any]) -> Iterator[N
     except Exception as error:
         if memory_ran_out(error) or "memory" in str(error).lower():
             raise ResourceError(f"not enough memory to load {ref.name}", _SMALLER) from error
-        method = quantization.quantization_in(config)
+        method = quantization.stored_quantization_method(config)
         kind = f"quantised by {method}" if method else f"of type '{config['model_type']}'"
         raise ModelError(
             f"{ref.name}, which is {kind}, cannot be loaded here: {first_line(error)[:300]}",
@@ -273,7 +277,7 @@ def hindrance(config: Any) -> str:
     return ""
 
 
-def check_loadable(folder: Path) -> None:
+def check_attachable(folder: Path) -> None:
     """Raises ModelError, before minutes of loading, if ESA cannot be attached to the model in a
     folder. A folder that transformers cannot read passes this check; `load` reports the error."""
     try:
@@ -287,9 +291,9 @@ def runs_methods(folder: Path, check_config: bool = True) -> bool:
     """Whether ESA's methods can run in the model of a folder, by its configuration, for which
     transformers is imported, or without `check_config` by the model's type alone."""
     try:
-        check_type(checkpoint_files.language_settings(folder).get("model_type"))
+        check_model_type(checkpoint_files.language_settings(folder).get("model_type"))
         if check_config:
-            check_loadable(folder)
+            check_attachable(folder)
     except ModelError:
         return False
     return True

@@ -63,12 +63,12 @@ def make_quantization_config(name: str, dtype: Any) -> Any:
     return untyped(bnb_4bit_compute_dtype=dtype, **way.options)
 
 
-def packing_of(dtype: str) -> str:
+def quantization_of_dtype(dtype: str) -> str:
     """Returns the value of --dtype if it stands for quantisation, else ""."""
     return dtype if dtype in QUANTIZATIONS else ""
 
 
-def packed_bytes(way: str, size: int) -> float:
+def bytes_per_weight(way: str, size: int) -> float:
     """Returns the bytes of a weight that is quantised by `way`, or `size` if `way` is ""."""
     return QUANTIZATIONS[way].bytes if way else size
 
@@ -106,7 +106,7 @@ def find_quantization_config(config: Mapping[str, Any]) -> dict[str, Any]:
     return {}
 
 
-def quantization_in(config: Mapping[str, Any]) -> str:
+def stored_quantization_method(config: Mapping[str, Any]) -> str:
     """Returns the method by which config.json says that weights are quantised, or ""."""
     if not (settings := find_quantization_config(config)):
         return ""
@@ -118,7 +118,7 @@ def quantization_in(config: Mapping[str, Any]) -> str:
 
 def stays_quantised(config: Mapping[str, Any], device: str) -> bool:
     """Whether weights that are stored quantised stay quantised on a device from `choose_device`."""
-    method = quantization_in(config)
+    method = stored_quantization_method(config)
     return bool(method) and (device.startswith("cuda") or method in _KEPT)
 
 
@@ -126,7 +126,7 @@ def stored_as(config: dict[str, Any], device: str, way: str, dtype: str) -> str:
     """Describes how a model's weights are stored, and whether loading dequantises them; "" for
     weights that are not quantised. `way` is a name in `QUANTIZATIONS` or ""; `dtype` is the name of
     the computation's number type."""
-    if not (method := quantization_in(config)):
+    if not (method := stored_quantization_method(config)):
         return ""
     kept = not way and stays_quantised(config, device)
     return f"quantised by {method}, {'stays quantised' if kept else f'dequantised to {dtype}'}"
@@ -134,7 +134,7 @@ def stored_as(config: dict[str, Any], device: str, way: str, dtype: str) -> str:
 
 def check_loadable_format(config: Mapping[str, Any], device: str, ref: str) -> None:
     """Raises ModelError when quantised files cannot be loaded on a device from `choose_device`."""
-    method = quantization_in(config)
+    method = stored_quantization_method(config)
     if not method or device.startswith("cuda"):  # there transformers says what is missing
         return
     module = _MODULES.get(method, "")
@@ -177,7 +177,9 @@ def check_weight_types(weights: Iterable[StoredWeight], settings: Mapping[str, A
             raise ModelError(message, _PLAIN_INSTEAD)
 
 
-def bytes_needed(folder: Path, number_bytes: int, way: str = "", stays_packed: bool = False) -> int:
+def weight_bytes_in_memory(
+    folder: Path, number_bytes: int, way: str = "", stays_packed: bool = False
+) -> int:
     """Returns how many bytes a folder's weights take in memory. Numbers take `number_bytes`, unless
     quantised by a `way` in `QUANTIZATIONS` or left as they are stored (`stays_packed`)."""
     weights, settings = language_weights(folder), find_quantization_config(read_config(folder))
@@ -189,7 +191,7 @@ def bytes_needed(folder: Path, number_bytes: int, way: str = "", stays_packed: b
         count = math.prod(shape)
         if kind in _FLOATS or (kind.startswith("F8") and not settings):
             matrix = len(shape) == 2 and ".layers." in name
-            total += count * (packed_bytes(way, number_bytes) if matrix else number_bytes)
+            total += count * (bytes_per_weight(way, number_bytes) if matrix else number_bytes)
         elif not _BESIDE.search(name):
             packed = {"U8": 2, "I32": 32 // (_bits_per_weight(settings) or 8)}.get(kind, 1)
             total += count * packed * number_bytes
@@ -207,7 +209,7 @@ def _bits_per_weight(settings: Mapping[str, Any]) -> int:
 
 def kept_bytes(config: Mapping[str, Any]) -> float:
     """Returns about how many bytes a weight that stays quantised takes, with its scales."""
-    bits = {"fp8": 8, "mxfp8": 8, "mxfp4": 4}.get(quantization_in(config))
+    bits = {"fp8": 8, "mxfp8": 8, "mxfp4": 4}.get(stored_quantization_method(config))
     return (bits or _bits_per_weight(find_quantization_config(config)) or 8) / 8 + 0.05
 
 
@@ -216,6 +218,6 @@ def rearrange_bitsandbytes_weights(model: Any) -> None:
     first use, so that the model's fingerprint never changes."""
     import torch
 
-    if quantization_in(model.config.to_dict()) == "bitsandbytes":
+    if stored_quantization_method(model.config.to_dict()) == "bitsandbytes":
         with torch.no_grad():
             model.eval()(input_ids=torch.zeros(1, 1, dtype=torch.long, device=model.device))

@@ -12,7 +12,7 @@ import torch
 from esa_cli.models.files.quiet_transformers import quiet_transformers
 
 
-class Streamer:
+class AnswerStreamer:
     """Decodes tokens as they arrive, and holds back a character until all of its tokens have
     arrived.
 
@@ -56,7 +56,7 @@ class Streamer:
 
 def generate(
     model: Any, ids: Sequence[int], cache: Any, *, max_new_tokens: int, temperature: float = 0.0,
-    top_p: float = 1.0, seed: int | None = None, streamer: Streamer | None = None,
+    top_p: float = 1.0, seed: int | None = None, streamer: AnswerStreamer | None = None,
 ) -> list[int]:  # fmt: skip
     """Generates an answer to the prompt `ids` by the model's own `generate`, and returns the new
     token ids.
@@ -98,7 +98,7 @@ def generate(
     return new
 
 
-def end_ids(model: Any) -> list[int]:
+def end_token_ids(model: Any) -> list[int]:
     """Returns the token ids that end an answer."""
     ends = getattr(model.generation_config, "eos_token_id", None)
     return list(ends) if isinstance(ends, (list, tuple)) else [] if ends is None else [int(ends)]

@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention, silu
 
-from esa_cli.attention.rope import Angles
+from esa_cli.attention.rope import FixedRotaryModule
 from esa_cli.models.files.checkpoint_files import weight_files
 from esa_cli.models.text_passes.text_forward import (
     KeysValues,
@@ -253,7 +253,7 @@ class PlainDecoder(nn.Module):
             ),
             "layers": nn.ModuleList(_make_layer(config) for _ in range(config.num_hidden_layers)),
             "norm": RmsNorm(size, config.rms_norm_eps),
-            "rotary_emb": Angles(1.0 / theta ** (numbers / _head_size(config)), 1.0),
+            "rotary_emb": FixedRotaryModule(1.0 / theta ** (numbers / _head_size(config)), 1.0),
         })  # fmt: skip
         self.lm_head = nn.Linear(size, words, bias=False, device="meta")
         self.requires_grad_(False)

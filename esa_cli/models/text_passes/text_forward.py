@@ -89,10 +89,10 @@ def hidden_states(model: Any, ids: Tensor, layer_count: int) -> Tensor:
         pass
     finally:
         handle.remove()
-    return of_size_one(states[0])
+    return normalise_hidden_states(states[0])
 
 
-def of_size_one(states: Tensor) -> Tensor:
+def normalise_hidden_states(states: Tensor) -> Tensor:
     """Returns hidden states as float32, each divided by the root mean square of its numbers."""
     return nn.functional.rms_norm(states.float(), states.shape[-1:], eps=1e-6)
 

@@ -17,10 +17,10 @@ from esa_cli.attention.parts import blame_plugins
 from esa_cli.attention.step import ChunkTrace, Projection
 from esa_cli.attention.window import Phase, QueryState, SurveyComplete, TurnText
 from esa_cli.errors import UsageError
-from esa_cli.models.attachment.attach import attach, last_alone
+from esa_cli.models.attachment.attach import attach, last_token_only_options
 from esa_cli.models.attachment.kv_cache import EsaCache
-from esa_cli.models.files.families import keeps_state
-from esa_cli.models.text_passes.generation import Streamer, end_ids, generate
+from esa_cli.models.files.families import has_state_layers
+from esa_cli.models.text_passes.generation import AnswerStreamer, end_token_ids, generate
 from esa_cli.qa.answering.prompt import EncodedQuestion, PromptTokens
 from esa_cli.qa.answering.reply import Reply, Turn
 from esa_cli.qa.planning.plan import FEED, CachePlacement
@@ -96,7 +96,9 @@ def feed(
         if len(piece) == 1:  # before longer ones a cache with states keeps a copy by itself
             cache.snapshot()
         tokens = torch.tensor([piece], device=model.device)
-        model.base_model(input_ids=tokens, past_key_values=cache, **last_alone(model.config))
+        model.base_model(
+            input_ids=tokens, past_key_values=cache, **last_token_only_options(model.config)
+        )
         if done:
             done(at + len(piece), len(ids))
 
@@ -158,7 +160,7 @@ class Session:
         if not documents:
             raise UsageError("there is no document to ask about", "ingest a document first")
         if len(documents) > 1:
-            check_states_can_join(self.model.config.model_type, keeps_state(self.model.config))
+            check_states_can_join(self.model.config.model_type, has_state_layers(self.model.config))
         for one in documents:
             check_same_compressor(one.read_by, self.method)
             check_reduced_keys(one, self.method)
@@ -315,7 +317,7 @@ class Session:
         asked = EncodedQuestion.encode(self.prompt, question, prime, history, len(self._ids))
         asked.check_length(self.method.window, self.preset.context, tokens)
         length, started = len(self._ids), time.perf_counter()
-        streamer = Streamer(self.tokenizer, on_text)
+        streamer = AnswerStreamer(self.tokenizer, on_text)
         text = self.text.turn_text(self._ids, question)
         query = QueryState(Phase.QUESTION, turn_start=length, trace=trace, text=text)
         # A second Ctrl-C may have interrupted the cropping after the last question.
@@ -340,7 +342,7 @@ class Session:
             answer_tokens=streamer.count,
             first_token_s=(streamer.first or time.perf_counter()) - started,
             total_s=time.perf_counter() - started,
-            cut=streamer.count >= tokens and streamer.last not in end_ids(self.model),
+            cut=streamer.count >= tokens and streamer.last not in end_token_ids(self.model),
         )
 
     def check(

@@ -26,13 +26,13 @@ from esa_cli.models.text_passes.text_forward import (
     LoraAdapter,
     grouped,
     hidden_states,
-    of_size_one,
+    normalise_hidden_states,
     padded,
 )
 from esa_cli.qa.presets.adapter_files import MAPS, finder_folder
 from esa_cli.qa.presets.preset import AnswerSettings, Preset
 from esa_cli.storage.library import SEGMENT, Layout
-from esa_cli.storage.library.segment import decode, encode
+from esa_cli.storage.library.segment import decode_records, encode_rows
 
 SEGMENT_TOKENS = 512
 """The number of document tokens that are encoded together."""
@@ -61,7 +61,7 @@ class ReducedKeys:
     @classmethod
     def of(cls, keys: Tensor, layout: Layout) -> ReducedKeys:
         """Rounds keys (n, R) to the number format of the layout."""
-        return cls(encode(keys, layout), layout)
+        return cls(encode_rows(keys, layout), layout)
 
     @classmethod
     def allocate(cls, tokens: int, layout: Layout) -> ReducedKeys:
@@ -80,7 +80,7 @@ class ReducedKeys:
 
     def decode_keys(self, start: int, stop: int) -> Tensor:
         """Decodes the keys (stop - start, R) of the tokens [start, stop) to float32."""
-        return decode(self.records[start:stop], self.layout)
+        return decode_records(self.records[start:stop], self.layout)
 
 
 def window_products(
@@ -284,7 +284,7 @@ class TokenEncoder:
             for group in grouped(order):
                 ids = padded([sequences[n] for n in group])
                 if fused:
-                    states = of_size_one(fused.states(ids)[0])
+                    states = normalise_hidden_states(fused.states(ids)[0])
                 else:
                     states = hidden_states(self.model, ids, self.layers)
                 for n, row in zip(group, states, strict=True):

@@ -25,7 +25,7 @@ from esa_cli.qa.finding.words import (
     sentence_words,
     unmentioned_share,
 )
-from esa_cli.system.content_words import question_words
+from esa_cli.system.content_words import find_question_words
 
 AROUND = (4, 32, 128)
 """Numbers of neighbours that raise a window's score: about a page, some pages, a chapter."""
@@ -273,7 +273,7 @@ def passages_with_words(query: str, books: Sequence[Book]) -> WordPassages:
     tables = [book.words or sentence_words(book.document.text) for book in books]
     finder = PassageFinder(books)
     index = finder.index
-    wanted = list(dict.fromkeys(question_words(query, {table.language for table in tables})))
+    wanted = list(dict.fromkeys(find_question_words(query, {table.language for table in tables})))
     having = [_sentences_with_words(wanted, table) for table in tables]
     unseen = [sentences.any(1) for sentences in having]
     counts = [

@@ -23,13 +23,13 @@ from safetensors.numpy import load, save
 from torch import Tensor
 
 from esa_cli.documents import sentences
-from esa_cli.system.bm25_scores import Bm25
+from esa_cli.system.bm25_scores import Bm25Index
 from esa_cli.system.content_words import (
     content_words,
+    count_words_of_text,
+    find_question_words,
     language_of,
-    located_words,
-    question_words,
-    word_count,
+    locate_content_words,
     words_version,
 )
 
@@ -56,9 +56,9 @@ def sentence_spans(text: str) -> list[tuple[int, int]]:
     for blank_start, blank_end in [
         *(blank.span() for blank in BLANK_LINES.finditer(text)), (len(text), len(text)),
     ]:  # fmt: skip
-        start, last = sentences.bare(text, at, blank_start)
-        for end in sentences.cuts(text, start, last):
-            first, stop = sentences.bare(text, start, end)
+        start, last = sentences.strip_span(text, at, blank_start)
+        for end in sentences.cut_sentences(text, start, last):
+            first, stop = sentences.strip_span(text, start, end)
             if first < stop:
                 out.append((first, stop))
             start = end
@@ -166,7 +166,7 @@ def sentence_words(text: str) -> SentenceWords:
         ends.append(len(ids))
     return SentenceWords(
         numpy.array(spans, dtype=numpy.int32).reshape(-1, 2),
-        numpy.array([word_count(text[a:b]) for a, b in spans], dtype=numpy.int32),
+        numpy.array([count_words_of_text(text[a:b]) for a, b in spans], dtype=numpy.int32),
         numpy.array(ids, dtype=numpy.int32),
         numpy.array(ends, dtype=numpy.int64),
         list(vocabulary),
@@ -191,7 +191,7 @@ class LexicalIndex:
         self.documents = [number for number, windows in enumerate(narrow) for _ in windows]
         self._own = self._index_windows(tables, narrow)
         # For each size of windows around: their BM25, the nearest to each window, its weight.
-        self._around: list[tuple[Bm25, Tensor, float]] = []
+        self._around: list[tuple[Bm25Index, Tensor, float]] = []
         for size, weight in AROUND:
             wide = [table.cut_windows(size) for table in tables]
             nearest = _nearest_windows(narrow, wide)
@@ -199,7 +199,7 @@ class LexicalIndex:
 
     def _index_windows(
         self, tables: Sequence[SentenceWords], windows: Sequence[Sequence[TextWindow]]
-    ) -> Bm25:
+    ) -> Bm25Index:
         """Builds the BM25 index of the windows of all documents."""
         texts: list[Any] = [numpy.empty(0, dtype=numpy.int64)]
         for table, cut in zip(tables, windows, strict=True):
@@ -207,7 +207,7 @@ class LexicalIndex:
             ids, ends = numpy.array(numbers, dtype=numpy.int64)[table.ids], table.ends.tolist()
             texts += [ids[ends[window.first] : ends[window.last]] for window in cut]
         sizes = numpy.array([len(text) for text in texts[1:]], dtype=numpy.int64)
-        return Bm25(numpy.concatenate(texts), sizes, len(self._vocabulary))
+        return Bm25Index(numpy.concatenate(texts), sizes, len(self._vocabulary))
 
     def __len__(self) -> int:
         return len(self.windows)
@@ -218,7 +218,7 @@ class LexicalIndex:
 
     def _word_numbers(self, question: str) -> list[int]:
         """Returns the vocabulary numbers of the question's words that occur in the documents."""
-        words = question_words(question, self._languages)
+        words = find_question_words(question, self._languages)
         return [
             self._vocabulary[stem] for stems in words for stem in stems if stem in self._vocabulary
         ]
@@ -253,8 +253,8 @@ def _nearest_windows(
 def matched_words(text: str, question: str) -> list[tuple[int, int]]:
     """Returns the characters [start, end) of each content word shared by text and question."""
     language = language_of(text)
-    wanted = {stem for stems in question_words(question, [language]) for stem in stems}
-    located = located_words(text, language)
+    wanted = {stem for stems in find_question_words(question, [language]) for stem in stems}
+    located = locate_content_words(text, language)
     return list(dict.fromkeys((start, end) for start, end, stem in located if stem in wanted))
 
 
@@ -306,7 +306,7 @@ def unmentioned_share(
     shares = [0.0]
     for name in NAME.finditer(question):
         words = [
-            {word[start:end] for start, end, _ in located_words(word)}
+            {word[start:end] for start, end, _ in locate_content_words(word)}
             for word in CAPITALISED.findall(name[0])
             if not _cannot_be_name(word, is_usually_lowercase)
         ]

@@ -23,10 +23,10 @@ from esa_cli.qa.finding.finder import CONTEXT_TOKENS, PIECE, SEGMENT_TOKENS, Fin
 from esa_cli.qa.finding.words import SentenceWords, sentence_words
 from esa_cli.qa.ingestion.library_texts import INDEX, record_document, restored
 from esa_cli.storage.library import Entry, Layout, Library
-from esa_cli.storage.library.stored_document import Writer
+from esa_cli.storage.library.stored_document import DocumentWriter
 from esa_cli.storage.memory_store import split_rows
 from esa_cli.system.files import resolved_path
-from esa_cli.system.progress import Progress, WaitNotice, combined
+from esa_cli.system.progress import Progress, WaitingCallback, combined
 from esa_cli.version import __version__
 
 if TYPE_CHECKING:
@@ -113,7 +113,9 @@ class Ingest(ABC):
         """Returns the form in which a document will be stored."""
 
     @abstractmethod
-    def store_text(self, writer: Writer, text: TokenisedDocument, on_progress: Progress) -> Entry:
+    def store_text(
+        self, writer: DocumentWriter, text: TokenisedDocument, on_progress: Progress
+    ) -> Entry:
         """Computes and stores the tokens of a document that are not on disk yet."""
 
     @abstractmethod
@@ -202,7 +204,7 @@ class Ingest(ABC):
         on_progress = combined(self.events.progress, progress)
         form = self.stored_form(text) if self.stores_documents else None
         while form is not None and form.ids:
-            notice = WaitNotice(self.events.waiting, progress, len(form.ids))
+            notice = WaitingCallback(self.events.waiting, progress, len(form.ids))
             try:
                 book = self._store_book(text, form, on_progress, notice, started)
             except DiskError as error:
@@ -217,8 +219,8 @@ class Ingest(ABC):
         return self._count_book(replace(book, read_s=time.perf_counter() - started))
 
     def _store_book(
-        self, text: TokenisedDocument, form: StoredForm, on_progress: Progress, notice: WaitNotice,
-        started: float,
+        self, text: TokenisedDocument, form: StoredForm, on_progress: Progress,
+        notice: WaitingCallback, started: float,
     ) -> Book | None:  # fmt: skip
         library, document, tokens = self.library, text.document, len(form.ids)
         assert library is not None
@@ -313,13 +315,15 @@ class IndexIngest(Ingest):
         if words is None:  # they are missing, or this version would cut the text otherwise
             words = sentence_words(document.text)
             if self.keep:
-                self.library.keep_words(entry, words.as_bytes())
+                self.library.store_word_index(entry, words.as_bytes())
         return Book(document, None, stored.offsets, entry, index=keys, words=words)
 
     def stored_form(self, text: TokenisedDocument) -> StoredForm:
         return StoredForm(self.identity, text.ids, self.encoder.layout)
 
-    def store_text(self, writer: Writer, text: TokenisedDocument, on_progress: Progress) -> Entry:
+    def store_text(
+        self, writer: DocumentWriter, text: TokenisedDocument, on_progress: Progress
+    ) -> Entry:
         document, [store] = text.document, writer.layers
         for _, keys in self._encode_pieces(text, writer.done, on_progress):
             store.append(*split_rows(keys, store.heads, store.shared))

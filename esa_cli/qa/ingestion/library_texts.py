@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from esa_cli.documents.document import Document, Mark, read_document
-from esa_cli.documents.sources import FoundFiles, LeftOut, find_any
+from esa_cli.documents.sources import FoundFiles, LeftOut, find_readable_files
 from esa_cli.errors import DiskError, DocumentError, LibraryError, UsageError
 from esa_cli.storage.library import Catalogue, Entry, FileRecord, Library
 from esa_cli.system.files import file_stamp, real_path, resolved_path
@@ -170,7 +170,7 @@ def sync_folder(
     Raises DocumentError: the folder cannot be listed, or has no file. LibraryError, DiskError."""
     if not os.path.isdir(folder):
         raise DocumentError(f"{folder} must be a folder", "name a folder; nothing was changed")
-    found = find_any(folder)
+    found = find_readable_files(folder)
     changes = FileIndexing(catalogue, folder).update(found.files, progress)
     record_removed_files(catalogue, folder, found, folder)
     removed = [one for one in _removed_files(catalogue, folder, found) if one.folder]
@@ -179,8 +179,8 @@ def sync_folder(
             f"no document is left in {folder}, so nothing is pruned",
             "check that the disk is there, or use esa ingest --prune --yes if files were removed",
         )
-    catalogue.keep_synced(folder)
-    return FolderState(changes, removed, found.rest(folder))
+    catalogue.store_synced_records(folder)
+    return FolderState(changes, removed, found.summarise_left_out(folder))
 
 
 def forget_removed(catalogue: Catalogue, folder: str, state: FolderState) -> None:
@@ -188,7 +188,7 @@ def forget_removed(catalogue: Catalogue, folder: str, state: FolderState) -> Non
     with catalogue.transaction():
         catalogue.files.remove(one.path for one in state.removed)
     catalogue.drop_unused_texts()
-    catalogue.keep_synced(folder)
+    catalogue.store_synced_records(folder)
 
 
 def _removed_files(catalogue: Catalogue, folder: str, found: FoundFiles) -> list[FileRecord]:
@@ -217,13 +217,13 @@ def record_removed_files(
                 catalogue.files.put(FileRecord(one.path, "", "", 0, why, folder=synced_folder))
 
 
-def record_read_folders(library: Library, names: Sequence[str]) -> None:
+def record_ingested_folders(library: Library, names: Sequence[str]) -> None:
     """Calls `record_removed_files` for each name of a folder, after its files were ingested."""
     folders = [os.path.abspath(name) for name in names if os.path.isdir(name)]
     if folders and library.exists:
         with suppress(LibraryError, DiskError), library.catalogue() as catalogue:
             for folder in folders:
-                record_removed_files(catalogue, folder, find_any(folder))
+                record_removed_files(catalogue, folder, find_readable_files(folder))
 
 
 def outdated_entries(
@@ -278,10 +278,10 @@ def library_texts(library: Library, progress: Progress | None = None) -> Library
     if not library.exists:
         return LibraryTexts()
     with library.search_catalogue() as catalogue:
-        return texts_of(catalogue, progress)
+        return texts_in_catalogue(catalogue, progress)
 
 
-def texts_of(catalogue: Catalogue, progress: Progress | None = None) -> LibraryTexts:
+def texts_in_catalogue(catalogue: Catalogue, progress: Progress | None = None) -> LibraryTexts:
     """Parses changed files again, and returns the texts of a library."""
     divided = catalogue.entries()
     stored = [one for part in divided for one in part if not one.damage]

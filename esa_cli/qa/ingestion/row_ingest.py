@@ -9,7 +9,7 @@ import torch
 
 from esa_cli.documents.document import Document
 from esa_cli.models.attachment.layer_traits import kv_dtype
-from esa_cli.models.files.families import key_shapes, latent_block
+from esa_cli.models.files.families import key_shapes, latent_scale_block_size
 from esa_cli.qa.finding.books import Book, TokenisedDocument
 from esa_cli.qa.ingestion.ingest import Ingest, StoredForm
 from esa_cli.qa.planning.model_shape import shape_of
@@ -18,7 +18,7 @@ from esa_cli.qa.planning.row_storage import hindrance, kv_cache_layout, storable
 from esa_cli.qa.presets.cache_key import cache_key
 from esa_cli.storage.library import SEGMENT, Entry, Layout
 from esa_cli.storage.library.disk import LibraryPaths, damage_error
-from esa_cli.storage.library.stored_document import Writer
+from esa_cli.storage.library.stored_document import DocumentWriter
 from esa_cli.storage.memory_store import PrefilledDocument
 from esa_cli.system.progress import Progress
 
@@ -46,8 +46,8 @@ class RowIngest(Ingest):
             self.esa.facts["fingerprint"],
             str(kv_dtype(session.model)).removeprefix("torch."),
             rows,
-            [i for i, at in enumerate(session.attachment.row_layers) if at in running],
-            latent_block(config),
+            [i for i, at in enumerate(session.attachment.kv_layers) if at in running],
+            latent_scale_block_size(config),
             len(session.cache.states.layers),
             key_shapes(config),
         )
@@ -106,7 +106,7 @@ class RowIngest(Ingest):
         assert self.library is not None
         size = sum(tensor.nbytes for state in states for tensor in state.values())
         if size not in (0, self._document_state_bytes):  # those before the first token are empty
-            path = LibraryPaths(self.library.root).document(key, "states")
+            path = LibraryPaths(self.library.root).document_path(key, "states")
             raise damage_error(path, "its states have other shapes than this model's", key)
         device = self.esa.session.model.device
         return [{name: one.to(device) for name, one in state.items()} for state in states]
@@ -118,7 +118,9 @@ class RowIngest(Ingest):
         elif self.planner:
             self.planner.check(min(tokens, STORED_AT_ONCE))
 
-    def store_text(self, writer: Writer, text: TokenisedDocument, on_progress: Progress) -> Entry:
+    def store_text(
+        self, writer: DocumentWriter, text: TokenisedDocument, on_progress: Progress
+    ) -> Entry:
         session, document, ids = self.esa.session, text.document, list(writer.ids)
         done = PrefilledDocument(
             ids[: writer.done], writer.layers, writer.projections or [],

@@ -15,16 +15,16 @@ from esa_cli.models.files.checkpoint_files import (
     StoredWeight,
     language_weights,
     read_config,
-    unmade_weights,
+    shapes_of_expected_weights,
     weight_files,
 )
 from esa_cli.models.files.families import FAMILIES, family_of, key_shape, key_shapes, layer_kinds
 from esa_cli.models.loading.quantization import (
-    bytes_needed,
+    bytes_per_weight,
     kept_bytes,
-    packed_bytes,
-    quantization_in,
     stays_quantised,
+    stored_quantization_method,
+    weight_bytes_in_memory,
 )
 
 
@@ -160,7 +160,7 @@ class WeightSizes:
         return self.nbytes * size // self.size
 
 
-def weights_of(folder: Path, device: str, size: int, packing: str = "") -> WeightSizes:
+def measure_weights(folder: Path, device: str, size: int, packing: str = "") -> WeightSizes:
     """Measures the weights of the model in a folder, which may contain only config.json.
 
     Args:
@@ -171,15 +171,15 @@ def weights_of(folder: Path, device: str, size: int, packing: str = "") -> Weigh
     config = read_config(folder)
     kept = not packing and stays_quantised(config, device)
     if _has_all_weight_files(folder):
-        nbytes = bytes_needed(folder, size, packing, kept)
+        nbytes = weight_bytes_in_memory(folder, size, packing, kept)
         return WeightSizes(nbytes, count_layer_weights(language_weights(folder), config), size)
-    tensors, total = unmade_weights(folder), 0.0
+    tensors, total = shapes_of_expected_weights(folder), 0.0
     for tensor in tensors:
         each: float = size
         if _is_layer_matrix(tensor):
             if not kept:
-                each = packed_bytes(packing, size)
-            elif _is_expert_weight(tensor) or quantization_in(config) != "mxfp4":
+                each = bytes_per_weight(packing, size)
+            elif _is_expert_weight(tensor) or stored_quantization_method(config) != "mxfp4":
                 each = kept_bytes(config)
         total += math.prod(tensor.shape) * each
     return WeightSizes(int(total), count_layer_weights(tensors, config), size)

@@ -22,16 +22,16 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from esa_cli.errors import ResourceError
-from esa_cli.models.attachment.layer_traits import row_layers
+from esa_cli.models.attachment.layer_traits import kv_layers
 from esa_cli.models.files.checkpoint_files import language_settings
 from esa_cli.models.files.prepared_models import home
 from esa_cli.models.text_passes.small_decoder import MOST_BYTES
 from esa_cli.qa.finding.finder import CONTEXT_TOKENS, PIECE, SEGMENT_TOKENS, FinderSizes
-from esa_cli.qa.planning.model_shape import ModelShape, shape_of, weights_of
+from esa_cli.qa.planning.model_shape import ModelShape, measure_weights, shape_of
 from esa_cli.qa.planning.row_storage import hindrance, reduced_key_widths
 from esa_cli.qa.presets.resolved_preset import ResolvedPreset
 from esa_cli.storage import check_cache
-from esa_cli.storage.memory_store import RESERVE, MakeStore, StorePlaces
+from esa_cli.storage.memory_store import RESERVE, MakeStore, StoreFactory
 from esa_cli.system import machine
 from esa_cli.system.files import replacing
 
@@ -207,16 +207,16 @@ class CachePlacement:
     Raises UsageError: `cache` is none of these."""
 
     def __init__(
-        self, model: Any, method: Method, cache: str, places: StorePlaces | None = None,
+        self, model: Any, method: Method, cache: str, places: StoreFactory | None = None,
         free: Callable[[torch.device], int] = free_cache_bytes,
     ) -> None:  # fmt: skip
         check_cache(cache)
         self.model, self.method, self.cache = model, method, cache
-        self._places, self._free = places or StorePlaces(), free
+        self._places, self._free = places or StoreFactory(), free
 
     def store_maker(self, tokens: int) -> MakeStore:
         """Returns the function that makes key-value stores for `tokens` tokens."""
-        return self._places.stores(row_layers(self.model) if self._goes_to_host(tokens) else ())
+        return self._places.stores(kv_layers(self.model) if self._goes_to_host(tokens) else ())
 
     def _goes_to_host(self, tokens: int) -> bool:
         device, size = self.model.device, self.model.dtype.itemsize
@@ -275,7 +275,7 @@ class Planner:
         cache: str = "auto", packing: str = "",
     ) -> None:  # fmt: skip
         shape = shape_of(language_settings(folder))
-        self.weights = weights_of(folder, device, dtype.itemsize, packing)
+        self.weights = measure_weights(folder, device, dtype.itemsize, packing)
         on_gpu, body = device not in ("cpu", "mps"), self.weights.body
         self.costs, self.cache, how = TextCosts(shape, on_gpu, body, index), "device", "index"
         self.may_store_rows = False

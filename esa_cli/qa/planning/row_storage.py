@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from esa_cli.errors import PresetError, UsageError
-from esa_cli.methods.registry import without_file
+from esa_cli.methods.registry import first_part_without_file
 from esa_cli.storage.library import SEGMENT, Layout
 
 if TYPE_CHECKING:
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from esa_cli.qa.presets.resolved_preset import ResolvedPreset
 
 
-def check_states_can_join(model_type: str, keeps_state: bool) -> None:
+def check_states_can_join(model_type: str, has_state_layers: bool) -> None:
     """Raises UsageError if layers of the model keep a state, because the states of several
     documents cannot be joined."""
-    if keeps_state:
+    if has_state_layers:
         raise UsageError(
             f"layers of this {model_type} model keep a state, and the states of several documents "
             "cannot be joined",
@@ -30,11 +30,11 @@ def check_states_can_join(model_type: str, keeps_state: bool) -> None:
         )
 
 
-def check_asked_together(resolved: ResolvedPreset, model_type: str, keeps_state: bool) -> None:
+def check_asked_together(resolved: ResolvedPreset, model_type: str, has_state_layers: bool) -> None:
     """Raises UsageError if one question cannot be asked about several documents."""
     if not resolved.preset.answer.needs_rows:
         return
-    check_states_can_join(model_type, keeps_state)
+    check_states_can_join(model_type, has_state_layers)
     if resolved.method.selector.observes:
         raise UsageError(
             f"selector {resolved.preset.selector['name']} works with one document only",
@@ -47,7 +47,7 @@ def hindrance(method: Method) -> str:
     The first segment is stored with the projections that were fitted on its tokens."""
     if method.selector.observes:
         return "its selector gathers data during the prefill, which is not stored"
-    if kind := without_file(method):
+    if kind := first_part_without_file(method):
         return f"its {kind} must be defined in a file, by which it is recognised"
     tokens = method.compressor.fit_tokens if method.score.features else 0
     if tokens > SEGMENT:
@@ -81,18 +81,18 @@ def reduced_key_widths(
 
 def kv_cache_layout(
     method: Method, shape: Mapping[str, Any], dtype: str, number_format: str,
-    method_layers: Container[int], latent_block: int = 0, state_layers: int = 0,
+    method_layers: Container[int], block: int = 0, state_layers: int = 0,
     shapes: Sequence[tuple[int, int]] = (),
 ) -> Layout:  # fmt: skip
     """Returns the layout of a stored KV cache.
 
     Args:
-        shape: the model's, with the names of `fingerprint.Fingerprint`.
-        dtype: of keys and values, as "float32". number_format: `int8` or `native`.
+        shape: the model's shape, with the names of `fingerprint.Fingerprint`.
+        dtype: the type of keys and values, as "float32". number_format: `int8` or `native`.
         method_layers: which of the layers with a KV cache run the method; other layers have no
             reduced keys.
-        latent_block: of `latent_block`. state_layers: the model's layers that keep one.
-        shapes: of `key_shapes`."""
+        block: the result of `latent_scale_block_size`. state_layers: the number of layers with a
+            recurrent state. shapes: the result of `key_shapes`."""
     from esa_cli.attention.parts import Moments
 
     folded, compressor = shape["groups"] * shape["dim"], method.compressor
@@ -104,7 +104,7 @@ def kv_cache_layout(
         layers=shape["layers"], heads=shape["groups"], dim=shape["dim"], dtype=dtype,
         kind=number_format,  # type: ignore[arg-type]
         reduced=ranks, fit=compressor.fit_tokens if any(ranks) else 0, segment=SEGMENT,
-        shared=latent_block > 0, block=latent_block, states=state_layers, shapes=tuple(shapes),
+        shared=block > 0, block=block, states=state_layers, shapes=tuple(shapes),
     )  # fmt: skip
 
 

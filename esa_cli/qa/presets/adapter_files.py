@@ -23,13 +23,13 @@ def check_adapter(settings: AnswerSettings) -> None:
             finder_folder(settings.finder)
 
 
-def without_adapter(preset: Preset) -> Preset:
+def preset_without_adapter(preset: Preset) -> Preset:
     """Returns a copy of the preset for ingesting documents, without adapter and reader."""
     answer = preset.answer.model_copy(update={"adapter": None, "reader": None})
     return preset.model_copy(update={"answer": answer})
 
 
-def for_finding(preset: Preset, words_alone: bool = False) -> Preset:
+def preset_for_finding(preset: Preset, words_alone: bool = False) -> Preset:
     """Returns a copy of the preset for finding passages, without adapter and reader. With
     `words_alone`, it has no finder either, so that passages are found with BM25 alone."""
     answer = preset.answer

@@ -16,8 +16,12 @@ from importlib.metadata import version
 from typing import Any
 
 from esa_cli.attention.method import Method
-from esa_cli.methods.registry import PARTS, contents, sources
-from esa_cli.models.attachment.fingerprint import fingerprint, weight_errors, weight_tensors
+from esa_cli.methods.registry import PARTS, hash_part_sources, hash_setting_files
+from esa_cli.models.attachment.fingerprint import (
+    converting_weight_errors,
+    fingerprint,
+    weight_tensors,
+)
 from esa_cli.models.files.families import family_of
 from esa_cli.models.tokenization.tokenizer import PlainTokenizer
 from esa_cli.qa.presets.adapter_files import adapter_folder, finder_folder
@@ -55,7 +59,7 @@ def cache_key(
         "format": FORMAT,
         "model": model,
         "head": list(head),
-        "parts": sources(method),
+        "parts": hash_part_sources(method),
         "rows": {"dtype": layout.dtype, "kind": layout.kind},
         "prompt": preset.prompt.model_dump(exclude={"after"}),
         "window": window,
@@ -64,7 +68,10 @@ def cache_key(
     }
     if method.score.features:
         aim = {"rotate": method.score.rotates, "distance": method.position.distance}
-        facts["compressor"] = {**contents(preset.compressor, method.compressor.files), **aim}
+        facts["compressor"] = {
+            **hash_setting_files(preset.compressor, method.compressor.files),
+            **aim,
+        }
     if preset.window.dense is None:  # the length of full attention follows from k
         facts["window"] = window = {**window, "dense": method.window.dense_below}
     if layout.states:
@@ -88,7 +95,7 @@ def _weight_digest(model: Any) -> str:
     """Returns a digest of the weights' names, shapes and some numbers, which training changes."""
     digest = sha256()
     for name, weight in weight_tensors(model):
-        with weight_errors(name):
+        with converting_weight_errors(name):
             flat = weight.detach().reshape(-1)
             some = flat[:: max(1, flat.shape[0] // SAMPLES)][:SAMPLES].float().cpu()
         digest.update(f"{name} {tuple(weight.shape)}".encode())
@@ -125,10 +132,10 @@ def settings_hash(preset: Preset, left_out: tuple[str, ...] = ("name",)) -> str:
     """Returns the hash of a method's preset and of the files it uses, without `answer` and the
     settings in `left_out`. Raises PresetError: a setting is invalid, or a file cannot be read."""
     facts, method = _dump_settings(preset, (*left_out, "answer")), resolve(preset).method
-    files: dict[str, Any] = {**sources(method)}
+    files: dict[str, Any] = {**hash_part_sources(method)}
     for kind in PARTS:
         named = method.compressor.files if kind == "compressor" else ()
-        for key, value in contents(facts[kind], named).items():
+        for key, value in hash_setting_files(facts[kind], named).items():
             if value != facts[kind].get(key):
                 files[f"{kind}.{key}"] = value
     # Without files the hash is that of older versions, whose rows can be continued.

@@ -42,7 +42,7 @@ UNANSWERED = "(not told)"
 TEMPERATURES = "0, or at least 1e-06 and finite"
 
 
-def valid_temperature(temperature: float) -> bool:
+def is_valid_temperature(temperature: float) -> bool:
     """Whether a temperature is 0, which means greedy, or large enough to divide logits."""
     return temperature == 0 or (temperature >= 1e-6 and math.isfinite(temperature))
 
@@ -139,7 +139,7 @@ class GenerationSettings(_StrictModel):
     @field_validator("temperature")
     @classmethod
     def _check_temperature(cls, temperature: float) -> float:
-        if not valid_temperature(temperature):
+        if not is_valid_temperature(temperature):
             raise PydanticCustomError("temperature", f"must be {TEMPERATURES}")
         return temperature
 
@@ -253,7 +253,7 @@ def answer_from_kv_cache(data: Mapping[str, Any]) -> dict[str, Any]:
     return rows if reader is None else merge_presets(rows, over)
 
 
-def by_its_model(preset: Preset) -> Preset:
+def preset_of_reader_model(preset: Preset) -> Preset:
     """Returns the preset, changed to answer from the KV cache of its reader if it has a reader."""
     if preset.answer.reader is None:
         return preset

@@ -65,7 +65,7 @@ def resolve(
         return preset
     chosen = load(preset, overrides) if isinstance(preset, str) else preset
     if method is not None:
-        chosen = for_length(method, chosen, length)
+        chosen = apply_for_length(method, chosen, length)
     resolved = ResolvedPreset(chosen)
     if chosen.answer.needs_rows:
         _ = resolved.method
@@ -75,7 +75,7 @@ def resolve(
 def _build_part(kind: str, options: dict[str, Any]) -> Any:
     from esa_cli.attention import parts
 
-    part, (base, members) = registry.build(kind, options), MEMBERS[kind]
+    part, (base, members) = registry.build_part(kind, options), MEMBERS[kind]
     name = type(part).__name__
     if not isinstance(part, getattr(parts, base)):
         raise PluginError(
@@ -93,9 +93,9 @@ def build_method(preset: Preset) -> Method:
     from esa_cli.attention.kernels import KERNELS
     from esa_cli.attention.method import Method
     from esa_cli.attention.parts import blame_plugins
-    from esa_cli.methods.plugin_loading import load_installed
+    from esa_cli.methods.plugin_loading import load_installed_plugins
 
-    load_installed()
+    load_installed_plugins()
     if preset.kernel != "auto" and preset.kernel not in KERNELS:
         raise PresetError(
             f"unknown kernel {preset.kernel!r}", nearest(preset.kernel, ["auto", *KERNELS])
@@ -123,9 +123,9 @@ def apply(name: str, preset: Preset, length: int = 0) -> Preset:
     """Replaces the preset's method by the method `name` with the same token budget, for documents
     of `length` tokens. Raises UsageError: the method is unknown. PluginError: its recipe fails, or
     changes a forbidden setting. PresetError: a setting is invalid, or the budget differs."""
-    from esa_cli.methods.plugin_loading import load_installed
+    from esa_cli.methods.plugin_loading import load_installed_plugins
 
-    load_installed()
+    load_installed_plugins()
     recipe = registry.find_recipe(name)
     base = registry.Base(preset.window, preset.context, preset.position, length)
     # A published method attends to the last tokens before the question whatever the preset says.
@@ -179,12 +179,12 @@ def compared(name: str, preset: Preset, length: int = 0) -> Preset:
     return preset
 
 
-def compared_by_default(preset: Preset) -> tuple[str, ...]:
+def default_compared_methods(preset: Preset) -> tuple[str, ...]:
     """Returns the names of the methods that a comparison includes by default."""
     return (AS_IS, FROM_TEXT) if preset.answer.source == "text" else (AS_IS,)
 
 
-def for_length(name: str, preset: Preset, length: int) -> Preset:
+def apply_for_length(name: str, preset: Preset, length: int) -> Preset:
     """Applies a method for documents of `length` tokens; 0 means that the length is unknown. Raises
     the errors of `apply`, and UsageError: the method needs a length."""
     if not length and stretches(name, preset):
@@ -232,7 +232,9 @@ def check_same_compressor(old: Method | None, new: Method) -> None:
     prefilled the document; `old` is None if it is unknown."""
     if old is None or not new.score.features:
         return
-    if new.fitting != old.fitting or (new.compressor.fit_tokens and not old.score.features):
+    if new.fit_settings != old.fit_settings or (
+        new.compressor.fit_tokens and not old.score.features
+    ):
         raise PresetError(
             "the document must be prefilled for this compressor", "ingest it again with this preset"
         )
@@ -256,10 +258,10 @@ def check_reduced_keys(document: PrefilledDocument, method: Method) -> None:
 def check_fits_model(method: Method, model: Any) -> None:
     """Raises PresetError if a method's projections or heads belong to another model."""
     from esa_cli.methods.voting import VoteScore
-    from esa_cli.models.attachment.fingerprint import check_maps
+    from esa_cli.models.attachment.fingerprint import check_compressor_fits
     from esa_cli.models.files.families import FAMILIES, method_layers
 
-    check_maps(method.compressor, model, method)
+    check_compressor_fits(method.compressor, model, method)
     last, layers = method.score.last_layer, model.config.num_hidden_layers
     if last is not None and last >= layers:
         raise PresetError(
@@ -279,7 +281,7 @@ def check_fits_model(method: Method, model: Any) -> None:
 def check_kernel(method: Method, config: dict[str, Any], device: str, dtype: torch.dtype) -> None:
     """Checks that a method's kernel runs on a torch device for a model with this `config`. Raises
     UsageError: the kernel cannot run. ModelError: `config` lacks a size."""
-    from esa_cli.attention.kernels import choose
+    from esa_cli.attention.kernels import choose_kernel
     from esa_cli.models.files.families import family_of, key_shape
 
     if method.kernel == "auto":
@@ -290,4 +292,4 @@ def check_kernel(method: Method, config: dict[str, Any], device: str, dtype: tor
     except (AttributeError, ArithmeticError, TypeError) as error:
         raise ModelError(f"the model's config.json must have all sizes, got {error}") from error
     cap = config.get(family_of(settings).attention_cap) or 0.0
-    choose(torch.empty(1, 1, dim, dtype=dtype, device=device), method.kernel, cap)
+    choose_kernel(torch.empty(1, 1, dim, dtype=dtype, device=device), method.kernel, cap)

@@ -35,7 +35,12 @@ from esa_cli.errors import DiskError, EsaError, LibraryError
 from esa_cli.storage.library import disk, manifest
 from esa_cli.storage.library.disk import LibraryPaths
 from esa_cli.storage.library.manifest import Entry
-from esa_cli.system.content_words import language_of, located_words, question_words, words_version
+from esa_cli.system.content_words import (
+    find_question_words,
+    language_of,
+    locate_content_words,
+    words_version,
+)
 from esa_cli.system.files import file_stamp, real_path
 from esa_cli.system.progress import Progress
 from esa_cli.system.text import has_lone_surrogate, text_bytes
@@ -195,7 +200,7 @@ class TextIndex:
         assert row is not None
         language = language_of(text)
         self._db.execute("INSERT OR IGNORE INTO languages (name) VALUES (?)", (language,))
-        words = (_make_index_token(word) for _, _, word in located_words(text, language))
+        words = (_make_index_token(word) for _, _, word in locate_content_words(text, language))
         packer, packed, count = zlib.compressobj(1), list[bytes](), 0
         while passage := " ".join(islice(words, PASSAGE_WORDS)):
             data = passage.encode("utf-8", "replace")  # it may have lone surrogates
@@ -231,7 +236,7 @@ class TextIndex:
         """Returns the texts that have a word of the question, by descending score. Of texts with
         equal scores the longer comes first."""
         languages = [name for (name,) in self._db.execute("SELECT name FROM languages")]
-        words = dict.fromkeys(question_words(question, languages))
+        words = dict.fromkeys(find_question_words(question, languages))
         self._db.execute("CREATE TEMP TABLE IF NOT EXISTS hits (passage, word, score)")
         self._db.execute("DELETE FROM hits")
         for number, stems in enumerate(words):
@@ -345,13 +350,13 @@ class Catalogue:
     def known_files(self) -> KnownFiles:
         return KnownFiles(self._paths, self.files.all())
 
-    def keep_synced(self, folder: str) -> None:
+    def store_synced_records(self, folder: str) -> None:
         """Copies the records of a synchronised folder into a separate file, from which a new
         catalogue takes the records. Raises LibraryError, DiskError."""
         records = [one._asdict() for one in self.files.below(folder) if one.folder == folder]
         path = _folder_path(self._paths, folder)
         payload = json.dumps({"folder": folder, "files": records}).encode()
-        with self._paths.locked(path.stem), disk.converting_write_errors(self._paths.root):
+        with self._paths.hold_lock(path.stem), disk.converting_write_errors(self._paths.root):
             if not records:
                 path.unlink(missing_ok=True)
             elif _read_folder_file(path) != payload:
@@ -481,7 +486,7 @@ def open_catalogue(paths: LibraryPaths, keep: bool = True) -> Iterator[Catalogue
             make_tables(db)
             yield Catalogue(paths, db)
         return
-    paths.make()
+    paths.make_folders()
     try:
         try:
             db = _open_or_make(paths)
@@ -510,7 +515,7 @@ def search_catalogue(paths: LibraryPaths, copy: bool = False) -> Iterator[Catalo
         except EsaError:
             opened = None
         if opened is None:
-            paths.check()
+            paths.check_folder()
             db = stack.enter_context(closing(_prepare_tables(_open_copy(paths), paths)))
             opened = Catalogue(paths, db)
         yield opened

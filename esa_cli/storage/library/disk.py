@@ -81,7 +81,7 @@ class LibraryPaths:
         self.documents, self.segments = root / "documents", root / "segments"
         self.folders, self.locks = root / "folders", root / "locks"
 
-    def check(self) -> None:
+    def check_folder(self) -> None:
         """Raises LibraryError if the folder has files and is not a library, since a wrong
         ESA_LIBRARY must not harm the user's own files."""
         root, marker = self.root, self.root / MARKER
@@ -94,9 +94,9 @@ class LibraryPaths:
             f"point {ROOT} to a folder of its own, such as {root / 'library'}, or copy to it",
         )
 
-    def make(self) -> None:
+    def make_folders(self) -> None:
         """Creates the library's folders, which only their owner may read."""
-        self.check()
+        self.check_folder()
         with converting_write_errors(self.root):
             self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
             with suppress(FileExistsError), open(self.root / MARKER, "x", encoding="utf-8") as file:
@@ -104,7 +104,7 @@ class LibraryPaths:
             for name in (*_NAMES, "locks"):
                 (self.root / name).mkdir(mode=0o700, exist_ok=True)
 
-    def document(self, key: str, kind: str = "doc") -> Path:
+    def document_path(self, key: str, kind: str = "doc") -> Path:
         return self.documents / f"{key}.{kind}"
 
     def segment_path(self, name: str) -> Path:
@@ -138,7 +138,7 @@ class LibraryPaths:
         return [self.root / folder / name for name in sorted(names)]
 
     @contextmanager
-    def locked(self, name: str, waiting: Callable[[], None] | None = None) -> Iterator[None]:
+    def hold_lock(self, name: str, waiting: Callable[[], None] | None = None) -> Iterator[None]:
         """Holds the lock of a document, whose key is `name`, or of the whole library (`library`).
         Raises LibraryError, DiskError: the lock's file cannot be created, or locks do not work.
 
@@ -163,14 +163,14 @@ class LibraryPaths:
     def is_locked(self, name: str) -> bool:
         """Whether any process, including this one, holds the lock with this name now."""
         try:
-            with self.locked(name, refuse_to_wait):
+            with self.hold_lock(name, refuse_to_wait):
                 return False
         except BlockingIOError:
             return True
 
 
 def refuse_to_wait() -> None:
-    """Raises BlockingIOError. Passed as `waiting`, the function makes `locked` fail at once."""
+    """Raises BlockingIOError. Passed as `waiting`, the function makes `hold_lock` fail at once."""
     raise BlockingIOError("another process has the lock")
 
 

@@ -29,7 +29,7 @@ from esa_cli.storage.library.manifest import Entry, Layout, segment_prefix
 if TYPE_CHECKING:
     import torch
 
-    from esa_cli.storage.library.stored_document import StoredDocument, Writer
+    from esa_cli.storage.library.stored_document import DocumentWriter, StoredDocument
 
 OTHER_BYTES = 48
 """Largest number of bytes per token beside its KV cache: id, offsets, text and projections."""
@@ -67,7 +67,7 @@ class Library:
     def find(self, key: str) -> Entry | None:
         """Returns the document with this key, or None. Raises LibraryError: its manifest is damaged
         or of another format, the folder cannot be read, or the folder is not a library."""
-        self._paths.check()
+        self._paths.check_folder()
         is_stored = manifest.has_document(self._paths, key)
         entries = manifest.read_entries(self._paths, [key] if is_stored else [])
         for entry in entries:
@@ -81,7 +81,7 @@ class Library:
 
     def divided_entries(self) -> DividedEntries:
         """Divides the stored documents into present and former ones. Raises LibraryError."""
-        self._paths.check()
+        self._paths.check_folder()
         return catalogue.known_files(self._paths).divide_entries(manifest.read_entries(self._paths))
 
     def matches(self, text: str) -> list[Entry]:
@@ -89,7 +89,7 @@ class Library:
         documents with this name or source. Former documents are returned only if no present
         document matches. Raises LibraryError: the folder cannot be read, or is not a library."""
         paths, prefix = self._paths, text.lower()
-        paths.check()
+        paths.check_folder()
         keys = [
             key for key in manifest.list_keys(paths) if len(text) > 3 and key.startswith(prefix)
         ]
@@ -101,7 +101,7 @@ class Library:
 
     def text_digests(self) -> set[str]:
         """Returns the digest of every document's text. Raises LibraryError."""
-        self._paths.check()
+        self._paths.check_folder()
         return set(catalogue.stored_keys(self._paths))
 
     @property
@@ -151,8 +151,8 @@ class Library:
         waiting: Callable[[], None] | None = None,
         devices: Sequence[torch.device] = (),
         states: int = 0,
-    ) -> Iterator[Writer | Entry]:
-        """Yields a `Writer`, or the document if another process has stored the document.
+    ) -> Iterator[DocumentWriter | Entry]:
+        """Yields a `DocumentWriter`, or the document if another process has stored the document.
         If the block ends without `finish`, the next ingest resumes from the whole segments on disk.
 
         Args:
@@ -162,17 +162,17 @@ class Library:
         Raises:
             DiskError: the document does not fit on the disk. LibraryError: the library cannot be
                 written, or the document exists and is damaged."""
-        from esa_cli.storage.library.stored_document import Writer
+        from esa_cli.storage.library.stored_document import DocumentWriter
 
         paths = self._paths
-        paths.make()
-        with paths.locked(key, waiting):
+        paths.make_folders()
+        with paths.hold_lock(key, waiting):
             entry = self.find(key)
             if entry is None:
                 prefixes = manifest.segment_prefixes(identity, ids, layout)
                 was_claimed = paths.claim_path(key).exists()
                 claim_segments(paths, key, prefixes)
-                writer = Writer(paths, key, identity, ids, layout, prefixes, devices)
+                writer = DocumentWriter(paths, key, identity, ids, layout, prefixes, devices)
                 try:
                     size = self.size_of(len(ids), layout, states)
                     disk.check_room(self.root, size - layout.nbytes(writer.done))
@@ -201,20 +201,20 @@ class Library:
 
     def words(self, entry: Entry) -> bytes | None:
         """Returns a document's stored word index as bytes, or None if no usable index is stored."""
-        path, owner = self._paths.document(entry.key, "words"), f"{entry.key}\n".encode()
+        path, owner = self._paths.document_path(entry.key, "words"), f"{entry.key}\n".encode()
         try:
             payload = disk.read_file(path, "words", "")
         except LibraryError:
             return None
         return payload.removeprefix(owner) if payload.startswith(owner) else None
 
-    def keep_words(self, entry: Entry, payload: bytes) -> None:
+    def store_word_index(self, entry: Entry, payload: bytes) -> None:
         """Stores a document's word index, unless another process holds the document's lock or the
         library cannot be written."""
-        path, owner = self._paths.document(entry.key, "words"), f"{entry.key}\n".encode()
+        path, owner = self._paths.document_path(entry.key, "words"), f"{entry.key}\n".encode()
         with (
             suppress(LibraryError, ResourceError, OSError),
-            self._paths.locked(entry.key, disk.refuse_to_wait),
+            self._paths.hold_lock(entry.key, disk.refuse_to_wait),
         ):
             if manifest.has_document(self._paths, entry.key):
                 disk.write_file(path, "words", owner + payload, entry.key)
@@ -226,7 +226,7 @@ class Library:
         if entry.error:
             return [entry.error]
         errors = list[LibraryError]()
-        for path in [self._paths.document(entry.key), *needed_paths(self._paths, entry)]:
+        for path in [self._paths.document_path(entry.key), *needed_paths(self._paths, entry)]:
             try:
                 if path.suffix == ".doc":
                     manifest.read_manifest(self._paths, entry.key)
@@ -240,14 +240,14 @@ class Library:
         """Removes a document, except segments that other documents may need, and returns the bytes
         freed. Raises LibraryError, DiskError: a file or the catalogue cannot be changed."""
         paths = self._paths
-        paths.make()
-        with disk.converting_write_errors(self.root), paths.locked("library"):
+        paths.make_folders()
+        with disk.converting_write_errors(self.root), paths.hold_lock("library"):
             others = [one for one in manifest.read_entries(paths) if one.key != entry.key]
             is_needed = needed_file_filter(paths, others, with_abandoned_claims=True)
             shared = [paths.projections_path(entry.fit), *map(paths.segment_path, entry.segments)]
             if entry.error:
                 shared = [*paths.finished_files("segments"), *paths.finished_files("fits")]
-            files = [paths.document(entry.key, kind) for kind in disk.KINDS]
+            files = [paths.document_path(entry.key, kind) for kind in disk.KINDS]
             freed = delete_files(paths, files + [path for path in shared if not is_needed(path)])
         self._change_catalogue(Catalogue.drop_unused_texts)
         return freed
@@ -259,9 +259,9 @@ class Library:
         paths = self._paths
         if not self.root.exists():
             return PruneResult((), 0, 0, 0)
-        paths.make()
+        paths.make_folders()
         former = {entry.key for entry in self.divided_entries().former}
-        with disk.converting_write_errors(self.root), paths.locked("library"):
+        with disk.converting_write_errors(self.root), paths.hold_lock("library"):
             entries, total = manifest.read_entries(paths), self.nbytes
             unusable = [entry for entry in entries if entry.error]
             usable = [entry for entry in reversed(entries) if not entry.error]
@@ -309,7 +309,7 @@ def _refuse_unusable(unusable: Sequence[Entry]) -> None:
 def claim_segments(paths: LibraryPaths, key: str, prefixes: list[str]) -> None:
     """Writes a claim, which protects the segments with these prefixes from removal during the
     ingest of a document. Raises LibraryError, DiskError."""
-    with disk.converting_write_errors(paths.root), paths.locked("library"):
+    with disk.converting_write_errors(paths.root), paths.hold_lock("library"):
         disk.write_file(paths.claim_path(key), "claim", json.dumps(prefixes).encode(), key)
 
 

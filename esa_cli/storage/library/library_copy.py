@@ -122,7 +122,7 @@ def _list_archive(place: str) -> dict[str, FilePart]:
     return {member.name: FilePart(path, member.offset_data, member.size) for member in members}
 
 
-def push(
+def push_documents(
     library: Library, place: str, entries: Sequence[Entry], progress: Progress | None = None
 ) -> CopyResult:
     """Copies documents from the library to another folder or to a new archive. A missing or empty
@@ -138,7 +138,7 @@ def push(
         return CopyResult()
     if not is_archive(place):
         source, target = CopySource(str(library.root)), LibraryPaths(Path(place))
-        target.make()
+        target.make_folders()
         return _copy_each(keys, lambda key: _copy_document(source, target, key), progress)
     paths, added = LibraryPaths(library.root), set[Path]()
     with _create_archive(Path(place)) as tar:
@@ -149,7 +149,7 @@ def push(
     return result
 
 
-def pull(
+def pull_documents(
     library: Library,
     place: str,
     chosen: Sequence[str] = (),
@@ -175,7 +175,7 @@ def pull(
                 "leave out the ID to copy all documents",
             )
     keys = [key for key in keys if not starts or key.startswith(starts)]
-    target.make()
+    target.make_folders()
     return _copy_each(keys, lambda key: _copy_document(source, target, key, waiting), progress)
 
 
@@ -212,8 +212,8 @@ def _copy_document(
 ) -> int | None:
     """Copies a document to a library, and returns the number of bytes, or None if the library has
     the document. Raises DamagedCopyError."""
-    last = target.document(key)
-    with target.locked(key, waiting):
+    last = target.document_path(key)
+    with target.hold_lock(key, waiting):
         if manifest.has_document(target, key):
             return None
         with _naming_damaged_source(source.place, target, key, last):
@@ -237,7 +237,7 @@ def _copy_document(
                             copied += len(chunk)
                         file.flush()
                         check_file(disk.part_path(path, key), path, entry)
-            with target.locked("library"):
+            with target.hold_lock("library"):
                 with disk.new_file(last, key) as file:
                     file.write(data)
                 target.claim_path(key).unlink()
@@ -249,7 +249,7 @@ def _archive_document(
     paths: LibraryPaths, tar: tarfile.TarFile, added_files: set[Path], key: str
 ) -> int | None:
     """Adds a document to an archive, and returns its bytes. Raises DamagedCopyError."""
-    last, place = paths.document(key), str(paths.root)
+    last, place = paths.document_path(key), str(paths.root)
     with _naming_damaged_source(place, paths, key, last):
         entry = manifest.read_manifest(paths, key)
     files = [path for path in needed_paths(paths, entry) if path not in added_files]
@@ -277,7 +277,7 @@ def _naming_damaged_source(place: str, paths: LibraryPaths, key: str, path: Path
     try:
         yield
     except LibraryError as error:
-        name, last = _relative_name(paths, path), _relative_name(paths, paths.document(key))
+        name, last = _relative_name(paths, path), _relative_name(paths, paths.document_path(key))
         reason = error.message.replace(str(disk.part_path(path, key)), name).replace(
             str(path), name
         )

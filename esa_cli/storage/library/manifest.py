@@ -315,19 +315,19 @@ def write_manifest(paths: LibraryPaths, entry: Entry) -> None:
     payload = json.dumps(entry.manifest_fields(), sort_keys=True, indent=1).encode()
     form = disk.WITH_STATES if entry.layout.states else disk.FORMAT
     form = disk.WITH_SHAPES if entry.layout.shapes else form
-    disk.write_file(paths.document(entry.key), "document", payload, entry.key, form)
+    disk.write_file(paths.document_path(entry.key), "document", payload, entry.key, form)
 
 
 def read_manifest(paths: LibraryPaths, key: str) -> Entry:
     """Reads a document's manifest, and returns its entry. Raises LibraryError: the manifest is
     missing, damaged, of another format, or belongs to another document."""
-    entry = decode_manifest(paths, key, disk.read_bytes(paths.document(key), key))
+    entry = decode_manifest(paths, key, disk.read_bytes(paths.document_path(key), key))
     return replace(entry, used=_read_last_use(paths, key, entry.created))
 
 
 def decode_manifest(paths: LibraryPaths, key: str, data: bytes) -> Entry:
     """Returns the entry in a manifest's bytes, without `used`. Raises as `read_manifest`."""
-    path = paths.document(key)
+    path = paths.document_path(key)
     stored = json.loads(disk.unpack_file(data, "document", path, key))
     if stored["key"] != key:
         raise disk.damage_error(path, "it is the manifest of another document", key)
@@ -361,12 +361,12 @@ def read_entries(paths: LibraryPaths, keys: Iterable[str] | None = None) -> list
 def has_document(paths: LibraryPaths, key: str) -> bool:
     """Whether the library has a document with this key. Raises LibraryError."""
     with disk.converting_read_errors(paths.root):
-        return paths.document(key).exists()
+        return paths.document_path(key).exists()
 
 
 def read_text(paths: LibraryPaths, entry: Entry) -> str:
     """Reads a stored document's text. Raises LibraryError."""
-    path = paths.document(entry.key, "text")
+    path = paths.document_path(entry.key, "text")
     return disk.read_file(path, "text", entry.key, entry.digests["text"]).decode(
         "utf-8", "surrogatepass"
     )
@@ -374,7 +374,7 @@ def read_text(paths: LibraryPaths, entry: Entry) -> str:
 
 def _read_last_use(paths: LibraryPaths, key: str, default: float) -> float:
     try:
-        return paths.document(key, "used").stat().st_mtime
+        return paths.document_path(key, "used").stat().st_mtime
     except OSError:
         return default
 
@@ -382,4 +382,4 @@ def _read_last_use(paths: LibraryPaths, key: str, default: float) -> float:
 def mark_document_used(paths: LibraryPaths, key: str) -> None:
     """Sets a document's time of last use to now, unless the library is read-only."""
     with suppress(OSError):
-        paths.document(key, "used").touch()
+        paths.document_path(key, "used").touch()

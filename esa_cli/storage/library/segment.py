@@ -2,7 +2,7 @@
 
 A segment file has a checksummed header, padded to whole pages, and one section for each layer:
 
-    rows        n records, one for each token: keys, then values of all heads (`encode`)
+    rows        n records, one for each token: keys, then values of all heads (`encode_rows`)
     reduced     n reduced keys (R numbers), if the layer has reduced keys
     checksums   n checksums of 64 bits, one for each record
 
@@ -48,7 +48,7 @@ SCAN = 4
 """A whole section is checked at once if at least 1 / `SCAN` of its rows are needed."""
 
 
-def encode(rows: Tensor, layout: Layout) -> Tensor:
+def encode_rows(rows: Tensor, layout: Layout) -> Tensor:
     """Encodes rows (n, width) as records of bytes (n, row_bytes), as the layout says."""
     if layout.kind == "native":
         return rows.contiguous().view(torch.uint8)
@@ -60,7 +60,7 @@ def encode(rows: Tensor, layout: Layout) -> Tensor:
     return torch.cat((flat, scales.view(torch.uint8)), dim=1)
 
 
-def decode(records: Tensor, layout: Layout, heads: Sequence[int] | None = None) -> Tensor:
+def decode_records(records: Tensor, layout: Layout, heads: Sequence[int] | None = None) -> Tensor:
     """Decodes records (n, row_bytes) to rows (n, width), or only the vectors at indices `heads`.
     Rows stored unchanged are not copied if the indices are consecutive."""
     dtype: torch.dtype = getattr(torch, layout.dtype)
@@ -98,7 +98,7 @@ def write_segment(
         file.write(bytes(layout.header_bytes))
         sections = zip(layers, layout.sections(tokens), strict=True)
         for layer, ((rows, reduced), section) in enumerate(sections):
-            array: Any = encode(rows.cpu(), layout.of_layer(layer)).numpy()
+            array: Any = encode_rows(rows.cpu(), layout.of_layer(layer)).numpy()
             records = memoryview(array).cast("B")
             if len(records) != section.rows_stop - section.start:
                 raise ValueError(f"the rows do not fit the layout, got {tuple(rows.shape)}")
@@ -219,7 +219,7 @@ class SegmentLayer:
         return self._records[start:stop]
 
     def span(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        rows = decode(self.checked_records(start, stop), self.layout)
+        rows = decode_records(self.checked_records(start, stop), self.layout)
         return split_rows(rows.to(self.device), self.heads, self.shared)
 
     @torch.no_grad()
@@ -229,7 +229,7 @@ class SegmentLayer:
         if self.layout.kind == "native":  # as numbers: several times as fast as bytes
             rows = records.view(getattr(torch, self.layout.dtype)).index_select(0, at)
         else:
-            rows = decode(records.index_select(0, at), self.layout)
+            rows = decode_records(records.index_select(0, at), self.layout)
         return split_rows(rows.to(self.device), self.heads, self.shared)
 
     def key_blocks(
@@ -238,7 +238,7 @@ class SegmentLayer:
         records = self.checked_records(start, stop)
         for low in range(0, stop - start, most):
             block = records[low : low + most]
-            keys = decode(block, self.layout, groups or range(self.heads)).to(self.device)
+            keys = decode_records(block, self.layout, groups or range(self.heads)).to(self.device)
             yield start + low, keys.view(block.shape[0], -1, self.dim).transpose(0, 1)
 
     @property

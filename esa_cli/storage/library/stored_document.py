@@ -26,7 +26,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from esa_cli.attention.compression import Linear, map_tensors
+from esa_cli.attention.compression import Linear, name_projection_tensors
 from esa_cli.errors import LibraryError
 from esa_cli.storage.library import disk, manifest
 from esa_cli.storage.library.disk import LibraryPaths
@@ -87,7 +87,7 @@ def unpack_states(payload: bytes, path: Path, layout: Layout, key: str) -> Store
 def read_states(paths: LibraryPaths, layout: Layout, key: str, segment: str = "") -> StoredStates:
     """Returns the states of a document. Raises LibraryError: the file is missing, damaged, of
     another format, or has the states after another segment than `segment` (empty: any)."""
-    path = paths.document(key, "states")
+    path = paths.document_path(key, "states")
     stored = unpack_states(disk.read_file(path, "states", key), path, layout, key)
     if segment not in ("", stored.segment):
         raise disk.damage_error(path, "its recurrent states belong to another document", key)
@@ -133,7 +133,7 @@ class StoredDocument:
     def __init__(self, paths: LibraryPaths, entry: Entry) -> None:
         self.entry, key = entry, entry.key
         self.text = manifest.read_text(paths, entry)
-        path = paths.document(key, "tokens")
+        path = paths.document_path(key, "tokens")
         tokens = load(disk.read_file(path, "tokens", key, entry.digests["tokens"]))
         self._ids, self.offsets = tokens["ids"], tokens["offsets"]
         self.projections = _read_projections(paths, entry.fit, key)
@@ -161,7 +161,7 @@ class StoredDocument:
         ]
 
 
-class Writer:
+class DocumentWriter:
     """Writes a document's files during its ingest. `Library.write` makes a writer while it holds
     the document's lock and claim.
 
@@ -242,7 +242,9 @@ class Writer:
         if states and self.segments and not any(len(layer.tail) for layer in self.layers):
             # After the segment, so that stored states always have all segments before them.
             last = self._prefixes[len(self.segments) - 1]
-            self._write_file(self.paths.document(self.key, "states"), pack_states(last, states))
+            self._write_file(
+                self.paths.document_path(self.key, "states"), pack_states(last, states)
+            )
 
     def _complete_count(self) -> int:
         """Counts the tokens in memory that are complete in all layers."""
@@ -252,7 +254,7 @@ class Writer:
     def _write_segment(self, count: int, projections: Projections | None) -> None:
         if not self.segments and projections is not None:
             layers = {"layers": torch.tensor(len(projections))}
-            packed = save({**layers, **map_tensors(projections)})
+            packed = save({**layers, **name_projection_tensors(projections)})
             self._fit, self.projections = _hash_projections(packed), list(projections)
             self._write_file(self.paths.projections_path(self._fit), packed)
         name = f"{self._prefixes[len(self.segments)]}-{self._fit}"
@@ -303,7 +305,7 @@ class Writer:
         self.flush(states=states)
         payloads = {"text": text_bytes(text), "tokens": pack_tokens(self.ids, offsets)}
         digests = {
-            kind: self._write_file(paths.document(key, kind), payload)
+            kind: self._write_file(paths.document_path(key, kind), payload)
             for kind, payload in payloads.items()
         }
         entry = Entry(
@@ -315,9 +317,9 @@ class Writer:
         rows = sum(disk.file_size(paths.segment_path(name)) for name in self.segments)
         entry.sizes.update(segments=rows, fit=disk.file_size(paths.projections_path(self._fit)))
         entry.sizes.update(
-            (kind, disk.file_size(paths.document(key, kind))) for kind in entry.file_kinds
+            (kind, disk.file_size(paths.document_path(key, kind))) for kind in entry.file_kinds
         )
-        with disk.converting_write_errors(paths.root), paths.locked("library"):
+        with disk.converting_write_errors(paths.root), paths.hold_lock("library"):
             manifest.write_manifest(paths, entry)
             paths.claim_path(key).unlink()
         manifest.mark_document_used(paths, key)
@@ -328,7 +330,7 @@ class Writer:
 def needed_paths(paths: LibraryPaths, entry: Entry) -> list[Path]:
     """Returns the paths of all files that a document needs, except its manifest."""
     fit = [] if entry.fit == NO_FIT else [paths.projections_path(entry.fit)]
-    files = [paths.document(entry.key, kind) for kind in entry.file_kinds]
+    files = [paths.document_path(entry.key, kind) for kind in entry.file_kinds]
     return [*map(paths.segment_path, entry.segments), *fit, *files]
 
 
@@ -380,7 +382,7 @@ def _matches_manifest(entry: Entry, kind: str, payload: bytes, path: Path) -> bo
 def check_manifest(paths: LibraryPaths, key: str, data: bytes) -> Entry:
     """Returns the entry of a manifest that a stranger may have written. Raises LibraryError: the
     manifest is damaged, has another format, or has contents that esa does not write."""
-    path = paths.document(key)
+    path = paths.document_path(key)
     payload = disk.unpack_file(data, "document", path, key)
     try:
         TypeAdapter(Entry).validate_json(payload)

@@ -65,14 +65,14 @@ def test_a_method_is_a_preset_with_its_parts(base: str, length: int) -> None:
     given = ["window.selected=96", "selector.proximity=5", "reading=local"]
     given = given[:1] if base == "default" else given
     chosen = preset.load(base, given)
-    for one in registry.recipes():
+    for one in registry.list_recipes():
         made = resolve(chosen, method=one.name, length=length)
         assert made.preset == resolved_preset.apply(one.name, chosen, length), one.name
         assert resolve(made) is made
         assert resolve(base, given, one.name, length) == made
 
 
-@pytest.mark.parametrize("name", [one.name for one in registry.recipes()])
+@pytest.mark.parametrize("name", [one.name for one in registry.list_recipes()])
 def test_ask_answers_by_any_method(name: str, esa: Esa, note: str) -> None:
     done = esa("ask", note, "When?", *SHORT, "--json", "--method", name)
     assert done.code == 0, done.err

@@ -14,9 +14,9 @@ import pytest
 import torch
 from tokenizers import processors
 
-from esa_cli.attention.compression import Linear, save_learned
+from esa_cli.attention.compression import Linear, save_learned_projections
 from esa_cli.errors import LengthError, PresetError, UsageError
-from esa_cli.models.text_passes.generation import Streamer
+from esa_cli.models.text_passes.generation import AnswerStreamer
 from esa_cli.qa.answering.prompt import PromptTokens
 from esa_cli.qa.answering.session import Session
 from esa_cli.qa.presets import preset
@@ -142,7 +142,7 @@ def test_a_text_cannot_end_the_turn(loaded: Any) -> None:
 def test_characters_are_shown_whole(loaded: Any) -> None:
     """é is two byte tokens: nothing is shown until both are there."""
     shown: list[str] = []
-    streamer = Streamer(loaded.tokenizer, shown.append)
+    streamer = AnswerStreamer(loaded.tokenizer, shown.append)
     streamer.put(torch.tensor([0]))
     for token in loaded.tokenizer("né!", add_special_tokens=False)["input_ids"]:
         streamer.put(torch.tensor([token]))
@@ -388,7 +388,7 @@ def test_maps_from_a_file_and_what_was_read_without_them(loaded: Any, tmp_path: 
     """A reading that goes on makes its reduced keys when they are asked for; one that is held has
     no room for them, and was scored by whole keys, which is another method."""
     maps = [Linear(torch.randn(32, 2), torch.randn(32, 2)) for _ in range(2)]
-    save_learned(tmp_path / "maps.safetensors", maps)
+    save_learned_projections(tmp_path / "maps.safetensors", maps)
     learned = f"compressor={{name: learned, file: {tmp_path / 'maps.safetensors'}}}"
     without, reduced = (
         preset.load("tiny-random", [learned, "reading=local", f"score.name={score}"])

@@ -29,7 +29,7 @@ from esa_cli.qa.finding.words import (
     sentence_words,
     unmentioned_share,
 )
-from esa_cli.system.content_words import content_words, word_count
+from esa_cli.system.content_words import content_words, count_words_of_text
 
 NAMES = ("Anna", "Boris", "Clara", "David", "Emma")
 PLACES = ("harbour", "market", "mill", "tower", "orchard", "bridge", "chapel")
@@ -63,7 +63,7 @@ def bm25(texts: Sequence[str], question: str) -> list[float]:
 
 def windows_of(text: str, words: int) -> list[TextWindow]:
     spans = sentence_spans(text)
-    return cut_sentence_windows(spans, [word_count(text[a:b]) for a, b in spans], words)
+    return cut_sentence_windows(spans, [count_words_of_text(text[a:b]) for a, b in spans], words)
 
 
 def expected(texts: Sequence[str], question: str) -> list[float]:
@@ -137,7 +137,7 @@ def test_the_words_of_each_sentence_are_stored_and_read(text: str) -> None:
     spans, stored = sentence_spans(text), SentenceWords.of_bytes(sentence_words(text).as_bytes())
     assert stored is not None
     assert list(map(tuple, stored.spans.tolist())) == spans
-    assert stored.counts.tolist() == [word_count(text[a:b]) for a, b in spans]
+    assert stored.counts.tolist() == [count_words_of_text(text[a:b]) for a, b in spans]
     assert of_each_sentence(stored) == [content_words(text[a:b]) for a, b in spans]
     assert len(set(stored.vocabulary)) == len(stored.vocabulary)
 

@@ -238,5 +238,5 @@ def test_the_words_are_stored_beside_the_index(
         assert path.read_bytes() != stored
     library.remove(made.entry)
     assert not path.exists()
-    library.keep_words(made.entry, b"")
+    library.store_word_index(made.entry, b"")
     assert not path.exists(), "there is no such document"

@@ -20,7 +20,7 @@ from esa_cli.qa.planning import model_shape, plan
 from esa_cli.qa.planning.plan import CachePlacement
 from esa_cli.qa.presets import preset
 from esa_cli.qa.presets.resolved_preset import check_model, resolve
-from esa_cli.storage.memory_store import RESERVE, StorePlaces
+from esa_cli.storage.memory_store import RESERVE, StoreFactory
 from esa_cli.system import machine
 
 TINY: dict[str, Any] = {
@@ -66,8 +66,8 @@ def test_weights_are_counted_alike_before_and_after_they_are_fetched(
     model.save_pretrained(tmp_path / "whole")
     index = folder_of({}, tmp_path / "config") / "model.safetensors.index.json"
     index.write_text('{"weight_map": {"lm_head.weight": "model-00001-of-00002.safetensors"}}')
-    whole = model_shape.weights_of(tmp_path / "whole", "cpu", 4)
-    unmade = model_shape.weights_of(
+    whole = model_shape.measure_weights(tmp_path / "whole", "cpu", 4)
+    unmade = model_shape.measure_weights(
         folder_of(model.config.to_dict(), tmp_path / "config"), "cpu", 4
     )
     assert whole.nbytes == unmade.nbytes == sum(own.values())
@@ -143,7 +143,7 @@ def test_layers_are_counted_as_the_model_counts_them(make_model: ModelFactory) -
     model: Any = make_model("lfm2")
     kept = [i for i, one in enumerate(attention_modules(model)) if one is not None]
     assert kept != [*range(len(kept))], "some keep a state"
-    places = StorePlaces(lambda device: True)
+    places = StoreFactory(lambda device: True)
     method = resolve(preset.load("tiny-random")).method
     with attach(model, method) as attached:
         cache = attached.new_cache(CachePlacement(model, method, "host", places).store_maker(10))
@@ -159,7 +159,7 @@ def test_layers_are_counted_as_the_model_counts_them(make_model: ModelFactory) -
 
 def host_session(loaded: Any) -> Session:
     made = Session(loaded.model, loaded.tokenizer, preset.load("tiny-random"), "host")
-    places = StorePlaces(lambda device: True)
+    places = StoreFactory(lambda device: True)
     made.placement = CachePlacement(loaded.model, made.method, "host", places)
     return made
 

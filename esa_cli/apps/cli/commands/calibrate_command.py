@@ -56,11 +56,11 @@ class CalibrationOptions:
         """Checks, before an hour of computation, that the output file may be written. Raises
         UsageError, DocumentError."""
         from esa_cli.documents.document import source_files
-        from esa_cli.evaluation.calibration.fitted_maps import refuse_foreign
+        from esa_cli.evaluation.calibration.fitted_maps import refuse_foreign_file
 
         files.check_output_file("--out", self.out, [*texts, *source_files(texts).paths])
         if self.out.exists():
-            refuse_foreign(self.out)
+            refuse_foreign_file(self.out)
 
 
 @options.typer_command
@@ -96,21 +96,21 @@ def _fit_and_measure_compressors(
 ) -> tuple[CalibrationStudy, Preset, dict[str, Any]]:
     """Fits and measures compressors, and writes the best one to a file. Returns the results, the
     preset whose queries were fitted, and the settings of the training."""
-    from esa_cli.documents.document import join
+    from esa_cli.documents.document import join_documents
     from esa_cli.evaluation.calibration import fitted_maps
     from esa_cli.models.files.quiet_transformers import quiet_transformers
     from esa_cli.qa.opening import prepare
     from esa_cli.qa.presets.resolved_preset import ResolvedPreset
 
     given = model.load_method_preset()
-    text = join(read_documents(texts, reporter).documents)
+    text = join_documents(read_documents(texts, reporter).documents)
     ready = prepare(given, model.model_place, reporter, attaches=True)
     chosen = fitted_maps.target_preset(flags.target, given)
     loaded = ready.model.load(reporter)
     methods = fitted_maps.METHODS if flags.method == "all" else (flags.method,)
     training, progress = fitted_maps.TrainingSettings(), partial(reporter.stage, "fitting")
     with TemporaryDirectory(prefix=".esa-calibrate-", dir=flags.out.resolve().parent) as folder:
-        job = fitted_maps.open_job(loaded, chosen, text, flags.tokens, Path(folder))
+        job = fitted_maps.open_calibration_job(loaded, chosen, text, flags.tokens, Path(folder))
         total, planner = len(job.ids), ready.model.planner(ResolvedPreset(job.preset, job.method))
         planner.check(total)
         with quiet_transformers():
@@ -208,14 +208,14 @@ def _find_retrieval_heads(
     """Finds the retrieval heads of the model. Returns the heads, and a JSON object."""
     reporter.stage("import", 0, None)
     from esa_cli.evaluation.calibration import retrieval_heads
-    from esa_cli.evaluation.selftest.run_plan import tokens
+    from esa_cli.evaluation.selftest.run_plan import parse_token_count
     from esa_cli.evaluation.selftest.selftest_run import count_tokens
     from esa_cli.evaluation.tasks import Haystack, TaskRequest, find_task
     from esa_cli.models.files.quiet_transformers import quiet_transformers
     from esa_cli.qa.opening import inspect_model
 
-    retrieval_heads.voting(chosen)
-    length, place, texts = tokens(flags.length), model.model_place, flags.haystack
+    retrieval_heads.voting_method(chosen)
+    length, place, texts = parse_token_count(flags.length), model.model_place, flags.haystack
     hay = Haystack.read(str(texts)) if texts else Haystack.chronicle(0)
     known = inspect_model(chosen, place, reporter)
     known.check({"preset": chosen}, length)
@@ -229,7 +229,7 @@ def _find_retrieval_heads(
         started = time.perf_counter()
         reading = reporter.make_progress(f"reading {hay.name} with {flags.questions} needles")
         asking = partial(reporter.stage, "asking for needles")
-        search = retrieval_heads.find(loaded, chosen, sample, reading, asking)
+        search = retrieval_heads.find_retrieval_heads(loaded, chosen, sample, reading, asking)
     shown = search.heads[:SHOWN_HEADS]
     layers = 1 + max(head.layer for head in search.heads)
     setting = f"score.heads={json.dumps(search.chosen, separators=(',', ':'))}"

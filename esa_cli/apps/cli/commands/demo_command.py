@@ -23,7 +23,7 @@ from esa_cli.apps.cli.output.terminal import Reporter, make_console
 from esa_cli.system.machine import size_text, time_text
 
 if TYPE_CHECKING:
-    from esa_cli.evaluation.tasks.chronicle_task import Reworded
+    from esa_cli.evaluation.tasks.chronicle_task import RewordedQuestion
     from esa_cli.qa.api import Esa
     from esa_cli.qa.finding.books import Book
 
@@ -64,7 +64,7 @@ def demo(
     _print_line('The chronicle is not stored. Ask your own documents: esa ask FILE "QUESTION"')
 
 
-def choose_questions(count: int) -> list[Reworded]:
+def choose_questions(count: int) -> list[RewordedQuestion]:
     """Returns some questions about the chronicle; the last of several questions has no answer."""
     from esa_cli.evaluation.tasks.chronicle_task import reworded
 
@@ -72,7 +72,7 @@ def choose_questions(count: int) -> list[Reworded]:
     return [*answered[: max(1, count - 1)], *[unanswered][: count - 1]]
 
 
-def _ask_and_check(esa: Esa, book: Book, question: Reworded, reporter: Reporter) -> bool:
+def _ask_and_check(esa: Esa, book: Book, question: RewordedQuestion, reporter: Reporter) -> bool:
     """Asks one question, prints its answer, and returns whether the answer is right."""
     from esa_cli.evaluation.tasks.chronicle_task import is_answered
 

@@ -25,7 +25,7 @@ from esa_cli.documents.readers.text_builder import first_names
 from esa_cli.documents.sources import source_files
 from esa_cli.errors import NOT_FOUND, DocumentError, UsageError
 from esa_cli.storage.library import Library
-from esa_cli.system.jsonl import ANOTHER, JsonLines, check_first, read_lines
+from esa_cli.system.jsonl import ANOTHER, JsonLinesFile, check_first_field, read_lines
 from esa_cli.system.progress import Progress
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ EVERY = 64
 """The number of passages between two rows that store the progress."""
 
 
-class CollectedPlacesFile(JsonLines):
+class CollectedPlacesFile(JsonLinesFile):
     """A context manager that keeps the output file of `esa collect` open; without a path nothing is
     stored. `key` is a digest of everything that the places depend on; the first row also has
     `about`."""
@@ -59,7 +59,7 @@ class CollectedPlacesFile(JsonLines):
     def check_first_row(path: Path | None) -> None:
         """Raises UsageError: the file exists and was not written by `esa collect`."""
         if path is not None:
-            check_first(path, FIRST)
+            check_first_field(path, FIRST)
 
     def _load(self, path: Path) -> None:
         from esa_cli.qa.collecting import CollectedPlace, EarlierRun
@@ -160,14 +160,14 @@ def find(
     esa find book.txt "the white whale"
     """
     from esa_cli.apps.cli.document_search import LazyPassageFinder, QuestionBooks
-    from esa_cli.qa.presets.adapter_files import check_adapter, for_finding
+    from esa_cli.qa.presets.adapter_files import check_adapter, preset_for_finding
 
     flags.refuse_conflicting_flags()
     names, question = split_off_question(
         arguments or [], library_allowed=flags.library, command_name="find"
     )
     with terminal.Reporter(flags.quiet) as reporter, ExitStack() as stack:
-        chosen = for_finding(model.load_preset(), flags.is_word_search)
+        chosen = preset_for_finding(model.load_preset(), flags.is_word_search)
         check_adapter(chosen.answer)
         library, reads = Library(), flags.read == "first"
 

@@ -88,14 +88,14 @@ def ingest(
 
     Later `esa ask` recognises a stored document by its text, and `esa ask --library` needs no names
     of documents. After a stop, the same command continues where it was."""
-    from esa_cli.qa.presets.adapter_files import without_adapter
+    from esa_cli.qa.presets.adapter_files import preset_without_adapter
 
     check_engine_installed(engine)
     is_local = engine == "local" and workers is None
     follows, is_divided = watch or words or prune, shard is not None or not is_local
     name = "--watch" if watch else "--words" if words else "--prune"
     options.refuse_both(name, "--shard, --workers and --engine ray", follows and is_divided)
-    chosen = None if words else without_adapter(model.load_preset())
+    chosen = None if words else preset_without_adapter(model.load_preset())
     with terminal.Reporter(quiet) as reporter, ExitStack() as stack:
 
         @cache
@@ -143,14 +143,14 @@ def _ingest_and_list_documents(
     as_json: bool,
 ) -> None:
     """Ingests documents, and lists the ingested documents, even after an error."""
-    from esa_cli.qa.ingestion.library_texts import record_read_folders
+    from esa_cli.qa.ingestion.library_texts import record_ingested_folders
 
     rows: list[IngestRow] = []
     gathered = read_documents(names, reporter, WorkShard.parse(shard))
     try:
         for row in read(gathered.documents) if gathered.documents else ():
             rows.append(row)
-        record_read_folders(Library(), names)
+        record_ingested_folders(Library(), names)
     finally:
         reporter.clear_spinner()
         if sys.exc_info()[0] is None or rows:

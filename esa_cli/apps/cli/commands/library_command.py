@@ -17,7 +17,7 @@ from esa_cli.apps.cli.output import terminal
 from esa_cli.errors import ForeignVersionError, LibraryError, UnreadableError, UsageError
 from esa_cli.storage.library import Entry, Library
 from esa_cli.system.machine import parse_size, size_text
-from esa_cli.system.progress import WaitNotice
+from esa_cli.system.progress import WaitingCallback
 
 library = typer.Typer(help="List, check, copy and remove stored documents.")
 HERE = "library"
@@ -192,7 +192,7 @@ def copy_documents(
 
     The folder or archive becomes a library, too. Every copied file is checked."""
     from esa_cli.apps.cli.options import output_paths
-    from esa_cli.storage.library.library_copy import is_archive, pull, push
+    from esa_cli.storage.library.library_copy import is_archive, pull_documents, push_documents
 
     if (source == HERE) == (target == HERE):
         hint = "write `esa library copy library FILE.tar` or `esa library copy FILE.tar library`"
@@ -201,15 +201,15 @@ def copy_documents(
         output_paths.check_output_file("DST", Path(target))
     stored = Library()
     with terminal.Reporter(quiet or as_json) as reporter:
-        waiting = WaitNotice(lambda: reporter.note("esa: waiting for another esa"), None, 0)
+        waiting = WaitingCallback(lambda: reporter.note("esa: waiting for another esa"), None, 0)
         progress = reporter.make_progress(f"documents of {source}", "documents")
         if source == HERE:
             entries = _find_stored_documents(stored, names) if names else stored.entries()
             if not entries:
                 raise UsageError("the library has no documents", "add documents with `esa ingest`")
-            result = push(stored, target, entries, progress)
+            result = push_documents(stored, target, entries, progress)
         else:
-            result = pull(stored, source, names or (), progress, waiting)
+            result = pull_documents(stored, source, names or (), progress, waiting)
     failed = result.failed
     if as_json:
         terminal.print_json(

@@ -141,11 +141,11 @@ def methods(
 ) -> None:
     """List the methods that can be compared, and the parts of methods."""
     from esa_cli.methods import registry
-    from esa_cli.methods.plugin_loading import load_installed
+    from esa_cli.methods.plugin_loading import load_installed_plugins
 
-    load_installed()
+    load_installed_plugins()
     options.load_plugin_files(files)
-    recipes, parts = registry.recipes(), registry.parts()
+    recipes, parts = registry.list_recipes(), registry.list_parts()
     if not as_json and not is_long:
         budgets = [(r.name, "all" if r.full else "budget", r.about) for r in recipes]
         terminal.print_table(("method", "tokens", "what it does"), budgets)
@@ -157,8 +157,10 @@ def methods(
     keys = ("name", "about", "source", "cost", "full", "origin")
     rows = [{"kind": "method", **{key: getattr(r, key) for key in keys}} for r in recipes]
     for part in parts:
-        origin = registry.origin(part.kind, part.name)
-        rows.append({**part.texts(), "origin": origin, "settings": _format_part_settings(part.cls)})
+        origin = registry.part_origin(part.kind, part.name)
+        rows.append(
+            {**part.text_fields(), "origin": origin, "settings": _format_part_settings(part.cls)}
+        )
     if as_json:
         terminal.print_json(rows)
         return
@@ -186,9 +188,9 @@ def write_plugin_template(
     folder: Annotated[Path, option("--folder DIR", "Folder for the new plugin file.")] = Path(),
 ) -> None:
     """Write a working plugin file to start from."""
-    from esa_cli.methods.plugin_loading import load_installed, write_template
+    from esa_cli.methods.plugin_loading import load_installed_plugins, write_template
 
-    load_installed()
+    load_installed_plugins()
     print(write_template(name, folder))
 
 

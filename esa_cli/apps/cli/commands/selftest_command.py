@@ -79,7 +79,7 @@ def selftest(
     settings = run_plan.SelftestSettings(
         tests=options.split_names(test),
         methods=rows.compared_method_names(chosen),
-        lengths=tuple(dict.fromkeys(map(run_plan.tokens, flags.lengths.split(",")))),
+        lengths=tuple(dict.fromkeys(map(run_plan.parse_token_count, flags.lengths.split(",")))),
         **{name: getattr(flags, name) for name in (*COMMON_SETTINGS, "dense")},
     )
     with terminal.Reporter(rows.quiet) as reporter:
@@ -122,7 +122,7 @@ def _run_tests(
 ) -> None:
     """Runs the tests and prints the scores of the methods. Raises EsaError."""
     from esa_cli.evaluation.selftest.run_plan import KEY, dense_length
-    from esa_cli.evaluation.selftest.score_tables import wrong
+    from esa_cli.evaluation.selftest.score_tables import describe_invalid_row
     from esa_cli.qa.opening import inspect_model
     from esa_cli.qa.presets.resolved_preset import compared
     from esa_cli.system.jsonl import Journal
@@ -149,7 +149,7 @@ def _run_tests(
         "preset_settings": chosen.model_dump(exclude={"name", "description"}),
     }
     same = ("model", "settings", "preset_settings")
-    journal = Journal(rows.out, header, same=same, key=KEY, wrong=wrong)
+    journal = Journal(rows.out, header, same=same, key=KEY, wrong=describe_invalid_row)
     journal.join(rows.join or ())
     known = inspect_model(chosen, place, reporter)
     lengths = [max(settings.lengths)] if set(settings.tests) != {"own"} else []
@@ -184,9 +184,9 @@ def _run_tests(
 
 def _print_score_tables(rows: Sequence[dict[str, Any]]) -> None:
     """Prints the scores of the methods, and whether their documents were prefilled together."""
-    from esa_cli.evaluation.selftest.score_tables import report
+    from esa_cli.evaluation.selftest.score_tables import make_score_tables
 
-    for table in report(rows):
+    for table in make_score_tables(rows):
         print(terminal.join_lines(table.title))
         terminal.print_table(table.headers, table.rows)
         print(table.note)
@@ -238,9 +238,13 @@ def compare(
     most window.dense tokens.
 
     esa compare book.txt "Who is Ahab?" --methods preset,infllm,streaming-llm"""
-    from esa_cli.documents.document import join
-    from esa_cli.evaluation.selftest.run_plan import SelftestSettings, all_in_view, groups
-    from esa_cli.evaluation.selftest.run_plan import compare as run_compare
+    from esa_cli.documents.document import join_documents
+    from esa_cli.evaluation.selftest.run_plan import (
+        SelftestSettings,
+        full_attention_note,
+        group_methods,
+    )
+    from esa_cli.evaluation.selftest.run_plan import compare_methods as run_compare
     from esa_cli.models.files.quiet_transformers import quiet_transformers
     from esa_cli.qa.opening import prepare
     from esa_cli.qa.presets.resolved_preset import FROM_TEXT
@@ -254,17 +258,17 @@ def compare(
     with terminal.Reporter(quiet) as reporter:
         check_in_memory(model.cache)
         chosen = model.load_method_preset()
-        text = join(read_documents(documents, reporter).documents)
+        text = join_documents(read_documents(documents, reporter).documents)
         ready = prepare(chosen, model.model_place, reporter, attaches=True)
         tokens = ready.model.count_tokens(text)
         settings = SelftestSettings((), names, (tokens,), dense=False)
-        grouped = groups(settings, chosen, tokens)
+        grouped = group_methods(settings, chosen, tokens)
         presets = [p for group in grouped if group.reading != "text" for p in group.presets]
         if presets:
             ready.model.planner(ready.resolved).check(tokens)
         if len(presets) < len(names):
             ready.model.check({FROM_TEXT: chosen}, tokens)
-        if note := all_in_view(tokens, presets):
+        if note := full_attention_note(tokens, presets):
             reporter.note(f"esa: {note}", dim=False)
         with quiet_transformers():
             rows = run_compare(
@@ -312,19 +316,24 @@ def bench(
     """Run a public benchmark, and print a table like its paper's.
 
     esa bench longbench --data LongBench/data --methods preset,infllm --out longbench.jsonl"""
-    from esa_cli.evaluation.bench import find
-    from esa_cli.evaluation.bench.bench_run import KEY, BenchSelection, chosen_tasks, wrong
+    from esa_cli.evaluation.bench import find_benchmark
+    from esa_cli.evaluation.bench.bench_run import (
+        KEY,
+        BenchSelection,
+        choose_tasks,
+        describe_invalid_row,
+    )
     from esa_cli.qa.opening import inspect_model
     from esa_cli.qa.presets.resolved_preset import compared, resolve
     from esa_cli.system.jsonl import Journal
 
-    benchmark, reporter = find(name), terminal.Reporter(rows.quiet)
+    benchmark, reporter = find_benchmark(name), terminal.Reporter(rows.quiet)
     if data is None:
         hint = f"get the files from {benchmark.source}"
         raise UsageError(f"{name} needs its official files in --data DIR", hint)
     shard, chosen = rows.parse_shard(rows.out), model.load_method_preset()
     named = None if tasks is None else options.split_names(tasks)
-    wanted = chosen_tasks(benchmark, data, named)
+    wanted = choose_tasks(benchmark, data, named)
     selection = BenchSelection(benchmark, data, wanted, limit, shard)
     survey, length = selection.survey(), benchmark.length
     reporter.stage("import", 0, None)
@@ -342,7 +351,9 @@ def bench(
         "preset": chosen.name,
         "settings": {"preset": settings, "dtype": dtype, "length": length},
     }
-    journal = Journal(rows.out, header, same=("benchmark", "settings"), key=KEY, wrong=wrong)
+    journal = Journal(
+        rows.out, header, same=("benchmark", "settings"), key=KEY, wrong=describe_invalid_row
+    )
     journal.join(rows.join or ())
     if journal.rows:
         reporter.note(f"esa: {len(journal.rows)} records of an earlier run are kept")
@@ -408,6 +419,6 @@ def _print_scores(
         terminal.print_json({**journal.header, **result, "rows": journal.rows})
         return
     notes += [f"records left out, as they do not fit: {len(left_out):,}"] if left_out else []
-    terminal.print_table(*bench_run.table(benchmark, scores))
+    terminal.print_table(*bench_run.make_score_table(benchmark, scores))
     for note in notes:
         print(terminal.join_lines(f"note: {note}"))

@@ -21,7 +21,7 @@ def complete_documents(typed_text: str) -> list[str]:
 
     try:
         paths = LibraryPaths(default_root())
-        paths.check()
+        paths.check_folder()
         known = {entry.key: entry.name for entry in manifest.read_entries(paths)}
     except (EsaError, OSError):
         return []

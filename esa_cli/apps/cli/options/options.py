@@ -123,18 +123,18 @@ class ModelOptions:
         model = [] if self.model is None else [f"model={json.dumps(self.model)}"]
         chosen = load(self.preset, [*model, *settings, *(self.settings or [])])
         if method is not None:
-            from esa_cli.qa.presets.resolved_preset import for_length
+            from esa_cli.qa.presets.resolved_preset import apply_for_length
 
-            chosen = for_length(method, chosen, 0)
+            chosen = apply_for_length(method, chosen, 0)
         parse_reference(chosen.model)
         return chosen
 
     def load_method_preset(self) -> LoadedPreset:
         """Loads the preset for commands that run methods. Methods always run in the model of
         --model, whatever the preset is."""
-        from esa_cli.qa.presets.preset import by_its_model
+        from esa_cli.qa.presets.preset import preset_of_reader_model
 
-        return by_its_model(self.load_preset())
+        return preset_of_reader_model(self.load_preset())
 
 
 @dataclass(frozen=True)
@@ -151,9 +151,9 @@ class DocumentOptions:
 
 def _check_temperature(value: float | None) -> float | None:
     """Returns the value of --temperature. Raises UsageError: the value is no valid temperature."""
-    from esa_cli.qa.presets.preset import TEMPERATURES, valid_temperature
+    from esa_cli.qa.presets.preset import TEMPERATURES, is_valid_temperature
 
-    if value is None or valid_temperature(value):
+    if value is None or is_valid_temperature(value):
         return value
     hint = "leave out --temperature to use the temperature of the preset"
     raise UsageError(f"--temperature must be {TEMPERATURES}, got {value}", hint)
@@ -313,9 +313,11 @@ class RowOptions(ShardOptions):
 
     def compared_method_names(self, preset: LoadedPreset) -> tuple[str, ...]:
         """Returns the methods to compare, which are named by --methods or else by the preset."""
-        from esa_cli.qa.presets.resolved_preset import compared_by_default
+        from esa_cli.qa.presets.resolved_preset import default_compared_methods
 
-        return compared_by_default(preset) if self.methods is None else split_names(self.methods)
+        return (
+            default_compared_methods(preset) if self.methods is None else split_names(self.methods)
+        )
 
 
 def typer_command(function: Callable[..., None]) -> Callable[..., None]:
@@ -365,9 +367,9 @@ def split_names(text: str) -> tuple[str, ...]:
 def load_plugin_files(files: Sequence[Path] | None) -> None:
     """Runs plugin files, which register their parts. Raises PluginError."""
     if files:
-        from esa_cli.methods.plugin_loading import load_file, load_installed
+        from esa_cli.methods.plugin_loading import load_file, load_installed_plugins
 
-        load_installed()
+        load_installed_plugins()
         for file in files:
             load_file(file)
 
