@@ -60,6 +60,7 @@ def test_standard_input_that_is_refused() -> None:
         ("L’été, Benoît a mangé des crêpes à la crème chez sa sœur Zoë. ", "cp1252", "cp1252"),
         ("¿Dónde está el niño que soñó con la señora del jardín? ", "cp1252", "cp1252"),
         (GERMAN * 16_000 + "Škoda\n", "cp1252", "cp1252"),
+        ("The café sold tea. " * 60 + "No sign at all. " * 6_000 + "¶ 5\n", "cp1252", "cp1252"),
     ],
 )
 def test_encodings(text: str, encoding: str, known: str, tmp_path: Path) -> None:

@@ -56,7 +56,8 @@ _HIGH = bytes(range(0x80, 0x100))
 _NOT_WESTERN = re.compile(rb"[a-z][\xc0-\xde][a-z]|[\xc0-\xff]{3}")
 _MAX_FOREIGN = 0.3
 _RARE = 500
-"""One byte of so many foreign ones may be another sign, such as the ordinal in `n\u00ba 5`."""
+"""One byte of so many foreign ones may be another sign, such as the ordinal in `n\u00ba 5`; one of
+`_RARE` // 10 in a text with fewer than one foreign byte in 1,000 letters, as English is."""
 _COMMON = {
     "cp1251": ("оеаинтсрвл", 0.5),
     "koi8_u": ("оеаинтсрвл", 0.5),
@@ -136,7 +137,8 @@ def looks_like_cp1252(data: bytes) -> bool:
         return False
     used = set(data).intersection(_HIGH)
     others = sum(data.count(byte) for byte in used - _WESTERN) - len(_QUESTION.findall(data))
-    if others * _RARE > high or used >= {0xF5, 0xFB}:  # the Hungarian long o and u
+    rare = _RARE if high * 1000 > letters else _RARE // 10
+    if others * rare > high or used >= {0xF5, 0xFB}:  # the Hungarian long o and u
         return False
     with suppress(UnicodeDecodeError):  # five bytes have no character
         return not _NOT_WESTERN.search(data) and bool(data.decode("cp1252"))
