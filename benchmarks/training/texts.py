@@ -64,6 +64,17 @@ def book(path: str) -> Build:
     return lambda repository: repository.text(path)
 
 
+def part(path: str, first: str, end: str) -> Build:
+    """A book from the line that begins with `first` to the one that begins with `end`."""
+
+    def build(repository: Repository) -> str:
+        text = repository.text(path)
+        start = text.index("\n" + first) + 1
+        return text[start : text.index("\n" + end, start) + 1]
+
+    return build
+
+
 def pages(pattern: str) -> Build:
     """All Markdown pages of a site, one after the other."""
     return lambda repository: "".join(
@@ -91,6 +102,33 @@ def time_zones(repository: Repository) -> str:
     essay = re.sub(r"<[^>]+>", "", essay.replace("<li>", "\n- "))
     essay = re.sub(r"\n{3,}", "\n\n", html.unescape(essay))
     return essay + "\n\n" + repository.text("NEWS")[:NEWS]
+
+
+def statutes(folder: str) -> Build:
+    """A title of a code of laws, section by section, without annotations."""
+
+    def build(repository: Repository) -> str:
+        index = repository.text(f"{folder}/index.xml")
+        names = re.findall(r'href="\./(sections/[^"]+)"', index)
+        return "\n".join(statute(repository.text(f"{folder}/{name}")) for name in names)
+
+    return build
+
+
+def statute(section: str) -> str:
+    """A section's number, heading and paragraphs; a paragraph's number stands before its words."""
+    section = re.sub(r"<annotations>.*?</annotations>", "", section, flags=re.DOTALL)
+    section = re.sub(r"<(?!/?(?:num|heading|text)\b)[^>]*>", "", section)
+    found = re.findall(r"<(num|heading|text)[^>]*>(.*?)</\1>", section, re.DOTALL)
+    words = [(tag, html.unescape(" ".join(text.split()))) for tag, text in found]
+    lines = ["§ " + " ".join(text for _, text in words[:2])]
+    line = ""
+    for tag, text in words[2:]:
+        line += text + " "
+        if tag != "num":
+            lines.append(line.strip())
+            line = ""
+    return "\n".join(lines) + "\n"
 
 
 def proposals(repository: Repository) -> str:
@@ -207,6 +245,32 @@ TEXTS: dict[str, tuple[str, str, Build]] = {
         book("14263-8.txt"),
     ),
     "python_proposals": ("python/peps", "ba4deeb7969588d937da609008d05bb83a47b1ab", proposals),
+    "pirates_who_s_who": (
+        "GITenberg/The-Pirates-Who-s-WhoGiving-Particulars-Of-The-Lives-and-Deaths"
+        "-Of-The-Pirates-And-Buccaneers_19564",
+        "cd6507a0ac8d011efc5ac9a9e597f098eb4289ba",
+        book("19564-8.txt"),
+    ),
+    "britannica_broach_to_buddha": (
+        "GITenberg/Encyclopaedia-Britannica-11th-Edition-Volume-4-Part-3-Brescia--to--Bulgaria-_19699",
+        "38ec09a4e6f4db539a008ecea03ac8697b84025c",
+        part("19699-8.txt", "BROACH (", "BUDDHA. "),
+    ),
+    "trees_of_new_england": (
+        "GITenberg/Handbook-of-the-Trees-of-New-England_20467",
+        "0ecc25779a278c447e1e5156e62ead72975c4d39",
+        book("20467-8.txt"),
+    ),
+    "district_of_columbia_title_25": (
+        "DCCouncil/law-xml",
+        "9123af018003a6666851734d92eb3a81862a0f33",
+        statutes("us/dc/council/code/titles/25"),
+    ),
+    "site_policies": (
+        "github/site-policy",
+        "12992597c5d9d8cfc006693c54b9609d9993bc99",
+        pages(r"^Policies/(?!.*(corporate-terms|candidate-privacy)).*\.md$"),
+    ),
 }
 """Name -> repository, commit, and how the text is made from it."""
 
