@@ -227,6 +227,11 @@ TEXTS: dict[str, tuple[str, str, Build]] = {
         "de1a7e71c7f5999b7e82afa0f8fbceb1c6946978",
         pages(r"^(cmdline|ftp|http|install|project|protocols|usingcurl)/.*\.md$"),
     ),
+    "jane_austen_letters": (
+        "gutenbergbooks/42078",
+        "3180ca1ab03f3a12f56b351af5a0011ecec5dde7",
+        book("42078-0.txt"),
+    ),
     "council_minutes": (
         "openjs-foundation/cross-project-council",
         "f7426cbe71a9a40180d6607f7d37e45cd22b4921",
