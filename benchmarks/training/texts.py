@@ -271,6 +271,36 @@ TEXTS: dict[str, tuple[str, str, Build]] = {
         "12992597c5d9d8cfc006693c54b9609d9993bc99",
         pages(r"^Policies/(?!.*(corporate-terms|candidate-privacy)).*\.md$"),
     ),
+    "homesteader_letters": (
+        "GITenberg/Letters-of-a-Woman-Homesteader_16623",
+        "6e558e8de90c8aaffbf9de5d7f622bb171d82250",
+        book("16623-8.txt"),
+    ),
+    "chemical_history_of_a_candle": (
+        "GITenberg/The-Chemical-History-of-a-Candle_14474",
+        "8e778424cd5462a2d553cc0c5c141846994039f2",
+        book("14474-8.txt"),
+    ),
+    "project_trinity": (
+        "GITenberg/Project-Trinity-1945-1946_548",
+        "9886aef3408f3abebdaa454299538a4dbd8c1db1",
+        book("548.txt"),
+    ),
+    "transfer_tool_manual": (
+        "curl/everything-curl",
+        "de1a7e71c7f5999b7e82afa0f8fbceb1c6946978",
+        pages(r"^(cmdline|ftp|http|install|project|protocols|usingcurl)/.*\.md$"),
+    ),
+    "jane_austen_letters": (
+        "gutenbergbooks/42078",
+        "3180ca1ab03f3a12f56b351af5a0011ecec5dde7",
+        book("42078-0.txt"),
+    ),
+    "council_minutes": (
+        "openjs-foundation/cross-project-council",
+        "f7426cbe71a9a40180d6607f7d37e45cd22b4921",
+        pages(r"^meetings/20(19|20|21|22)/.*\.md$"),
+    ),
 }
 """Name -> repository, commit, and how the text is made from it."""
 
