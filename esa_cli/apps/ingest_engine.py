@@ -105,7 +105,7 @@ class IngestWorker:
         return number, row, reporter.texts
 
     def _open_esa(self, reporter: Reporter) -> Esa:
-        from esa_cli.apps.cli.open_esa import open_esa
+        from esa_cli.apps.cli.model_and_documents import open_esa
         from esa_cli.storage.library import Library
 
         try:

@@ -156,7 +156,7 @@ class DocumentTools:
         self._preset, self._model, self._reporter = preset, model, reporter
 
     def find_passages(self, arguments: FindArguments, job: Job) -> Result:
-        from esa_cli.apps.cli.document_search import LazyPassageFinder
+        from esa_cli.apps.cli.model_and_documents import LazyPassageFinder
         from esa_cli.qa.presets.adapter_files import preset_for_finding
 
         library = self.documents.library or Library()

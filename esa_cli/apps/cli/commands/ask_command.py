@@ -32,7 +32,7 @@ from esa_cli.errors import UsageError
 from esa_cli.storage.library import Library
 
 if TYPE_CHECKING:
-    from esa_cli.apps.cli.document_search import QuestionBooks
+    from esa_cli.apps.cli.model_and_documents import QuestionBooks
     from esa_cli.qa.answering.reply import Reply
     from esa_cli.qa.api import Esa
     from esa_cli.qa.finding.books import Book
@@ -127,8 +127,7 @@ class AskRun:
         stack: ExitStack,
     ) -> None:
         """Loads the model and opens the documents of the question. Raises EsaError."""
-        from esa_cli.apps.cli.document_search import QuestionBooks
-        from esa_cli.apps.cli.open_esa import open_esa
+        from esa_cli.apps.cli.model_and_documents import QuestionBooks, open_esa
         from esa_cli.models import path_of
         from esa_cli.models.tokenization.tokenizer import begin_loading_tokenizer
         from esa_cli.qa.opening import answerable, prepare

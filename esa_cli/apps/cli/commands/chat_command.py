@@ -43,7 +43,7 @@ def chat(
 
     Without a terminal, each line of standard input is a question. Exit code 7 means that some lines
     got an error instead of an answer."""
-    from esa_cli.apps.cli.open_esa import open_esa
+    from esa_cli.apps.cli.model_and_documents import open_esa
     from esa_cli.qa.opening import answerable
 
     if "-" in documents:
@@ -112,7 +112,7 @@ def batch(
 
     After a stop, the same command continues where it was. Exit code 7 means that some questions got
     an error instead of an answer."""
-    from esa_cli.apps.cli.open_esa import open_esa
+    from esa_cli.apps.cli.model_and_documents import open_esa
     from esa_cli.qa.opening import answerable
 
     chosen = reader_options.load_preset(model, method)

@@ -40,7 +40,7 @@ def demo(
     """Ask questions about a generated document, and check the answers.
 
     The command works in any folder and leaves no files. The first run fetches the model."""
-    from esa_cli.apps.cli.open_esa import open_esa
+    from esa_cli.apps.cli.model_and_documents import open_esa
     from esa_cli.documents.document import Document
     from esa_cli.evaluation.tasks.chronicle_task import build
     from esa_cli.qa.opening import answerable

@@ -29,7 +29,7 @@ from esa_cli.system.jsonl import ANOTHER, JsonLinesFile, check_first_field, read
 from esa_cli.system.progress import Progress
 
 if TYPE_CHECKING:
-    from esa_cli.apps.cli.document_search import LazyPassageFinder
+    from esa_cli.apps.cli.model_and_documents import LazyPassageFinder
     from esa_cli.qa.api import Esa
     from esa_cli.qa.collecting import CollectedPlace, Coverage
     from esa_cli.qa.finding.books import Book
@@ -159,7 +159,7 @@ def find(
 
     esa find book.txt "the white whale"
     """
-    from esa_cli.apps.cli.document_search import LazyPassageFinder, QuestionBooks
+    from esa_cli.apps.cli.model_and_documents import LazyPassageFinder, QuestionBooks, open_esa
     from esa_cli.qa.presets.adapter_files import check_adapter, preset_for_finding
 
     flags.refuse_conflicting_flags()
@@ -172,8 +172,6 @@ def find(
         library, reads = Library(), flags.read == "first"
 
         def load_esa() -> Esa:
-            from esa_cli.apps.cli.open_esa import open_esa
-
             # Where nothing is read, a library that cannot be written is no matter.
             keep = flags.keep if reads or library.writable else False
             opened = open_esa(chosen, model, reporter, keep=keep, library=library)
@@ -354,8 +352,7 @@ def collect(
 
     esa collect book.txt "How old is somebody?"
     """
-    from esa_cli.apps.cli.document_search import QuestionBooks
-    from esa_cli.apps.cli.open_esa import open_esa
+    from esa_cli.apps.cli.model_and_documents import QuestionBooks, open_esa
     from esa_cli.qa.collecting import FIT, NEAR, SIEVE, WHOLE, distinct_places
     from esa_cli.qa.opening import from_text
     from esa_cli.qa.presets.adapter_files import check_adapter

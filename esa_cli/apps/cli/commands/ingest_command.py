@@ -100,7 +100,7 @@ def ingest(
 
         @cache
         def load_esa() -> Esa:
-            from esa_cli.apps.cli.open_esa import open_esa
+            from esa_cli.apps.cli.model_and_documents import open_esa
 
             assert chosen is not None
             return stack.enter_context(open_esa(chosen, model, reporter, keep=True, rows=rows))

@@ -97,7 +97,7 @@ def serve(
 
     The page is for browsers, and the API is for programs made for OpenAI's API. The command prints
     the base URL when the server is ready; Ctrl-C ends the server."""
-    from esa_cli.apps.cli.open_esa import open_esa
+    from esa_cli.apps.cli.model_and_documents import open_esa
     from esa_cli.qa.opening import answerable
 
     names = documents or []
@@ -189,7 +189,7 @@ def mcp(
     with Reporter(quiet) as reporter, ExitStack() as stack:
 
         def load_esa() -> Esa:
-            from esa_cli.apps.cli.open_esa import open_esa
+            from esa_cli.apps.cli.model_and_documents import open_esa
             from esa_cli.qa.opening import answerable, runs_methods
 
             library, preset = Library(), answerable(chosen, reporter)
