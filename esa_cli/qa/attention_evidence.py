@@ -18,7 +18,7 @@ from torch import Tensor
 from esa_cli.attention.algebra import apply_soft_cap
 from esa_cli.attention.rope import Rope
 from esa_cli.attention.step import ChunkTrace, Positions
-from esa_cli.documents.sentences import LONGEST, Sentences
+from esa_cli.documents.document import LONGEST, Sentences
 from esa_cli.qa.answering.reply import Reply
 from esa_cli.qa.evidence import book_weights
 from esa_cli.qa.finding.books import Book

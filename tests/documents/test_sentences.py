@@ -8,8 +8,7 @@ from itertools import pairwise
 
 import pytest
 
-from esa_cli.documents import sentences
-from esa_cli.documents.sentences import LONGEST, Sentences
+from esa_cli.documents.document import LONGEST, Sentences, cut_sentences, strip_span
 
 
 def pieces(text: str) -> list[str]:
@@ -107,9 +106,9 @@ def plain_around(text: str, at: int) -> tuple[int, int]:
     """Looks back for the blank line, and cuts the paragraph anew."""
     first = text.rfind("\n\n", 0, at) + 2 if "\n\n" in text[:at] else 0
     last = text.find("\n\n", first)
-    edges = [first, *sentences.cut_sentences(text, first, len(text) if last < 0 else last)]
+    edges = [first, *cut_sentences(text, first, len(text) if last < 0 else last)]
     place = min(max(bisect_right(edges, at), 1), len(edges) - 1)
-    return sentences.strip_span(text, edges[place - 1], edges[place])
+    return strip_span(text, edges[place - 1], edges[place])
 
 
 def test_every_character_of_random_texts_is_in_the_sentence_a_plain_search_finds() -> None:

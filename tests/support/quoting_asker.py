@@ -9,7 +9,7 @@ from typing import Any
 
 from fake_asker import FakeAsker
 
-from esa_cli.documents.sentences import Sentences
+from esa_cli.documents.document import Sentences
 from esa_cli.qa.answering.reply import NOT_TOLD, HeatMap, Quotation, Reply, ShadedSpan, Turn
 from esa_cli.qa.finding.passage import Passage
 

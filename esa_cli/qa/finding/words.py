@@ -22,7 +22,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 from torch import Tensor
 
-from esa_cli.documents import sentences
+from esa_cli.documents.document import cut_sentences, strip_span
 from esa_cli.system.bm25_scores import Bm25Index
 from esa_cli.system.content_words import (
     content_words,
@@ -56,9 +56,9 @@ def sentence_spans(text: str) -> list[tuple[int, int]]:
     for blank_start, blank_end in [
         *(blank.span() for blank in BLANK_LINES.finditer(text)), (len(text), len(text)),
     ]:  # fmt: skip
-        start, last = sentences.strip_span(text, at, blank_start)
-        for end in sentences.cut_sentences(text, start, last):
-            first, stop = sentences.strip_span(text, start, end)
+        start, last = strip_span(text, at, blank_start)
+        for end in cut_sentences(text, start, last):
+            first, stop = strip_span(text, start, end)
             if first < stop:
                 out.append((first, stop))
             start = end
@@ -150,7 +150,7 @@ class SentenceWords:
 def _table_version() -> str:
     """Returns a digest of all code and data that determine a table, except the text."""
     digest = hashlib.sha256(f"{unicodedata.unidata_version} {words_version()}".encode())
-    for file in (sentences.__file__, __file__):
+    for file in (cut_sentences.__code__.co_filename, __file__):
         digest.update(Path(file).read_bytes())
     return digest.hexdigest()
 

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import IO, TYPE_CHECKING, Any
 
 from esa_cli.apps.cli.output.terminal import Reporter, clean_text
-from esa_cli.documents.sentences import Sentences
+from esa_cli.documents.document import Sentences
 from esa_cli.qa.answering.reply import Quotation, Reply
 from esa_cli.qa.finding.passage import Passage
 from esa_cli.system.machine import peak_memory
