@@ -15,8 +15,7 @@ from passage_scores import crop_keys, late_interaction
 from torch import Tensor
 
 from esa_cli.qa.finding.finder import TokenEncoder
-from esa_cli.system.bm25_scores import Bm25Index
-from esa_cli.system.content_words import content_words
+from esa_cli.system.text import Bm25Index, content_words
 
 REWORDED = "reworded"
 GROUP = 16

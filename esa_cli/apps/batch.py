@@ -24,7 +24,8 @@ from esa_cli.errors import DocumentError, EsaError, UsageError
 from esa_cli.qa.answering.reply import Reply, lacking
 from esa_cli.system.jsonl import OrderedJsonLinesFile
 from esa_cli.system.progress import WorkShard
-from esa_cli.system.text import has_lone_surrogate, load_json, text_digest
+from esa_cli.system.strict_parsing import load_json
+from esa_cli.system.text import has_lone_surrogate, text_digest
 
 if TYPE_CHECKING:
     from esa_cli.qa.api import Esa

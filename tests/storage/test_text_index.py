@@ -11,8 +11,7 @@ import pytest
 
 from esa_cli.storage.library import Catalogue, Library
 from esa_cli.storage.library.catalogue import PASSAGE_WORDS, WHOLE
-from esa_cli.system.content_words import content_words
-from esa_cli.system.text import text_digest
+from esa_cli.system.text import content_words, text_digest
 
 WORDS = [f"{a}{b}" for a in ("ba", "ko", "mi", "tu", "zen") for b in ("lag", "rond", "fip", "dor")]
 

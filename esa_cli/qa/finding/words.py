@@ -23,8 +23,8 @@ from safetensors.numpy import load, save
 from torch import Tensor
 
 from esa_cli.documents.document import cut_sentences, strip_span
-from esa_cli.system.bm25_scores import Bm25Index
-from esa_cli.system.content_words import (
+from esa_cli.system.text import (
+    Bm25Index,
     content_words,
     count_words_of_text,
     find_question_words,

@@ -13,7 +13,7 @@ from platformdirs import user_config_path
 from esa_cli.errors import PresetError
 from esa_cli.system.machine import in_home
 from esa_cli.system.registry import nearest
-from esa_cli.system.text import load_yaml
+from esa_cli.system.strict_parsing import load_yaml
 
 SUFFIXES = (".yaml", ".yml")
 FORMER = {

@@ -35,15 +35,16 @@ from esa_cli.errors import DiskError, EsaError, LibraryError
 from esa_cli.storage.library import disk, manifest
 from esa_cli.storage.library.disk import LibraryPaths
 from esa_cli.storage.library.manifest import Entry
-from esa_cli.system.content_words import (
-    find_question_words,
-    language_of,
-    locate_content_words,
-    words_version,
-)
 from esa_cli.system.files import file_stamp, real_path
 from esa_cli.system.progress import Progress
-from esa_cli.system.text import has_lone_surrogate, text_bytes
+from esa_cli.system.text import (
+    find_question_words,
+    has_lone_surrogate,
+    language_of,
+    locate_content_words,
+    text_bytes,
+    words_version,
+)
 
 NAME = "catalogue-1.sqlite"
 """The catalogue's file name, which includes the version of the catalogue's tables."""

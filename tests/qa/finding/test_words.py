@@ -29,7 +29,7 @@ from esa_cli.qa.finding.words import (
     sentence_words,
     unmentioned_share,
 )
-from esa_cli.system.content_words import content_words, count_words_of_text
+from esa_cli.system.text import content_words, count_words_of_text
 
 NAMES = ("Anna", "Boris", "Clara", "David", "Emma")
 PLACES = ("harbour", "market", "mill", "tower", "orchard", "bridge", "chapel")
