@@ -90,7 +90,7 @@ BUILT_IN = {
         BuiltInReader("mail", "a mail", (".eml",), "mail_reader", "read_mail"),
         BuiltInReader("ipynb", "a Jupyter notebook", (".ipynb",),
                       "notebook_reader", "read_notebook"),
-        BuiltInReader("csv", "CSV", (".csv", ".tsv", ".tab"), "csv_reader", "read_csv"),
+        BuiltInReader("csv", "CSV", (".csv", ".tsv", ".tab"), "spreadsheet_reader", "read_csv"),
     )
 }  # fmt: skip
 

@@ -20,7 +20,6 @@ from esa_cli.system.machine import size_text, time_text
 from esa_cli.system.progress import Progress
 
 LINE_EVERY_S = 10.0
-MIN_COLUMNS = 32
 _STAGES = {
     "download": "fetching the model",
     "extract": "unpacking the model",
