@@ -58,7 +58,7 @@ def read_questions(
         lines = path.read_bytes().removeprefix(b"\xef\xbb\xbf").split(b"\n")
     except OSError as error:
         raise DocumentError(f"{path} cannot be read: {error.strerror}", "check the path") from error
-    default, digest_file = source_files(documents), cache(_file_digest)
+    default, digest_file = source_files(documents), cache(_digest_file)
 
     @cache
     def find_files(names: tuple[str, ...]) -> SourceFiles:
@@ -101,7 +101,7 @@ def _parse_question_line(raw: bytes, has_default_documents: bool) -> tuple[dict[
         return {}, "the line must be a JSON object"
     text, names = row.get("question"), row.get("documents")
 
-    def is_a_path(name: Any) -> bool:
+    def is_path(name: Any) -> bool:
         return isinstance(name, str) and name not in ("", "-")
 
     # With a misspelt key the question would be asked about the command's documents.
@@ -110,9 +110,7 @@ def _parse_question_line(raw: bytes, has_default_documents: bool) -> tuple[dict[
         fault = '"question" must be a text that is not empty'
     elif names is None and (is_misspelt or not has_default_documents):
         fault = 'documents must be given as "documents" in the line, or on the command line'
-    elif names is not None and not (
-        isinstance(names, list) and names and all(map(is_a_path, names))
-    ):
+    elif names is not None and not (isinstance(names, list) and names and all(map(is_path, names))):
         fault = '"documents" must be a list of paths'
     elif has_lone_surrogate(json.dumps(row, ensure_ascii=False)):
         fault = "the line must not have lone surrogates (U+D800-U+DFFF)"
@@ -121,7 +119,7 @@ def _parse_question_line(raw: bytes, has_default_documents: bool) -> tuple[dict[
     return {}, fault
 
 
-def _file_digest(path: str) -> str:
+def _digest_file(path: str) -> str:
     """Returns the SHA-256 digest of a file, or an empty text if the file cannot be read."""
     try:
         if not os.path.isfile(path):

@@ -177,7 +177,7 @@ class Conversation:
             )
         output_paths.check_output_file("/save", path)
         about = f"{self.asker.name}, {time.strftime('%Y-%m-%d')}"
-        output_paths.write_text_to(path, format_conversation(about, self.documents, self.record))
+        output_paths.write_text_file(path, format_conversation(about, self.documents, self.record))
         self._saved.add(path.absolute())
         self.reporter.note(f"  saved {len(self.record)} questions in {path}")
 
@@ -214,7 +214,7 @@ def format_conversation(
             lines += ["", weights if reply.found else "The nearest passages:", ""]
         for rank, passage in enumerate(reply.evidence, 1):
             words = " ".join(passage.text.split())
-            lines.append(f"{rank}. {answer_output.place_and_weight(passage, reply.found)}: {words}")
+            lines.append(f"{rank}. {answer_output.format_place(passage, reply.found)}: {words}")
     return "\n".join([*lines, ""]).encode("utf-8", "backslashreplace").decode()
 
 

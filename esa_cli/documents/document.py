@@ -30,7 +30,7 @@ from esa_cli.system.progress import WorkShard
 
 __all__ = [
     "Document", "GatheredDocuments", "LeftOut", "Mark", "Sentences", "SourceFiles", "TextLocation",
-    "cut_sentences", "gather", "join_documents", "read_document", "read_documents", "shard_of",
+    "cut_sentences", "gather", "join_documents", "read_document", "read_documents", "select_shard",
     "source_files", "strip_span",
 ]  # fmt: skip
 
@@ -136,7 +136,7 @@ def read_document(source: str, stdin: IO[Any] | None = None, *, limit: int = LIM
             stamp = file_stamp(source)
         data = _read_file(source, limit)
     if len(data) > limit:
-        raise _size_error(path, len(data), limit)
+        raise _make_size_error(path, len(data), limit)
     extracted = readers.extract_text(data, path)
     text, marks, missing = extracted.text, extracted.marks, extracted.missing
     name, size = Path(path).name or path, len(data)
@@ -161,7 +161,7 @@ class GatheredDocuments:
         return GatheredDocuments(tuple(unique.values()), (*self.left_out, *copies))
 
 
-def shard_of(found: SourceFiles, shard: WorkShard) -> SourceFiles:
+def select_shard(found: SourceFiles, shard: WorkShard) -> SourceFiles:
     """Returns the files of a shard, each once; every shard lists what is left out of folders."""
     if shard.whole:
         return found
@@ -249,7 +249,7 @@ def _read_file(source: str, limit: int) -> bytes:
                 f"give its contents on standard input: esa ask - 'question' < {source}",
             )
         if info.st_size > limit:
-            raise _size_error(source, info.st_size, limit)
+            raise _make_size_error(source, info.st_size, limit)
         with open(source, "rb") as stream:
             return stream.read(limit + 1)
     except (FileNotFoundError, NotADirectoryError) as error:
@@ -260,7 +260,7 @@ def _read_file(source: str, limit: int) -> bytes:
         raise DocumentError(f"the document {source} cannot be read: {reason}", hint) from error
 
 
-def _size_error(name: str, size: int, limit: int) -> DocumentError:
+def _make_size_error(name: str, size: int, limit: int) -> DocumentError:
     return DocumentError(
         f"{label_document(name)} is {size_text(size)}, more than the limit of {size_text(limit)}",
         "split the document and ask about its parts",
@@ -320,7 +320,7 @@ def cut_sentences(text: str, first: int, last: int) -> list[int]:
     at most LONGEST characters; the last end is `last`."""
     ends: list[int] = []
     start = first
-    for end in (*_sentence_ends(text, first, last), last):
+    for end in (*_find_sentence_ends(text, first, last), last):
         while end - start > LONGEST:
             cut = text.rfind("\n", start + 1, start + LONGEST)
             cut = cut if cut > start else text.rfind(" ", start + 1, start + LONGEST)
@@ -331,7 +331,7 @@ def cut_sentences(text: str, first: int, last: int) -> list[int]:
     return ends
 
 
-def _sentence_ends(text: str, first: int, last: int) -> Iterator[int]:
+def _find_sentence_ends(text: str, first: int, last: int) -> Iterator[int]:
     line = first
     for found in END.finditer(text, first, last):
         end = found.end()

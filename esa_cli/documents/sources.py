@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from esa_cli.documents.readers.reader_registry import choose_reader
-from esa_cli.documents.readers.text_builder import first_names
+from esa_cli.documents.readers.text_builder import shorten_list
 from esa_cli.errors import DocumentError, UsageError
 from esa_cli.system.files import real_path
 
@@ -99,7 +99,7 @@ class FoundFiles:
             if why not in _UNNAMED:  # one may be missed: the first by name
                 if os.path.isdir(source):
                     paths = [os.path.relpath(path, source) for path in paths]
-                reasons[-1] += f" ({first_names(sorted(paths))})"
+                reasons[-1] += f" ({shorten_list(sorted(paths))})"
         return (LeftOut(source, ", ".join(reasons), len(self.files)),) if reasons else ()
 
 
@@ -138,7 +138,7 @@ def find_readable_files(source: str) -> FoundFiles:
     found = FoundFiles()
     paths = _walk_folder(source, found) if os.path.isdir(source) else _match_files(source, found)
     for path in paths:
-        if why := _refusal_reason(path):
+        if why := _explain_refusal(path):
             found.left_out[why].append(path)
             continue
         found.files.append(path)
@@ -203,7 +203,7 @@ def _walk_folder(folder: str, found: FoundFiles) -> Iterator[str]:
         yield from (os.path.join(where, name) for name in files)
 
 
-def _refusal_reason(path: str) -> str:
+def _explain_refusal(path: str) -> str:
     """Returns why a file is not read, in words that follow a number; empty if it is read."""
     from esa_cli.documents.readers.plain_text import is_binary
 

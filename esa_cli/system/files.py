@@ -146,7 +146,7 @@ def poll_changes() -> Iterator[None]:
         yield
 
 
-def as_esa_error(error: Exception) -> EsaError | None:
+def to_esa_error(error: Exception) -> EsaError | None:
     """Returns an error that the user can act on as an `EsaError`, and None for any other error."""
     if isinstance(error, EsaError):
         return error

@@ -130,14 +130,14 @@ class Journal(JsonLinesFile):
                 self._check_header(path, row)
                 continue
             if number == 1:
-                raise _foreign_file_error(path)
+                raise _make_foreign_file_error(path)
             lacks = [f"it has no {name!r}" for name in self.key if name not in row]
             if wrong := lacks[0] if lacks else self._wrong and self._wrong(row):
                 raise DocumentError(
                     f"{path}: the row in line {number} is incomplete: {wrong}",
                     f"delete line {number}, or choose another --out",
                 )
-            yield self._row_key(row), row
+            yield self._make_row_key(row), row
 
     def _check_header(self, path: Path, header: Row) -> None:
         for name in self.same:
@@ -146,14 +146,14 @@ class Journal(JsonLinesFile):
             if changes := "; ".join(_list_changed_settings(old, new, name)):
                 raise UsageError(f"{path} has results of other settings: {changes}", ANOTHER)
 
-    def _row_key(self, row: Row) -> tuple[str, ...]:
+    def _make_row_key(self, row: Row) -> tuple[str, ...]:
         return tuple(json.dumps(row.get(name)) for name in self.key)
 
     def find(self, row: Row) -> dict[str, Any] | None:
-        return self._done.get(self._row_key(row))
+        return self._done.get(self._make_row_key(row))
 
     def add(self, row: dict[str, Any]) -> None:
-        self._done[self._row_key(row)] = row
+        self._done[self._make_row_key(row)] = row
         self.append(row)
 
 
@@ -176,7 +176,7 @@ class OrderedJsonLinesFile(JsonLinesFile):
     ) -> None:
         super().__init__(path)
         self.retry = retry
-        self._places = {_place_identity(key, id): (at, key) for at, (key, id) in enumerate(places)}
+        self._places = {_identify_place(key, id): (at, key) for at, (key, id) in enumerate(places)}
         self._rows: dict[int, dict[str, Any]] = {}
         """The rows by place, ordered as in the file."""
 
@@ -189,10 +189,10 @@ class OrderedJsonLinesFile(JsonLinesFile):
         rows, good = list(self.rows_of(path)), dict[int, dict[str, Any]]()
         for number, row in enumerate(rows, 1):
             if "key" not in row:
-                raise _foreign_file_error(path)
+                raise _make_foreign_file_error(path)
             if self.retry and "error" in row:
                 continue
-            at, key = self._places.get(_place_identity(str(row["key"]), row.get("id")), (-1, ""))
+            at, key = self._places.get(_identify_place(str(row["key"]), row.get("id")), (-1, ""))
             if at < 0:
                 raise UsageError(
                     f"{path}: row {number} answers none of the present questions: the questions or "
@@ -229,7 +229,7 @@ class OrderedJsonLinesFile(JsonLinesFile):
         self._rows[place] = row
 
 
-def _place_identity(key: str, row_id: Any) -> tuple[str, str]:
+def _identify_place(key: str, row_id: Any) -> tuple[str, str]:
     return key.partition(".")[0], json.dumps(row_id, sort_keys=True)
 
 
@@ -282,10 +282,10 @@ def check_first_field(path: Path, field: str) -> None:
     if path.exists():
         with path.open("rb") as file:
             if not begin.startswith(file.read(len(begin))):
-                raise _foreign_file_error(path)
+                raise _make_foreign_file_error(path)
 
 
-def _foreign_file_error(path: Path) -> UsageError:
+def _make_foreign_file_error(path: Path) -> UsageError:
     return UsageError(f"{path} is not a results file that esa wrote", "choose another --out")
 
 

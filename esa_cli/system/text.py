@@ -191,7 +191,7 @@ class _RunWordsCache(dict[str, tuple[tuple[int, int, str], ...]]):
 
 
 @cache
-def _words_cache_of_language(language: str) -> _RunWordsCache:
+def _get_words_cache(language: str) -> _RunWordsCache:
     return _RunWordsCache(language)
 
 
@@ -265,7 +265,7 @@ def language_of(text: str) -> str:
 def locate_content_words(text: str, language: str = ENGLISH) -> Iterator[tuple[int, int, str]]:
     """Yields (first character, end, stem) of the content words of `text`, in text order. A word
     with accents may have two stems, one after the other."""
-    (text, pattern), terms = _prepare_text_and_pattern(text), _words_cache_of_language(language)
+    (text, pattern), terms = _prepare_text_and_pattern(text), _get_words_cache(language)
     for run in pattern.finditer(text):
         start = run.start()
         for first, end, stem in terms[run[0]]:
@@ -274,7 +274,7 @@ def locate_content_words(text: str, language: str = ENGLISH) -> Iterator[tuple[i
 
 def content_words(text: str, language: str = ENGLISH) -> list[str]:
     """Returns the stems of the content words of `text`, in text order."""
-    (text, pattern), terms = _prepare_text_and_pattern(text), _words_cache_of_language(language)
+    (text, pattern), terms = _prepare_text_and_pattern(text), _get_words_cache(language)
     return [stem for run in pattern.findall(text) for _, _, stem in terms[run]]
 
 

@@ -20,7 +20,7 @@ from esa_cli.apps.cli.inputs import read_files
 from esa_cli.apps.cli.options.options import ModelOptions
 from esa_cli.apps.cli.output.terminal import Reporter, pluralize
 from esa_cli.documents.document import Document, read_document
-from esa_cli.documents.readers.text_builder import first_names
+from esa_cli.documents.readers.text_builder import shorten_list
 from esa_cli.documents.sources import SourceFiles
 from esa_cli.errors import DiskError, DocumentError, UsageError
 from esa_cli.qa.finding.books import Book, distinct, place_books
@@ -309,7 +309,7 @@ class QuestionBooks:
 
     def _warn_unreadable_files(self, paths: Sequence[str]) -> None:
         if paths:
-            files = f"{pluralize(len(paths), 'file')} that cannot be read ({first_names(paths)})"
+            files = f"{pluralize(len(paths), 'file')} that cannot be read ({shorten_list(paths)})"
             self._reporter.warn_left_out(files)
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from esa_cli.apps.open_books import OpenBookCache
 from esa_cli.apps.server.wire import ApiError
 from esa_cli.documents.document import Document, read_document
-from esa_cli.documents.readers.text_builder import first_names
+from esa_cli.documents.readers.text_builder import shorten_list
 from esa_cli.documents.sources import FoundFiles, find_readable_files
 from esa_cli.errors import DiskError, DocumentError, LibraryError
 from esa_cli.qa.ingestion.library_texts import FileIndexing, LibraryText, library_texts, restored
@@ -106,7 +106,7 @@ class AllowedDocuments:
         if self.has_stored and name.startswith(STORED):
             if name in list_stored_texts():
                 return list_stored_texts()[name]
-            raise _missing_document_error(name)
+            raise _make_missing_document_error(name)
         try:
             return NamedDocument(name, str(self._resolve_file_path(name)))
         except ApiError:
@@ -129,7 +129,7 @@ class AllowedDocuments:
                     if path.is_file():
                         return path
         if is_inside:
-            raise _missing_document_error(name)
+            raise _make_missing_document_error(name)
         raise ApiError(403, f"{name} is not in an allowed folder", "documents")
 
     def list_stored_texts(self) -> dict[str, NamedDocument]:
@@ -213,7 +213,7 @@ class AllowedDocuments:
         with opened as catalogue:
             changes = FileIndexing(catalogue).update(list(files), progress)
             if changes.refused:
-                names = first_names([files[record.path].id for record in changes.refused])
+                names = shorten_list([files[record.path].id for record in changes.refused])
                 count = f"{len(changes.refused):,} files that cannot be read"
                 left_out.append(f"left out: {count} ({names})")
             for record in changes.readable:
@@ -266,7 +266,7 @@ class AllowedDocuments:
         return ids
 
 
-def _missing_document_error(name: str) -> ApiError:
+def _make_missing_document_error(name: str) -> ApiError:
     return ApiError(404, f"there is no document {name}", "documents", "document_not_found")
 
 

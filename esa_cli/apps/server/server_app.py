@@ -89,7 +89,7 @@ def bind_socket(host: str, port: int) -> socket.socket:
         ) from error
 
 
-def base_url(sock: socket.socket, path: str = "/v1") -> str:
+def make_base_url(sock: socket.socket, path: str = "/v1") -> str:
     """Returns the URL of the server that clients must use as their base URL."""
     host, port = sock.getsockname()[:2]
     return f"http://{f'[{host}]' if ':' in host else host}:{port}{path}"
@@ -443,8 +443,8 @@ def make_browser_page() -> tuple[str, dict[str, str]]:
     policy = (
         "default-src 'none'; connect-src 'self'; img-src data:; base-uri 'none'; "
         "form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; "
-        f"trusted-types 'none'; script-src '{_policy_hash(script)}'; "
-        f"style-src '{_policy_hash(style)}'"
+        f"trusted-types 'none'; script-src '{_make_policy_hash(script)}'; "
+        f"style-src '{_make_policy_hash(style)}'"
     )
     headers = PRIVATE | {
         "content-security-policy": policy, "cross-origin-opener-policy": "same-origin",
@@ -458,6 +458,6 @@ def _read_page_file(name: str) -> str:
     return path.read_text("utf-8").replace("\r\n", "\n")
 
 
-def _policy_hash(text: str) -> str:
+def _make_policy_hash(text: str) -> str:
     """Returns the hash expression with which a content security policy allows exactly this text."""
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"

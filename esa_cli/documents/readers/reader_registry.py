@@ -17,7 +17,7 @@ from itertools import pairwise
 from pathlib import PurePath
 from typing import ClassVar, Protocol, TypeVar
 
-from esa_cli.documents.readers.text_builder import ExtractedText, damage_error
+from esa_cli.documents.readers.text_builder import ExtractedText, make_damage_error
 from esa_cli.errors import NOT_BLAMED, EsaError, PluginError
 from esa_cli.system.registry import Registry
 
@@ -196,7 +196,7 @@ def read_with_reader(reader: Reader | BuiltInReader, data: bytes, name: str) -> 
     except (EsaError, MemoryError, *NOT_BLAMED):
         raise
     except BaseException as error:  # a library's, about bytes that nobody foresaw, or a plugin's
-        raise damage_error(name, reader.what, f"{type(error).__name__}: {error}") from error
+        raise make_damage_error(name, reader.what, f"{type(error).__name__}: {error}") from error
     starts = [mark.start for mark in extracted.marks]
     ends = (-1, *starts, len(extracted.text) + 1)
     if any(a >= b for a, b in pairwise(ends)) or "\r" in extracted.text:

@@ -44,7 +44,7 @@ _START = (
 )
 
 
-def reading_limit(name: str) -> int:
+def look_up_reading_limit(name: str) -> int:
     """Returns a limit of the child process. Raises UsageError: its variable is no size or
     number."""
     text = os.environ.get(name, "").strip()
@@ -56,11 +56,11 @@ def reading_limit(name: str) -> int:
 
 def check_unpacked_size(size: int, document: str) -> None:
     """Raises DocumentError when the `size` that a document unpacks to is above the limit."""
-    if size > (limit := reading_limit(UNPACKED)):
-        raise _limit_error(document, f"{size_text(limit)} of unpacked data", UNPACKED)
+    if size > (limit := look_up_reading_limit(UNPACKED)):
+        raise _make_limit_error(document, f"{size_text(limit)} of unpacked data", UNPACKED)
 
 
-def _limit_error(document: str, limit: str, variable: str) -> DocumentError:
+def _make_limit_error(document: str, limit: str, variable: str) -> DocumentError:
     return DocumentError(
         f"{label_document(document)} is too large or damaged: reading it needs more than {limit}",
         f"split it or save it again; if you trust the file, raise the limit {variable}",
@@ -71,7 +71,7 @@ def read_in_child_process(reader: BuiltInReader, data: bytes, name: str) -> Extr
     """Returns the text of the document `name`, extracted by the child process. Raises
     DocumentError: it cannot be read, or exceeds a limit; UsageError: a limit is no number."""
     limits = {variable: os.environ.get(variable, "") for variable in LIMITS}
-    seconds, memory = reading_limit(SECONDS), size_text(reading_limit(MEMORY))
+    seconds, memory = look_up_reading_limit(SECONDS), size_text(look_up_reading_limit(MEMORY))
     request = {"format": reader.format, "name": name, "limits": limits, "size": len(data)}
     try:
         with _LOCK:
@@ -86,9 +86,9 @@ def read_in_child_process(reader: BuiltInReader, data: bytes, name: str) -> Extr
         ) from error
     why = reply.get("ended")
     if why == "time":
-        raise _limit_error(name, f"{seconds:,} s of CPU time", SECONDS)
+        raise _make_limit_error(name, f"{seconds:,} s of CPU time", SECONDS)
     if why:
-        raise _limit_error(name, f"{memory} of memory ({why})", MEMORY)
+        raise _make_limit_error(name, f"{memory} of memory ({why})", MEMORY)
     if "error" in reply:
         kind, message, hint = reply["error"]
         raise getattr(errors, kind)(message, hint)
@@ -219,9 +219,9 @@ def _set_process_limits() -> None:
         import resource
     except ImportError:
         return
-    seconds = math.ceil(time.process_time()) + reading_limit(SECONDS)
+    seconds = math.ceil(time.process_time()) + look_up_reading_limit(SECONDS)
     for resource_name, limit in (
-        (resource.RLIMIT_AS, reading_limit(MEMORY)),
+        (resource.RLIMIT_AS, look_up_reading_limit(MEMORY)),
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_CPU, seconds),
     ):

@@ -116,13 +116,13 @@ def label_document(name: str) -> str:
     return STDIN if name == STDIN else f"the document {name}"
 
 
-def first_names(names: Sequence[str], limit: int = 3) -> str:
+def shorten_list(names: Sequence[str], limit: int = 3) -> str:
     """Lists the first names and counts the others: "a.png, b.png and 3 more"."""
     others = len(names) - limit
     return ", ".join(names[:limit]) + (f" and {others:,} more" if others > 0 else "")
 
 
-def damage_error(name: str, format_name: str, reason: str) -> DocumentError:
+def make_damage_error(name: str, format_name: str, reason: str) -> DocumentError:
     """Returns the error for the document `name` that breaks the rules of format `format_name`."""
     return DocumentError(
         f"{label_document(name)} cannot be read as {format_name}; it is damaged or cut off "

@@ -21,12 +21,12 @@ from esa_cli.apps.cli.options import options, output_paths
 from esa_cli.apps.cli.options.command_help import option
 from esa_cli.apps.cli.output.answer_output import (
     AnswerStream,
+    count_shown_passages,
     describe_answer,
     show_answer_notes,
-    shown_passage_count,
 )
 from esa_cli.apps.cli.output.terminal import Reporter, clean_text, print_json
-from esa_cli.documents.readers.text_builder import first_names
+from esa_cli.documents.readers.text_builder import shorten_list
 from esa_cli.documents.sources import source_files
 from esa_cli.errors import UsageError
 from esa_cli.storage.library import Library
@@ -78,7 +78,7 @@ class AskOptions(options.DocumentOptions):
     @property
     def passage_count(self) -> int:
         """The number of passages to show with the answer or to put into its JSON object."""
-        return shown_passage_count(self.top, self.quiet and not self.as_json)
+        return count_shown_passages(self.top, self.quiet and not self.as_json)
 
 
 @options.typer_command
@@ -192,7 +192,7 @@ class AskRun:
     def _read_books_and_ask_again(self, unread_reply: Reply) -> Reply:
         """Reads the unread books, asks again, and prints the answer if it has changed."""
         reporter, books = self.reporter, self.books
-        unread = first_names([book.document.name for book in books if not book.read])
+        unread = shorten_list([book.document.name for book in books if not book.read])
         reporter.warn(  # with --quiet, too: the command goes on for minutes
             f"esa: not read yet: {unread}. This answer was found with BM25 alone. Reading now; "
             "Ctrl-C keeps the answer"
@@ -238,5 +238,5 @@ class AskRun:
         """Writes the HTML page of --report, if wanted; the answer has already been printed."""
         if self.flags.report is not None:
             page = self.esa.report(reply, self.question, self.books)
-            output_paths.write_text_to(self.flags.report, page)
+            output_paths.write_text_file(self.flags.report, page)
             self.reporter.note(f"esa: wrote {self.flags.report}")

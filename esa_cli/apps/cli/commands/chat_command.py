@@ -19,7 +19,7 @@ from esa_cli.apps.cli.options import options
 from esa_cli.apps.cli.options import output_paths as files
 from esa_cli.apps.cli.options.command_help import option
 from esa_cli.apps.cli.output import terminal
-from esa_cli.apps.cli.output.answer_output import shown_passage_count
+from esa_cli.apps.cli.output.answer_output import count_shown_passages
 from esa_cli.apps.conversation import Conversation, read_terminal_lines
 from esa_cli.errors import PARTIAL, UsageError
 from esa_cli.system.machine import time_text
@@ -50,7 +50,7 @@ def chat(
         wrong = "standard input (-) cannot be a document, as it has the questions"
         raise UsageError(wrong, "save the document to a file")
     chosen = reader_options.load_preset(model, method)
-    reader, shown = reader_options.choose_reader(), shown_passage_count(top, quiet)
+    reader, shown = reader_options.choose_reader(), count_shown_passages(top, quiet)
     on_terminal = sys.stdin.isatty() and sys.stdout.isatty()
     with terminal.Reporter(quiet) as reporter:
         gathered = read_documents(documents, reporter).documents

@@ -21,7 +21,7 @@ from esa_cli.apps.cli.options import options, output_paths
 from esa_cli.apps.cli.options.command_help import option
 from esa_cli.apps.cli.output import terminal
 from esa_cli.apps.cli.output.answer_output import describe_documents
-from esa_cli.documents.readers.text_builder import first_names
+from esa_cli.documents.readers.text_builder import shorten_list
 from esa_cli.documents.sources import source_files
 from esa_cli.errors import NOT_FOUND, DocumentError, UsageError
 from esa_cli.storage.library import Library
@@ -204,12 +204,12 @@ def find(
             )
         elif flags.files:
             for file in files:
-                print(shown_file_name(file["document"], file["source"]))
+                print(format_file_name(file["document"], file["source"]))
         else:
             print_passages(passages, question)
         unread = [book.document.name for book in books if not book.read]
         if unread and chosen.answer.has_index:
-            which, them = first_names(unread), "it" if len(unread) == 1 else "them"
+            which, them = shorten_list(unread), "it" if len(unread) == 1 else "them"
             note = f"not read, searched with BM25 alone: {which}; --read first reads {them}"
             reporter.note(f"esa: {note}")
     if not passages:
@@ -255,9 +255,9 @@ def list_matching_files(passages: Sequence[Passage]) -> list[dict[str, Any]]:
     return list(files.values())
 
 
-def shown_file_name(document_name: str, source: str) -> str:
+def format_file_name(document_name: str, source: str) -> str:
     """Returns the path of a document, or its name if the document came from standard input."""
-    return terminal.join_lines(document_name if source == "-" else source)
+    return terminal.clean_line(document_name if source == "-" else source)
 
 
 def print_passages(passages: Sequence[Passage], question: str) -> None:
@@ -269,9 +269,9 @@ def print_passages(passages: Sequence[Passage], question: str) -> None:
     console = terminal.make_console(sys.stdout)
     for number, passage in enumerate(passages):
         details = [] if passage.page is None else [f"page {passage.page}"]
-        details += [terminal.join_lines(passage.chapter)] if passage.chapter else []
+        details += [terminal.clean_line(passage.chapter)] if passage.chapter else []
         details += [f"characters {passage.start}-{passage.end}", f"score {passage.score:.1f}"]
-        place = f"{shown_file_name(passage.document, passage.source)}:{passage.line}"
+        place = f"{format_file_name(passage.document, passage.source)}:{passage.line}"
         heading = Text.assemble((place, "bold"), ("  " + ", ".join(details), "dim"))
         console.print("\n" * bool(number), heading, sep="", soft_wrap=True)
         body = Text(terminal.clean_text(passage.text.strip()))
@@ -485,7 +485,7 @@ def _print_collected_places(places: Sequence[CollectedPlace], flags: CollectOpti
             page = "" if place.page is None else f", page {place.page}"
             words = place.answer or place.text
             cells = (f"{place.document}:{place.line}{page}", words, place.sentence)
-            rows.append([terminal.join_lines(" ".join(cell.split())) for cell in cells])
+            rows.append([terminal.clean_line(" ".join(cell.split())) for cell in cells])
         terminal.print_table(("place", "words", "sentence"), rows)
     elif flags.form == "jsonl":
         for place in places:

@@ -202,7 +202,7 @@ def _index_folders(
             print(terminal.format_json(result), flush=True)
             return
         for path in result["removed"]:
-            print(terminal.join_lines(f"removed {path}"))
+            print(terminal.clean_line(f"removed {path}"))
         parts = [
             f"{len(result[key]):,} {what}"
             for key, what in CHANGES.items()

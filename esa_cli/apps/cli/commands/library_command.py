@@ -67,7 +67,7 @@ def list_documents(
                 time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.used)) if entry.used else "",
                 str(entry.provenance.get("preset", "")),
                 "" if entry.damage else entry.rows,
-                _name_or_damage(entry),
+                _describe_document(entry),
             )
             for entry in entries
         ]
@@ -117,9 +117,9 @@ def verify_documents(names: AnyIds = None, as_json: options.Json = False) -> Non
     else:
         for entry, errors in results:
             state = _STATES.get(type(errors[0]), "damaged") if errors else "good"
-            print(f"{entry.id}  {state}  {_name_or_damage(entry)}")
+            print(f"{entry.id}  {state}  {_describe_document(entry)}")
             for error in errors:
-                print(f"    {terminal.join_lines(error.message)}")
+                print(f"    {terminal.clean_line(error.message)}")
     bad = [errors[0] for _, errors in results if errors]
     if bad:
         kind = type(bad[0])
@@ -137,11 +137,11 @@ def remove_documents(names: Ids, yes: options.Yes = False) -> None:
     files = {entry.file for entry in entries if entry.file}
     entries += [one for one in stored.divided_entries().former if one.file in files]
     entries = list({entry.key: entry for entry in entries}.values())
-    listed = ", ".join(f"{entry.id} ({_name_or_damage(entry)})" for entry in entries)
+    listed = ", ".join(f"{entry.id} ({_describe_document(entry)})" for entry in entries)
     options.confirm_removal("document", f"{listed} from the library", yes)
     for entry in entries:
         freed = size_text(stored.remove(entry))
-        print(f"removed {entry.id} ({_name_or_damage(entry)}), {freed} freed")
+        print(f"removed {entry.id} ({_describe_document(entry)}), {freed} freed")
 
 
 @library.command("prune")
@@ -172,7 +172,7 @@ def prune_library(
         return
     removed, freed = ("would remove", "would be freed") if dry_run else ("removed", "freed")
     for entry in done.removed:
-        print(f"{removed} {entry.id} ({_name_or_damage(entry)})")
+        print(f"{removed} {entry.id} ({_describe_document(entry)})")
     if done.leftovers:
         print(f"{removed} {done.leftovers} files that belong to no document")
     for entry in done.left_alone:
@@ -246,9 +246,9 @@ def _find_stored_documents(stored: Library, names: Sequence[str]) -> list[Entry]
     return list(entries.values())
 
 
-def _name_or_damage(entry: Entry) -> str:
+def _describe_document(entry: Entry) -> str:
     """Returns the name of a stored document, or what is wrong with the document."""
     if entry.damage:
-        damage = terminal.join_lines(entry.damage)
+        damage = terminal.clean_line(entry.damage)
         return damage if entry.state == "unreadable" else f"{entry.state}: {damage}"
-    return terminal.join_lines(entry.name) or "without a name"
+    return terminal.clean_line(entry.name) or "without a name"

@@ -165,10 +165,10 @@ def methods(
         terminal.print_json(rows)
         return
     for row in rows:
-        print(f"{row['name']} ({row['kind']})", f"  {terminal.join_lines(row['about'])}", sep="\n")
+        print(f"{row['name']} ({row['kind']})", f"  {terminal.clean_line(row['about'])}", sep="\n")
         for key in ("cost", "source", "settings"):
             if row.get(key):
-                print(f"  {key}: {terminal.join_lines(row[key])}")
+                print(f"  {key}: {terminal.clean_line(row[key])}")
         print()
 
 

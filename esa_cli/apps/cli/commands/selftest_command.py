@@ -78,7 +78,7 @@ def selftest(
     chosen = model.load_method_preset()
     settings = run_plan.SelftestSettings(
         tests=options.split_names(test),
-        methods=rows.compared_method_names(chosen),
+        methods=rows.choose_compared_methods(chosen),
         lengths=tuple(dict.fromkeys(map(run_plan.parse_token_count, flags.lengths.split(",")))),
         **{name: getattr(flags, name) for name in (*COMMON_SETTINGS, "dense")},
     )
@@ -187,7 +187,7 @@ def _print_score_tables(rows: Sequence[dict[str, Any]]) -> None:
     from esa_cli.evaluation.selftest.score_tables import make_score_tables
 
     for table in make_score_tables(rows):
-        print(terminal.join_lines(table.title))
+        print(terminal.clean_line(table.title))
         terminal.print_table(table.headers, table.rows)
         print(table.note)
     if not rows:
@@ -283,7 +283,7 @@ def compare(
     for row in rows:
         shared = " shared" if row["shared"] else ""
         passages = [
-            f"{one['weight']:.0%} {terminal.join_lines(' '.join(one['text'].split()))[:160]}"
+            f"{one['weight']:.0%} {terminal.clean_line(' '.join(one['text'].split()))[:160]}"
             for one in row["passages"]
         ]
         times = time_text(row["read_s"]) + shared, time_text(row["answer_s"])
@@ -337,7 +337,7 @@ def bench(
     selection = BenchSelection(benchmark, data, wanted, limit, shard)
     survey, length = selection.survey(), benchmark.length
     reporter.stage("import", 0, None)
-    names = rows.compared_method_names(chosen)
+    names = rows.choose_compared_methods(chosen)
     presets = {method: compared(method, chosen, length) for method in names}
     for preset in presets.values():
         resolve(preset)
@@ -421,4 +421,4 @@ def _print_scores(
     notes += [f"records left out, as they do not fit: {len(left_out):,}"] if left_out else []
     terminal.print_table(*bench_run.make_score_table(benchmark, scores))
     for note in notes:
-        print(terminal.join_lines(f"note: {note}"))
+        print(terminal.clean_line(f"note: {note}"))

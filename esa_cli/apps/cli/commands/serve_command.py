@@ -149,7 +149,7 @@ def ingest_and_serve(
             esa, allowed, flags.token, limits,
             lambda text: reporter.note(f"esa: {text}"), lambda text: reporter.warn(f"esa: {text}"),
         )  # fmt: skip
-        address = server_app.base_url(sock)
+        address = server_app.make_base_url(sock)
         print(address, flush=True)
         page = address.removesuffix("v1")
         reporter.note(f"esa: serving {esa.name}, with a page at {page}; Ctrl-C ends")

@@ -57,7 +57,7 @@ class PlainHelpCommand(typer.core.TyperCommand):
         }
         for parameter in self.get_params(ctx):
             row = format_option_name(parameter), format_option_help(parameter)
-            panels[_help_heading(parameter)].append(row)
+            panels[_find_help_heading(parameter)].append(row)
         for heading, rows in panels.items():
             if rows:
                 with formatter.section(heading):
@@ -78,7 +78,7 @@ class GroupedHelpCommands(typer.core.TyperGroup):
                 formatter.write_dl([(name.ljust(width), text) for name, text in rows])
 
 
-def _help_heading(parameter: Any) -> str:
+def _find_help_heading(parameter: Any) -> str:
     """Returns the heading below which a command's help lists an argument or option."""
     if parameter.param_type_name == "argument":
         return "Arguments"

@@ -311,7 +311,7 @@ class RowOptions(ShardOptions):
         """The value of `time.monotonic` at which asking must end, if the time limit begins now."""
         return None if self.time_limit is None else time.monotonic() + 60 * self.time_limit
 
-    def compared_method_names(self, preset: LoadedPreset) -> tuple[str, ...]:
+    def choose_compared_methods(self, preset: LoadedPreset) -> tuple[str, ...]:
         """Returns the methods to compare, which are named by --methods or else by the preset."""
         from esa_cli.qa.presets.resolved_preset import default_compared_methods
 

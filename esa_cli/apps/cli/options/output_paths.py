@@ -45,7 +45,7 @@ def check_output_file(
         raise UsageError(f"{option} must not be {input_kind}, got {path}", "name another file")
 
 
-def write_text_to(path: Path, text: str) -> None:
+def write_text_file(path: Path, text: str) -> None:
     """Writes a text to a file, atomically if the folder is writable. Raises DocumentError,
     ResourceError: the disk is full."""
     with writing_errors(path, "free some space, or name a file on another disk", WRITABLE):

@@ -41,12 +41,12 @@ class AnswerStream:
             self.out.flush()
 
 
-def shown_passage_count(top: int | None, quiet: bool) -> int:
+def count_shown_passages(top: int | None, quiet: bool) -> int:
     """Returns how many passages to show: the value of --top, or else 3, or 0 with --quiet."""
     return (0 if quiet else SHOWN) if top is None else top
 
 
-def place_and_weight(passage: Passage, found: bool, chapter: str = "") -> str:
+def format_place(passage: Passage, found: bool, chapter: str = "") -> str:
     """Formats the place of a passage, with its weight if an answer was found: `book.pdf, page 3,
     line 40 (12%)`."""
     page = "" if passage.page is None else f", page {passage.page}"
@@ -65,7 +65,7 @@ def format_passage(
     at = quotation.start if quotation and quotation.document == passage.document else -1
     if passage.start <= at < passage.end:
         words = words[Sentences(words).sentence_around(at - passage.start)[0] :]
-    text = clean_text(f"  {place_and_weight(passage, found)}: {' '.join(words.split())}")
+    text = clean_text(f"  {format_place(passage, found)}: {' '.join(words.split())}")
     return text if cell_len(text) <= width else set_cell_size(text, width - 1).rstrip() + "…"
 
 
@@ -87,7 +87,7 @@ def format_full_passages(evidence: Sequence[Passage], found: bool) -> str:
     parts = []
     for number, passage in enumerate(evidence, 1):
         chapter = f", {passage.chapter}" if passage.chapter else ""
-        head = f"{number}. {place_and_weight(passage, found, chapter)}"
+        head = f"{number}. {format_place(passage, found, chapter)}"
         body = "\n".join(f"   {line}" for line in passage.text.strip().splitlines())
         parts.append(clean_text(f"{head}\n{body}"))
     return "\n\n".join(parts)

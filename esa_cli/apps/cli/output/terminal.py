@@ -38,7 +38,7 @@ def clean_text(text: str) -> str:
     return _CONTROL.sub("", text)
 
 
-def join_lines(text: str) -> str:
+def clean_line(text: str) -> str:
     """Cleans a text and joins its lines, as names of files may contain line breaks."""
     return clean_text(text).replace("\n", " ")
 
@@ -156,7 +156,7 @@ class Reporter:
         self.warn(f"esa: left out: {message}; {hint}".rstrip("; "))
 
     def _print_line(self, text: str, style: str | None) -> None:
-        self.console.print(join_lines(text), style=style, markup=False, soft_wrap=True)
+        self.console.print(clean_line(text), style=style, markup=False, soft_wrap=True)
 
     def stage(self, stage: str, done: int, total: int | None, /) -> None:
         """Shows a stage of loading a model: as a spinner on a terminal, elsewhere as one line."""
@@ -207,7 +207,7 @@ class Reporter:
             self._status.start()
         from rich.text import Text
 
-        self._status.update(Text(join_lines(text)))
+        self._status.update(Text(clean_line(text)))
 
     def clear_spinner(self) -> None:
         """Removes the spinner from the terminal, if one is shown."""
