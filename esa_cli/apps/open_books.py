@@ -41,7 +41,7 @@ class OpenBookCache:
         self._lock = threading.RLock()
 
     def pin_book(self, book: Any) -> None:
-        """Keeps a book open for ever. If its file changes, the document is read again."""
+        """Keeps a book open until the end. If its file changes, the document is read again."""
         document, stamp = book.document, None
         with suppress(OSError, ValueError):
             if document.stamp is None or file_stamp(document.source) == document.stamp != "":
@@ -51,7 +51,7 @@ class OpenBookCache:
         self._pinned.add(document.source)
 
     def read_document(self, path: str, load: Callable[[str], Document] = read_document) -> Document:
-        """Returns the document at a path, loaded unless open and unchanged. Raises
+        """Returns the document at a path, which is read again if its file has changed. Raises
         DocumentError."""
         with self._lock:
             stamp, known = _read_file_stamp(path), self._documents.get(path)

@@ -37,9 +37,9 @@ __all__ = [
 LIMIT = 1 << 30
 """The maximum size of a document in bytes."""
 LONGEST = 600
-"""Characters of a piece at most; a longer sentence is cut at its lines, then at spaces."""
+"""Maximum characters of a sentence; a longer one is cut at its lines, or else at spaces."""
 PROSE = range(40, 121)
-"""Characters of a line that may have been broken to a width."""
+"""Lengths in characters of a line of prose that may have been wrapped to a width."""
 
 _STOPS = "。！？।॥؟۔։።፧။។៕"
 """Ends of sentences in scripts that need no space after them."""
@@ -90,7 +90,7 @@ class Document:
 
     Attributes:
         source: the path as given, or "-" for standard input. bytes: the file's length.
-        encoding, marks, missing: the fields of `ExtractedText` with these names.
+        encoding, marks, missing: as in `ExtractedText`.
         stamp: the file's `file_stamp` before reading, or None if no file was read just now."""
 
     name: str
@@ -103,7 +103,7 @@ class Document:
     stamp: str | None = field(default=None, compare=False)
 
     def place(self, offset: int) -> TextLocation:
-        """Returns the location of the character at `offset`, at most the text's length."""
+        """Returns the location of the character at `offset`, which is at most the text's length."""
         if not 0 <= offset <= len(self.text):
             raise IndexError(f"offset {offset} is outside a text of {len(self.text)} characters")
         number = bisect_right(self.marks, offset, key=lambda mark: mark.start) - 1
@@ -122,11 +122,10 @@ def read_document(source: str, stdin: IO[Any] | None = None, *, limit: int = LIM
     Args:
         source: a path, or "-" for standard input.
         stdin: the stream that "-" reads, sys.stdin by default; binary, or text with a `buffer`.
-        limit: the most bytes a document may have.
+        limit: the maximum size of the document in bytes.
 
-    Raises:
-        DocumentError: missing, a folder, a device or pipe, unreadable, too large, empty, binary,
-            or in an encoding that cannot be told."""
+    Raises DocumentError: the document is missing, a folder, device or pipe, unreadable, too large,
+    empty, binary, or in an unknown encoding."""
     stamp, path = None, STDIN if source == "-" else source
     if source == "-":
         data = _read_stdin(stdin or sys.stdin, limit)
@@ -161,24 +160,24 @@ class GatheredDocuments:
         return GatheredDocuments(tuple(unique.values()), (*self.left_out, *copies))
 
 
-def select_shard(found: SourceFiles, shard: WorkShard) -> SourceFiles:
+def select_shard(files: SourceFiles, shard: WorkShard) -> SourceFiles:
     """Returns the files of a shard, each once; every shard lists what is left out of folders."""
     if shard.whole:
-        return found
+        return files
     unique: dict[str, Source] = {}
-    for source in found.sources:
+    for source in files.sources:
         unique.setdefault(source.path, source)
-    return SourceFiles(tuple(shard.take(unique.values())), found.left_out, divided=True)
+    return SourceFiles(tuple(shard.take(unique.values())), files.left_out, divided=True)
 
 
-def gather(found: SourceFiles, read: Callable[[str], Document] | None = None) -> GatheredDocuments:
+def gather(files: SourceFiles, read: Callable[[str], Document] | None = None) -> GatheredDocuments:
     """Reads the files of `source_files` by the function `read`, which is `read_document` by
     default.
 
     An unreadable file of a folder or pattern is left out. Raises DocumentError: a file that was
     named cannot be read; or nothing can be read, unless other shards have the rest."""
     documents, left_out, refusals = [], [], list[DocumentError]()
-    for path, folder in found.sources:
+    for path, folder in files.sources:
         try:
             documents.append((read or read_document)(path))
         except DocumentError as error:
@@ -186,9 +185,9 @@ def gather(found: SourceFiles, read: Callable[[str], Document] | None = None) ->
                 raise
             refusals.append(error)
             left_out.append(LeftOut(path, f"{error.message}; {error.hint}".rstrip("; ")))
-    if refusals and not documents and not found.divided:
+    if refusals and not documents and not files.divided:
         raise refusals[0]
-    return GatheredDocuments(tuple(documents), (*found.left_out, *left_out))
+    return GatheredDocuments(tuple(documents), (*files.left_out, *left_out))
 
 
 def read_documents(
@@ -199,11 +198,12 @@ def read_documents(
     say: Callable[[str], None] = warnings.warn,
 ) -> list[Document]:
     """Reads several documents, in order; a folder or pattern stands for the files that it holds.
-    Raises UsageError: no source, or "-" more than once; DocumentError as `gather`.
+    Raises UsageError: `sources` is empty, or has "-" more than once. DocumentError: a document
+    that was named cannot be read, or none of the documents can be read.
 
     Args:
-        limit: in bytes, for each document. say: called with a line for each file or folder that
-            was left out, and why."""
+        limit: the maximum size of each document in bytes. say: a function that is called with a
+            line of text for each file or folder that is left out."""
     if not sources:
         raise UsageError("no document was given", "name a document, or - for standard input")
     found = gather(source_files(sources), lambda path: read_document(path, stdin, limit=limit))
@@ -285,29 +285,28 @@ def _suggest_path(source: str) -> str:
 
 
 class Sentences:
-    """The sentences of a text; a paragraph is split when one of its characters is first asked
-    for."""
+    """The sentences of a text; each paragraph is divided into sentences when first needed."""
 
     def __init__(self, text: str) -> None:
         self.text = text
         self._cut: dict[int, list[int]] = {}
 
-    def sentence_around(self, at: int) -> tuple[int, int]:
-        """Returns [start, end) of the sentence or line around character `at`, without white space
-        at its ends. The span is empty if the text has only white space."""
-        place = bisect_right(self._paragraphs, at) - 1
+    def sentence_around(self, offset: int) -> tuple[int, int]:
+        """Returns the span [start, end) of the sentence or line that contains the character at
+        `offset`, without white space at its ends. A text of white space has an empty span."""
+        place = bisect_right(self._paragraphs, offset) - 1
         first = self._paragraphs[place] if place >= 0 else 0
         if first not in self._cut:
             last = self.text.find("\n\n", first)
             last = len(self.text) if last < 0 else last
             self._cut[first] = [first, *cut_sentences(self.text, first, last)]
         edges = self._cut[first]
-        place = min(max(bisect_right(edges, at), 1), len(edges) - 1)
+        place = min(max(bisect_right(edges, offset), 1), len(edges) - 1)
         return strip_span(self.text, edges[place - 1], edges[place])
 
     @cached_property
     def _paragraphs(self) -> array[int]:
-        """Starts of all paragraphs but the first: after each two consecutive newlines."""
+        """The starts of all paragraphs but the first; two newlines precede each start."""
         starts, at = array("q"), self.text.find("\n\n")
         while at >= 0:
             starts.append(at + 2)
@@ -315,12 +314,12 @@ class Sentences:
         return starts
 
 
-def cut_sentences(text: str, first: int, last: int) -> list[int]:
-    """Returns the ascending ends of the sentences and lines of the paragraph [first, last), each of
-    at most LONGEST characters; the last end is `last`."""
+def cut_sentences(text: str, paragraph_start: int, paragraph_end: int) -> list[int]:
+    """Returns the ascending ends of a paragraph's sentences and lines, each of at most LONGEST
+    characters; the last end is `paragraph_end`."""
     ends: list[int] = []
-    start = first
-    for end in (*_find_sentence_ends(text, first, last), last):
+    start = paragraph_start
+    for end in (*_find_sentence_ends(text, paragraph_start, paragraph_end), paragraph_end):
         while end - start > LONGEST:
             cut = text.rfind("\n", start + 1, start + LONGEST)
             cut = cut if cut > start else text.rfind(" ", start + 1, start + LONGEST)
@@ -331,13 +330,14 @@ def cut_sentences(text: str, first: int, last: int) -> list[int]:
     return ends
 
 
-def _find_sentence_ends(text: str, first: int, last: int) -> Iterator[int]:
-    line = first
-    for found in END.finditer(text, first, last):
+def _find_sentence_ends(text: str, paragraph_start: int, paragraph_end: int) -> Iterator[int]:
+    line = paragraph_start
+    for found in END.finditer(text, paragraph_start, paragraph_end):
         end = found.end()
         if found[0] != "\n":
             if not (
-                text[end : end + 40].lstrip()[:1].islower() or _is_abbreviation(text, first, end)
+                text[end : end + 40].lstrip()[:1].islower()
+                or _is_abbreviation(text, paragraph_start, end)
             ):
                 yield end
             continue
@@ -346,10 +346,10 @@ def _find_sentence_ends(text: str, first: int, last: int) -> Iterator[int]:
             yield end
 
 
-def _is_abbreviation(text: str, first: int, end: int) -> bool:
+def _is_abbreviation(text: str, paragraph_start: int, end: int) -> bool:
     """Returns True if the full stop before `end` belongs to an abbreviation or an ordinal number,
     so that the sentence continues."""
-    before = text[max(first, end - LOOK_BACK) : end]
+    before = text[max(paragraph_start, end - LOOK_BACK) : end]
     found = LETTERS.search(before)
     if found is None:
         return False

@@ -40,7 +40,7 @@ _QUOTED = re.compile(r"\\(.)", re.DOTALL)
 
 
 class Source(NamedTuple):
-    """A document's path; `of` is the folder or pattern with the document, empty if it was named."""
+    """A document's path; `of` is the folder or pattern that stands for the document, or empty."""
 
     path: str
     of: str = ""
@@ -91,7 +91,7 @@ class FoundFiles:
     left_out: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
 
     def summarise_left_out(self, source: str) -> tuple[LeftOut, ...]:
-        """Counts the files of `source` that were left out, by reason; () if there are none."""
+        """Counts the left-out files of a folder or pattern by reason; () if no file is left out."""
         reasons = []
         for why, paths in sorted(self.left_out.items()):
             several = why.replace("folder", "folders") if len(paths) > 1 else why
@@ -104,8 +104,8 @@ class FoundFiles:
 
 
 def source_files(names: Sequence[str]) -> SourceFiles:
-    """Expands the names of documents into files, in order. Raises UsageError: standard input more
-    than once; DocumentError: a folder or pattern means no file, or too many, or may not be read."""
+    """Expands the names of documents into files, in order. Raises UsageError: standard input is
+    named twice. DocumentError: a folder or pattern has no readable file, or too many files."""
     if list(names).count("-") > 1:
         raise UsageError("standard input (-) can be read only once")
     sources: list[Source] = []
@@ -134,7 +134,7 @@ def _is_folder_or_pattern(source: str) -> bool:
 
 
 def find_readable_files(source: str) -> FoundFiles:
-    """Finds the files of a folder or pattern. Raises DocumentError: it has too many."""
+    """Finds the readable files of a folder or pattern. Raises DocumentError: there are too many."""
     found = FoundFiles()
     paths = _walk_folder(source, found) if os.path.isdir(source) else _match_files(source, found)
     for path in paths:
@@ -204,7 +204,7 @@ def _walk_folder(folder: str, found: FoundFiles) -> Iterator[str]:
 
 
 def _explain_refusal(path: str) -> str:
-    """Returns why a file is not read, in words that follow a number; empty if it is read."""
+    """Returns the reason why a file is left out, or an empty text if the file is to be read."""
     from esa_cli.documents.readers.plain_text import is_binary
 
     try:
@@ -257,7 +257,7 @@ class IgnoreRules:
         self._rules[folder] = [rule for rule in rules if rule]
 
     def is_ignored(self, path: str, *, folder: bool) -> bool:
-        """Returns True if a rule ignores this path itself; folders above it are not checked."""
+        """Returns True if a rule ignores this path. Rules for the folders above are not checked."""
         if self._ignores_root:
             return True
         where, inside = os.path.split(path)
@@ -275,8 +275,7 @@ class IgnoreRules:
 
 
 def _parse_rule(line: str) -> _IgnoreRule | None:
-    """Parses a line of a .gitignore file; returns None for an empty line, a comment or no
-    pattern."""
+    """Parses a line of a .gitignore file; returns None if the line has no valid pattern."""
     if line.startswith("#"):
         return None
     pattern = line.rstrip(" ")

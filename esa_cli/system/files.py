@@ -1,4 +1,4 @@
-"""Atomic file writing, a lock that admits one writer, and hints for errors of the system."""
+"""Atomic file writing, a lock that admits one writer, and errors of the operating system."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def resolved_path(path: Path | str) -> str:
 
 def file_stamp(path: Path | str) -> str:
     """Returns a text that changes whenever the file changes, or an empty text if the file changed
-    less than two seconds ago. Raises OSError."""
+    less than two seconds ago, as it may change again unnoticed. Raises OSError."""
     status = os.stat(path)
     changed = max(status.st_mtime_ns, status.st_ctime_ns)
     if changed > time.time_ns() - SETTLED_NS:
@@ -118,7 +118,7 @@ def write_atomically(path: Path, content: str) -> None:
 
 @contextmanager
 def lock_for_writing(path: Path) -> Iterator[None]:
-    """Locks a file by PATH.lock. Raises UsageError: another process is writing the file."""
+    """A context that locks a file by PATH.lock. Raises UsageError: another process has the lock."""
     from filelock import FileLock, Timeout
 
     lock = FileLock(f"{path.resolve()}.lock", timeout=0, fallback_to_soft=False)
@@ -147,7 +147,7 @@ def poll_changes() -> Iterator[None]:
 
 
 def to_esa_error(error: Exception) -> EsaError | None:
-    """Returns an error that the user can act on as an `EsaError`, and None for any other error."""
+    """Converts an error that a user can act on to an `EsaError`; returns None for other errors."""
     if isinstance(error, EsaError):
         return error
     if memory_ran_out(error):

@@ -33,10 +33,10 @@ class JsonLinesFile(ABC):
 
     @abstractmethod
     def _load(self, path: Path) -> None:
-        """Reads the file. A file with other contents is refused and stays unchanged."""
+        """Reads the rows of the file. A file of another program is refused and stays unchanged."""
 
     def _close(self, path: Path) -> None:  # noqa: B027
-        """Runs when the file is closed and is still locked; by default it does nothing."""
+        """Called before the file is unlocked at its end; subclasses may rewrite the file."""
 
     def __enter__(self) -> Self:
         if self.path is not None:
@@ -182,7 +182,7 @@ class OrderedJsonLinesFile(JsonLinesFile):
 
     @property
     def failed(self) -> set[int]:
-        """The places whose rows have an "error"."""
+        """The places of rows that have the field "error"."""
         return {at for at, row in self._rows.items() if "error" in row}
 
     def _load(self, path: Path) -> None:
@@ -212,8 +212,7 @@ class OrderedJsonLinesFile(JsonLinesFile):
                 _rewrite_file(path, [row for _, row in sorted(self._rows.items())])
 
     def rows_of(self, path: Path) -> Iterator[dict[str, Any]]:
-        """Yields the rows that an `OrderedJsonLinesFile` wrote. Raises UsageError: the file has
-        others."""
+        """Yields the rows of an answers file. Raises UsageError: another program wrote the file."""
         check_first_field(path, "id")
         try:
             yield from read_lines(path)
@@ -224,7 +223,7 @@ class OrderedJsonLinesFile(JsonLinesFile):
         return place in self._rows
 
     def add(self, place: int, row: dict[str, Any]) -> None:
-        """Writes the row of a place that has no row yet. Raises ResourceError, DocumentError."""
+        """Appends the row of a place that has no row yet. Raises ResourceError, DocumentError."""
         self.append(row)
         self._rows[place] = row
 
@@ -276,8 +275,8 @@ def _parse_line(line: bytes) -> Any:
 
 
 def check_first_field(path: Path, field: str) -> None:
-    """Raises UsageError where the first row of a file does not begin with `field`. A missing file
-    passes, and so does a row that ends before the name of its first field does."""
+    """Raises UsageError if the first row of a file does not begin with `field`. A missing file and
+    an unfinished first row are allowed."""
     begin = f"{{{json.dumps(field)}: ".encode()
     if path.exists():
         with path.open("rb") as file:
@@ -290,7 +289,7 @@ def _make_foreign_file_error(path: Path) -> UsageError:
 
 
 def _complete_last_line(path: Path) -> None:
-    """Removes an unfinished last line, and completes a last row without line break."""
+    """Removes an unfinished last line of a file, or adds a line break that the last row lacks."""
     if not path.exists():
         return
     size, last = 0, b"\n"

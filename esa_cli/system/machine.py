@@ -68,7 +68,7 @@ def available_memory(device: str = "cpu") -> int:
 
 
 def peak_memory(device: str = "cpu") -> int:
-    """Returns the peak memory of this process in bytes, on the GPUs if `device` is one."""
+    """Returns the peak memory of this process in bytes, on all GPUs if `device` is a GPU."""
     if device.startswith("cuda"):
         import torch
 

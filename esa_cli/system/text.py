@@ -55,7 +55,7 @@ _MARKS = ((0x300, 0x3400), (0xA66F, 0xAC00), (0xFB1E, 0xFE30))
 _RARE = r"\U00011000-\U00011fff\U0001e000-\U0001e95f"
 """Rare scripts with their combining marks; listing only their marks would make the pattern slow."""
 CACHED_RUNS, CACHED_LETTERS = 1 << 17, 24
-"""How many runs of letters are cached with their stems, and the longest cached run."""
+"""The number of runs of letters that are cached with their stems, and their maximum length."""
 SLICES, SLICE = 8, 1500
 """The number and the length of the samples of a text by which its language is detected."""
 MIN_WORDS, MIN_SHARE, MARGIN = 3, 0.04, 2
@@ -63,11 +63,11 @@ MIN_WORDS, MIN_SHARE, MARGIN = 3, 0.04, 2
 all words, and multiple of the English ones. Tables, names and short lines have only a few."""
 
 K1, B = 1.5, 0.75
-"""The usual values of k1, the saturation of a word's count, and b, the length normalisation."""
+"""The usual parameters of BM25: k1 saturates a word's count, and b weighs a text's length."""
 
 
 def text_bytes(text: str) -> bytes:
-    """Encodes a text in UTF-8; each lone surrogate becomes three bytes."""
+    """Encodes a text in UTF-8; a lone surrogate, which UTF-8 forbids, becomes three bytes."""
     return text.encode("utf-8", "surrogatepass")
 
 
@@ -175,7 +175,7 @@ def _prepare_text_and_pattern(text: str) -> tuple[str, re.Pattern[str]]:
 
 
 class _RunWordsCache(dict[str, tuple[tuple[int, int, str], ...]]):
-    """A cache from runs of letters to the (first character, end, stem) of content words."""
+    """A cache of the content words in runs of letters, as (first character, end, stem)."""
 
     def __init__(self, language: str) -> None:
         super().__init__()
@@ -280,7 +280,7 @@ def content_words(text: str, language: str = ENGLISH) -> list[str]:
 
 def find_question_words(question: str, languages: Iterable[str]) -> list[tuple[str, ...]]:
     """Returns a tuple of stems for each content word of the question, in the order of the words;
-    one word may have different stems in the different languages."""
+    one word may have a different stem in each of the languages."""
     out: dict[int, dict[str, None]] = {}
     for language in languages:
         for start, _, stem in locate_content_words(question, language):
@@ -345,20 +345,20 @@ class Bm25Index:
 
     @classmethod
     def of(cls, texts: Sequence[Sequence[int]], vocabulary: int) -> Bm25Index:
-        """Builds the index from each text's word numbers."""
+        """Builds the index from the word numbers of each text."""
         import numpy
 
         ids = numpy.array([*chain(*texts)], dtype=numpy.int64)
         return cls(ids, numpy.array([len(text) for text in texts], dtype=numpy.int64), vocabulary)
 
-    def scores(self, ids: Sequence[int]) -> Tensor:
-        """Returns the BM25 score of each text for the word numbers `ids`, (texts,) float32; 0 for
-        texts without any of these words."""
+    def scores(self, word_numbers: Sequence[int]) -> Tensor:
+        """Returns the BM25 scores of the texts for a question's words, (texts,) float32; a text
+        without any of these words has the score 0."""
         import numpy
         import torch
 
         out = numpy.zeros(self._count, dtype=numpy.float32)
-        for word in ids:
+        for word in word_numbers:
             own = slice(self._ends[word], self._ends[word + 1])
             out[self._texts[own]] += self._scores[own]
         return torch.from_numpy(out)

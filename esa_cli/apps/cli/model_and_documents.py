@@ -45,10 +45,8 @@ MIN_MEASURED_TOKENS = 2048
 
 
 class PrefillDisplay(IngestEvents):
-    """Shows the progress of ingesting documents, and remembers the speed for later estimates.
-
-    Args:
-        must_store: whether a full disk is an error, not only a warning."""
+    """Shows the progress of ingesting documents, and remembers the speed for later estimates. With
+    `must_store` a full disk is an error, otherwise a warning."""
 
     def __init__(self, planner: Planner, reporter: Reporter, must_store: bool = True) -> None:
         self.planner, self.reporter, self.must_store = planner, reporter, must_store
@@ -209,13 +207,14 @@ class QuestionBooks:
         open_path: Callable[[str], Book] | None,
     ) -> None:
         """Sets the books of the named documents, and the functions that open candidates:
-        `open_entry` for the library, `open_path` for files, which are not opened if it is None."""
+        `open_entry` for documents of the library, and `open_path`, if any, for files."""
         self._books, self._open_entry, self._open_path = list(books), open_entry, open_path
         self._reporter.is_brief = bool(self._candidates)
 
     def open_question_books(self, question: str, *, all_with_words: bool = False) -> list[Book]:
         """Opens the named documents and the best candidates for a question, or with
-        `all_with_words` all that have a word of the question. Raises UsageError: there are none."""
+        `all_with_words` all candidates that have a word of the question. Raises UsageError: no
+        document can be used."""
         candidates, limit = self._candidates, self._limit
         order, is_searched = list(candidates), self._catalogue is not None
         if self._catalogue is None or limit is None:
@@ -262,12 +261,15 @@ class QuestionBooks:
         return None
 
     def _collect_candidates(
-        self, opened: AbstractContextManager[Catalogue], paths: Sequence[str], stack: ExitStack
+        self,
+        opened_catalogue: AbstractContextManager[Catalogue],
+        paths: Sequence[str],
+        stack: ExitStack,
     ) -> None:
-        """Collects the candidates from the library and, if there are too many files, from files."""
+        """Collects the candidates: documents of the library, and files if they are too many."""
         reporter = self._reporter
         with ExitStack() as own_stack:
-            catalogue = own_stack.enter_context(opened)
+            catalogue = own_stack.enter_context(opened_catalogue)
             stored = LibraryTexts()
             if self._in_library:
                 stored = library_texts.texts_in_catalogue(
@@ -331,7 +333,7 @@ class LazyPassageFinder:
         *,
         read: bool = False,
     ) -> None:
-        # Now: an error of the model's options later would look like one of each document.
+        # Checked now, because later an error of the options would be reported for each document.
         _ = model.model_place, memory_limit()
         self._preset, self._library, self._reporter = preset, library, reporter
         self._load, self._read = load, read
@@ -354,7 +356,7 @@ class LazyPassageFinder:
         return Book(document, None, torch.zeros(0, 2))
 
     def open_stored_book(self, entry: Entry) -> Book:
-        """Returns the book of a document in the library. Raises LibraryError: it is damaged."""
+        """Returns the book of a stored document. Raises LibraryError: the document is damaged."""
         known = entry.provenance
         source = known.get("path") or known["source"]
         return self.open_book(
@@ -374,13 +376,13 @@ class LazyPassageFinder:
 
     @cached_property
     def _indexed_digests(self) -> set[str]:
-        """Digests of the texts that have a token index in the library, of whatever model."""
+        """The digests of the texts that have a token index of any model in the library."""
         entries = self._library.entries() if self._library.exists else []
         return {entry.text_sha256 for entry in entries if entry.rows == library_texts.INDEX}
 
     @cached_property
     def _loaded_esa(self) -> Esa:
-        """The loaded model; the first use loads the model."""
+        """The `Esa` with the loaded model, which is loaded at the first use."""
         esa = self._load()
         self.is_loaded = True
         return esa

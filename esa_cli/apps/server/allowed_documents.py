@@ -99,8 +99,7 @@ class AllowedDocuments:
     def _find_document(
         self, name: str, list_stored_texts: Callable[[], dict[str, NamedDocument]]
     ) -> NamedDocument:
-        """Returns the document with this id, or else this path, or else this name in the
-        library."""
+        """Returns the document with this id or path, or else with this name in the library."""
         if name in self._given:
             return self._given[name]
         if self.has_stored and name.startswith(STORED):

@@ -238,7 +238,7 @@ class _WordConverter:
             self._blank = True
 
     def _end_section(self) -> None:
-        """Turns the page in the way that the next section prescribes for its beginning."""
+        """Begins a new page at the end of a section if the next section prescribes a page break."""
         section = next(self._sections, None)
         if section is None or _read_value(section, "type") != "continuous":
             self._begin_page()

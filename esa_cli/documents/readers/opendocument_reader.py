@@ -93,7 +93,7 @@ def _rename_elements(body: Any, roots: list[Any], out: TextBuilder) -> None:
 
 
 def _read_tag(element: Any) -> str:
-    """Returns an element's tag with the usual prefix of its namespace, if it is a known one."""
+    """Returns an element's tag, with the usual prefix of its namespace if the prefix is known."""
     space, _, local = element.tag.removeprefix("{").partition("}")
     return f"{next((prefix for prefix in _SPACES if _SPACES[prefix] == space), '')}:{local}"
 

@@ -27,7 +27,7 @@ READERS: Registry[type] = Registry("reader")
 
 
 class Reader(Protocol):
-    """A plugin's reader of one document format, which messages call `what`.
+    """A plugin's reader of one document format; `what` is the name of the format in messages.
 
     `suffixes` are file endings in small letters with the dot, or whole file names. If `binary` is
     true, only `sniff` chooses the reader, whatever the file is called."""
@@ -48,7 +48,7 @@ class Reader(Protocol):
 
 @dataclass(frozen=True)
 class BuiltInReader:
-    """A document format read by a function of this package, `in_child` in the child process."""
+    """A document format that a function of this package reads, in the child process or not."""
 
     format: str
     what: str
@@ -127,7 +127,7 @@ def _recognise_zip(head: bytes) -> str:
 
 
 def _recognise_format(head: bytes) -> str:
-    """Returns the format of a file that begins with `head`; empty if the content leaves doubt."""
+    """Returns the format of a file that begins with `head`, or "" if the content leaves doubt."""
     if head.startswith(b"PK\3\4") and (zipped := _recognise_zip(head)):
         return zipped
     if head.startswith(b"%PDF-") or (b"%PDF-" in head[:1024] and b"\0" in head):
@@ -141,8 +141,8 @@ def _recognise_format(head: bytes) -> str:
 
 
 def register(name: str) -> Callable[[T], T]:
-    """Returns a class decorator that registers a plugin's reader. Raises PluginError: it lacks a
-    member of `Reader`, or the name is taken."""
+    """Returns a class decorator that registers a plugin's reader. Raises PluginError: the class
+    lacks a member of `Reader`, or another reader has the name."""
 
     def add_reader(cls: T) -> T:
         members = ("what", "suffixes", "binary", "sniff", "read")

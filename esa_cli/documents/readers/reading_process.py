@@ -44,13 +44,13 @@ _START = (
 )
 
 
-def look_up_reading_limit(name: str) -> int:
-    """Returns a limit of the child process. Raises UsageError: its variable is no size or
-    number."""
-    text = os.environ.get(name, "").strip()
-    number = parse_size(text, name) if text else LIMITS[name]
+def look_up_reading_limit(variable: str) -> int:
+    """Returns the limit that an environment variable sets. Raises UsageError: it is no size."""
+    text = os.environ.get(variable, "").strip()
+    number = parse_size(text, variable) if text else LIMITS[variable]
     if not 1 <= number <= MAX_LIMIT:
-        raise UsageError(f"{name} must be from 1 to {MAX_LIMIT:,}, got {text}", f"unset {name}")
+        wrong = f"{variable} must be from 1 to {MAX_LIMIT:,}, got {text}"
+        raise UsageError(wrong, f"unset {variable}")
     return number
 
 
@@ -69,7 +69,7 @@ def _make_limit_error(document: str, limit: str, variable: str) -> DocumentError
 
 def read_in_child_process(reader: BuiltInReader, data: bytes, name: str) -> ExtractedText:
     """Returns the text of the document `name`, extracted by the child process. Raises
-    DocumentError: it cannot be read, or exceeds a limit; UsageError: a limit is no number."""
+    DocumentError: the document cannot be read or exceeds a limit. UsageError: a limit is wrong."""
     limits = {variable: os.environ.get(variable, "") for variable in LIMITS}
     seconds, memory = look_up_reading_limit(SECONDS), size_text(look_up_reading_limit(MEMORY))
     request = {"format": reader.format, "name": name, "limits": limits, "size": len(data)}
@@ -111,11 +111,11 @@ class ReadingProcess:
 
     @property
     def is_usable(self) -> bool:
-        """False after the child process ended, and in a copy of this process made by fork."""
+        """Whether the child process still runs, and belongs to this process, not to its parent."""
         return self.owner == os.getpid() and self._process.poll() is None
 
     def send_request(self, request: dict[str, Any], data: bytes, seconds: float) -> dict[str, Any]:
-        """Returns the child's reply; a reply without text says why the process `ended`."""
+        """Returns the child process's reply; a reply without text says why the process ended."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         late = threading.Event()

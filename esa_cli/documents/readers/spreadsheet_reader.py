@@ -51,8 +51,8 @@ def read_csv(data: bytes, name: str) -> ExtractedText:
 
 
 class _CsvRows:
-    """The rows of a CSV text, parsed again in each pass: lists of all cells would take a hundred
-    bytes for each byte of text. Raises csv.Error: the text is no table."""
+    """The rows of a CSV text, parsed again in each iteration, because lists of all cells would take
+    a hundred times the memory of the text. Raises csv.Error: the text is no table."""
 
     def __init__(self, text: str) -> None:
         self._text = text

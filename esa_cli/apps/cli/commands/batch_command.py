@@ -1,4 +1,4 @@
-"""Answers the questions of a file, which has one JSON object per line:
+"""The command `esa batch`, which answers the questions of a file with one JSON object per line:
 
     {"question": "Who is Ahab?", "documents": ["book.txt"], "id": "q1"}
 
@@ -10,19 +10,27 @@ documents are asked together.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+import typer
+
+from esa_cli.apps.cli.options import options, output_paths
+from esa_cli.apps.cli.options.command_help import option
+from esa_cli.apps.cli.output import terminal
 from esa_cli.apps.open_books import OpenBookCache
 from esa_cli.documents.document import LeftOut, SourceFiles, gather, source_files
-from esa_cli.errors import DocumentError, EsaError, UsageError
+from esa_cli.errors import PARTIAL, DocumentError, EsaError, UsageError
 from esa_cli.qa.answering.reply import Reply, lacking
 from esa_cli.system.jsonl import OrderedJsonLinesFile
+from esa_cli.system.machine import time_text
 from esa_cli.system.progress import WorkShard
 from esa_cli.system.strict_parsing import load_json
 from esa_cli.system.text import has_lone_surrogate, text_digest
@@ -31,6 +39,114 @@ if TYPE_CHECKING:
     from esa_cli.qa.api import Esa
 
 EXAMPLE = 'write one JSON object a line: {"question": "...", "documents": ["book.txt"]}'
+
+
+@options.typer_command
+def batch(
+    questions: Annotated[
+        Path,
+        typer.Argument(
+            metavar="QUESTIONS.jsonl",
+            help='Lines like {"question": "...", "documents": ["a.pdf"]}.',
+        ),
+    ],
+    out: Annotated[
+        Path, option("--out -o FILE", "Write answers to a JSON Lines file, or continue the file.")
+    ],
+    documents: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="DOC...", help="Documents for the questions that name none."),
+    ] = None,
+    limit: Annotated[
+        int | None, option("--limit N", "Ask only the first N questions.", min=1)
+    ] = None,
+    retry_failed: Annotated[
+        bool, option("--retry-failed", "Ask the questions again that got an error.")
+    ] = False,
+    top: Annotated[int, option("--top N", "Passages to store per answer.", min=0, max=50)] = 3,
+    keep: options.Keep = None,
+    method: options.Method = None,
+    *,
+    shards: options.ShardOptions,
+    model: options.ModelOptions,
+    generation_options: options.GenerationOptions,
+    reader_options: options.ReaderOptions,
+    as_json: options.Json = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Answer the questions of a file, in order.
+
+    After a stop, the same command continues where it was. Exit code 7 means that some questions got
+    an error instead of an answer."""
+    from esa_cli.apps.cli.model_and_documents import open_esa
+    from esa_cli.qa.opening import answerable
+
+    chosen = reader_options.load_preset(model, method)
+    asking = {**generation_options.make_ask_arguments(), "evidence": top}
+    reader, shard = reader_options.choose_reader(), shards.parse_shard(out)
+    started = time.monotonic()
+    with terminal.Reporter(quiet) as reporter:
+        chosen = chosen if method else answerable(chosen, reporter)
+        settings = chosen.model_dump(mode="json", exclude={"name", "description"})
+        answer_settings = {**asking, **reader_options.reader_dependencies, "preset": settings}
+        asked = _read_questions(questions, out, documents or [], answer_settings, reporter)
+        end = len(asked[:limit])
+        if not shard.whole:
+            count, asked = end, shard_questions(asked[:limit], shard)
+            end = len(asked)
+            reporter.note(f"esa: shard {shard}: {end} of {count} questions", dim=False)
+        with make_answers_file(out, asked, retry_failed) as answers:
+            add_shard_answers(answers, asked[:end], shards.join or ())
+            before = sum(answers.has(index) for index in range(end))
+            if before:
+                reporter.note(f"esa: {before} questions of an earlier run are kept")
+            if before < end:
+                progress, numbers = (reporter.make_progress("", "questions"), itertools.count(1))
+                with open_esa(chosen, model, reporter, keep=keep, reader=reader) as esa:
+                    run_batch(
+                        esa, asked, answers, asking, limit=end,
+                        progress=lambda: progress(next(numbers), end - before),
+                        warn=lambda text: reporter.warn(f"esa: {text}"),
+                    )  # fmt: skip
+        reporter.clear_spinner()
+        seconds, failed = time.monotonic() - started, sum(index < end for index in answers.failed)
+        if as_json:
+            counts = {"questions": end, "answered": end - failed, "failed": failed, "kept": before}
+            terminal.print_json({**counts, "seconds": round(seconds, 1), "out": str(out)})
+        answered = f"{end - failed} of {end} questions answered"
+        reporter.note(f"esa: {answered} in {time_text(seconds)}, in {out}")
+        if failed:
+            reporter.warn(f"esa: {failed} questions got an error; --retry-failed asks them again")
+    if failed:
+        raise typer.Exit(PARTIAL)
+
+
+def _read_questions(
+    path: Path,
+    out: Path,
+    documents: Sequence[str],
+    answer_settings: Mapping[str, Any],
+    reporter: terminal.Reporter,
+) -> list[BatchQuestion]:
+    """Reads the questions file, and warns of each question that cannot be asked."""
+    if "-" in documents:
+        raise UsageError(
+            "a document must be a file, got standard input (-)", "save the text to a file"
+        )
+    output_paths.check_output_file("--out", out, [str(path)], "the questions file")
+    if out.exists() and not out.is_file():  # rows are read before they are written
+        raise UsageError(f"--out must be a regular file, got {out}", "choose another --out")
+    questions = read_questions(path, documents, answer_settings)
+    for question in questions:
+        if question.fault:
+            reporter.warn(f"esa: {path}, line {question.line}: {question.fault}")
+    sources = list(dict.fromkeys(question.meant for question in questions))
+    for left_out in dict.fromkeys(one for source in sources for one in source.left_out):
+        reporter.warn(f"esa: {left_out.line}")
+    for document in dict.fromkeys(one for source in sources for one in source.paths):
+        if not os.path.exists(document):
+            reporter.warn(f"esa: there is no document {document}")
+    return questions
 
 
 @dataclass(frozen=True)
@@ -92,7 +208,7 @@ def read_questions(
 
 
 def _parse_question_line(raw: bytes, has_default_documents: bool) -> tuple[dict[str, Any], str]:
-    """Returns the JSON object of a line, or an empty object and what is wrong with the line."""
+    """Returns the JSON object of a line with "", or an empty object with the fault of the line."""
     try:
         row = load_json(raw.decode("utf-8"))
     except (ValueError, RecursionError) as error:  # a line that is not UTF-8 is a ValueError, too
@@ -154,7 +270,7 @@ def shard_questions(questions: Sequence[BatchQuestion], shard: WorkShard) -> lis
 def make_answers_file(
     path: Path, questions: Sequence[BatchQuestion], retry: bool = False
 ) -> OrderedJsonLinesFile:
-    """Returns the answers file, for a `with` statement; `retry` drops rows that have an error."""
+    """Returns the answers file as a context manager; `retry` drops rows that have an error."""
     places = [(question.key, question.id) for question in questions]
     return OrderedJsonLinesFile(path, places, retry=retry)
 
@@ -182,7 +298,7 @@ def run_batch(
     asker: Esa,
     questions: Sequence[BatchQuestion],
     answers: OrderedJsonLinesFile,
-    options: Mapping[str, Any],
+    ask_arguments: Mapping[str, Any],
     *,
     limit: int | None = None,
     progress: Callable[[], None] = lambda: None,
@@ -200,14 +316,14 @@ def run_batch(
 
     open_books = OpenBookCache(asker)
     for group in group_questions(questions, lambda index: index < end and not answers.has(index)):
-        _answer_group(asker, group, open_books, options, add_row, warn)
+        _answer_group(asker, group, open_books, ask_arguments, add_row, warn)
 
 
 def _answer_group(
     asker: Esa,
     group: Group,
     open_books: OpenBookCache,
-    options: Mapping[str, Any],
+    ask_arguments: Mapping[str, Any],
     add_row: Callable[[int, dict[str, Any]], None],
     warn: Callable[[str], None],
 ) -> None:
@@ -231,7 +347,7 @@ def _answer_group(
                 raise DocumentError(f"line {question.line}: {question.fault}")
             if refusal is not None:
                 raise refusal
-            reply = asker.ask(question.question, books, **options)
+            reply = asker.ask(question.question, books, **ask_arguments)
             row |= make_answer_row(reply, books, left_out)
         except EsaError as error:
             row |= make_error_row(error)
