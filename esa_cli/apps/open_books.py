@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from esa_cli.documents.document import Document, read_document
 from esa_cli.errors import DiskError, ResourceError
-from esa_cli.system.files import file_stamp
+from esa_cli.system.files import compute_file_stamp
 from esa_cli.system.progress import Progress
 
 if TYPE_CHECKING:
@@ -44,7 +44,10 @@ class OpenBookCache:
         """Keeps a book open until the end. If its file changes, the document is read again."""
         document, stamp = book.document, None
         with suppress(OSError, ValueError):
-            if document.stamp is None or file_stamp(document.source) == document.stamp != "":
+            if (
+                document.stamp is None
+                or compute_file_stamp(document.source) == document.stamp != ""
+            ):
                 stamp = _read_file_stamp(document.source)
         self._documents[document.source] = stamp, document
         self._books[document.text, True] = book

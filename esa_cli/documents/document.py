@@ -24,8 +24,8 @@ from esa_cli.documents import readers
 from esa_cli.documents.readers.text_builder import STDIN, Mark, label_document
 from esa_cli.documents.sources import LeftOut, Source, SourceFiles, source_files
 from esa_cli.errors import DocumentError, UsageError
-from esa_cli.system.files import file_stamp
-from esa_cli.system.machine import size_text
+from esa_cli.system.files import compute_file_stamp
+from esa_cli.system.machine import format_size
 from esa_cli.system.progress import WorkShard
 
 __all__ = [
@@ -91,7 +91,7 @@ class Document:
     Attributes:
         source: the path as given, or "-" for standard input. bytes: the file's length.
         encoding, marks, missing: as in `ExtractedText`.
-        stamp: the file's `file_stamp` before reading, or None if no file was read just now."""
+        stamp: the file's stamp before reading, or None if no file was read just now."""
 
     name: str
     text: str
@@ -132,7 +132,7 @@ def read_document(source: str, stdin: IO[Any] | None = None, *, limit: int = LIM
     else:
         stamp = ""
         with suppress(OSError, ValueError):  # reading says what is wrong
-            stamp = file_stamp(source)
+            stamp = compute_file_stamp(source)
         data = _read_file(source, limit)
     if len(data) > limit:
         raise _make_size_error(path, len(data), limit)
@@ -261,10 +261,9 @@ def _read_file(source: str, limit: int) -> bytes:
 
 
 def _make_size_error(name: str, size: int, limit: int) -> DocumentError:
-    return DocumentError(
-        f"{label_document(name)} is {size_text(size)}, more than the limit of {size_text(limit)}",
-        "split the document and ask about its parts",
-    )
+    sizes = f"{format_size(size)}, more than the limit of {format_size(limit)}"
+    hint = "split the document and ask about its parts"
+    return DocumentError(f"{label_document(name)} is {sizes}", hint)
 
 
 def _suggest_path(source: str) -> str:
@@ -291,7 +290,7 @@ class Sentences:
         self.text = text
         self._cut: dict[int, list[int]] = {}
 
-    def sentence_around(self, offset: int) -> tuple[int, int]:
+    def find_sentence_around(self, offset: int) -> tuple[int, int]:
         """Returns the span [start, end) of the sentence or line that contains the character at
         `offset`, without white space at its ends. A text of white space has an empty span."""
         place = bisect_right(self._paragraphs, offset) - 1

@@ -22,7 +22,7 @@ from typing import NamedTuple
 from esa_cli.documents.readers.reader_registry import choose_reader
 from esa_cli.documents.readers.text_builder import shorten_list
 from esa_cli.errors import DocumentError, UsageError
-from esa_cli.system.files import real_path
+from esa_cli.system.files import resolve_links
 
 MAX_FILES = 10_000
 _HEAD = 1 << 13
@@ -171,7 +171,7 @@ def _match_files(pattern: str, found: FoundFiles) -> Iterator[str]:
 
 def _walk_folder(folder: str, found: FoundFiles) -> Iterator[str]:
     """Yields the files below a folder that are neither hidden nor ignored nor links."""
-    rules = IgnoreRules(real_path(folder))
+    rules = IgnoreRules(resolve_links(folder))
 
     def record_unreadable_folder(error: OSError) -> None:
         if error.filename == folder:
@@ -181,7 +181,7 @@ def _walk_folder(folder: str, found: FoundFiles) -> Iterator[str]:
         found.left_out[f"folder that {_UNREADABLE}"].append(str(error.filename))
 
     for where, folders, files in os.walk(folder, onerror=record_unreadable_folder):
-        real = real_path(where)
+        real = resolve_links(where)
         rules.add_folder_rules(real)
         for names, is_folder in ((folders, True), (files, False)):
             kept = []

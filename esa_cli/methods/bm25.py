@@ -26,7 +26,12 @@ from esa_cli.attention.step import Step
 from esa_cli.methods.consensus import esa_consensus_settings
 from esa_cli.methods.paper import ATTENDED
 from esa_cli.methods.registry import Base, recipe, register
-from esa_cli.system.text import Bm25Index, find_question_words, language_of, locate_content_words
+from esa_cli.system.text import (
+    Bm25Index,
+    detect_language,
+    find_question_words,
+    locate_content_words,
+)
 
 
 class TokenWindowIndex:
@@ -41,7 +46,7 @@ class TokenWindowIndex:
         halves: list[list[int]] = [[] for _ in range(-(-self._tokens // self._half))]
         starts = numpy.array([0, *accumulate(map(len, pieces))])
         text = "".join(pieces)
-        self._language = language_of(text)
+        self._language = detect_language(text)
         words = list(locate_content_words(text, self._language))
         # The last token that starts there or before: tokens without text start where the next does.
         at = numpy.searchsorted(starts[:-1], [first for first, _, _ in words], side="right") - 1

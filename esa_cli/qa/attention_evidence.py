@@ -248,7 +248,7 @@ def _weigh_sentences(book: Book, weights: Tensor) -> dict[tuple[int, int], float
         # A token may begin with the space before its word, which belongs to the sentence before.
         while start < end - 1 and text[start].isspace():
             start += 1
-        span = sentences.sentence_around(start)
+        span = sentences.find_sentence_around(start)
         if span[0] < span[1]:
             out[span] = out.get(span, 0.0) + weight
     return out

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from esa_cli.errors import DocumentError, UsageError
-from esa_cli.system.files import lock_for_writing, replacing, writing_errors
+from esa_cli.system.files import convert_writing_errors, lock_for_writing, replacing
 
 ANOTHER = "choose another --out, or delete the file"
 Row = Mapping[str, Any]
@@ -63,7 +63,7 @@ class JsonLinesFile(ABC):
     @staticmethod
     def _write_errors_with_hint(path: Path) -> AbstractContextManager[None]:
         room = "free some disk space, then run the same command again to continue"
-        return writing_errors(path, room, "choose a file in a folder that you may write to")
+        return convert_writing_errors(path, room, "choose a file in a folder that you may write to")
 
 
 class Journal(JsonLinesFile):

@@ -246,7 +246,7 @@ def _stem_word(word: str, language: str) -> Iterable[str]:
     return dict.fromkeys(_remove_accents(stem(form)) or plain for form in forms)
 
 
-def language_of(text: str) -> str:
+def detect_language(text: str) -> str:
     """Returns the language to which most of a text's frequent words belong, or English if the words
     do not clearly belong to another language."""
     step = max(SLICE, len(text) // SLICES)
@@ -272,7 +272,7 @@ def locate_content_words(text: str, language: str = ENGLISH) -> Iterator[tuple[i
             yield start + first, start + end, stem
 
 
-def content_words(text: str, language: str = ENGLISH) -> list[str]:
+def find_content_words(text: str, language: str = ENGLISH) -> list[str]:
     """Returns the stems of the content words of `text`, in text order."""
     (text, pattern), terms = _prepare_text_and_pattern(text), _get_words_cache(language)
     return [stem for run in pattern.findall(text) for _, _, stem in terms[run]]
@@ -296,7 +296,7 @@ def count_words_of_text(text: str) -> int:
 
 
 @cache
-def words_version() -> str:
+def compute_words_digest() -> str:
     """Returns a digest of the code, lists and packages that determine content words. Stored content
     words with another digest are computed again."""
     from importlib.metadata import version

@@ -15,7 +15,7 @@ def pieces(text: str) -> list[str]:
     """Every distinct piece, in order; each character gives the piece it stands in."""
     sentences, spans = Sentences(text), []
     for at in range(len(text)):
-        span = sentences.sentence_around(at)
+        span = sentences.find_sentence_around(at)
         if span[0] < span[1] and span not in spans:
             spans.append(span)
         if not text[at].isspace():
@@ -119,4 +119,4 @@ def test_every_character_of_random_texts_is_in_the_sentence_a_plain_search_finds
         )
         found = Sentences(text)
         for at in dice.sample(range(len(text)), len(text)):
-            assert found.sentence_around(at) == plain_around(text, at), (text, at)
+            assert found.find_sentence_around(at) == plain_around(text, at), (text, at)

@@ -18,10 +18,10 @@ from esa_cli.system.text import (
     K1,
     B,
     Bm25Index,
-    content_words,
+    detect_language,
+    find_content_words,
     find_question_words,
     has_lone_surrogate,
-    language_of,
     load_function_words,
     locate_content_words,
     replace_lone_surrogates,
@@ -56,9 +56,9 @@ TEXTS = [
 
 @pytest.mark.parametrize(("language", "text", "asked"), TEXTS)
 def test_other_forms_of_a_word_are_the_word(language: str, text: str, asked: str) -> None:
-    assert language_of(text) == language
+    assert detect_language(text) == language
     for form in (text, unicodedata.normalize("NFD", text), text.replace("’", "'")):
-        stems = set(content_words(form, language))
+        stems = set(find_content_words(form, language))
         for word in asked.split():
             found = find_question_words(word, [language])
             assert found, word
@@ -67,16 +67,21 @@ def test_other_forms_of_a_word_are_the_word(language: str, text: str, asked: str
 
 def test_a_language_is_told_by_the_text_and_not_by_what_surrounds_it() -> None:
     german, english = TEXTS[1][1], TEXTS[0][1]
-    assert language_of("") == language_of("12 34\nHarp;Loom\n") == language_of(english) == ENGLISH
-    assert language_of(english * 20 + german * 100 + english * 20) == "german"
-    assert language_of("No. 5, soup a la carte") == ENGLISH
-    assert language_of("Це було в місті, і він не знав, що це за книга.") == "ukrainian"
+    assert (
+        detect_language("")
+        == detect_language("12 34\nHarp;Loom\n")
+        == detect_language(english)
+        == ENGLISH
+    )
+    assert detect_language(english * 20 + german * 100 + english * 20) == "german"
+    assert detect_language("No. 5, soup a la carte") == ENGLISH
+    assert detect_language("Це було в місті, і він не знав, що це за книга.") == "ukrainian"
 
 
 def test_every_language_leaves_out_its_words() -> None:
     for language, words in load_function_words().items():
         assert len(words) > 10
-        assert content_words(" ".join(words), language) == [], language
+        assert find_content_words(" ".join(words), language) == [], language
 
 
 PIECES = [
@@ -93,14 +98,14 @@ def test_each_word_is_what_its_characters_give_alone(pieces: list[str], language
     last, covered = 0, set[int]()
     for start, end, stem in locate_content_words(text, language):
         assert last <= start < end <= len(text)
-        assert stem in content_words(text[start:end], language), (start, end)
+        assert stem in find_content_words(text[start:end], language), (start, end)
         covered.update(range(start, end))
         last = start
     # A plain loop: what is a letter belongs to a word, but for what is elided.
     for at, character in enumerate(text):
         if character.isalnum() and text[at : at + 2] not in ("d'", "d’") and character not in "ʼ":
             assert at in covered, (at, character)
-    assert content_words(text, language) == [
+    assert find_content_words(text, language) == [
         stem for *_, stem in locate_content_words(text, language)
     ]
 
@@ -110,7 +115,7 @@ def test_english_words_in_ascii_are_those_of_snowball(text: str) -> None:
     stem = snowballstemmer.stemmer("english").stemWord
     words = re.findall("[a-z0-9]+", text.lower())
     wanted = [stem(word) for word in words if word not in load_function_words()[ENGLISH]]
-    assert content_words(text.replace("'", " ")) == wanted
+    assert find_content_words(text.replace("'", " ")) == wanted
 
 
 @pytest.mark.parametrize("words", [3, 40, 5000])

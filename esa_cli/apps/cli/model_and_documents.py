@@ -32,7 +32,7 @@ from esa_cli.qa.ingestion.library_texts import LibraryText, LibraryTexts
 from esa_cli.qa.opening import Preflight, prepare
 from esa_cli.qa.presets.preset import Preset
 from esa_cli.storage.library import Catalogue, Entry, Library
-from esa_cli.system.machine import memory_limit, size_text
+from esa_cli.system.machine import format_size, memory_limit
 from esa_cli.system.text import text_digest
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class PrefillDisplay(IngestEvents):
 
     def started(self, document: Document, tokens: int, stored_bytes: int | None) -> None:
         self._plan = self.planner.plan(tokens)
-        stored = "" if stored_bytes is None else f", {size_text(stored_bytes)} in the library"
+        stored = "" if stored_bytes is None else f", {format_size(stored_bytes)} in the library"
         self.reporter.note(f"esa: {document.name}: {tokens:,} tokens{stored}")
         self._warn_missing(document)
         self._show = self.reporter.make_prefill_progress(tokens, self._plan.seconds)

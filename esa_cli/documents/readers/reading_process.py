@@ -23,7 +23,7 @@ from esa_cli import errors
 from esa_cli.documents.readers.reader_registry import BUILT_IN, BuiltInReader, read_with_reader
 from esa_cli.documents.readers.text_builder import ExtractedText, Mark, label_document
 from esa_cli.errors import DocumentError, EsaError, UsageError
-from esa_cli.system.machine import parse_size, size_text
+from esa_cli.system.machine import format_size, parse_size
 
 UNPACKED, SECONDS, MEMORY = "ESA_READ_BYTES", "ESA_READ_SECONDS", "ESA_READ_MEMORY"
 LIMITS = {UNPACKED: 1 << 30, SECONDS: 120, MEMORY: 1 << 32}
@@ -57,7 +57,7 @@ def look_up_reading_limit(variable: str) -> int:
 def check_unpacked_size(size: int, document: str) -> None:
     """Raises DocumentError when the `size` that a document unpacks to is above the limit."""
     if size > (limit := look_up_reading_limit(UNPACKED)):
-        raise _make_limit_error(document, f"{size_text(limit)} of unpacked data", UNPACKED)
+        raise _make_limit_error(document, f"{format_size(limit)} of unpacked data", UNPACKED)
 
 
 def _make_limit_error(document: str, limit: str, variable: str) -> DocumentError:
@@ -71,7 +71,7 @@ def read_in_child_process(reader: BuiltInReader, data: bytes, name: str) -> Extr
     """Returns the text of the document `name`, extracted by the child process. Raises
     DocumentError: the document cannot be read or exceeds a limit. UsageError: a limit is wrong."""
     limits = {variable: os.environ.get(variable, "") for variable in LIMITS}
-    seconds, memory = look_up_reading_limit(SECONDS), size_text(look_up_reading_limit(MEMORY))
+    seconds, memory = look_up_reading_limit(SECONDS), format_size(look_up_reading_limit(MEMORY))
     request = {"format": reader.format, "name": name, "limits": limits, "size": len(data)}
     try:
         with _LOCK:

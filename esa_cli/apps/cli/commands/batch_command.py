@@ -30,7 +30,7 @@ from esa_cli.documents.document import LeftOut, SourceFiles, gather, source_file
 from esa_cli.errors import PARTIAL, DocumentError, EsaError, UsageError
 from esa_cli.qa.answering.reply import Reply, lacking
 from esa_cli.system.jsonl import OrderedJsonLinesFile
-from esa_cli.system.machine import time_text
+from esa_cli.system.machine import format_duration
 from esa_cli.system.progress import WorkShard
 from esa_cli.system.strict_parsing import load_json
 from esa_cli.system.text import has_lone_surrogate, text_digest
@@ -114,7 +114,7 @@ def batch(
             counts = {"questions": end, "answered": end - failed, "failed": failed, "kept": before}
             terminal.print_json({**counts, "seconds": round(seconds, 1), "out": str(out)})
         answered = f"{end - failed} of {end} questions answered"
-        reporter.note(f"esa: {answered} in {time_text(seconds)}, in {out}")
+        reporter.note(f"esa: {answered} in {format_duration(seconds)}, in {out}")
         if failed:
             reporter.warn(f"esa: {failed} questions got an error; --retry-failed asks them again")
     if failed:

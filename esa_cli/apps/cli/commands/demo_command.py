@@ -20,7 +20,7 @@ from esa_cli.apps.cli.output.answer_output import (
     format_passage,
 )
 from esa_cli.apps.cli.output.terminal import Reporter, make_console
-from esa_cli.system.machine import size_text, time_text
+from esa_cli.system.machine import format_duration, format_size
 
 if TYPE_CHECKING:
     from esa_cli.evaluation.tasks.chronicle_task import RewordedQuestion
@@ -48,7 +48,7 @@ def demo(
     started, text = time.perf_counter(), build()
     document = Document("chronicle.md", text, "esa demo", "utf-8", len(text.encode()))
     with Reporter(quiet) as reporter:
-        chosen, size = model.load_preset(), size_text(document.bytes)
+        chosen, size = model.load_preset(), format_size(document.bytes)
         about = f"a chronicle of {len(text.split()):,} words ({size}) that esa makes up"
         _print_line(
             f"esa demo: questions about {about}, in other words than the chronicle's", "bold"
@@ -56,11 +56,11 @@ def demo(
         with open_esa(answerable(chosen, reporter), model, reporter, keep=False) as esa:
             book, window = esa.ingest(document), esa.preset.context
             times = f"{book.tokens / window:.1f} times the model's window of {window:,}"
-            how = f", read once in {time_text(book.read_s)}" if book.read else ""
+            how = f", read once in {format_duration(book.read_s)}" if book.read else ""
             _print_line(f"{esa.name}: {book.tokens:,} tokens, {times}{how}\n")
             right = sum(_ask_and_check(esa, book, one, reporter) for one in choose_questions(count))
     seconds = time.perf_counter() - started
-    _print_line(f"{right} of {count} right, in {time_text(seconds)}.", "bold")
+    _print_line(f"{right} of {count} right, in {format_duration(seconds)}.", "bold")
     _print_line('The chronicle is not stored. Ask your own documents: esa ask FILE "QUESTION"')
 
 
@@ -89,7 +89,7 @@ def _ask_and_check(esa: Esa, book: Book, question: RewordedQuestion, reporter: R
     right = is_answered(reply.text, answers) if answers else not reply.found
     fact = f"the text says {answers[0]}" if answers else "the text does not say"
     verdict = "right" if right and answers else f"{'right' if right else 'wrong'}: {fact}"
-    _print_line(f"  {verdict} ({time_text(reply.total_s)})", "dim")
+    _print_line(f"  {verdict} ({format_duration(reply.total_s)})", "dim")
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else PIPE_WIDTH
     for passage in reply.evidence:
         _print_line(format_passage(passage, max(width, 40), reply.quotation, reply.found), "cyan")

@@ -19,7 +19,7 @@ from esa_cli.apps.cli.options.command_help import option
 from esa_cli.apps.cli.output import terminal
 from esa_cli.errors import PARTIAL, DiskError, DocumentError, ResourceError, UsageError
 from esa_cli.storage.library import Entry, FileRecord, Library
-from esa_cli.system.machine import size_text, time_text
+from esa_cli.system.machine import format_duration, format_size
 from esa_cli.system.progress import WorkShard
 
 if TYPE_CHECKING:
@@ -162,8 +162,8 @@ def _ingest_and_list_documents(
                     (
                         row["id"] or "not stored",
                         f"{row['tokens']:,}",
-                        "" if row["bytes"] is None else size_text(row["bytes"]),
-                        time_text(row["read_s"]) if row["read_s"] else "before",
+                        "" if row["bytes"] is None else format_size(row["bytes"]),
+                        format_duration(row["read_s"]) if row["read_s"] else "before",
                         row["name"],
                     )
                     for row in rows
@@ -208,7 +208,7 @@ def _index_folders(
             for key, what in CHANGES.items()
             if result[key] or key in ("added", "changed", "removed")
         ]
-        seconds = time_text(result["seconds"])
+        seconds = format_duration(result["seconds"])
         print(f"{result['files']:,} files: {', '.join(parts)}; {seconds}", flush=True)
 
     for folder in reported_files:

@@ -16,7 +16,7 @@ from esa_cli.apps.cli.options.completion import complete_documents
 from esa_cli.apps.cli.output import terminal
 from esa_cli.errors import ForeignVersionError, LibraryError, UnreadableError, UsageError
 from esa_cli.storage.library import Entry, Library
-from esa_cli.system.machine import parse_size, size_text
+from esa_cli.system.machine import format_size, parse_size
 from esa_cli.system.progress import WaitingCallback
 
 library = typer.Typer(help="List, check, copy and remove stored documents.")
@@ -63,7 +63,7 @@ def list_documents(
             (
                 entry.id,
                 f"{entry.tokens:,}",
-                size_text(entry.nbytes),
+                format_size(entry.nbytes),
                 time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.used)) if entry.used else "",
                 str(entry.provenance.get("preset", "")),
                 "" if entry.damage else entry.rows,
@@ -73,8 +73,8 @@ def list_documents(
         ]
         headers = ("id", "tokens", "size", "used", "preset", "rows", "document")
         terminal.print_table(headers, rows)
-        catalogue = size_text(stored.catalogue_bytes)
-        print(f"{size_text(stored.nbytes)} in {stored.root}, and its catalogue: {catalogue}")
+        catalogue = format_size(stored.catalogue_bytes)
+        print(f"{format_size(stored.nbytes)} in {stored.root}, and its catalogue: {catalogue}")
     else:
         print("no documents yet; add documents with `esa ingest`")
     if former:
@@ -100,7 +100,7 @@ def show_document(
         terminal.print_text(stored.text(entry))
     else:
         facts = entry.as_json()
-        facts |= facts.pop("provenance", {}) | {"size": size_text(entry.nbytes)}
+        facts |= facts.pop("provenance", {}) | {"size": format_size(entry.nbytes)}
         terminal.print_table(("", ""), [(key, str(value)) for key, value in facts.items()])
 
 
@@ -140,7 +140,7 @@ def remove_documents(names: Ids, yes: options.Yes = False) -> None:
     listed = ", ".join(f"{entry.id} ({_describe_document(entry)})" for entry in entries)
     options.confirm_removal("document", f"{listed} from the library", yes)
     for entry in entries:
-        freed = size_text(stored.remove(entry))
+        freed = format_size(stored.remove(entry))
         print(f"removed {entry.id} ({_describe_document(entry)}), {freed} freed")
 
 
@@ -177,7 +177,7 @@ def prune_library(
         print(f"{removed} {done.leftovers} files that belong to no document")
     for entry in done.left_alone:
         print(f"not removed, as the document cannot be used: {entry.id}")
-    print(f"{size_text(done.freed)} {freed}, {size_text(done.left)} left")
+    print(f"{format_size(done.freed)} {freed}, {format_size(done.left)} left")
 
 
 @library.command("copy")
@@ -225,7 +225,7 @@ def copy_documents(
     else:
         copied = terminal.pluralize(len(result.copied), "document")
         there = f"{result.there:,} were already there"
-        print(f"copied {copied}, {size_text(result.bytes)}; {there}")
+        print(f"copied {copied}, {format_size(result.bytes)}; {there}")
     sys.stdout.flush()
     if failed:
         text = f"{terminal.pluralize(len(failed), 'document')} left out: {failed[0].message}"

@@ -17,7 +17,7 @@ from esa_cli.apps.cli.options import output_paths as files
 from esa_cli.apps.cli.options.command_help import option
 from esa_cli.apps.cli.output import terminal
 from esa_cli.errors import UsageError
-from esa_cli.system.machine import size_text, time_text
+from esa_cli.system.machine import format_duration, format_size
 from esa_cli.system.progress import Progress
 
 if TYPE_CHECKING:
@@ -286,8 +286,8 @@ def compare(
             f"{one['weight']:.0%} {terminal.clean_line(' '.join(one['text'].split()))[:160]}"
             for one in row["passages"]
         ]
-        times = time_text(row["read_s"]) + shared, time_text(row["answer_s"])
-        memory = size_text(row["cache_bytes"]) + shared
+        times = format_duration(row["read_s"]) + shared, format_duration(row["answer_s"])
+        memory = format_size(row["cache_bytes"]) + shared
         table.append((row["method"], row["answer"], *times, memory, "\n".join(passages)))
     headers = ("method", "answer", "reading", "answering", "reading's memory", "evidence")
     terminal.print_table(headers, table)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from esa_cli.errors import DocumentError, EsaError, UsageError
-from esa_cli.system.files import write_atomically, writing_errors
+from esa_cli.system.files import convert_writing_errors, write_atomically
 from esa_cli.version import __version__
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def check_output_file(
 def write_text_file(path: Path, text: str) -> None:
     """Writes a text to a file, atomically if the folder is writable. Raises DocumentError,
     ResourceError: the disk is full."""
-    with writing_errors(path, "free some space, or name a file on another disk", WRITABLE):
+    with convert_writing_errors(path, "free some space, or name a file on another disk", WRITABLE):
         place = path.resolve()  # a link stays one
         if (place.is_file() or not place.exists()) and os.access(place.parent, os.W_OK):
             write_atomically(place, text)

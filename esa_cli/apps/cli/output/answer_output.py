@@ -64,7 +64,7 @@ def format_passage(
     words = passage.text
     at = quotation.start if quotation and quotation.document == passage.document else -1
     if passage.start <= at < passage.end:
-        words = words[Sentences(words).sentence_around(at - passage.start)[0] :]
+        words = words[Sentences(words).find_sentence_around(at - passage.start)[0] :]
     text = clean_text(f"  {format_place(passage, found)}: {' '.join(words.split())}")
     return text if cell_len(text) <= width else set_cell_size(text, width - 1).rstrip() + "…"
 
