@@ -98,7 +98,7 @@ class Journal(JsonLinesFile):
         """The rows of the journal, one for each key, ordered by the first use of the key."""
         return list(self._done.values())
 
-    def join(self, paths: Iterable[Path]) -> int:
+    def add_shard_rows(self, paths: Iterable[Path]) -> int:
         """Adds the rows of other shards' files whose keys this journal lacks, and returns how many;
         opening the journal writes the added rows to its own file. Raises UsageError, DocumentError:
         a file cannot be used, as for the journal's own file."""
@@ -149,10 +149,10 @@ class Journal(JsonLinesFile):
     def _make_row_key(self, row: Row) -> tuple[str, ...]:
         return tuple(json.dumps(row.get(name)) for name in self.key)
 
-    def find(self, row: Row) -> dict[str, Any] | None:
+    def find_row(self, row: Row) -> dict[str, Any] | None:
         return self._done.get(self._make_row_key(row))
 
-    def add(self, row: dict[str, Any]) -> None:
+    def add_row(self, row: dict[str, Any]) -> None:
         self._done[self._make_row_key(row)] = row
         self.append(row)
 
@@ -186,7 +186,7 @@ class OrderedJsonLinesFile(JsonLinesFile):
         return {at for at, row in self._rows.items() if "error" in row}
 
     def _load(self, path: Path) -> None:
-        rows, good = list(self.rows_of(path)), dict[int, dict[str, Any]]()
+        rows, good = list(self.read_rows_of(path)), dict[int, dict[str, Any]]()
         for number, row in enumerate(rows, 1):
             if "key" not in row:
                 raise _make_foreign_file_error(path)
@@ -211,7 +211,7 @@ class OrderedJsonLinesFile(JsonLinesFile):
             with suppress(OSError):
                 _rewrite_file(path, [row for _, row in sorted(self._rows.items())])
 
-    def rows_of(self, path: Path) -> Iterator[dict[str, Any]]:
+    def read_rows_of(self, path: Path) -> Iterator[dict[str, Any]]:
         """Yields the rows of an answers file. Raises UsageError: another program wrote the file."""
         check_first_field(path, "id")
         try:
@@ -219,10 +219,10 @@ class OrderedJsonLinesFile(JsonLinesFile):
         except DocumentError as error:
             raise UsageError(error.message, ANOTHER) from error
 
-    def has(self, place: int) -> bool:
+    def has_row(self, place: int) -> bool:
         return place in self._rows
 
-    def add(self, place: int, row: dict[str, Any]) -> None:
+    def add_row(self, place: int, row: dict[str, Any]) -> None:
         """Appends the row of a place that has no row yet. Raises ResourceError, DocumentError."""
         self.append(row)
         self._rows[place] = row

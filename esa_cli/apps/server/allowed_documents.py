@@ -172,6 +172,9 @@ class AllowedDocuments:
             limit = len(given) + self._limit
         self._books.needed = () if is_searched else [document.document_key for document in chosen]
         must_read = not is_searched if read is None else read
+        open_document = open_book or partial(
+            self._books.open_book, progress=progress, read=must_read
+        )
         opened: dict[str, OpenDocument] = {}
         refusal: DocumentError | None = None
         for document in chosen:
@@ -181,11 +184,7 @@ class AllowedDocuments:
                 text = self._books.read_document(
                     document.document_key, partial(self._load_document, document)
                 )
-                book = (
-                    open_book(text)
-                    if open_book
-                    else self._books.open_book(text, progress, read=must_read)
-                )
+                book = open_document(text)
             except DocumentError as error:
                 refusal = refusal or error
                 is_damaged = isinstance(error, LibraryError)

@@ -161,12 +161,9 @@ class DocumentTools:
 
         library = self.documents.library or Library()
         finder = LazyPassageFinder(
-            preset_for_finding(self._preset),
-            self._model,
-            library,
-            self._reporter,
+            preset_for_finding(self._preset), self._model, library, self._reporter,
             lambda: self.asker,
-        )
+        )  # fmt: skip
         notes, named = list[str](), self.documents.find_documents(arguments.documents)
         query, open_book = arguments.query, finder.open_book
         opened = self.documents.open_documents(named, None, query, notes, open_book=open_book)

@@ -28,7 +28,7 @@ from esa_cli.apps.cli.output import terminal
 from esa_cli.apps.open_books import OpenBookCache
 from esa_cli.documents.document import LeftOut, SourceFiles, gather, source_files
 from esa_cli.errors import PARTIAL, DocumentError, EsaError, UsageError
-from esa_cli.qa.answering.reply import Reply, lacking
+from esa_cli.qa.answering.reply import lacking
 from esa_cli.system.jsonl import OrderedJsonLinesFile
 from esa_cli.system.machine import format_duration
 from esa_cli.system.progress import WorkShard
@@ -97,7 +97,7 @@ def batch(
             reporter.note(f"esa: shard {shard}: {end} of {count} questions", dim=False)
         with make_answers_file(out, asked, retry_failed) as answers:
             add_shard_answers(answers, asked[:end], shards.join or ())
-            before = sum(answers.has(index) for index in range(end))
+            before = sum(answers.has_row(index) for index in range(end))
             if before:
                 reporter.note(f"esa: {before} questions of an earlier run are kept")
             if before < end:
@@ -283,15 +283,15 @@ def add_shard_answers(
     keys = {question.key for question in questions}
     rows: dict[str, dict[str, Any]] = {}
     for path in paths:
-        for row in answers.rows_of(path):
+        for row in answers.read_rows_of(path):
             if row.get("key") not in keys:
                 hint = "use the same questions file, documents and options for all shards"
                 raise UsageError(f"{path} has answers to other questions or settings", hint)
             if "error" not in row or not (answers.retry or row["key"] in rows):
                 rows[row["key"]] = row
     for index, question in enumerate(questions):
-        if question.key in rows and not answers.has(index):
-            answers.add(index, {**rows[question.key], "id": question.id})
+        if question.key in rows and not answers.has_row(index):
+            answers.add_row(index, {**rows[question.key], "id": question.id})
 
 
 def run_batch(
@@ -311,11 +311,13 @@ def run_batch(
     end = len(questions) if limit is None else limit
 
     def add_row(index: int, row: dict[str, Any]) -> None:
-        answers.add(index, row)
+        answers.add_row(index, row)
         progress()
 
     open_books = OpenBookCache(asker)
-    for group in group_questions(questions, lambda index: index < end and not answers.has(index)):
+    for group in group_questions(
+        questions, lambda index: index < end and not answers.has_row(index)
+    ):
         _answer_group(asker, group, open_books, ask_arguments, add_row, warn)
 
 
@@ -348,20 +350,8 @@ def _answer_group(
             if refusal is not None:
                 raise refusal
             reply = asker.ask(question.question, books, **ask_arguments)
-            row |= make_answer_row(reply, books, left_out)
+            lists = {"missing": lacking(books), "left_out": [file.as_dict() for file in left_out]}
+            row |= reply.as_row() | {name: value for name, value in lists.items() if value}
         except EsaError as error:
-            row |= make_error_row(error)
+            row |= {"error": error.message, **({"hint": error.hint} if error.hint else {})}
         add_row(index, {**row, "key": question.key})
-
-
-def make_answer_row(
-    reply: Reply, books: Sequence[Any], left_out: Sequence[LeftOut] = ()
-) -> dict[str, Any]:
-    """Returns a reply as a row, with notes on missing contents and on left-out documents."""
-    lists = {"missing": lacking(books), "left_out": [file.as_dict() for file in left_out]}
-    return reply.as_row() | {name: value for name, value in lists.items() if value}
-
-
-def make_error_row(error: EsaError) -> dict[str, Any]:
-    """Returns an error as a row of the answers file."""
-    return {"error": error.message, **({"hint": error.hint} if error.hint else {})}

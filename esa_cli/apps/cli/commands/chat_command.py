@@ -142,12 +142,9 @@ class Conversation:
         for first in range(self.forgotten, len(turns) + 1):
             try:
                 reply = self.asker.ask(
-                    question,
-                    self.books,
-                    history=turns[first:],
-                    on_text=forward_piece,
+                    question, self.books, history=turns[first:], on_text=forward_piece,
                     **self.ask_arguments,
-                )
+                )  # fmt: skip
             except HistoryError:
                 if first == len(turns):
                     raise
@@ -176,9 +173,10 @@ class Conversation:
                 self._show_answer(line)
         except EsaError as error:
             self.failed += 1
-            answer_output.print_error_line(self.reporter, f"esa: {error.message}")
+            self.reporter.clear_spinner()
+            self.reporter.warn(f"esa: {error.message}")
             if error.hint:
-                answer_output.print_error_line(self.reporter, f"     {error.hint}")
+                self.reporter.warn(f"     {error.hint}")
         return True
 
     def _show_answer(self, question: str) -> None:

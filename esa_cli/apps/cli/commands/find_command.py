@@ -79,10 +79,6 @@ class CollectedPlacesFile(JsonLinesFile):
                 raise DocumentError(f"row {number} of {path} is incomplete", ANOTHER) from error
         self.earlier = EarlierRun(self._read, tuple(places))
 
-    def write_place(self, place: CollectedPlace) -> None:
-        """Appends a row with one place."""
-        self.append(place.as_row())
-
     def write_progress(self, passages_read: int, coverage: Coverage, stopped: bool = False) -> None:
         """Appends the number of read passages, after every `EVERY` passages and at the end."""
         step = 1 if stopped or passages_read == coverage.chosen else EVERY
@@ -451,7 +447,7 @@ def _collect_places(
     try:
         try:
             for place in collection:
-                file.write_place(place)
+                file.append(place.as_row())
                 places.append(place)
             is_stopped = False
         finally:

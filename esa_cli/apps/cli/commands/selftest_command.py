@@ -150,7 +150,7 @@ def _run_tests(
     }
     same = ("model", "settings", "preset_settings")
     journal = Journal(rows.out, header, same=same, key=KEY, wrong=describe_invalid_row)
-    journal.join(rows.join or ())
+    journal.add_shard_rows(rows.join or ())
     known = inspect_model(chosen, place, reporter)
     lengths = [max(settings.lengths)] if set(settings.tests) != {"own"} else []
     if "own" in settings.tests:
@@ -354,7 +354,7 @@ def bench(
     journal = Journal(
         rows.out, header, same=("benchmark", "settings"), key=KEY, wrong=describe_invalid_row
     )
-    journal.join(rows.join or ())
+    journal.add_shard_rows(rows.join or ())
     if journal.rows:
         reporter.note(f"esa: {len(journal.rows)} records of an earlier run are kept")
     complete = survey.is_complete(journal, presets)

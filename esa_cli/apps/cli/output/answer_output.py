@@ -93,12 +93,6 @@ def format_full_passages(evidence: Sequence[Passage], found: bool) -> str:
     return "\n\n".join(parts)
 
 
-def print_error_line(reporter: Reporter, text: str) -> None:
-    """Prints an error message as one line, even with --quiet."""
-    reporter.clear_spinner()
-    reporter.warn(text)
-
-
 def describe_answer(
     esa: Esa,
     books: Sequence[Book],
