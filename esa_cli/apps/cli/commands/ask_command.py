@@ -19,12 +19,7 @@ import typer
 from esa_cli.apps.cli.inputs import split_off_question
 from esa_cli.apps.cli.options import options, output_paths
 from esa_cli.apps.cli.options.command_help import option
-from esa_cli.apps.cli.output.answer_output import (
-    AnswerStream,
-    count_shown_passages,
-    describe_answer,
-    show_answer_notes,
-)
+from esa_cli.apps.cli.output import answer_output
 from esa_cli.apps.cli.output.terminal import Reporter, clean_text, print_json
 from esa_cli.documents.readers.text_builder import shorten_list
 from esa_cli.documents.sources import source_files
@@ -78,7 +73,7 @@ class AskOptions(options.DocumentOptions):
     @property
     def passage_count(self) -> int:
         """The number of passages to show with the answer or to put into its JSON object."""
-        return count_shown_passages(self.top, self.quiet and not self.as_json)
+        return answer_output.count_shown_passages(self.top, self.quiet and not self.as_json)
 
 
 @options.typer_command
@@ -185,7 +180,7 @@ class AskRun:
             steps = zip(("load_s", "ingest_s", "answer_s"), pairwise(self.started), strict=True)
             seconds = {name: end - start for name, (start, end) in steps}
             left_out, searched = self.documents.gathered.left_out, self.documents.searched
-            facts = describe_answer(self.esa, self.books, reply, seconds, left_out)
+            facts = answer_output.describe_answer(self.esa, self.books, reply, seconds, left_out)
             print_json({**facts, **({"searched": searched} if searched else {})})
         self._write_report(reply)
 
@@ -214,7 +209,7 @@ class AskRun:
         else:
             reporter.warn("esa: the answer after reading:")
             print(clean_text(reply.text), flush=True)
-            show_answer_notes(reply, self.flags.passage_count, reporter)
+            answer_output.show_answer_notes(reply, self.flags.passage_count, reporter)
         return reply
 
     def _ask_question(self, is_streamed: bool) -> Reply:
@@ -225,13 +220,13 @@ class AskRun:
             self.question,
             self.books,
             evidence=max(flags.passage_count, 0 if flags.as_json else 1),
-            on_text=AnswerStream(sys.stdout, reporter) if is_streamed else None,
+            on_text=answer_output.AnswerStream(sys.stdout, reporter) if is_streamed else None,
             **self.generation,
         )
         reporter.clear_spinner()
         if is_streamed:
             print(flush=True)
-            show_answer_notes(reply, flags.passage_count, reporter)
+            answer_output.show_answer_notes(reply, flags.passage_count, reporter)
         return reply
 
     def _write_report(self, reply: Reply) -> None:

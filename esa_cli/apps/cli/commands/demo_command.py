@@ -13,12 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from esa_cli.apps.cli.options import options
 from esa_cli.apps.cli.options.command_help import option
-from esa_cli.apps.cli.output.answer_output import (
-    NOT_FOUND,
-    PIPE_WIDTH,
-    AnswerStream,
-    format_passage,
-)
+from esa_cli.apps.cli.output import answer_output
 from esa_cli.apps.cli.output.terminal import Reporter, make_console
 from esa_cli.system.machine import format_duration, format_size
 
@@ -79,20 +74,22 @@ def _ask_and_check(esa: Esa, book: Book, question: RewordedQuestion, reporter: R
     _print_line(question.question, "bold")
     sys.stdout.write("  ")
     reporter.show_spinner("answering")
-    stream = AnswerStream(sys.stdout, reporter)
+    stream = answer_output.AnswerStream(sys.stdout, reporter)
     reply = esa.ask(question.question, [book], evidence=1, on_text=stream)
     reporter.clear_spinner()
     print(flush=True)
     if reply.doubtful:
-        _print_line(f"  {NOT_FOUND}")
+        _print_line(f"  {answer_output.NOT_FOUND}")
     answers = question.answers
     right = is_answered(reply.text, answers) if answers else not reply.found
     fact = f"the text says {answers[0]}" if answers else "the text does not say"
     verdict = "right" if right and answers else f"{'right' if right else 'wrong'}: {fact}"
     _print_line(f"  {verdict} ({format_duration(reply.total_s)})", "dim")
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else PIPE_WIDTH
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else answer_output.PIPE_WIDTH
     for passage in reply.evidence:
-        _print_line(format_passage(passage, max(width, 40), reply.quotation, reply.found), "cyan")
+        quotation, width = reply.quotation, max(width, 40)
+        line = answer_output.format_passage(passage, width, quotation, reply.found)
+        _print_line(line, "cyan")
     _print_line("")
     return right
 

@@ -239,12 +239,7 @@ def compare(
 
     esa compare book.txt "Who is Ahab?" --methods preset,infllm,streaming-llm"""
     from esa_cli.documents.document import join_documents
-    from esa_cli.evaluation.selftest.run_plan import (
-        SelftestSettings,
-        full_attention_note,
-        group_methods,
-    )
-    from esa_cli.evaluation.selftest.run_plan import compare_methods as run_compare
+    from esa_cli.evaluation.selftest import run_plan
     from esa_cli.models.files.quiet_transformers import quiet_transformers
     from esa_cli.qa.opening import prepare
     from esa_cli.qa.presets.resolved_preset import FROM_TEXT
@@ -261,17 +256,17 @@ def compare(
         text = join_documents(read_documents(documents, reporter).documents)
         ready = prepare(chosen, model.model_place, reporter, attaches=True)
         tokens = ready.model.count_tokens(text)
-        settings = SelftestSettings((), names, (tokens,), dense=False)
-        grouped = group_methods(settings, chosen, tokens)
+        settings = run_plan.SelftestSettings((), names, (tokens,), dense=False)
+        grouped = run_plan.group_methods(settings, chosen, tokens)
         presets = [p for group in grouped if group.reading != "text" for p in group.presets]
         if presets:
             ready.model.planner(ready.resolved).check(tokens)
         if len(presets) < len(names):
             ready.model.check({FROM_TEXT: chosen}, tokens)
-        if note := full_attention_note(tokens, presets):
+        if note := run_plan.full_attention_note(tokens, presets):
             reporter.note(f"esa: {note}", dim=False)
         with quiet_transformers():
-            rows = run_compare(
+            rows = run_plan.compare_methods(
                 ready.model.load(reporter), chosen, grouped, text, question,
                 count=top, most=max_new_tokens,
                 reading=lambda names: reporter.make_progress(f"reading for {', '.join(names)}"),
@@ -316,13 +311,7 @@ def bench(
     """Run a public benchmark, and print a table like its paper's.
 
     esa bench longbench --data LongBench/data --methods preset,infllm --out longbench.jsonl"""
-    from esa_cli.evaluation.bench import find_benchmark
-    from esa_cli.evaluation.bench.bench_run import (
-        KEY,
-        BenchSelection,
-        choose_tasks,
-        describe_invalid_row,
-    )
+    from esa_cli.evaluation.bench import bench_run, find_benchmark
     from esa_cli.qa.opening import inspect_model
     from esa_cli.qa.presets.resolved_preset import compared, resolve
     from esa_cli.system.jsonl import Journal
@@ -333,8 +322,8 @@ def bench(
         raise UsageError(f"{name} needs its official files in --data DIR", hint)
     shard, chosen = rows.parse_shard(rows.out), model.load_method_preset()
     named = None if tasks is None else options.split_names(tasks)
-    wanted = choose_tasks(benchmark, data, named)
-    selection = BenchSelection(benchmark, data, wanted, limit, shard)
+    wanted = bench_run.choose_tasks(benchmark, data, named)
+    selection = bench_run.BenchSelection(benchmark, data, wanted, limit, shard)
     survey, length = selection.survey(), benchmark.length
     reporter.stage("import", 0, None)
     names = rows.choose_compared_methods(chosen)
@@ -351,9 +340,8 @@ def bench(
         "preset": chosen.name,
         "settings": {"preset": settings, "dtype": dtype, "length": length},
     }
-    journal = Journal(
-        rows.out, header, same=("benchmark", "settings"), key=KEY, wrong=describe_invalid_row
-    )
+    key, wrong = bench_run.KEY, bench_run.describe_invalid_row
+    journal = Journal(rows.out, header, same=("benchmark", "settings"), key=key, wrong=wrong)
     journal.add_shard_rows(rows.join or ())
     if journal.rows:
         reporter.note(f"esa: {len(journal.rows)} records of an earlier run are kept")
@@ -363,7 +351,7 @@ def bench(
     left_out: list[dict[str, str]] = []
 
     def report_left_out(case: Case, error: LengthError) -> None:
-        row = {key: case.fields[key] for key in KEY}
+        row = {name: case.fields[name] for name in key}
         left_out.append({**row, "why": error.message})
         reporter.clear_spinner()
         reporter.warn("esa: {method}: {task}, {id} left out: ".format(**row) + error.message)
@@ -374,7 +362,6 @@ def bench(
     def ask_missing_questions() -> bool:
         if complete:
             return True
-        from esa_cli.evaluation.bench.bench_run import RecordAsker
         from esa_cli.evaluation.row_run import write_rows
         from esa_cli.models.files.quiet_transformers import quiet_transformers
         from esa_cli.qa.answering.session import Session
@@ -387,7 +374,7 @@ def bench(
             with Session(loaded.model, loaded.tokenizer, chosen, loaded.cache) as session:
                 for method, preset in presets.items():
                     progress = partial(show_reading_progress, method)
-                    asker = RecordAsker(session, method, preset, progress)
+                    asker = bench_run.RecordAsker(session, method, preset, progress)
                     documents = (asker.cases(benchmark, one) for one in selection.documents())
                     if not write(documents):
                         return False

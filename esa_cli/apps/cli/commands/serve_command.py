@@ -178,12 +178,8 @@ def mcp(
     check_allowed_folders(allow or [])
     chosen, reader = reader_options.load_preset(model), reader_options.choose_reader()
     gc.enable()
+    from esa_cli.apps.server import mcp_server
     from esa_cli.apps.server.allowed_documents import AllowedDocuments
-    from esa_cli.apps.server.mcp_server import (
-        DocumentTools,
-        load_esa_on_demand,
-        serve_standard_streams,
-    )
 
     with Reporter(quiet) as reporter, ExitStack() as stack:
 
@@ -201,13 +197,13 @@ def mcp(
             )
 
         documents = AllowedDocuments(
-            load_esa_on_demand(load_esa), [], allow or [], Library(),
+            mcp_server.load_esa_on_demand(load_esa), [], allow or [], Library(),
             stored=True, limit=chosen.answer.documents,
         )  # fmt: skip
-        tools = DocumentTools(documents, chosen, model, reporter)
+        tools = mcp_server.DocumentTools(documents, chosen, model, reporter)
         if sys.stdin.isatty():
             reporter.note("esa: waiting for a client on standard input; see docs/serve.md")
-        serve_standard_streams(tools)
+        mcp_server.serve_standard_streams(tools)
 
 
 def check_mcp_sdk() -> None:

@@ -315,9 +315,9 @@ class RowOptions(ShardOptions):
         """Returns the methods to compare, which are named by --methods or else by the preset."""
         from esa_cli.qa.presets.resolved_preset import default_compared_methods
 
-        return (
-            default_compared_methods(preset) if self.methods is None else split_names(self.methods)
-        )
+        if self.methods is not None:
+            return split_names(self.methods)
+        return default_compared_methods(preset)
 
 
 def typer_command(function: Callable[..., None]) -> Callable[..., None]:
