@@ -21,7 +21,7 @@ from typing import Any
 from common import answered, append_line, chronicle_questions, token_counter
 
 from esa_cli import Esa, Library
-from esa_cli.apps.cli.document_search import QuestionBooks
+from esa_cli.apps.cli.model_and_documents import QuestionBooks
 from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.documents.sources import SourceFiles
 from esa_cli.evaluation.tasks.task_sample import Haystack

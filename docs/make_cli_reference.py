@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from esa_cli.apps.cli.cli_app import make_click_command
+from esa_cli.__main__ import make_click_command
 from esa_cli.apps.cli.options.command_help import format_option_help, format_option_name
 
 PAGE = Path(__file__).with_name("cli.md")

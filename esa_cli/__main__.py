@@ -1,7 +1,7 @@
-"""Runs the command line of `esa` and `python -m esa_cli`, and turns errors into exit codes.
+"""The program `esa`, also run by `python -m esa_cli`: its commands, and the exit codes of errors.
 
-Slow imports happen inside functions, so that Ctrl-C ends the command without a traceback from the
-first moment on.
+Only the called command is imported, and all slow imports happen inside functions, so that Ctrl-C
+ends the program without a traceback from the first moment on.
 """
 
 from __future__ import annotations
@@ -12,10 +12,42 @@ import gc
 import os
 import signal
 import sys
+from importlib import import_module
 from types import FrameType
+from typing import Any
 
-from esa_cli.errors import BUG, INTERRUPTED, PIPE_CLOSED, USAGE
-from esa_cli.system.files import as_esa_error
+from esa_cli.errors import BUG, INTERRUPTED, PIPE_CLOSED, USAGE, UsageError
+from esa_cli.system.files import to_esa_error
+
+GROUPS = {
+    "Ask": ("ask", "find", "collect", "chat", "batch"),
+    "Library": ("ingest", "library"),
+    "Serve": ("serve", "mcp"),
+    "Set up": ("demo", "models", "presets", "plan", "doctor"),
+    "Research": ("selftest", "compare", "bench", "methods", "calibrate", "heads", "plugins"),
+}
+"""The headings of `esa --help` with their commands. The command NAME is the function, or the group
+of commands, called NAME in `commands/NAME_command.py`."""
+COMMANDS = tuple(name for names in GROUPS.values() for name in names)
+FILES = {"collect": "find", "mcp": "serve", "doctor": "plan", "heads": "calibrate"}
+FILES |= dict.fromkeys(("presets", "methods", "plugins"), "models")
+FILES |= dict.fromkeys(("compare", "bench"), "selftest")
+"""Commands that are defined in the file of another command, with the name of that command."""
+
+SHORT = {"--dtype": "dtype=", "--cache": "cache=", "--plugin": "plugin="}
+"""Options that abbreviate a `--set` of a run setting, on every command with `--set`."""
+REPLACED = {
+    "--evidence": "--top N",
+    "--passages": "--top N",
+    "--stdin": "esa batch QUESTIONS.jsonl",
+    "count": "esa collect --count",
+    "sync": "esa ingest --words",
+    "library push": "esa library copy library PLACE",
+    "library export": "esa library copy library FILE.tar",
+    "library pull": "esa library copy PLACE library",
+    "library import": "esa library copy FILE.tar library",
+}
+"""Options and commands of version 0.2, with what replaces them since version 0.3."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -57,7 +89,7 @@ def main(arguments: list[str] | None = None) -> int:
         return PIPE_CLOSED
     except (KeyboardInterrupt, Exception) as error:
         # A library may answer the interruption of an import with an error of its own.
-        if isinstance(error, Exception) and not (was_interrupted and as_esa_error(error) is None):
+        if isinstance(error, Exception) and not (was_interrupted and to_esa_error(error) is None):
             return _report_error(error)
         if is_program:  # the process ends without what libraries do at its end
             signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -79,8 +111,7 @@ def _silence_stderr() -> None:
 
 
 def _run_command(arguments: list[str]) -> int:
-    from esa_cli.apps.cli.cli_app import expand_arguments, make_click_command
-
+    """Runs the command that the arguments name, and returns its exit code if it ends early."""
     if "_ESA_COMPLETE" in os.environ:  # a shell asks for completions
         make_click_command().main(arguments, prog_name="esa")
     import typer
@@ -98,6 +129,72 @@ def _run_command(arguments: list[str]) -> int:
     return 0
 
 
+def expand_arguments(arguments: list[str]) -> list[str]:
+    """Puts the command `ask` before arguments that begin with a document, and replaces abbreviating
+    options such as --dtype by --set. Raises UsageError: a command or option was replaced."""
+    if not arguments or arguments[0].startswith("-"):
+        return arguments
+    for length in (1, 2):
+        _refuse_replaced_word(" ".join(arguments[:length]))
+    name, *rest = arguments
+    if name not in COMMANDS and (os.path.lexists(name) or (len(rest) == 1 and "." in name)):
+        name, rest = "ask", arguments
+    end = rest.index("--") if "--" in rest else len(rest)
+    words = list[str]()
+    for word in rest[:end]:
+        option, _, value = word.partition("=")
+        if len(words) > 1 and words[-2] == "--set" and words[-1].endswith("="):
+            words[-1] += word
+        elif option in SHORT and (option, name) != ("--plugin", "methods"):
+            words += ["--set", SHORT[option] + value]
+        else:
+            _refuse_replaced_word(option)
+            words.append(word)
+    return [name, *words, *rest[end:]]
+
+
+def _refuse_replaced_word(word: str) -> None:
+    if word in REPLACED:
+        raise UsageError(f"{word} was replaced in version 0.3", f"use {REPLACED[word]}")
+
+
+def make_click_command(called_command: str | None = None) -> Any:
+    """Makes the click command `esa`. If `called_command` is known, only this subcommand is made, as
+    making all of them takes a tenth of a second."""
+    import typer
+    import typer.main
+
+    from esa_cli.apps.cli.options import command_help
+
+    app = typer.Typer(
+        name="esa",
+        cls=command_help.GroupedHelpCommands,
+        help="Ask questions about documents many times longer than a language model's context.",
+        epilog='`esa FILE "QUESTION"` is short for `esa ask FILE "QUESTION"`.',
+        invoke_without_command=True,
+        rich_markup_mode=None,  # plain help reads the same in a pipe, and comes twice as fast
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(command_help.show_version_or_help)
+    for panel, names in GROUPS.items():
+        for name in names:
+            if called_command in COMMANDS and name != called_command:
+                continue
+            file = FILES.get(name, name)
+            verb = vars(import_module(f"esa_cli.apps.cli.commands.{file}_command"))[name]
+            if isinstance(verb, typer.Typer):
+                for information in verb.registered_commands:
+                    information.cls = command_help.PlainHelpCommand
+                app.add_typer(verb, name=name, rich_help_panel=panel)
+            else:
+                app.command(name, cls=command_help.PlainHelpCommand, rich_help_panel=panel)(verb)
+    group = typer.main.get_command(app)
+    commands: dict[str, Any] = group.commands  # type: ignore[attr-defined]
+    order = (name for name in COMMANDS if name in commands)
+    group.commands = {name: commands[name] for name in order}  # type: ignore[attr-defined]
+    return group
+
+
 def _report_error(error: Exception) -> int:
     """Prints an error message and returns the exit code of the error."""
     if os.environ.get("ESA_DEBUG"):
@@ -105,7 +202,7 @@ def _report_error(error: Exception) -> int:
 
         with contextlib.suppress(OSError):
             traceback.print_exc()
-    known = as_esa_error(error)
+    known = to_esa_error(error)
     if known is not None:
         _print_error(known.message, known.hint)
         return known.exit_code

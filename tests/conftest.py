@@ -144,7 +144,7 @@ def once() -> Iterator[None]:
     Nothing waits for the disk: no test cuts the power."""
     import torch
 
-    from esa_cli.apps.cli import cli_app as app
+    from esa_cli import __main__ as app
     from esa_cli.qa.planning import plan
     from esa_cli.qa.presets import preset_files
     from esa_cli.storage.library import catalogue as catalogue_file

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from esa_cli.apps.cli.cli_app import SHORT, make_click_command
+from esa_cli.__main__ import SHORT, make_click_command
 
 ROOT = Path(__file__).parent.parent
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "benchmarks/README.md"]

@@ -15,8 +15,7 @@ from passage_scores import crop_keys, late_interaction
 from torch import Tensor
 
 from esa_cli.qa.finding.finder import TokenEncoder
-from esa_cli.system.bm25_scores import Bm25Index
-from esa_cli.system.content_words import content_words
+from esa_cli.system.text import Bm25Index, find_content_words
 
 REWORDED = "reworded"
 GROUP = 16
@@ -104,14 +103,14 @@ def lexical_scores(text: FinderText, questions: Sequence[TokenQuestion]) -> Tens
     words = [
         [
             vocabulary.setdefault(word, len(vocabulary))
-            for word in content_words(text.text[slice(*passage.characters)])
+            for word in find_content_words(text.text[slice(*passage.characters)])
         ]
         for passage in text.passages
     ]
     bm25 = Bm25Index.of(words, len(vocabulary))
     rows = [torch.zeros(0, len(words))]
     for one in questions:
-        asked = [vocabulary[word] for word in content_words(one.text) if word in vocabulary]
+        asked = [vocabulary[word] for word in find_content_words(one.text) if word in vocabulary]
         rows.append(bm25.scores(asked)[None])
     return torch.cat(rows)
 

@@ -19,7 +19,7 @@ from esa_cli.models import load
 from esa_cli.models.loading.load import LoadedModel
 from esa_cli.qa.presets.preset import Preset
 from esa_cli.qa.presets.preset import load as load_preset
-from esa_cli.system.machine import time_text
+from esa_cli.system.machine import format_duration
 
 LINE_S = 30.0
 """Seconds between lines of progress."""
@@ -83,7 +83,7 @@ class TrainingDisplay:
             self._begun = now, share
             return
         begun, before = self._begun
-        left = time_text((1 - share) * (now - begun) / max(share - before, 1e-9))
+        left = format_duration((1 - share) * (now - begun) / max(share - before, 1e-9))
         losses = ", ".join(f"{name} {loss:.2f}" for name, loss in sorted(state.losses.items()))
         self._now_and_then(f"{share:.0%}, {state.steps:,} steps, {left} left; losses {losses}")
 

@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from training_checkpoint import FILE
 
 from esa_cli.errors import DocumentError, UsageError
-from esa_cli.system.files import write_atomically, writing_errors
+from esa_cli.system.files import convert_writing_errors, write_atomically
 
 RECORD = "training.json"
 
@@ -45,7 +45,7 @@ def finish_folder(folder: Path, record: Mapping[str, Any]) -> None:
 
 def writing_folder(folder: Path) -> AbstractContextManager[None]:
     """Gives errors of writing into the folder their hints."""
-    return writing_errors(
+    return convert_writing_errors(
         folder, "free some space; --resume goes on", "name a folder that you may write to",
-        also=SafetensorError, failed=DocumentError,
+        also_caught=SafetensorError, other_error=DocumentError,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Ingests documents for `esa ingest`, in one process, or in several of a machine or Ray cluster.
+"""Ingests documents for `esa ingest` in this process, or in processes of a machine or cluster.
 
 Each process loads the model when it gets its first document. A document may be ingested twice
 without harm. If a process dies, the command ends with an error; finished documents are stored, and
@@ -45,7 +45,7 @@ IngestRow = dict[str, Any]
 
 
 def ingest_document(esa: Esa, document: Document, rows: str, reporter: Reporter) -> IngestRow:
-    """Ingests a document; warns if it is already stored with another precision than `rows`."""
+    """Ingests a document; warns if the document is stored with another precision than `rows`."""
     book = esa.ingest(document)
     entry = book.entry
     if entry is not None and entry.rows not in (rows, "index"):
@@ -105,7 +105,7 @@ class IngestWorker:
         return number, row, reporter.texts
 
     def _open_esa(self, reporter: Reporter) -> Esa:
-        from esa_cli.apps.cli.open_esa import open_esa
+        from esa_cli.apps.cli.model_and_documents import open_esa
         from esa_cli.storage.library import Library
 
         try:

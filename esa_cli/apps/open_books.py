@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from esa_cli.documents.document import Document, read_document
 from esa_cli.errors import DiskError, ResourceError
-from esa_cli.system.files import file_stamp
+from esa_cli.system.files import compute_file_stamp
 from esa_cli.system.progress import Progress
 
 if TYPE_CHECKING:
@@ -41,17 +41,20 @@ class OpenBookCache:
         self._lock = threading.RLock()
 
     def pin_book(self, book: Any) -> None:
-        """Keeps a book open for ever. If its file changes, the document is read again."""
+        """Keeps a book open until the end. If its file changes, the document is read again."""
         document, stamp = book.document, None
         with suppress(OSError, ValueError):
-            if document.stamp is None or file_stamp(document.source) == document.stamp != "":
+            if (
+                document.stamp is None
+                or compute_file_stamp(document.source) == document.stamp != ""
+            ):
                 stamp = _read_file_stamp(document.source)
         self._documents[document.source] = stamp, document
         self._books[document.text, True] = book
         self._pinned.add(document.source)
 
     def read_document(self, path: str, load: Callable[[str], Document] = read_document) -> Document:
-        """Returns the document at a path, loaded unless open and unchanged. Raises
+        """Returns the document at a path, which is read again if its file has changed. Raises
         DocumentError."""
         with self._lock:
             stamp, known = _read_file_stamp(path), self._documents.get(path)

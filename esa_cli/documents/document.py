@@ -1,6 +1,7 @@
-"""Reads documents from files, folders, patterns or standard input.
+"""Documents: how they are read from files, folders, patterns or standard input, and how their text
+divides into pages, lines and sentences.
 
-A `Document` maps each character of its text to a page, line and chapter.
+A newline ends a line of verse, code or a table, but not a line of prose wrapped to a width.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import sys
 import warnings
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -23,26 +24,56 @@ from esa_cli.documents import readers
 from esa_cli.documents.readers.text_builder import STDIN, Mark, label_document
 from esa_cli.documents.sources import LeftOut, Source, SourceFiles, source_files
 from esa_cli.errors import DocumentError, UsageError
-from esa_cli.system.files import file_stamp
-from esa_cli.system.machine import size_text
+from esa_cli.system.files import compute_file_stamp
+from esa_cli.system.machine import format_size
 from esa_cli.system.progress import WorkShard
 
 __all__ = [
-    "Document",
-    "GatheredDocuments",
-    "LeftOut",
-    "Mark",
-    "SourceFiles",
-    "TextLocation",
-    "gather",
-    "join_documents",
-    "read_document",
-    "read_documents",
-    "shard_of",
-    "source_files",
+    "Document", "GatheredDocuments", "LeftOut", "Mark", "Sentences", "SourceFiles", "TextLocation",
+    "cut_sentences", "gather", "join_documents", "read_document", "read_documents", "select_shard",
+    "source_files", "strip_span",
 ]  # fmt: skip
 
 LIMIT = 1 << 30
+"""The maximum size of a document in bytes."""
+LONGEST = 600
+"""Maximum characters of a sentence; a longer one is cut at its lines, or else at spaces."""
+PROSE = range(40, 121)
+"""Lengths in characters of a line of prose that may have been wrapped to a width."""
+
+_STOPS = "。！？।॥؟۔։።፧။។៕"
+"""Ends of sentences in scripts that need no space after them."""
+END = re.compile(
+    r"[.!?…](?<![.!?…].)[.!?…]*+[\"'”’“‘»«›‹)\]]*+(?=\s|$)"
+    rf"|[{_STOPS}][.!?…{_STOPS}]*[\"'”’»」』)\]]*|\n"
+)
+_SHORT = """
+Mr Mrs Ms Dr Prof St Jr Sr Capt Col Gen Fig vs Messrs Lt Sgt Rev Hon Gov Mt Ste Mme Mmes Mlle Mlles
+MM Mgr Sra Srta Dra Hr Sig Dott Avv Chr Mio Mrd bzw ggf inkl vgl sog evtl ca approx viz cf ул им
+"""
+SHORT = frozenset(_SHORT.split())
+"""Abbreviations before a name or a noun: their full stop ends no sentence."""
+_NUMBERED = """
+no nos nr nrs p pp vol vols fig figs art arts ch chap cap sec sect par abs kap abb bd ed tab eq para
+núm pág págs pag pagg стр рис гл табл
+"""
+NUMBERED = frozenset(_NUMBERED.split())
+"""Abbreviations, in lower case, that end no sentence before a number."""
+LETTERS = re.compile(r"(?<!\w)(\w+)\.$")
+OF_SEVERAL = re.compile(r"(?<!\w)(?!(?:a|p)\.\s?m\.)[a-z]\.\s?[a-z]\.$")
+"""The end of an abbreviation of several letters (`i.e.`, `z. B.`); the hours a.m. and p.m. may end
+a sentence."""
+MORE_LETTERS = re.compile(r"\s?[^\W\d_]\.(?!\w\w)")
+_MONTHS = (
+    "Januar|Jänner|Februar|März|April|Mai|Juni|Juli|August|September|Oktober|November|Dezember"
+)
+DATED = re.compile(rf"\s(?:(?:{_MONTHS}|Jahrhundert|Jh)\b|\d{{1,2}}\.\s?\d{{2,4}}\b)")
+"""What follows the day in a German date, or the number of a century."""
+ORDINAL = re.compile(r"\b(?:der|das|dem|den|des|im|vom|zum|zur|beim)\s\d{1,2}\.$")
+MONTH_NUMBER = re.compile(r"\b\d{1,2}\.\s?\d{1,2}\.$")
+LOOK_BACK = 24
+"""Characters before and after a full stop that tell whether it ends a sentence."""
+WORDS = 5
 
 
 class TextLocation(NamedTuple):
@@ -59,8 +90,8 @@ class Document:
 
     Attributes:
         source: the path as given, or "-" for standard input. bytes: the file's length.
-        encoding, marks, missing: the fields of `ExtractedText` with these names.
-        stamp: the file's `file_stamp` before reading, or None if no file was read just now."""
+        encoding, marks, missing: as in `ExtractedText`.
+        stamp: the file's stamp before reading, or None if no file was read just now."""
 
     name: str
     text: str
@@ -72,7 +103,7 @@ class Document:
     stamp: str | None = field(default=None, compare=False)
 
     def place(self, offset: int) -> TextLocation:
-        """Returns the location of the character at `offset`, at most the text's length."""
+        """Returns the location of the character at `offset`, which is at most the text's length."""
         if not 0 <= offset <= len(self.text):
             raise IndexError(f"offset {offset} is outside a text of {len(self.text)} characters")
         number = bisect_right(self.marks, offset, key=lambda mark: mark.start) - 1
@@ -91,21 +122,20 @@ def read_document(source: str, stdin: IO[Any] | None = None, *, limit: int = LIM
     Args:
         source: a path, or "-" for standard input.
         stdin: the stream that "-" reads, sys.stdin by default; binary, or text with a `buffer`.
-        limit: the most bytes a document may have.
+        limit: the maximum size of the document in bytes.
 
-    Raises:
-        DocumentError: missing, a folder, a device or pipe, unreadable, too large, empty, binary,
-            or in an encoding that cannot be told."""
+    Raises DocumentError: the document is missing, a folder, device or pipe, unreadable, too large,
+    empty, binary, or in an unknown encoding."""
     stamp, path = None, STDIN if source == "-" else source
     if source == "-":
         data = _read_stdin(stdin or sys.stdin, limit)
     else:
         stamp = ""
         with suppress(OSError, ValueError):  # reading says what is wrong
-            stamp = file_stamp(source)
+            stamp = compute_file_stamp(source)
         data = _read_file(source, limit)
     if len(data) > limit:
-        raise _size_error(path, len(data), limit)
+        raise _make_size_error(path, len(data), limit)
     extracted = readers.extract_text(data, path)
     text, marks, missing = extracted.text, extracted.marks, extracted.missing
     name, size = Path(path).name or path, len(data)
@@ -130,24 +160,24 @@ class GatheredDocuments:
         return GatheredDocuments(tuple(unique.values()), (*self.left_out, *copies))
 
 
-def shard_of(found: SourceFiles, shard: WorkShard) -> SourceFiles:
+def select_shard(files: SourceFiles, shard: WorkShard) -> SourceFiles:
     """Returns the files of a shard, each once; every shard lists what is left out of folders."""
     if shard.whole:
-        return found
+        return files
     unique: dict[str, Source] = {}
-    for source in found.sources:
+    for source in files.sources:
         unique.setdefault(source.path, source)
-    return SourceFiles(tuple(shard.take(unique.values())), found.left_out, divided=True)
+    return SourceFiles(tuple(shard.take(unique.values())), files.left_out, divided=True)
 
 
-def gather(found: SourceFiles, read: Callable[[str], Document] | None = None) -> GatheredDocuments:
+def gather(files: SourceFiles, read: Callable[[str], Document] | None = None) -> GatheredDocuments:
     """Reads the files of `source_files` by the function `read`, which is `read_document` by
     default.
 
     An unreadable file of a folder or pattern is left out. Raises DocumentError: a file that was
     named cannot be read; or nothing can be read, unless other shards have the rest."""
     documents, left_out, refusals = [], [], list[DocumentError]()
-    for path, folder in found.sources:
+    for path, folder in files.sources:
         try:
             documents.append((read or read_document)(path))
         except DocumentError as error:
@@ -155,9 +185,9 @@ def gather(found: SourceFiles, read: Callable[[str], Document] | None = None) ->
                 raise
             refusals.append(error)
             left_out.append(LeftOut(path, f"{error.message}; {error.hint}".rstrip("; ")))
-    if refusals and not documents and not found.divided:
+    if refusals and not documents and not files.divided:
         raise refusals[0]
-    return GatheredDocuments(tuple(documents), (*found.left_out, *left_out))
+    return GatheredDocuments(tuple(documents), (*files.left_out, *left_out))
 
 
 def read_documents(
@@ -168,11 +198,12 @@ def read_documents(
     say: Callable[[str], None] = warnings.warn,
 ) -> list[Document]:
     """Reads several documents, in order; a folder or pattern stands for the files that it holds.
-    Raises UsageError: no source, or "-" more than once; DocumentError as `gather`.
+    Raises UsageError: `sources` is empty, or has "-" more than once. DocumentError: a document
+    that was named cannot be read, or none of the documents can be read.
 
     Args:
-        limit: in bytes, for each document. say: called with a line for each file or folder that
-            was left out, and why."""
+        limit: the maximum size of each document in bytes. say: a function that is called with a
+            line of text for each file or folder that is left out."""
     if not sources:
         raise UsageError("no document was given", "name a document, or - for standard input")
     found = gather(source_files(sources), lambda path: read_document(path, stdin, limit=limit))
@@ -218,7 +249,7 @@ def _read_file(source: str, limit: int) -> bytes:
                 f"give its contents on standard input: esa ask - 'question' < {source}",
             )
         if info.st_size > limit:
-            raise _size_error(source, info.st_size, limit)
+            raise _make_size_error(source, info.st_size, limit)
         with open(source, "rb") as stream:
             return stream.read(limit + 1)
     except (FileNotFoundError, NotADirectoryError) as error:
@@ -229,11 +260,10 @@ def _read_file(source: str, limit: int) -> bytes:
         raise DocumentError(f"the document {source} cannot be read: {reason}", hint) from error
 
 
-def _size_error(name: str, size: int, limit: int) -> DocumentError:
-    return DocumentError(
-        f"{label_document(name)} is {size_text(size)}, more than the limit of {size_text(limit)}",
-        "split the document and ask about its parts",
-    )
+def _make_size_error(name: str, size: int, limit: int) -> DocumentError:
+    sizes = f"{format_size(size)}, more than the limit of {format_size(limit)}"
+    hint = "split the document and ask about its parts"
+    return DocumentError(f"{label_document(name)} is {sizes}", hint)
 
 
 def _suggest_path(source: str) -> str:
@@ -251,3 +281,100 @@ def _suggest_path(source: str) -> str:
     for similar in difflib.get_close_matches(Path(name).stem, stems, n=1):
         return f"did you mean {os.path.join(folder, stems[similar])}?"
     return "check the path; it is relative to the current folder"
+
+
+class Sentences:
+    """The sentences of a text; each paragraph is divided into sentences when first needed."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self._cut: dict[int, list[int]] = {}
+
+    def find_sentence_around(self, offset: int) -> tuple[int, int]:
+        """Returns the span [start, end) of the sentence or line that contains the character at
+        `offset`, without white space at its ends. A text of white space has an empty span."""
+        place = bisect_right(self._paragraphs, offset) - 1
+        first = self._paragraphs[place] if place >= 0 else 0
+        if first not in self._cut:
+            last = self.text.find("\n\n", first)
+            last = len(self.text) if last < 0 else last
+            self._cut[first] = [first, *cut_sentences(self.text, first, last)]
+        edges = self._cut[first]
+        place = min(max(bisect_right(edges, offset), 1), len(edges) - 1)
+        return strip_span(self.text, edges[place - 1], edges[place])
+
+    @cached_property
+    def _paragraphs(self) -> array[int]:
+        """The starts of all paragraphs but the first; two newlines precede each start."""
+        starts, at = array("q"), self.text.find("\n\n")
+        while at >= 0:
+            starts.append(at + 2)
+            at = self.text.find("\n\n", at + 1)
+        return starts
+
+
+def cut_sentences(text: str, paragraph_start: int, paragraph_end: int) -> list[int]:
+    """Returns the ascending ends of a paragraph's sentences and lines, each of at most LONGEST
+    characters; the last end is `paragraph_end`."""
+    ends: list[int] = []
+    start = paragraph_start
+    for end in (*_find_sentence_ends(text, paragraph_start, paragraph_end), paragraph_end):
+        while end - start > LONGEST:
+            cut = text.rfind("\n", start + 1, start + LONGEST)
+            cut = cut if cut > start else text.rfind(" ", start + 1, start + LONGEST)
+            start = cut + 1 if cut > start else start + LONGEST
+            ends.append(start)
+        ends.append(end)
+        start = end
+    return ends
+
+
+def _find_sentence_ends(text: str, paragraph_start: int, paragraph_end: int) -> Iterator[int]:
+    line = paragraph_start
+    for found in END.finditer(text, paragraph_start, paragraph_end):
+        end = found.end()
+        if found[0] != "\n":
+            if not (
+                text[end : end + 40].lstrip()[:1].islower()
+                or _is_abbreviation(text, paragraph_start, end)
+            ):
+                yield end
+            continue
+        broken, line = text[line : end - 1], end
+        if not _continues_on_next_line(broken, text[end : end + 1]):
+            yield end
+
+
+def _is_abbreviation(text: str, paragraph_start: int, end: int) -> bool:
+    """Returns True if the full stop before `end` belongs to an abbreviation or an ordinal number,
+    so that the sentence continues."""
+    before = text[max(paragraph_start, end - LOOK_BACK) : end]
+    found = LETTERS.search(before)
+    if found is None:
+        return False
+    word, following_text = found[1], text[end : end + LOOK_BACK]
+    if word in SHORT or (len(word) == 1 and word.isupper()):
+        return True
+    number = following_text.lstrip()[:1].isdigit()
+    if len(word) == 1 and word.isalpha():
+        return bool(number or OF_SEVERAL.search(before) or MORE_LETTERS.match(following_text))
+    if word.isdigit() and len(word) <= 2:
+        month = number and MONTH_NUMBER.search(before)
+        return bool(month or DATED.match(following_text) or ORDINAL.search(before))
+    return number and word.lower() in NUMBERED
+
+
+def _continues_on_next_line(line: str, following_text: str) -> bool:
+    """Returns True if a line of prose was wrapped to a width, so that its sentence may continue."""
+    if not (following_text.isalpha() or following_text in "\"'“‘("):
+        return False
+    return len(line) in PROSE and len(line.split()) >= WORDS and line[:1] not in "#|>-*"
+
+
+def strip_span(text: str, start: int, end: int) -> tuple[int, int]:
+    """Returns the span [start, end) of a text without white space at its ends."""
+    while start < end and text[start].isspace():
+        start += 1
+    while end > start and text[end - 1].isspace():
+        end -= 1
+    return start, end

@@ -2,23 +2,27 @@
 
 A folder stands for all readable files below it, without links and hidden, binary or ignored files
 (`.gitignore`). An existing path stands for itself, even if it contains characters of a pattern.
+In .gitignore files, classes such as `[[:alpha:]]` and backslashes inside brackets are not
+supported.
 """
 
 from __future__ import annotations
 
+import fnmatch
 import os
 import re
 import stat
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
 from esa_cli.documents.readers.reader_registry import choose_reader
-from esa_cli.documents.readers.text_builder import first_names
+from esa_cli.documents.readers.text_builder import shorten_list
 from esa_cli.errors import DocumentError, UsageError
-from esa_cli.system.files import real_path
+from esa_cli.system.files import resolve_links
 
 MAX_FILES = 10_000
 _HEAD = 1 << 13
@@ -30,9 +34,13 @@ _UNREADABLE = "may not be read"
 _UNNAMED = ("hidden", _IGNORED, f"folder {_IGNORED}")
 """Reasons that everyone expects, often of thousands of files, which are counted, not named."""
 
+MAX_IGNORE_BYTES = 1 << 18
+"""The maximum size of a .gitignore file in bytes; a larger file is not read."""
+_QUOTED = re.compile(r"\\(.)", re.DOTALL)
+
 
 class Source(NamedTuple):
-    """A document's path; `of` is the folder or pattern with the document, empty if it was named."""
+    """A document's path; `of` is the folder or pattern that stands for the document, or empty."""
 
     path: str
     of: str = ""
@@ -83,7 +91,7 @@ class FoundFiles:
     left_out: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
 
     def summarise_left_out(self, source: str) -> tuple[LeftOut, ...]:
-        """Counts the files of `source` that were left out, by reason; () if there are none."""
+        """Counts the left-out files of a folder or pattern by reason; () if no file is left out."""
         reasons = []
         for why, paths in sorted(self.left_out.items()):
             several = why.replace("folder", "folders") if len(paths) > 1 else why
@@ -91,13 +99,13 @@ class FoundFiles:
             if why not in _UNNAMED:  # one may be missed: the first by name
                 if os.path.isdir(source):
                     paths = [os.path.relpath(path, source) for path in paths]
-                reasons[-1] += f" ({first_names(sorted(paths))})"
+                reasons[-1] += f" ({shorten_list(sorted(paths))})"
         return (LeftOut(source, ", ".join(reasons), len(self.files)),) if reasons else ()
 
 
 def source_files(names: Sequence[str]) -> SourceFiles:
-    """Expands the names of documents into files, in order. Raises UsageError: standard input more
-    than once; DocumentError: a folder or pattern means no file, or too many, or may not be read."""
+    """Expands the names of documents into files, in order. Raises UsageError: standard input is
+    named twice. DocumentError: a folder or pattern has no readable file, or too many files."""
     if list(names).count("-") > 1:
         raise UsageError("standard input (-) can be read only once")
     sources: list[Source] = []
@@ -126,11 +134,11 @@ def _is_folder_or_pattern(source: str) -> bool:
 
 
 def find_readable_files(source: str) -> FoundFiles:
-    """Finds the files of a folder or pattern. Raises DocumentError: it has too many."""
+    """Finds the readable files of a folder or pattern. Raises DocumentError: there are too many."""
     found = FoundFiles()
     paths = _walk_folder(source, found) if os.path.isdir(source) else _match_files(source, found)
     for path in paths:
-        if why := _refusal_reason(path):
+        if why := _explain_refusal(path):
             found.left_out[why].append(path)
             continue
         found.files.append(path)
@@ -163,9 +171,7 @@ def _match_files(pattern: str, found: FoundFiles) -> Iterator[str]:
 
 def _walk_folder(folder: str, found: FoundFiles) -> Iterator[str]:
     """Yields the files below a folder that are neither hidden nor ignored nor links."""
-    from esa_cli.documents.ignore_rules import IgnoreRules
-
-    rules = IgnoreRules(real_path(folder))
+    rules = IgnoreRules(resolve_links(folder))
 
     def record_unreadable_folder(error: OSError) -> None:
         if error.filename == folder:
@@ -175,7 +181,7 @@ def _walk_folder(folder: str, found: FoundFiles) -> Iterator[str]:
         found.left_out[f"folder that {_UNREADABLE}"].append(str(error.filename))
 
     for where, folders, files in os.walk(folder, onerror=record_unreadable_folder):
-        real = real_path(where)
+        real = resolve_links(where)
         rules.add_folder_rules(real)
         for names, is_folder in ((folders, True), (files, False)):
             kept = []
@@ -197,8 +203,8 @@ def _walk_folder(folder: str, found: FoundFiles) -> Iterator[str]:
         yield from (os.path.join(where, name) for name in files)
 
 
-def _refusal_reason(path: str) -> str:
-    """Returns why a file is not read, in words that follow a number; empty if it is read."""
+def _explain_refusal(path: str) -> str:
+    """Returns the reason why a file is left out, or an empty text if the file is to be read."""
     from esa_cli.documents.readers.plain_text import is_binary
 
     try:
@@ -212,3 +218,92 @@ def _refusal_reason(path: str) -> str:
     except OSError:
         return f"that {_UNREADABLE}"
     return "binary" if not choose_reader(head, path).binary and is_binary(head) else ""
+
+
+class _IgnoreRule(NamedTuple):
+    """One line of a .gitignore file: a pattern for the path below the file's folder, or with
+    `anywhere` for the last part of the path; newlines stand for slashes."""
+
+    pattern: re.Pattern[str]
+    anywhere: bool
+    folders_only: bool
+    negated: bool
+
+
+class IgnoreRules:
+    """Rules of the .gitignore files of a folder's repository; the file nearest to a path wins."""
+
+    def __init__(self, root: str) -> None:
+        self._rules: dict[str, list[_IgnoreRule]] = {}
+        folders = (Path(root), *Path(root).parents)
+        # Not `Path.exists`, which raises where a folder may not be searched.
+        repository = next((p for p in folders if os.path.exists(p / ".git")), folders[0])
+        self._ignores_root = False
+        for folder in reversed(folders):
+            if folder.is_relative_to(repository):
+                self._ignores_root = self._ignores_root or self.is_ignored(str(folder), folder=True)
+                self.add_folder_rules(str(folder))
+
+    def add_folder_rules(self, folder: str) -> None:
+        """Adds the rules of the .gitignore file in this folder, if there is one."""
+        path = os.path.join(folder, ".gitignore")
+        data = b""
+        # Not of a pipe or a device, which may have no end.
+        with suppress(OSError):
+            if os.path.isfile(path) and os.path.getsize(path) <= MAX_IGNORE_BYTES:
+                data = Path(path).read_bytes()
+        lines = os.fsdecode(data).removeprefix("\ufeff").split("\n")
+        rules = (_parse_rule(line.removesuffix("\r")) for line in lines)
+        self._rules[folder] = [rule for rule in rules if rule]
+
+    def is_ignored(self, path: str, *, folder: bool) -> bool:
+        """Returns True if a rule ignores this path. Rules for the folders above are not checked."""
+        if self._ignores_root:
+            return True
+        where, inside = os.path.split(path)
+        while inside:
+            lines = inside.replace("\n", " ").replace("/", "\n")
+            for rule in reversed(self._rules.get(where, ())):
+                path = lines.rpartition("\n")[2] if rule.anywhere else lines
+                if (folder or not rule.folders_only) and rule.pattern.match(path):
+                    return not rule.negated
+            where, name = os.path.split(where)
+            if not name:
+                break
+            inside = f"{name}/{inside}"
+        return False
+
+
+def _parse_rule(line: str) -> _IgnoreRule | None:
+    """Parses a line of a .gitignore file; returns None if the line has no valid pattern."""
+    if line.startswith("#"):
+        return None
+    pattern = line.rstrip(" ")
+    if (len(pattern) - len(pattern.rstrip("\\"))) % 2 and pattern != line:
+        pattern += " "  # a backslash makes the blank a letter
+    negated, pattern = pattern.startswith("!"), pattern.removeprefix("!")
+    folders_only, pattern = pattern.endswith("/"), pattern.removesuffix("/")
+    if not pattern or re.search(r"(?<!\\)(?:\\\\)*\\$", pattern):
+        return None
+    names = pattern.removeprefix("/").split("/")
+    anywhere = len(names) == 1 and "/" not in pattern
+    groups: list[str] = [""]  # the names before, between and after each `**`
+    for name in names:
+        if len(name) > 1 and not name.strip("*"):
+            groups += [""] if groups[-1] or len(groups) == 1 else []
+        else:
+            groups[-1] += _translate_name(name) + r"\n"
+    # The last one is empty after `a/**`, which is not the folder itself.
+    groups[-1] = (groups[-1] or _translate_name("*") + r"\n").removesuffix(r"\n") + r"\Z"
+    # A group after `**` is taken where it first fits.
+    first, *others = groups
+    regex = first + "".join(rf"(?>(?:.*\n)*?{group})" for group in others)
+    return _IgnoreRule(re.compile(regex), anywhere, folders_only, negated)
+
+
+def _translate_name(pattern: str) -> str:
+    """Translates the pattern of one name of a path into a regular expression. `fnmatch` makes
+    atomic groups, which take time of at most the product of the lengths of pattern and name."""
+    quoted = _QUOTED.sub(lambda found: f"[{found[1]}]" if found[1] in "*?[" else found[1], pattern)
+    regex = fnmatch.translate(quoted.replace("[^", "[!"))
+    return regex.removeprefix("(?s:").removesuffix(r")\Z").replace("[^", r"[^\n")

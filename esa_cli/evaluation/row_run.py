@@ -40,7 +40,7 @@ class DocumentCases:
 def has_row(journal: Journal, fields: Mapping[str, Any]) -> bool:
     """Says whether the journal has the row of a case. Raises UsageError: the row belongs to another
     document or to other settings."""
-    row = journal.find(fields)
+    row = journal.find_row(fields)
     if row is None:
         return False
     for name in SAME_FIELDS:
@@ -98,6 +98,6 @@ def write_rows(
             if is_past_deadline():
                 return False
             row = {**case.fields, **case.ask()}
-            journal.add(row)
+            journal.add_row(row)
             on_row(row)
     return True

@@ -1,7 +1,7 @@
 """The score `bm25`, which finds windows of tokens by the question's words, and the method `bm25`.
 
     windows   `window` tokens each, one every half window, of the whole text
-    s(w)      BM25 of the window's words for the question's, see `system.bm25_scores`
+    s(w)      BM25 of the window's words for the question's, see `system.text`
     F_s(m)    the highest s(w) of the (at most two) windows that contain m
 
 Neither queries nor keys are used. The recipe has the window size, share, prompt and positions of
@@ -26,8 +26,12 @@ from esa_cli.attention.step import Step
 from esa_cli.methods.consensus import esa_consensus_settings
 from esa_cli.methods.paper import ATTENDED
 from esa_cli.methods.registry import Base, recipe, register
-from esa_cli.system.bm25_scores import Bm25Index
-from esa_cli.system.content_words import find_question_words, language_of, locate_content_words
+from esa_cli.system.text import (
+    Bm25Index,
+    detect_language,
+    find_question_words,
+    locate_content_words,
+)
 
 
 class TokenWindowIndex:
@@ -42,7 +46,7 @@ class TokenWindowIndex:
         halves: list[list[int]] = [[] for _ in range(-(-self._tokens // self._half))]
         starts = numpy.array([0, *accumulate(map(len, pieces))])
         text = "".join(pieces)
-        self._language = language_of(text)
+        self._language = detect_language(text)
         words = list(locate_content_words(text, self._language))
         # The last token that starts there or before: tokens without text start where the next does.
         at = numpy.searchsorted(starts[:-1], [first for first, _, _ in words], side="right") - 1

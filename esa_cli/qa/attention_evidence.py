@@ -18,7 +18,7 @@ from torch import Tensor
 from esa_cli.attention.algebra import apply_soft_cap
 from esa_cli.attention.rope import Rope
 from esa_cli.attention.step import ChunkTrace, Positions
-from esa_cli.documents.sentences import LONGEST, Sentences
+from esa_cli.documents.document import LONGEST, Sentences
 from esa_cli.qa.answering.reply import Reply
 from esa_cli.qa.evidence import book_weights
 from esa_cli.qa.finding.books import Book
@@ -248,7 +248,7 @@ def _weigh_sentences(book: Book, weights: Tensor) -> dict[tuple[int, int], float
         # A token may begin with the space before its word, which belongs to the sentence before.
         while start < end - 1 and text[start].isspace():
             start += 1
-        span = sentences.sentence_around(start)
+        span = sentences.find_sentence_around(start)
         if span[0] < span[1]:
             out[span] = out.get(span, 0.0) + weight
     return out

@@ -20,8 +20,8 @@ from esa_cli.qa.finding.passage import Passage
 from esa_cli.qa.finding.passage_finder import PassageSearch, standardise_scores
 from esa_cli.qa.finding.words import sentence_spans
 from esa_cli.qa.reading.span import PassageReader, one_line
-from esa_cli.system.content_words import content_words
 from esa_cli.system.progress import Progress
+from esa_cli.system.text import find_content_words
 
 WHOLE = 200
 """The number of windows up to which all windows are read again: half a minute on an idle core."""
@@ -164,7 +164,7 @@ def find_quoted_words(answer: str, text: str) -> tuple[int, int]:
             run = words[first : first + size]
             pattern = r"[\W_]+".join(run)
             found = re.search(rf"(?<!\w){pattern}(?!\w)", text, re.IGNORECASE)
-            if found and content_words(" ".join(run)):
+            if found and find_content_words(" ".join(run)):
                 return found.span()
     return 0, len(text)
 

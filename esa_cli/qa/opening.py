@@ -175,7 +175,7 @@ class KnownModel:
         loaded = models.load(self.ref, **self._loading_options(notices))
         resume_garbage_collection()
         if files := self.stored_as:
-            size = machine.size_text(sum(one.nbytes for one in loaded.model.parameters()))
+            size = machine.format_size(sum(one.nbytes for one in loaded.model.parameters()))
             notices.note(f"esa: the model is {files}; its weights take {size}")
         return loaded
 

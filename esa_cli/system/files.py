@@ -1,4 +1,4 @@
-"""Atomic file writing, a lock that admits one writer, and hints for errors of the system."""
+"""Atomic file writing, a lock that admits one writer, and errors of the operating system."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SETTLED_NS = 2_000_000_000
 POLL_S = 5.0
 
 
-def real_path(path: Path | str) -> str:
+def resolve_links(path: Path | str) -> str:
     """Returns the absolute path with symbolic links resolved, where the system can resolve them."""
     try:
         return os.path.realpath(path)
@@ -30,15 +30,15 @@ def real_path(path: Path | str) -> str:
         return os.path.abspath(path)
 
 
-def resolved_path(path: Path | str) -> str:
+def resolve_folder_links(path: Path | str) -> str:
     """Returns the absolute path with the links of its folders resolved, but not a final link."""
     folder, name = os.path.split(os.path.abspath(path))
-    return os.path.join(real_path(folder), name)
+    return os.path.join(resolve_links(folder), name)
 
 
-def file_stamp(path: Path | str) -> str:
+def compute_file_stamp(path: Path | str) -> str:
     """Returns a text that changes whenever the file changes, or an empty text if the file changed
-    less than two seconds ago. Raises OSError."""
+    less than two seconds ago, as it may change again unnoticed. Raises OSError."""
     status = os.stat(path)
     changed = max(status.st_mtime_ns, status.st_ctime_ns)
     if changed > time.time_ns() - SETTLED_NS:
@@ -59,23 +59,23 @@ def is_disk_full(error: Exception) -> bool:
 
 
 @contextmanager
-def writing_errors(
+def convert_writing_errors(
     target: Path | str,
-    room: str,
-    other: str,
+    full_disk_hint: str,
+    other_hint: str,
     *,
-    also: type[Exception] = OSError,
-    no_room: type[EsaError] = ResourceError,
-    failed: type[EsaError] = DocumentError,
+    also_caught: type[Exception] = OSError,
+    full_disk_error: type[EsaError] = ResourceError,
+    other_error: type[EsaError] = DocumentError,
 ) -> Iterator[None]:
-    """Turns an OSError, or an error of the class `also`, of writing `target` into an EsaError: a
-    `no_room` with the hint `room` if the disk is full, else a `failed` with the hint `other`. If
-    `target` is a text for many files, the message names the file that failed."""
+    """A context that converts an OSError or `also_caught`, raised while `target` is written, to an
+    EsaError for a full disk or for another reason. If `target` is a text that stands for many
+    files, the message names the file that failed."""
     try:
         yield
     except BrokenPipeError:  # a callback wrote to a closed pipe
         raise
-    except (OSError, also) as error:
+    except (OSError, also_caught) as error:
         number = _error_number(error)
         reason = getattr(error, "strerror", None) or (os.strerror(number) if number else error)
         message = f"{target} cannot be written: {reason}"
@@ -83,8 +83,8 @@ def writing_errors(
             file = getattr(error, "filename", None)
             message = f"{target} cannot be changed: {reason}" + (f" ({file})" if file else "")
         if is_disk_full(error):
-            raise no_room(message, room) from error
-        raise failed(message, other) from error
+            raise full_disk_error(message, full_disk_hint) from error
+        raise other_error(message, other_hint) from error
 
 
 @contextmanager
@@ -118,7 +118,7 @@ def write_atomically(path: Path, content: str) -> None:
 
 @contextmanager
 def lock_for_writing(path: Path) -> Iterator[None]:
-    """Locks a file by PATH.lock. Raises UsageError: another process is writing the file."""
+    """A context that locks a file by PATH.lock. Raises UsageError: another process has the lock."""
     from filelock import FileLock, Timeout
 
     lock = FileLock(f"{path.resolve()}.lock", timeout=0, fallback_to_soft=False)
@@ -146,8 +146,8 @@ def poll_changes() -> Iterator[None]:
         yield
 
 
-def as_esa_error(error: Exception) -> EsaError | None:
-    """Returns an error that the user can act on as an `EsaError`, and None for any other error."""
+def to_esa_error(error: Exception) -> EsaError | None:
+    """Converts an error that a user can act on to an `EsaError`; returns None for other errors."""
     if isinstance(error, EsaError):
         return error
     if memory_ran_out(error):

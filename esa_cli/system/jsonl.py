@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from esa_cli.errors import DocumentError, UsageError
-from esa_cli.system.files import lock_for_writing, replacing, writing_errors
+from esa_cli.system.files import convert_writing_errors, lock_for_writing, replacing
 
 ANOTHER = "choose another --out, or delete the file"
 Row = Mapping[str, Any]
@@ -33,10 +33,10 @@ class JsonLinesFile(ABC):
 
     @abstractmethod
     def _load(self, path: Path) -> None:
-        """Reads the file. A file with other contents is refused and stays unchanged."""
+        """Reads the rows of the file. A file of another program is refused and stays unchanged."""
 
     def _close(self, path: Path) -> None:  # noqa: B027
-        """Runs when the file is closed and is still locked; by default it does nothing."""
+        """Called before the file is unlocked at its end; subclasses may rewrite the file."""
 
     def __enter__(self) -> Self:
         if self.path is not None:
@@ -63,7 +63,7 @@ class JsonLinesFile(ABC):
     @staticmethod
     def _write_errors_with_hint(path: Path) -> AbstractContextManager[None]:
         room = "free some disk space, then run the same command again to continue"
-        return writing_errors(path, room, "choose a file in a folder that you may write to")
+        return convert_writing_errors(path, room, "choose a file in a folder that you may write to")
 
 
 class Journal(JsonLinesFile):
@@ -98,7 +98,7 @@ class Journal(JsonLinesFile):
         """The rows of the journal, one for each key, ordered by the first use of the key."""
         return list(self._done.values())
 
-    def join(self, paths: Iterable[Path]) -> int:
+    def add_shard_rows(self, paths: Iterable[Path]) -> int:
         """Adds the rows of other shards' files whose keys this journal lacks, and returns how many;
         opening the journal writes the added rows to its own file. Raises UsageError, DocumentError:
         a file cannot be used, as for the journal's own file."""
@@ -130,14 +130,14 @@ class Journal(JsonLinesFile):
                 self._check_header(path, row)
                 continue
             if number == 1:
-                raise _foreign_file_error(path)
+                raise _make_foreign_file_error(path)
             lacks = [f"it has no {name!r}" for name in self.key if name not in row]
             if wrong := lacks[0] if lacks else self._wrong and self._wrong(row):
                 raise DocumentError(
                     f"{path}: the row in line {number} is incomplete: {wrong}",
                     f"delete line {number}, or choose another --out",
                 )
-            yield self._row_key(row), row
+            yield self._make_row_key(row), row
 
     def _check_header(self, path: Path, header: Row) -> None:
         for name in self.same:
@@ -146,14 +146,14 @@ class Journal(JsonLinesFile):
             if changes := "; ".join(_list_changed_settings(old, new, name)):
                 raise UsageError(f"{path} has results of other settings: {changes}", ANOTHER)
 
-    def _row_key(self, row: Row) -> tuple[str, ...]:
+    def _make_row_key(self, row: Row) -> tuple[str, ...]:
         return tuple(json.dumps(row.get(name)) for name in self.key)
 
-    def find(self, row: Row) -> dict[str, Any] | None:
-        return self._done.get(self._row_key(row))
+    def find_row(self, row: Row) -> dict[str, Any] | None:
+        return self._done.get(self._make_row_key(row))
 
-    def add(self, row: dict[str, Any]) -> None:
-        self._done[self._row_key(row)] = row
+    def add_row(self, row: dict[str, Any]) -> None:
+        self._done[self._make_row_key(row)] = row
         self.append(row)
 
 
@@ -176,23 +176,23 @@ class OrderedJsonLinesFile(JsonLinesFile):
     ) -> None:
         super().__init__(path)
         self.retry = retry
-        self._places = {_place_identity(key, id): (at, key) for at, (key, id) in enumerate(places)}
+        self._places = {_identify_place(key, id): (at, key) for at, (key, id) in enumerate(places)}
         self._rows: dict[int, dict[str, Any]] = {}
         """The rows by place, ordered as in the file."""
 
     @property
     def failed(self) -> set[int]:
-        """The places whose rows have an "error"."""
+        """The places of rows that have the field "error"."""
         return {at for at, row in self._rows.items() if "error" in row}
 
     def _load(self, path: Path) -> None:
-        rows, good = list(self.rows_of(path)), dict[int, dict[str, Any]]()
+        rows, good = list(self.read_rows_of(path)), dict[int, dict[str, Any]]()
         for number, row in enumerate(rows, 1):
             if "key" not in row:
-                raise _foreign_file_error(path)
+                raise _make_foreign_file_error(path)
             if self.retry and "error" in row:
                 continue
-            at, key = self._places.get(_place_identity(str(row["key"]), row.get("id")), (-1, ""))
+            at, key = self._places.get(_identify_place(str(row["key"]), row.get("id")), (-1, ""))
             if at < 0:
                 raise UsageError(
                     f"{path}: row {number} answers none of the present questions: the questions or "
@@ -211,25 +211,24 @@ class OrderedJsonLinesFile(JsonLinesFile):
             with suppress(OSError):
                 _rewrite_file(path, [row for _, row in sorted(self._rows.items())])
 
-    def rows_of(self, path: Path) -> Iterator[dict[str, Any]]:
-        """Yields the rows that an `OrderedJsonLinesFile` wrote. Raises UsageError: the file has
-        others."""
+    def read_rows_of(self, path: Path) -> Iterator[dict[str, Any]]:
+        """Yields the rows of an answers file. Raises UsageError: another program wrote the file."""
         check_first_field(path, "id")
         try:
             yield from read_lines(path)
         except DocumentError as error:
             raise UsageError(error.message, ANOTHER) from error
 
-    def has(self, place: int) -> bool:
+    def has_row(self, place: int) -> bool:
         return place in self._rows
 
-    def add(self, place: int, row: dict[str, Any]) -> None:
-        """Writes the row of a place that has no row yet. Raises ResourceError, DocumentError."""
+    def add_row(self, place: int, row: dict[str, Any]) -> None:
+        """Appends the row of a place that has no row yet. Raises ResourceError, DocumentError."""
         self.append(row)
         self._rows[place] = row
 
 
-def _place_identity(key: str, row_id: Any) -> tuple[str, str]:
+def _identify_place(key: str, row_id: Any) -> tuple[str, str]:
     return key.partition(".")[0], json.dumps(row_id, sort_keys=True)
 
 
@@ -276,21 +275,21 @@ def _parse_line(line: bytes) -> Any:
 
 
 def check_first_field(path: Path, field: str) -> None:
-    """Raises UsageError where the first row of a file does not begin with `field`. A missing file
-    passes, and so does a row that ends before the name of its first field does."""
+    """Raises UsageError if the first row of a file does not begin with `field`. A missing file and
+    an unfinished first row are allowed."""
     begin = f"{{{json.dumps(field)}: ".encode()
     if path.exists():
         with path.open("rb") as file:
             if not begin.startswith(file.read(len(begin))):
-                raise _foreign_file_error(path)
+                raise _make_foreign_file_error(path)
 
 
-def _foreign_file_error(path: Path) -> UsageError:
+def _make_foreign_file_error(path: Path) -> UsageError:
     return UsageError(f"{path} is not a results file that esa wrote", "choose another --out")
 
 
 def _complete_last_line(path: Path) -> None:
-    """Removes an unfinished last line, and completes a last row without line break."""
+    """Removes an unfinished last line of a file, or adds a line break that the last row lacks."""
     if not path.exists():
         return
     size, last = 0, b"\n"

@@ -68,7 +68,7 @@ def available_memory(device: str = "cpu") -> int:
 
 
 def peak_memory(device: str = "cpu") -> int:
-    """Returns the peak memory of this process in bytes, on the GPUs if `device` is one."""
+    """Returns the peak memory of this process in bytes, on all GPUs if `device` is a GPU."""
     if device.startswith("cuda"):
         import torch
 
@@ -92,7 +92,7 @@ def memory_ran_out(error: Exception) -> bool:
     return named or any(part in str(error) for part in words)
 
 
-def in_home(path: str | Path, path_name: str, error_class: type[EsaError]) -> Path:
+def expand_home_folder(path: str | Path, path_name: str, error_class: type[EsaError]) -> Path:
     """Replaces a leading `~` or `~user` of a path by that user's home folder. Raises an error of
     `error_class` that calls the path `path_name`: the user does not exist."""
     try:
@@ -102,7 +102,7 @@ def in_home(path: str | Path, path_name: str, error_class: type[EsaError]) -> Pa
         raise error_class(message, "give the full path") from cause
 
 
-def size_text(byte_count: float) -> str:
+def format_size(byte_count: float) -> str:
     """Returns a number of bytes as text, such as `512 bytes` or `1.5 GiB`."""
     units = ["bytes", "KiB", "MiB", "GiB", "TiB"]
     while abs(byte_count) >= 1024 and len(units) > 1:
@@ -112,7 +112,7 @@ def size_text(byte_count: float) -> str:
     return f"{byte_count:.0f} {units[0]}" if whole else f"{byte_count:.1f} {units[0]}"
 
 
-def time_text(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Returns a duration as text, such as `0.4 s`, `12 s`, `3 min 20 s` or `2 h 05 min`."""
     whole = round(seconds)
     if whole < 60:

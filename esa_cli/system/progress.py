@@ -39,8 +39,8 @@ def combined(*callbacks: Progress | None) -> Progress:
 
 
 class WaitingCallback:
-    """A callback that is called repeatedly while another process ingests the document. Its first
-    call calls `started`; every call calls `progress` with 0 of `tokens`."""
+    """A callback that is called repeatedly while another process ingests a document. The first call
+    calls `started`, and every call reports to `progress` that 0 of `tokens` are done."""
 
     def __init__(
         self, started: Callable[[], None] | None, progress: Progress | None, tokens: int
@@ -68,7 +68,7 @@ class WorkShard:
 
     @classmethod
     def parse(cls, text: str | None) -> WorkShard:
-        """Parses a shard such as "3/16", or None for the whole list. Raises UsageError."""
+        """Parses a shard such as "3/16"; None means the whole list of work. Raises UsageError."""
         match = re.fullmatch(r"\s*([0-9]{1,9})\s*/\s*([0-9]{1,9})\s*", text or "1/1")
         shard = cls(int(match[1]), int(match[2])) if match and text != "" else cls(0)
         if not 1 <= shard.number <= shard.count:

@@ -57,7 +57,7 @@ class Registry(Generic[T]):
         self._entries[name] = RegistryEntry(value, origin, qualname)
 
     def remove(self, name: str) -> None:
-        """Removes the entry of this name."""
+        """Removes the value that is registered under a name."""
         del self._entries[name]
 
     def origin(self, name: str) -> str:
@@ -86,8 +86,8 @@ def remove_entries_of_origin(origin: str) -> None:
 
 
 def nearest(word: str, known: Iterable[str], before: str = "") -> str:
-    """Returns the clause 'did you mean X?' with the known name that resembles `word`, preceded by
-    `before`; without such a name, all known names, or the three nearest of more than 12."""
+    """Returns a hint for an unknown name: 'did you mean X?' with a similar known name, preceded by
+    `before`; without a similar name, the list of all known names, or the three nearest."""
     names = sorted(known)
     close = difflib.get_close_matches(word, names, n=1)
     if close:

@@ -18,8 +18,13 @@ import sample_files
 from asking_command import run_command
 from fake_asker import FakeAsker
 
-from esa_cli.apps.batch import add_shard_answers, make_answers_file, read_questions, run_batch
-from esa_cli.apps.cli.commands import chat_command as batch
+from esa_cli.apps.cli.commands import batch_command as batch
+from esa_cli.apps.cli.commands.batch_command import (
+    add_shard_answers,
+    make_answers_file,
+    read_questions,
+    run_batch,
+)
 from esa_cli.errors import PARTIAL, ResourceError, UsageError
 from esa_cli.system import files
 from esa_cli.system.jsonl import OrderedJsonLinesFile

@@ -12,10 +12,9 @@ import pytest
 from asking_command import run_command
 from fake_asker import FakeAsker
 
-from esa_cli.apps import conversation
 from esa_cli.apps.cli.commands import chat_command as chat
+from esa_cli.apps.cli.commands.chat_command import Conversation
 from esa_cli.apps.cli.output.terminal import Reporter
-from esa_cli.apps.conversation import Conversation
 from esa_cli.errors import ResourceError
 from esa_cli.qa.answering.reply import Turn
 
@@ -124,7 +123,7 @@ def type_lines(
         raise line
 
     monkeypatch.setattr("builtins.input", read_line)
-    conversation.read_terminal_lines(talk)
+    chat.read_terminal_lines(talk)
     return [call["question"] for call in asker.calls]
 
 

@@ -11,9 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from esa_cli.documents import ignore_rules
-from esa_cli.documents.ignore_rules import IgnoreRules
-from esa_cli.documents.sources import find_readable_files
+from esa_cli.documents.sources import MAX_IGNORE_BYTES, IgnoreRules, find_readable_files
 
 PARTS = (
     "a", "b", "A", "-", "!", "#", " ", "*", "*", "**", "?", "/", "/", "/", ".", "\\", "]", "[ab]",
@@ -86,7 +84,7 @@ def test_what_is_no_file_is_not_read(tmp_path: Path) -> None:
         (tmp_path / folder / "a.txt").write_text(str(number))
     os.mkfifo(tmp_path / "pipe" / ".gitignore")
     (tmp_path / "zero" / ".gitignore").symlink_to("/dev/zero")
-    (tmp_path / "large" / ".gitignore").write_text("a.txt\n" * ignore_rules.MAX_BYTES)
+    (tmp_path / "large" / ".gitignore").write_text("a.txt\n" * MAX_IGNORE_BYTES)
     (tmp_path / "folder" / ".gitignore").mkdir()
     (tmp_path / "missing" / ".gitignore").symlink_to("nowhere")
     assert len(find_readable_files(str(tmp_path)).files) == 5

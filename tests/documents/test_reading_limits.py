@@ -19,7 +19,7 @@ from reader_fuzz import read_here
 
 from esa_cli.documents import readers
 from esa_cli.documents.readers import reading_process
-from esa_cli.documents.readers.reading_process import LIMITS, MAX_LIMIT, reading_limit
+from esa_cli.documents.readers.reading_process import LIMITS, MAX_LIMIT, look_up_reading_limit
 from esa_cli.errors import DocumentError, UsageError
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="limits of memory")
@@ -159,7 +159,7 @@ def test_notations_of_python_are_no_encodings(charset: str) -> None:
 def test_limits_must_be_numbers(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ESA_READ_SECONDS", value)
     with pytest.raises(UsageError, match="ESA_READ_SECONDS"):
-        reading_limit("ESA_READ_SECONDS")
+        look_up_reading_limit("ESA_READ_SECONDS")
     for name in LIMITS:
         monkeypatch.setenv(name, str(MAX_LIMIT))
     assert "Ada" in readers.extract_text(PDF, "a.pdf").text

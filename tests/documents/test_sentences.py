@@ -8,15 +8,14 @@ from itertools import pairwise
 
 import pytest
 
-from esa_cli.documents import sentences
-from esa_cli.documents.sentences import LONGEST, Sentences
+from esa_cli.documents.document import LONGEST, Sentences, cut_sentences, strip_span
 
 
 def pieces(text: str) -> list[str]:
     """Every distinct piece, in order; each character gives the piece it stands in."""
     sentences, spans = Sentences(text), []
     for at in range(len(text)):
-        span = sentences.sentence_around(at)
+        span = sentences.find_sentence_around(at)
         if span[0] < span[1] and span not in spans:
             spans.append(span)
         if not text[at].isspace():
@@ -107,9 +106,9 @@ def plain_around(text: str, at: int) -> tuple[int, int]:
     """Looks back for the blank line, and cuts the paragraph anew."""
     first = text.rfind("\n\n", 0, at) + 2 if "\n\n" in text[:at] else 0
     last = text.find("\n\n", first)
-    edges = [first, *sentences.cut_sentences(text, first, len(text) if last < 0 else last)]
+    edges = [first, *cut_sentences(text, first, len(text) if last < 0 else last)]
     place = min(max(bisect_right(edges, at), 1), len(edges) - 1)
-    return sentences.strip_span(text, edges[place - 1], edges[place])
+    return strip_span(text, edges[place - 1], edges[place])
 
 
 def test_every_character_of_random_texts_is_in_the_sentence_a_plain_search_finds() -> None:
@@ -120,4 +119,4 @@ def test_every_character_of_random_texts_is_in_the_sentence_a_plain_search_finds
         )
         found = Sentences(text)
         for at in dice.sample(range(len(text)), len(text)):
-            assert found.sentence_around(at) == plain_around(text, at), (text, at)
+            assert found.find_sentence_around(at) == plain_around(text, at), (text, at)

@@ -188,7 +188,9 @@ def test_present_and_former_documents_are_those_of_the_rules(
             path, text = folder / f"{at}.txt", draw.choice("abc")
             if draw.random() < 0.7:
                 path.write_text(text)
-            stamp = files.file_stamp(path) if path.exists() and draw.random() < 0.6 else "1 2 3"
+            stamp = (
+                files.compute_file_stamp(path) if path.exists() and draw.random() < 0.6 else "1 2 3"
+            )
             digest = draw.choice([digests[text], digests[text], ""])
             synced = draw.choice(["", str(folder)])
             records.append(FileRecord(str(path), stamp, digest, 1, folder=synced))

@@ -11,8 +11,7 @@ import pytest
 
 from esa_cli.storage.library import Catalogue, Library
 from esa_cli.storage.library.catalogue import PASSAGE_WORDS, WHOLE
-from esa_cli.system.content_words import content_words
-from esa_cli.system.text import text_digest
+from esa_cli.system.text import find_content_words, text_digest
 
 WORDS = [f"{a}{b}" for a in ("ba", "ko", "mi", "tu", "zen") for b in ("lag", "rond", "fip", "dor")]
 
@@ -43,7 +42,7 @@ def plain_scores(texts: list[str], question: str) -> dict[str, float]:
     """BM25 as FTS5 defines it (k1 = 1.2, b = 0.75), by loops over words and passages."""
     passages: list[tuple[str, list[str]]] = []
     for text in texts:
-        words = content_words(text)
+        words = find_content_words(text)
         passages += [
             (text_digest(text), words[at : at + PASSAGE_WORDS])
             for at in range(0, len(words), PASSAGE_WORDS)
@@ -54,7 +53,7 @@ def plain_scores(texts: list[str], question: str) -> dict[str, float]:
     single: dict[tuple[str, str], float] = {}
     for digest, words in passages:
         total = 0.0
-        for word in dict.fromkeys(content_words(question)):
+        for word in dict.fromkeys(find_content_words(question)):
             having = sum(word in others for _, others in passages)
             idf = max(math.log((count - having + 0.5) / (having + 0.5)), 1e-6) if having else 0.0
             times = words.count(word)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-import types
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -20,10 +18,9 @@ def run_command(
     *words: str,
     stdin: bytes | None = None,
 ) -> Any:
-    """The result of one command, for which `asker` is what `open_esa.open_esa` gives."""
-    module = types.ModuleType("esa_cli.apps.cli.open_esa")
-    module.open_esa = lambda *given, **more: nullcontext(asker)  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "esa_cli.apps.cli.open_esa", module)
+    """The result of one command, for which `asker` is what `open_esa` gives."""
+    place = "esa_cli.apps.cli.model_and_documents.open_esa"
+    monkeypatch.setattr(place, lambda *given, **more: nullcontext(asker))
     app = typer.Typer()
     app.command()(command)
     return typer.testing.CliRunner().invoke(app, list(words), input=stdin)

@@ -14,7 +14,7 @@ from typing import Any
 import openai
 from fake_asker import FakeAsker, fake_book
 
-from esa_cli.apps.server import server_run
+from esa_cli.apps.server import server_app
 from esa_cli.apps.server.allowed_documents import AllowedDocuments
 from esa_cli.apps.server.server_app import ServerLimits, make_asgi_app
 
@@ -34,10 +34,10 @@ class LiveServer:
         token = more.pop("token", None)
         documents, note = AllowedDocuments(asker, fixed, allowed), self.notes.append
         app = make_asgi_app(asker, documents, token, ServerLimits(**more), note, note)
-        self.sock = server_run.bind_socket("127.0.0.1", 0)
-        self.url = server_run.base_url(self.sock)
+        self.sock = server_app.bind_socket("127.0.0.1", 0)
+        self.url = server_app.make_base_url(self.sock)
         self.port = self.sock.getsockname()[1]
-        self.server = server_run.make_uvicorn_server(app)
+        self.server = server_app.make_uvicorn_server(app)
         self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": [self.sock]})
         self.thread.start()
 

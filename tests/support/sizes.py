@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from esa_cli.apps.cli.cli_app import make_click_command
+from esa_cli.__main__ import make_click_command
 
 ROOT = Path(__file__).parents[2]
 CODE = {".py", ".js", ".css", ".html", ".j2", ".jinja"}

@@ -10,7 +10,7 @@ import pytest
 from safetensors import SafetensorError
 
 from esa_cli.errors import DocumentError, EsaError, ResourceError
-from esa_cli.system.files import replacing, write_atomically, writing_errors
+from esa_cli.system.files import convert_writing_errors, replacing, write_atomically
 
 PLACE = Path("some") / "file"
 
@@ -26,8 +26,8 @@ PLACE = Path("some") / "file"
     ],
 )
 def test_what_hinders_writing_is_said(error: Exception, kind: type[EsaError], said: str) -> None:
-    with pytest.raises(kind, match=said) as caught, writing_errors(
-        PLACE, "room", "other", also=SafetensorError
+    with pytest.raises(kind, match=said) as caught, convert_writing_errors(
+        PLACE, "room", "other", also_caught=SafetensorError
     ):  # fmt: skip
         raise error
     assert str(PLACE) in caught.value.message

@@ -27,7 +27,7 @@ def row(question: str, score: float = 1.0) -> dict[str, Any]:
 def test_another_measurement_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     with journal(path) as first:
-        first.add(row("a"))
+        first.add_row(row("a"))
     with pytest.raises(UsageError, match="seed"):
         journal(path, {**HEADER, "settings": {"seed": 1}})
 
@@ -63,21 +63,21 @@ def test_what_was_kept_twice_counts_once(tmp_path: Path) -> None:
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     with journal(path) as kept:
         assert [line["question"] for line in kept.rows] == ["a", "b"]
-        assert kept.rows[0] == kept.find(row("a"))
+        assert kept.rows[0] == kept.find_row(row("a"))
 
 
 def test_only_one_writes_a_file(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     early = journal(path)
     with journal(path) as first:
-        first.add(row("a"))
+        first.add_row(row("a"))
         with pytest.raises(UsageError, match="another esa process is writing"):
             journal(path)
         with pytest.raises(UsageError, match="another esa process is writing"), early:
             pass
     with early:
-        assert early.find(row("a")), "what was written since it was opened counts"
-        early.add(row("b"))
+        assert early.find_row(row("a")), "what was written since it was opened counts"
+        early.add_row(row("b"))
     assert [line.get("question") for line in read_lines(path)] == [None, "a", "b"]
     assert [each.name for each in tmp_path.iterdir()] == ["rows.jsonl"], "no lock stays behind"
 
@@ -90,7 +90,7 @@ def test_a_disk_without_locks_takes_rows_all_the_same(
 
     monkeypatch.setattr("filelock.FileLock.acquire", refuse)
     with journal(tmp_path / "rows.jsonl") as kept:
-        kept.add(row("a"))
+        kept.add_row(row("a"))
     assert len(list(read_lines(tmp_path / "rows.jsonl"))) == 2
 
 

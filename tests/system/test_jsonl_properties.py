@@ -27,16 +27,16 @@ def complete(path: Path) -> list[dict[str, Any]]:
     """Adds the rows that are not there, and reads the file."""
     with journal(path) as rows:
         for row in ROWS:
-            if rows.find(row) is None:
-                rows.add(row)
+            if rows.find_row(row) is None:
+                rows.add_row(row)
     return list(read_lines(path))
 
 
 def complete_ordered(path: Path, order: list[int]) -> list[dict[str, Any]]:
     with OrderedJsonLinesFile(path, list(zip(KEYS, range(5), strict=True))) as rows:
         for index in order:
-            if not rows.has(index):
-                rows.add(index, ORDERED[index])
+            if not rows.has_row(index):
+                rows.add_row(index, ORDERED[index])
     return list(read_lines(path))
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from esa_cli.apps.open_books import OpenBookCache
 from esa_cli.apps.server.wire import ApiError
 from esa_cli.documents.document import Document, read_document
-from esa_cli.documents.readers.text_builder import first_names
+from esa_cli.documents.readers.text_builder import shorten_list
 from esa_cli.documents.sources import FoundFiles, find_readable_files
 from esa_cli.errors import DiskError, DocumentError, LibraryError
 from esa_cli.qa.ingestion.library_texts import FileIndexing, LibraryText, library_texts, restored
@@ -99,14 +99,13 @@ class AllowedDocuments:
     def _find_document(
         self, name: str, list_stored_texts: Callable[[], dict[str, NamedDocument]]
     ) -> NamedDocument:
-        """Returns the document with this id, or else this path, or else this name in the
-        library."""
+        """Returns the document with this id or path, or else with this name in the library."""
         if name in self._given:
             return self._given[name]
         if self.has_stored and name.startswith(STORED):
             if name in list_stored_texts():
                 return list_stored_texts()[name]
-            raise _missing_document_error(name)
+            raise _make_missing_document_error(name)
         try:
             return NamedDocument(name, str(self._resolve_file_path(name)))
         except ApiError:
@@ -129,7 +128,7 @@ class AllowedDocuments:
                     if path.is_file():
                         return path
         if is_inside:
-            raise _missing_document_error(name)
+            raise _make_missing_document_error(name)
         raise ApiError(403, f"{name} is not in an allowed folder", "documents")
 
     def list_stored_texts(self) -> dict[str, NamedDocument]:
@@ -173,6 +172,9 @@ class AllowedDocuments:
             limit = len(given) + self._limit
         self._books.needed = () if is_searched else [document.document_key for document in chosen]
         must_read = not is_searched if read is None else read
+        open_document = open_book or partial(
+            self._books.open_book, progress=progress, read=must_read
+        )
         opened: dict[str, OpenDocument] = {}
         refusal: DocumentError | None = None
         for document in chosen:
@@ -182,11 +184,7 @@ class AllowedDocuments:
                 text = self._books.read_document(
                     document.document_key, partial(self._load_document, document)
                 )
-                book = (
-                    open_book(text)
-                    if open_book
-                    else self._books.open_book(text, progress, read=must_read)
-                )
+                book = open_document(text)
             except DocumentError as error:
                 refusal = refusal or error
                 is_damaged = isinstance(error, LibraryError)
@@ -213,7 +211,7 @@ class AllowedDocuments:
         with opened as catalogue:
             changes = FileIndexing(catalogue).update(list(files), progress)
             if changes.refused:
-                names = first_names([files[record.path].id for record in changes.refused])
+                names = shorten_list([files[record.path].id for record in changes.refused])
                 count = f"{len(changes.refused):,} files that cannot be read"
                 left_out.append(f"left out: {count} ({names})")
             for record in changes.readable:
@@ -266,7 +264,7 @@ class AllowedDocuments:
         return ids
 
 
-def _missing_document_error(name: str) -> ApiError:
+def _make_missing_document_error(name: str) -> ApiError:
     return ApiError(404, f"there is no document {name}", "documents", "document_not_found")
 
 

@@ -29,13 +29,13 @@ from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.apps.server.allowed_documents import AllowedDocuments, OpenDocument, list_documents
 from esa_cli.apps.server.wire import ApiError
 from esa_cli.apps.server.worker import Job, QueueFullError, Worker
-from esa_cli.documents.readers.text_builder import first_names
+from esa_cli.documents.readers.text_builder import shorten_list
 from esa_cli.errors import UsageError
 from esa_cli.qa.answering.reply import lacking
 from esa_cli.qa.api import Esa
 from esa_cli.qa.finding.passage import Passage
 from esa_cli.storage.library import Library
-from esa_cli.system.files import as_esa_error
+from esa_cli.system.files import to_esa_error
 from esa_cli.system.text import replace_lone_surrogates
 from esa_cli.version import __version__
 
@@ -156,17 +156,14 @@ class DocumentTools:
         self._preset, self._model, self._reporter = preset, model, reporter
 
     def find_passages(self, arguments: FindArguments, job: Job) -> Result:
-        from esa_cli.apps.cli.document_search import LazyPassageFinder
+        from esa_cli.apps.cli.model_and_documents import LazyPassageFinder
         from esa_cli.qa.presets.adapter_files import preset_for_finding
 
         library = self.documents.library or Library()
         finder = LazyPassageFinder(
-            preset_for_finding(self._preset),
-            self._model,
-            library,
-            self._reporter,
+            preset_for_finding(self._preset), self._model, library, self._reporter,
             lambda: self.asker,
-        )
+        )  # fmt: skip
         notes, named = list[str](), self.documents.find_documents(arguments.documents)
         query, open_book = arguments.query, finder.open_book
         opened = self.documents.open_documents(named, None, query, notes, open_book=open_book)
@@ -263,14 +260,14 @@ def _join_notes(notes: Sequence[str], unread: Sequence[Book]) -> str | None:
     """Returns the notes on a result and its unread books as one line, or None without notes."""
     lines = [*notes]
     if unread:
-        names = first_names([book.document.name for book in unread])
+        names = shorten_list([book.document.name for book in unread])
         lines.append(
             f"not read by the model, searched with BM25 alone: {names}; `ingest` has them read"
         )
     return "; ".join(lines) or None
 
 
-class _UntitledSchema(GenerateJsonSchema):
+class _UntitledSchemaGenerator(GenerateJsonSchema):
     """Makes JSON schemas without titles, as a model must read each schema in every conversation."""
 
     def field_title_should_be_set(self, schema: object) -> bool:
@@ -278,7 +275,7 @@ class _UntitledSchema(GenerateJsonSchema):
 
 
 def _describe_tool(name: str, title: str, arguments: type[ToolArguments]) -> types.Tool:
-    schema = arguments.model_json_schema(schema_generator=_UntitledSchema)
+    schema = arguments.model_json_schema(schema_generator=_UntitledSchemaGenerator)
     del schema["title"]
     about = " ".join(schema.pop("description").split())
     hints = types.ToolAnnotations(
@@ -327,15 +324,21 @@ def open_mcp_server(tools: DocumentTools) -> Iterator[Server[Any]]:
                 result = await anyio.to_thread.run_sync(run, arguments)
         except ValidationError as error:
             faults = [(".".join(map(str, one["loc"])), one["msg"]) for one in error.errors()]
-            return _error_result("; ".join(f"{at}: {m[:1].lower()}{m[1:]}" for at, m in faults))
+            return _make_error_result(
+                "; ".join(f"{at}: {m[:1].lower()}{m[1:]}" for at, m in faults)
+            )
         except ApiError as error:
-            return _error_result(error.message, "call `list` to see which documents may be named")
+            return _make_error_result(
+                error.message, "call `list` to see which documents may be named"
+            )
         except Exception as error:
-            known = as_esa_error(error)
+            known = to_esa_error(error)
             if known is None and not in_worker:  # the worker has printed its own
                 traceback.print_exc()
-            return _error_result(known.message, known.hint) if known else _error_result(BUG)
-        data = replace_lone_surrogates(_without_none_fields(result))
+            return (
+                _make_error_result(known.message, known.hint) if known else _make_error_result(BUG)
+            )
+        data = replace_lone_surrogates(_remove_none_fields(result))
         content = types.TextContent(type="text", text=json.dumps(data, ensure_ascii=False))
         return types.CallToolResult(content=[content], structured_content=data)
 
@@ -348,13 +351,13 @@ def open_mcp_server(tools: DocumentTools) -> Iterator[Server[Any]]:
         worker.cancel_jobs(END_WITHIN_S)
 
 
-def _without_none_fields(value: Any) -> Any:
+def _remove_none_fields(value: Any) -> Any:
     if isinstance(value, dict):
-        return {name: _without_none_fields(one) for name, one in value.items() if one is not None}
-    return [_without_none_fields(one) for one in value] if isinstance(value, list) else value
+        return {name: _remove_none_fields(one) for name, one in value.items() if one is not None}
+    return [_remove_none_fields(one) for one in value] if isinstance(value, list) else value
 
 
-def _error_result(message: str, hint: str = "") -> types.CallToolResult:
+def _make_error_result(message: str, hint: str = "") -> types.CallToolResult:
     text = replace_lone_surrogates(f"{message}\n{hint}" if hint else message)
     return types.CallToolResult(content=[types.TextContent(type="text", text=text)], is_error=True)
 

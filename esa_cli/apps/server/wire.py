@@ -117,7 +117,7 @@ class ChatMessage(BaseModel):
     content: str | Annotated[list[MessageTextPart], StopEarly] | None = None
     tool_calls: Unsupported = None
 
-    def message_text(self) -> str:
+    def join_text_parts(self) -> str:
         """Returns the text of the message, with its parts joined."""
         if isinstance(self.content, list):
             return "\n".join(part.text for part in self.content)
@@ -170,7 +170,7 @@ class ChatRequest(BaseModel):
             raise ApiError(400, "the last message must have the role user", "messages")
         spoken = [message for message in self.messages if message.role in ("user", "assistant")]
         texts = [
-            "\n\n".join(message.message_text() for message in turn)
+            "\n\n".join(message.join_text_parts() for message in turn)
             for _, turn in groupby(spoken, key=lambda message: message.role)
         ]
         if spoken[0].role == "assistant":
@@ -178,7 +178,7 @@ class ChatRequest(BaseModel):
         *earlier, question = texts
         if not question.strip():
             raise ApiError(400, "the question must not be empty", "messages")
-        system = [m.message_text() for m in self.messages if m.role in ("system", "developer")]
+        system = [m.join_text_parts() for m in self.messages if m.role in ("system", "developer")]
         turns = [Turn(text, "") for text in system if text]
         return question, turns + list(map(Turn, earlier[::2], earlier[1::2]))
 

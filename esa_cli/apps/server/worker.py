@@ -1,6 +1,6 @@
 """Runs the jobs of a server in one thread, one job at a time, and queues the other jobs.
 
-A cancelled job never begins, or ends when it next reports progress or adds text.
+A cancelled job does not begin; if the job is running, it ends at its next report or piece of text.
 """
 
 from __future__ import annotations

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-from esa_cli.documents.readers.reader_registry import (
-    BuiltInReader,
-    Reader,
-    choose_reader,
-    read_with_reader,
-    register,
-)
+from esa_cli.documents.readers import reader_registry
+from esa_cli.documents.readers.reader_registry import register
 from esa_cli.documents.readers.text_builder import (
     STDIN,
     ExtractedText,
@@ -18,25 +13,24 @@ from esa_cli.documents.readers.text_builder import (
 )
 from esa_cli.errors import DocumentError
 
-__all__ = [
-    "STDIN", "ExtractedText", "Mark", "Reader", "TextBuilder", "choose_reader", "extract_text",
-    "register",
-]  # fmt: skip
+__all__ = ["STDIN", "ExtractedText", "Mark", "TextBuilder", "extract_text", "register"]
 
 
 def extract_text(data: bytes, name: str) -> ExtractedText:
-    """Returns the text of the document `name`, a path or "standard input". Raises DocumentError: it
-    cannot be read, has no text, or exceeds a limit; PluginError: a reader breaks the rules."""
+    """Returns the text of the document `name`, a path or "standard input".
+
+    Raises DocumentError: the document cannot be read, has no text, or exceeds a limit.
+    PluginError: the reader of a plugin breaks the rules."""
     if not data:
         raise DocumentError(f"{label_document(name)} is empty (0 bytes)", "name a file with text")
-    reader = choose_reader(data, name)
-    if isinstance(reader, BuiltInReader) and reader.in_child:
+    reader = reader_registry.choose_reader(data, name)
+    if isinstance(reader, reader_registry.BuiltInReader) and reader.in_child:
         from esa_cli.documents.readers.reading_process import read_in_child_process
 
         extracted = read_in_child_process(reader, data, name)
     else:
         try:
-            extracted = read_with_reader(reader, data, name)
+            extracted = reader_registry.read_with_reader(reader, data, name)
         except MemoryError as error:
             problem = f"{label_document(name)} is too large for this machine's memory"
             raise DocumentError(problem, "split the document and ask about its parts") from error

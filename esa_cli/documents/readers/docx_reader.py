@@ -125,7 +125,7 @@ class _WordLists:
                 for level in _find_children(element, "lvl")
             }
 
-    def next_label(self, number: str, level: str | None, style: str) -> str:
+    def make_next_label(self, number: str, level: str | None, style: str) -> str:
         """Returns the number or bullet before the next paragraph of the list with the id `number`;
         a level of None stands for the list level that names the `style`."""
         abstract = self._abstract.get(number, "")
@@ -215,7 +215,7 @@ class _WordConverter:
         style = self._styles.get(name, _ParagraphStyle())
         number = _read_value(element, "pPr/numPr/numId") or style.list
         level = _read_value(element, "pPr/numPr/ilvl") or style.level
-        label = self._lists.next_label(number, level, name) if number else ""
+        label = self._lists.make_next_label(number, level, name) if number else ""
         outline = _read_value(element, "pPr/outlineLvl")
         heading = style.heading if outline is None else outline != "9"
         if element.find(f"{W}pPr/{W}pageBreakBefore") is not None:
@@ -238,7 +238,7 @@ class _WordConverter:
             self._blank = True
 
     def _end_section(self) -> None:
-        """Turns the page in the way that the next section prescribes for its beginning."""
+        """Begins a new page at the end of a section if the next section prescribes a page break."""
         section = next(self._sections, None)
         if section is None or _read_value(section, "type") != "continuous":
             self._begin_page()

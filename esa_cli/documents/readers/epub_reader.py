@@ -13,8 +13,8 @@ from esa_cli.documents.readers.html_reader import decode_markup, parse_html, wri
 from esa_cli.documents.readers.text_builder import (
     ExtractedText,
     TextBuilder,
-    damage_error,
     label_document,
+    make_damage_error,
 )
 from esa_cli.documents.readers.zip_parts import ZipParts
 from esa_cli.errors import DocumentError
@@ -67,7 +67,7 @@ def _find_pages(parts: ZipParts, name: str) -> tuple[str, list[str], list[str]]:
     # A page that is named again is not another one.
     pages = dict.fromkeys(file for file, kind in named if kind in _PAGES or (file and not kind))
     if not pages:
-        raise damage_error(name, "an EPUB book", "it names no pages")
+        raise make_damage_error(name, "an EPUB book", "it names no pages")
     return folder or ".", list(pages), [file for file in contents if file in parts]
 
 

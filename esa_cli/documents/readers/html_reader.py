@@ -210,7 +210,7 @@ def _clean_words(text: str) -> str:
 
 
 def _is_hidden(tag: str, attributes: Mapping[str, str | None]) -> bool:
-    """Returns True if an element's own attributes say that it is not shown."""
+    """Returns True if the attributes of an element hide the element."""
     if tag == "dialog" and "open" not in attributes:
         return True
     if (attributes.get("hidden", "until-found") or "").lower() != "until-found":
@@ -222,7 +222,7 @@ def _is_hidden(tag: str, attributes: Mapping[str, str | None]) -> bool:
 
 
 def _format_formula(node: Any) -> str:
-    """Formats MathML as one line, for example x^2, a_(i+1), (-1)/2, √(2), 1, 2; 3, 4."""
+    """Formats a MathML formula as one line of text, for example `x^2` or `√(2)`."""
     if not node.is_element_node:
         return (node.text_content or "").strip()
     tag = node.tag.lower()

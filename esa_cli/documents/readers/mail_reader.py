@@ -19,8 +19,8 @@ from esa_cli.documents.readers.plain_text import decode_lines, decode_text, look
 from esa_cli.documents.readers.text_builder import (
     ExtractedText,
     TextBuilder,
-    first_names,
     label_document,
+    shorten_list,
 )
 from esa_cli.errors import DocumentError
 
@@ -70,7 +70,7 @@ def read_mail(data: bytes, name: str) -> ExtractedText:
         )
     writer = _MailWriter(name)
     writer.write_message(message)
-    attached = first_names(writer.attached, _MAX_NAMES)
+    attached = shorten_list(writer.attached, _MAX_NAMES)
     missing = [f"attached files are not read: {attached}"] if attached else []
     for what, count in writer.missing.items():
         missing.append(f"{what}: {count}" if count > 1 else what)

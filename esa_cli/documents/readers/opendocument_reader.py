@@ -10,7 +10,7 @@ from typing import Any
 
 from esa_cli.documents.readers.html_reader import parse_html, write_html
 from esa_cli.documents.readers.text_builder import ExtractedText, TextBuilder, import_optional
-from esa_cli.documents.readers.zip_parts import ZipParts, password_error
+from esa_cli.documents.readers.zip_parts import ZipParts, make_password_error
 
 _MANIFEST = "META-INF/manifest.xml"
 _OASIS = "urn:oasis:names:tc:opendocument:xmlns:"
@@ -39,16 +39,16 @@ def read_odt(data: bytes, name: str) -> ExtractedText:
     """Reads the body of an OpenDocument text."""
     parts = ZipParts(data, name)
     if _MANIFEST in parts and b"encryption-data" in parts.read_part(_MANIFEST):
-        raise password_error(name)
+        raise make_password_error(name)
     content, styles = parts.parse_xml("content.xml"), parts.parse_xml_if_any("styles.xml")
-    [body] = _find_all(content, "//office:body/office:text")
+    [body] = _find_elements(content, "//office:body/office:text")
     out, missing = TextBuilder(), []
-    if comments := len(_find_all(body, "//office:annotation")):
+    if comments := len(_find_elements(body, "//office:annotation")):
         out.left_out["comments in the margin"] = comments
-    edges = [] if styles is None else _find_all(styles, "//style:header | //style:footer")
+    edges = [] if styles is None else _find_elements(styles, "//style:header | //style:footer")
     if any("".join(edge.itertext()).strip() for edge in edges):
         missing.append("headers and footers are left out")
-    out.page = 1 if _find_all(body, "//text:soft-page-break") else None
+    out.page = 1 if _find_elements(body, "//text:soft-page-break") else None
     _rename_elements(body, [content] if styles is None else [content, styles], out)
     etree = import_optional("lxml.etree", "lxml", name)
     write_html(parse_html(etree.tostring(body, method="html", encoding="unicode"), name), out)
@@ -58,13 +58,17 @@ def read_odt(data: bytes, name: str) -> ExtractedText:
 def _rename_elements(body: Any, roots: list[Any], out: TextBuilder) -> None:
     """Renames elements to HTML elements, and numbers those that begin a page."""
     styles = {
-        _style_name(style): style for root in reversed(roots) for style in _find_all(root, _STYLE)
+        _get_style_name(style): style
+        for root in reversed(roots)
+        for style in _find_elements(root, _STYLE)
     }
-    raised = {_style_name(style) for root in roots for style in _find_all(root, _RAISED)}
-    for element in _find_all(body, _NOT_SHOWN):
+    raised = {_get_style_name(style) for root in roots for style in _find_elements(root, _RAISED)}
+    for element in _find_elements(body, _NOT_SHOWN):
         _replace_content(element, "")
-    for note in _find_all(body, "//text:note"):
-        paragraphs = ("".join(paragraph.itertext()) for paragraph in _find_all(note, ".//text:p"))
+    for note in _find_elements(body, "//text:note"):
+        paragraphs = (
+            "".join(paragraph.itertext()) for paragraph in _find_elements(note, ".//text:p")
+        )
         _replace_content(note, f" [note: {' '.join(' '.join(paragraphs).split())}]")
     page, begun = 1, False
     for element in list(body.iter("*")):
@@ -74,10 +78,10 @@ def _rename_elements(body: Any, roots: list[Any], out: TextBuilder) -> None:
             element.text = " "
         elif tag in ("svg:title", "svg:desc"):
             _replace_content(element, "")
-        elif tag == "draw:frame" and not _find_all(element, "draw:text-box"):
-            embedded = _find_all(element, "draw:object")
+        elif tag == "draw:frame" and not _find_elements(element, "draw:text-box"):
+            embedded = _find_elements(element, "draw:object")
             out.left_out["charts and other embedded objects" if embedded else "pictures"] += 1
-            titles = _find_all(element, "svg:title | svg:desc")
+            titles = _find_elements(element, "svg:title | svg:desc")
             described = " ".join("".join(title.itertext()) for title in titles)
             _replace_content(element, f" [picture: {described}] " if described.strip() else "")
         breaks = tag in ("text:p", "text:h") and _begins_page(style, styles)
@@ -89,7 +93,7 @@ def _rename_elements(body: Any, roots: list[Any], out: TextBuilder) -> None:
 
 
 def _read_tag(element: Any) -> str:
-    """Returns an element's tag with the usual prefix of its namespace, if it is a known one."""
+    """Returns an element's tag, with the usual prefix of its namespace if the prefix is known."""
     space, _, local = element.tag.removeprefix("{").partition("}")
     return f"{next((prefix for prefix in _SPACES if _SPACES[prefix] == space), '')}:{local}"
 
@@ -105,15 +109,15 @@ def _begins_page(name: str, styles: dict[str, Any]) -> bool:
     style = styles.get(name)
     if style is None:
         return False
-    if _find_all(style, _NEW_PAGE):
+    if _find_elements(style, _NEW_PAGE):
         return True
     parent = style.get(f"{{{_SPACES['style']}}}parent-style-name", "")
-    return not _find_all(style, _BREAK) and _begins_page(parent, styles)
+    return not _find_elements(style, _BREAK) and _begins_page(parent, styles)
 
 
-def _style_name(style: Any) -> str:
+def _get_style_name(style: Any) -> str:
     return str(style.get(f"{{{_SPACES['style']}}}name", ""))
 
 
-def _find_all(element: Any, path: str) -> Any:
+def _find_elements(element: Any, path: str) -> Any:
     return element.xpath(path, namespaces=_SPACES)

@@ -16,11 +16,11 @@ from esa_cli.documents.readers.text_builder import (
     STDIN,
     ExtractedText,
     Mark,
-    damage_error,
-    first_names,
     import_optional,
     label_document,
+    make_damage_error,
     replace_unprintable,
+    shorten_list,
 )
 from esa_cli.errors import DocumentError
 
@@ -66,7 +66,7 @@ def read_pdf(data: bytes, name: str) -> ExtractedText:
     pages = tidy_pages(pages)
     if not any(pages):
         if damaged or not pages:
-            raise damage_error(name, "a PDF", f"pages that cannot be opened: {len(damaged)}")
+            raise make_damage_error(name, "a PDF", f"pages that cannot be opened: {len(damaged)}")
         raise DocumentError(
             f"{label_document(name)} has no text: its pages ({len(pages)}) are pictures or empty",
             f"add text by OCR first: ocrmypdf {path} text.pdf",
@@ -83,7 +83,7 @@ def read_pdf(data: bytes, name: str) -> ExtractedText:
         (unknown, "characters of a font that does not say which they are"),
     ):
         if numbers:
-            listed = first_names(list(map(str, numbers)), _MAX_LISTED)
+            listed = shorten_list(list(map(str, numbers)), _MAX_LISTED)
             found = f"pages {listed} have" if numbers[1:] else f"page {listed} has"
             missing.append(f"{found} {what}")
     if b"%%EOF" not in data[-1024:]:

@@ -89,15 +89,14 @@ def read_markdown(data: bytes, name: str) -> ExtractedText:
 
 
 def decode_lines(data: bytes, name: str) -> tuple[str, str]:
-    """Returns the text with \\n line endings, and its encoding; raises the errors of
-    `decode_text`."""
+    """Decodes a document as `decode_text` does, and replaces its line endings by \\n."""
     text, encoding = decode_text(data, name)
     return text.replace("\r\n", "\n").replace("\r", "\n"), encoding
 
 
 def decode_text(data: bytes, name: str) -> tuple[str, str]:
     """Returns the text of the document `name` with the Python name of its encoding. Raises
-    DocumentError: it is binary, or its encoding is broken or cannot be told."""
+    DocumentError: the document is binary, or in a broken or unknown encoding."""
     encoding = next((encoding for mark, encoding in _MARKS if data.startswith(mark)), "")
     encoding = encoding or _guess_utf16(data)
     if not encoding:

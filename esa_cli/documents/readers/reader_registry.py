@@ -17,7 +17,7 @@ from itertools import pairwise
 from pathlib import PurePath
 from typing import ClassVar, Protocol, TypeVar
 
-from esa_cli.documents.readers.text_builder import ExtractedText, damage_error
+from esa_cli.documents.readers.text_builder import ExtractedText, make_damage_error
 from esa_cli.errors import NOT_BLAMED, EsaError, PluginError
 from esa_cli.system.registry import Registry
 
@@ -27,7 +27,7 @@ READERS: Registry[type] = Registry("reader")
 
 
 class Reader(Protocol):
-    """A plugin's reader of one document format, which messages call `what`.
+    """A plugin's reader of one document format; `what` is the name of the format in messages.
 
     `suffixes` are file endings in small letters with the dot, or whole file names. If `binary` is
     true, only `sniff` chooses the reader, whatever the file is called."""
@@ -48,7 +48,7 @@ class Reader(Protocol):
 
 @dataclass(frozen=True)
 class BuiltInReader:
-    """A document format read by a function of this package, `in_child` in the child process."""
+    """A document format that a function of this package reads, in the child process or not."""
 
     format: str
     what: str
@@ -90,7 +90,7 @@ BUILT_IN = {
         BuiltInReader("mail", "a mail", (".eml",), "mail_reader", "read_mail"),
         BuiltInReader("ipynb", "a Jupyter notebook", (".ipynb",),
                       "notebook_reader", "read_notebook"),
-        BuiltInReader("csv", "CSV", (".csv", ".tsv", ".tab"), "csv_reader", "read_csv"),
+        BuiltInReader("csv", "CSV", (".csv", ".tsv", ".tab"), "spreadsheet_reader", "read_csv"),
     )
 }  # fmt: skip
 
@@ -127,7 +127,7 @@ def _recognise_zip(head: bytes) -> str:
 
 
 def _recognise_format(head: bytes) -> str:
-    """Returns the format of a file that begins with `head`; empty if the content leaves doubt."""
+    """Returns the format of a file that begins with `head`, or "" if the content leaves doubt."""
     if head.startswith(b"PK\3\4") and (zipped := _recognise_zip(head)):
         return zipped
     if head.startswith(b"%PDF-") or (b"%PDF-" in head[:1024] and b"\0" in head):
@@ -141,8 +141,8 @@ def _recognise_format(head: bytes) -> str:
 
 
 def register(name: str) -> Callable[[T], T]:
-    """Returns a class decorator that registers a plugin's reader. Raises PluginError: it lacks a
-    member of `Reader`, or the name is taken."""
+    """Returns a class decorator that registers a plugin's reader. Raises PluginError: the class
+    lacks a member of `Reader`, or another reader has the name."""
 
     def add_reader(cls: T) -> T:
         members = ("what", "suffixes", "binary", "sniff", "read")
@@ -196,7 +196,7 @@ def read_with_reader(reader: Reader | BuiltInReader, data: bytes, name: str) -> 
     except (EsaError, MemoryError, *NOT_BLAMED):
         raise
     except BaseException as error:  # a library's, about bytes that nobody foresaw, or a plugin's
-        raise damage_error(name, reader.what, f"{type(error).__name__}: {error}") from error
+        raise make_damage_error(name, reader.what, f"{type(error).__name__}: {error}") from error
     starts = [mark.start for mark in extracted.marks]
     ends = (-1, *starts, len(extracted.text) + 1)
     if any(a >= b for a, b in pairwise(ends)) or "\r" in extracted.text:

@@ -23,7 +23,7 @@ from esa_cli import errors
 from esa_cli.documents.readers.reader_registry import BUILT_IN, BuiltInReader, read_with_reader
 from esa_cli.documents.readers.text_builder import ExtractedText, Mark, label_document
 from esa_cli.errors import DocumentError, EsaError, UsageError
-from esa_cli.system.machine import parse_size, size_text
+from esa_cli.system.machine import format_size, parse_size
 
 UNPACKED, SECONDS, MEMORY = "ESA_READ_BYTES", "ESA_READ_SECONDS", "ESA_READ_MEMORY"
 LIMITS = {UNPACKED: 1 << 30, SECONDS: 120, MEMORY: 1 << 32}
@@ -44,23 +44,23 @@ _START = (
 )
 
 
-def reading_limit(name: str) -> int:
-    """Returns a limit of the child process. Raises UsageError: its variable is no size or
-    number."""
-    text = os.environ.get(name, "").strip()
-    number = parse_size(text, name) if text else LIMITS[name]
+def look_up_reading_limit(variable: str) -> int:
+    """Returns the limit that an environment variable sets. Raises UsageError: it is no size."""
+    text = os.environ.get(variable, "").strip()
+    number = parse_size(text, variable) if text else LIMITS[variable]
     if not 1 <= number <= MAX_LIMIT:
-        raise UsageError(f"{name} must be from 1 to {MAX_LIMIT:,}, got {text}", f"unset {name}")
+        wrong = f"{variable} must be from 1 to {MAX_LIMIT:,}, got {text}"
+        raise UsageError(wrong, f"unset {variable}")
     return number
 
 
 def check_unpacked_size(size: int, document: str) -> None:
     """Raises DocumentError when the `size` that a document unpacks to is above the limit."""
-    if size > (limit := reading_limit(UNPACKED)):
-        raise _limit_error(document, f"{size_text(limit)} of unpacked data", UNPACKED)
+    if size > (limit := look_up_reading_limit(UNPACKED)):
+        raise _make_limit_error(document, f"{format_size(limit)} of unpacked data", UNPACKED)
 
 
-def _limit_error(document: str, limit: str, variable: str) -> DocumentError:
+def _make_limit_error(document: str, limit: str, variable: str) -> DocumentError:
     return DocumentError(
         f"{label_document(document)} is too large or damaged: reading it needs more than {limit}",
         f"split it or save it again; if you trust the file, raise the limit {variable}",
@@ -69,9 +69,9 @@ def _limit_error(document: str, limit: str, variable: str) -> DocumentError:
 
 def read_in_child_process(reader: BuiltInReader, data: bytes, name: str) -> ExtractedText:
     """Returns the text of the document `name`, extracted by the child process. Raises
-    DocumentError: it cannot be read, or exceeds a limit; UsageError: a limit is no number."""
+    DocumentError: the document cannot be read or exceeds a limit. UsageError: a limit is wrong."""
     limits = {variable: os.environ.get(variable, "") for variable in LIMITS}
-    seconds, memory = reading_limit(SECONDS), size_text(reading_limit(MEMORY))
+    seconds, memory = look_up_reading_limit(SECONDS), format_size(look_up_reading_limit(MEMORY))
     request = {"format": reader.format, "name": name, "limits": limits, "size": len(data)}
     try:
         with _LOCK:
@@ -86,9 +86,9 @@ def read_in_child_process(reader: BuiltInReader, data: bytes, name: str) -> Extr
         ) from error
     why = reply.get("ended")
     if why == "time":
-        raise _limit_error(name, f"{seconds:,} s of CPU time", SECONDS)
+        raise _make_limit_error(name, f"{seconds:,} s of CPU time", SECONDS)
     if why:
-        raise _limit_error(name, f"{memory} of memory ({why})", MEMORY)
+        raise _make_limit_error(name, f"{memory} of memory ({why})", MEMORY)
     if "error" in reply:
         kind, message, hint = reply["error"]
         raise getattr(errors, kind)(message, hint)
@@ -111,11 +111,11 @@ class ReadingProcess:
 
     @property
     def is_usable(self) -> bool:
-        """False after the child process ended, and in a copy of this process made by fork."""
+        """Whether the child process still runs, and belongs to this process, not to its parent."""
         return self.owner == os.getpid() and self._process.poll() is None
 
     def send_request(self, request: dict[str, Any], data: bytes, seconds: float) -> dict[str, Any]:
-        """Returns the child's reply; a reply without text says why the process `ended`."""
+        """Returns the child process's reply; a reply without text says why the process ended."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         late = threading.Event()
@@ -219,9 +219,9 @@ def _set_process_limits() -> None:
         import resource
     except ImportError:
         return
-    seconds = math.ceil(time.process_time()) + reading_limit(SECONDS)
+    seconds = math.ceil(time.process_time()) + look_up_reading_limit(SECONDS)
     for resource_name, limit in (
-        (resource.RLIMIT_AS, reading_limit(MEMORY)),
+        (resource.RLIMIT_AS, look_up_reading_limit(MEMORY)),
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_CPU, seconds),
     ):

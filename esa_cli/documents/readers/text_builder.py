@@ -71,13 +71,13 @@ class TextBuilder:
         self._lead = text
 
     def mark_raised(self, text: str) -> None:
-        """Writes ^ if `text`, which the caller appends next, is a raised number: 10^6, not 106."""
+        """Appends ^ if `text`, which the caller appends next, is an exponent: 10^6, not 106."""
         last = "" if self._newlines or self._space or not self._parts else self._parts[-1][-1]
         if last.isalnum() and _RAISED.fullmatch(text.rstrip()):
             self._append_piece("^")
 
     def break_line(self) -> None:
-        """Ends the line; a second call leaves an empty line."""
+        """Ends the current line; a second call leaves an empty line."""
         self._newlines = min(2, self._newlines + 1)
 
     def end_line(self) -> None:
@@ -89,7 +89,7 @@ class TextBuilder:
         self._newlines = 2
 
     def result(self, missing: Iterable[str] = ()) -> ExtractedText:
-        """Returns the text; its missing contents are `missing` and those counted in `left_out`."""
+        """Returns the text; to the `missing` contents are added the counts of `left_out`."""
         text = "".join(self._parts)
         counted = (f"{what} are left out: {count}" for what, count in self.left_out.items())
         return ExtractedText(text + "\n" if text else "", tuple(self._marks), (*counted, *missing))
@@ -116,13 +116,13 @@ def label_document(name: str) -> str:
     return STDIN if name == STDIN else f"the document {name}"
 
 
-def first_names(names: Sequence[str], limit: int = 3) -> str:
-    """Lists the first names and counts the others: "a.png, b.png and 3 more"."""
+def shorten_list(names: Sequence[str], limit: int = 3) -> str:
+    """Joins names to a text that lists only the first of many: "a.png, b.png and 3 more"."""
     others = len(names) - limit
     return ", ".join(names[:limit]) + (f" and {others:,} more" if others > 0 else "")
 
 
-def damage_error(name: str, format_name: str, reason: str) -> DocumentError:
+def make_damage_error(name: str, format_name: str, reason: str) -> DocumentError:
     """Returns the error for the document `name` that breaks the rules of format `format_name`."""
     return DocumentError(
         f"{label_document(name)} cannot be read as {format_name}; it is damaged or cut off "
@@ -133,7 +133,7 @@ def damage_error(name: str, format_name: str, reason: str) -> DocumentError:
 
 def import_optional(module: str, package: str, name: str, *, extra: str = "") -> Any:
     """Imports a library that the document `name` needs. Raises DocumentError: the package is not
-    installed; `extra` of esa-cli has it."""
+    installed; the hint names the `extra` of esa-cli that installs the package."""
     try:
         return importlib.import_module(module)
     except ImportError as error:

@@ -28,7 +28,7 @@ class ZipParts:
         self._name = name
         if data.startswith(_OLD_OFFICE):
             if _LOCKED in data:
-                raise password_error(name)
+                raise make_password_error(name)
             raise DocumentError(
                 f"{label_document(name)} is an old Office file (doc, xls, ppt)",
                 "open the file and save it as docx, xlsx or pptx",
@@ -37,7 +37,7 @@ class ZipParts:
         parts = self._archive.infolist()
         check_unpacked_size(sum(part.file_size for part in parts), name)
         if any(part.flag_bits & 1 for part in parts):
-            raise password_error(name)
+            raise make_password_error(name)
         self.names = {part.filename for part in parts}
 
     def __contains__(self, part: str) -> bool:
@@ -74,7 +74,7 @@ class ZipParts:
             element.clear()
 
 
-def password_error(name: str) -> DocumentError:
+def make_password_error(name: str) -> DocumentError:
     """Returns the error for the document `name` that is encrypted."""
     return DocumentError(
         f"{label_document(name)} is protected by a password",

@@ -43,8 +43,8 @@ from esa_cli.qa.answering.session import feed
 from esa_cli.qa.presets import resolved_preset
 from esa_cli.qa.presets.preset import Preset
 from esa_cli.qa.presets.resolved_preset import resolve
-from esa_cli.system.files import replacing, writing_errors
-from esa_cli.system.machine import size_text
+from esa_cli.system.files import convert_writing_errors, replacing
+from esa_cli.system.machine import format_size
 from esa_cli.system.progress import Progress
 from esa_cli.system.text import text_digest
 from esa_cli.version import __version__
@@ -196,10 +196,10 @@ class Activations:
 
 
 _writing_errors = partial(
-    writing_errors,
-    room="free some space, or give a file on another disk with --out",
-    other="give a file that you may write to with --out",
-    also=SafetensorError,
+    convert_writing_errors,
+    full_disk_hint="free some space, or give a file on another disk with --out",
+    other_hint="give a file that you may write to with --out",
+    also_caught=SafetensorError,
 )
 
 
@@ -223,8 +223,8 @@ class CalibrationJob:
         free = shutil.disk_usage(folder).free
         if needed > free:
             raise ResourceError(
-                f"queries and keys would take {size_text(needed)} in {folder}, but only "
-                f"{size_text(free)} are free",
+                f"queries and keys would take {format_size(needed)} in {folder}, but only "
+                f"{format_size(free)} are free",
                 "use fewer --tokens, or give a file on another disk with --out",
             )
         with attach(self.loaded.model, self.method) as attachment:

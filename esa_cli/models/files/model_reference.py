@@ -31,7 +31,7 @@ from esa_cli.errors import ModelError, ResourceError, first_line
 from esa_cli.models.files.checkpoint_files import check_tokenizer_files, weight_files
 from esa_cli.models.files.random_model import NAMES
 from esa_cli.system.files import is_disk_full
-from esa_cli.system.machine import in_home
+from esa_cli.system.machine import expand_home_folder
 from esa_cli.system.progress import StageProgress, show_nothing
 
 DEFAULT_MODEL = (
@@ -89,7 +89,7 @@ def parse_reference(ref: str | ModelRef) -> ModelRef:
         pin = sha256.lower()
         return ModelRef("wheel", text, dist=dist, version=version, member=member, sha256=pin)
     if text and not re.search(r"[\0\n]|://|^wheel:|^random:", text):
-        path = in_home(text, "the model", ModelError)
+        path = expand_home_folder(text, "the model", ModelError)
         if text.lower().endswith(".gguf"):
             return ModelRef("gguf", text, path)
         if path.is_dir() or text.startswith(("/", "./", "../", "~", ".\\", "..\\")) or path.drive:

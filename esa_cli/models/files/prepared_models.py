@@ -27,8 +27,8 @@ from esa_cli.errors import ModelError, UsageError
 from esa_cli.models.files import model_reference
 from esa_cli.models.files.model_reference import ModelRef, list_cached_snapshots, parse_reference
 from esa_cli.models.files.random_model import write_random_model
-from esa_cli.system.files import replacing, writing_errors
-from esa_cli.system.machine import in_home
+from esa_cli.system.files import convert_writing_errors, replacing
+from esa_cli.system.machine import expand_home_folder
 from esa_cli.system.progress import StageProgress, show_nothing
 from esa_cli.system.text import text_digest
 from esa_cli.version import __version__
@@ -58,7 +58,7 @@ def home() -> Path:
     """Returns $ESA_HOME, or by default the platform's cache folder for esa. Raises UsageError:
     $ESA_HOME begins with the home folder of a user who does not exist."""
     chosen = os.environ.get("ESA_HOME")
-    return in_home(chosen or platformdirs.user_cache_dir("esa"), "ESA_HOME", UsageError)
+    return expand_home_folder(chosen or platformdirs.user_cache_dir("esa"), "ESA_HOME", UsageError)
 
 
 # -- From a reference to a folder
@@ -85,7 +85,7 @@ def pull(
     if ref.kind == "random":
         return build_folder(ref, write_random_model, report)
     if ref.kind != "folder":
-        file = from_file and in_home(from_file, "the file", ModelError)
+        file = from_file and expand_home_folder(from_file, "the file", ModelError)
         return build_folder(ref, lambda folder: _fill_from_gguf(ref, folder, file, report), report)
     if not ref.path.is_dir():
         raise ModelError(f"the folder {ref.text} does not exist", "check the path of the model")
@@ -134,7 +134,7 @@ def build_folder(
         return folder
     hint = "set the environment variable ESA_HOME to a writable folder with free space"
     what = f"the models in {folder.parent}"
-    with writing_errors(what, hint, hint, failed=ModelError):
+    with convert_writing_errors(what, hint, hint, other_error=ModelError):
         folder.parent.mkdir(parents=True, exist_ok=True)
         try:
             lock = _folder_lock(folder).acquire(timeout=0)

@@ -21,7 +21,7 @@ from esa_cli.models.files.quiet_transformers import quiet_transformers
 from esa_cli.models.loading import quantization
 from esa_cli.models.tokenization.tokenizer import load_plain_tokenizer, load_tokenizer
 from esa_cli.storage import check_cache
-from esa_cli.system.machine import available_memory, memory_ran_out, size_text
+from esa_cli.system.machine import available_memory, format_size, memory_ran_out
 from esa_cli.system.progress import StageProgress, show_nothing
 
 _SMALLER = "use a smaller model, close other programs, or try --dtype bfloat16 or int8"
@@ -260,8 +260,8 @@ def _check_weights_fit_memory(needed_bytes: int, device: str, ref: ModelRef) -> 
     """Raises ResourceError if the weights need more bytes than the device has available."""
     free = available_memory(device)
     if needed_bytes > free:
-        needs = f"needs {size_text(needed_bytes)} for its weights"
-        message = f"{ref.name} {needs}, and {device} has {size_text(free)} available"
+        needs = f"needs {format_size(needed_bytes)} for its weights"
+        message = f"{ref.name} {needs}, and {device} has {format_size(free)} available"
         raise ResourceError(message, _SMALLER)
 
 

@@ -25,7 +25,7 @@ from esa_cli.qa.finding.words import (
     sentence_words,
     unmentioned_share,
 )
-from esa_cli.system.content_words import find_question_words
+from esa_cli.system.text import find_question_words
 
 AROUND = (4, 32, 128)
 """Numbers of neighbours that raise a window's score: about a page, some pages, a chapter."""

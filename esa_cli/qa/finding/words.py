@@ -22,15 +22,15 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 from torch import Tensor
 
-from esa_cli.documents import sentences
-from esa_cli.system.bm25_scores import Bm25Index
-from esa_cli.system.content_words import (
-    content_words,
+from esa_cli.documents.document import cut_sentences, strip_span
+from esa_cli.system.text import (
+    Bm25Index,
+    compute_words_digest,
     count_words_of_text,
+    detect_language,
+    find_content_words,
     find_question_words,
-    language_of,
     locate_content_words,
-    words_version,
 )
 
 BLANK_LINES = re.compile(r"\n\s*\n")
@@ -56,9 +56,9 @@ def sentence_spans(text: str) -> list[tuple[int, int]]:
     for blank_start, blank_end in [
         *(blank.span() for blank in BLANK_LINES.finditer(text)), (len(text), len(text)),
     ]:  # fmt: skip
-        start, last = sentences.strip_span(text, at, blank_start)
-        for end in sentences.cut_sentences(text, start, last):
-            first, stop = sentences.strip_span(text, start, end)
+        start, last = strip_span(text, at, blank_start)
+        for end in cut_sentences(text, start, last):
+            first, stop = strip_span(text, start, end)
             if first < stop:
                 out.append((first, stop))
             start = end
@@ -103,7 +103,7 @@ class SentenceWords:
         counts: (S,) int32, words of each sentence, stop words included.
         ids: (n,) int32, content words in the order of the text.
         ends: (S + 1,) int64; sentence s has the content words [ends[s], ends[s + 1]).
-        vocabulary: the stem of each id. language: see `language_of`."""
+        vocabulary: the stem of each id. language: see `detect_language`."""
 
     spans: Any
     counts: Any
@@ -149,8 +149,8 @@ class SentenceWords:
 @cache
 def _table_version() -> str:
     """Returns a digest of all code and data that determine a table, except the text."""
-    digest = hashlib.sha256(f"{unicodedata.unidata_version} {words_version()}".encode())
-    for file in (sentences.__file__, __file__):
+    digest = hashlib.sha256(f"{unicodedata.unidata_version} {compute_words_digest()}".encode())
+    for file in (cut_sentences.__code__.co_filename, __file__):
         digest.update(Path(file).read_bytes())
     return digest.hexdigest()
 
@@ -158,10 +158,10 @@ def _table_version() -> str:
 @lru_cache(maxsize=2)  # a document is asked before its index is computed, and then again
 def sentence_words(text: str) -> SentenceWords:
     """Returns the table of the sentences of a text and their content words."""
-    spans, language = sentence_spans(text), language_of(text)
+    spans, language = sentence_spans(text), detect_language(text)
     vocabulary, ids, ends = dict[str, int](), list[int](), [0]
     for start, end in spans:
-        stems = content_words(text[start:end], language)
+        stems = find_content_words(text[start:end], language)
         ids += [vocabulary.setdefault(stem, len(vocabulary)) for stem in stems]
         ends.append(len(ids))
     return SentenceWords(
@@ -252,7 +252,7 @@ def _nearest_windows(
 
 def matched_words(text: str, question: str) -> list[tuple[int, int]]:
     """Returns the characters [start, end) of each content word shared by text and question."""
-    language = language_of(text)
+    language = detect_language(text)
     wanted = {stem for stems in find_question_words(question, [language]) for stem in stems}
     located = locate_content_words(text, language)
     return list(dict.fromkeys((start, end) for start, end, stem in located if stem in wanted))
@@ -277,7 +277,7 @@ def capitals_mean_names(texts: Sequence[str]) -> bool:
     samples = [text[:share] for text in texts]
     letters = [letter for text in samples for letter in INSIDE.findall(text)]
     capitals = len([letter for letter in letters if letter.isupper()])
-    german = any(language_of(text) == "german" for text in samples)
+    german = any(detect_language(text) == "german" for text in samples)
     return capitals <= MAX_CAPITALS * len(letters) and not german
 
 

@@ -25,7 +25,7 @@ from esa_cli.qa.ingestion.library_texts import INDEX, record_document, restored
 from esa_cli.storage.library import Entry, Layout, Library
 from esa_cli.storage.library.stored_document import DocumentWriter
 from esa_cli.storage.memory_store import split_rows
-from esa_cli.system.files import resolved_path
+from esa_cli.system.files import resolve_folder_links
 from esa_cli.system.progress import Progress, WaitingCallback, combined
 from esa_cli.version import __version__
 
@@ -268,7 +268,7 @@ class Ingest(ABC):
         return {
             "name": document.name,
             "source": document.source,
-            "path": resolved_path(document.source) if is_file else "",
+            "path": resolve_folder_links(document.source) if is_file else "",
             "bytes": document.bytes,
             "missing": list(document.missing),
             "model": self.esa.preset.model,

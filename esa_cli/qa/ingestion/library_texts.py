@@ -15,7 +15,7 @@ from esa_cli.documents.document import Document, Mark, read_document
 from esa_cli.documents.sources import FoundFiles, LeftOut, find_readable_files
 from esa_cli.errors import DiskError, DocumentError, LibraryError, UsageError
 from esa_cli.storage.library import Catalogue, Entry, FileRecord, Library
-from esa_cli.system.files import file_stamp, real_path, resolved_path
+from esa_cli.system.files import compute_file_stamp, resolve_folder_links, resolve_links
 from esa_cli.system.progress import Progress
 from esa_cli.system.text import text_digest
 
@@ -92,7 +92,7 @@ class FileIndexing:
         else:
             stamp = ""
             with suppress(OSError):
-                stamp = file_stamp(path)
+                stamp = compute_file_stamp(path)
             try:
                 document = read_document(path)
                 record, text = _record_document_file(document, path, folder), document.text
@@ -147,7 +147,7 @@ def check_folder(folder: str, library: Library) -> str:
     if not os.path.isdir(folder):
         raise DocumentError(f"{folder or 'FOLDER'} must be a folder", "name a folder")
     path = os.path.abspath(folder)
-    root, real = (os.path.join(real_path(one), "") for one in (library.root, path))
+    root, real = (os.path.join(resolve_links(one), "") for one in (library.root, path))
     if root.startswith(real) or real.startswith(root):
         which = "contain" if root.startswith(real) else "be in"
         raise UsageError(
@@ -209,7 +209,7 @@ def record_removed_files(
     """Records that files which were ingested one by one no longer exist."""
     stored = {entry.file for part in catalogue.entries() for entry in part}
     gone = [one for one in _removed_files(catalogue, folder, found) if not one.folder]
-    gone = [one for one in gone if one.digest and resolved_path(one.path) in stored]
+    gone = [one for one in gone if one.digest and resolve_folder_links(one.path) in stored]
     if found.files and gone:
         with catalogue.transaction():
             for one in gone:
@@ -232,10 +232,12 @@ def outdated_entries(
     """Returns stored documents of a folder whose text is no longer the text of any file."""
     entries = list(entries)
     gone = {one.path for one in state.removed if not os.path.lexists(one.path)}
-    removed, read_from = set(map(resolved_path, gone)), {entry.file for entry in entries}
-    again = [one.path for one in state.changes.readable if resolved_path(one.path) in read_from]
+    removed, read_from = set(map(resolve_folder_links, gone)), {entry.file for entry in entries}
+    again = [
+        one.path for one in state.changes.readable if resolve_folder_links(one.path) in read_from
+    ]
     records = FileIndexing(catalogue).update(again).readable
-    now = {resolved_path(one.path): one.digest for one in records}
+    now = {resolve_folder_links(one.path): one.digest for one in records}
     current = {
         one.digest
         for one in catalogue.files.all()

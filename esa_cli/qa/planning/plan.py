@@ -426,8 +426,8 @@ class IngestPlan:
             need, have, place = self.host_keys_values, self.host_available, "the host"
         has = "ESA_MEMORY_LIMIT allows" if _is_capped(self.device) else f"{place} has"
         raise ResourceError(
-            f"{self.tokens:,} tokens need {machine.size_text(need)} of memory, and "
-            f"{has} {machine.size_text(have)}",
+            f"{self.tokens:,} tokens need {machine.format_size(need)} of memory, and "
+            f"{has} {machine.format_size(have)}",
             "; or ".join(self.remedies),
         )
 

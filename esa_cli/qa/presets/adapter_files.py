@@ -8,7 +8,7 @@ from esa_cli.errors import PresetError
 from esa_cli.models.text_passes.text_forward import CONFIG
 from esa_cli.qa.presets.preset import AnswerSettings, Preset
 from esa_cli.qa.presets.preset_files import shipped_preset_folder
-from esa_cli.system.machine import in_home
+from esa_cli.system.machine import expand_home_folder
 
 MAPS = "maps.safetensors"
 """The name of the file with a finder's projections."""
@@ -49,7 +49,7 @@ def finder_folder(name: str) -> Path:
 
 
 def _find_folder(name: str, kind: str, file: str) -> Path:
-    own = in_home(name, f"answer.{kind}", PresetError)
+    own = expand_home_folder(name, f"answer.{kind}", PresetError)
     shipped = [] if "/" in name else [shipped_preset_folder() / f"{kind}s" / name]
     for folder in (*shipped, own):
         if name and (folder / file).is_file():

@@ -33,7 +33,7 @@ from esa_cli.qa.presets.preset_files import (
     shipped_presets,
 )
 from esa_cli.system.registry import nearest
-from esa_cli.system.text import MAX_DEPTH, dump_yaml, load_yaml
+from esa_cli.system.strict_parsing import MAX_DEPTH, dump_yaml, load_yaml
 
 DEFAULT = "default"
 PROMPT = "Question: {question}\nText: {passage}\nQuestion: {question}\nAnswer:"

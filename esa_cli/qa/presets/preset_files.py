@@ -11,9 +11,9 @@ import yaml
 from platformdirs import user_config_path
 
 from esa_cli.errors import PresetError
-from esa_cli.system.machine import in_home
+from esa_cli.system.machine import expand_home_folder
 from esa_cli.system.registry import nearest
-from esa_cli.system.text import load_yaml
+from esa_cli.system.strict_parsing import load_yaml
 
 SUFFIXES = (".yaml", ".yml")
 FORMER = {
@@ -56,7 +56,7 @@ def find_preset_file(name: str, near_folder: Path | None = None) -> Path:
     PresetError: there is no such preset."""
     if name.endswith(SUFFIXES) or "/" in name:
         for base in ([near_folder] if near_folder else []) + [Path()]:
-            path = base / in_home(name, "preset", PresetError)
+            path = base / expand_home_folder(name, "preset", PresetError)
             if path.is_file():
                 return path
         raise PresetError(

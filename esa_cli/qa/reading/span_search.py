@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from esa_cli.system.content_words import SPACELESS_CHARACTER
+from esa_cli.system.text import SPACELESS_CHARACTER
 
 BEAMS = 3
 MAX_TOKENS = 32

@@ -35,15 +35,16 @@ from esa_cli.errors import DiskError, EsaError, LibraryError
 from esa_cli.storage.library import disk, manifest
 from esa_cli.storage.library.disk import LibraryPaths
 from esa_cli.storage.library.manifest import Entry
-from esa_cli.system.content_words import (
-    find_question_words,
-    language_of,
-    locate_content_words,
-    words_version,
-)
-from esa_cli.system.files import file_stamp, real_path
+from esa_cli.system.files import compute_file_stamp, resolve_links
 from esa_cli.system.progress import Progress
-from esa_cli.system.text import has_lone_surrogate, text_bytes
+from esa_cli.system.text import (
+    compute_words_digest,
+    detect_language,
+    find_question_words,
+    has_lone_surrogate,
+    locate_content_words,
+    text_bytes,
+)
 
 NAME = "catalogue-1.sqlite"
 """The catalogue's file name, which includes the version of the catalogue's tables."""
@@ -105,7 +106,7 @@ class FileRecord(NamedTuple):
     def is_current(self) -> bool:
         """Whether the file is unchanged since it was ingested."""
         try:
-            return bool(self.stamp) and file_stamp(self.path) == self.stamp
+            return bool(self.stamp) and compute_file_stamp(self.path) == self.stamp
         except OSError:
             return False
 
@@ -198,7 +199,7 @@ class TextIndex:
         insert = "INSERT INTO texts (digest, characters) VALUES (?, ?)"
         row = self._db.execute(insert, (digest, len(text))).lastrowid
         assert row is not None
-        language = language_of(text)
+        language = detect_language(text)
         self._db.execute("INSERT OR IGNORE INTO languages (name) VALUES (?)", (language,))
         words = (_make_index_token(word) for _, _, word in locate_content_words(text, language))
         packer, packed, count = zlib.compressobj(1), list[bytes](), 0
@@ -268,7 +269,7 @@ class KnownFiles:
 
     def __init__(self, paths: LibraryPaths, records: Iterable[FileRecord]) -> None:
         self._is_unmounted = cache(partial(_is_unmounted, paths))
-        self._real_folder = cache(real_path)
+        self._real_folder = cache(resolve_links)
         self._by_path = defaultdict[str, list[FileRecord]](list)
         self._by_text: dict[str, FileRecord] = {}
         for record in records:
@@ -577,8 +578,8 @@ def make_tables(db: sqlite3.Connection) -> None:
 
 def _restore_records(db: sqlite3.Connection, paths: LibraryPaths) -> None:
     """Adds the records of synchronised folders to a new catalogue. In a catalogue whose words come
-    from another version of `content_words`, removes all texts, which esa then adds again."""
-    words = int(words_version()[:7], 16) or 1
+    from another version of `find_content_words`, removes all texts, which esa then adds again."""
+    words = int(compute_words_digest()[:7], 16) or 1
     [(version,)] = db.execute("PRAGMA user_version")
     if version == words:
         return

@@ -29,8 +29,8 @@ from typing import BinaryIO
 import platformdirs
 
 from esa_cli.errors import DiskError, ForeignVersionError, LibraryError, UnreadableError
-from esa_cli.system.files import replacing, writing_errors
-from esa_cli.system.machine import in_home, size_text
+from esa_cli.system.files import convert_writing_errors, replacing
+from esa_cli.system.machine import expand_home_folder, format_size
 
 ROOT = "ESA_LIBRARY"
 MARKER = "esa-library"
@@ -64,7 +64,7 @@ def default_root() -> Path:
     data folder for esa. Raises LibraryError."""
     chosen = os.environ.get(ROOT)
     if chosen:
-        return in_home(chosen, ROOT, LibraryError)
+        return expand_home_folder(chosen, ROOT, LibraryError)
     return Path(platformdirs.user_data_dir("esa")) / "library"
 
 
@@ -192,8 +192,8 @@ def check_room(root: Path, nbytes: int) -> None:
     """Raises DiskError if a document of this size does not fit on the library's disk."""
     free = shutil.disk_usage(nearest_folder(root)).free
     if free < nbytes:
-        message = f"the document would take {size_text(nbytes)} in the library {root}, and the "
-        raise DiskError(f"{message}disk has {size_text(free)} left", _FREE_SPACE)
+        message = f"the document would take {format_size(nbytes)} in the library {root}, and the "
+        raise DiskError(f"{message}disk has {format_size(free)} left", _FREE_SPACE)
 
 
 def pack_file(kind: str, payload: bytes, format_no: int = FORMAT) -> tuple[bytes, str]:
@@ -304,4 +304,6 @@ def converting_write_errors(root: Path) -> AbstractContextManager[None]:
     """Converts an OSError during writing into a DiskError (the disk is full) or a LibraryError."""
     other = f"{_ANOTHER_FOLDER}; on Windows, end other esa processes that use the library"
     target = f"the library in {root}"
-    return writing_errors(target, _FREE_SPACE, other, no_room=DiskError, failed=LibraryError)
+    return convert_writing_errors(
+        target, _FREE_SPACE, other, full_disk_error=DiskError, other_error=LibraryError
+    )

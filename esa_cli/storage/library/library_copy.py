@@ -22,7 +22,7 @@ from esa_cli.storage.library.disk import LibraryPaths
 from esa_cli.storage.library.library import Library, claim_segments
 from esa_cli.storage.library.manifest import Entry, segment_prefix
 from esa_cli.storage.library.stored_document import check_file, check_manifest, needed_paths
-from esa_cli.system.files import replacing, writing_errors
+from esa_cli.system.files import convert_writing_errors, replacing
 from esa_cli.system.progress import Progress
 
 CHUNK_BYTES = 1 << 22
@@ -306,7 +306,7 @@ def _create_archive(path: Path) -> Iterator[tarfile.TarFile]:
             raise UsageError(message, "give the name of another file") from error
     room = "free some space, or give a file on another disk"
     with (
-        writing_errors(path, room, "give a file in a folder that you may write to"),
+        convert_writing_errors(path, room, "give a file in a folder that you may write to"),
         replacing(path, durable=True) as part,
         open(os.open(part, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file,
         tarfile.open(fileobj=file, mode="w", format=tarfile.GNU_FORMAT) as tar,

@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from properties import WORDS
 
-from esa_cli.apps.cli.cli_app import make_click_command
+from esa_cli.__main__ import make_click_command
 from esa_cli.errors import NOT_FOUND, PARTIAL, USAGE
 
 CODES = {0, USAGE, 3, 4, 5, 6, PARTIAL}

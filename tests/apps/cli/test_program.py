@@ -15,7 +15,7 @@ import pytest
 from command import ROOT, Esa, fail
 from engine_process import start
 
-from esa_cli.apps.cli.cli_app import GROUPS, REPLACED, expand_arguments, make_click_command
+from esa_cli.__main__ import GROUPS, REPLACED, expand_arguments, make_click_command
 from esa_cli.apps.cli.options.options import ModelOptions
 
 pytestmark = pytest.mark.usefixtures("surroundings")
@@ -85,10 +85,9 @@ def test_settings_of_the_run_are_no_settings_of_the_preset() -> None:
 def test_help_imports_nothing_heavy() -> None:
     calls = [[*path, "--help"] for path, _ in COMMANDS]
     code = (
-        "import functools, sys\nfrom esa_cli.__main__ import main\n"
-        "from esa_cli.apps.cli import cli_app\n"
-        "cli_app.make_click_command = functools.cache(cli_app.make_click_command)\n"
-        f"for call in {calls!r}:\n    assert main(call) == 0\n"
+        "import functools, sys\nfrom esa_cli import __main__ as program\n"
+        "program.make_click_command = functools.cache(program.make_click_command)\n"
+        f"for call in {calls!r}:\n    assert program.main(call) == 0\n"
         "heavy = {'torch', 'transformers', 'tokenizers', 'numpy', 'rich'}\n"
         "sys.exit(' '.join(heavy & set(sys.modules)) or 0)\n"
     )

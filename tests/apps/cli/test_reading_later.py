@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from command import TINY, Result
 
-from esa_cli.apps.cli import open_esa as opening
+from esa_cli.apps.cli import model_and_documents as opening
 from esa_cli.qa.answering.reply import Reply
 from esa_cli.qa.api import Esa
 from esa_cli.storage.library import Library

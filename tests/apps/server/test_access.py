@@ -21,7 +21,7 @@ from live_server import HEAD, TOKEN, LiveServer, Start, user
 
 from esa_cli.apps.cli.commands import serve_command as command
 from esa_cli.apps.cli.output.terminal import Reporter
-from esa_cli.apps.server import server_run
+from esa_cli.apps.server import server_app
 from esa_cli.documents.document import read_document
 from esa_cli.errors import UsageError
 from esa_cli.system.machine import is_loopback
@@ -76,7 +76,7 @@ def test_too_large_or_too_slow(
     with contextlib.suppress(OSError):
         assert found.getresponse().status == 413
     assert len(asker.calls) == 1
-    monkeypatch.setattr(server_run, "SEND_WITHIN_S", 0.2)
+    monkeypatch.setattr(server_app, "SEND_WITHIN_S", 0.2)
     with socket.create_connection(("127.0.0.1", live.port), 20) as slow:
         slow.sendall(HEAD % 9 + b"{")
         assert slow.recv(100).startswith(b"HTTP/1.1 408")
@@ -108,7 +108,7 @@ def test_loopback(host: str, here: bool) -> None:
 
 
 def call(monkeypatch: pytest.MonkeyPatch, asker: FakeAsker, *words: str) -> Any:
-    monkeypatch.setattr(server_run, "serve_app", lambda app, sock: None)
+    monkeypatch.setattr(server_app, "serve_app", lambda app, sock: None)
     return run_command(monkeypatch, command.serve, asker, *words)
 
 

@@ -11,7 +11,7 @@ from fake_asker import FakeAsker
 from forked import child, ended
 from live_server import LiveServer, Start, in_thread, send, until, user
 
-from esa_cli.apps.server import server_run
+from esa_cli.apps.server import server_app
 from esa_cli.apps.server.worker import Job, Worker
 from esa_cli.errors import (
     BUG,
@@ -179,7 +179,7 @@ def test_an_answer_that_takes_too_long(start: Start, asker: FakeAsker, stream: b
 def test_a_server_that_ends_ends_the_reading(
     start: Start, slow: FakeAsker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server_run, "END_WITHIN_S", 1)
+    monkeypatch.setattr(server_app, "END_STREAMS_WITHIN_S", 1)
     live = start()
     thread, found = in_thread(lambda: list(live.ask("long", stream=True, extra_body=A)))
     until(lambda: slow.read > 2)

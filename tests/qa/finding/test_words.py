@@ -29,7 +29,7 @@ from esa_cli.qa.finding.words import (
     sentence_words,
     unmentioned_share,
 )
-from esa_cli.system.content_words import content_words, count_words_of_text
+from esa_cli.system.text import count_words_of_text, find_content_words
 
 NAMES = ("Anna", "Boris", "Clara", "David", "Emma")
 PLACES = ("harbour", "market", "mill", "tower", "orchard", "bridge", "chapel")
@@ -47,12 +47,12 @@ def story(sentences: int, seed: int = 0) -> str:
 
 def bm25(texts: Sequence[str], question: str) -> list[float]:
     """idf * tf / (tf + k1 (1 - b + b |d| / mean |d|)), each word as often as it is asked."""
-    documents = [content_words(text) for text in texts]
+    documents = [find_content_words(text) for text in texts]
     mean = sum(map(len, documents)) / len(documents)
     out = []
     for words in documents:
         total = 0.0
-        for asked in content_words(question):
+        for asked in find_content_words(question):
             having = sum(asked in other for other in documents)
             idf = math.log(1 + (len(documents) - having + 0.5) / (having + 0.5))
             count = words.count(asked)
@@ -138,7 +138,7 @@ def test_the_words_of_each_sentence_are_stored_and_read(text: str) -> None:
     assert stored is not None
     assert list(map(tuple, stored.spans.tolist())) == spans
     assert stored.counts.tolist() == [count_words_of_text(text[a:b]) for a, b in spans]
-    assert of_each_sentence(stored) == [content_words(text[a:b]) for a, b in spans]
+    assert of_each_sentence(stored) == [find_content_words(text[a:b]) for a, b in spans]
     assert len(set(stored.vocabulary)) == len(stored.vocabulary)
 
 
@@ -250,9 +250,9 @@ def test_the_best_passages_by_words_have_the_most_of_them() -> None:
     books = [book(text) for text in texts]
     for query in ("mill tower", "harbour mill orchard chapel", "bridge", "mill mill", "zeppelin"):
         found = passages_with_words(query, books)
-        wanted = set(content_words(query))
+        wanted = set(find_content_words(query))
         counts = [
-            (len(wanted & set(content_words(text[one.start : one.end]))), number, one)
+            (len(wanted & set(find_content_words(text[one.start : one.end]))), number, one)
             for number, text in enumerate(texts)
             for one in windows_of(text, WINDOW_WORDS)
         ]

@@ -68,7 +68,7 @@ def test_words_of_another_version_are_made_again(
         first = update(catalogue, *names).records
     with library.catalogue() as catalogue:
         assert len(catalogue.texts) == 2
-    monkeypatch.setattr(catalogue_file, "words_version", lambda: "f" * 64)
+    monkeypatch.setattr(catalogue_file, "compute_words_digest", lambda: "f" * 64)
     for _ in range(2):
         with library.catalogue() as catalogue:
             assert len(catalogue.texts) == 0

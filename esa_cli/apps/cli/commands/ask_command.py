@@ -19,20 +19,15 @@ import typer
 from esa_cli.apps.cli.inputs import split_off_question
 from esa_cli.apps.cli.options import options, output_paths
 from esa_cli.apps.cli.options.command_help import option
-from esa_cli.apps.cli.output.answer_output import (
-    AnswerStream,
-    describe_answer,
-    show_answer_notes,
-    shown_passage_count,
-)
+from esa_cli.apps.cli.output import answer_output
 from esa_cli.apps.cli.output.terminal import Reporter, clean_text, print_json
-from esa_cli.documents.readers.text_builder import first_names
+from esa_cli.documents.readers.text_builder import shorten_list
 from esa_cli.documents.sources import source_files
 from esa_cli.errors import UsageError
 from esa_cli.storage.library import Library
 
 if TYPE_CHECKING:
-    from esa_cli.apps.cli.document_search import QuestionBooks
+    from esa_cli.apps.cli.model_and_documents import QuestionBooks
     from esa_cli.qa.answering.reply import Reply
     from esa_cli.qa.api import Esa
     from esa_cli.qa.finding.books import Book
@@ -78,7 +73,7 @@ class AskOptions(options.DocumentOptions):
     @property
     def passage_count(self) -> int:
         """The number of passages to show with the answer or to put into its JSON object."""
-        return shown_passage_count(self.top, self.quiet and not self.as_json)
+        return answer_output.count_shown_passages(self.top, self.quiet and not self.as_json)
 
 
 @options.typer_command
@@ -127,8 +122,7 @@ class AskRun:
         stack: ExitStack,
     ) -> None:
         """Loads the model and opens the documents of the question. Raises EsaError."""
-        from esa_cli.apps.cli.document_search import QuestionBooks
-        from esa_cli.apps.cli.open_esa import open_esa
+        from esa_cli.apps.cli.model_and_documents import QuestionBooks, open_esa
         from esa_cli.models import path_of
         from esa_cli.models.tokenization.tokenizer import begin_loading_tokenizer
         from esa_cli.qa.opening import answerable, prepare
@@ -186,14 +180,14 @@ class AskRun:
             steps = zip(("load_s", "ingest_s", "answer_s"), pairwise(self.started), strict=True)
             seconds = {name: end - start for name, (start, end) in steps}
             left_out, searched = self.documents.gathered.left_out, self.documents.searched
-            facts = describe_answer(self.esa, self.books, reply, seconds, left_out)
+            facts = answer_output.describe_answer(self.esa, self.books, reply, seconds, left_out)
             print_json({**facts, **({"searched": searched} if searched else {})})
         self._write_report(reply)
 
     def _read_books_and_ask_again(self, unread_reply: Reply) -> Reply:
         """Reads the unread books, asks again, and prints the answer if it has changed."""
         reporter, books = self.reporter, self.books
-        unread = first_names([book.document.name for book in books if not book.read])
+        unread = shorten_list([book.document.name for book in books if not book.read])
         reporter.warn(  # with --quiet, too: the command goes on for minutes
             f"esa: not read yet: {unread}. This answer was found with BM25 alone. Reading now; "
             "Ctrl-C keeps the answer"
@@ -215,7 +209,7 @@ class AskRun:
         else:
             reporter.warn("esa: the answer after reading:")
             print(clean_text(reply.text), flush=True)
-            show_answer_notes(reply, self.flags.passage_count, reporter)
+            answer_output.show_answer_notes(reply, self.flags.passage_count, reporter)
         return reply
 
     def _ask_question(self, is_streamed: bool) -> Reply:
@@ -226,18 +220,18 @@ class AskRun:
             self.question,
             self.books,
             evidence=max(flags.passage_count, 0 if flags.as_json else 1),
-            on_text=AnswerStream(sys.stdout, reporter) if is_streamed else None,
+            on_text=answer_output.AnswerStream(sys.stdout, reporter) if is_streamed else None,
             **self.generation,
         )
         reporter.clear_spinner()
         if is_streamed:
             print(flush=True)
-            show_answer_notes(reply, flags.passage_count, reporter)
+            answer_output.show_answer_notes(reply, flags.passage_count, reporter)
         return reply
 
     def _write_report(self, reply: Reply) -> None:
         """Writes the HTML page of --report, if wanted; the answer has already been printed."""
         if self.flags.report is not None:
             page = self.esa.report(reply, self.question, self.books)
-            output_paths.write_text_to(self.flags.report, page)
+            output_paths.write_text_file(self.flags.report, page)
             self.reporter.note(f"esa: wrote {self.flags.report}")

@@ -1,28 +1,41 @@
-"""The commands `esa chat`, a conversation, and `esa batch`, which answers a file of questions."""
+"""The command `esa chat`: a conversation about documents, of questions and commands like /save."""
 
 from __future__ import annotations
 
-import itertools
-import os
+import re
+import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from esa_cli.apps import batch as batches
 from esa_cli.apps.cli.commands.ask_command import Top
-from esa_cli.apps.cli.inputs import read_documents, read_numbered_lines
-from esa_cli.apps.cli.options import options
-from esa_cli.apps.cli.options import output_paths as files
-from esa_cli.apps.cli.options.command_help import option
-from esa_cli.apps.cli.output import terminal
-from esa_cli.apps.cli.output.answer_output import shown_passage_count
-from esa_cli.apps.conversation import Conversation, read_terminal_lines
-from esa_cli.errors import PARTIAL, UsageError
-from esa_cli.system.machine import time_text
+from esa_cli.apps.cli.inputs import Line, read_documents, read_numbered_lines
+from esa_cli.apps.cli.options import options, output_paths
+from esa_cli.apps.cli.output import answer_output
+from esa_cli.apps.cli.output.terminal import Reporter, clean_text, pluralize
+from esa_cli.errors import PARTIAL, EsaError, HistoryError, UsageError
+from esa_cli.qa.answering.reply import Reply, Turn
+
+if TYPE_CHECKING:
+    from esa_cli.qa.api import Esa
+
+MAX_PASSAGES = 10
+"""The number of passages that are recorded with each answer, for the command /evidence."""
+COMMANDS = {
+    "/evidence": "show the full passages that the last answer rests on",
+    "/reset": "forget the questions and answers, but not the documents",
+    "/save": "FILE: write the conversation to a Markdown file",
+    "/docs": "list the documents",
+    "/help": "show this list",
+    "/quit": "end the conversation, as Ctrl-D does",
+}
+_COMMAND = re.compile(r"(/[a-z]*)(?:\s+(.*))?", re.DOTALL)
+"""Matches a slash with a word, then an argument, but no path that begins with a slash."""
 
 
 @options.typer_command
@@ -43,16 +56,16 @@ def chat(
 
     Without a terminal, each line of standard input is a question. Exit code 7 means that some lines
     got an error instead of an answer."""
-    from esa_cli.apps.cli.open_esa import open_esa
+    from esa_cli.apps.cli.model_and_documents import open_esa
     from esa_cli.qa.opening import answerable
 
     if "-" in documents:
         wrong = "standard input (-) cannot be a document, as it has the questions"
         raise UsageError(wrong, "save the document to a file")
     chosen = reader_options.load_preset(model, method)
-    reader, shown = reader_options.choose_reader(), shown_passage_count(top, quiet)
+    reader, shown = reader_options.choose_reader(), answer_output.count_shown_passages(top, quiet)
     on_terminal = sys.stdin.isatty() and sys.stdout.isatty()
-    with terminal.Reporter(quiet) as reporter:
+    with Reporter(quiet) as reporter:
         gathered = read_documents(documents, reporter).documents
         chosen = chosen if method else answerable(chosen, reporter)
         with open_esa(chosen, model, reporter, keep=keep, reader=reader) as esa:
@@ -64,7 +77,7 @@ def chat(
                 passages=shown, stoppable=on_terminal,
             )  # fmt: skip
             if on_terminal:
-                about = f"{terminal.pluralize(len(names), 'document')}, {esa.name}"
+                about = f"{pluralize(len(names), 'document')}, {esa.name}"
                 reporter.note(f"{about}; /help lists the commands, Ctrl-D ends")
                 read_terminal_lines(talk)
                 return
@@ -75,109 +88,196 @@ def chat(
         raise typer.Exit(PARTIAL)
 
 
-@options.typer_command
-def batch(
-    questions: Annotated[
-        Path,
-        typer.Argument(
-            metavar="QUESTIONS.jsonl",
-            help='Lines like {"question": "...", "documents": ["a.pdf"]}.',
-        ),
-    ],
-    out: Annotated[
-        Path, option("--out -o FILE", "Write answers to a JSON Lines file, or continue the file.")
-    ],
-    documents: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="DOC...", help="Documents for the questions that name none."),
-    ] = None,
-    limit: Annotated[
-        int | None, option("--limit N", "Ask only the first N questions.", min=1)
-    ] = None,
-    retry_failed: Annotated[
-        bool, option("--retry-failed", "Ask the questions again that got an error.")
-    ] = False,
-    top: Annotated[int, option("--top N", "Passages to store per answer.", min=0, max=50)] = 3,
-    keep: options.Keep = None,
-    method: options.Method = None,
-    *,
-    shards: options.ShardOptions,
-    model: options.ModelOptions,
-    generation_options: options.GenerationOptions,
-    reader_options: options.ReaderOptions,
-    as_json: options.Json = False,
-    quiet: options.Quiet = False,
-) -> None:
-    """Answer the questions of a file, in order.
-
-    After a stop, the same command continues where it was. Exit code 7 means that some questions got
-    an error instead of an answer."""
-    from esa_cli.apps.cli.open_esa import open_esa
-    from esa_cli.qa.opening import answerable
-
-    chosen = reader_options.load_preset(model, method)
-    asking = {**generation_options.make_ask_arguments(), "evidence": top}
-    reader, shard = reader_options.choose_reader(), shards.parse_shard(out)
-    started = time.monotonic()
-    with terminal.Reporter(quiet) as reporter:
-        chosen = chosen if method else answerable(chosen, reporter)
-        settings = chosen.model_dump(mode="json", exclude={"name", "description"})
-        answer_settings = {**asking, **reader_options.reader_dependencies, "preset": settings}
-        asked = _read_questions(questions, out, documents or [], answer_settings, reporter)
-        end = len(asked[:limit])
-        if not shard.whole:
-            count, asked = end, batches.shard_questions(asked[:limit], shard)
-            end = len(asked)
-            reporter.note(f"esa: shard {shard}: {end} of {count} questions", dim=False)
-        with batches.make_answers_file(out, asked, retry_failed) as answers:
-            batches.add_shard_answers(answers, asked[:end], shards.join or ())
-            before = sum(answers.has(index) for index in range(end))
-            if before:
-                reporter.note(f"esa: {before} questions of an earlier run are kept")
-            if before < end:
-                progress, numbers = (reporter.make_progress("", "questions"), itertools.count(1))
-                with open_esa(chosen, model, reporter, keep=keep, reader=reader) as esa:
-                    batches.run_batch(
-                        esa, asked, answers, asking, limit=end,
-                        progress=lambda: progress(next(numbers), end - before),
-                        warn=lambda text: reporter.warn(f"esa: {text}"),
-                    )  # fmt: skip
-        reporter.clear_spinner()
-        seconds, failed = time.monotonic() - started, sum(index < end for index in answers.failed)
-        if as_json:
-            counts = {"questions": end, "answered": end - failed, "failed": failed, "kept": before}
-            terminal.print_json({**counts, "seconds": round(seconds, 1), "out": str(out)})
-        answered = f"{end - failed} of {end} questions answered"
-        reporter.note(f"esa: {answered} in {time_text(seconds)}, in {out}")
-        if failed:
-            reporter.warn(f"esa: {failed} questions got an error; --retry-failed asks them again")
-    if failed:
-        raise typer.Exit(PARTIAL)
+class AnswerStoppedError(Exception):
+    """Raised inside the callback of an answer's text to stop the answer."""
 
 
-def _read_questions(
-    path: Path,
-    out: Path,
-    documents: Sequence[str],
-    answer_settings: Mapping[str, Any],
-    reporter: terminal.Reporter,
-) -> list[batches.BatchQuestion]:
-    """Reads the questions file, and warns of each question that cannot be asked."""
-    if "-" in documents:
-        raise UsageError(
-            "a document must be a file, got standard input (-)", "save the text to a file"
-        )
-    files.check_output_file("--out", out, [str(path)], "the questions file")
-    if out.exists() and not out.is_file():  # rows are read before they are written
-        raise UsageError(f"--out must be a regular file, got {out}", "choose another --out")
-    questions = batches.read_questions(path, documents, answer_settings)
-    for question in questions:
-        if question.fault:
-            reporter.warn(f"esa: {path}, line {question.line}: {question.fault}")
-    sources = list(dict.fromkeys(question.meant for question in questions))
-    for left_out in dict.fromkeys(one for source in sources for one in source.left_out):
-        reporter.warn(f"esa: {left_out.line}")
-    for document in dict.fromkeys(one for source in sources for one in source.paths):
-        if not os.path.exists(document):
-            reporter.warn(f"esa: there is no document {document}")
-    return questions
+class Conversation:
+    """Asks questions about the same books, with the earlier questions and answers, and runs
+    commands. Later questions ignore a stopped answer, which a model would take for a whole one.
+
+    Args:
+        documents: the names of the documents. ask_arguments: keyword arguments of `Esa.ask`.
+        passages: how many passages to show below each answer.
+        stoppable: whether a person types the lines, so that Ctrl-C stops only the answer."""
+
+    def __init__(
+        self,
+        asker: Esa,
+        books: Sequence[Any],
+        documents: Sequence[str],
+        reporter: Reporter,
+        ask_arguments: Mapping[str, Any] | None = None,
+        *,
+        passages: int = 0,
+        stoppable: bool = False,
+    ) -> None:
+        self.asker, self.books, self.documents = asker, list(books), documents
+        self.ask_arguments = {"evidence": max(MAX_PASSAGES, passages), **(ask_arguments or {})}
+        self.reporter, self.passages, self.stoppable = reporter, passages, stoppable
+        self.record: list[tuple[str, Reply]] = []
+        """The questions with their answers, oldest first."""
+        self.forgotten = 0
+        """How many of the oldest questions no longer fit into the model's window."""
+        self.failed = 0
+        """How many lines ended in an error."""
+        self._must_stop = False
+        self._saved: set[Path] = set()
+
+    def stop_answer(self) -> None:
+        """Stops the current answer before its next piece; a signal handler may call this method."""
+        self._must_stop = True
+
+    def ask_question(self, question: str, on_text: Callable[[str], None]) -> Reply | None:
+        """Returns the answer to a question, or None if the answer was stopped. Earlier questions
+        that do not fit are left out, oldest first. Raises EsaError, LengthError."""
+        self._must_stop = False
+
+        def forward_piece(piece: str) -> None:
+            if self._must_stop:
+                raise AnswerStoppedError
+            on_text(piece)
+
+        turns = tuple(Turn(asked, reply.text) for asked, reply in self.record)
+        for first in range(self.forgotten, len(turns) + 1):
+            try:
+                reply = self.asker.ask(
+                    question, self.books, history=turns[first:], on_text=forward_piece,
+                    **self.ask_arguments,
+                )  # fmt: skip
+            except HistoryError:
+                if first == len(turns):
+                    raise
+            except AnswerStoppedError:
+                break
+            else:
+                self.forgotten = first
+                self.record.append((question, reply))
+                return reply
+        return None
+
+    def handle_line(self, line: Line) -> bool:
+        """Answers a question or runs a command. Returns False for the command /quit."""
+        try:
+            if isinstance(line, EsaError):
+                raise line
+            line = line.strip()
+            if self.stoppable and line.lower() in ("exit", "quit", "help"):
+                line = "/help" if line.lower() == "help" else "/quit"
+            command = _COMMAND.fullmatch(line)
+            if command is not None and command[1] == "/quit":
+                return False
+            if command is not None:
+                self._run_command(command[1], (command[2] or "").strip())
+            elif line:
+                self._show_answer(line)
+        except EsaError as error:
+            self.failed += 1
+            self.reporter.clear_spinner()
+            self.reporter.warn(f"esa: {error.message}")
+            if error.hint:
+                self.reporter.warn(f"     {error.hint}")
+        return True
+
+    def _show_answer(self, question: str) -> None:
+        forgotten, stream = self.forgotten, answer_output.AnswerStream(sys.stdout, self.reporter)
+        self.reporter.show_spinner("answering")
+        try:
+            with _stop_on_interrupt(self.stop_answer) if self.stoppable else nullcontext():
+                reply = self.ask_question(question, stream)
+        finally:
+            self.reporter.clear_spinner()
+            if stream.any:
+                print(flush=True)
+        if reply is None:
+            self.reporter.note("  stopped")
+            return
+        if not stream.any:
+            print(clean_text(reply.text), flush=True)
+        answer_output.show_answer_notes(reply, self.passages, self.reporter)
+        if self.forgotten > forgotten == 0:
+            self.reporter.warn(
+                "  the conversation has grown long: the oldest questions are left out"
+            )
+
+    def _run_command(self, name: str, argument: str) -> None:
+        record = self.record
+        if name == "/help":
+            print("\n".join(f"{command:10} {about}" for command, about in COMMANDS.items()))
+        elif name == "/docs":
+            print(clean_text("\n".join(self.documents)))
+        elif name == "/reset":
+            self.record, self.forgotten = [], 0
+            self.reporter.note("  the conversation is forgotten, but not the documents")
+        elif name not in ("/evidence", "/save"):
+            raise UsageError(f"there is no command {name}", "type /help for a list of the commands")
+        elif not record:
+            raise UsageError("there is no answer yet", "ask a question first")
+        elif name == "/save":
+            self._save_conversation(argument.strip("\"'"))
+        elif not record[-1][1].evidence:
+            raise UsageError("the last answer has no passages", "ask another question")
+        else:
+            print(answer_output.format_full_passages(record[-1][1].evidence, record[-1][1].found))
+
+    def _save_conversation(self, name: str) -> None:
+        path = Path(name).expanduser()
+        if not name or (path.exists() and path.absolute() not in self._saved):
+            raise UsageError(
+                f"/save must name a new file, got {name or 'none'}", "try /save conversation.md"
+            )
+        output_paths.check_output_file("/save", path)
+        about = f"{self.asker.name}, {time.strftime('%Y-%m-%d')}"
+        output_paths.write_text_file(path, format_conversation(about, self.documents, self.record))
+        self._saved.add(path.absolute())
+        self.reporter.note(f"  saved {len(self.record)} questions in {path}")
+
+
+@contextmanager
+def _stop_on_interrupt(stop: Callable[[], None]) -> Iterator[None]:
+    """A context in which the first Ctrl-C calls `stop` and a second one has its usual effect."""
+    before = signal.getsignal(signal.SIGINT)
+
+    def on_first_interrupt(number: int, frame: Any) -> None:
+        signal.signal(signal.SIGINT, before)
+        stop()
+
+    signal.signal(signal.SIGINT, on_first_interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def format_conversation(
+    about: str, documents: Sequence[str], record: Sequence[tuple[str, Reply]]
+) -> str:
+    """Formats a conversation as Markdown; file names that are not valid UTF-8 are escaped."""
+    lines = ["# Questions and answers", "", about, "", *(f"- {name}" for name in documents)]
+    for number, (question, reply) in enumerate(record, 1):
+        lines += ["", f"## Question {number}", ""]
+        lines += [f"> {line}".rstrip() for line in question.splitlines()]
+        lines += ["", reply.text, *(["", "*(cut off)*"] if reply.cut else [])]
+        if reply.doubtful:
+            lines += ["", "*(the documents may not contain the answer)*"]
+        if reply.evidence:
+            weights = "Passages, with how much each counts for the answer:"
+            lines += ["", weights if reply.found else "The nearest passages:", ""]
+        for rank, passage in enumerate(reply.evidence, 1):
+            words = " ".join(passage.text.split())
+            lines.append(f"{rank}. {answer_output.format_place(passage, reply.found)}: {words}")
+    return "\n".join([*lines, ""]).encode("utf-8", "backslashreplace").decode()
+
+
+def read_terminal_lines(conversation: Conversation) -> None:
+    """Reads lines from the terminal until Ctrl-D or /quit; Ctrl-C discards the line being typed."""
+    with suppress(ImportError):  # on Windows the console itself edits and recalls lines
+        import readline  # noqa: F401
+    while True:
+        try:
+            if not conversation.handle_line(input("> ")):
+                return
+        except KeyboardInterrupt:
+            conversation.reporter.note("  Ctrl-D ends; /help lists the commands")
+        except EOFError:
+            return

@@ -13,14 +13,9 @@ from typing import TYPE_CHECKING, Annotated
 
 from esa_cli.apps.cli.options import options
 from esa_cli.apps.cli.options.command_help import option
-from esa_cli.apps.cli.output.answer_output import (
-    NOT_FOUND,
-    PIPE_WIDTH,
-    AnswerStream,
-    format_passage,
-)
+from esa_cli.apps.cli.output import answer_output
 from esa_cli.apps.cli.output.terminal import Reporter, make_console
-from esa_cli.system.machine import size_text, time_text
+from esa_cli.system.machine import format_duration, format_size
 
 if TYPE_CHECKING:
     from esa_cli.evaluation.tasks.chronicle_task import RewordedQuestion
@@ -40,7 +35,7 @@ def demo(
     """Ask questions about a generated document, and check the answers.
 
     The command works in any folder and leaves no files. The first run fetches the model."""
-    from esa_cli.apps.cli.open_esa import open_esa
+    from esa_cli.apps.cli.model_and_documents import open_esa
     from esa_cli.documents.document import Document
     from esa_cli.evaluation.tasks.chronicle_task import build
     from esa_cli.qa.opening import answerable
@@ -48,7 +43,7 @@ def demo(
     started, text = time.perf_counter(), build()
     document = Document("chronicle.md", text, "esa demo", "utf-8", len(text.encode()))
     with Reporter(quiet) as reporter:
-        chosen, size = model.load_preset(), size_text(document.bytes)
+        chosen, size = model.load_preset(), format_size(document.bytes)
         about = f"a chronicle of {len(text.split()):,} words ({size}) that esa makes up"
         _print_line(
             f"esa demo: questions about {about}, in other words than the chronicle's", "bold"
@@ -56,11 +51,11 @@ def demo(
         with open_esa(answerable(chosen, reporter), model, reporter, keep=False) as esa:
             book, window = esa.ingest(document), esa.preset.context
             times = f"{book.tokens / window:.1f} times the model's window of {window:,}"
-            how = f", read once in {time_text(book.read_s)}" if book.read else ""
+            how = f", read once in {format_duration(book.read_s)}" if book.read else ""
             _print_line(f"{esa.name}: {book.tokens:,} tokens, {times}{how}\n")
             right = sum(_ask_and_check(esa, book, one, reporter) for one in choose_questions(count))
     seconds = time.perf_counter() - started
-    _print_line(f"{right} of {count} right, in {time_text(seconds)}.", "bold")
+    _print_line(f"{right} of {count} right, in {format_duration(seconds)}.", "bold")
     _print_line('The chronicle is not stored. Ask your own documents: esa ask FILE "QUESTION"')
 
 
@@ -79,20 +74,22 @@ def _ask_and_check(esa: Esa, book: Book, question: RewordedQuestion, reporter: R
     _print_line(question.question, "bold")
     sys.stdout.write("  ")
     reporter.show_spinner("answering")
-    stream = AnswerStream(sys.stdout, reporter)
+    stream = answer_output.AnswerStream(sys.stdout, reporter)
     reply = esa.ask(question.question, [book], evidence=1, on_text=stream)
     reporter.clear_spinner()
     print(flush=True)
     if reply.doubtful:
-        _print_line(f"  {NOT_FOUND}")
+        _print_line(f"  {answer_output.NOT_FOUND}")
     answers = question.answers
     right = is_answered(reply.text, answers) if answers else not reply.found
     fact = f"the text says {answers[0]}" if answers else "the text does not say"
     verdict = "right" if right and answers else f"{'right' if right else 'wrong'}: {fact}"
-    _print_line(f"  {verdict} ({time_text(reply.total_s)})", "dim")
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else PIPE_WIDTH
+    _print_line(f"  {verdict} ({format_duration(reply.total_s)})", "dim")
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else answer_output.PIPE_WIDTH
     for passage in reply.evidence:
-        _print_line(format_passage(passage, max(width, 40), reply.quotation, reply.found), "cyan")
+        quotation, width = reply.quotation, max(width, 40)
+        line = answer_output.format_passage(passage, width, quotation, reply.found)
+        _print_line(line, "cyan")
     _print_line("")
     return right
 

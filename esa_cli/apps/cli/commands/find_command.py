@@ -21,7 +21,7 @@ from esa_cli.apps.cli.options import options, output_paths
 from esa_cli.apps.cli.options.command_help import option
 from esa_cli.apps.cli.output import terminal
 from esa_cli.apps.cli.output.answer_output import describe_documents
-from esa_cli.documents.readers.text_builder import first_names
+from esa_cli.documents.readers.text_builder import shorten_list
 from esa_cli.documents.sources import source_files
 from esa_cli.errors import NOT_FOUND, DocumentError, UsageError
 from esa_cli.storage.library import Library
@@ -29,7 +29,7 @@ from esa_cli.system.jsonl import ANOTHER, JsonLinesFile, check_first_field, read
 from esa_cli.system.progress import Progress
 
 if TYPE_CHECKING:
-    from esa_cli.apps.cli.document_search import LazyPassageFinder
+    from esa_cli.apps.cli.model_and_documents import LazyPassageFinder
     from esa_cli.qa.api import Esa
     from esa_cli.qa.collecting import CollectedPlace, Coverage
     from esa_cli.qa.finding.books import Book
@@ -78,10 +78,6 @@ class CollectedPlacesFile(JsonLinesFile):
             except (KeyError, TypeError, ValueError) as error:
                 raise DocumentError(f"row {number} of {path} is incomplete", ANOTHER) from error
         self.earlier = EarlierRun(self._read, tuple(places))
-
-    def write_place(self, place: CollectedPlace) -> None:
-        """Appends a row with one place."""
-        self.append(place.as_row())
 
     def write_progress(self, passages_read: int, coverage: Coverage, stopped: bool = False) -> None:
         """Appends the number of read passages, after every `EVERY` passages and at the end."""
@@ -159,7 +155,7 @@ def find(
 
     esa find book.txt "the white whale"
     """
-    from esa_cli.apps.cli.document_search import LazyPassageFinder, QuestionBooks
+    from esa_cli.apps.cli.model_and_documents import LazyPassageFinder, QuestionBooks, open_esa
     from esa_cli.qa.presets.adapter_files import check_adapter, preset_for_finding
 
     flags.refuse_conflicting_flags()
@@ -172,8 +168,6 @@ def find(
         library, reads = Library(), flags.read == "first"
 
         def load_esa() -> Esa:
-            from esa_cli.apps.cli.open_esa import open_esa
-
             # Where nothing is read, a library that cannot be written is no matter.
             keep = flags.keep if reads or library.writable else False
             opened = open_esa(chosen, model, reporter, keep=keep, library=library)
@@ -206,12 +200,12 @@ def find(
             )
         elif flags.files:
             for file in files:
-                print(shown_file_name(file["document"], file["source"]))
+                print(format_file_name(file["document"], file["source"]))
         else:
             print_passages(passages, question)
         unread = [book.document.name for book in books if not book.read]
         if unread and chosen.answer.has_index:
-            which, them = first_names(unread), "it" if len(unread) == 1 else "them"
+            which, them = shorten_list(unread), "it" if len(unread) == 1 else "them"
             note = f"not read, searched with BM25 alone: {which}; --read first reads {them}"
             reporter.note(f"esa: {note}")
     if not passages:
@@ -257,9 +251,9 @@ def list_matching_files(passages: Sequence[Passage]) -> list[dict[str, Any]]:
     return list(files.values())
 
 
-def shown_file_name(document_name: str, source: str) -> str:
+def format_file_name(document_name: str, source: str) -> str:
     """Returns the path of a document, or its name if the document came from standard input."""
-    return terminal.join_lines(document_name if source == "-" else source)
+    return terminal.clean_line(document_name if source == "-" else source)
 
 
 def print_passages(passages: Sequence[Passage], question: str) -> None:
@@ -271,9 +265,9 @@ def print_passages(passages: Sequence[Passage], question: str) -> None:
     console = terminal.make_console(sys.stdout)
     for number, passage in enumerate(passages):
         details = [] if passage.page is None else [f"page {passage.page}"]
-        details += [terminal.join_lines(passage.chapter)] if passage.chapter else []
+        details += [terminal.clean_line(passage.chapter)] if passage.chapter else []
         details += [f"characters {passage.start}-{passage.end}", f"score {passage.score:.1f}"]
-        place = f"{shown_file_name(passage.document, passage.source)}:{passage.line}"
+        place = f"{format_file_name(passage.document, passage.source)}:{passage.line}"
         heading = Text.assemble((place, "bold"), ("  " + ", ".join(details), "dim"))
         console.print("\n" * bool(number), heading, sep="", soft_wrap=True)
         body = Text(terminal.clean_text(passage.text.strip()))
@@ -354,8 +348,7 @@ def collect(
 
     esa collect book.txt "How old is somebody?"
     """
-    from esa_cli.apps.cli.document_search import QuestionBooks
-    from esa_cli.apps.cli.open_esa import open_esa
+    from esa_cli.apps.cli.model_and_documents import QuestionBooks, open_esa
     from esa_cli.qa.collecting import FIT, NEAR, SIEVE, WHOLE, distinct_places
     from esa_cli.qa.opening import from_text
     from esa_cli.qa.presets.adapter_files import check_adapter
@@ -454,7 +447,7 @@ def _collect_places(
     try:
         try:
             for place in collection:
-                file.write_place(place)
+                file.append(place.as_row())
                 places.append(place)
             is_stopped = False
         finally:
@@ -488,7 +481,7 @@ def _print_collected_places(places: Sequence[CollectedPlace], flags: CollectOpti
             page = "" if place.page is None else f", page {place.page}"
             words = place.answer or place.text
             cells = (f"{place.document}:{place.line}{page}", words, place.sentence)
-            rows.append([terminal.join_lines(" ".join(cell.split())) for cell in cells])
+            rows.append([terminal.clean_line(" ".join(cell.split())) for cell in cells])
         terminal.print_table(("place", "words", "sentence"), rows)
     elif flags.form == "jsonl":
         for place in places:

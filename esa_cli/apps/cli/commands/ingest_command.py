@@ -19,7 +19,7 @@ from esa_cli.apps.cli.options.command_help import option
 from esa_cli.apps.cli.output import terminal
 from esa_cli.errors import PARTIAL, DiskError, DocumentError, ResourceError, UsageError
 from esa_cli.storage.library import Entry, FileRecord, Library
-from esa_cli.system.machine import size_text, time_text
+from esa_cli.system.machine import format_duration, format_size
 from esa_cli.system.progress import WorkShard
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def ingest(
 
         @cache
         def load_esa() -> Esa:
-            from esa_cli.apps.cli.open_esa import open_esa
+            from esa_cli.apps.cli.model_and_documents import open_esa
 
             assert chosen is not None
             return stack.enter_context(open_esa(chosen, model, reporter, keep=True, rows=rows))
@@ -162,8 +162,8 @@ def _ingest_and_list_documents(
                     (
                         row["id"] or "not stored",
                         f"{row['tokens']:,}",
-                        "" if row["bytes"] is None else size_text(row["bytes"]),
-                        time_text(row["read_s"]) if row["read_s"] else "before",
+                        "" if row["bytes"] is None else format_size(row["bytes"]),
+                        format_duration(row["read_s"]) if row["read_s"] else "before",
                         row["name"],
                     )
                     for row in rows
@@ -202,13 +202,13 @@ def _index_folders(
             print(terminal.format_json(result), flush=True)
             return
         for path in result["removed"]:
-            print(terminal.join_lines(f"removed {path}"))
+            print(terminal.clean_line(f"removed {path}"))
         parts = [
             f"{len(result[key]):,} {what}"
             for key, what in CHANGES.items()
             if result[key] or key in ("added", "changed", "removed")
         ]
-        seconds = time_text(result["seconds"])
+        seconds = format_duration(result["seconds"])
         print(f"{result['files']:,} files: {', '.join(parts)}; {seconds}", flush=True)
 
     for folder in reported_files:

@@ -16,7 +16,7 @@ from esa_cli.apps.cli.options.completion import complete_documents
 from esa_cli.apps.cli.output import terminal
 from esa_cli.errors import ForeignVersionError, LibraryError, UnreadableError, UsageError
 from esa_cli.storage.library import Entry, Library
-from esa_cli.system.machine import parse_size, size_text
+from esa_cli.system.machine import format_size, parse_size
 from esa_cli.system.progress import WaitingCallback
 
 library = typer.Typer(help="List, check, copy and remove stored documents.")
@@ -63,18 +63,18 @@ def list_documents(
             (
                 entry.id,
                 f"{entry.tokens:,}",
-                size_text(entry.nbytes),
+                format_size(entry.nbytes),
                 time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.used)) if entry.used else "",
                 str(entry.provenance.get("preset", "")),
                 "" if entry.damage else entry.rows,
-                _name_or_damage(entry),
+                _describe_document(entry),
             )
             for entry in entries
         ]
         headers = ("id", "tokens", "size", "used", "preset", "rows", "document")
         terminal.print_table(headers, rows)
-        catalogue = size_text(stored.catalogue_bytes)
-        print(f"{size_text(stored.nbytes)} in {stored.root}, and its catalogue: {catalogue}")
+        catalogue = format_size(stored.catalogue_bytes)
+        print(f"{format_size(stored.nbytes)} in {stored.root}, and its catalogue: {catalogue}")
     else:
         print("no documents yet; add documents with `esa ingest`")
     if former:
@@ -100,7 +100,7 @@ def show_document(
         terminal.print_text(stored.text(entry))
     else:
         facts = entry.as_json()
-        facts |= facts.pop("provenance", {}) | {"size": size_text(entry.nbytes)}
+        facts |= facts.pop("provenance", {}) | {"size": format_size(entry.nbytes)}
         terminal.print_table(("", ""), [(key, str(value)) for key, value in facts.items()])
 
 
@@ -117,9 +117,9 @@ def verify_documents(names: AnyIds = None, as_json: options.Json = False) -> Non
     else:
         for entry, errors in results:
             state = _STATES.get(type(errors[0]), "damaged") if errors else "good"
-            print(f"{entry.id}  {state}  {_name_or_damage(entry)}")
+            print(f"{entry.id}  {state}  {_describe_document(entry)}")
             for error in errors:
-                print(f"    {terminal.join_lines(error.message)}")
+                print(f"    {terminal.clean_line(error.message)}")
     bad = [errors[0] for _, errors in results if errors]
     if bad:
         kind = type(bad[0])
@@ -137,11 +137,11 @@ def remove_documents(names: Ids, yes: options.Yes = False) -> None:
     files = {entry.file for entry in entries if entry.file}
     entries += [one for one in stored.divided_entries().former if one.file in files]
     entries = list({entry.key: entry for entry in entries}.values())
-    listed = ", ".join(f"{entry.id} ({_name_or_damage(entry)})" for entry in entries)
+    listed = ", ".join(f"{entry.id} ({_describe_document(entry)})" for entry in entries)
     options.confirm_removal("document", f"{listed} from the library", yes)
     for entry in entries:
-        freed = size_text(stored.remove(entry))
-        print(f"removed {entry.id} ({_name_or_damage(entry)}), {freed} freed")
+        freed = format_size(stored.remove(entry))
+        print(f"removed {entry.id} ({_describe_document(entry)}), {freed} freed")
 
 
 @library.command("prune")
@@ -172,12 +172,12 @@ def prune_library(
         return
     removed, freed = ("would remove", "would be freed") if dry_run else ("removed", "freed")
     for entry in done.removed:
-        print(f"{removed} {entry.id} ({_name_or_damage(entry)})")
+        print(f"{removed} {entry.id} ({_describe_document(entry)})")
     if done.leftovers:
         print(f"{removed} {done.leftovers} files that belong to no document")
     for entry in done.left_alone:
         print(f"not removed, as the document cannot be used: {entry.id}")
-    print(f"{size_text(done.freed)} {freed}, {size_text(done.left)} left")
+    print(f"{format_size(done.freed)} {freed}, {format_size(done.left)} left")
 
 
 @library.command("copy")
@@ -225,7 +225,7 @@ def copy_documents(
     else:
         copied = terminal.pluralize(len(result.copied), "document")
         there = f"{result.there:,} were already there"
-        print(f"copied {copied}, {size_text(result.bytes)}; {there}")
+        print(f"copied {copied}, {format_size(result.bytes)}; {there}")
     sys.stdout.flush()
     if failed:
         text = f"{terminal.pluralize(len(failed), 'document')} left out: {failed[0].message}"
@@ -246,9 +246,9 @@ def _find_stored_documents(stored: Library, names: Sequence[str]) -> list[Entry]
     return list(entries.values())
 
 
-def _name_or_damage(entry: Entry) -> str:
+def _describe_document(entry: Entry) -> str:
     """Returns the name of a stored document, or what is wrong with the document."""
     if entry.damage:
-        damage = terminal.join_lines(entry.damage)
+        damage = terminal.clean_line(entry.damage)
         return damage if entry.state == "unreadable" else f"{entry.state}: {damage}"
-    return terminal.join_lines(entry.name) or "without a name"
+    return terminal.clean_line(entry.name) or "without a name"

@@ -12,7 +12,7 @@ from esa_cli.apps.cli.options import completion, options
 from esa_cli.apps.cli.options.command_help import option
 from esa_cli.apps.cli.output import terminal
 from esa_cli.errors import PluginError, PresetError
-from esa_cli.system.machine import size_text
+from esa_cli.system.machine import format_size
 
 models = typer.Typer(help="List, fetch and remove models.")
 presets = typer.Typer(help="List and show presets, which say how to answer.")
@@ -37,7 +37,7 @@ def list_models(
         facts = [{"name": name, **asdict(one)} for name, one in named.items()]
         head: tuple[str, ...] = ("model", "on the hub", "weights in bfloat16", "window")
         rows: list[tuple[str, ...]] = [
-            (name, one.model, size_text(one.bytes_in(2)), f"{one.window:,}")
+            (name, one.model, format_size(one.bytes_in(2)), f"{one.window:,}")
             for name, one in named.items()
         ]
     else:
@@ -47,7 +47,7 @@ def list_models(
             | {"bytes": m.size}
             for m in listed
         ]
-        rows = [(m.name, m.kind, size_text(m.size)) for m in listed]
+        rows = [(m.name, m.kind, format_size(m.size)) for m in listed]
     if as_json:
         terminal.print_json({"models": facts})
     elif rows:
@@ -83,7 +83,7 @@ def remove_model(
     from esa_cli.models import remove
 
     freed = remove(ref, lambda: options.confirm_removal("model", f"{ref} from this machine", yes))
-    print(f"removed {ref}, {size_text(freed)} freed")
+    print(f"removed {ref}, {format_size(freed)} freed")
 
 
 @presets.command("list")
@@ -165,10 +165,10 @@ def methods(
         terminal.print_json(rows)
         return
     for row in rows:
-        print(f"{row['name']} ({row['kind']})", f"  {terminal.join_lines(row['about'])}", sep="\n")
+        print(f"{row['name']} ({row['kind']})", f"  {terminal.clean_line(row['about'])}", sep="\n")
         for key in ("cost", "source", "settings"):
             if row.get(key):
-                print(f"  {key}: {terminal.join_lines(row[key])}")
+                print(f"  {key}: {terminal.clean_line(row[key])}")
         print()
 
 

@@ -18,7 +18,7 @@ from esa_cli.apps.cli.output.terminal import Reporter, print_json, print_table
 from esa_cli.errors import EsaError
 from esa_cli.models import parse_reference
 from esa_cli.storage.library import Library
-from esa_cli.system.machine import size_text, time_text
+from esa_cli.system.machine import format_duration, format_size
 from esa_cli.version import __version__
 
 T = TypeVar("T")
@@ -90,12 +90,12 @@ def plan(
 def _format_plan_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
     """Formats the JSON object of `esa plan` as rows of a table."""
     counts = facts["memory_bytes"]
-    sizes = {part: size_text(count) for part, count in counts.items()}
+    sizes = {part: format_size(count) for part, count in counts.items()}
     model = f"{parse_reference(facts['model']).name} ({facts['dtype']} on {facts['device']})"
-    reader = size_text(facts["reader_bytes"] or 0) if facts["reader_bytes"] else "not fetched yet"
+    reader = format_size(facts["reader_bytes"] or 0) if facts["reader_bytes"] else "not fetched yet"
     packed = "" if facts["weights"] == "plain" else f" ({facts['weights']})"
     how = "as measured here before" if facts["seconds_from"] == "measured" else "a rough guess"
-    reading = f"{time_text(facts['seconds'])} ({how})"
+    reading = f"{format_duration(facts['seconds'])} ({how})"
     fits = f"yes, up to {facts['most_tokens']:,} tokens" if facts["fits"] else "no"
     host = sizes["host_keys_values"]
     rows = [
@@ -109,7 +109,7 @@ def _format_plan_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
         ("  reduced keys", sizes["reduced_keys"], counts["reduced_keys"]),
         ("  working memory", sizes["working"], True),
         ("memory available", sizes["available"], True),
-        ("in the library", size_text(facts["stored_bytes"] or 0), facts["stored_bytes"]),
+        ("in the library", format_size(facts["stored_bytes"] or 0), facts["stored_bytes"]),
         ("reading time", reading if facts["seconds_from"] else "none, as nothing is read", True),
         ("fits", fits, True),
         *((("  to make it fit", remedy, True)) for remedy in facts["remedies"]),
@@ -130,7 +130,7 @@ def doctor(as_json: options.Json = False) -> None:
         if key == "packages":
             rows += [(name, version or "not installed") for name, version in value.items()]
         elif key == "devices":
-            rows += [(g["device"], f"{g['name']}, {size_text(g['free'])}") for g in value]
+            rows += [(g["device"], f"{g['name']}, {format_size(g['free'])}") for g in value]
         elif isinstance(value, dict):
             rows += [(f"{key} {name}", _format_fact(name, part)) for name, part in value.items()]
         elif key != "hints":
@@ -144,7 +144,7 @@ def _format_fact(name: str, value: Any) -> str:
     if value is None:
         return "none"
     if name in _SIZES:
-        return size_text(value)
+        return format_size(value)
     return ", ".join(value) if isinstance(value, list) else str(value)
 
 

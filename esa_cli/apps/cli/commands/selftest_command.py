@@ -17,7 +17,7 @@ from esa_cli.apps.cli.options import output_paths as files
 from esa_cli.apps.cli.options.command_help import option
 from esa_cli.apps.cli.output import terminal
 from esa_cli.errors import UsageError
-from esa_cli.system.machine import size_text, time_text
+from esa_cli.system.machine import format_duration, format_size
 from esa_cli.system.progress import Progress
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def selftest(
     chosen = model.load_method_preset()
     settings = run_plan.SelftestSettings(
         tests=options.split_names(test),
-        methods=rows.compared_method_names(chosen),
+        methods=rows.choose_compared_methods(chosen),
         lengths=tuple(dict.fromkeys(map(run_plan.parse_token_count, flags.lengths.split(",")))),
         **{name: getattr(flags, name) for name in (*COMMON_SETTINGS, "dense")},
     )
@@ -150,7 +150,7 @@ def _run_tests(
     }
     same = ("model", "settings", "preset_settings")
     journal = Journal(rows.out, header, same=same, key=KEY, wrong=describe_invalid_row)
-    journal.join(rows.join or ())
+    journal.add_shard_rows(rows.join or ())
     known = inspect_model(chosen, place, reporter)
     lengths = [max(settings.lengths)] if set(settings.tests) != {"own"} else []
     if "own" in settings.tests:
@@ -187,7 +187,7 @@ def _print_score_tables(rows: Sequence[dict[str, Any]]) -> None:
     from esa_cli.evaluation.selftest.score_tables import make_score_tables
 
     for table in make_score_tables(rows):
-        print(terminal.join_lines(table.title))
+        print(terminal.clean_line(table.title))
         terminal.print_table(table.headers, table.rows)
         print(table.note)
     if not rows:
@@ -239,12 +239,7 @@ def compare(
 
     esa compare book.txt "Who is Ahab?" --methods preset,infllm,streaming-llm"""
     from esa_cli.documents.document import join_documents
-    from esa_cli.evaluation.selftest.run_plan import (
-        SelftestSettings,
-        full_attention_note,
-        group_methods,
-    )
-    from esa_cli.evaluation.selftest.run_plan import compare_methods as run_compare
+    from esa_cli.evaluation.selftest import run_plan
     from esa_cli.models.files.quiet_transformers import quiet_transformers
     from esa_cli.qa.opening import prepare
     from esa_cli.qa.presets.resolved_preset import FROM_TEXT
@@ -261,17 +256,17 @@ def compare(
         text = join_documents(read_documents(documents, reporter).documents)
         ready = prepare(chosen, model.model_place, reporter, attaches=True)
         tokens = ready.model.count_tokens(text)
-        settings = SelftestSettings((), names, (tokens,), dense=False)
-        grouped = group_methods(settings, chosen, tokens)
+        settings = run_plan.SelftestSettings((), names, (tokens,), dense=False)
+        grouped = run_plan.group_methods(settings, chosen, tokens)
         presets = [p for group in grouped if group.reading != "text" for p in group.presets]
         if presets:
             ready.model.planner(ready.resolved).check(tokens)
         if len(presets) < len(names):
             ready.model.check({FROM_TEXT: chosen}, tokens)
-        if note := full_attention_note(tokens, presets):
+        if note := run_plan.full_attention_note(tokens, presets):
             reporter.note(f"esa: {note}", dim=False)
         with quiet_transformers():
-            rows = run_compare(
+            rows = run_plan.compare_methods(
                 ready.model.load(reporter), chosen, grouped, text, question,
                 count=top, most=max_new_tokens,
                 reading=lambda names: reporter.make_progress(f"reading for {', '.join(names)}"),
@@ -283,11 +278,11 @@ def compare(
     for row in rows:
         shared = " shared" if row["shared"] else ""
         passages = [
-            f"{one['weight']:.0%} {terminal.join_lines(' '.join(one['text'].split()))[:160]}"
+            f"{one['weight']:.0%} {terminal.clean_line(' '.join(one['text'].split()))[:160]}"
             for one in row["passages"]
         ]
-        times = time_text(row["read_s"]) + shared, time_text(row["answer_s"])
-        memory = size_text(row["cache_bytes"]) + shared
+        times = format_duration(row["read_s"]) + shared, format_duration(row["answer_s"])
+        memory = format_size(row["cache_bytes"]) + shared
         table.append((row["method"], row["answer"], *times, memory, "\n".join(passages)))
     headers = ("method", "answer", "reading", "answering", "reading's memory", "evidence")
     terminal.print_table(headers, table)
@@ -316,13 +311,7 @@ def bench(
     """Run a public benchmark, and print a table like its paper's.
 
     esa bench longbench --data LongBench/data --methods preset,infllm --out longbench.jsonl"""
-    from esa_cli.evaluation.bench import find_benchmark
-    from esa_cli.evaluation.bench.bench_run import (
-        KEY,
-        BenchSelection,
-        choose_tasks,
-        describe_invalid_row,
-    )
+    from esa_cli.evaluation.bench import bench_run, find_benchmark
     from esa_cli.qa.opening import inspect_model
     from esa_cli.qa.presets.resolved_preset import compared, resolve
     from esa_cli.system.jsonl import Journal
@@ -333,11 +322,11 @@ def bench(
         raise UsageError(f"{name} needs its official files in --data DIR", hint)
     shard, chosen = rows.parse_shard(rows.out), model.load_method_preset()
     named = None if tasks is None else options.split_names(tasks)
-    wanted = choose_tasks(benchmark, data, named)
-    selection = BenchSelection(benchmark, data, wanted, limit, shard)
+    wanted = bench_run.choose_tasks(benchmark, data, named)
+    selection = bench_run.BenchSelection(benchmark, data, wanted, limit, shard)
     survey, length = selection.survey(), benchmark.length
     reporter.stage("import", 0, None)
-    names = rows.compared_method_names(chosen)
+    names = rows.choose_compared_methods(chosen)
     presets = {method: compared(method, chosen, length) for method in names}
     for preset in presets.values():
         resolve(preset)
@@ -351,10 +340,9 @@ def bench(
         "preset": chosen.name,
         "settings": {"preset": settings, "dtype": dtype, "length": length},
     }
-    journal = Journal(
-        rows.out, header, same=("benchmark", "settings"), key=KEY, wrong=describe_invalid_row
-    )
-    journal.join(rows.join or ())
+    key, wrong = bench_run.KEY, bench_run.describe_invalid_row
+    journal = Journal(rows.out, header, same=("benchmark", "settings"), key=key, wrong=wrong)
+    journal.add_shard_rows(rows.join or ())
     if journal.rows:
         reporter.note(f"esa: {len(journal.rows)} records of an earlier run are kept")
     complete = survey.is_complete(journal, presets)
@@ -363,7 +351,7 @@ def bench(
     left_out: list[dict[str, str]] = []
 
     def report_left_out(case: Case, error: LengthError) -> None:
-        row = {key: case.fields[key] for key in KEY}
+        row = {name: case.fields[name] for name in key}
         left_out.append({**row, "why": error.message})
         reporter.clear_spinner()
         reporter.warn("esa: {method}: {task}, {id} left out: ".format(**row) + error.message)
@@ -374,7 +362,6 @@ def bench(
     def ask_missing_questions() -> bool:
         if complete:
             return True
-        from esa_cli.evaluation.bench.bench_run import RecordAsker
         from esa_cli.evaluation.row_run import write_rows
         from esa_cli.models.files.quiet_transformers import quiet_transformers
         from esa_cli.qa.answering.session import Session
@@ -387,7 +374,7 @@ def bench(
             with Session(loaded.model, loaded.tokenizer, chosen, loaded.cache) as session:
                 for method, preset in presets.items():
                     progress = partial(show_reading_progress, method)
-                    asker = RecordAsker(session, method, preset, progress)
+                    asker = bench_run.RecordAsker(session, method, preset, progress)
                     documents = (asker.cases(benchmark, one) for one in selection.documents())
                     if not write(documents):
                         return False
@@ -421,4 +408,4 @@ def _print_scores(
     notes += [f"records left out, as they do not fit: {len(left_out):,}"] if left_out else []
     terminal.print_table(*bench_run.make_score_table(benchmark, scores))
     for note in notes:
-        print(terminal.join_lines(f"note: {note}"))
+        print(terminal.clean_line(f"note: {note}"))

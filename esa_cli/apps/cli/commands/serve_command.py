@@ -97,15 +97,15 @@ def serve(
 
     The page is for browsers, and the API is for programs made for OpenAI's API. The command prints
     the base URL when the server is ready; Ctrl-C ends the server."""
-    from esa_cli.apps.cli.open_esa import open_esa
+    from esa_cli.apps.cli.model_and_documents import open_esa
     from esa_cli.qa.opening import answerable
 
     names = documents or []
     check_serve_options(names, flags)
-    from esa_cli.apps.server import server_run
+    from esa_cli.apps.server import server_app
 
     chosen, reader = reader_options.load_preset(model), reader_options.choose_reader()
-    server_run.bind_socket(flags.host, flags.port).close()  # a taken port is reported at once
+    server_app.bind_socket(flags.host, flags.port).close()  # a taken port is reported at once
     with Reporter(quiet) as reporter:
         gathered = read_documents(names, reporter).documents
         chosen = answerable(chosen, reporter)
@@ -135,26 +135,25 @@ def ingest_and_serve(
 ) -> None:
     """Ingests the documents, then serves requests until Ctrl-C; a request opens at most `limit`
     documents. Raises ResourceError, LibraryError. UsageError: the address is in use."""
-    from esa_cli.apps.server import server_run
+    from esa_cli.apps.server import server_app
     from esa_cli.apps.server.allowed_documents import AllowedDocuments
-    from esa_cli.apps.server.server_app import ServerLimits, make_asgi_app
 
-    with server_run.bind_socket(flags.host, flags.port) as sock:
+    with server_app.bind_socket(flags.host, flags.port) as sock:
         fixed = [esa.ingest(document) for document in documents]
         reporter.clear_spinner()
         allowed = AllowedDocuments(
             esa, fixed, flags.allow or [], Library(), stored=flags.library, limit=limit
         )
-        limits = ServerLimits(max_question=flags.max_question, timeout_s=flags.timeout)
-        app = make_asgi_app(
+        limits = server_app.ServerLimits(max_question=flags.max_question, timeout_s=flags.timeout)
+        app = server_app.make_asgi_app(
             esa, allowed, flags.token, limits,
             lambda text: reporter.note(f"esa: {text}"), lambda text: reporter.warn(f"esa: {text}"),
         )  # fmt: skip
-        address = server_run.base_url(sock)
+        address = server_app.make_base_url(sock)
         print(address, flush=True)
         page = address.removesuffix("v1")
         reporter.note(f"esa: serving {esa.name}, with a page at {page}; Ctrl-C ends")
-        server_run.serve_app(app, sock)
+        server_app.serve_app(app, sock)
     reporter.note("esa: ended")
 
 
@@ -179,17 +178,13 @@ def mcp(
     check_allowed_folders(allow or [])
     chosen, reader = reader_options.load_preset(model), reader_options.choose_reader()
     gc.enable()
+    from esa_cli.apps.server import mcp_server
     from esa_cli.apps.server.allowed_documents import AllowedDocuments
-    from esa_cli.apps.server.mcp_server import (
-        DocumentTools,
-        load_esa_on_demand,
-        serve_standard_streams,
-    )
 
     with Reporter(quiet) as reporter, ExitStack() as stack:
 
         def load_esa() -> Esa:
-            from esa_cli.apps.cli.open_esa import open_esa
+            from esa_cli.apps.cli.model_and_documents import open_esa
             from esa_cli.qa.opening import answerable, runs_methods
 
             library, preset = Library(), answerable(chosen, reporter)
@@ -202,13 +197,13 @@ def mcp(
             )
 
         documents = AllowedDocuments(
-            load_esa_on_demand(load_esa), [], allow or [], Library(),
+            mcp_server.load_esa_on_demand(load_esa), [], allow or [], Library(),
             stored=True, limit=chosen.answer.documents,
         )  # fmt: skip
-        tools = DocumentTools(documents, chosen, model, reporter)
+        tools = mcp_server.DocumentTools(documents, chosen, model, reporter)
         if sys.stdin.isatty():
             reporter.note("esa: waiting for a client on standard input; see docs/serve.md")
-        serve_standard_streams(tools)
+        mcp_server.serve_standard_streams(tools)
 
 
 def check_mcp_sdk() -> None:

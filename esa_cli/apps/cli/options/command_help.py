@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 import typer.core
+
+from esa_cli.version import __version__
 
 PANELS = {
     "Documents": "library read keep shard join words watch prune allow haystack data from",
@@ -23,6 +25,16 @@ def option(spec: str, help_text: str, **typer_settings: Any) -> Any:
     names = [word for word in spec.split() if word.startswith("-")]
     value = " ".join(word for word in spec.split() if not word.startswith("-"))
     return typer.Option(*names, metavar=value or None, help=help_text, **typer_settings)
+
+
+def show_version_or_help(
+    context: typer.Context,
+    version: Annotated[bool, option("--version", "Show the version.")] = False,
+) -> None:
+    if version:
+        print(f"esa {__version__}")
+    elif context.invoked_subcommand is None:
+        print(context.get_help())
 
 
 class PlainHelpCommand(typer.core.TyperCommand):
@@ -45,7 +57,7 @@ class PlainHelpCommand(typer.core.TyperCommand):
         }
         for parameter in self.get_params(ctx):
             row = format_option_name(parameter), format_option_help(parameter)
-            panels[_help_heading(parameter)].append(row)
+            panels[_find_help_heading(parameter)].append(row)
         for heading, rows in panels.items():
             if rows:
                 with formatter.section(heading):
@@ -66,7 +78,7 @@ class GroupedHelpCommands(typer.core.TyperGroup):
                 formatter.write_dl([(name.ljust(width), text) for name, text in rows])
 
 
-def _help_heading(parameter: Any) -> str:
+def _find_help_heading(parameter: Any) -> str:
     """Returns the heading below which a command's help lists an argument or option."""
     if parameter.param_type_name == "argument":
         return "Arguments"

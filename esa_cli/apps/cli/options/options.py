@@ -103,7 +103,7 @@ class ModelOptions:
 
     @property
     def model_place(self) -> ModelPlace:
-        """The device, dtype and cache of the model. Raises UsageError: one is invalid."""
+        """The device, dtype and cache of the model. Raises UsageError: an option is invalid."""
         from esa_cli.qa.opening import ModelPlace
 
         return ModelPlace.of(self.device, self.dtype, self.cache)
@@ -112,7 +112,8 @@ class ModelOptions:
         """Runs the plugin files, and loads the preset with the settings of the command line.
 
         Args:
-            method: a whole method for the preset. settings: texts that --set may override.
+            method: the name of a method that replaces the preset's parts. settings: texts KEY=VALUE
+            that --set may override.
 
         Raises PluginError, PresetError. ModelError: the preset's model is no valid reference.
         UsageError: there is no such method, or the method needs the length of the documents."""
@@ -130,8 +131,7 @@ class ModelOptions:
         return chosen
 
     def load_method_preset(self) -> LoadedPreset:
-        """Loads the preset for commands that run methods. Methods always run in the model of
-        --model, whatever the preset is."""
+        """Loads the preset for commands that run methods, always in the model of --model."""
         from esa_cli.qa.presets.preset import preset_of_reader_model
 
         return preset_of_reader_model(self.load_preset())
@@ -161,7 +161,7 @@ def _check_temperature(value: float | None) -> float | None:
 
 @dataclass(frozen=True)
 class GenerationOptions:
-    """Options for the generation of answers; None means the setting of the preset."""
+    """Options for the generation of answers; an option of None keeps the setting of the preset."""
 
     max_new_tokens: MaxTokens = None
     temperature: Annotated[
@@ -209,7 +209,7 @@ class ReaderOptions:
 
     @property
     def reader_dependencies(self) -> dict[str, str | None]:
-        """The model of --reader, on which answers depend besides the preset; empty without one."""
+        """The model of --reader, on which answers depend besides the preset, if there is one."""
         return {} if self.reader is None else {"reader_model": self.reader_address_and_model[1]}
 
     def choose_reader(self) -> ReaderChoice | None:
@@ -240,8 +240,8 @@ class ReaderOptions:
         """Loads the preset of `model` with the settings of --reader and --answer.
 
         Args:
-            method: a whole method for the preset. form: the value of --answer.
-            later_method: a method that is applied when the documents are known.
+            method: the name of a method that replaces the preset's parts. form: the value of
+                --answer. later_method: a method that is applied when the documents are known.
 
         Raises UsageError: an option needs passages, but answers come from the KV cache."""
         address = self.reader_address_and_model[0]
@@ -311,13 +311,13 @@ class RowOptions(ShardOptions):
         """The value of `time.monotonic` at which asking must end, if the time limit begins now."""
         return None if self.time_limit is None else time.monotonic() + 60 * self.time_limit
 
-    def compared_method_names(self, preset: LoadedPreset) -> tuple[str, ...]:
+    def choose_compared_methods(self, preset: LoadedPreset) -> tuple[str, ...]:
         """Returns the methods to compare, which are named by --methods or else by the preset."""
         from esa_cli.qa.presets.resolved_preset import default_compared_methods
 
-        return (
-            default_compared_methods(preset) if self.methods is None else split_names(self.methods)
-        )
+        if self.methods is not None:
+            return split_names(self.methods)
+        return default_compared_methods(preset)
 
 
 def typer_command(function: Callable[..., None]) -> Callable[..., None]:
@@ -353,10 +353,12 @@ def typer_command(function: Callable[..., None]) -> Callable[..., None]:
     return run_command
 
 
-def refuse_both(option: str, other: str, both_given: object, hint: str = "use only one") -> None:
-    """Raises UsageError if two options that exclude each other are both given."""
-    if both_given:
-        raise UsageError(f"{option} and {other} exclude each other", hint)
+def refuse_both(
+    option: str, other_option: str, are_both_set: object, hint: str = "use only one"
+) -> None:
+    """Raises UsageError if two options that exclude each other are both set."""
+    if are_both_set:
+        raise UsageError(f"{option} and {other_option} exclude each other", hint)
 
 
 def split_names(text: str) -> tuple[str, ...]:

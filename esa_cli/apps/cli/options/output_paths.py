@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from esa_cli.errors import DocumentError, EsaError, UsageError
-from esa_cli.system.files import write_atomically, writing_errors
+from esa_cli.system.files import convert_writing_errors, write_atomically
 from esa_cli.version import __version__
 
 if TYPE_CHECKING:
@@ -45,10 +45,10 @@ def check_output_file(
         raise UsageError(f"{option} must not be {input_kind}, got {path}", "name another file")
 
 
-def write_text_to(path: Path, text: str) -> None:
+def write_text_file(path: Path, text: str) -> None:
     """Writes a text to a file, atomically if the folder is writable. Raises DocumentError,
     ResourceError: the disk is full."""
-    with writing_errors(path, "free some space, or name a file on another disk", WRITABLE):
+    with convert_writing_errors(path, "free some space, or name a file on another disk", WRITABLE):
         place = path.resolve()  # a link stays one
         if (place.is_file() or not place.exists()) and os.access(place.parent, os.W_OK):
             write_atomically(place, text)
@@ -69,24 +69,24 @@ def describe_run() -> dict[str, str]:
 def run_and_show_rows(
     journal: Journal,
     reporter: Reporter,
-    run: Callable[[], bool],
-    show: Callable[[bool], None],
+    add_missing_rows: Callable[[], bool],
+    show_rows: Callable[[bool], None],
     out: Path | None,
 ) -> None:
-    """Calls `run`, which adds the missing rows to the journal and returns False if it reached the
-    time limit. Then calls `show` with whether all rows are complete. After an error or Ctrl-C, the
-    rows so far are shown, too."""
+    """Calls `add_missing_rows`, which fills the journal and returns False if the time limit was
+    reached. Then calls `show_rows` with whether all rows are complete, even after an error or
+    Ctrl-C."""
     continues = f"; the same command with --out {out} continues" if out else ""
     try:
         with journal:
-            complete = run()
+            complete = add_missing_rows()
     except (KeyboardInterrupt, EsaError):
         reporter.clear_spinner()
         if journal.rows:
-            show(False)
+            show_rows(False)
             reporter.note(f"esa: stopped after {len(journal.rows)} rows{continues}")
         raise
     reporter.clear_spinner()
     if not complete:
         reporter.note(f"esa: the time limit was reached{continues}")
-    show(complete)
+    show_rows(complete)

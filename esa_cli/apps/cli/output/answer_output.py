@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import IO, TYPE_CHECKING, Any
 
 from esa_cli.apps.cli.output.terminal import Reporter, clean_text
-from esa_cli.documents.sentences import Sentences
+from esa_cli.documents.document import Sentences
 from esa_cli.qa.answering.reply import Quotation, Reply
 from esa_cli.qa.finding.passage import Passage
 from esa_cli.system.machine import peak_memory
@@ -41,12 +41,12 @@ class AnswerStream:
             self.out.flush()
 
 
-def shown_passage_count(top: int | None, quiet: bool) -> int:
+def count_shown_passages(top: int | None, quiet: bool) -> int:
     """Returns how many passages to show: the value of --top, or else 3, or 0 with --quiet."""
     return (0 if quiet else SHOWN) if top is None else top
 
 
-def place_and_weight(passage: Passage, found: bool, chapter: str = "") -> str:
+def format_place(passage: Passage, found: bool, chapter: str = "") -> str:
     """Formats the place of a passage, with its weight if an answer was found: `book.pdf, page 3,
     line 40 (12%)`."""
     page = "" if passage.page is None else f", page {passage.page}"
@@ -64,8 +64,8 @@ def format_passage(
     words = passage.text
     at = quotation.start if quotation and quotation.document == passage.document else -1
     if passage.start <= at < passage.end:
-        words = words[Sentences(words).sentence_around(at - passage.start)[0] :]
-    text = clean_text(f"  {place_and_weight(passage, found)}: {' '.join(words.split())}")
+        words = words[Sentences(words).find_sentence_around(at - passage.start)[0] :]
+    text = clean_text(f"  {format_place(passage, found)}: {' '.join(words.split())}")
     return text if cell_len(text) <= width else set_cell_size(text, width - 1).rstrip() + "…"
 
 
@@ -87,16 +87,10 @@ def format_full_passages(evidence: Sequence[Passage], found: bool) -> str:
     parts = []
     for number, passage in enumerate(evidence, 1):
         chapter = f", {passage.chapter}" if passage.chapter else ""
-        head = f"{number}. {place_and_weight(passage, found, chapter)}"
+        head = f"{number}. {format_place(passage, found, chapter)}"
         body = "\n".join(f"   {line}" for line in passage.text.strip().splitlines())
         parts.append(clean_text(f"{head}\n{body}"))
     return "\n\n".join(parts)
-
-
-def print_error_line(reporter: Reporter, text: str) -> None:
-    """Prints an error message as one line, even with --quiet."""
-    reporter.clear_spinner()
-    reporter.warn(text)
 
 
 def describe_answer(

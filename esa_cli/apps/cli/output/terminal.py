@@ -16,11 +16,10 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import zip_longest
 from typing import Any, Self, TextIO
 
-from esa_cli.system.machine import size_text, time_text
+from esa_cli.system.machine import format_duration, format_size
 from esa_cli.system.progress import Progress
 
 LINE_EVERY_S = 10.0
-MIN_COLUMNS = 32
 _STAGES = {
     "download": "fetching the model",
     "extract": "unpacking the model",
@@ -39,7 +38,7 @@ def clean_text(text: str) -> str:
     return _CONTROL.sub("", text)
 
 
-def join_lines(text: str) -> str:
+def clean_line(text: str) -> str:
     """Cleans a text and joins its lines, as names of files may contain line breaks."""
     return clean_text(text).replace("\n", " ")
 
@@ -157,14 +156,14 @@ class Reporter:
         self.warn(f"esa: left out: {message}; {hint}".rstrip("; "))
 
     def _print_line(self, text: str, style: str | None) -> None:
-        self.console.print(join_lines(text), style=style, markup=False, soft_wrap=True)
+        self.console.print(clean_line(text), style=style, markup=False, soft_wrap=True)
 
     def stage(self, stage: str, done: int, total: int | None, /) -> None:
         """Shows a stage of loading a model: as a spinner on a terminal, elsewhere as one line."""
         text = _STAGES.get(stage, stage)
         if done and stage in ("download", "extract"):
-            whole = f" of {size_text(total)}" if total else ""
-            text += f", {size_text(done)}{whole}"
+            whole = f" of {format_size(total)}" if total else ""
+            text += f", {format_size(done)}{whole}"
         elif done and total:
             text += f", {done / total:.0%}"
         self.show_spinner(text)
@@ -178,7 +177,7 @@ class Reporter:
         """Returns a callback that shows the progress of reading; `seconds` is an estimate."""
         if self.live:
             return self.make_progress("reading")
-        self.note(f"esa: reading {tokens:,} tokens, about {time_text(seconds)}")
+        self.note(f"esa: reading {tokens:,} tokens, about {format_duration(seconds)}")
         return self.make_progress("")
 
     def make_progress(self, label: str, unit: str = "tokens") -> Progress:
@@ -191,7 +190,7 @@ class Reporter:
 
         def show_progress(done: int, total: int) -> None:
             rate = done / max(time.monotonic() - started, 1e-9)
-            left = time_text((total - done) / max(rate, 1e-9))
+            left = format_duration((total - done) / max(rate, 1e-9))
             text = f"{done:,} of {total:,} {unit}, {rate:,.0f} {unit}/s, {left} left"
             self.show_spinner(f"{label}: {text}" if label else text)
             if done < total and not self.live:
@@ -208,7 +207,7 @@ class Reporter:
             self._status.start()
         from rich.text import Text
 
-        self._status.update(Text(join_lines(text)))
+        self._status.update(Text(clean_line(text)))
 
     def clear_spinner(self) -> None:
         """Removes the spinner from the terminal, if one is shown."""

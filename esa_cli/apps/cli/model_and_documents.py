@@ -1,16 +1,18 @@
-"""Chooses and opens the documents for a question; of many only those whose words fit best.
+"""Opens what a command needs for a question: the model, and the documents to search.
 
-Candidates are the files of folders and patterns and, with `--library`, the documents of the library
-and the files of `esa ingest --words`. Documents that are named one by one are always opened.
+Documents that are named one by one are always opened. The files of folders and patterns and, with
+`--library`, the documents of the library and the files of `esa ingest --words` are candidates: of
+many candidates only those are opened whose words fit the question best.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -18,21 +20,138 @@ from esa_cli.apps.cli.inputs import read_files
 from esa_cli.apps.cli.options.options import ModelOptions
 from esa_cli.apps.cli.output.terminal import Reporter, pluralize
 from esa_cli.documents.document import Document, read_document
-from esa_cli.documents.readers.text_builder import first_names
+from esa_cli.documents.readers.text_builder import shorten_list
 from esa_cli.documents.sources import SourceFiles
 from esa_cli.errors import DiskError, DocumentError, UsageError
 from esa_cli.qa.finding.books import Book, distinct, place_books
 from esa_cli.qa.finding.passage import Passage
 from esa_cli.qa.finding.passage_finder import PassageSearch
 from esa_cli.qa.ingestion import library_texts
+from esa_cli.qa.ingestion.ingest import IngestEvents
 from esa_cli.qa.ingestion.library_texts import LibraryText, LibraryTexts
+from esa_cli.qa.opening import Preflight, prepare
 from esa_cli.qa.presets.preset import Preset
 from esa_cli.storage.library import Catalogue, Entry, Library
-from esa_cli.system import machine
+from esa_cli.system.machine import format_size, memory_limit
 from esa_cli.system.text import text_digest
 
 if TYPE_CHECKING:
     from esa_cli.qa.api import Esa
+    from esa_cli.qa.planning.plan import Planner
+    from esa_cli.qa.reading.reader_choice import ReaderChoice
+
+MIN_MEASURED_TOKENS = 2048
+"""The minimum tokens of a document whose ingestion speed is remembered for later estimates."""
+
+
+class PrefillDisplay(IngestEvents):
+    """Shows the progress of ingesting documents, and remembers the speed for later estimates. With
+    `must_store` a full disk is an error, otherwise a warning."""
+
+    def __init__(self, planner: Planner, reporter: Reporter, must_store: bool = True) -> None:
+        self.planner, self.reporter, self.must_store = planner, reporter, must_store
+        self._show: Any = None
+        self._plan: Any = None
+        self._started, self._resumed_at = 0.0, 0
+        self._warned = set[str]()
+
+    def found(self, book: Book) -> None:
+        self._warn_missing(book.document)
+
+    def unread(self, document: Document, tokens: int) -> None:
+        self._warn_missing(document)
+
+    def unstored(self, document: Document, error: DiskError) -> bool:
+        self.reporter.clear_spinner()
+        if not self.must_store:
+            self._warn_once(f"esa: documents are not stored: {error.message}")
+        return not self.must_store
+
+    def started(self, document: Document, tokens: int, stored_bytes: int | None) -> None:
+        self._plan = self.planner.plan(tokens)
+        stored = "" if stored_bytes is None else f", {format_size(stored_bytes)} in the library"
+        self.reporter.note(f"esa: {document.name}: {tokens:,} tokens{stored}")
+        self._warn_missing(document)
+        self._show = self.reporter.make_prefill_progress(tokens, self._plan.seconds)
+        self._started, self._resumed_at = time.perf_counter(), 0
+
+    def progress(self, done: int, total: int) -> None:
+        self._resumed_at = self._resumed_at or done
+        self._show(done, total)
+        if done == total:
+            seconds = time.perf_counter() - self._started
+            self.reporter.clear_spinner()
+            if total >= MIN_MEASURED_TOKENS >= self._resumed_at:
+                self.planner.remember(self._plan, seconds)
+
+    def waiting(self) -> None:
+        self.reporter.note(
+            "esa: waiting for another esa process that ingests the same document", dim=False
+        )
+
+    def finished(self) -> None:
+        self.reporter.clear_spinner()
+
+    def _warn_missing(self, document: Document) -> None:
+        """Warns, once for each document, of contents that could not be extracted."""
+        for text in () if self.reporter.is_brief else document.missing:
+            self._warn_once(f"esa: {document.name}: {text}")
+
+    def _warn_once(self, text: str) -> None:
+        if text not in self._warned:
+            self._warned.add(text)
+            self.reporter.warn(text)
+
+
+@contextmanager
+def open_esa(
+    chosen: Preset | Preflight,
+    options: ModelOptions,
+    reporter: Reporter,
+    *,
+    keep: bool | None = None,
+    rows: str = "int8",
+    library: Library | None = None,
+    reader: ReaderChoice | None = None,
+) -> Iterator[Esa]:
+    """A context that loads the model of a preset, and closes the model at the end of the block.
+
+    Args:
+        keep: whether documents are stored in the library. None means that only token indexes are
+            stored, which are small and take long to make.
+        rows: precision of stored KV caches. library: None means the user's library.
+        reader: the model that writes the answers; None means the reader of the preset.
+
+    Raises PresetError, ModelError, ResourceError. UsageError: documents cannot be stored.
+    ReaderError: the reader's server cannot be used."""
+    if options.cache == "disk":
+        if keep is False:
+            wrong = "--cache disk stores documents in the library"
+            raise UsageError(wrong, "leave out --no-keep or --cache")
+        keep = True
+    ready = chosen
+    if not isinstance(ready, Preflight):
+        ready = prepare(ready, options.model_place, reporter, keep=keep)
+    from esa_cli.models.files.quiet_transformers import quiet_transformers
+    from esa_cli.qa.api import Esa
+
+    library, stores = library or Library(), ready.index is not None if keep is None else keep
+    if stores and keep is None and not library.writable:
+        reporter.warn(f"esa: documents are not stored: {library.root} cannot be written")
+        stores = False
+    display = PrefillDisplay(ready.planner, reporter, must_store=keep is not None)
+    with (
+        quiet_transformers(imported=False),
+        Esa.of(
+            ready, library=library, keep=stores, rows=rows, reader=reader, events=display,
+            notices=reporter,
+        ) as esa,
+    ):  # fmt: skip
+        reporter.clear_spinner()
+        try:
+            yield esa
+        finally:
+            reporter.clear_spinner()
 
 
 class QuestionBooks:
@@ -88,13 +207,14 @@ class QuestionBooks:
         open_path: Callable[[str], Book] | None,
     ) -> None:
         """Sets the books of the named documents, and the functions that open candidates:
-        `open_entry` for the library, `open_path` for files, which are not opened if it is None."""
+        `open_entry` for documents of the library, and `open_path`, if any, for files."""
         self._books, self._open_entry, self._open_path = list(books), open_entry, open_path
         self._reporter.is_brief = bool(self._candidates)
 
     def open_question_books(self, question: str, *, all_with_words: bool = False) -> list[Book]:
         """Opens the named documents and the best candidates for a question, or with
-        `all_with_words` all that have a word of the question. Raises UsageError: there are none."""
+        `all_with_words` all candidates that have a word of the question. Raises UsageError: no
+        document can be used."""
         candidates, limit = self._candidates, self._limit
         order, is_searched = list(candidates), self._catalogue is not None
         if self._catalogue is None or limit is None:
@@ -141,12 +261,15 @@ class QuestionBooks:
         return None
 
     def _collect_candidates(
-        self, opened: AbstractContextManager[Catalogue], paths: Sequence[str], stack: ExitStack
+        self,
+        opened_catalogue: AbstractContextManager[Catalogue],
+        paths: Sequence[str],
+        stack: ExitStack,
     ) -> None:
-        """Collects the candidates from the library and, if there are too many files, from files."""
+        """Collects the candidates: documents of the library, and files if they are too many."""
         reporter = self._reporter
         with ExitStack() as own_stack:
-            catalogue = own_stack.enter_context(opened)
+            catalogue = own_stack.enter_context(opened_catalogue)
             stored = LibraryTexts()
             if self._in_library:
                 stored = library_texts.texts_in_catalogue(
@@ -188,7 +311,7 @@ class QuestionBooks:
 
     def _warn_unreadable_files(self, paths: Sequence[str]) -> None:
         if paths:
-            files = f"{pluralize(len(paths), 'file')} that cannot be read ({first_names(paths)})"
+            files = f"{pluralize(len(paths), 'file')} that cannot be read ({shorten_list(paths)})"
             self._reporter.warn_left_out(files)
 
 
@@ -210,8 +333,8 @@ class LazyPassageFinder:
         *,
         read: bool = False,
     ) -> None:
-        # Now: an error of the model's options later would look like one of each document.
-        _ = model.model_place, machine.memory_limit()
+        # Checked now, because later an error of the options would be reported for each document.
+        _ = model.model_place, memory_limit()
         self._preset, self._library, self._reporter = preset, library, reporter
         self._load, self._read = load, read
         self.is_loaded = False
@@ -233,7 +356,7 @@ class LazyPassageFinder:
         return Book(document, None, torch.zeros(0, 2))
 
     def open_stored_book(self, entry: Entry) -> Book:
-        """Returns the book of a document in the library. Raises LibraryError: it is damaged."""
+        """Returns the book of a stored document. Raises LibraryError: the document is damaged."""
         known = entry.provenance
         source = known.get("path") or known["source"]
         return self.open_book(
@@ -253,13 +376,13 @@ class LazyPassageFinder:
 
     @cached_property
     def _indexed_digests(self) -> set[str]:
-        """Digests of the texts that have a token index in the library, of whatever model."""
+        """The digests of the texts that have a token index of any model in the library."""
         entries = self._library.entries() if self._library.exists else []
         return {entry.text_sha256 for entry in entries if entry.rows == library_texts.INDEX}
 
     @cached_property
     def _loaded_esa(self) -> Esa:
-        """The loaded model; the first use loads the model."""
+        """The `Esa` with the loaded model, which is loaded at the first use."""
         esa = self._load()
         self.is_loaded = True
         return esa

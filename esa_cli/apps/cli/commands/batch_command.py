@@ -1,4 +1,4 @@
-"""Answers the questions of a file, which has one JSON object per line:
+"""The command `esa batch`, which answers the questions of a file with one JSON object per line:
 
     {"question": "Who is Ahab?", "documents": ["book.txt"], "id": "q1"}
 
@@ -10,26 +10,143 @@ documents are asked together.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+import typer
+
+from esa_cli.apps.cli.options import options, output_paths
+from esa_cli.apps.cli.options.command_help import option
+from esa_cli.apps.cli.output import terminal
 from esa_cli.apps.open_books import OpenBookCache
 from esa_cli.documents.document import LeftOut, SourceFiles, gather, source_files
-from esa_cli.errors import DocumentError, EsaError, UsageError
-from esa_cli.qa.answering.reply import Reply, lacking
+from esa_cli.errors import PARTIAL, DocumentError, EsaError, UsageError
+from esa_cli.qa.answering.reply import lacking
 from esa_cli.system.jsonl import OrderedJsonLinesFile
+from esa_cli.system.machine import format_duration
 from esa_cli.system.progress import WorkShard
-from esa_cli.system.text import has_lone_surrogate, load_json, text_digest
+from esa_cli.system.strict_parsing import load_json
+from esa_cli.system.text import has_lone_surrogate, text_digest
 
 if TYPE_CHECKING:
     from esa_cli.qa.api import Esa
 
 EXAMPLE = 'write one JSON object a line: {"question": "...", "documents": ["book.txt"]}'
+
+
+@options.typer_command
+def batch(
+    questions: Annotated[
+        Path,
+        typer.Argument(
+            metavar="QUESTIONS.jsonl",
+            help='Lines like {"question": "...", "documents": ["a.pdf"]}.',
+        ),
+    ],
+    out: Annotated[
+        Path, option("--out -o FILE", "Write answers to a JSON Lines file, or continue the file.")
+    ],
+    documents: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="DOC...", help="Documents for the questions that name none."),
+    ] = None,
+    limit: Annotated[
+        int | None, option("--limit N", "Ask only the first N questions.", min=1)
+    ] = None,
+    retry_failed: Annotated[
+        bool, option("--retry-failed", "Ask the questions again that got an error.")
+    ] = False,
+    top: Annotated[int, option("--top N", "Passages to store per answer.", min=0, max=50)] = 3,
+    keep: options.Keep = None,
+    method: options.Method = None,
+    *,
+    shards: options.ShardOptions,
+    model: options.ModelOptions,
+    generation_options: options.GenerationOptions,
+    reader_options: options.ReaderOptions,
+    as_json: options.Json = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Answer the questions of a file, in order.
+
+    After a stop, the same command continues where it was. Exit code 7 means that some questions got
+    an error instead of an answer."""
+    from esa_cli.apps.cli.model_and_documents import open_esa
+    from esa_cli.qa.opening import answerable
+
+    chosen = reader_options.load_preset(model, method)
+    asking = {**generation_options.make_ask_arguments(), "evidence": top}
+    reader, shard = reader_options.choose_reader(), shards.parse_shard(out)
+    started = time.monotonic()
+    with terminal.Reporter(quiet) as reporter:
+        chosen = chosen if method else answerable(chosen, reporter)
+        settings = chosen.model_dump(mode="json", exclude={"name", "description"})
+        answer_settings = {**asking, **reader_options.reader_dependencies, "preset": settings}
+        asked = _read_questions(questions, out, documents or [], answer_settings, reporter)
+        end = len(asked[:limit])
+        if not shard.whole:
+            count, asked = end, shard_questions(asked[:limit], shard)
+            end = len(asked)
+            reporter.note(f"esa: shard {shard}: {end} of {count} questions", dim=False)
+        with make_answers_file(out, asked, retry_failed) as answers:
+            add_shard_answers(answers, asked[:end], shards.join or ())
+            before = sum(answers.has_row(index) for index in range(end))
+            if before:
+                reporter.note(f"esa: {before} questions of an earlier run are kept")
+            if before < end:
+                progress, numbers = (reporter.make_progress("", "questions"), itertools.count(1))
+                with open_esa(chosen, model, reporter, keep=keep, reader=reader) as esa:
+                    run_batch(
+                        esa, asked, answers, asking, limit=end,
+                        progress=lambda: progress(next(numbers), end - before),
+                        warn=lambda text: reporter.warn(f"esa: {text}"),
+                    )  # fmt: skip
+        reporter.clear_spinner()
+        seconds, failed = time.monotonic() - started, sum(index < end for index in answers.failed)
+        if as_json:
+            counts = {"questions": end, "answered": end - failed, "failed": failed, "kept": before}
+            terminal.print_json({**counts, "seconds": round(seconds, 1), "out": str(out)})
+        answered = f"{end - failed} of {end} questions answered"
+        reporter.note(f"esa: {answered} in {format_duration(seconds)}, in {out}")
+        if failed:
+            reporter.warn(f"esa: {failed} questions got an error; --retry-failed asks them again")
+    if failed:
+        raise typer.Exit(PARTIAL)
+
+
+def _read_questions(
+    path: Path,
+    out: Path,
+    documents: Sequence[str],
+    answer_settings: Mapping[str, Any],
+    reporter: terminal.Reporter,
+) -> list[BatchQuestion]:
+    """Reads the questions file, and warns of each question that cannot be asked."""
+    if "-" in documents:
+        raise UsageError(
+            "a document must be a file, got standard input (-)", "save the text to a file"
+        )
+    output_paths.check_output_file("--out", out, [str(path)], "the questions file")
+    if out.exists() and not out.is_file():  # rows are read before they are written
+        raise UsageError(f"--out must be a regular file, got {out}", "choose another --out")
+    questions = read_questions(path, documents, answer_settings)
+    for question in questions:
+        if question.fault:
+            reporter.warn(f"esa: {path}, line {question.line}: {question.fault}")
+    sources = list(dict.fromkeys(question.meant for question in questions))
+    for left_out in dict.fromkeys(one for source in sources for one in source.left_out):
+        reporter.warn(f"esa: {left_out.line}")
+    for document in dict.fromkeys(one for source in sources for one in source.paths):
+        if not os.path.exists(document):
+            reporter.warn(f"esa: there is no document {document}")
+    return questions
 
 
 @dataclass(frozen=True)
@@ -57,7 +174,7 @@ def read_questions(
         lines = path.read_bytes().removeprefix(b"\xef\xbb\xbf").split(b"\n")
     except OSError as error:
         raise DocumentError(f"{path} cannot be read: {error.strerror}", "check the path") from error
-    default, digest_file = source_files(documents), cache(_file_digest)
+    default, digest_file = source_files(documents), cache(_digest_file)
 
     @cache
     def find_files(names: tuple[str, ...]) -> SourceFiles:
@@ -91,7 +208,7 @@ def read_questions(
 
 
 def _parse_question_line(raw: bytes, has_default_documents: bool) -> tuple[dict[str, Any], str]:
-    """Returns the JSON object of a line, or an empty object and what is wrong with the line."""
+    """Returns the JSON object of a line with "", or an empty object with the fault of the line."""
     try:
         row = load_json(raw.decode("utf-8"))
     except (ValueError, RecursionError) as error:  # a line that is not UTF-8 is a ValueError, too
@@ -100,7 +217,7 @@ def _parse_question_line(raw: bytes, has_default_documents: bool) -> tuple[dict[
         return {}, "the line must be a JSON object"
     text, names = row.get("question"), row.get("documents")
 
-    def is_a_path(name: Any) -> bool:
+    def is_path(name: Any) -> bool:
         return isinstance(name, str) and name not in ("", "-")
 
     # With a misspelt key the question would be asked about the command's documents.
@@ -109,9 +226,7 @@ def _parse_question_line(raw: bytes, has_default_documents: bool) -> tuple[dict[
         fault = '"question" must be a text that is not empty'
     elif names is None and (is_misspelt or not has_default_documents):
         fault = 'documents must be given as "documents" in the line, or on the command line'
-    elif names is not None and not (
-        isinstance(names, list) and names and all(map(is_a_path, names))
-    ):
+    elif names is not None and not (isinstance(names, list) and names and all(map(is_path, names))):
         fault = '"documents" must be a list of paths'
     elif has_lone_surrogate(json.dumps(row, ensure_ascii=False)):
         fault = "the line must not have lone surrogates (U+D800-U+DFFF)"
@@ -120,7 +235,7 @@ def _parse_question_line(raw: bytes, has_default_documents: bool) -> tuple[dict[
     return {}, fault
 
 
-def _file_digest(path: str) -> str:
+def _digest_file(path: str) -> str:
     """Returns the SHA-256 digest of a file, or an empty text if the file cannot be read."""
     try:
         if not os.path.isfile(path):
@@ -155,7 +270,7 @@ def shard_questions(questions: Sequence[BatchQuestion], shard: WorkShard) -> lis
 def make_answers_file(
     path: Path, questions: Sequence[BatchQuestion], retry: bool = False
 ) -> OrderedJsonLinesFile:
-    """Returns the answers file, for a `with` statement; `retry` drops rows that have an error."""
+    """Returns the answers file as a context manager; `retry` drops rows that have an error."""
     places = [(question.key, question.id) for question in questions]
     return OrderedJsonLinesFile(path, places, retry=retry)
 
@@ -168,22 +283,22 @@ def add_shard_answers(
     keys = {question.key for question in questions}
     rows: dict[str, dict[str, Any]] = {}
     for path in paths:
-        for row in answers.rows_of(path):
+        for row in answers.read_rows_of(path):
             if row.get("key") not in keys:
                 hint = "use the same questions file, documents and options for all shards"
                 raise UsageError(f"{path} has answers to other questions or settings", hint)
             if "error" not in row or not (answers.retry or row["key"] in rows):
                 rows[row["key"]] = row
     for index, question in enumerate(questions):
-        if question.key in rows and not answers.has(index):
-            answers.add(index, {**rows[question.key], "id": question.id})
+        if question.key in rows and not answers.has_row(index):
+            answers.add_row(index, {**rows[question.key], "id": question.id})
 
 
 def run_batch(
     asker: Esa,
     questions: Sequence[BatchQuestion],
     answers: OrderedJsonLinesFile,
-    options: Mapping[str, Any],
+    ask_arguments: Mapping[str, Any],
     *,
     limit: int | None = None,
     progress: Callable[[], None] = lambda: None,
@@ -196,19 +311,21 @@ def run_batch(
     end = len(questions) if limit is None else limit
 
     def add_row(index: int, row: dict[str, Any]) -> None:
-        answers.add(index, row)
+        answers.add_row(index, row)
         progress()
 
     open_books = OpenBookCache(asker)
-    for group in group_questions(questions, lambda index: index < end and not answers.has(index)):
-        _answer_group(asker, group, open_books, options, add_row, warn)
+    for group in group_questions(
+        questions, lambda index: index < end and not answers.has_row(index)
+    ):
+        _answer_group(asker, group, open_books, ask_arguments, add_row, warn)
 
 
 def _answer_group(
     asker: Esa,
     group: Group,
     open_books: OpenBookCache,
-    options: Mapping[str, Any],
+    ask_arguments: Mapping[str, Any],
     add_row: Callable[[int, dict[str, Any]], None],
     warn: Callable[[str], None],
 ) -> None:
@@ -232,21 +349,9 @@ def _answer_group(
                 raise DocumentError(f"line {question.line}: {question.fault}")
             if refusal is not None:
                 raise refusal
-            reply = asker.ask(question.question, books, **options)
-            row |= make_answer_row(reply, books, left_out)
+            reply = asker.ask(question.question, books, **ask_arguments)
+            lists = {"missing": lacking(books), "left_out": [file.as_dict() for file in left_out]}
+            row |= reply.as_row() | {name: value for name, value in lists.items() if value}
         except EsaError as error:
-            row |= make_error_row(error)
+            row |= {"error": error.message, **({"hint": error.hint} if error.hint else {})}
         add_row(index, {**row, "key": question.key})
-
-
-def make_answer_row(
-    reply: Reply, books: Sequence[Any], left_out: Sequence[LeftOut] = ()
-) -> dict[str, Any]:
-    """Returns a reply as a row, with notes on missing contents and on left-out documents."""
-    lists = {"missing": lacking(books), "left_out": [file.as_dict() for file in left_out]}
-    return reply.as_row() | {name: value for name, value in lists.items() if value}
-
-
-def make_error_row(error: EsaError) -> dict[str, Any]:
-    """Returns an error as a row of the answers file."""
-    return {"error": error.message, **({"hint": error.hint} if error.hint else {})}
