@@ -34,7 +34,7 @@ from typing import Any
 from common import append_line, load_lines, tokens
 
 from esa_cli.qa.ingestion.library_texts import sync_folder
-from esa_cli.storage.library import Entry, Library, manifest
+from esa_cli.storage.library import Entry, Library, document_files
 from esa_cli.storage.library.disk import LibraryPaths
 from esa_cli.system.text import text_digest
 
@@ -104,7 +104,7 @@ def write_manifests(library: Library, number: int) -> None:
             library.key("benchmark", text), "benchmark", tokens=3, text_sha256=text_digest(text),
             characters=len(text), provenance=provenance, created=float(at),
         )  # fmt: skip
-        manifest.write_manifest(paths, entry)
+        document_files.write_manifest(paths, entry)
 
 
 def list_command(library: Library) -> None:

@@ -19,7 +19,8 @@ from esa_cli.qa.planning.model_shape import shape_of
 from esa_cli.qa.presets import preset
 from esa_cli.storage.library import Entry, Library
 from esa_cli.storage.library.disk import LibraryPaths, write_file
-from esa_cli.storage.library.stored_document import pack_states, read_states
+from esa_cli.storage.library.packed_files import pack_states
+from esa_cli.storage.library.stored_cache import read_states
 
 pytestmark = pytest.mark.families
 

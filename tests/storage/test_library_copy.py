@@ -20,10 +20,11 @@ from test_library import assert_holds, files, ingest
 
 from esa_cli.errors import ArchiveFileError, LibraryError, UsageError
 from esa_cli.storage.library import Library
-from esa_cli.storage.library import library as library_file
+from esa_cli.storage.library import pruning as pruning_file
 from esa_cli.storage.library.disk import MARKER, pack_file
 from esa_cli.storage.library.library_copy import CopySource, pull_documents, push_documents
-from esa_cli.storage.library.stored_document import pack_tokens
+from esa_cli.storage.library.packed_files import pack_tokens
+from esa_cli.storage.library.stored_cache import StoredCache
 
 IDS = [*range(40)]
 
@@ -189,14 +190,14 @@ def test_a_prune_that_has_decided_removes_nothing_of_a_pull(
     pull_documents(other, folder)
     for path in other.root.glob("documents/*"):
         path.unlink()  # segments that no document needs
-    decided, delete = threading.Event(), library_file.delete_files
+    decided, delete = threading.Event(), pruning_file.delete_files
 
     def later(*given: Any) -> int:
         decided.set()
         time.sleep(0.5)
         return delete(*given)
 
-    monkeypatch.setattr(library_file, "delete_files", later)
+    monkeypatch.setattr(pruning_file, "delete_files", later)
     pruning = threading.Thread(target=other.prune)
     pruning.start()
     assert decided.wait(10)
@@ -377,7 +378,7 @@ def test_an_archive_brings_documents_as_they_were(
     again = pull_documents(other, str(archive))
     assert (again.copied, again.there, again.bytes) == ([], 2, 0)
     stored = other.open(other.entries()[0])
-    assert_holds(stored.layers(), stored.ids)
+    assert_holds(StoredCache(stored).layers(), stored.ids)
     push_documents(library, str(tmp_path / "again.tar"), library.entries())
     assert (tmp_path / "again.tar").read_bytes() == archive.read_bytes()
     if os.name != "nt":

@@ -15,7 +15,7 @@ from test_library import LAYOUT, ingest, used_at
 from esa_cli.attention.compression import Linear
 from esa_cli.storage.library import Catalogue, Entry, FileRecord, Layout, Library
 from esa_cli.storage.library.disk import LibraryPaths
-from esa_cli.storage.library.stored_document import DocumentWriter
+from esa_cli.storage.library.stored_cache import CacheWriter
 from esa_cli.system import files
 from esa_cli.system.text import text_digest
 
@@ -36,8 +36,8 @@ from esa_cli.system.text import text_digest
 def test_names_and_bytes_are_those_of_before(tmp_path: Path, layout: Layout, digest: str) -> None:
     """Of commit 7100f9e, whose libraries are read; a manifest, which has a time, is left out."""
     library, ids, text = Library(tmp_path), [*range(7, 17)], "é w\ud800"
-    with library.write(library.key("model x", text), "model x", ids, layout) as writer:
-        assert isinstance(writer, DocumentWriter)
+    with library.write(CacheWriter, library.key("model x", text), "model x", ids, layout) as writer:
+        assert isinstance(writer, CacheWriter)
         for at, layer in enumerate(writer.layers):
             layer.append(*torch.arange(80.0).view(2, 2, 10, 2) - 30 + at)
         writer.layers[0].append_features(torch.arange(20.0).view(10, 2))
@@ -241,9 +241,9 @@ def test_a_claim_keeps_segments_until_its_ingest_is_given_up(tmp_path: Path) -> 
     library, paths = Library(tmp_path), LibraryPaths(tmp_path)
     entry, ids = ingest(library, [*range(40)]), [*range(70)]
     shared = {paths.segment_path(name) for name in entry.segments[:2]}
-    with library.write("e" * 40, "model x, float32", ids, LAYOUT) as writer:
-        assert isinstance(writer, DocumentWriter)
-        assert writer.done == 32
+    with library.write(CacheWriter, "e" * 40, "model x, float32", ids, LAYOUT) as writer:
+        assert isinstance(writer, CacheWriter)
+        assert writer.stored_token_count == 32
         assert paths.claim_path("e" * 40).exists()
         library.remove(entry)
         library.prune(0)

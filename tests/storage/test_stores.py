@@ -13,8 +13,8 @@ from esa_cli.attention.compression import Linear
 from esa_cli.attention.step import KVStore
 from esa_cli.storage import memory_store
 from esa_cli.storage.library import Layout, Library
-from esa_cli.storage.library.segment import decode_records, encode_rows
-from esa_cli.storage.library.stored_document import DocumentWriter
+from esa_cli.storage.library.document_files import decode_records, encode_rows
+from esa_cli.storage.library.stored_cache import CacheWriter, StoredCache
 from esa_cli.storage.memory_store import (
     RESERVE,
     GrowingRows,
@@ -71,12 +71,12 @@ class Model:
         layout = Layout(1, HEADS, DIM, name, kind, (RANK,), segment=16, shared=self.shared)  # type: ignore[arg-type]
         library, ids = Library(self.folder), [*range(count)]
         maps = [Linear(torch.randn(HEADS * DIM, RANK), torch.randn(HEADS * DIM, RANK))]
-        with library.write(library.key(WITH, "x"), WITH, ids, layout) as writer:
-            assert isinstance(writer, DocumentWriter)
+        with library.write(CacheWriter, library.key(WITH, "x"), WITH, ids, layout) as writer:
+            assert isinstance(writer, CacheWriter)
             self.append(writer.layers[0], count, reduce=True)
             writer.flush(maps)
             entry = writer.finish(text="x", offsets=[(0, 1)] * count, projections=maps)
-        [stored] = library.open(entry).layers()
+        [stored] = StoredCache(library.open(entry)).layers()
         with pytest.raises(TypeError, match="read-only"):
             stored.append(self.keys, self.values)
         if kind == "int8":
@@ -266,5 +266,5 @@ def test_bytes_keep_what_a_byte_can(block: int) -> None:
     assert torch.equal(back[7], rows[7])
     for some in ([0, 1, 2], [1], [2, 0], [3, 5]):
         wanted = back.view(50, 6, 8)[:, some].flatten(1)
-        assert torch.equal(decode_records(records, layout, heads=some), wanted)
+        assert torch.equal(decode_records(records, layout, some), wanted)
     assert Layout.from_json(layout.as_json()) == layout

@@ -32,9 +32,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from esa_cli.errors import DiskError, EsaError, LibraryError
-from esa_cli.storage.library import disk, manifest
+from esa_cli.storage.library import disk, document_files
 from esa_cli.storage.library.disk import LibraryPaths
-from esa_cli.storage.library.manifest import Entry
+from esa_cli.storage.library.document_files import Entry
 from esa_cli.system.content_words import (
     find_question_words,
     language_of,
@@ -345,7 +345,7 @@ class Catalogue:
     def entries(self) -> DividedEntries:
         """Returns the library's documents, the most recently used first. Raises LibraryError: the
         folder cannot be read."""
-        return self.known_files().divide_entries(manifest.read_entries(self._paths))
+        return self.known_files().divide_entries(document_files.read_entries(self._paths))
 
     def known_files(self) -> KnownFiles:
         return KnownFiles(self._paths, self.files.all())
@@ -391,8 +391,8 @@ class Catalogue:
                 if progress:
                     progress(done, len(missing))
                 try:
-                    entry = manifest.read_manifest(self._paths, key)
-                    text = manifest.read_text(self._paths, entry)
+                    entry = document_files.read_manifest(self._paths, key)
+                    text = document_files.read_text(self._paths, entry)
                 except LibraryError as error:
                     errors.append(error)
                 else:
@@ -429,7 +429,7 @@ class Catalogue:
 def stored_keys(paths: LibraryPaths) -> dict[str, str]:
     """Returns a dict from the digest of each text to the key of its oldest stored document."""
     keys: dict[str, str] = {}
-    entries = manifest.read_entries(paths)
+    entries = document_files.read_entries(paths)
     for entry in sorted(entries, key=lambda entry: (entry.created, entry.key)):
         if not entry.error:
             keys.setdefault(entry.text_sha256, entry.key)

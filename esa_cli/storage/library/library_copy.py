@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from esa_cli.errors import ArchiveFileError, LibraryError, UsageError, first_line
-from esa_cli.storage.library import disk, manifest
+from esa_cli.storage.library import disk, document_files
 from esa_cli.storage.library.disk import LibraryPaths
+from esa_cli.storage.library.document_files import Entry, needed_paths, segment_prefix
 from esa_cli.storage.library.library import Library, claim_segments
-from esa_cli.storage.library.manifest import Entry, segment_prefix
-from esa_cli.storage.library.stored_document import check_file, check_manifest, needed_paths
+from esa_cli.storage.library.packed_files import check_file, check_manifest
 from esa_cli.system.files import replacing, writing_errors
 from esa_cli.system.progress import Progress
 
@@ -214,7 +214,7 @@ def _copy_document(
     the document. Raises DamagedCopyError."""
     last = target.document_path(key)
     with target.hold_lock(key, waiting):
-        if manifest.has_document(target, key):
+        if document_files.has_document(target, key):
             return None
         with _naming_damaged_source(source.place, target, key, last):
             data = b"".join(source.read_chunks(_relative_name(target, last)))
@@ -241,7 +241,7 @@ def _copy_document(
                 with disk.new_file(last, key) as file:
                     file.write(data)
                 target.claim_path(key).unlink()
-    manifest.mark_document_used(target, key)
+    document_files.mark_document_used(target, key)
     return copied
 
 
@@ -251,7 +251,7 @@ def _archive_document(
     """Adds a document to an archive, and returns its bytes. Raises DamagedCopyError."""
     last, place = paths.document_path(key), str(paths.root)
     with _naming_damaged_source(place, paths, key, last):
-        entry = manifest.read_manifest(paths, key)
+        entry = document_files.read_manifest(paths, key)
     files = [path for path in needed_paths(paths, entry) if path not in added_files]
     for path in files:
         with _naming_damaged_source(place, paths, key, path):

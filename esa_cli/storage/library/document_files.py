@@ -1,8 +1,26 @@
-"""Manifests of stored documents, the layout of their KV cache, and the hashes that name files.
+"""The files of a stored document: its manifest, its text, and the segments with its numbers.
+
+A segment file has the rows of up to 4,096 tokens. Its checksummed header is padded to whole pages,
+and one section for each layer follows:
+
+    rows        n records, one for each token: keys, then values of all heads (`encode_rows`)
+    reduced     n reduced keys (R numbers), if the layer has reduced keys
+    checksums   n checksums of 64 bits, one for each record
+
+Each array begins at a multiple of 64 bytes, and each section at a multiple of 4,096 bytes. Rows are
+stored unchanged or quantised to int8. In int8, the D numbers of a head, or a block of these
+numbers, share one float32 scale: the largest absolute value / 127 (float16 would save 3 % and lose
+small keys). The scales follow the numbers in the same record, so that fetching a token is one read.
+
+A record's checksum is mixed with the names of segment and layer and the row's number, so that a
+valid row in a wrong place is noticed. The header has two more checksums for each layer: one of all
+records together, and one of the rest of the section.
 
 A segment's name is a hash of all tokens up to the segment's end, so that two documents with the
 same beginning share their first segments. The fitted projections depend on the document's first
 tokens (`Layout.fit`), so every segment's name is also a hash of these tokens.
+
+Torch is imported by the functions that need it, because listing documents does not.
 """
 
 from __future__ import annotations
@@ -15,18 +33,23 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
-from typing import Any, ClassVar, Literal, NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from esa_cli.errors import ForeignVersionError, LibraryError, UnreadableError
 from esa_cli.storage.library import disk
 from esa_cli.storage.library.disk import LibraryPaths
 from esa_cli.system.text import text_digest
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 SEGMENT = 4096
 """Number of tokens in a segment; the last segment of a document may have fewer."""
 NO_FIT = "none"
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 MAX_LAYERS = 10_000
+_ODD = 0x9E3779B97F4A7C15
 STRICT = {"strict": True, "extra": "forbid", "allow_inf_nan": False}
 """The pydantic configuration for checking manifests that a stranger may have written."""
 
@@ -383,3 +406,174 @@ def mark_document_used(paths: LibraryPaths, key: str) -> None:
     """Sets a document's time of last use to now, unless the library is read-only."""
     with suppress(OSError):
         paths.document_path(key, "used").touch()
+
+
+def needed_paths(paths: LibraryPaths, entry: Entry) -> list[Path]:
+    """Returns the paths of all files that a document needs, except its manifest."""
+    fit = [] if entry.fit == NO_FIT else [paths.projections_path(entry.fit)]
+    files = [paths.document_path(entry.key, kind) for kind in entry.file_kinds]
+    return [*map(paths.segment_path, entry.segments), *fit, *files]
+
+
+def encode_rows(rows: Tensor, layout: Layout) -> Tensor:
+    """Encodes rows (n, width) as records of bytes (n, row_bytes), as the layout says."""
+    import torch
+
+    if layout.kind == "native":
+        return rows.contiguous().view(torch.uint8)
+    blocks = rows.float().view(rows.shape[0], -1, layout.block)
+    scales = blocks.abs().amax(dim=2) / 127
+    steps = torch.where(scales > 0, scales, torch.ones_like(scales))
+    numbers = (blocks / steps[:, :, None]).round().clamp(-127, 127).to(torch.int8)
+    flat = numbers.view(rows.shape[0], layout.width).view(torch.uint8)
+    return torch.cat((flat, scales.view(torch.uint8)), dim=1)
+
+
+def decode_records(
+    records: Tensor, layout: Layout, vectors: slice | list[int] = slice(None)
+) -> Tensor:
+    """Decodes records (n, row_bytes) to rows (n, width), or to some of the D-dimensional vectors of
+    each row, which `vectors` selects. Unquantised rows are not copied if `vectors` is a slice."""
+    import torch
+
+    dtype: torch.dtype = getattr(torch, layout.dtype)
+    shape = records.shape[0], layout.vector_count, layout.dim
+    if layout.kind == "native":
+        return records.view(dtype).view(shape)[:, vectors].flatten(1)
+    numbers = records[:, : layout.width].view(torch.int8)
+    scales = records[:, layout.width :].clone(memory_format=torch.contiguous_format)
+    # One pass over the numbers; a conversion to floats first would be a second.
+    blocks = *shape[:2], layout.dim // layout.block, layout.block
+    steps = scales.view(torch.float32).view(*blocks[:3], 1)
+    return (numbers.view(blocks)[:, vectors] * steps[:, vectors]).flatten(1).to(dtype)
+
+
+def record_checksums(
+    records: memoryview, record_bytes: int, segment: str, layer: int, rows: Any
+) -> Any:
+    """Returns the checksums (n,) of the records of `record_bytes` bytes with the numbers `rows`,
+    an integer array (n,), in a layer of the segment with this name."""
+    import numpy
+    import xxhash
+
+    digest = xxhash.xxh3_64_intdigest
+    sums = [digest(records[row * record_bytes :][:record_bytes]) for row in rows.tolist()]
+    base = hashlib.blake2b(f"{segment}/{layer}".encode(), digest_size=8).digest()
+    salts = (rows.astype(numpy.uint64) + numpy.frombuffer(base, "<u8")) * numpy.uint64(_ODD)
+    return numpy.array(sums, dtype=numpy.uint64) ^ salts
+
+
+def write_segment(
+    path: Path, key: str, layout: Layout, tokens: int,
+    layers: Iterable[tuple[Tensor, Tensor | None]],
+) -> None:  # fmt: skip
+    """Writes a segment file atomically. Raises OSError.
+
+    Args:
+        key: the document whose lock the caller holds. tokens: number of tokens in the segment.
+        layers: the rows (n, width) and the reduced keys (n, R) of all tokens, for each layer."""
+    import numpy
+    import torch
+    import xxhash
+
+    record_sums, tail_sums = list[str](), list[str]()
+    with disk.new_file(path, key) as file:
+        file.write(bytes(layout.header_bytes))
+        sections = zip(layers, layout.sections(tokens), strict=True)
+        for layer, ((rows, reduced), section) in enumerate(sections):
+            array: Any = encode_rows(rows.cpu(), layout.of_layer(layer)).numpy()
+            records = memoryview(array).cast("B")
+            if len(records) != section.rows_stop - section.start:
+                raise ValueError(f"the rows do not fit the layout, got {tuple(rows.shape)}")
+            size, numbers = layout.of_layer(layer).row_bytes, numpy.arange(tokens)
+            sums = record_checksums(records, size, path.stem, layer, numbers).astype("<u8")
+            features = torch.empty(0) if reduced is None else reduced.cpu().contiguous()
+            keys = features.view(torch.uint8).numpy().tobytes()
+            tail = bytes(section.reduced - section.rows_stop)
+            tail += keys.ljust(section.sums - section.reduced, b"\0") + sums.tobytes()
+            tail = tail.ljust(section.stop - section.rows_stop, b"\0")
+            record_sums.append(xxhash.xxh3_128_hexdigest(records))
+            tail_sums.append(xxhash.xxh3_128_hexdigest(tail))
+            file.write(records)
+            file.write(tail)
+        facts = {
+            "name": path.stem, "layout": layout.as_json(), "tokens": tokens,
+            "records": record_sums, "tails": tail_sums,
+        }  # fmt: skip
+        text, size = json.dumps(facts, sort_keys=True).encode(), layout.header_bytes
+        line_bytes = len(disk.pack_file("segment", bytes(size))[0]) - size
+        header, _ = disk.pack_file("segment", text.ljust(size - line_bytes))
+        assert len(header) == size, "the header must fill its pages"
+        file.seek(0)
+        file.write(header)
+
+
+class Segment:
+    """A memory-mapped segment file. Opening checks the header and the file's length. Raises
+    LibraryError: the file is missing, damaged, of another format, or belongs to another segment.
+
+    Args:
+        tokens: the expected number of tokens. key: the document's key, for error messages.
+        name: the segment's name, if it differs from the file's name."""
+
+    def __init__(self, path: Path, layout: Layout, tokens: int, key: str, name: str = "") -> None:
+        import torch
+
+        self.path, self.layout, self.tokens, self.key = path, layout, tokens, key
+        self.name, self.sections = name or path.stem, layout.sections(tokens)
+        expected = {"name": self.name, "layout": layout.as_json(), "tokens": tokens}
+        try:
+            with open(path, "rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                header = disk.unpack_file(file.read(layout.header_bytes), "segment", path, key)
+        except OSError as error:
+            raise disk.reading_error(path, error, key) from error
+        facts = json.loads(header)
+        found = {name: facts[name] for name in expected}
+        if found != expected or size != self.sections[-1].stop:
+            raise disk.damage_error(path, "it is another segment, or is cut off", key)
+        self.record_sums, self.tail_sums = facts["records"], facts["tails"]
+        # torch's own mapping keeps no file open: a hundred documents would be thousands. Outside
+        # inference mode, because a segment opened while a model runs is read later, too.
+        with torch.inference_mode(False):
+            self._bytes = torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
+
+    def unchecked_records(self, layer: int) -> Tensor:
+        """Returns the records (n, row_bytes) of a layer, which may be damaged."""
+        section = self.sections[layer]
+        return self._bytes[section.start : section.rows_stop].view(self.tokens, -1)
+
+    def has_good_records(self, layer: int) -> bool:
+        """Whether the records of a layer, taken together, have the checksum in the header."""
+        import xxhash
+
+        records: Any = self.unchecked_records(layer).numpy()
+        return bool(xxhash.xxh3_128_hexdigest(records) == self.record_sums[layer])
+
+    def read_tail(self, layer: int) -> Tensor:
+        """Returns the bytes of a layer's section after its records: the reduced keys and checksums.
+        Raises LibraryError: these bytes are damaged."""
+        import xxhash
+
+        tail = self._bytes[self.sections[layer].rows_stop : self.sections[layer].stop]
+        array: Any = tail.numpy()
+        if xxhash.xxh3_128_hexdigest(array) != self.tail_sums[layer]:
+            raise self.damage_error(layer, "reduced keys or checksums")
+        return tail
+
+    def read_records(self, layer: int) -> Tensor:
+        """Returns the records (n, row_bytes) of a layer, after a check of the layer's whole
+        section. Raises LibraryError: the section is damaged."""
+        self.read_tail(layer)
+        if not self.has_good_records(layer):
+            raise self.damage_error(layer, "rows")
+        return self.unchecked_records(layer)
+
+    def damage_error(self, layer: int, changed_part: str) -> LibraryError:
+        reason = f"{changed_part} of layer {layer} changed"
+        return disk.damage_error(self.path, reason, self.key)
+
+    def check_all_bytes(self) -> None:
+        """Reads and checks every byte of the segment. Raises LibraryError."""
+        for layer in range(self.layout.layers):
+            self.read_records(layer)
