@@ -31,6 +31,7 @@ import platformdirs
 from esa_cli.errors import DiskError, ForeignVersionError, LibraryError, UnreadableError
 from esa_cli.system.files import replacing, writing_errors
 from esa_cli.system.machine import in_home, size_text
+from esa_cli.system.text import text_digest
 
 ROOT = "ESA_LIBRARY"
 MARKER = "esa-library"
@@ -66,6 +67,21 @@ def default_root() -> Path:
     if chosen:
         return in_home(chosen, ROOT, LibraryError)
     return Path(platformdirs.user_data_dir("esa")) / "library"
+
+
+def hash_parts(*parts: bytes) -> bytes:
+    """Returns a hash of 20 bytes, which depends on where one part ends and the next begins."""
+    state = hashlib.blake2b(digest_size=20)
+    for part in parts:
+        state.update(len(part).to_bytes(8, "little"))
+        state.update(part)
+    return state.digest()
+
+
+def document_key(identity: str, text: str) -> str:
+    """Returns the key of a text. `identity` names the model and settings of its prefill."""
+    digest = text_digest(text).encode()
+    return hash_parts(b"document", bytes([FORMAT]), identity.encode(), digest).hex()
 
 
 def is_manifest(name: str) -> bool:
@@ -115,6 +131,31 @@ class LibraryPaths:
 
     def claim_path(self, key: str) -> Path:
         return self.root / "claims" / f"{key}.claim"
+
+    def document_keys(self) -> set[str]:
+        """Returns the keys of all documents in the library. Raises LibraryError."""
+        with converting_read_errors(self.root):
+            # Not `glob`, which returns nothing for a folder that may not be read.
+            names = os.listdir(self.documents) if self.documents.is_dir() else []
+        return {name.partition(".")[0] for name in filter(is_manifest, names)}
+
+    def has_document(self, key: str) -> bool:
+        """Whether the library has a document with this key. Raises LibraryError."""
+        with converting_read_errors(self.root):
+            return self.document_path(key).exists()
+
+    def mark_document_used(self, key: str) -> None:
+        """Sets a document's time of last use to now, unless the library is read-only."""
+        with suppress(OSError):
+            self.document_path(key, "used").touch()
+
+    def last_use(self, key: str, default: float) -> float:
+        """Returns the time of a document's last use, in seconds since 1970, or the default if the
+        document has never been used."""
+        try:
+            return self.document_path(key, "used").stat().st_mtime
+        except OSError:
+            return default
 
     def is_finished_file(self, path: Path) -> bool:
         """Whether a path in this library has the name of a finished file of esa."""

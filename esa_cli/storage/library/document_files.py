@@ -30,7 +30,6 @@ import json
 import os
 from array import array
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -38,8 +37,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from esa_cli.errors import ForeignVersionError, LibraryError, UnreadableError
 from esa_cli.storage.library import disk
-from esa_cli.storage.library.disk import LibraryPaths
-from esa_cli.system.text import text_digest
+from esa_cli.storage.library.disk import LibraryPaths, hash_parts
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -49,6 +47,8 @@ SEGMENT = 4096
 NO_FIT = "none"
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 MAX_LAYERS = 10_000
+SCAN = 4
+"""A whole section is checked at once if at least 1 / `SCAN` of its rows are needed."""
 _ODD = 0x9E3779B97F4A7C15
 STRICT = {"strict": True, "extra": "forbid", "allow_inf_nan": False}
 """The pydantic configuration for checking manifests that a stranger may have written."""
@@ -193,29 +193,15 @@ def _layer_layout(layout: Layout, layer: int) -> Layout:
     return replace(layout, layers=1, heads=heads, dim=dim, block=dim, reduced=reduced, shapes=())
 
 
-def _hash_parts(*parts: bytes) -> bytes:
-    state = hashlib.blake2b(digest_size=20)
-    for part in parts:
-        state.update(len(part).to_bytes(8, "little"))
-        state.update(part)
-    return state.digest()
-
-
-def document_key(identity: str, text: str) -> str:
-    """Returns the key of a text. `identity` names the model and settings of its prefill."""
-    digest = text_digest(text).encode()
-    return _hash_parts(b"document", bytes([disk.FORMAT]), identity.encode(), digest).hex()
-
-
 def segment_prefixes(identity: str, ids: Sequence[int], layout: Layout) -> list[str]:
     """Returns, for each segment of a document, a hash of all tokens up to the segment's end."""
     shape = json.dumps(layout.as_json(), sort_keys=True).encode()
     fitted = array("q", ids[: layout.fit]).tobytes()
-    last = _hash_parts(b"segment", bytes([disk.FORMAT]), identity.encode(), shape, fitted)
+    last = hash_parts(b"segment", bytes([disk.FORMAT]), identity.encode(), shape, fitted)
     prefixes = []
     for start in range(0, len(ids), layout.segment):
         tokens = array("q", ids[start : start + layout.segment])
-        last = _hash_parts(last, tokens.tobytes())
+        last = hash_parts(last, tokens.tobytes())
         prefixes.append(last.hex())
     return prefixes
 
@@ -345,7 +331,7 @@ def read_manifest(paths: LibraryPaths, key: str) -> Entry:
     """Reads a document's manifest, and returns its entry. Raises LibraryError: the manifest is
     missing, damaged, of another format, or belongs to another document."""
     entry = decode_manifest(paths, key, disk.read_bytes(paths.document_path(key), key))
-    return replace(entry, used=_read_last_use(paths, key, entry.created))
+    return replace(entry, used=paths.last_use(key, entry.created))
 
 
 def decode_manifest(paths: LibraryPaths, key: str, data: bytes) -> Entry:
@@ -359,32 +345,18 @@ def decode_manifest(paths: LibraryPaths, key: str, data: bytes) -> Entry:
     return Entry(layout=layout, **lists, **stored)
 
 
-def list_keys(paths: LibraryPaths) -> set[str]:
-    """Returns the keys of all documents in the library. Raises LibraryError."""
-    with disk.converting_read_errors(paths.root):
-        # Not `glob`, which returns nothing for a folder that may not be read.
-        names = os.listdir(paths.documents) if paths.documents.is_dir() else []
-    return {name.partition(".")[0] for name in filter(disk.is_manifest, names)}
-
-
 def read_entries(paths: LibraryPaths, keys: Iterable[str] | None = None) -> list[Entry]:
     """Returns the entries of the documents with these keys, or of all documents, the most recently
     used first. The entry of a document that cannot be used has an `error`. Raises LibraryError: the
     folder cannot be read."""
     entries = list[Entry]()
-    for key in list_keys(paths) if keys is None else keys:
+    for key in paths.document_keys() if keys is None else keys:
         try:
             entries.append(read_manifest(paths, key))
         except LibraryError as error:
-            if has_document(paths, key):  # else another process has removed it
-                entries.append(Entry(key, used=_read_last_use(paths, key, 0.0), error=error))
+            if paths.has_document(key):  # else another process has removed it
+                entries.append(Entry(key, used=paths.last_use(key, 0.0), error=error))
     return sorted(entries, key=lambda entry: (-entry.used, entry.key))
-
-
-def has_document(paths: LibraryPaths, key: str) -> bool:
-    """Whether the library has a document with this key. Raises LibraryError."""
-    with disk.converting_read_errors(paths.root):
-        return paths.document_path(key).exists()
 
 
 def read_text(paths: LibraryPaths, entry: Entry) -> str:
@@ -393,19 +365,6 @@ def read_text(paths: LibraryPaths, entry: Entry) -> str:
     return disk.read_file(path, "text", entry.key, entry.digests["text"]).decode(
         "utf-8", "surrogatepass"
     )
-
-
-def _read_last_use(paths: LibraryPaths, key: str, default: float) -> float:
-    try:
-        return paths.document_path(key, "used").stat().st_mtime
-    except OSError:
-        return default
-
-
-def mark_document_used(paths: LibraryPaths, key: str) -> None:
-    """Sets a document's time of last use to now, unless the library is read-only."""
-    with suppress(OSError):
-        paths.document_path(key, "used").touch()
 
 
 def needed_paths(paths: LibraryPaths, entry: Entry) -> list[Path]:
@@ -448,7 +407,7 @@ def decode_records(
     return (numbers.view(blocks)[:, vectors] * steps[:, vectors]).flatten(1).to(dtype)
 
 
-def record_checksums(
+def _record_checksums(
     records: memoryview, record_bytes: int, segment: str, layer: int, rows: Any
 ) -> Any:
     """Returns the checksums (n,) of the records of `record_bytes` bytes with the numbers `rows`,
@@ -486,7 +445,7 @@ def write_segment(
             if len(records) != section.rows_stop - section.start:
                 raise ValueError(f"the rows do not fit the layout, got {tuple(rows.shape)}")
             size, numbers = layout.of_layer(layer).row_bytes, numpy.arange(tokens)
-            sums = record_checksums(records, size, path.stem, layer, numbers).astype("<u8")
+            sums = _record_checksums(records, size, path.stem, layer, numbers).astype("<u8")
             features = torch.empty(0) if reduced is None else reduced.cpu().contiguous()
             keys = features.view(torch.uint8).numpy().tobytes()
             tail = bytes(section.reduced - section.rows_stop)
@@ -536,44 +495,71 @@ class Segment:
         # torch's own mapping keeps no file open: a hundred documents would be thousands. Outside
         # inference mode, because a segment opened while a model runs is read later, too.
         with torch.inference_mode(False):
-            self._bytes = torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
-
-    def unchecked_records(self, layer: int) -> Tensor:
-        """Returns the records (n, row_bytes) of a layer, which may be damaged."""
-        section = self.sections[layer]
-        return self._bytes[section.start : section.rows_stop].view(self.tokens, -1)
-
-    def has_good_records(self, layer: int) -> bool:
-        """Whether the records of a layer, taken together, have the checksum in the header."""
-        import xxhash
-
-        records: Any = self.unchecked_records(layer).numpy()
-        return bool(xxhash.xxh3_128_hexdigest(records) == self.record_sums[layer])
-
-    def read_tail(self, layer: int) -> Tensor:
-        """Returns the bytes of a layer's section after its records: the reduced keys and checksums.
-        Raises LibraryError: these bytes are damaged."""
-        import xxhash
-
-        tail = self._bytes[self.sections[layer].rows_stop : self.sections[layer].stop]
-        array: Any = tail.numpy()
-        if xxhash.xxh3_128_hexdigest(array) != self.tail_sums[layer]:
-            raise self.damage_error(layer, "reduced keys or checksums")
-        return tail
-
-    def read_records(self, layer: int) -> Tensor:
-        """Returns the records (n, row_bytes) of a layer, after a check of the layer's whole
-        section. Raises LibraryError: the section is damaged."""
-        self.read_tail(layer)
-        if not self.has_good_records(layer):
-            raise self.damage_error(layer, "rows")
-        return self.unchecked_records(layer)
-
-    def damage_error(self, layer: int, changed_part: str) -> LibraryError:
-        reason = f"{changed_part} of layer {layer} changed"
-        return disk.damage_error(self.path, reason, self.key)
+            self.bytes = torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
 
     def check_all_bytes(self) -> None:
         """Reads and checks every byte of the segment. Raises LibraryError."""
         for layer in range(self.layout.layers):
-            self.read_records(layer)
+            SegmentLayer(self, layer).read_records(0, self.tokens)
+
+
+class SegmentLayer:
+    """The records, reduced keys and checksums of one layer in a segment. Bytes are checked before
+    their first use."""
+
+    def __init__(self, segment: Segment, layer: int) -> None:
+        import numpy
+
+        self.segment, self.layer = segment, layer
+        self.layout, self.section = segment.layout.of_layer(layer), segment.sections[layer]
+        rows_stop, stop = self.section.rows_stop, self.section.stop
+        self._records = segment.bytes[self.section.start : rows_stop].view(len(self), -1)
+        self._tail, self._is_tail_good = segment.bytes[rows_stop:stop], False
+        self._are_rows_good = numpy.zeros(len(self), dtype=bool)
+
+    def __len__(self) -> int:
+        return self.segment.tokens
+
+    def _damage_error(self, changed_part: str) -> LibraryError:
+        reason = f"{changed_part} of layer {self.layer} changed"
+        return disk.damage_error(self.segment.path, reason, self.segment.key)
+
+    def read_tail(self, start: int, size: int) -> Tensor:
+        """Returns `size` bytes of reduced keys or checksums, from byte `start` of the segment on.
+        Raises LibraryError."""
+        import xxhash
+
+        if not self._is_tail_good:
+            array: Any = self._tail.numpy()
+            if xxhash.xxh3_128_hexdigest(array) != self.segment.tail_sums[self.layer]:
+                raise self._damage_error("reduced keys or checksums")
+            self._is_tail_good = True
+        return self._tail[start - self.section.rows_stop :][:size]
+
+    def check_rows(self, rows: Any) -> None:
+        """Checks the rows in an index array that have not been checked yet. Raises LibraryError."""
+        import xxhash
+
+        good, segment, array = self._are_rows_good, self.segment, self._records.numpy()
+        stored: Any = self.read_tail(self.section.sums, 8 * len(self)).numpy()
+        records = memoryview(array).cast("B")  # type: ignore[arg-type]
+        new = rows[~good[rows]]
+        # Many rows are checked at once; if any row changed, the rows' own checksums say which.
+        if SCAN * new.size >= len(self):
+            good |= xxhash.xxh3_128_hexdigest(records) == segment.record_sums[self.layer]
+            new = rows[~good[rows]]
+        if new.size:
+            size = self.layout.row_bytes
+            sums = _record_checksums(records, size, segment.name, self.layer, new)
+            wrong = new[sums != stored.view("<u8")[new]]
+            if wrong.size:
+                raise self._damage_error(f"row {wrong[0]}")
+            good[new] = True
+
+    def read_records(self, start: int, stop: int) -> Tensor:
+        """Returns the rows [start, stop) as they are stored, in bytes (n, row_bytes). Raises
+        LibraryError: a row is damaged."""
+        import numpy
+
+        self.check_rows(numpy.arange(start, stop))
+        return self._records[start:stop]

@@ -21,7 +21,7 @@ from esa_cli.errors import EsaError, LibraryError, ResourceError
 from esa_cli.storage.library import catalogue, disk, document_files, pruning
 from esa_cli.storage.library.catalogue import Catalogue, DividedEntries
 from esa_cli.storage.library.disk import LibraryPaths
-from esa_cli.storage.library.document_files import NO_FIT, Entry, Layout, Segment
+from esa_cli.storage.library.document_files import NO_FIT, Entry, Layout, Segment, SegmentLayer
 from esa_cli.storage.library.pruning import PruneResult
 from esa_cli.system.text import text_bytes, text_digest
 
@@ -63,7 +63,8 @@ class StoredDocument:
         LibraryError: they are damaged."""
         import torch
 
-        return torch.cat([segment.read_records(layer) for segment in self.segments])
+        layers = [SegmentLayer(segment, layer) for segment in self.segments]
+        return torch.cat([one.read_records(0, len(one)) for one in layers])
 
 
 class DocumentWriter:
@@ -75,14 +76,9 @@ class DocumentWriter:
         wrote: whether the writer has written a file. is_finished: whether the document exists."""
 
     def __init__(
-        self,
-        paths: LibraryPaths,
-        key: str,
-        identity: str,
-        ids: Sequence[int],
-        layout: Layout,
+        self, paths: LibraryPaths, key: str, identity: str, ids: Sequence[int], layout: Layout,
         prefixes: Sequence[str],
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.paths, self.key, self.identity = paths, key, identity
         self.ids, self.layout, self._prefixes = ids, layout, prefixes
         self.wrote = self.is_finished = False
@@ -140,14 +136,9 @@ class DocumentWriter:
         return ValueError(f"all {len(self.ids)} tokens must have keys, values and offsets")
 
     def finish(
-        self,
-        *,
-        text: str,
-        offsets: Sequence[tuple[int, int]] | Tensor,
-        marks: Sequence[Any] = (),
-        head: int = 0,
-        provenance: dict[str, Any] | None = None,
-    ) -> Entry:
+        self, *, text: str, offsets: Sequence[tuple[int, int]] | Tensor, marks: Sequence[Any] = (),
+        head: int = 0, provenance: dict[str, Any] | None = None,
+    ) -> Entry:  # fmt: skip
         """Writes the small files and the manifest, and returns the new entry. Raises ValueError:
         segments or offsets are missing. DiskError: the disk is full.
 
@@ -177,7 +168,7 @@ class DocumentWriter:
         with disk.converting_write_errors(paths.root), paths.hold_lock("library"):
             document_files.write_manifest(paths, entry)
             paths.claim_path(key).unlink()
-        document_files.mark_document_used(paths, key)
+        paths.mark_document_used(key)
         self.is_finished = True
         return document_files.read_manifest(paths, key)
 
@@ -194,17 +185,17 @@ class Library:
 
     def key(self, identity: str, text: str) -> str:
         """Returns the key of a text. `identity` names the model and settings of its prefill."""
-        return document_files.document_key(identity, text)
+        return disk.document_key(identity, text)
 
     def find(self, key: str) -> Entry | None:
         """Returns the document with this key, or None. Raises LibraryError: its manifest is damaged
         or of another format, the folder cannot be read, or the folder is not a library."""
         self._paths.check_folder()
-        is_stored = document_files.has_document(self._paths, key)
-        entries = document_files.read_entries(self._paths, [key] if is_stored else [])
-        for entry in entries:
+        keys = [key] if self._paths.has_document(key) else []
+        for entry in document_files.read_entries(self._paths, keys):
             entry.check()
-        return entries[0] if entries else None
+            return entry
+        return None
 
     def entries(self) -> list[Entry]:
         """Returns every present document, even if damaged, the most recently used first. Raises
@@ -214,9 +205,8 @@ class Library:
     def divided_entries(self) -> DividedEntries:
         """Divides the stored documents into present and former ones. Raises LibraryError."""
         self._paths.check_folder()
-        return catalogue.known_files(self._paths).divide_entries(
-            document_files.read_entries(self._paths)
-        )
+        entries = document_files.read_entries(self._paths)
+        return catalogue.known_files(self._paths).divide_entries(entries)
 
     def matches(self, text: str) -> list[Entry]:
         """Returns the documents whose key begins with `text` (at least 4 digits), or else the
@@ -224,11 +214,8 @@ class Library:
         document matches. Raises LibraryError: the folder cannot be read, or is not a library."""
         paths, prefix = self._paths, text.lower()
         paths.check_folder()
-        keys = [
-            key
-            for key in document_files.list_keys(paths)
-            if len(text) > 3 and key.startswith(prefix)
-        ]
+        known = paths.document_keys() if len(text) > 3 else set()
+        keys = [key for key in known if key.startswith(prefix)]
         entries = document_files.read_entries(paths, keys or None)
         if not keys:
             entries = [one for one in entries if text in (one.name, one.provenance.get("source"))]
@@ -281,13 +268,9 @@ class Library:
     def write(
         self,
         make_writer: Callable[[LibraryPaths, str, str, Sequence[int], Layout, list[str]], Writer],
-        key: str,
-        identity: str,
-        ids: Sequence[int],
-        layout: Layout,
-        waiting: Callable[[], None] | None = None,
-        states: int = 0,
-    ) -> Iterator[Writer | Entry]:
+        key: str, identity: str, ids: Sequence[int], layout: Layout,
+        waiting: Callable[[], None] | None = None, states: int = 0,
+    ) -> Iterator[Writer | Entry]:  # fmt: skip
         """Yields a new writer, or the document if another process has stored the document.
         If the block ends without `finish`, the next ingest resumes from the whole segments on disk.
 
@@ -324,7 +307,7 @@ class Library:
         its files is missing, damaged or of another format."""
         entry.check()
         stored = StoredDocument(self._paths, entry)
-        document_files.mark_document_used(self._paths, entry.key)
+        self._paths.mark_document_used(entry.key)
         return stored
 
     def text(self, entry: Entry) -> str:
@@ -349,7 +332,7 @@ class Library:
             suppress(LibraryError, ResourceError, OSError),
             self._paths.hold_lock(entry.key, disk.refuse_to_wait),
         ):
-            if document_files.has_document(self._paths, entry.key):
+            if self._paths.has_document(entry.key):
                 disk.write_file(path, "words", owner + payload, entry.key)
 
     def verify(self, entry: Entry) -> list[LibraryError]:

@@ -214,7 +214,7 @@ def _copy_document(
     the document. Raises DamagedCopyError."""
     last = target.document_path(key)
     with target.hold_lock(key, waiting):
-        if document_files.has_document(target, key):
+        if target.has_document(key):
             return None
         with _naming_damaged_source(source.place, target, key, last):
             data = b"".join(source.read_chunks(_relative_name(target, last)))
@@ -241,7 +241,7 @@ def _copy_document(
                 with disk.new_file(last, key) as file:
                     file.write(data)
                 target.claim_path(key).unlink()
-    document_files.mark_document_used(target, key)
+    target.mark_document_used(key)
     return copied
 
 

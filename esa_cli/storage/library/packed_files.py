@@ -28,7 +28,6 @@ from esa_cli.storage.library.document_files import (
     Layout,
     Segment,
     decode_manifest,
-    document_key,
     needed_paths,
     segment_prefix,
     segment_prefixes,
@@ -141,7 +140,7 @@ def _matches_manifest(entry: Entry, kind: str, payload: bytes, path: Path) -> bo
     layout, identity = entry.layout, entry.identity
     if kind == "text":
         text = payload.decode("utf-8", "surrogatepass")
-        facts = document_key(identity, text), text_digest(text), len(text)
+        facts = disk.document_key(identity, text), text_digest(text), len(text)
         return facts == (entry.key, entry.text_sha256, entry.characters)
     prefixes = [*map(segment_prefix, entry.segments)]
     if kind == "states":

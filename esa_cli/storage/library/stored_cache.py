@@ -8,37 +8,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from functools import cached_property
 from typing import Any
 
-import numpy
 import torch
 from torch import Tensor
 
 from esa_cli.attention.compression import Linear
 from esa_cli.errors import LibraryError
-from esa_cli.storage.library import disk
+from esa_cli.storage.library import disk, packed_files
 from esa_cli.storage.library.disk import LibraryPaths
 from esa_cli.storage.library.document_files import (
     NO_FIT,
     Entry,
     Layout,
     Segment,
+    SegmentLayer,
     decode_records,
-    record_checksums,
     segment_prefix,
 )
 from esa_cli.storage.library.library import DocumentWriter, StoredDocument
-from esa_cli.storage.library.packed_files import (
-    Projections,
-    State,
-    StoredStates,
-    hash_projections,
-    pack_projections,
-    pack_states,
-    unpack_projections,
-    unpack_states,
-)
+from esa_cli.storage.library.packed_files import Projections, State, StoredStates
 from esa_cli.storage.memory_store import (
     BLOCK,
     CPU,
@@ -51,66 +40,29 @@ from esa_cli.storage.memory_store import (
     split_rows,
 )
 
-SCAN = 4
-"""A whole section is checked at once if at least 1 / `SCAN` of its rows are needed."""
 
-
-class SegmentLayer:
+class SegmentStore(SegmentLayer):
     """The rows of one layer in a segment, as a read-only store that returns tensors on `device`."""
 
     resident = False
 
     def __init__(self, segment: Segment, layer: int, device: torch.device = CPU) -> None:
-        self.segment, self.layer, self.device = segment, layer, device
-        self.layout, self._section = segment.layout.of_layer(layer), segment.sections[layer]
-        self.heads, self.dim, self.shared = self.layout.heads, self.layout.dim, self.layout.shared
-        self._records = segment.unchecked_records(layer)
-        self._is_good = numpy.zeros(len(self), dtype=bool)
-
-    def __len__(self) -> int:
-        return self.segment.tokens
+        super().__init__(segment, layer)
+        self.device, layout = device, self.layout
+        self.heads, self.dim, self.shared = layout.heads, layout.dim, layout.shared
 
     @property
     def nbytes(self) -> int:
         return len(self) * self.segment.layout.token_bytes(self.layer)
 
-    @cached_property
-    def _checked_tail(self) -> Tensor:
-        """The bytes of the layer's reduced keys and checksums, which are checked once."""
-        return self.segment.read_tail(self.layer)
-
-    def _check_rows(self, rows: Any) -> None:
-        """Checks the rows in an index array that have not been checked yet. Raises LibraryError."""
-        segment, tail, good = self.segment, self._checked_tail, self._is_good
-        new = rows[~good[rows]]
-        # Many rows are checked at once; if any row changed, the rows' own checksums say which.
-        if SCAN * new.size >= len(self):
-            good |= segment.has_good_records(self.layer)
-            new = rows[~good[rows]]
-        if new.size:
-            array: Any = self._records.numpy()
-            records, size = memoryview(array).cast("B"), self.layout.row_bytes
-            sums = record_checksums(records, size, segment.name, self.layer, new)
-            start = self._section.sums - self._section.rows_stop
-            stored: Any = tail[start:][: 8 * len(self)].numpy()
-            wrong = new[sums != stored.view("<u8")[new]]
-            if wrong.size:
-                raise segment.damage_error(self.layer, f"row {wrong[0]}")
-            good[new] = True
-
-    def checked_records(self, start: int, stop: int) -> Tensor:
-        """Returns the rows [start, stop) as they are stored, in bytes (n, row_bytes)."""
-        self._check_rows(numpy.arange(start, stop))
-        return self._records[start:stop]
-
     def span(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        rows = decode_records(self.checked_records(start, stop), self.layout)
+        rows = decode_records(self.read_records(start, stop), self.layout)
         return split_rows(rows.to(self.device), self.heads, self.shared)
 
     @torch.no_grad()
     def gather(self, at: Tensor) -> tuple[Tensor, Tensor]:
         at, records = at.to(CPU), self._records
-        self._check_rows(at.numpy())
+        self.check_rows(at.numpy())
         if self.layout.kind == "native":  # as numbers: several times as fast as bytes
             rows = records.view(getattr(torch, self.layout.dtype)).index_select(0, at)
         else:
@@ -120,7 +72,7 @@ class SegmentLayer:
     def key_blocks(
         self, start: int, stop: int, most: int = BLOCK, groups: Sequence[int] | None = None
     ) -> Iterator[tuple[int, Tensor]]:
-        records = self.checked_records(start, stop)
+        records = self.read_records(start, stop)
         for low in range(0, stop - start, most):
             block = records[low : low + most]
             vectors = as_slice_or_list(groups or range(self.heads))
@@ -135,10 +87,10 @@ class SegmentLayer:
         self, start: int, stop: int, most: int = BLOCK
     ) -> Iterator[tuple[int, Tensor]]:
         assert stop <= self.reduced, "all tokens must have reduced keys"
-        layout, start_byte = self.segment.layout, self._section.reduced - self._section.rows_stop
+        layout = self.segment.layout
         dtype: torch.dtype = getattr(torch, layout.reduced_dtype)
         size = len(self) * layout.reduced[self.layer] * dtype.itemsize
-        features = self._checked_tail[start_byte:][:size].view(dtype).view(len(self), -1)
+        features = self.read_tail(self.section.reduced, size).view(dtype).view(len(self), -1)
         for low in range(start, stop, most):
             yield low, features[low : min(low + most, stop)].to(self.device)
 
@@ -149,7 +101,7 @@ def read_states(paths: LibraryPaths, layout: Layout, key: str, segment: str = ""
     """Returns the states of a document. Raises LibraryError: the file is missing, damaged, of
     another format, or has the states after another segment than `segment` (empty: any)."""
     path = paths.document_path(key, "states")
-    stored = unpack_states(disk.read_file(path, "states", key), path, layout, key)
+    stored = packed_files.unpack_states(disk.read_file(path, "states", key), path, layout, key)
     if segment not in ("", stored.segment):
         raise disk.damage_error(path, "its recurrent states belong to another document", key)
     return stored
@@ -161,9 +113,9 @@ def _read_projections(paths: LibraryPaths, name: str, key: str) -> list[Linear |
         return None
     path = paths.projections_path(name)
     packed = disk.read_file(path, "fit", key)
-    if hash_projections(packed) != name:
+    if packed_files.hash_projections(packed) != name:
         raise disk.damage_error(path, "its name does not match its projections", key)
-    return unpack_projections(packed)
+    return packed_files.unpack_projections(packed)
 
 
 class StoredCache:
@@ -186,7 +138,7 @@ class StoredCache:
         stores = list[StoreChain]()
         devices = devices or [CPU] * self._layer_count
         for layer, device in zip(range(self._layer_count), devices, strict=True):
-            parts = [SegmentLayer(segment, layer, device) for segment in self._segments]
+            parts = [SegmentStore(segment, layer, device) for segment in self._segments]
             slices = [StoreSlice(part, 0, len(part)) for part in parts]
             stores.append(StoreChain(slices, parts[0]))
         return stores
@@ -201,15 +153,9 @@ class CacheWriter(DocumentWriter):
         states: the states of the recurrent layers after the tokens on disk; empty at the start."""
 
     def __init__(
-        self,
-        paths: LibraryPaths,
-        key: str,
-        identity: str,
-        ids: Sequence[int],
-        layout: Layout,
-        prefixes: Sequence[str],
-        devices: Sequence[torch.device] = (),
-    ) -> None:
+        self, paths: LibraryPaths, key: str, identity: str, ids: Sequence[int], layout: Layout,
+        prefixes: Sequence[str], devices: Sequence[torch.device] = (),
+    ) -> None:  # fmt: skip
         self.projections: list[Any] | None = None
         self.states: list[State] = [{} for _ in range(layout.states)]
         super().__init__(paths, key, identity, ids, layout, prefixes)
@@ -219,7 +165,7 @@ class CacheWriter(DocumentWriter):
             shape = layout.of_layer(i)
             tail = MemoryStore(shape.heads, shape.dim, dtype, torch.device(device), shape.shared)
             tail.expect(layout.segment)
-            parts = [SegmentLayer(segment, i, tail.device) for segment in self.segments]
+            parts = [SegmentStore(segment, i, tail.device) for segment in self.segments]
             self.layers.append(JoinedStore([StoreSlice(one, 0, len(one)) for one in parts], tail))
 
     def _find_segments_on_disk(self) -> list[Segment]:
@@ -259,7 +205,7 @@ class CacheWriter(DocumentWriter):
             # After the segment, so that stored states always have all segments before them.
             last = self._prefixes[len(self.segments) - 1]
             path = self.paths.document_path(self.key, "states")
-            self._write_file(path, pack_states(last, states))
+            self._write_file(path, packed_files.pack_states(last, states))
 
     def _complete_count(self) -> int:
         """Counts the tokens in memory that are complete in all layers."""
@@ -269,12 +215,12 @@ class CacheWriter(DocumentWriter):
     def _write_first_rows(self, count: int, projections: Projections | None) -> None:
         """Writes the first `count` tokens in memory as the next segment."""
         if not self.segments and projections is not None:
-            packed = pack_projections(projections)
-            self._fit, self.projections = hash_projections(packed), list(projections)
+            packed = packed_files.pack_projections(projections)
+            self._fit, self.projections = packed_files.hash_projections(packed), list(projections)
             self._write_file(self.paths.projections_path(self._fit), packed)
         self.write_segment(layer.tail.first_rows(count) for layer in self.layers)
         for i, layer in enumerate(self.layers):
-            store = SegmentLayer(self.segments[-1], i, layer.tail.device)
+            store = SegmentStore(self.segments[-1], i, layer.tail.device)
             layer.replace_first_tail_tokens(store)
 
     def finish(
