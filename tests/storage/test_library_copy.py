@@ -20,7 +20,7 @@ from test_library import assert_holds, files, ingest
 
 from esa_cli.errors import ArchiveFileError, LibraryError, UsageError
 from esa_cli.storage.library import Library
-from esa_cli.storage.library import pruning as pruning_file
+from esa_cli.storage.library import library as library_file
 from esa_cli.storage.library.disk import MARKER, pack_file
 from esa_cli.storage.library.library_copy import CopySource, pull_documents, push_documents
 from esa_cli.storage.library.packed_files import pack_tokens
@@ -190,14 +190,14 @@ def test_a_prune_that_has_decided_removes_nothing_of_a_pull(
     pull_documents(other, folder)
     for path in other.root.glob("documents/*"):
         path.unlink()  # segments that no document needs
-    decided, delete = threading.Event(), pruning_file.delete_files
+    decided, delete = threading.Event(), library_file.delete_files
 
     def later(*given: Any) -> int:
         decided.set()
         time.sleep(0.5)
         return delete(*given)
 
-    monkeypatch.setattr(pruning_file, "delete_files", later)
+    monkeypatch.setattr(library_file, "delete_files", later)
     pruning = threading.Thread(target=other.prune)
     pruning.start()
     assert decided.wait(10)

@@ -14,7 +14,7 @@ from test_library import LAYOUT, WITH, files, ingest, part_of, text_of
 
 from esa_cli.errors import LibraryError, UnreadableError
 from esa_cli.storage.library import Entry, Library
-from esa_cli.storage.library import pruning as pruning_file
+from esa_cli.storage.library import library as library_file
 from esa_cli.storage.library.stored_cache import CacheWriter
 
 IDS = [*range(40)]
@@ -172,7 +172,7 @@ def test_projections_that_come_while_others_prune_stay(
     library: Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An ingest writes them whenever it is ready: here after it was seen what is needed."""
-    real, fit = pruning_file.needed_file_filter, library.root / "fits" / f"{'b' * 24}.fit"
+    real, fit = library_file.needed_file_filter, library.root / "fits" / f"{'b' * 24}.fit"
 
     def needed(*given: Any, **options: Any) -> Callable[[Path], bool]:
         found = real(*given, **options)
@@ -181,7 +181,7 @@ def test_projections_that_come_while_others_prune_stay(
 
     with library.write(CacheWriter, library.key(WITH, text_of(IDS)), WITH, IDS, LAYOUT):
         with monkeypatch.context() as patch:
-            patch.setattr(pruning_file, "needed_file_filter", needed)
+            patch.setattr(library_file, "needed_file_filter", needed)
             library.prune(0)
         assert fit.exists()
     library.prune()

@@ -5,8 +5,7 @@ from __future__ import annotations
 from esa_cli.storage.library.catalogue import Catalogue, FileRecord
 from esa_cli.storage.library.disk import default_root
 from esa_cli.storage.library.document_files import SEGMENT, Entry, Layout
-from esa_cli.storage.library.library import Library
-from esa_cli.storage.library.pruning import PruneResult
+from esa_cli.storage.library.library import Library, PruneResult
 
 __all__ = [
     "SEGMENT",

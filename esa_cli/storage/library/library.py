@@ -4,6 +4,12 @@ Opening a document takes no lock: a mapped file may be removed, except on Window
 fails. An ingest holds the document's lock. It writes each segment when it is full, then the
 document's other files, and finally the manifest. Every file is written atomically, so a killed
 ingest leaves nothing, complete segments to resume from, or a complete document.
+
+Before an ingest writes its first segment, it claims the names of all segments that its document
+will have. No process removes claimed segments while the ingest holds the document's lock;
+afterwards `prune` does. A document's manifest is removed before its other files, so that a killed
+process never leaves a manifest without files. A document that cannot be used may need any segment
+that no other document names, so unclaimed segments stay until the document is removed.
 """
 
 from __future__ import annotations
@@ -11,18 +17,19 @@ from __future__ import annotations
 import json
 import os
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from functools import cached_property
+from dataclasses import dataclass
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from esa_cli.errors import EsaError, LibraryError, ResourceError
-from esa_cli.storage.library import catalogue, disk, document_files, pruning
+from esa_cli.storage.library import catalogue, disk, document_files
 from esa_cli.storage.library.catalogue import Catalogue, DividedEntries
 from esa_cli.storage.library.disk import LibraryPaths
 from esa_cli.storage.library.document_files import NO_FIT, Entry, Layout, Segment, SegmentLayer
-from esa_cli.storage.library.pruning import PruneResult
 from esa_cli.system.text import text_bytes, text_digest
 
 if TYPE_CHECKING:
@@ -31,6 +38,21 @@ if TYPE_CHECKING:
 Writer = TypeVar("Writer", bound="DocumentWriter")
 OTHER_BYTES = 48
 """Largest number of bytes per token beside its KV cache: id, offsets, text and projections."""
+
+
+@dataclass(frozen=True)
+class PruneResult:
+    """The result of pruning a library: which documents are removed, and how many bytes are freed.
+
+    Args:
+        leftovers: number of files that killed ingests left behind. left: number of bytes left.
+        left_alone: documents that cannot be used and are not removed."""
+
+    removed: tuple[Entry, ...]
+    leftovers: int
+    freed: int
+    left: int
+    left_alone: tuple[Entry, ...] = ()
 
 
 class StoredDocument:
@@ -358,8 +380,18 @@ class Library:
     def remove(self, entry: Entry) -> int:
         """Removes a document, except segments that other documents may need, and returns the bytes
         freed. Raises LibraryError, DiskError: a file or the catalogue cannot be changed."""
-        self._paths.make_folders()
-        freed = pruning.remove_document(self._paths, entry)
+        paths = self._paths
+        paths.make_folders()
+        with disk.converting_write_errors(self.root), paths.hold_lock("library"):
+            others = [
+                other for other in document_files.read_entries(paths) if other.key != entry.key
+            ]
+            is_needed = needed_file_filter(paths, others, with_abandoned_claims=True)
+            shared = [paths.projections_path(entry.fit), *map(paths.segment_path, entry.segments)]
+            if entry.error:
+                shared = [*paths.finished_files("segments"), *paths.finished_files("fits")]
+            files = [paths.document_path(entry.key, kind) for kind in disk.KINDS]
+            freed = delete_files(paths, files + [path for path in shared if not is_needed(path)])
         self._change_catalogue(Catalogue.drop_unused_texts)
         return freed
 
@@ -367,14 +399,36 @@ class Library:
         """Removes former documents and the leftovers of killed ingests. With `max_bytes`, also
         removes the least recently used documents until the library takes at most so many bytes.
         Raises LibraryError: the limit needs removals, and a document is damaged; or as `remove`."""
+        paths = self._paths
         if not self.root.exists():
             return PruneResult((), 0, 0, 0)
-        self._paths.make_folders()
+        paths.make_folders()
         former_keys = {entry.key for entry in self.divided_entries().former}
-        result = pruning.prune_documents(self._paths, former_keys, max_bytes, dry_run)
+        with disk.converting_write_errors(self.root), paths.hold_lock("library"):
+            entries, total = document_files.read_entries(paths), self.nbytes
+            unusable = [entry for entry in entries if entry.error]
+            usable = [entry for entry in reversed(entries) if not entry.error]
+            order = sorted(usable, key=lambda entry: entry.key not in former_keys)
+
+            def find_unneeded_files(removed_count: int) -> list[Path]:
+                remaining_entries = unusable + order[removed_count:]
+                return list_unneeded_files(paths, remaining_entries, order[:removed_count])
+
+            def fits_limit(removed_count: int) -> bool:
+                freed = sum(map(disk.file_size, find_unneeded_files(removed_count)))
+                return max_bytes is None or total - freed <= max_bytes
+
+            count = former_count = sum(entry.key in former_keys for entry in order)
+            if not fits_limit(former_count) and former_count < len(order):
+                _refuse_unusable(unusable)
+                count += bisect_left(range(former_count, len(order)), True, key=fits_limit)
+            files, leftovers = find_unneeded_files(count), len(find_unneeded_files(0))
+            freed = sum(map(disk.file_size, files))
+            if not dry_run:
+                delete_files(paths, sorted(files, key=lambda path: path.suffix != ".doc"))
         if not dry_run:
             self._change_catalogue(Catalogue.remove_unused_records)
-        return result
+        return PruneResult(tuple(order[:count]), leftovers, freed, total - freed, tuple(unusable))
 
     def _change_catalogue(self, change: Callable[[Catalogue], object]) -> None:
         try:
@@ -390,3 +444,85 @@ def claim_segments(paths: LibraryPaths, key: str, prefixes: list[str]) -> None:
     ingest of a document. Raises LibraryError, DiskError."""
     with disk.converting_write_errors(paths.root), paths.hold_lock("library"):
         disk.write_file(paths.claim_path(key), "claim", json.dumps(prefixes).encode(), key)
+
+
+def _refuse_unusable(unusable: Sequence[Entry]) -> None:
+    if unusable:
+        ids = " ".join(entry.id for entry in unusable)
+        raise LibraryError(
+            f"nothing was removed, because {len(unusable)} documents cannot be used, and every "
+            f"segment may belong to them: {unusable[0].damage}",
+            f"see the damage with `esa library verify`, or remove them: `esa library rm {ids}`",
+        )
+
+
+def needed_file_filter(
+    paths: LibraryPaths, entries: Iterable[Entry], *, with_abandoned_claims: bool
+) -> Callable[[Path], bool]:
+    """Returns a function that says whether a document or an ingest needs a file of a segment or
+    projection. The caller holds the library's lock.
+
+    Args:
+        entries: the documents. with_abandoned_claims: also respect the claims of killed ingests."""
+    entries = list(entries)
+    segments = {name for entry in entries for name in entry.segments}
+    fits, prefixes = {entry.fit for entry in entries}, set[str]()
+    needs_unknown, is_ingesting = any(entry.error for entry in entries), False
+    for path in paths.finished_files("claims"):
+        is_live = paths.is_locked(path.stem)
+        is_ingesting = is_ingesting or is_live
+        if is_live or with_abandoned_claims:
+            try:
+                prefixes.update(json.loads(disk.read_file(path, "claim", path.stem)))
+            except LibraryError:
+                needs_unknown = True
+
+    def is_needed(path: Path) -> bool:
+        if path.suffix == ".fit":
+            # An ingest writes its projections before the first segment that names them.
+            return needs_unknown or is_ingesting or path.stem in fits
+        return (
+            needs_unknown
+            or path.stem in segments
+            or document_files.segment_prefix(path.stem) in prefixes
+        )
+
+    kept = filter(is_needed, paths.finished_files("segments"))
+    fits |= {path.stem.partition("-")[2] for path in kept}
+    return is_needed
+
+
+def list_unneeded_files(
+    paths: LibraryPaths, kept_entries: Sequence[Entry], removed_entries: Sequence[Entry]
+) -> list[Path]:
+    """Returns the files that neither the kept documents nor a running ingest needs."""
+    is_needed = needed_file_filter(paths, kept_entries, with_abandoned_claims=False)
+    is_locked = cache(paths.is_locked)
+    kept_keys, removed_keys = (
+        {entry.key for entry in entries} for entries in (kept_entries, removed_entries)
+    )
+
+    def is_kept(path: Path) -> bool:
+        if path.suffix == ".part":
+            return is_locked(path.name.split(".")[-2])
+        if path.suffix in (".seg", ".fit"):
+            return is_needed(path)
+        if path.parent == paths.documents and path.stem in kept_keys | removed_keys:
+            return path.stem in kept_keys
+        return path.suffix == ".folder" or is_locked(path.stem)
+
+    return [path for path in paths.all_files() if not is_kept(path)]
+
+
+def delete_files(paths: LibraryPaths, files: Sequence[Path]) -> int:
+    """Deletes files in the given order, and returns the number of bytes freed."""
+    freed = 0
+    for path in files:
+        size = disk.file_size(path)
+        path.unlink(missing_ok=True)
+        freed += size
+        if path.suffix == ".doc":
+            disk.sync_folder(paths.documents)
+    for folder in {path.parent for path in files}:
+        disk.sync_folder(folder)
+    return freed
