@@ -99,7 +99,7 @@ class GrowingRows:
             if self.capacity:
                 rows = self.capacity + RESERVE if self._expected else int(GROWTH * self.capacity)
             segment = self._allocate_segment(max(row_count, rows))
-            for at, view in self._segment_views(0, self.length):
+            for at, view in self._view_segments(0, self.length):
                 segment[at : at + view.shape[0]] = view
             self._segments, self._starts = [segment], [0]
         while self.capacity < row_count:
@@ -113,7 +113,7 @@ class GrowingRows:
         with torch.inference_mode(False):
             return torch.empty(row_count, self.width, dtype=self.dtype, device=self.device)
 
-    def _segment_views(self, start: int, stop: int) -> Iterator[tuple[int, Tensor]]:
+    def _view_segments(self, start: int, stop: int) -> Iterator[tuple[int, Tensor]]:
         """Yields (absolute start, view) for each segment that has rows of [start, stop)."""
         for part, low, high in divide_range([*self._starts, self.capacity], start, stop):
             yield self._starts[part] + low, self._segments[part][low:high]
@@ -122,13 +122,13 @@ class GrowingRows:
     def append(self, rows: Tensor) -> None:
         count = rows.shape[0]
         self._grow_to(self.length + count)
-        for at, view in self._segment_views(self.length, self.length + count):
+        for at, view in self._view_segments(self.length, self.length + count):
             view.copy_(rows[at - self.length : at - self.length + view.shape[0]])
         self.length += count  # last: an interruption leaves no unwritten rows
 
     def span(self, start: int, stop: int) -> Tensor:
         """Returns the rows [start, stop): a view if all are in one segment, else a copy."""
-        views = [view for _, view in self._segment_views(start, stop)]
+        views = [view for _, view in self._view_segments(start, stop)]
         if len(views) == 1:
             return views[0]
         return torch.cat([torch.empty(0, self.width, dtype=self.dtype, device=self.device), *views])
@@ -136,7 +136,7 @@ class GrowingRows:
     def blocks(self, start: int, stop: int, max_rows: int) -> Iterator[tuple[int, Tensor]]:
         """Yields (absolute start, view) of the rows [start, stop) in blocks of at most
         `max_rows`."""
-        for at, view in self._segment_views(start, stop):
+        for at, view in self._view_segments(start, stop):
             for low in range(0, view.shape[0], max_rows):
                 yield at + low, view[low : low + max_rows]
 
@@ -240,7 +240,7 @@ class MemoryStore:
             self._features.truncate(length)
         self._rows.truncate(length)  # last: `len` shows whether the crop was interrupted
 
-    def first_rows(self, count: int) -> tuple[Tensor, Tensor | None]:
+    def read_first_rows(self, count: int) -> tuple[Tensor, Tensor | None]:
         """Returns rows and reduced keys (count, R) of the first `count` tokens."""
         features = self._features.span(0, count) if self._features else None
         return self._rows.span(0, count), features
@@ -309,10 +309,10 @@ class StoreChain:
         self._parts.append(part)
         self._starts.append(self._starts[-1] + part.high - part.low)
 
-    def _all_slices(self) -> list[StoreSlice]:
+    def _list_slices(self) -> list[StoreSlice]:
         return self._parts
 
-    def _slice_edges(self) -> list[int]:
+    def _compute_slice_edges(self) -> list[int]:
         """Returns the first row of each slice, and then the end of the last slice."""
         return self._starts
 
@@ -321,7 +321,7 @@ class StoreChain:
 
     @property
     def nbytes(self) -> int:
-        return sum(part.store.nbytes for part in self._all_slices())
+        return sum(part.store.nbytes for part in self._list_slices())
 
     @property
     def resident(self) -> bool:
@@ -329,7 +329,7 @@ class StoreChain:
 
     def _divide_by_store(self, start: int, stop: int) -> Iterator[tuple[int, KVStore, int, int]]:
         """Yields (absolute start, store, low, high) for each store with rows in [start, stop)."""
-        slices, edges = self._all_slices(), self._slice_edges()
+        slices, edges = self._list_slices(), self._compute_slice_edges()
         for i, low, high in divide_range(edges, start, stop):
             store, first, _ = slices[i]
             yield edges[i] + low, store, first + low, first + high
@@ -340,8 +340,8 @@ class StoreChain:
 
     def gather(self, at: Tensor) -> tuple[Tensor, Tensor]:
         slices, edges, pairs = (
-            self._all_slices(),
-            self._slice_edges(),
+            self._list_slices(),
+            self._compute_slice_edges(),
             list[tuple[Tensor, Tensor]](),
         )
         for i, rows in divide_positions(edges, at):
@@ -351,7 +351,7 @@ class StoreChain:
 
     def _concatenate_pairs(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
         if not pairs:
-            return self._all_slices()[-1].store.span(0, 0)
+            return self._list_slices()[-1].store.span(0, 0)
         if len(pairs) == 1:
             return pairs[0]
         return torch.cat([k for k, _ in pairs], 1), torch.cat([v for _, v in pairs], 1)
@@ -365,7 +365,7 @@ class StoreChain:
 
     @property
     def reduced(self) -> int:
-        for start, part in zip(self._slice_edges(), self._all_slices(), strict=False):
+        for start, part in zip(self._compute_slice_edges(), self._list_slices(), strict=False):
             if part.store.reduced < part.high:
                 return start + max(0, part.store.reduced - part.low)
         return len(self)
@@ -387,10 +387,10 @@ class JoinedStore(StoreChain):
         self.tail = tail
         super().__init__(parts, tail)
 
-    def _all_slices(self) -> list[StoreSlice]:
+    def _list_slices(self) -> list[StoreSlice]:
         return [*self._parts, StoreSlice(self.tail, 0, len(self.tail))]
 
-    def _slice_edges(self) -> list[int]:
+    def _compute_slice_edges(self) -> list[int]:
         return [*self._starts, len(self)]
 
     @property
@@ -444,7 +444,7 @@ class PrefilledDocument:
         return self.states[layer] if self.states else {}
 
 
-def concatenate(
+def concatenate_documents(
     documents: Sequence[PrefilledDocument],
 ) -> tuple[list[int], list[KVStore], list[Projection | None]]:
     """Concatenates documents for one question, and returns token ids, stores and projections. Only
@@ -469,7 +469,7 @@ def concatenate(
     return ids, stores, projections
 
 
-def text_rows(documents: Sequence[PrefilledDocument]) -> list[range]:
+def find_text_ranges(documents: Sequence[PrefilledDocument]) -> list[range]:
     """Returns the range of rows of each document's text in the concatenated KV cache, without the
     tokens of the prompt."""
     out, start = [], 0

@@ -186,7 +186,7 @@ def stored(
         entry = writer.finish(
             text="text", offsets=[(0, 1)] * len(ids), projections=[None] * len(kept), states=states
         )
-    opened = StoredCache(library.open(entry))
+    opened = StoredCache(library.open_document(entry))
     stores = opened.layers()
     place = torch.float32, torch.device("cpu")
     tails = [MemoryStore(*shape, *place, first.shared) for shape in shapes]

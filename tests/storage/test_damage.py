@@ -43,9 +43,9 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Library:
 
 def use(library: Library) -> None:
     """Finds, opens and reads all of the document, in which everything must be right."""
-    entry = library.find(library.key(WITH, text_of(IDS)))
+    entry = library.find_entry(library.key(WITH, text_of(IDS)))
     assert entry is not None
-    stored = library.open(entry)
+    stored = library.open_document(entry)
     assert (stored.text, stored.ids) == (text_of(IDS), IDS)
     assert stored.offsets.tolist() == [list(pair) for pair in offsets_of(IDS)]
     layers = StoredCache(stored).layers()
@@ -122,7 +122,7 @@ def test_only_what_is_used_is_checked(kept: Library) -> None:
     changed[at + 3] ^= 4
     path.write_bytes(changed)
     try:
-        one, two = StoredCache(kept.open(kept.entries()[0])).layers()
+        one, two = StoredCache(kept.open_document(kept.entries()[0])).layers()
         one.span(0, 40)
         two.gather(torch.tensor([4, 6, 39]))
         two.span(6, 40)
@@ -166,10 +166,10 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         path = library.root / name
         path.unlink()
         if path.suffix == ".doc":
-            assert library.find(entry.key) is None
+            assert library.find_entry(entry.key) is None
         else:
             with pytest.raises(LibraryError, match=f"{path.name} is missing"):
-                StoredCache(library.open(entry))
+                StoredCache(library.open_document(entry))
         assert any(path.name in error.message for error in library.verify(entry))
         library.remove(entry)
         library.prune()
@@ -188,7 +188,7 @@ def test_a_damaged_document_can_be_removed_and_read_again(tmp_path: Path) -> Non
         library.write(CacheWriter, entry.key, WITH, IDS, LAYOUT),
     ):
         raise AssertionError("a damaged document must not be written over")
-    (broken,) = library.matches(entry.id)
+    (broken,) = library.find_entries(entry.id)
     library.remove(broken)
     assert {path.partition("/")[2] for path in files(library) if "segments" in path} == {
         f"{name}.seg" for name in longer.segments
@@ -228,7 +228,7 @@ def test_rows_of_several_sizes(tmp_path: Path, kind: Any) -> None:
     push_documents(library, str(tmp_path / "one.tar"), [entry])
     other = Library(tmp_path / "other")
     assert pull_documents(other, str(tmp_path / "one.tar")).copied == [entry.key]
-    layers = StoredCache(other.open(other.entries()[0])).layers()
+    layers = StoredCache(other.open_document(other.entries()[0])).layers()
     assert [(one.heads, one.dim) for one in layers] == [*shapes]
     at = torch.tensor([3, 17, 40])
     for stored, (keys, values) in zip(layers, given, strict=True):

@@ -174,9 +174,9 @@ def library(tmp_path: Path) -> Library:
 def test_what_was_written_comes_back(library: Library, count: int) -> None:
     ids = [*range(100, 100 + count)]
     entry = ingest(library, ids)
-    found = Library(library.root).find(entry.key)
+    found = Library(library.root).find_entry(entry.key)
     assert found == entry
-    stored = library.open(found)
+    stored = library.open_document(found)
     assert stored.ids == ids
     assert stored.text == text_of(ids)
     assert stored.offsets.tolist() == [list(pair) for pair in offsets_of(ids)]
@@ -193,14 +193,14 @@ def test_what_was_written_comes_back(library: Library, count: int) -> None:
     assert entry.nbytes == sum(
         (library.root / name).stat().st_size for name in files(library) if ".doc" not in name
     )
-    assert library.size_of(count, LAYOUT) + 8192 > entry.sizes["segments"]
+    assert library.estimate_size(count, LAYOUT) + 8192 > entry.sizes["segments"]
 
 
 def test_the_key_is_the_text_and_what_it_was_read_with(library: Library) -> None:
     keys = {library.key(a, b) for a in ("x", "xy") for b in ("yz", "z", "")}
     assert len(keys) == 6
     assert library.key("x", "\ud800") != library.key("x", "?")
-    assert library.find(library.key("x", "z")) is None
+    assert library.find_entry(library.key("x", "z")) is None
 
 
 def test_a_document_that_is_there_is_not_written_again(library: Library) -> None:
@@ -223,8 +223,8 @@ def test_a_longer_document_shares_its_whole_segments(library: Library) -> None:
     assert first.segments[:2] == second.segments[:2]
     assert len({*first.segments, *second.segments}) == 5
     assert first.fit == second.fit
-    assert_holds(StoredCache(library.open(second)).layers(), long)
-    assert_holds(StoredCache(library.open(first)).layers(), short)
+    assert_holds(StoredCache(library.open_document(second)).layers(), long)
+    assert_holds(StoredCache(library.open_document(first)).layers(), short)
 
 
 def test_another_beginning_or_identity_or_layout_shares_nothing(library: Library) -> None:
@@ -249,7 +249,7 @@ def test_segments_are_shared_only_where_the_compressor_saw_the_same(library: Lib
     first, second = [*range(40)], [*range(20), *range(90, 110)]
     ingest(library, first, layout)
     entry = ingest(library, second, layout)
-    assert_holds(StoredCache(library.open(entry)).layers(), second, layout)
+    assert_holds(StoredCache(library.open_document(entry)).layers(), second, layout)
 
 
 def test_an_ingest_that_wrote_nothing_leaves_nothing(library: Library) -> None:
@@ -270,7 +270,7 @@ def test_a_damaged_part_is_not_gone_on_from(library: Library) -> None:
         read(writer, ids)
         entry = finish(writer, ids)
     assert library.verify(entry) == []
-    assert_holds(StoredCache(library.open(entry)).layers(), ids)
+    assert_holds(StoredCache(library.open_document(entry)).layers(), ids)
 
 
 @pytest.mark.parametrize("wrong", ["tokens", "offsets", "one layer"])
@@ -300,7 +300,7 @@ def test_removing_leaves_an_unfinished_ingest_its_part(library: Library) -> None
 def test_a_removed_document_that_is_mapped_can_still_be_read(library: Library) -> None:
     ids = [*range(40)]
     entry = ingest(library, ids)
-    layers = StoredCache(library.open(entry)).layers()
+    layers = StoredCache(library.open_document(entry)).layers()
     library.remove(entry)
     assert_holds(layers, ids)
 
@@ -326,7 +326,7 @@ def test_prune_leaves_a_running_ingest_alone(library: Library) -> None:
         read(writer, ids)
         entry = finish(writer, ids)
     assert library.verify(entry) == []
-    assert_holds(StoredCache(library.open(entry)).layers(), ids)
+    assert_holds(StoredCache(library.open_document(entry)).layers(), ids)
 
 
 def test_an_empty_library(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -362,14 +362,14 @@ def test_who_waits_is_asked_again_and_again_and_may_give_up(library: Library) ->
         assert isinstance(writer, CacheWriter)
         read(writer, [1, 2, 3])
         finish(writer, [1, 2, 3])
-    assert library.find(key) is not None
+    assert library.find_entry(key) is not None
 
 
 def test_the_manifest_says_when_it_was_used(library: Library) -> None:
     entry = ingest(library, [1, 2, 3])
     used_at(library, entry, 5000.0)
     assert library.entries()[0].used == 5000.0
-    library.open(entry)
+    library.open_document(entry)
     assert library.entries()[0].used > 1e9
     (library.root / "documents" / f"{entry.key}.used").unlink()
     assert library.entries()[0].used == entry.created
@@ -380,7 +380,7 @@ def test_a_manifest_under_another_name_is_refused(library: Library) -> None:
     path = library.root / "documents" / f"{entry.key}.doc"
     path.rename(path.with_name("9" * 40 + ".doc"))
     with pytest.raises(LibraryError, match="another document"):
-        library.find("9" * 40)
+        library.find_entry("9" * 40)
 
 
 def test_documents_are_for_their_owner_alone(library: Library) -> None:

@@ -58,7 +58,7 @@ def test_names_and_bytes_are_those_of_before(tmp_path: Path, layout: Layout, dig
     assert entry.key == "18852c67af08282741e12e104822aef56c563a1b"
     manifest = (tmp_path / "documents" / f"{entry.key}.doc").read_bytes()
     assert manifest.startswith(b"esa-library document %d " % (1 + bool(layout.states)))
-    stored = library.open(entry)
+    stored = library.open_document(entry)
     assert (stored.ids, stored.text, stored.entry.layout) == (ids, text, layout)
 
 
@@ -94,7 +94,7 @@ def test_places_in_a_segment_are_those_of_a_plain_loop(seed: int) -> None:
             if layout.kind == "int8":
                 row = numbers + 4 * (numbers // block)
             feature = layout.reduced[layer] * sizes[layout.reduced_dtype]
-            assert layout.of_layer(layer).row_bytes == row
+            assert layout.select_layer(layer).row_bytes == row
             assert layout.token_bytes(layer) == row + feature
             start, rows_stop = at, at + tokens * row
             reduced = rows_stop
@@ -117,7 +117,7 @@ def test_places_in_a_segment_are_those_of_a_plain_loop(seed: int) -> None:
         total += expected(min(left, layout.segment))[-1][-1]
         left -= min(left, layout.segment)
     assert layout.nbytes(count) == total
-    assert Library(Path("none")).size_of(count, layout, 7) == total + 48 * count + 7
+    assert Library(Path("none")).estimate_size(count, layout, 7) == total + 48 * count + 7
     assert Layout.from_json(layout.as_json()) == layout
 
 
@@ -160,14 +160,14 @@ def test_prune_and_remove_take_what_a_plain_loop_takes(tmp_path: Path, seed: int
     victim = draw.choice(entries)
     kept = files_of([one for one in entries if one.key != victim.key])
     assert library.remove(victim) == sum(everything.values()) - sum(kept.values())
-    assert set(paths.all_files()) == set(kept)
+    assert set(paths.list_all_files()) == set(kept)
     most = sum(kept.values()) // 2
     alive = [one for one in by_use if one.key != victim.key]
     while alive and sum(files_of(alive).values()) > most:
         alive.pop(0)
     wanted = set(files_of(alive))
     library.prune(most)
-    assert set(paths.all_files()) == wanted
+    assert set(paths.list_all_files()) == wanted
     assert all(library.verify(one) == [] for one in alive)
 
 
@@ -193,7 +193,7 @@ def test_present_and_former_documents_are_those_of_the_rules(
             synced = draw.choice(["", str(folder)])
             records.append(FileRecord(str(path), stamp, digest, 1, folder=synced))
             with catalogue.transaction():
-                catalogue.files.put(records[-1])
+                catalogue.files.store_record(records[-1])
         (folder / "other").write_text("so that the folder is not empty")
         documents = [
             Entry(
@@ -209,7 +209,7 @@ def test_present_and_former_documents_are_those_of_the_rules(
 def assert_divided(
     catalogue: Catalogue, documents: list[Entry], present: list[Entry], former: list[Entry]
 ) -> None:
-    records = {record.path: record for record in catalogue.files.all()}
+    records = {record.path: record for record in catalogue.files.list_records()}
 
     def is_removed(record: FileRecord) -> bool:
         return not os.path.exists(record.path) and (bool(record.folder) or not record.digest)
@@ -247,8 +247,8 @@ def test_a_claim_keeps_segments_until_its_ingest_is_given_up(tmp_path: Path) -> 
         assert paths.claim_path("e" * 40).exists()
         library.remove(entry)
         library.prune(0)
-        assert set(paths.finished_files("segments")) == shared
+        assert set(paths.list_finished_files("segments")) == shared
         writer.wrote = True  # as after a kill, the claim stays
     assert paths.claim_path("e" * 40).exists()
     library.prune()
-    assert paths.all_files() == []
+    assert paths.list_all_files() == []

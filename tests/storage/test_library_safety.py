@@ -69,7 +69,7 @@ def test_the_parts_that_dead_ingests_left_are_ours(library: Library) -> None:
 
 CALLS: dict[str, Callable[[Library], object]] = {
     "list": lambda library: library.entries(),
-    "find": lambda library: library.find("a" * 40),
+    "find": lambda library: library.find_entry("a" * 40),
     "write": lambda library: ingest(library, IDS),
     "prune": lambda library: library.prune(0),
     "remove": lambda library: library.remove(Entry("a" * 40)),
@@ -201,4 +201,4 @@ def test_a_disk_without_locks_is_named(library: Library, monkeypatch: pytest.Mon
             change()
         assert "another folder" in raised.value.hint
     assert library.verify(entry) == []
-    assert library.open(entry).ids == IDS, "what is there can be asked"
+    assert library.open_document(entry).ids == IDS, "what is there can be asked"

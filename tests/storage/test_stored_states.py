@@ -25,7 +25,7 @@ from test_library import (
 
 from esa_cli.errors import LibraryError
 from esa_cli.storage.library import Library
-from esa_cli.storage.library.disk import write_file
+from esa_cli.storage.library.disk import write_small_file
 from esa_cli.storage.library.library_copy import pull_documents, push_documents
 from esa_cli.storage.library.packed_files import pack_states
 from esa_cli.storage.library.stored_cache import CacheWriter, StoredCache
@@ -64,7 +64,7 @@ def test_states_come_back_bit_for_bit(library: Library) -> None:
         with pytest.raises(ValueError, match="tokens must have"):
             writer.finish(text="", offsets=[(0, 0)] * 70, states=states_of(IDS, 70)[:1])
         entry = finish(writer, IDS)
-    stored = StoredCache(library.open(entry))
+    stored = StoredCache(library.open_document(entry))
     assert equal(stored.states, states_of(IDS, 70))
     assert_holds(stored.layers(), IDS)
     assert entry.sizes["states"] == state_file(library).stat().st_size
@@ -107,7 +107,7 @@ def test_a_changed_document_is_read_from_its_beginning(library: Library) -> None
     assert before == {path: os.stat(path).st_ino for path in before}
     for entry, ids in ((first, IDS), (second, changed)):
         assert library.verify(entry) == []
-        assert equal(StoredCache(library.open(entry)).states, states_of(ids, len(ids)))
+        assert equal(StoredCache(library.open_document(entry)).states, states_of(ids, len(ids)))
     library.remove(first)
     assert library.verify(second) == []
 
@@ -123,7 +123,7 @@ def test_without_good_states_nothing_is_resumed(library: Library, damage: str) -
     elif damage == "bit":
         path.write_bytes(path.read_bytes()[:-1] + b"\1")
     else:
-        write_file(path, "states", pack_states("a" * 40, states_of(IDS, 32)), "a" * 40)
+        write_small_file(path, "states", pack_states("a" * 40, states_of(IDS, 32)), "a" * 40)
     with writing(library) as writer:
         assert writer.stored_token_count == 0
         read(writer, IDS)
@@ -144,7 +144,7 @@ def test_every_byte_is_covered(library: Library) -> None:
         assert path.name in found.message
     path.unlink()
     with pytest.raises(LibraryError, match="is missing"):
-        StoredCache(library.open(entry))
+        StoredCache(library.open_document(entry))
 
 
 WRONG = {
@@ -163,10 +163,10 @@ def test_contents_that_are_not_its_own_are_refused(
     entry = ingest(library, IDS, WITH_STATES)
     name = entry.segments[-1].partition("-")[0].encode()
     payload = WRONG[wrong].replace(b"SEGMENT", name)
-    write_file(state_file(library), "states", payload, entry.key)
+    write_small_file(state_file(library), "states", payload, entry.key)
     assert len(library.verify(entry)) == 1
     with pytest.raises(LibraryError, match="states is damaged"):
-        StoredCache(library.open(entry))
+        StoredCache(library.open_document(entry))
     assert len(push_documents(library, str(tmp_path / "far"), [entry]).failed) == 1
     far = tmp_path / "library"
     assert len(pull_documents(other, str(far)).failed) == 1

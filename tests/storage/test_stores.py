@@ -22,8 +22,8 @@ from esa_cli.storage.memory_store import (
     MemoryStore,
     PrefilledDocument,
     StoreSlice,
-    concatenate,
-    text_rows,
+    concatenate_documents,
+    find_text_ranges,
 )
 
 HEADS, DIM, RANK = 3, 4, 5
@@ -76,7 +76,7 @@ class Model:
             self.append(writer.layers[0], count, reduce=True)
             writer.flush(maps)
             entry = writer.finish(text="x", offsets=[(0, 1)] * count, projections=maps)
-        [stored] = StoredCache(library.open(entry)).layers()
+        [stored] = StoredCache(library.open_document(entry)).layers()
         with pytest.raises(TypeError, match="read-only"):
             stored.append(self.keys, self.values)
         if kind == "int8":
@@ -207,7 +207,7 @@ def test_a_token_is_one_contiguous_row_and_the_first_can_be_taken_out() -> None:
     assert last.data_ptr() == whole[2].data_ptr(), "a view, not a copy"
     features = torch.randn(20, RANK)
     store.append_features(features)
-    first, reduced = store.first_rows(9)
+    first, reduced = store.read_first_rows(9)
     assert torch.equal(first, torch.cat((*rows[:, :, :9],)).transpose(0, 1).reshape(9, -1))
     assert reduced is not None
     assert torch.equal(reduced, features[:9])
@@ -241,13 +241,13 @@ def test_a_later_document_leaves_out_the_head() -> None:
 
     maps = [Linear(*torch.randn(2, HEADS * DIM, RANK)) for _ in range(2)]
     first, second = document([1, 2, 3, 4], 2, maps[0]), document([1, 5], 1, maps[1])
-    ids, [joined], [both] = concatenate([first, second])
+    ids, [joined], [both] = concatenate_documents([first, second])
     assert ids == [1, 2, 3, 4, 5]
     assert torch.equal(joined.span(3, 5)[0][:, 1:], second.stores[0].span(1, 2)[0])
     assert both is maps[1], "that of the last document, which questions follow"
-    assert text_rows([first, second]) == [range(2, 4), range(4, 5)]
-    assert concatenate([first, document([1, 5], 1, None)])[2] == [None]
-    assert concatenate([first])[2] == [maps[0]]
+    assert find_text_ranges([first, second]) == [range(2, 4), range(4, 5)]
+    assert concatenate_documents([first, document([1, 5], 1, None)])[2] == [None]
+    assert concatenate_documents([first])[2] == [maps[0]]
 
 
 @pytest.mark.parametrize("block", [0, 2])

@@ -34,7 +34,7 @@ from esa_cli.qa.presets.resolved_preset import (
     resolve,
 )
 from esa_cli.storage import check_in_memory
-from esa_cli.storage.memory_store import RESERVE, PrefilledDocument, concatenate
+from esa_cli.storage.memory_store import RESERVE, PrefilledDocument, concatenate_documents
 from esa_cli.system.progress import Progress
 
 INCOMPLETE = "\ufffd"
@@ -166,7 +166,7 @@ class Session:
             check_reduced_keys(one, self.method)
         self.clear()
         self._read_by = self.method
-        self._ids, stores, projections = concatenate(documents)
+        self._ids, stores, projections = concatenate_documents(documents)
         self._todo, self._head = self._ids, documents[0].head
         self._opened = list(documents)
         # A selector's layer state belongs to one document.

@@ -151,7 +151,7 @@ class Ingest(ABC):
         """Opens a document's book if the library has it. Raises LibraryError: it is damaged."""
         for identity in self.usable_identities() if self.library else ():
             assert self.library is not None
-            entry = self.library.find(self.library.key(identity, document.text))
+            entry = self.library.find_entry(self.library.key(identity, document.text))
             book = self._open_if_present(document, entry) if entry else None
             if book is not None:
                 self.events.found(book)
@@ -230,7 +230,7 @@ class Ingest(ABC):
             if isinstance(writer, Entry):  # another process has stored it
                 return self._open_if_present(document, writer)
             self.check_memory(tokens)
-            size = library.size_of(tokens, form.layout, form.states)
+            size = library.estimate_size(tokens, form.layout, form.states)
             self.events.started(document, tokens, size)
             entry = self.store_text(writer, text, on_progress)
         book = self.open_entry(document, entry)
@@ -242,7 +242,7 @@ class Ingest(ABC):
         try:
             return self._count_book(self.open_entry(document, entry))
         except LibraryError:
-            if self.library.find(entry.key) is not None:
+            if self.library.find_entry(entry.key) is not None:
                 raise
             return None
 
@@ -303,9 +303,9 @@ class IndexIngest(Ingest):
 
     def open_entry(self, document: Document, entry: Entry) -> Book:
         assert self.library is not None
-        stored = self.library.open(entry)
+        stored = self.library.open_document(entry)
         keys = ReducedKeys(stored.read_records(), self.encoder.layout)
-        payload = self.library.words(entry)
+        payload = self.library.read_word_index(entry)
         words = None if payload is None else SentenceWords.of_bytes(payload)
         if words is None:  # they are missing, or this version would cut the text otherwise
             words = sentence_words(document.text)

@@ -18,7 +18,7 @@ from esa_cli.qa.planning.plan import STORED_AT_ONCE
 from esa_cli.qa.planning.row_storage import hindrance, kv_cache_layout, storable_projections
 from esa_cli.qa.presets.cache_key import cache_key
 from esa_cli.storage.library import SEGMENT, Entry, Layout
-from esa_cli.storage.library.disk import LibraryPaths, damage_error
+from esa_cli.storage.library.disk import LibraryPaths, make_damage_error
 from esa_cli.storage.library.library import DocumentWriter
 from esa_cli.storage.library.stored_cache import CacheWriter, StoredCache
 from esa_cli.storage.memory_store import PrefilledDocument
@@ -81,7 +81,7 @@ class RowIngest(Ingest):
 
     def open_entry(self, document: Document, entry: Entry) -> Book:
         assert self.library is not None
-        stored = self.library.open(entry)
+        stored = self.library.open_document(entry)
         cache = StoredCache(stored)
         layers = cache.layers([self.esa.session.model.device] * entry.layout.layers)
         projections = cache.projections or [None] * len(layers)
@@ -110,7 +110,7 @@ class RowIngest(Ingest):
         size = sum(tensor.nbytes for state in states for tensor in state.values())
         if size not in (0, self._document_state_bytes):  # those before the first token are empty
             path = LibraryPaths(self.library.root).document_path(key, "states")
-            raise damage_error(path, "its states have other shapes than this model's", key)
+            raise make_damage_error(path, "its states have other shapes than this model's", key)
         device = self.esa.session.model.device
         return [{name: one.to(device) for name, one in state.items()} for state in states]
 

@@ -83,7 +83,7 @@ class Layout:
         shared: whether the keys are also the values and stored once (MLA).
         block: how many numbers of a head share a scale in int8; by default D.
         states: number of the model's recurrent layers, whose states have a file of their own.
-        shapes: G and D of each layer if layers differ; `of_layer` then gives a layer's layout.
+        shapes: G and D of each layer if layers differ; `select_layer` then gives a layer's layout.
 
     Raises:
         ValueError: the values do not fit each other."""
@@ -127,7 +127,7 @@ class Layout:
         ):
             raise ValueError(f"the values of the layout do not fit each other: {vars(self)}")
 
-    def of_layer(self, layer: int) -> Layout:
+    def select_layer(self, layer: int) -> Layout:
         """Returns the layout of one layer's rows."""
         return _layer_layout(self, layer) if self.shapes else self
 
@@ -148,7 +148,10 @@ class Layout:
 
     def token_bytes(self, layer: int) -> int:
         """Number of bytes of a token's row and reduced key in one layer, without the checksum."""
-        return self.of_layer(layer).row_bytes + self.reduced[layer] * ITEM_BYTES[self.reduced_dtype]
+        return (
+            self.select_layer(layer).row_bytes
+            + self.reduced[layer] * ITEM_BYTES[self.reduced_dtype]
+        )
 
     @property
     def header_bytes(self) -> int:
@@ -158,7 +161,7 @@ class Layout:
         """Returns the byte offsets of each layer in a segment file of `tokens` tokens."""
         sections, start = [], self.header_bytes
         for layer, width in enumerate(self.reduced):
-            rows_stop = start + tokens * self.of_layer(layer).row_bytes
+            rows_stop = start + tokens * self.select_layer(layer).row_bytes
             reduced = _round_up(rows_stop, 64)
             sums = _round_up(reduced + tokens * width * ITEM_BYTES[self.reduced_dtype], 64)
             stop = _round_up(sums + tokens * 8, 4096)
@@ -193,7 +196,7 @@ def _layer_layout(layout: Layout, layer: int) -> Layout:
     return replace(layout, layers=1, heads=heads, dim=dim, block=dim, reduced=reduced, shapes=())
 
 
-def segment_prefixes(identity: str, ids: Sequence[int], layout: Layout) -> list[str]:
+def compute_segment_prefixes(identity: str, ids: Sequence[int], layout: Layout) -> list[str]:
     """Returns, for each segment of a document, a hash of all tokens up to the segment's end."""
     shape = json.dumps(layout.as_json(), sort_keys=True).encode()
     fitted = array("q", ids[: layout.fit]).tobytes()
@@ -206,7 +209,7 @@ def segment_prefixes(identity: str, ids: Sequence[int], layout: Layout) -> list[
     return prefixes
 
 
-def segment_prefix(segment_name: str) -> str:
+def extract_segment_prefix(segment_name: str) -> str:
     """Returns the part of a segment's name before the name of its projections."""
     return segment_name.partition("-")[0]
 
@@ -313,7 +316,7 @@ class Entry:
             "provenance": self.provenance,
         }
 
-    def manifest_fields(self) -> dict[str, Any]:
+    def make_manifest_fields(self) -> dict[str, Any]:
         stored = asdict(self) | {"layout": self.layout.as_json()}
         del stored["used"], stored["error"]
         return stored
@@ -321,25 +324,25 @@ class Entry:
 
 def write_manifest(paths: LibraryPaths, entry: Entry) -> None:
     """Writes a document's manifest, so that the document exists. Raises OSError."""
-    payload = json.dumps(entry.manifest_fields(), sort_keys=True, indent=1).encode()
+    payload = json.dumps(entry.make_manifest_fields(), sort_keys=True, indent=1).encode()
     form = disk.WITH_STATES if entry.layout.states else disk.FORMAT
     form = disk.WITH_SHAPES if entry.layout.shapes else form
-    disk.write_file(paths.document_path(entry.key), "document", payload, entry.key, form)
+    disk.write_small_file(paths.document_path(entry.key), "document", payload, entry.key, form)
 
 
 def read_manifest(paths: LibraryPaths, key: str) -> Entry:
     """Reads a document's manifest, and returns its entry. Raises LibraryError: the manifest is
     missing, damaged, of another format, or belongs to another document."""
-    entry = decode_manifest(paths, key, disk.read_bytes(paths.document_path(key), key))
-    return replace(entry, used=paths.last_use(key, entry.created))
+    entry = decode_manifest(paths, key, disk.read_file_bytes(paths.document_path(key), key))
+    return replace(entry, used=paths.read_last_use(key, entry.created))
 
 
 def decode_manifest(paths: LibraryPaths, key: str, data: bytes) -> Entry:
     """Returns the entry in a manifest's bytes, without `used`. Raises as `read_manifest`."""
     path = paths.document_path(key)
-    stored = json.loads(disk.unpack_file(data, "document", path, key))
+    stored = json.loads(disk.unpack_small_file(data, "document", path, key))
     if stored["key"] != key:
-        raise disk.damage_error(path, "it is the manifest of another document", key)
+        raise disk.make_damage_error(path, "it is the manifest of another document", key)
     layout = Layout.from_json(stored.pop("layout"))
     lists: dict[str, Any] = {name: tuple(stored.pop(name)) for name in ("segments", "marks")}
     return Entry(layout=layout, **lists, **stored)
@@ -350,24 +353,24 @@ def read_entries(paths: LibraryPaths, keys: Iterable[str] | None = None) -> list
     used first. The entry of a document that cannot be used has an `error`. Raises LibraryError: the
     folder cannot be read."""
     entries = list[Entry]()
-    for key in paths.document_keys() if keys is None else keys:
+    for key in paths.list_document_keys() if keys is None else keys:
         try:
             entries.append(read_manifest(paths, key))
         except LibraryError as error:
             if paths.has_document(key):  # else another process has removed it
-                entries.append(Entry(key, used=paths.last_use(key, 0.0), error=error))
+                entries.append(Entry(key, used=paths.read_last_use(key, 0.0), error=error))
     return sorted(entries, key=lambda entry: (-entry.used, entry.key))
 
 
 def read_text(paths: LibraryPaths, entry: Entry) -> str:
     """Reads a stored document's text. Raises LibraryError."""
     path = paths.document_path(entry.key, "text")
-    return disk.read_file(path, "text", entry.key, entry.digests["text"]).decode(
+    return disk.read_small_file(path, "text", entry.key, entry.digests["text"]).decode(
         "utf-8", "surrogatepass"
     )
 
 
-def needed_paths(paths: LibraryPaths, entry: Entry) -> list[Path]:
+def list_needed_paths(paths: LibraryPaths, entry: Entry) -> list[Path]:
     """Returns the paths of all files that a document needs, except its manifest."""
     fit = [] if entry.fit == NO_FIT else [paths.projections_path(entry.fit)]
     files = [paths.document_path(entry.key, kind) for kind in entry.file_kinds]
@@ -436,15 +439,15 @@ def write_segment(
     import xxhash
 
     record_sums, tail_sums = list[str](), list[str]()
-    with disk.new_file(path, key) as file:
+    with disk.create_file(path, key) as file:
         file.write(bytes(layout.header_bytes))
         sections = zip(layers, layout.sections(tokens), strict=True)
         for layer, ((rows, reduced), section) in enumerate(sections):
-            array: Any = encode_rows(rows.cpu(), layout.of_layer(layer)).numpy()
+            array: Any = encode_rows(rows.cpu(), layout.select_layer(layer)).numpy()
             records = memoryview(array).cast("B")
             if len(records) != section.rows_stop - section.start:
                 raise ValueError(f"the rows do not fit the layout, got {tuple(rows.shape)}")
-            size, numbers = layout.of_layer(layer).row_bytes, numpy.arange(tokens)
+            size, numbers = layout.select_layer(layer).row_bytes, numpy.arange(tokens)
             sums = _record_checksums(records, size, path.stem, layer, numbers).astype("<u8")
             features = torch.empty(0) if reduced is None else reduced.cpu().contiguous()
             keys = features.view(torch.uint8).numpy().tobytes()
@@ -460,8 +463,8 @@ def write_segment(
             "records": record_sums, "tails": tail_sums,
         }  # fmt: skip
         text, size = json.dumps(facts, sort_keys=True).encode(), layout.header_bytes
-        line_bytes = len(disk.pack_file("segment", bytes(size))[0]) - size
-        header, _ = disk.pack_file("segment", text.ljust(size - line_bytes))
+        line_bytes = len(disk.pack_small_file("segment", bytes(size))[0]) - size
+        header, _ = disk.pack_small_file("segment", text.ljust(size - line_bytes))
         assert len(header) == size, "the header must fill its pages"
         file.seek(0)
         file.write(header)
@@ -484,13 +487,15 @@ class Segment:
         try:
             with open(path, "rb") as file:
                 size = os.fstat(file.fileno()).st_size
-                header = disk.unpack_file(file.read(layout.header_bytes), "segment", path, key)
+                header = disk.unpack_small_file(
+                    file.read(layout.header_bytes), "segment", path, key
+                )
         except OSError as error:
-            raise disk.reading_error(path, error, key) from error
+            raise disk.make_reading_error(path, error, key) from error
         facts = json.loads(header)
         found = {name: facts[name] for name in expected}
         if found != expected or size != self.sections[-1].stop:
-            raise disk.damage_error(path, "it is another segment, or is cut off", key)
+            raise disk.make_damage_error(path, "it is another segment, or is cut off", key)
         self.record_sums, self.tail_sums = facts["records"], facts["tails"]
         # torch's own mapping keeps no file open: a hundred documents would be thousands. Outside
         # inference mode, because a segment opened while a model runs is read later, too.
@@ -511,7 +516,7 @@ class SegmentLayer:
         import numpy
 
         self.segment, self.layer = segment, layer
-        self.layout, self.section = segment.layout.of_layer(layer), segment.sections[layer]
+        self.layout, self.section = segment.layout.select_layer(layer), segment.sections[layer]
         rows_stop, stop = self.section.rows_stop, self.section.stop
         self._records = segment.bytes[self.section.start : rows_stop].view(len(self), -1)
         self._tail, self._is_tail_good = segment.bytes[rows_stop:stop], False
@@ -520,9 +525,9 @@ class SegmentLayer:
     def __len__(self) -> int:
         return self.segment.tokens
 
-    def _damage_error(self, changed_part: str) -> LibraryError:
+    def _make_damage_error(self, changed_part: str) -> LibraryError:
         reason = f"{changed_part} of layer {self.layer} changed"
-        return disk.damage_error(self.segment.path, reason, self.segment.key)
+        return disk.make_damage_error(self.segment.path, reason, self.segment.key)
 
     def read_tail(self, start: int, size: int) -> Tensor:
         """Returns `size` bytes of reduced keys or checksums, from byte `start` of the segment on.
@@ -532,7 +537,7 @@ class SegmentLayer:
         if not self._is_tail_good:
             array: Any = self._tail.numpy()
             if xxhash.xxh3_128_hexdigest(array) != self.segment.tail_sums[self.layer]:
-                raise self._damage_error("reduced keys or checksums")
+                raise self._make_damage_error("reduced keys or checksums")
             self._is_tail_good = True
         return self._tail[start - self.section.rows_stop :][:size]
 
@@ -553,7 +558,7 @@ class SegmentLayer:
             sums = _record_checksums(records, size, segment.name, self.layer, new)
             wrong = new[sums != stored.view("<u8")[new]]
             if wrong.size:
-                raise self._damage_error(f"row {wrong[0]}")
+                raise self._make_damage_error(f"row {wrong[0]}")
             good[new] = True
 
     def read_records(self, start: int, stop: int) -> Tensor:

@@ -68,7 +68,7 @@ class StoredDocument:
         self.paths, self.entry, key = paths, entry, entry.key
         self.text = document_files.read_text(paths, entry)
         path = paths.document_path(key, "tokens")
-        payload = disk.read_file(path, "tokens", key, entry.digests["tokens"])
+        payload = disk.read_small_file(path, "tokens", key, entry.digests["tokens"])
         self._ids, self.offsets = unpack_tokens(payload)
         self.segments = [
             Segment(paths.segment_path(name), entry.layout, entry.segment_tokens(i), key)
@@ -150,7 +150,7 @@ class DocumentWriter:
 
     def _write_file(self, path: Path, payload: bytes) -> str:
         with disk.converting_write_errors(self.paths.root):
-            digest = disk.write_file(path, path.suffix[1:], payload, self.key)
+            digest = disk.write_small_file(path, path.suffix[1:], payload, self.key)
         self.wrote = True
         return digest
 
@@ -202,14 +202,14 @@ class Library:
         root: the folder; None takes $ESA_LIBRARY or, if it is unset, the user's data folder."""
 
     def __init__(self, root: Path | None = None) -> None:
-        self.root = disk.default_root() if root is None else root
+        self.root = disk.default_library_folder() if root is None else root
         self._paths = LibraryPaths(self.root)
 
     def key(self, identity: str, text: str) -> str:
         """Returns the key of a text. `identity` names the model and settings of its prefill."""
         return disk.document_key(identity, text)
 
-    def find(self, key: str) -> Entry | None:
+    def find_entry(self, key: str) -> Entry | None:
         """Returns the document with this key, or None. Raises LibraryError: its manifest is damaged
         or of another format, the folder cannot be read, or the folder is not a library."""
         self._paths.check_folder()
@@ -222,21 +222,21 @@ class Library:
     def entries(self) -> list[Entry]:
         """Returns every present document, even if damaged, the most recently used first. Raises
         LibraryError: the folder cannot be read, or is not a library."""
-        return self.divided_entries().present
+        return self.divide_stored_entries().present
 
-    def divided_entries(self) -> DividedEntries:
+    def divide_stored_entries(self) -> DividedEntries:
         """Divides the stored documents into present and former ones. Raises LibraryError."""
         self._paths.check_folder()
         entries = document_files.read_entries(self._paths)
         return catalogue.known_files(self._paths).divide_entries(entries)
 
-    def matches(self, text: str) -> list[Entry]:
+    def find_entries(self, text: str) -> list[Entry]:
         """Returns the documents whose key begins with `text` (at least 4 digits), or else the
         documents with this name or source. Former documents are returned only if no present
         document matches. Raises LibraryError: the folder cannot be read, or is not a library."""
         paths, prefix = self._paths, text.lower()
         paths.check_folder()
-        known = paths.document_keys() if len(text) > 3 else set()
+        known = paths.list_document_keys() if len(text) > 3 else set()
         keys = [key for key in known if key.startswith(prefix)]
         entries = document_files.read_entries(paths, keys or None)
         if not keys:
@@ -244,24 +244,24 @@ class Library:
         present, former = catalogue.known_files(paths).divide_entries(entries)
         return present or former
 
-    def text_digests(self) -> set[str]:
+    def list_text_digests(self) -> set[str]:
         """Returns the digest of every document's text. Raises LibraryError."""
         self._paths.check_folder()
-        return set(catalogue.stored_keys(self._paths))
+        return set(catalogue.map_digests_to_keys(self._paths))
 
     @property
     def nbytes(self) -> int:
         """Number of bytes of all files in the library, except the catalogue."""
-        return sum(map(disk.file_size, self._paths.all_files()))
+        return sum(map(disk.file_size, self._paths.list_all_files()))
 
     @property
     def catalogue_bytes(self) -> int:
-        return disk.file_size(catalogue.catalogue_path(self._paths))
+        return disk.file_size(catalogue.find_catalogue_path(self._paths))
 
     @property
-    def synced_files(self) -> int:
+    def synced_file_count(self) -> int:
         """Number of files that `esa ingest --words` has added to the library."""
-        records = catalogue.read_file_records(self._paths)
+        records = catalogue.load_file_records(self._paths)
         return sum(bool(record.folder and record.digest) for record in records)
 
     def catalogue(self, keep: bool = True) -> AbstractContextManager[Catalogue]:
@@ -272,7 +272,7 @@ class Library:
         """Opens the catalogue, or a copy if the catalogue is read-only. Raises LibraryError."""
         return catalogue.search_catalogue(self._paths, copy)
 
-    def size_of(self, tokens: int, layout: Layout, states: int = 0) -> int:
+    def estimate_size(self, tokens: int, layout: Layout, states: int = 0) -> int:
         """Estimates the bytes on disk of a document, whose recurrent states take `states` bytes."""
         return layout.nbytes(tokens) + OTHER_BYTES * tokens + states
 
@@ -284,7 +284,7 @@ class Library:
     @property
     def writable(self) -> bool:
         """Whether this user may write to the library's folder, or create the folder."""
-        return os.access(disk.nearest_folder(self.root), os.W_OK)
+        return os.access(disk.find_nearest_folder(self.root), os.W_OK)
 
     @contextmanager
     def write(
@@ -299,7 +299,7 @@ class Library:
         Args:
             make_writer: `DocumentWriter` or, for a KV cache, `CacheWriter`.
             ids: all token ids. waiting: called while another process holds the document's lock.
-            states: see `size_of`.
+            states: see `estimate_size`.
 
         Raises:
             DiskError: the document does not fit on the disk. LibraryError: the library cannot be
@@ -307,15 +307,17 @@ class Library:
         paths = self._paths
         paths.make_folders()
         with paths.hold_lock(key, waiting):
-            entry = self.find(key)
+            entry = self.find_entry(key)
             if entry is None:
-                prefixes = document_files.segment_prefixes(identity, ids, layout)
+                prefixes = document_files.compute_segment_prefixes(identity, ids, layout)
                 was_claimed = paths.claim_path(key).exists()
                 claim_segments(paths, key, prefixes)
                 writer = make_writer(paths, key, identity, ids, layout, prefixes)
                 try:
-                    size = self.size_of(len(ids), layout, states)
-                    disk.check_room(self.root, size - layout.nbytes(writer.stored_token_count))
+                    size = self.estimate_size(len(ids), layout, states)
+                    disk.check_free_space(
+                        self.root, size - layout.nbytes(writer.stored_token_count)
+                    )
                     yield writer
                 finally:
                     if not (writer.is_finished or writer.wrote or was_claimed):
@@ -324,7 +326,7 @@ class Library:
         if entry is not None:
             yield entry
 
-    def open(self, entry: Entry) -> StoredDocument:
+    def open_document(self, entry: Entry) -> StoredDocument:
         """Opens a document for questions and sets its time of last use. Raises LibraryError: one of
         its files is missing, damaged or of another format."""
         entry.check()
@@ -337,11 +339,11 @@ class Library:
         entry.check()
         return document_files.read_text(self._paths, entry)
 
-    def words(self, entry: Entry) -> bytes | None:
+    def read_word_index(self, entry: Entry) -> bytes | None:
         """Returns a document's stored word index as bytes, or None if no usable index is stored."""
         path, owner = self._paths.document_path(entry.key, "words"), f"{entry.key}\n".encode()
         try:
-            payload = disk.read_file(path, "words", "")
+            payload = disk.read_small_file(path, "words", "")
         except LibraryError:
             return None
         return payload.removeprefix(owner) if payload.startswith(owner) else None
@@ -355,7 +357,7 @@ class Library:
             self._paths.hold_lock(entry.key, disk.refuse_to_wait),
         ):
             if self._paths.has_document(entry.key):
-                disk.write_file(path, "words", owner + payload, entry.key)
+                disk.write_small_file(path, "words", owner + payload, entry.key)
 
     def verify(self, entry: Entry) -> list[LibraryError]:
         """Checks every byte of a document's files, and returns an error for each damaged file."""
@@ -366,7 +368,7 @@ class Library:
         errors = list[LibraryError]()
         for path in [
             self._paths.document_path(entry.key),
-            *document_files.needed_paths(self._paths, entry),
+            *document_files.list_needed_paths(self._paths, entry),
         ]:
             try:
                 if path.suffix == ".doc":
@@ -389,7 +391,10 @@ class Library:
             is_needed = needed_file_filter(paths, others, with_abandoned_claims=True)
             shared = [paths.projections_path(entry.fit), *map(paths.segment_path, entry.segments)]
             if entry.error:
-                shared = [*paths.finished_files("segments"), *paths.finished_files("fits")]
+                shared = [
+                    *paths.list_finished_files("segments"),
+                    *paths.list_finished_files("fits"),
+                ]
             files = [paths.document_path(entry.key, kind) for kind in disk.KINDS]
             freed = delete_files(paths, files + [path for path in shared if not is_needed(path)])
         self._change_catalogue(Catalogue.drop_unused_texts)
@@ -403,7 +408,7 @@ class Library:
         if not self.root.exists():
             return PruneResult((), 0, 0, 0)
         paths.make_folders()
-        former_keys = {entry.key for entry in self.divided_entries().former}
+        former_keys = {entry.key for entry in self.divide_stored_entries().former}
         with disk.converting_write_errors(self.root), paths.hold_lock("library"):
             entries, total = document_files.read_entries(paths), self.nbytes
             unusable = [entry for entry in entries if entry.error]
@@ -435,7 +440,7 @@ class Library:
             with self.catalogue() as opened:
                 change(opened)
         except EsaError:
-            if catalogue.catalogue_path(self._paths).exists():
+            if catalogue.find_catalogue_path(self._paths).exists():
                 raise
 
 
@@ -443,7 +448,7 @@ def claim_segments(paths: LibraryPaths, key: str, prefixes: list[str]) -> None:
     """Writes a claim, which protects the segments with these prefixes from removal during the
     ingest of a document. Raises LibraryError, DiskError."""
     with disk.converting_write_errors(paths.root), paths.hold_lock("library"):
-        disk.write_file(paths.claim_path(key), "claim", json.dumps(prefixes).encode(), key)
+        disk.write_small_file(paths.claim_path(key), "claim", json.dumps(prefixes).encode(), key)
 
 
 def _refuse_unusable(unusable: Sequence[Entry]) -> None:
@@ -468,12 +473,12 @@ def needed_file_filter(
     segments = {name for entry in entries for name in entry.segments}
     fits, prefixes = {entry.fit for entry in entries}, set[str]()
     needs_unknown, is_ingesting = any(entry.error for entry in entries), False
-    for path in paths.finished_files("claims"):
+    for path in paths.list_finished_files("claims"):
         is_live = paths.is_locked(path.stem)
         is_ingesting = is_ingesting or is_live
         if is_live or with_abandoned_claims:
             try:
-                prefixes.update(json.loads(disk.read_file(path, "claim", path.stem)))
+                prefixes.update(json.loads(disk.read_small_file(path, "claim", path.stem)))
             except LibraryError:
                 needs_unknown = True
 
@@ -484,10 +489,10 @@ def needed_file_filter(
         return (
             needs_unknown
             or path.stem in segments
-            or document_files.segment_prefix(path.stem) in prefixes
+            or document_files.extract_segment_prefix(path.stem) in prefixes
         )
 
-    kept = filter(is_needed, paths.finished_files("segments"))
+    kept = filter(is_needed, paths.list_finished_files("segments"))
     fits |= {path.stem.partition("-")[2] for path in kept}
     return is_needed
 
@@ -511,7 +516,7 @@ def list_unneeded_files(
             return path.stem in kept_keys
         return path.suffix == ".folder" or is_locked(path.stem)
 
-    return [path for path in paths.all_files() if not is_kept(path)]
+    return [path for path in paths.list_all_files() if not is_kept(path)]
 
 
 def delete_files(paths: LibraryPaths, files: Sequence[Path]) -> int:
@@ -522,7 +527,7 @@ def delete_files(paths: LibraryPaths, files: Sequence[Path]) -> int:
         path.unlink(missing_ok=True)
         freed += size
         if path.suffix == ".doc":
-            disk.sync_folder(paths.documents)
+            disk.flush_folder(paths.documents)
     for folder in {path.parent for path in files}:
-        disk.sync_folder(folder)
+        disk.flush_folder(folder)
     return freed

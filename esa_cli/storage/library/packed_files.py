@@ -27,10 +27,10 @@ from esa_cli.storage.library.document_files import (
     Entry,
     Layout,
     Segment,
+    compute_segment_prefixes,
     decode_manifest,
-    needed_paths,
-    segment_prefix,
-    segment_prefixes,
+    extract_segment_prefix,
+    list_needed_paths,
 )
 from esa_cli.system.text import text_digest
 
@@ -93,7 +93,7 @@ def unpack_states(payload: bytes, path: Path, layout: Layout, key: str) -> Store
             states[int(match[1])][match[2]] = value
         return StoredStates(name.decode("ascii"), states)
     except _UNPACKING as error:
-        raise disk.damage_error(path, "its recurrent states are invalid", key) from error
+        raise disk.make_damage_error(path, "its recurrent states are invalid", key) from error
 
 
 def pack_projections(projections: Projections) -> bytes:
@@ -125,14 +125,14 @@ def check_file(file: Path, path: Path, entry: Entry) -> None:
         tokens = entry.segment_tokens(entry.segments.index(path.stem))
         Segment(file, entry.layout, tokens, key, path.stem).check_all_bytes()
         return
-    data = disk.read_bytes(file, key)
-    payload = disk.unpack_file(data, kind, path, key, entry.digests.get(kind))
+    data = disk.read_file_bytes(file, key)
+    payload = disk.unpack_small_file(data, kind, path, key, entry.digests.get(kind))
     try:
         belongs = len(data) == entry.sizes[kind] and _matches_manifest(entry, kind, payload, path)
     except _UNPACKING as error:
-        raise disk.damage_error(path, "its contents are not what esa writes", key) from error
+        raise disk.make_damage_error(path, "its contents are not what esa writes", key) from error
     if not belongs:
-        raise disk.damage_error(path, "it belongs to another document", key)
+        raise disk.make_damage_error(path, "it belongs to another document", key)
 
 
 def _matches_manifest(entry: Entry, kind: str, payload: bytes, path: Path) -> bool:
@@ -142,7 +142,7 @@ def _matches_manifest(entry: Entry, kind: str, payload: bytes, path: Path) -> bo
         text = payload.decode("utf-8", "surrogatepass")
         facts = disk.document_key(identity, text), text_digest(text), len(text)
         return facts == (entry.key, entry.text_sha256, entry.characters)
-    prefixes = [*map(segment_prefix, entry.segments)]
+    prefixes = [*map(extract_segment_prefix, entry.segments)]
     if kind == "states":
         return unpack_states(payload, path, layout, entry.key).segment == prefixes[-1]
     if kind == "tokens":
@@ -153,7 +153,7 @@ def _matches_manifest(entry: Entry, kind: str, payload: bytes, path: Path) -> bo
             and tuple(offsets.shape) == (len(ids), 2)
             and min(ids) >= 0
             and 0 <= int(offsets.min()) <= int(offsets.max()) <= entry.characters
-            and segment_prefixes(identity, ids, layout) == prefixes
+            and compute_segment_prefixes(identity, ids, layout) == prefixes
         )
     tensors = load(payload)
     good = hash_projections(payload) == path.stem and int(tensors.pop("layers")) == layout.layers
@@ -167,15 +167,15 @@ def check_manifest(paths: LibraryPaths, key: str, data: bytes) -> Entry:
     """Returns the entry of a manifest that a stranger may have written. Raises LibraryError: the
     manifest is damaged, has another format, or has contents that esa does not write."""
     path = paths.document_path(key)
-    payload = disk.unpack_file(data, "document", path, key)
+    payload = disk.unpack_small_file(data, "document", path, key)
     try:
         TypeAdapter(Entry).validate_json(payload)
         entry = decode_manifest(paths, key, data)
-        has_all = set(json.loads(payload)) == set(entry.manifest_fields())
+        has_all = set(json.loads(payload)) == set(entry.make_manifest_fields())
         if not has_all or not _is_consistent(paths, entry):
             raise ValueError("its fields or numbers are wrong")
     except _UNPACKING as error:
-        raise disk.damage_error(path, "its contents are not what esa writes", key) from error
+        raise disk.make_damage_error(path, "its contents are not what esa writes", key) from error
     return entry
 
 
@@ -193,5 +193,5 @@ def _is_consistent(paths: LibraryPaths, entry: Entry) -> bool:
         and set(sizes) == {"segments", "fit", *entry.file_kinds}
         and set(entry.digests) == {"text", "tokens"}
         and all(name.partition("-")[2] == entry.fit for name in entry.segments)
-        and all(map(paths.is_finished_file, needed_paths(paths, entry)))
+        and all(map(paths.has_finished_name, list_needed_paths(paths, entry)))
     )

@@ -24,7 +24,7 @@ from esa_cli.storage.library.document_files import (
     Segment,
     SegmentLayer,
     decode_records,
-    segment_prefix,
+    extract_segment_prefix,
 )
 from esa_cli.storage.library.library import DocumentWriter, StoredDocument
 from esa_cli.storage.library.packed_files import Projections, State, StoredStates
@@ -101,9 +101,11 @@ def read_states(paths: LibraryPaths, layout: Layout, key: str, segment: str = ""
     """Returns the states of a document. Raises LibraryError: the file is missing, damaged, of
     another format, or has the states after another segment than `segment` (empty: any)."""
     path = paths.document_path(key, "states")
-    stored = packed_files.unpack_states(disk.read_file(path, "states", key), path, layout, key)
+    stored = packed_files.unpack_states(
+        disk.read_small_file(path, "states", key), path, layout, key
+    )
     if segment not in ("", stored.segment):
-        raise disk.damage_error(path, "its recurrent states belong to another document", key)
+        raise disk.make_damage_error(path, "its recurrent states belong to another document", key)
     return stored
 
 
@@ -112,9 +114,9 @@ def _read_projections(paths: LibraryPaths, name: str, key: str) -> list[Linear |
     if name == NO_FIT:
         return None
     path = paths.projections_path(name)
-    packed = disk.read_file(path, "fit", key)
+    packed = disk.read_small_file(path, "fit", key)
     if packed_files.hash_projections(packed) != name:
-        raise disk.damage_error(path, "its name does not match its projections", key)
+        raise disk.make_damage_error(path, "its name does not match its projections", key)
     return packed_files.unpack_projections(packed)
 
 
@@ -129,7 +131,7 @@ class StoredCache:
         self.projections = _read_projections(paths, entry.fit, entry.key)
         self.states: list[State] = []
         if entry.layout.states:
-            last = segment_prefix(entry.segments[-1])
+            last = extract_segment_prefix(entry.segments[-1])
             self.states = read_states(paths, entry.layout, entry.key, last).states
 
     def layers(self, devices: Sequence[torch.device] = ()) -> list[StoreChain]:
@@ -162,7 +164,7 @@ class CacheWriter(DocumentWriter):
         self.layers = list[JoinedStore]()
         dtype: torch.dtype = getattr(torch, layout.dtype)
         for i, device in enumerate(devices or [CPU] * layout.layers):
-            shape = layout.of_layer(i)
+            shape = layout.select_layer(i)
             tail = MemoryStore(shape.heads, shape.dim, dtype, torch.device(device), shape.shared)
             tail.expect(layout.segment)
             parts = [SegmentStore(segment, i, tail.device) for segment in self.segments]
@@ -199,7 +201,7 @@ class CacheWriter(DocumentWriter):
             projections: the projections of the reduced keys, needed with the first segment.
             states: the recurrent states after the last token in memory, stored if a segment ends.
         """
-        while self._complete_count() >= self.layout.segment:
+        while self._count_complete_tokens() >= self.layout.segment:
             self._write_first_rows(self.layout.segment, projections)
         if states and self.segments and not any(len(layer.tail) for layer in self.layers):
             # After the segment, so that stored states always have all segments before them.
@@ -207,7 +209,7 @@ class CacheWriter(DocumentWriter):
             path = self.paths.document_path(self.key, "states")
             self._write_file(path, packed_files.pack_states(last, states))
 
-    def _complete_count(self) -> int:
+    def _count_complete_tokens(self) -> int:
         """Counts the tokens in memory that are complete in all layers."""
         pairs = zip(self.layers, self.layout.reduced, strict=True)
         return min(layer.tail.reduced if width else len(layer.tail) for layer, width in pairs)
@@ -218,7 +220,7 @@ class CacheWriter(DocumentWriter):
             packed = packed_files.pack_projections(projections)
             self._fit, self.projections = packed_files.hash_projections(packed), list(projections)
             self._write_file(self.paths.projections_path(self._fit), packed)
-        self.write_segment(layer.tail.first_rows(count) for layer in self.layers)
+        self.write_segment(layer.tail.read_first_rows(count) for layer in self.layers)
         for i, layer in enumerate(self.layers):
             store = SegmentStore(self.segments[-1], i, layer.tail.device)
             layer.replace_first_tail_tokens(store)
@@ -233,7 +235,11 @@ class CacheWriter(DocumentWriter):
         self.flush(projections)
         left = len(self.ids) - self.stored_token_count
         lengths = {len(self.ids), *map(len, self.layers)}
-        if len(lengths) > 1 or self._complete_count() != left or len(states) != self.layout.states:
+        if (
+            len(lengths) > 1
+            or self._count_complete_tokens() != left
+            or len(states) != self.layout.states
+        ):
             raise self._missing_tokens_error()
         if left:
             self._write_first_rows(left, projections)
