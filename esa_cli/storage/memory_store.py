@@ -1,11 +1,10 @@
 """The KV cache of one layer in memory, prefilled documents, and the KV cache of several documents.
 
-A token's keys and values of all G key/value heads are one contiguous row, so that fetching a
-selected token is one read. No token is ever evicted. Keys are stored unrotated, so the rows of
+A token's keys and values of all G key/value heads are one contiguous row, so that a selected token
+is fetched by one memory access. No token is ever evicted. Keys are stored unrotated, so the rows of
 several documents can follow each other as if they had been prefilled in one sequence. The question
 and its answer are appended to a tail. If the KV cache does not fit on a GPU, its rows may be in
-host memory; reduced keys stay on the GPU, and selected rows are copied to the GPU.
-"""
+host memory; reduced keys stay on the GPU, and selected rows are copied to the GPU."""
 
 from __future__ import annotations
 
@@ -48,9 +47,9 @@ def as_slice_or_list(indices: Sequence[int]) -> slice | list[int]:
 def divide_range(
     part_starts: Sequence[int], start: int, stop: int
 ) -> Iterator[tuple[int, int, int]]:
-    """Divides the range [start, stop) at the part borders. Yields (part, low, high), where low and
-    high count from the part's first row. `part_starts` has the first row of each part, then the
-    end."""
+    """Divides the range [start, stop) of rows at the borders of parts. Yields the index of each
+    part that has any of the rows, and the range of its rows, counted from the part's first row.
+    `part_starts` has the first row of each part and, at its end, the number of all rows."""
     while start < stop:
         part = bisect_right(part_starts, start) - 1
         high = min(stop, part_starts[part + 1])
@@ -59,8 +58,9 @@ def divide_range(
 
 
 def divide_positions(part_starts: Sequence[int], positions: Tensor) -> Iterator[tuple[int, slice]]:
-    """Divides ascending positions (K,) at the part borders. Yields (part, slice of the positions)
-    for each part that has any of the positions. `part_starts` is as in `divide_range`."""
+    """Divides ascending positions (K,) at the borders of parts. Yields the index of each part that
+    has any of the positions, and the slice of these positions. `part_starts` has the first position
+    of each part and, at its end, the number of all positions."""
     edges = torch.tensor(part_starts).to(positions.device, non_blocking=True)
     for part, (low, high) in enumerate(pairwise(torch.searchsorted(positions, edges).tolist())):
         if low < high:
@@ -93,7 +93,7 @@ class GrowingRows:
         """Announces the final number of rows. Memory is allocated only when rows are appended."""
         self._expected = length
 
-    def _grow_to(self, row_count: int) -> None:
+    def _reserve_rows(self, row_count: int) -> None:
         if self._whole and self.capacity < row_count:
             rows = self._expected or FIRST_SEGMENT
             if self.capacity:
@@ -121,13 +121,13 @@ class GrowingRows:
     @torch.no_grad()
     def append(self, rows: Tensor) -> None:
         count = rows.shape[0]
-        self._grow_to(self.length + count)
+        self._reserve_rows(self.length + count)
         for at, view in self._view_segments(self.length, self.length + count):
             view.copy_(rows[at - self.length : at - self.length + view.shape[0]])
         self.length += count  # last: an interruption leaves no unwritten rows
 
     def span(self, start: int, stop: int) -> Tensor:
-        """Returns the rows [start, stop): a view if all are in one segment, else a copy."""
+        """Returns the rows [start, stop), as a view if one segment has all of these rows."""
         views = [view for _, view in self._view_segments(start, stop)]
         if len(views) == 1:
             return views[0]
@@ -253,7 +253,8 @@ class MemoryStore:
 
 
 class MakeStore(Protocol):
-    """A function that makes a layer's store, with `heads` key/value heads of dimension `dim`."""
+    """A function that makes the store of a layer with `heads` key/value heads of dimension
+    `dim`."""
 
     def __call__(
         self, layer: int, heads: int, dim: int, dtype: torch.dtype, device: torch.device,
@@ -270,7 +271,8 @@ class StoreFactory:
         self.elsewhere = elsewhere
 
     def stores(self, on_host: Container[int]) -> MakeStore:
-        """Returns a function that makes stores, in host memory for the layers in `on_host`."""
+        """Returns a function that makes a layer's store, in host memory if `on_host` has the
+        layer."""
 
         def make_store(
             layer: int, heads: int, dim: int, dtype: torch.dtype, device: torch.device,
@@ -283,7 +285,7 @@ class StoreFactory:
 
 
 class StoreSlice(NamedTuple):
-    """The tokens [low, high) of a store."""
+    """A slice of a store of keys and values: the tokens [low, high)."""
 
     store: KVStore
     low: int
@@ -296,8 +298,8 @@ def refuse_change(store: Any, *arguments: Any) -> None:
 
 
 class StoreChain:
-    """A read-only store whose rows are those of several slices of stores, one after another. `like`
-    is any store with the same number of heads and the same head dimension."""
+    """A read-only store that concatenates slices of other stores. `like` is any store with the same
+    number of heads and the same head dimension."""
 
     def __init__(self, parts: Sequence[StoreSlice], like: KVStore) -> None:
         self.heads, self.dim, self.shared = like.heads, like.dim, like.shared
@@ -313,7 +315,7 @@ class StoreChain:
         return self._parts
 
     def _compute_slice_edges(self) -> list[int]:
-        """Returns the first row of each slice, and then the end of the last slice."""
+        """Returns the first row of each slice and, at the end, the number of all rows."""
         return self._starts
 
     def __len__(self) -> int:
@@ -339,11 +341,8 @@ class StoreChain:
         return self._concatenate_pairs([store.span(low, high) for _, store, low, high in pieces])
 
     def gather(self, at: Tensor) -> tuple[Tensor, Tensor]:
-        slices, edges, pairs = (
-            self._list_slices(),
-            self._compute_slice_edges(),
-            list[tuple[Tensor, Tensor]](),
-        )
+        slices, edges = self._list_slices(), self._compute_slice_edges()
+        pairs = list[tuple[Tensor, Tensor]]()
         for i, rows in divide_positions(edges, at):
             store, first, _ = slices[i]
             pairs.append(store.gather(at[rows] - (edges[i] - first)))
@@ -381,7 +380,7 @@ class StoreChain:
 
 
 class JoinedStore(StoreChain):
-    """A store with the rows of all parts in order, and a tail to which new tokens are appended."""
+    """A store that concatenates slices of other stores, and has a tail to append new tokens to."""
 
     def __init__(self, parts: Sequence[StoreSlice], tail: MemoryStore) -> None:
         self.tail = tail
@@ -421,7 +420,7 @@ class JoinedStore(StoreChain):
 
 @dataclass(frozen=True)
 class PrefilledDocument:
-    """One document after prefill.
+    """A document whose tokens the model has processed, with the KV cache.
 
     Args:
         ids: token ids, beginning with the `head` tokens of the prompt before the document.
@@ -440,7 +439,7 @@ class PrefilledDocument:
     recurrent: Sequence[dict[str, Tensor]] = ()
 
     def layer_states(self, layer: int) -> dict[type, LayerState]:
-        """Returns the states that selectors keep for a layer, by class of selector."""
+        """Returns the states that selectors have gathered for a layer, by class of selector."""
         return self.states[layer] if self.states else {}
 
 
@@ -470,7 +469,7 @@ def concatenate_documents(
 
 
 def find_text_ranges(documents: Sequence[PrefilledDocument]) -> list[range]:
-    """Returns the range of rows of each document's text in the concatenated KV cache, without the
+    """Returns the positions of each document's text in the concatenated KV cache, without the
     tokens of the prompt."""
     out, start = [], 0
     for i, document in enumerate(documents):

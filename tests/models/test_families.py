@@ -187,7 +187,7 @@ def stored(
             text="text", offsets=[(0, 1)] * len(ids), projections=[None] * len(kept), states=states
         )
     opened = StoredCache(library.open_document(entry))
-    stores = opened.layers()
+    stores = opened.open_layers()
     place = torch.float32, torch.device("cpu")
     tails = [MemoryStore(*shape, *place, first.shared) for shape in shapes]
     joined = [

@@ -48,7 +48,7 @@ def use(library: Library) -> None:
     stored = library.open_document(entry)
     assert (stored.text, stored.ids) == (text_of(IDS), IDS)
     assert stored.offsets.tolist() == [list(pair) for pair in offsets_of(IDS)]
-    layers = StoredCache(stored).layers()
+    layers = StoredCache(stored).open_layers()
     assert_holds(layers, IDS)
     for i, layer in enumerate(layers):
         assert torch.equal(layer.gather(torch.arange(40))[1], rows_of(IDS, 0, len(IDS), i)[1])
@@ -122,7 +122,7 @@ def test_only_what_is_used_is_checked(kept: Library) -> None:
     changed[at + 3] ^= 4
     path.write_bytes(changed)
     try:
-        one, two = StoredCache(kept.open_document(kept.entries()[0])).layers()
+        one, two = StoredCache(kept.open_document(kept.entries()[0])).open_layers()
         one.span(0, 40)
         two.gather(torch.tensor([4, 6, 39]))
         two.span(6, 40)
@@ -228,7 +228,7 @@ def test_rows_of_several_sizes(tmp_path: Path, kind: Any) -> None:
     push_documents(library, str(tmp_path / "one.tar"), [entry])
     other = Library(tmp_path / "other")
     assert pull_documents(other, str(tmp_path / "one.tar")).copied == [entry.key]
-    layers = StoredCache(other.open_document(other.entries()[0])).layers()
+    layers = StoredCache(other.open_document(other.entries()[0])).open_layers()
     assert [(one.heads, one.dim) for one in layers] == [*shapes]
     at = torch.tensor([3, 17, 40])
     for stored, (keys, values) in zip(layers, given, strict=True):

@@ -188,7 +188,7 @@ def test_what_was_written_comes_back(library: Library, count: int) -> None:
         assert wanted is not None
         assert torch.equal(maps.query_map, wanted.query_map)
         assert torch.equal(maps.key_map, wanted.key_map)
-    assert_holds(cache.layers(), ids)
+    assert_holds(cache.open_layers(), ids)
     assert library.verify(entry) == []
     assert entry.nbytes == sum(
         (library.root / name).stat().st_size for name in files(library) if ".doc" not in name
@@ -223,8 +223,8 @@ def test_a_longer_document_shares_its_whole_segments(library: Library) -> None:
     assert first.segments[:2] == second.segments[:2]
     assert len({*first.segments, *second.segments}) == 5
     assert first.fit == second.fit
-    assert_holds(StoredCache(library.open_document(second)).layers(), long)
-    assert_holds(StoredCache(library.open_document(first)).layers(), short)
+    assert_holds(StoredCache(library.open_document(second)).open_layers(), long)
+    assert_holds(StoredCache(library.open_document(first)).open_layers(), short)
 
 
 def test_another_beginning_or_identity_or_layout_shares_nothing(library: Library) -> None:
@@ -249,7 +249,7 @@ def test_segments_are_shared_only_where_the_compressor_saw_the_same(library: Lib
     first, second = [*range(40)], [*range(20), *range(90, 110)]
     ingest(library, first, layout)
     entry = ingest(library, second, layout)
-    assert_holds(StoredCache(library.open_document(entry)).layers(), second, layout)
+    assert_holds(StoredCache(library.open_document(entry)).open_layers(), second, layout)
 
 
 def test_an_ingest_that_wrote_nothing_leaves_nothing(library: Library) -> None:
@@ -270,7 +270,7 @@ def test_a_damaged_part_is_not_gone_on_from(library: Library) -> None:
         read(writer, ids)
         entry = finish(writer, ids)
     assert library.verify(entry) == []
-    assert_holds(StoredCache(library.open_document(entry)).layers(), ids)
+    assert_holds(StoredCache(library.open_document(entry)).open_layers(), ids)
 
 
 @pytest.mark.parametrize("wrong", ["tokens", "offsets", "one layer"])
@@ -300,7 +300,7 @@ def test_removing_leaves_an_unfinished_ingest_its_part(library: Library) -> None
 def test_a_removed_document_that_is_mapped_can_still_be_read(library: Library) -> None:
     ids = [*range(40)]
     entry = ingest(library, ids)
-    layers = StoredCache(library.open_document(entry)).layers()
+    layers = StoredCache(library.open_document(entry)).open_layers()
     library.remove(entry)
     assert_holds(layers, ids)
 
@@ -326,7 +326,7 @@ def test_prune_leaves_a_running_ingest_alone(library: Library) -> None:
         read(writer, ids)
         entry = finish(writer, ids)
     assert library.verify(entry) == []
-    assert_holds(StoredCache(library.open_document(entry)).layers(), ids)
+    assert_holds(StoredCache(library.open_document(entry)).open_layers(), ids)
 
 
 def test_an_empty_library(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:

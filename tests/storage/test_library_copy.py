@@ -378,7 +378,7 @@ def test_an_archive_brings_documents_as_they_were(
     again = pull_documents(other, str(archive))
     assert (again.copied, again.there, again.bytes) == ([], 2, 0)
     stored = other.open_document(other.entries()[0])
-    assert_holds(StoredCache(stored).layers(), stored.ids)
+    assert_holds(StoredCache(stored).open_layers(), stored.ids)
     push_documents(library, str(tmp_path / "again.tar"), library.entries())
     assert (tmp_path / "again.tar").read_bytes() == archive.read_bytes()
     if os.name != "nt":

@@ -202,7 +202,7 @@ def test_present_and_former_documents_are_those_of_the_rules(
             )
             for at in range(5)
         ]  # fmt: skip
-        present, former = catalogue.known_files().divide_entries(documents)
+        present, former = catalogue.load_known_files().divide_entries(documents)
         assert_divided(catalogue, documents, present, former)
 
 

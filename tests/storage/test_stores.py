@@ -76,7 +76,7 @@ class Model:
             self.append(writer.layers[0], count, reduce=True)
             writer.flush(maps)
             entry = writer.finish(text="x", offsets=[(0, 1)] * count, projections=maps)
-        [stored] = StoredCache(library.open_document(entry)).layers()
+        [stored] = StoredCache(library.open_document(entry)).open_layers()
         with pytest.raises(TypeError, match="read-only"):
             stored.append(self.keys, self.values)
         if kind == "int8":

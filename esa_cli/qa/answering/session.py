@@ -33,7 +33,7 @@ from esa_cli.qa.presets.resolved_preset import (
     check_same_compressor,
     resolve,
 )
-from esa_cli.storage import check_in_memory
+from esa_cli.storage import refuse_cache_on_disk
 from esa_cli.storage.memory_store import RESERVE, PrefilledDocument, concatenate_documents
 from esa_cli.system.progress import Progress
 
@@ -216,7 +216,7 @@ class Session:
         self._read_by = method or self.method
         self._todo, self._head = ids, len(self.prompt.head())
         if prefilled is None:
-            check_in_memory(self.placement.cache)
+            refuse_cache_on_disk(self.placement.cache)
             self.cache = self.attachment.new_cache(self.placement.store_maker(len(ids)))
             self.cache.expect(len(ids) + reserve)
         else:

@@ -297,7 +297,7 @@ def texts_in_catalogue(catalogue: Catalogue, progress: Progress | None = None) -
             path = text.path or (entry.file if os.path.exists(entry.file) else "")
             size = text.bytes or int(entry.provenance.get("bytes", 0))
             texts[text.digest] = LibraryText(text.digest, path, size, (*text.entries, entry))
-    known, refused = catalogue.known_files(), list[FileRecord]()
+    known, refused = catalogue.load_known_files(), list[FileRecord]()
     files = [one for entry in stored for one in known.find_records_of_path(entry.file)]
     for record in dict.fromkeys([*catalogue.files.list_synced_records(), *files]):
         if known.is_removed(record) or record.digest in texts:
@@ -313,7 +313,7 @@ def texts_in_catalogue(catalogue: Catalogue, progress: Progress | None = None) -
 
 def _changed_files(catalogue: Catalogue, stored: Sequence[Entry]) -> list[str]:
     """Returns the files whose text may have changed, or whose words are not indexed."""
-    known, texts = catalogue.known_files(), {entry.text_sha256 for entry in stored}
+    known, texts = catalogue.load_known_files(), {entry.text_sha256 for entry in stored}
     texts |= {"", *catalogue.texts.list_digests()}
     records, paths = catalogue.files.list_synced_records(), list[str]()
     for entry in stored:

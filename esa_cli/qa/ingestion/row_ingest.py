@@ -83,7 +83,7 @@ class RowIngest(Ingest):
         assert self.library is not None
         stored = self.library.open_document(entry)
         cache = StoredCache(stored)
-        layers = cache.layers([self.esa.session.model.device] * entry.layout.layers)
+        layers = cache.open_layers([self.esa.session.model.device] * entry.layout.layers)
         projections = cache.projections or [None] * len(layers)
         states: list[dict[type, LayerState]] = [{} for _ in layers]
         prefilled = PrefilledDocument(

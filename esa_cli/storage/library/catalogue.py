@@ -287,20 +287,23 @@ class KnownFiles:
         return not self._is_unmounted(record.folder) if record.folder else not record.digest
 
     def find_records_of_path(self, path: str) -> list[FileRecord]:
-        """Returns a file's records under all its paths, or only the current records if any is."""
+        """Returns the records of a file under all its paths. If any record is current, returns only
+        current records."""
         known = self._by_path.get(self._resolve_links(path), []) if path else []
         return [record for record in known if record.is_current] or known
 
     def divide_entries(self, entries: Sequence[Entry]) -> DividedEntries:
-        """Divides documents into present and former ones. A damaged document counts as present."""
+        """Divides documents into present and former documents. A damaged document counts as
+        present."""
         divided = DividedEntries([], [])
         for entry in entries:
-            present = entry if entry.error else self._find_present(entry)
+            present = entry if entry.error else self._find_present_entry(entry)
             (divided.former if present is None else divided.present).append(present or entry)
         return divided
 
-    def _find_present(self, entry: Entry) -> Entry | None:
-        """Returns a document with the name of a file that has its text, or None if it is former."""
+    def _find_present_entry(self, entry: Entry) -> Entry | None:
+        """Returns the document with the name of a file that has its text, or None if no file has
+        the text any more."""
         known = self.find_records_of_path(entry.file)
         for record in known:
             if record.digest == entry.text_sha256 and not self.is_removed(record):
@@ -347,9 +350,9 @@ class Catalogue:
     def entries(self) -> DividedEntries:
         """Returns the library's documents, the most recently used first. Raises LibraryError: the
         folder cannot be read."""
-        return self.known_files().divide_entries(document_files.read_entries(self._paths))
+        return self.load_known_files().divide_entries(document_files.read_entries(self._paths))
 
-    def known_files(self) -> KnownFiles:
+    def load_known_files(self) -> KnownFiles:
         return KnownFiles(self._paths, self.files.list_records())
 
     def store_synced_records(self, folder: str) -> None:
@@ -368,7 +371,7 @@ class Catalogue:
 
     def carry_out_changes(self, changes: Iterable[CatalogueChange | None]) -> None:
         """Carries out changes of the catalogue in transactions of about a second. The catalogue is
-        not locked while the next change is prepared. A change of None does nothing."""
+        not locked while the next change is prepared. An item that is None changes nothing."""
         batch, until = list[CatalogueChange](), time.monotonic() + COMMIT_S
         for change in changes:
             batch += [change] if change else []
@@ -398,7 +401,7 @@ class Catalogue:
                     progress(done, len(missing))
                 try:
                     entry = document_files.read_manifest(self._paths, key)
-                    text = document_files.read_text(self._paths, entry)
+                    text = document_files.read_document_text(self._paths, entry)
                 except LibraryError as error:
                     errors.append(error)
                 else:
@@ -437,7 +440,8 @@ class Catalogue:
 
 
 def map_digests_to_keys(paths: LibraryPaths) -> dict[str, str]:
-    """Returns a dict from the digest of each text to the key of its oldest stored document."""
+    """Returns a dictionary from the digest of each text to the key of its oldest stored
+    document."""
     keys: dict[str, str] = {}
     entries = document_files.read_entries(paths)
     for entry in sorted(entries, key=lambda entry: (entry.created, entry.key)):
@@ -467,7 +471,7 @@ def _read_folder_records(path: Path) -> bytes:
         return b""
 
 
-def find_catalogue_path(paths: LibraryPaths) -> Path:
+def catalogue_path(paths: LibraryPaths) -> Path:
     return paths.root / NAME
 
 
@@ -481,7 +485,7 @@ def load_file_records(paths: LibraryPaths) -> list[FileRecord]:
     return _read_synced_records(paths)
 
 
-def known_files(paths: LibraryPaths) -> KnownFiles:
+def load_known_files(paths: LibraryPaths) -> KnownFiles:
     """Returns the known files of a library without opening its catalogue for changes."""
     return KnownFiles(paths, load_file_records(paths))
 
@@ -508,7 +512,7 @@ def open_catalogue(paths: LibraryPaths, keep: bool = True) -> Iterator[Catalogue
     except _ERRORS as error:
         _delete_damaged(paths, error)
         raise (DiskError if _sqlite_error_code(error) == sqlite3.SQLITE_FULL else LibraryError)(
-            f"the catalogue {find_catalogue_path(paths)} cannot be written: {error}",
+            f"the catalogue {catalogue_path(paths)} cannot be written: {error}",
             "free some space, check the file's permissions, or point ESA_LIBRARY to another disk; "
             "you may also delete the file, which esa then creates again",
         ) from error
@@ -547,13 +551,13 @@ def _open_copy(paths: LibraryPaths) -> sqlite3.Connection:
 
 def _open_existing_catalogue(paths: LibraryPaths) -> sqlite3.Connection:
     """Opens the existing catalogue unchanged. Raises sqlite3.Error: the catalogue is missing."""
-    address = f"{find_catalogue_path(paths).absolute().as_uri()}?mode=rw"
+    address = f"{catalogue_path(paths).absolute().as_uri()}?mode=rw"
     return sqlite3.connect(address, uri=True, timeout=BUSY_S, isolation_level=None)
 
 
 def _open_or_create_catalogue(paths: LibraryPaths) -> sqlite3.Connection:
     """Opens the catalogue with all its tables, and creates the file if it is missing."""
-    path = find_catalogue_path(paths)
+    path = catalogue_path(paths)
     try:
         os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))  # for its owner alone
     except OSError as error:  # where sqlite would open the catalogue only to be read

@@ -70,7 +70,7 @@ def default_library_folder() -> Path:
 
 
 def hash_parts(*parts: bytes) -> bytes:
-    """Returns a hash of 20 bytes, which depends on where one part ends and the next begins."""
+    """Returns a hash of several byte strings, which also depends on the length of each string."""
     state = hashlib.blake2b(digest_size=20)
     for part in parts:
         state.update(len(part).to_bytes(8, "little"))
@@ -280,7 +280,8 @@ def read_file_bytes(path: Path, key: str) -> bytes:
 
 
 def read_small_file(path: Path, kind: str, key: str, digest: str | None = None) -> bytes:
-    """Reads a small file and returns its payload. Raises LibraryError, as `unpack_small_file`."""
+    """Reads a small file and returns its payload. Raises LibraryError: the file is missing,
+    damaged, unreadable or of another format."""
     return unpack_small_file(read_file_bytes(path, key), kind, path, key, digest)
 
 

@@ -10,7 +10,8 @@ and one section for each layer follows:
 Each array begins at a multiple of 64 bytes, and each section at a multiple of 4,096 bytes. Rows are
 stored unchanged or quantised to int8. In int8, the D numbers of a head, or a block of these
 numbers, share one float32 scale: the largest absolute value / 127 (float16 would save 3 % and lose
-small keys). The scales follow the numbers in the same record, so that fetching a token is one read.
+small keys). The scales follow the numbers in the same record, so that a token is fetched by one
+memory access.
 
 A record's checksum is mixed with the names of segment and layer and the row's number, so that a
 valid row in a wrong place is noticed. The header has two more checksums for each layer: one of all
@@ -128,8 +129,8 @@ class Layout:
             raise ValueError(f"the values of the layout do not fit each other: {vars(self)}")
 
     def select_layer(self, layer: int) -> Layout:
-        """Returns the layout of one layer's rows."""
-        return _layer_layout(self, layer) if self.shapes else self
+        """Returns the layout of one layer of the KV cache."""
+        return _make_layer_layout(self, layer) if self.shapes else self
 
     @property
     def vector_count(self) -> int:
@@ -190,7 +191,7 @@ class Layout:
 
 
 @lru_cache(maxsize=1024)
-def _layer_layout(layout: Layout, layer: int) -> Layout:
+def _make_layer_layout(layout: Layout, layer: int) -> Layout:
     heads, dim = layout.shapes[layer]
     reduced = (layout.reduced[layer],)
     return replace(layout, layers=1, heads=heads, dim=dim, block=dim, reduced=reduced, shapes=())
@@ -210,7 +211,7 @@ def compute_segment_prefixes(identity: str, ids: Sequence[int], layout: Layout) 
 
 
 def extract_segment_prefix(segment_name: str) -> str:
-    """Returns the part of a segment's name before the name of its projections."""
+    """Returns the hash of tokens in a segment's name, without the name of the projections."""
     return segment_name.partition("-")[0]
 
 
@@ -251,7 +252,7 @@ class Entry:
     def id(self) -> str:
         return self.key[:12]
 
-    def check(self) -> None:
+    def check_usable(self) -> None:
         """Raises the entry's error if the document cannot be used."""
         if self.error:
             raise self.error
@@ -287,7 +288,7 @@ class Entry:
 
     @property
     def rows(self) -> str:
-        """What the library stores for each token: `int8` or `native` rows, or `index`."""
+        """The format of the stored KV cache, `int8` or `native`, or `index` for a token index."""
         return str(self.provenance.get("rows", self.layout.kind))
 
     @property
@@ -338,7 +339,8 @@ def read_manifest(paths: LibraryPaths, key: str) -> Entry:
 
 
 def decode_manifest(paths: LibraryPaths, key: str, data: bytes) -> Entry:
-    """Returns the entry in a manifest's bytes, without `used`. Raises as `read_manifest`."""
+    """Returns the entry in a manifest's bytes, without the time of last use. Raises LibraryError:
+    the bytes are damaged, of another format, or the manifest of another document."""
     path = paths.document_path(key)
     stored = json.loads(disk.unpack_small_file(data, "document", path, key))
     if stored["key"] != key:
@@ -362,7 +364,7 @@ def read_entries(paths: LibraryPaths, keys: Iterable[str] | None = None) -> list
     return sorted(entries, key=lambda entry: (-entry.used, entry.key))
 
 
-def read_text(paths: LibraryPaths, entry: Entry) -> str:
+def read_document_text(paths: LibraryPaths, entry: Entry) -> str:
     """Reads a stored document's text. Raises LibraryError."""
     path = paths.document_path(entry.key, "text")
     return disk.read_small_file(path, "text", entry.key, entry.digests["text"]).decode(
@@ -394,8 +396,9 @@ def encode_rows(rows: Tensor, layout: Layout) -> Tensor:
 def decode_records(
     records: Tensor, layout: Layout, vectors: slice | list[int] = slice(None)
 ) -> Tensor:
-    """Decodes records (n, row_bytes) to rows (n, width), or to some of the D-dimensional vectors of
-    each row, which `vectors` selects. Unquantised rows are not copied if `vectors` is a slice."""
+    """Decodes records (n, row_bytes) to rows (n, width), or only to some of the D-dimensional
+    vectors of each row, which `vectors` selects. Unquantised rows are not copied if `vectors` is a
+    slice."""
     import torch
 
     dtype: torch.dtype = getattr(torch, layout.dtype)

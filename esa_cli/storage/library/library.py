@@ -66,7 +66,7 @@ class StoredDocument:
         from esa_cli.storage.library.packed_files import unpack_tokens
 
         self.paths, self.entry, key = paths, entry, entry.key
-        self.text = document_files.read_text(paths, entry)
+        self.text = document_files.read_document_text(paths, entry)
         path = paths.document_path(key, "tokens")
         payload = disk.read_small_file(path, "tokens", key, entry.digests["tokens"])
         self._ids, self.offsets = unpack_tokens(payload)
@@ -215,7 +215,7 @@ class Library:
         self._paths.check_folder()
         keys = [key] if self._paths.has_document(key) else []
         for entry in document_files.read_entries(self._paths, keys):
-            entry.check()
+            entry.check_usable()
             return entry
         return None
 
@@ -228,7 +228,7 @@ class Library:
         """Divides the stored documents into present and former ones. Raises LibraryError."""
         self._paths.check_folder()
         entries = document_files.read_entries(self._paths)
-        return catalogue.known_files(self._paths).divide_entries(entries)
+        return catalogue.load_known_files(self._paths).divide_entries(entries)
 
     def find_entries(self, text: str) -> list[Entry]:
         """Returns the documents whose key begins with `text` (at least 4 digits), or else the
@@ -241,7 +241,7 @@ class Library:
         entries = document_files.read_entries(paths, keys or None)
         if not keys:
             entries = [one for one in entries if text in (one.name, one.provenance.get("source"))]
-        present, former = catalogue.known_files(paths).divide_entries(entries)
+        present, former = catalogue.load_known_files(paths).divide_entries(entries)
         return present or former
 
     def list_text_digests(self) -> set[str]:
@@ -256,7 +256,7 @@ class Library:
 
     @property
     def catalogue_bytes(self) -> int:
-        return disk.file_size(catalogue.find_catalogue_path(self._paths))
+        return disk.file_size(catalogue.catalogue_path(self._paths))
 
     @property
     def synced_file_count(self) -> int:
@@ -329,15 +329,15 @@ class Library:
     def open_document(self, entry: Entry) -> StoredDocument:
         """Opens a document for questions and sets its time of last use. Raises LibraryError: one of
         its files is missing, damaged or of another format."""
-        entry.check()
+        entry.check_usable()
         stored = StoredDocument(self._paths, entry)
         self._paths.mark_document_used(entry.key)
         return stored
 
     def text(self, entry: Entry) -> str:
         """Returns a document's text. Raises LibraryError: the text is missing or damaged."""
-        entry.check()
-        return document_files.read_text(self._paths, entry)
+        entry.check_usable()
+        return document_files.read_document_text(self._paths, entry)
 
     def read_word_index(self, entry: Entry) -> bytes | None:
         """Returns a document's stored word index as bytes, or None if no usable index is stored."""
@@ -403,7 +403,8 @@ class Library:
     def prune(self, max_bytes: int | None = None, *, dry_run: bool = False) -> PruneResult:
         """Removes former documents and the leftovers of killed ingests. With `max_bytes`, also
         removes the least recently used documents until the library takes at most so many bytes.
-        Raises LibraryError: the limit needs removals, and a document is damaged; or as `remove`."""
+        Raises LibraryError: the limit needs removals, and a document is damaged; or a file cannot
+        be removed."""
         paths = self._paths
         if not self.root.exists():
             return PruneResult((), 0, 0, 0)
@@ -440,7 +441,7 @@ class Library:
             with self.catalogue() as opened:
                 change(opened)
         except EsaError:
-            if catalogue.find_catalogue_path(self._paths).exists():
+            if catalogue.catalogue_path(self._paths).exists():
                 raise
 
 

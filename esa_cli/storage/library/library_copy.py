@@ -161,8 +161,9 @@ def pull_documents(
     """Copies documents from a folder or an archive into the library.
 
     Args:
-        chosen: beginnings of the documents' ids; by default all documents are copied.
-        progress: see `push`. waiting: called while another process holds a document's lock.
+        chosen: beginnings of the documents' ids; by default all documents are copied. progress:
+        called with the numbers of documents done and of all documents. waiting: called while
+        another process holds a document's lock.
 
     Raises:
         LibraryError: the place is not a library. UsageError: no document has a chosen id.
@@ -277,7 +278,7 @@ def _add_archive_members(tar: tarfile.TarFile, paths: LibraryPaths, files: Itera
 
 @contextmanager
 def _name_damaged_source(place: str, paths: LibraryPaths, key: str, path: Path) -> Iterator[None]:
-    """Converts an error about a file that is copied to `path` into one that names the source."""
+    """Converts an error about a file that is copied to `path` into an error about its source."""
     try:
         yield
     except LibraryError as error:

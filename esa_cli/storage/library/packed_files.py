@@ -48,14 +48,14 @@ _UNPACKING = (
 
 
 def pack_tokens(ids: Sequence[int], offsets: Sequence[tuple[int, int]] | Tensor) -> bytes:
-    """Returns token ids (n,) and their character offsets (n, 2) as bytes."""
+    """Packs the token ids (n,) of a document and their character offsets (n, 2) as bytes."""
     spans = torch.as_tensor(offsets, dtype=torch.int64).reshape(-1, 2)
     numbers = torch.from_numpy(numpy.array(ids, dtype=numpy.int64))
     return save({"ids": numbers, "offsets": spans.contiguous()})
 
 
 def unpack_tokens(payload: bytes) -> tuple[Tensor, Tensor]:
-    """Returns the token ids (n,) and their character offsets (n, 2) that `pack_tokens` packed."""
+    """Unpacks the token ids (n,) of a document and their character offsets (n, 2)."""
     tensors = load(payload)
     return tensors["ids"], tensors["offsets"]
 
@@ -68,7 +68,7 @@ class StoredStates(NamedTuple):
 
 
 def pack_states(segment: str, states: Sequence[Mapping[str, Tensor]]) -> bytes:
-    """Returns the states after a segment as bytes. `segment` is the segment's prefix."""
+    """Packs the states of all recurrent layers after a segment, whose prefix is `segment`."""
     tensors = {
         f"{layer}.{name}": tensor.cpu().contiguous()
         for layer, state in enumerate(states)
@@ -78,7 +78,7 @@ def pack_states(segment: str, states: Sequence[Mapping[str, Tensor]]) -> bytes:
 
 
 def unpack_states(payload: bytes, path: Path, layout: Layout, key: str) -> StoredStates:
-    """Returns the states that `pack_states` packed. Raises LibraryError: they are damaged."""
+    """Unpacks the states of all recurrent layers. Raises LibraryError: the states are damaged."""
     name, _, packed = payload.partition(b"\n")
     try:
         tensors = load(packed)
@@ -97,13 +97,13 @@ def unpack_states(payload: bytes, path: Path, layout: Layout, key: str) -> Store
 
 
 def pack_projections(projections: Projections) -> bytes:
-    """Returns the projections of all layers as bytes."""
+    """Packs the projections of the reduced keys of all layers as bytes."""
     layers = {"layers": torch.tensor(len(projections))}
     return save({**layers, **name_projection_tensors(projections)})
 
 
 def unpack_projections(payload: bytes) -> list[Linear | None]:
-    """Returns the projections of all layers that `pack_projections` packed."""
+    """Unpacks the projections of the reduced keys of all layers."""
     tensors, projections = load(payload), list[Linear | None]()
     for i in range(int(tensors["layers"])):
         pair = [tensors.get(f"layers.{i}.{name}") for name in ("query_map", "key_map")]
@@ -113,7 +113,7 @@ def unpack_projections(payload: bytes) -> list[Linear | None]:
 
 
 def hash_projections(packed: bytes) -> str:
-    """Returns the name of a file of packed projections."""
+    """Returns the hash of packed projections, which is the name of their file."""
     return hashlib.blake2b(packed, digest_size=12).hexdigest()
 
 

@@ -1,7 +1,7 @@
-"""The KV cache of a stored document: read from its segments, and written during a prefill.
+"""Reads the KV cache of a stored document from its segments, and writes it during a prefill.
 
-An ingest writes each segment when it is full, with the recurrent states after the segment. Other
-stored documents have a token index, which `DocumentWriter` and `StoredDocument` alone can store.
+The recurrent states after a segment are written with the segment. A document with a token index
+needs nothing of this file: `DocumentWriter` and `StoredDocument` are enough.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from esa_cli.storage.memory_store import (
 
 
 class SegmentStore(SegmentLayer):
-    """The rows of one layer in a segment, as a read-only store that returns tensors on `device`."""
+    """The keys and values of one layer in a segment: a read-only store of tensors on `device`."""
 
     resident = False
 
@@ -98,8 +98,9 @@ class SegmentStore(SegmentLayer):
 
 
 def read_states(paths: LibraryPaths, layout: Layout, key: str, segment: str = "") -> StoredStates:
-    """Returns the states of a document. Raises LibraryError: the file is missing, damaged, of
-    another format, or has the states after another segment than `segment` (empty: any)."""
+    """Returns the states of a document's recurrent layers. If `segment` is not empty, they must be
+    the states after this segment. Raises LibraryError: the file is missing, damaged, of another
+    format, or has the states after another segment."""
     path = paths.document_path(key, "states")
     stored = packed_files.unpack_states(
         disk.read_small_file(path, "states", key), path, layout, key
@@ -134,7 +135,7 @@ class StoredCache:
             last = extract_segment_prefix(entry.segments[-1])
             self.states = read_states(paths, entry.layout, entry.key, last).states
 
-    def layers(self, devices: Sequence[torch.device] = ()) -> list[StoreChain]:
+    def open_layers(self, devices: Sequence[torch.device] = ()) -> list[StoreChain]:
         """Returns a read-only store for each layer, on the given devices or, by default, the
         CPU."""
         stores = list[StoreChain]()
@@ -228,10 +229,12 @@ class CacheWriter(DocumentWriter):
     def finish(
         self, *, projections: Projections | None = None, states: Sequence[State] = (), **facts: Any
     ) -> Entry:
-        """Writes the last segment and all other files; see `DocumentWriter.finish`.
+        """Writes the last segment of the KV cache and the document's other files.
 
         Args:
-            projections: see `flush`. states: the recurrent states after the last token."""
+            projections: the projections of the reduced keys, needed for a first segment.
+            states: the recurrent states after the last token.
+            facts: the arguments of `DocumentWriter.finish`."""
         self.flush(projections)
         left = len(self.ids) - self.stored_token_count
         lengths = {len(self.ids), *map(len, self.layers)}
