@@ -34,7 +34,7 @@ from typing import Any
 from common import append_line, load_lines, tokens
 
 from esa_cli.qa.ingestion.library_texts import sync_folder
-from esa_cli.storage.library import Entry, Library, manifest
+from esa_cli.storage.library import Entry, Library, document_files
 from esa_cli.storage.library.disk import LibraryPaths
 from esa_cli.system.text import text_digest
 
@@ -104,7 +104,7 @@ def write_manifests(library: Library, number: int) -> None:
             library.key("benchmark", text), "benchmark", tokens=3, text_sha256=text_digest(text),
             characters=len(text), provenance=provenance, created=float(at),
         )  # fmt: skip
-        manifest.write_manifest(paths, entry)
+        document_files.write_manifest(paths, entry)
 
 
 def list_command(library: Library) -> None:
@@ -133,7 +133,7 @@ def measure(folder: Path, number: int, tokens: int, questions: int, seed: int) -
     spent, found = [], 0
     for question, digest in chosen:
         with library.catalogue() as catalogue:
-            seconds, ranked = timed(lambda: catalogue.texts.ranked(question))  # noqa: B023
+            seconds, ranked = timed(lambda: catalogue.texts.rank_texts(question))  # noqa: B023
         spent.append(seconds)
         found += digest in [one.digest for one in ranked[:OPENED]]
     row |= {"question_s": round(statistics.median(spent), 3), "slowest_question_s": max(spent)}
@@ -143,7 +143,7 @@ def measure(folder: Path, number: int, tokens: int, questions: int, seed: int) -
     row["list_first_s"], _ = timed(library.entries)
     row["list_s"], entries = timed(library.entries)
     row["list_command_s"], _ = timed(lambda: list_command(library))
-    row["lookup_s"], _ = timed(lambda: library.matches(f"{number // 2}.txt"))
+    row["lookup_s"], _ = timed(lambda: library.find_entries(f"{number // 2}.txt"))
     assert len(entries) == number
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     row["peak_memory_bytes"] = memory * (1 if sys.platform == "darwin" else 1024)

@@ -28,7 +28,7 @@ from esa_cli.models.loading.quantization import (
 )
 from esa_cli.models.tokenization.tokenizer import load_tokenizer
 from esa_cli.qa.presets.preset import Preset
-from esa_cli.storage import check_cache, check_in_memory
+from esa_cli.storage import check_cache_name, refuse_cache_on_disk
 from esa_cli.system import machine
 
 if TYPE_CHECKING:  # these import torch or the methods
@@ -78,7 +78,7 @@ class ModelPlace:
     @classmethod
     def of(cls, device: str = "auto", dtype: str = "auto", cache: str = "auto") -> ModelPlace:
         """Resolves the user's choices, such as `auto`. Raises UsageError: a choice is unknown."""
-        check_cache(cache)
+        check_cache_name(cache)
         place = choose_device(device)
         return cls(place, choose_dtype(dtype, place), cache, quantization_of_dtype(dtype))
 
@@ -146,7 +146,7 @@ class KnownModel:
         from esa_cli.qa.presets.adapter_files import check_adapter
         from esa_cli.qa.presets.resolved_preset import FROM_TEXT, resolve
 
-        check_in_memory(self.place.cache)
+        refuse_cache_on_disk(self.place.cache)
         for name, chosen in methods.items():
             resolved, index = resolve(chosen), None
             if name == FROM_TEXT:

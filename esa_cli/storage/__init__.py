@@ -10,13 +10,13 @@ from esa_cli.errors import UsageError
 CACHES = ("auto", "device", "host", "disk")
 
 
-def check_cache(cache: str) -> None:
+def check_cache_name(cache: str) -> None:
     """Raises UsageError if the name of the cache is not in `CACHES`."""
     if cache not in CACHES:
         raise UsageError(f"cache must be one of {', '.join(CACHES)}, got '{cache}'")
 
 
-def check_in_memory(cache: str) -> None:
+def refuse_cache_on_disk(cache: str) -> None:
     """Raises UsageError if the KV cache of a document outside the library is to be on disk."""
     if cache == "disk":
         message = "only documents that are stored in the library can have their KV cache on disk"

@@ -1,11 +1,10 @@
 """The KV cache of one layer in memory, prefilled documents, and the KV cache of several documents.
 
-A token's keys and values of all G key/value heads are one contiguous row, so that fetching a
-selected token is one read. No token is ever evicted. Keys are stored unrotated, so the rows of
+A token's keys and values of all G key/value heads are one contiguous row, so that a selected token
+is fetched by one memory access. No token is ever evicted. Keys are stored unrotated, so the rows of
 several documents can follow each other as if they had been prefilled in one sequence. The question
 and its answer are appended to a tail. If the KV cache does not fit on a GPU, its rows may be in
-host memory; reduced keys stay on the GPU, and selected rows are copied to the GPU.
-"""
+host memory; reduced keys stay on the GPU, and selected rows are copied to the GPU."""
 
 from __future__ import annotations
 
@@ -48,9 +47,9 @@ def as_slice_or_list(indices: Sequence[int]) -> slice | list[int]:
 def divide_range(
     part_starts: Sequence[int], start: int, stop: int
 ) -> Iterator[tuple[int, int, int]]:
-    """Divides the range [start, stop) at the part borders. Yields (part, low, high), where low and
-    high count from the part's first row. `part_starts` has the first row of each part, then the
-    end."""
+    """Divides the range [start, stop) of rows at the borders of parts. Yields the index of each
+    part that has any of the rows, and the range of its rows, counted from the part's first row.
+    `part_starts` has the first row of each part and, at its end, the number of all rows."""
     while start < stop:
         part = bisect_right(part_starts, start) - 1
         high = min(stop, part_starts[part + 1])
@@ -59,8 +58,9 @@ def divide_range(
 
 
 def divide_positions(part_starts: Sequence[int], positions: Tensor) -> Iterator[tuple[int, slice]]:
-    """Divides ascending positions (K,) at the part borders. Yields (part, slice of the positions)
-    for each part that has any of the positions. `part_starts` is as in `divide_range`."""
+    """Divides ascending positions (K,) at the borders of parts. Yields the index of each part that
+    has any of the positions, and the slice of these positions. `part_starts` has the first position
+    of each part and, at its end, the number of all positions."""
     edges = torch.tensor(part_starts).to(positions.device, non_blocking=True)
     for part, (low, high) in enumerate(pairwise(torch.searchsorted(positions, edges).tolist())):
         if low < high:
@@ -93,13 +93,13 @@ class GrowingRows:
         """Announces the final number of rows. Memory is allocated only when rows are appended."""
         self._expected = length
 
-    def _grow_to(self, row_count: int) -> None:
+    def _reserve_rows(self, row_count: int) -> None:
         if self._whole and self.capacity < row_count:
             rows = self._expected or FIRST_SEGMENT
             if self.capacity:
                 rows = self.capacity + RESERVE if self._expected else int(GROWTH * self.capacity)
             segment = self._allocate_segment(max(row_count, rows))
-            for at, view in self._segment_views(0, self.length):
+            for at, view in self._view_segments(0, self.length):
                 segment[at : at + view.shape[0]] = view
             self._segments, self._starts = [segment], [0]
         while self.capacity < row_count:
@@ -113,7 +113,7 @@ class GrowingRows:
         with torch.inference_mode(False):
             return torch.empty(row_count, self.width, dtype=self.dtype, device=self.device)
 
-    def _segment_views(self, start: int, stop: int) -> Iterator[tuple[int, Tensor]]:
+    def _view_segments(self, start: int, stop: int) -> Iterator[tuple[int, Tensor]]:
         """Yields (absolute start, view) for each segment that has rows of [start, stop)."""
         for part, low, high in divide_range([*self._starts, self.capacity], start, stop):
             yield self._starts[part] + low, self._segments[part][low:high]
@@ -121,14 +121,14 @@ class GrowingRows:
     @torch.no_grad()
     def append(self, rows: Tensor) -> None:
         count = rows.shape[0]
-        self._grow_to(self.length + count)
-        for at, view in self._segment_views(self.length, self.length + count):
+        self._reserve_rows(self.length + count)
+        for at, view in self._view_segments(self.length, self.length + count):
             view.copy_(rows[at - self.length : at - self.length + view.shape[0]])
         self.length += count  # last: an interruption leaves no unwritten rows
 
     def span(self, start: int, stop: int) -> Tensor:
-        """Returns the rows [start, stop): a view if all are in one segment, else a copy."""
-        views = [view for _, view in self._segment_views(start, stop)]
+        """Returns the rows [start, stop), as a view if one segment has all of these rows."""
+        views = [view for _, view in self._view_segments(start, stop)]
         if len(views) == 1:
             return views[0]
         return torch.cat([torch.empty(0, self.width, dtype=self.dtype, device=self.device), *views])
@@ -136,7 +136,7 @@ class GrowingRows:
     def blocks(self, start: int, stop: int, max_rows: int) -> Iterator[tuple[int, Tensor]]:
         """Yields (absolute start, view) of the rows [start, stop) in blocks of at most
         `max_rows`."""
-        for at, view in self._segment_views(start, stop):
+        for at, view in self._view_segments(start, stop):
             for low in range(0, view.shape[0], max_rows):
                 yield at + low, view[low : low + max_rows]
 
@@ -240,7 +240,7 @@ class MemoryStore:
             self._features.truncate(length)
         self._rows.truncate(length)  # last: `len` shows whether the crop was interrupted
 
-    def first_rows(self, count: int) -> tuple[Tensor, Tensor | None]:
+    def read_first_rows(self, count: int) -> tuple[Tensor, Tensor | None]:
         """Returns rows and reduced keys (count, R) of the first `count` tokens."""
         features = self._features.span(0, count) if self._features else None
         return self._rows.span(0, count), features
@@ -253,7 +253,8 @@ class MemoryStore:
 
 
 class MakeStore(Protocol):
-    """A function that makes a layer's store, with `heads` key/value heads of dimension `dim`."""
+    """A function that makes the store of a layer with `heads` key/value heads of dimension
+    `dim`."""
 
     def __call__(
         self, layer: int, heads: int, dim: int, dtype: torch.dtype, device: torch.device,
@@ -270,7 +271,8 @@ class StoreFactory:
         self.elsewhere = elsewhere
 
     def stores(self, on_host: Container[int]) -> MakeStore:
-        """Returns a function that makes stores, in host memory for the layers in `on_host`."""
+        """Returns a function that makes a layer's store, in host memory if `on_host` has the
+        layer."""
 
         def make_store(
             layer: int, heads: int, dim: int, dtype: torch.dtype, device: torch.device,
@@ -283,7 +285,7 @@ class StoreFactory:
 
 
 class StoreSlice(NamedTuple):
-    """The tokens [low, high) of a store."""
+    """A slice of a store of keys and values: the tokens [low, high)."""
 
     store: KVStore
     low: int
@@ -296,8 +298,8 @@ def refuse_change(store: Any, *arguments: Any) -> None:
 
 
 class StoreChain:
-    """A read-only store whose rows are those of several slices of stores, one after another. `like`
-    is any store with the same number of heads and the same head dimension."""
+    """A read-only store that concatenates slices of other stores. `like` is any store with the same
+    number of heads and the same head dimension."""
 
     def __init__(self, parts: Sequence[StoreSlice], like: KVStore) -> None:
         self.heads, self.dim, self.shared = like.heads, like.dim, like.shared
@@ -309,11 +311,11 @@ class StoreChain:
         self._parts.append(part)
         self._starts.append(self._starts[-1] + part.high - part.low)
 
-    def _all_slices(self) -> list[StoreSlice]:
+    def _list_slices(self) -> list[StoreSlice]:
         return self._parts
 
-    def _slice_edges(self) -> list[int]:
-        """Returns the first row of each slice, and then the end of the last slice."""
+    def _compute_slice_edges(self) -> list[int]:
+        """Returns the first row of each slice and, at the end, the number of all rows."""
         return self._starts
 
     def __len__(self) -> int:
@@ -321,7 +323,7 @@ class StoreChain:
 
     @property
     def nbytes(self) -> int:
-        return sum(part.store.nbytes for part in self._all_slices())
+        return sum(part.store.nbytes for part in self._list_slices())
 
     @property
     def resident(self) -> bool:
@@ -329,7 +331,7 @@ class StoreChain:
 
     def _divide_by_store(self, start: int, stop: int) -> Iterator[tuple[int, KVStore, int, int]]:
         """Yields (absolute start, store, low, high) for each store with rows in [start, stop)."""
-        slices, edges = self._all_slices(), self._slice_edges()
+        slices, edges = self._list_slices(), self._compute_slice_edges()
         for i, low, high in divide_range(edges, start, stop):
             store, first, _ = slices[i]
             yield edges[i] + low, store, first + low, first + high
@@ -339,11 +341,8 @@ class StoreChain:
         return self._concatenate_pairs([store.span(low, high) for _, store, low, high in pieces])
 
     def gather(self, at: Tensor) -> tuple[Tensor, Tensor]:
-        slices, edges, pairs = (
-            self._all_slices(),
-            self._slice_edges(),
-            list[tuple[Tensor, Tensor]](),
-        )
+        slices, edges = self._list_slices(), self._compute_slice_edges()
+        pairs = list[tuple[Tensor, Tensor]]()
         for i, rows in divide_positions(edges, at):
             store, first, _ = slices[i]
             pairs.append(store.gather(at[rows] - (edges[i] - first)))
@@ -351,7 +350,7 @@ class StoreChain:
 
     def _concatenate_pairs(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
         if not pairs:
-            return self._all_slices()[-1].store.span(0, 0)
+            return self._list_slices()[-1].store.span(0, 0)
         if len(pairs) == 1:
             return pairs[0]
         return torch.cat([k for k, _ in pairs], 1), torch.cat([v for _, v in pairs], 1)
@@ -365,7 +364,7 @@ class StoreChain:
 
     @property
     def reduced(self) -> int:
-        for start, part in zip(self._slice_edges(), self._all_slices(), strict=False):
+        for start, part in zip(self._compute_slice_edges(), self._list_slices(), strict=False):
             if part.store.reduced < part.high:
                 return start + max(0, part.store.reduced - part.low)
         return len(self)
@@ -381,16 +380,16 @@ class StoreChain:
 
 
 class JoinedStore(StoreChain):
-    """A store with the rows of all parts in order, and a tail to which new tokens are appended."""
+    """A store that concatenates slices of other stores, and has a tail to append new tokens to."""
 
     def __init__(self, parts: Sequence[StoreSlice], tail: MemoryStore) -> None:
         self.tail = tail
         super().__init__(parts, tail)
 
-    def _all_slices(self) -> list[StoreSlice]:
+    def _list_slices(self) -> list[StoreSlice]:
         return [*self._parts, StoreSlice(self.tail, 0, len(self.tail))]
 
-    def _slice_edges(self) -> list[int]:
+    def _compute_slice_edges(self) -> list[int]:
         return [*self._starts, len(self)]
 
     @property
@@ -421,7 +420,7 @@ class JoinedStore(StoreChain):
 
 @dataclass(frozen=True)
 class PrefilledDocument:
-    """One document after prefill.
+    """A document whose tokens the model has processed, with the KV cache.
 
     Args:
         ids: token ids, beginning with the `head` tokens of the prompt before the document.
@@ -440,11 +439,11 @@ class PrefilledDocument:
     recurrent: Sequence[dict[str, Tensor]] = ()
 
     def layer_states(self, layer: int) -> dict[type, LayerState]:
-        """Returns the states that selectors keep for a layer, by class of selector."""
+        """Returns the states that selectors have gathered for a layer, by class of selector."""
         return self.states[layer] if self.states else {}
 
 
-def concatenate(
+def concatenate_documents(
     documents: Sequence[PrefilledDocument],
 ) -> tuple[list[int], list[KVStore], list[Projection | None]]:
     """Concatenates documents for one question, and returns token ids, stores and projections. Only
@@ -469,8 +468,8 @@ def concatenate(
     return ids, stores, projections
 
 
-def text_rows(documents: Sequence[PrefilledDocument]) -> list[range]:
-    """Returns the range of rows of each document's text in the concatenated KV cache, without the
+def find_text_ranges(documents: Sequence[PrefilledDocument]) -> list[range]:
+    """Returns the positions of each document's text in the concatenated KV cache, without the
     tokens of the prompt."""
     out, start = [], 0
     for i, document in enumerate(documents):

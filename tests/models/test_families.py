@@ -28,7 +28,7 @@ from esa_cli.models.text_passes.text_forward import ModelForward, PromptBatch
 from esa_cli.qa.planning.model_shape import shape_of
 from esa_cli.qa.presets.resolved_preset import resolve
 from esa_cli.storage.library import Layout, Library
-from esa_cli.storage.library.stored_document import DocumentWriter
+from esa_cli.storage.library.stored_cache import CacheWriter, StoredCache
 from esa_cli.storage.memory_store import JoinedStore, MemoryStore, StoreSlice
 
 pytestmark = pytest.mark.families
@@ -178,16 +178,16 @@ def stored(
         shapes=shapes if len({*shapes}) > 1 else (),
     )  # fmt: skip
     library = Library(path)
-    with library.write(library.key("model", "text"), "model", ids, layout) as writer:
-        assert isinstance(writer, DocumentWriter)
+    with library.write(CacheWriter, library.key("model", "text"), "model", ids, layout) as writer:
+        assert isinstance(writer, CacheWriter)
         for layer, store in zip(writer.layers, kept, strict=True):
             layer.append(*store.span(0, len(ids)))
         writer.flush(None)
         entry = writer.finish(
             text="text", offsets=[(0, 1)] * len(ids), projections=[None] * len(kept), states=states
         )
-    opened = library.open(entry)
-    stores = opened.layers()
+    opened = StoredCache(library.open_document(entry))
+    stores = opened.open_layers()
     place = torch.float32, torch.device("cpu")
     tails = [MemoryStore(*shape, *place, first.shared) for shape in shapes]
     joined = [

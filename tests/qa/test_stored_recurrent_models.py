@@ -18,8 +18,9 @@ from esa_cli.qa.finding.books import Book
 from esa_cli.qa.planning.model_shape import shape_of
 from esa_cli.qa.presets import preset
 from esa_cli.storage.library import Entry, Library
-from esa_cli.storage.library.disk import LibraryPaths, write_file
-from esa_cli.storage.library.stored_document import pack_states, read_states
+from esa_cli.storage.library.disk import LibraryPaths, write_small_file
+from esa_cli.storage.library.packed_files import pack_states
+from esa_cli.storage.library.stored_cache import read_states
 
 pytestmark = pytest.mark.families
 
@@ -150,7 +151,7 @@ def test_states_of_other_shapes_name_their_file(
     file = LibraryPaths(library.root).document_path(entry.key, "states")
     found = read_states(LibraryPaths(library.root), entry.layout, entry.key)
     wrong = [{name: one[..., :1].clone() for name, one in state.items()} for state in found.states]
-    write_file(file, "states", pack_states(found.segment, wrong), entry.key)
+    write_small_file(file, "states", pack_states(found.segment, wrong), entry.key)
     with (
         open_esa(loaded, library) as reader,
         pytest.raises(LibraryError, match="other shapes than this model's") as raised,

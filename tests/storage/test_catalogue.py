@@ -46,10 +46,10 @@ def make_catalogue(library: Library) -> None:
 
 def test_documents_come_go_and_change(library: Library) -> None:
     all_ = library.entries()
-    assert library.matches("book.txt") == library.matches("/books/book.txt") == all_
-    assert [library.matches(one.key[:6].upper()) for one in all_] == [[one] for one in all_]
-    assert library.matches("zzzz") == library.matches("boo") == []
-    assert library.text_digests() == {one.text_sha256 for one in all_}
+    assert library.find_entries("book.txt") == library.find_entries("/books/book.txt") == all_
+    assert [library.find_entries(one.key[:6].upper()) for one in all_] == [[one] for one in all_]
+    assert library.find_entries("zzzz") == library.find_entries("boo") == []
+    assert library.list_text_digests() == {one.text_sha256 for one in all_}
     new = ingest(library, [9, 8, 7])
     assert {entry.key for entry in library.entries()} >= {new.key}
     library.remove(new)
@@ -61,7 +61,7 @@ def test_documents_come_go_and_change(library: Library) -> None:
     damages = {entry.key: entry.damage for entry in library.entries()}
     assert gone.key not in damages
     assert "checksum is wrong" in damages[broken.key]
-    assert [one.key for one in library.matches(broken.id)] == [broken.key]
+    assert [one.key for one in library.find_entries(broken.id)] == [broken.key]
 
 
 @pytest.mark.parametrize("damage", ["cut", "empty", "flips", "missing", "folder", "begun"])
@@ -72,7 +72,7 @@ def test_a_damaged_catalogue_is_made_again(library: Library, damage: str) -> Non
     make_catalogue(library)
     with library.catalogue() as catalogue:
         with catalogue.transaction():
-            catalogue.files.put(record)
+            catalogue.files.store_record(record)
         catalogue.store_synced_records("/town")
     path, draw = library.root / NAME, random.Random(3)
     for _ in range(20 if damage == "flips" else 1):
@@ -90,14 +90,14 @@ def test_a_damaged_catalogue_is_made_again(library: Library, damage: str) -> Non
                 db.execute("PRAGMA user_version = 0")
         elif damage != "missing":
             path.write_bytes({"cut": data[:5000], "empty": b""}.get(damage, bytes(data)))
-        assert damage == "flips" or library.synced_files == 1
+        assert damage == "flips" or library.synced_file_count == 1
         with suppress(LibraryError), library.search_catalogue() as catalogue:
-            catalogue.texts.ranked("anvil")  # damage may only be met here
+            catalogue.texts.rank_texts("anvil")  # damage may only be met here
         assert library.entries() == wanted
-        assert library.matches(wanted[0].id) == wanted[:1]
-        assert damage == "flips" or library.synced_files == 1
+        assert library.find_entries(wanted[0].id) == wanted[:1]
+        assert damage == "flips" or library.synced_file_count == 1
         with library.search_catalogue() as catalogue:
-            assert damage == "flips" or catalogue.files.all() == [record]
+            assert damage == "flips" or catalogue.files.list_records() == [record]
             assert catalogue.add_stored_texts() == []
             assert damage == "flips" or len(catalogue.texts) == 3
     if damage == "folder":
@@ -119,7 +119,7 @@ def test_words_go_with_their_document(library: Library) -> None:
     first, second = library.entries()[:2]
     library.remove(first)
     with library.catalogue() as catalogue:
-        assert catalogue.texts.digests() == {one.text_sha256 for one in library.entries()}
+        assert catalogue.texts.list_digests() == {one.text_sha256 for one in library.entries()}
     (library.root / "documents" / f"{second.key}.doc").unlink()
     library.prune(dry_run=True)
     with library.catalogue() as catalogue:
@@ -135,17 +135,21 @@ def test_names_that_are_not_utf_8(library: Library, tmp_path: Path) -> None:
     path, text = os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.txt"), "one \udce9 harp"
     record = FileRecord(path, "1", text_digest(text), 3, why=path, folder=str(tmp_path))
     with library.catalogue() as catalogue, catalogue.transaction():
-        catalogue.texts.add(text, record.digest)
-        catalogue.files.put(record)
-        assert catalogue.files.find(path) == record
-        assert catalogue.files.all_synced() == catalogue.files.below(str(tmp_path)) == [record]
-        assert len(catalogue.texts.ranked("harp")) == 1
-    assert library.synced_files == 1
+        catalogue.texts.add_text(text, record.digest)
+        catalogue.files.store_record(record)
+        assert catalogue.files.find_record(path) == record
+        assert (
+            catalogue.files.list_synced_records()
+            == catalogue.files.list_records_below(str(tmp_path))
+            == [record]
+        )
+        assert len(catalogue.texts.rank_texts("harp")) == 1
+    assert library.synced_file_count == 1
     with library.catalogue() as catalogue, catalogue.transaction():
-        catalogue.files.remove([path])
-        assert catalogue.files.find(path) is None
+        catalogue.files.remove_records([path])
+        assert catalogue.files.find_record(path) is None
         catalogue.texts.remove_text(record.digest)
-    assert library.matches(path) == []
+    assert library.find_entries(path) == []
     assert (library.root / NAME).stat().st_ino == inode, "it is not made again"
 
 
@@ -160,23 +164,25 @@ def test_names_that_are_not_utf_8(library: Library, tmp_path: Path) -> None:
 def test_damage_that_only_the_work_meets_is_mended(library: Library, damage: str) -> None:
     make_catalogue(library)
     with library.catalogue() as catalogue, catalogue.transaction():
-        catalogue.files.put(FileRecord("/town/a.txt", "1", "", 3))
+        catalogue.files.store_record(FileRecord("/town/a.txt", "1", "", 3))
     with sqlite3.connect(library.root / NAME) as db:
         db.execute(damage)
     assert len(library.entries()) == 3
     with suppress(LibraryError), library.search_catalogue() as catalogue:
-        catalogue.files.all()
-        catalogue.texts.ranked("anvil")
+        catalogue.files.list_records()
+        catalogue.texts.rank_texts("anvil")
     library.remove(library.entries()[0])
     with library.catalogue() as catalogue:
         assert catalogue.add_stored_texts() == []
-        assert len(catalogue.texts.ranked("w1")) == len(catalogue.texts) == 2
+        assert len(catalogue.texts.rank_texts("w1")) == len(catalogue.texts) == 2
 
 
 def add_texts(library: Library, count: int) -> None:
     texts = (f"{text} {number}" for number in range(count) for text in TEXTS)
     with library.catalogue() as catalogue:
-        catalogue.carry_out(partial(catalogue.texts.add, one, text_digest(one)) for one in texts)
+        catalogue.carry_out_changes(
+            partial(catalogue.texts.add_text, one, text_digest(one)) for one in texts
+        )
 
 
 def test_threads_with_files_of_one_text_keep_its_words(library: Library) -> None:
@@ -187,11 +193,11 @@ def test_threads_with_files_of_one_text_keep_its_words(library: Library) -> None
         with library.catalogue() as catalogue:
             for _ in range(25):
                 with catalogue.transaction():
-                    catalogue.texts.add(TEXTS[0], digest)
-                    catalogue.files.put(record)
-                lost += not catalogue.texts.has(digest)
+                    catalogue.texts.add_text(TEXTS[0], digest)
+                    catalogue.files.store_record(record)
+                lost += not catalogue.texts.has_text(digest)
                 with catalogue.transaction():
-                    catalogue.files.remove([record.path])
+                    catalogue.files.remove_records([record.path])
                 catalogue.drop_unused_texts()
         return lost
 
@@ -219,7 +225,7 @@ def test_a_killed_writer_leaves_a_whole_catalogue(tmp_path: Path) -> None:
     for one in (library, whole):
         with one.catalogue() as catalogue:
             assert len(catalogue.texts) == 900
-            found.append(sorted(catalogue.texts.ranked("harp in hall 7")))
+            found.append(sorted(catalogue.texts.rank_texts("harp in hall 7")))
     assert found[0] == found[1]
     assert files(library) == files(whole)
 
@@ -242,11 +248,11 @@ def test_a_catalogue_on_a_read_only_disk_is_searched_as_a_copy(
     with library.search_catalogue() as catalogue:
         assert len(catalogue.texts) == 3
         with catalogue.transaction():
-            catalogue.files.put(record)
-            catalogue.texts.add(TEXTS[1], record.digest)
-        assert [one.digest for one in catalogue.texts.ranked("anvil")] == [record.digest]
+            catalogue.files.store_record(record)
+            catalogue.texts.add_text(TEXTS[1], record.digest)
+        assert [one.digest for one in catalogue.texts.rank_texts("anvil")] == [record.digest]
     with library.search_catalogue(copy=True) as catalogue:
-        assert catalogue.files.all() == []
+        assert catalogue.files.list_records() == []
     assert path.read_bytes() == before
     if os.name != "nt":
         assert path.stat().st_mode & 0o077 == 0
@@ -263,9 +269,9 @@ def test_prune_forgets_files_that_are_gone_and_words_that_nothing_needs(
     ]
     with library.catalogue() as catalogue, catalogue.transaction():
         for record, text in zip(records, TEXTS, strict=True):
-            catalogue.files.put(record)
-            catalogue.texts.add(text, record.digest)
+            catalogue.files.store_record(record)
+            catalogue.texts.add_text(text, record.digest)
     library.prune()
     with library.catalogue() as catalogue:
-        assert catalogue.files.all() == records[1:]
-        assert catalogue.texts.digests() == {record.digest for record in records[1:]}
+        assert catalogue.files.list_records() == records[1:]
+        assert catalogue.texts.list_digests() == {record.digest for record in records[1:]}

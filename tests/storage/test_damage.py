@@ -27,7 +27,7 @@ from esa_cli.attention.compression import Linear
 from esa_cli.errors import LibraryError
 from esa_cli.storage.library import Layout, Library
 from esa_cli.storage.library.library_copy import pull_documents, push_documents
-from esa_cli.storage.library.stored_document import DocumentWriter
+from esa_cli.storage.library.stored_cache import CacheWriter, StoredCache
 
 PLACES = 200
 IDS = [*range(40)]
@@ -43,13 +43,14 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Library:
 
 def use(library: Library) -> None:
     """Finds, opens and reads all of the document, in which everything must be right."""
-    entry = library.find(library.key(WITH, text_of(IDS)))
+    entry = library.find_entry(library.key(WITH, text_of(IDS)))
     assert entry is not None
-    stored = library.open(entry)
+    stored = library.open_document(entry)
     assert (stored.text, stored.ids) == (text_of(IDS), IDS)
     assert stored.offsets.tolist() == [list(pair) for pair in offsets_of(IDS)]
-    assert_holds(stored.layers(), IDS)
-    for i, layer in enumerate(stored.layers()):
+    layers = StoredCache(stored).open_layers()
+    assert_holds(layers, IDS)
+    for i, layer in enumerate(layers):
         assert torch.equal(layer.gather(torch.arange(40))[1], rows_of(IDS, 0, len(IDS), i)[1])
 
 
@@ -91,8 +92,8 @@ def test_damage_at_random_places_is_found_and_never_used(kept: Library) -> None:
 def test_every_byte_of_a_segment_is_covered(tmp_path: Path, kind: str) -> None:
     layout = Layout(1, 1, 2, "bfloat16", kind, reduced=(1,), segment=4)  # type: ignore[arg-type]
     library, ids = Library(tmp_path), [5, 6, 7]
-    with library.write(library.key(WITH, text_of(ids)), WITH, ids, layout) as writer:
-        assert isinstance(writer, DocumentWriter)
+    with library.write(CacheWriter, library.key(WITH, text_of(ids)), WITH, ids, layout) as writer:
+        assert isinstance(writer, CacheWriter)
         read(writer, ids)
         entry = finish(writer, ids)
     (path,) = tmp_path.rglob("*.seg")
@@ -121,7 +122,7 @@ def test_only_what_is_used_is_checked(kept: Library) -> None:
     changed[at + 3] ^= 4
     path.write_bytes(changed)
     try:
-        one, two = kept.open(kept.entries()[0]).layers()
+        one, two = StoredCache(kept.open_document(kept.entries()[0])).open_layers()
         one.span(0, 40)
         two.gather(torch.tensor([4, 6, 39]))
         two.span(6, 40)
@@ -165,10 +166,10 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         path = library.root / name
         path.unlink()
         if path.suffix == ".doc":
-            assert library.find(entry.key) is None
+            assert library.find_entry(entry.key) is None
         else:
             with pytest.raises(LibraryError, match=f"{path.name} is missing"):
-                library.open(entry)
+                StoredCache(library.open_document(entry))
         assert any(path.name in error.message for error in library.verify(entry))
         library.remove(entry)
         library.prune()
@@ -184,10 +185,10 @@ def test_a_damaged_document_can_be_removed_and_read_again(tmp_path: Path) -> Non
     path.write_bytes(path.read_bytes()[:-1])
     with (
         pytest.raises(LibraryError, match="length or checksum is wrong"),
-        library.write(entry.key, WITH, IDS, LAYOUT),
+        library.write(CacheWriter, entry.key, WITH, IDS, LAYOUT),
     ):
         raise AssertionError("a damaged document must not be written over")
-    (broken,) = library.matches(entry.id)
+    (broken,) = library.find_entries(entry.id)
     library.remove(broken)
     assert {path.partition("/")[2] for path in files(library) if "segments" in path} == {
         f"{name}.seg" for name in longer.segments
@@ -208,8 +209,9 @@ def test_rows_of_several_sizes(tmp_path: Path, kind: Any) -> None:
     shapes, count = ((2, 4), (1, 6), (3, 2)), 50
     layout = Layout(3, 1, 6, "float32", kind, (0, 2, 0), segment=16, shapes=shapes)
     library = Library(tmp_path / "one")
-    with library.write(library.key(WITH, "x"), WITH, [*range(count)], layout) as writer:
-        assert isinstance(writer, DocumentWriter)
+    key = library.key(WITH, "x")
+    with library.write(CacheWriter, key, WITH, [*range(count)], layout) as writer:
+        assert isinstance(writer, CacheWriter)
         given = [torch.randn(2, heads, count, dim) for heads, dim in shapes]
         maps = [None, Linear(torch.randn(6, 2), torch.randn(6, 2)), None]
         for layer, rows, one in zip(writer.layers, given, maps, strict=True):
@@ -226,7 +228,7 @@ def test_rows_of_several_sizes(tmp_path: Path, kind: Any) -> None:
     push_documents(library, str(tmp_path / "one.tar"), [entry])
     other = Library(tmp_path / "other")
     assert pull_documents(other, str(tmp_path / "one.tar")).copied == [entry.key]
-    layers = other.open(other.entries()[0]).layers()
+    layers = StoredCache(other.open_document(other.entries()[0])).open_layers()
     assert [(one.heads, one.dim) for one in layers] == [*shapes]
     at = torch.tensor([3, 17, 40])
     for stored, (keys, values) in zip(layers, given, strict=True):

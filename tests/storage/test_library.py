@@ -23,7 +23,7 @@ from esa_cli.attention.step import KVStore
 from esa_cli.errors import LibraryError
 from esa_cli.storage.library import Entry, Layout, Library
 from esa_cli.storage.library.disk import MARKER
-from esa_cli.storage.library.stored_document import DocumentWriter
+from esa_cli.storage.library.stored_cache import CacheWriter, StoredCache
 
 LAYOUT = Layout(2, 2, 4, "float32", reduced=(3, 5), fit=10, segment=16)
 WITH_STATES = replace(LAYOUT, states=3)
@@ -81,12 +81,12 @@ def states_of(
 
 
 def read(
-    writer: DocumentWriter, ids: Sequence[int], *, piece: int = 8, stop: int | None = None
+    writer: CacheWriter, ids: Sequence[int], *, piece: int = 8, stop: int | None = None
 ) -> None:
     """Reads on from where the writer is, and settles after every piece."""
     layout, projections = writer.layout, writer.projections
     stop = len(ids) if stop is None else stop
-    for start in range(writer.done, stop, piece):
+    for start in range(writer.stored_token_count, stop, piece):
         end = min(start + piece, stop)
         for i, layer in enumerate(writer.layers):
             layer.append(*rows_of(ids, start, end, i, layout))
@@ -99,7 +99,7 @@ def read(
         writer.flush(projections, states_of(ids, end, layout))
 
 
-def finish(writer: DocumentWriter, ids: Sequence[int], **more: Any) -> Entry:
+def finish(writer: CacheWriter, ids: Sequence[int], **more: Any) -> Entry:
     known = {"name": "book.txt", "source": "/books/book.txt", "bytes": 9, "missing": list[str]()}
     return writer.finish(
         text=text_of(ids),
@@ -114,7 +114,7 @@ def finish(writer: DocumentWriter, ids: Sequence[int], **more: Any) -> Entry:
 
 
 def ingest(library: Library, ids: Sequence[int], layout: Layout = LAYOUT) -> Entry:
-    with library.write(library.key(WITH, text_of(ids)), WITH, ids, layout) as writer:
+    with library.write(CacheWriter, library.key(WITH, text_of(ids)), WITH, ids, layout) as writer:
         if isinstance(writer, Entry):
             return writer
         read(writer, ids)
@@ -124,8 +124,8 @@ def ingest(library: Library, ids: Sequence[int], layout: Layout = LAYOUT) -> Ent
 def part_of(library: Library, ids: Sequence[int], stop: int, layout: Layout = LAYOUT) -> None:
     """An ingest that ends before its time."""
     key = library.key(WITH, text_of(ids))
-    with suppress(KeyboardInterrupt), library.write(key, WITH, ids, layout) as writer:
-        assert isinstance(writer, DocumentWriter)
+    with suppress(KeyboardInterrupt), library.write(CacheWriter, key, WITH, ids, layout) as writer:
+        assert isinstance(writer, CacheWriter)
         read(writer, ids, stop=stop)
         raise KeyboardInterrupt
 
@@ -174,38 +174,39 @@ def library(tmp_path: Path) -> Library:
 def test_what_was_written_comes_back(library: Library, count: int) -> None:
     ids = [*range(100, 100 + count)]
     entry = ingest(library, ids)
-    found = Library(library.root).find(entry.key)
+    found = Library(library.root).find_entry(entry.key)
     assert found == entry
-    stored = library.open(found)
+    stored = library.open_document(found)
     assert stored.ids == ids
     assert stored.text == text_of(ids)
     assert stored.offsets.tolist() == [list(pair) for pair in offsets_of(ids)]
-    assert (stored.head, stored.marks) == (3, [[0, 1, None]])
-    assert stored.projections is not None
-    for maps, wanted in zip(stored.projections, fit_of(ids), strict=True):
+    assert (found.head, found.marks) == (3, ([0, 1, None],))
+    cache = StoredCache(stored)
+    assert cache.projections is not None
+    for maps, wanted in zip(cache.projections, fit_of(ids), strict=True):
         assert maps is not None
         assert wanted is not None
         assert torch.equal(maps.query_map, wanted.query_map)
         assert torch.equal(maps.key_map, wanted.key_map)
-    assert_holds(stored.layers(), ids)
+    assert_holds(cache.open_layers(), ids)
     assert library.verify(entry) == []
     assert entry.nbytes == sum(
         (library.root / name).stat().st_size for name in files(library) if ".doc" not in name
     )
-    assert library.size_of(count, LAYOUT) + 8192 > entry.sizes["segments"]
+    assert library.estimate_size(count, LAYOUT) + 8192 > entry.sizes["segments"]
 
 
 def test_the_key_is_the_text_and_what_it_was_read_with(library: Library) -> None:
     keys = {library.key(a, b) for a in ("x", "xy") for b in ("yz", "z", "")}
     assert len(keys) == 6
     assert library.key("x", "\ud800") != library.key("x", "?")
-    assert library.find(library.key("x", "z")) is None
+    assert library.find_entry(library.key("x", "z")) is None
 
 
 def test_a_document_that_is_there_is_not_written_again(library: Library) -> None:
     first = ingest(library, [*range(20)])
     before = {name: (library.root / name).stat().st_mtime_ns for name in files(library)}
-    with library.write(first.key, WITH, [*range(20)], LAYOUT) as there:
+    with library.write(CacheWriter, first.key, WITH, [*range(20)], LAYOUT) as there:
         assert there == first
     assert before == {name: (library.root / name).stat().st_mtime_ns for name in files(library)}
 
@@ -213,33 +214,33 @@ def test_a_document_that_is_there_is_not_written_again(library: Library) -> None
 def test_a_longer_document_shares_its_whole_segments(library: Library) -> None:
     short, long = [*range(40)], [*range(60)]
     first = ingest(library, short)
-    with library.write(library.key(WITH, text_of(long)), WITH, long, LAYOUT) as writer:
-        assert isinstance(writer, DocumentWriter)
-        assert writer.done == 32
+    with library.write(CacheWriter, library.key(WITH, text_of(long)), WITH, long, LAYOUT) as writer:
+        assert isinstance(writer, CacheWriter)
+        assert writer.stored_token_count == 32
         assert writer.projections is not None
         read(writer, long)
         second = finish(writer, long)
     assert first.segments[:2] == second.segments[:2]
     assert len({*first.segments, *second.segments}) == 5
     assert first.fit == second.fit
-    assert_holds(library.open(second).layers(), long)
-    assert_holds(library.open(first).layers(), short)
+    assert_holds(StoredCache(library.open_document(second)).open_layers(), long)
+    assert_holds(StoredCache(library.open_document(first)).open_layers(), short)
 
 
 def test_another_beginning_or_identity_or_layout_shares_nothing(library: Library) -> None:
     ingest(library, [*range(40)])
     names = files(library)
     ids = [99, *range(1, 40)]
-    with library.write("b" * 40, WITH, ids, LAYOUT) as writer:
-        assert isinstance(writer, DocumentWriter)
-        assert writer.done == 0
-    with library.write("b" * 40, "another model", [*range(40)], LAYOUT) as writer:
-        assert isinstance(writer, DocumentWriter)
-        assert writer.done == 0
+    with library.write(CacheWriter, "b" * 40, WITH, ids, LAYOUT) as writer:
+        assert isinstance(writer, CacheWriter)
+        assert writer.stored_token_count == 0
+    with library.write(CacheWriter, "b" * 40, "another model", [*range(40)], LAYOUT) as writer:
+        assert isinstance(writer, CacheWriter)
+        assert writer.stored_token_count == 0
     other = Layout(2, 2, 4, "float32", kind="int8", reduced=(3, 5), fit=10, segment=16)
-    with library.write("b" * 40, WITH, [*range(40)], other) as writer:
-        assert isinstance(writer, DocumentWriter)
-        assert writer.done == 0
+    with library.write(CacheWriter, "b" * 40, WITH, [*range(40)], other) as writer:
+        assert isinstance(writer, CacheWriter)
+        assert writer.stored_token_count == 0
     assert files(library) == names
 
 
@@ -248,7 +249,7 @@ def test_segments_are_shared_only_where_the_compressor_saw_the_same(library: Lib
     first, second = [*range(40)], [*range(20), *range(90, 110)]
     ingest(library, first, layout)
     entry = ingest(library, second, layout)
-    assert_holds(library.open(entry).layers(), second, layout)
+    assert_holds(StoredCache(library.open_document(entry)).open_layers(), second, layout)
 
 
 def test_an_ingest_that_wrote_nothing_leaves_nothing(library: Library) -> None:
@@ -263,20 +264,20 @@ def test_a_damaged_part_is_not_gone_on_from(library: Library) -> None:
     data = bytearray(path.read_bytes())
     data[-5000] ^= 1
     path.write_bytes(data)
-    with library.write(library.key(WITH, text_of(ids)), WITH, ids, LAYOUT) as writer:
-        assert isinstance(writer, DocumentWriter)
-        assert writer.done == 16
+    with library.write(CacheWriter, library.key(WITH, text_of(ids)), WITH, ids, LAYOUT) as writer:
+        assert isinstance(writer, CacheWriter)
+        assert writer.stored_token_count == 16
         read(writer, ids)
         entry = finish(writer, ids)
     assert library.verify(entry) == []
-    assert_holds(library.open(entry).layers(), ids)
+    assert_holds(StoredCache(library.open_document(entry)).open_layers(), ids)
 
 
 @pytest.mark.parametrize("wrong", ["tokens", "offsets", "one layer"])
 def test_what_is_not_whole_is_refused(library: Library, wrong: str) -> None:
     ids = [*range(20)]
-    with library.write("d" * 40, WITH, ids, LAYOUT) as writer:
-        assert isinstance(writer, DocumentWriter)
+    with library.write(CacheWriter, "d" * 40, WITH, ids, LAYOUT) as writer:
+        assert isinstance(writer, CacheWriter)
         read(writer, ids, stop=12 if wrong == "tokens" else None)
         if wrong == "one layer":
             writer.layers[0].append(*rows_of(ids, 0, 1, 0))
@@ -290,15 +291,16 @@ def test_removing_leaves_an_unfinished_ingest_its_part(library: Library) -> None
     entry = ingest(library, [*range(40)])
     part_of(library, [*range(70)], 50)
     library.remove(entry)
-    with library.write(library.key(WITH, text_of(range(70))), WITH, [*range(70)], LAYOUT) as writer:
-        assert isinstance(writer, DocumentWriter)
-        assert writer.done == 48
+    key, ids = library.key(WITH, text_of(range(70))), [*range(70)]
+    with library.write(CacheWriter, key, WITH, ids, LAYOUT) as writer:
+        assert isinstance(writer, CacheWriter)
+        assert writer.stored_token_count == 48
 
 
 def test_a_removed_document_that_is_mapped_can_still_be_read(library: Library) -> None:
     ids = [*range(40)]
     entry = ingest(library, ids)
-    layers = library.open(entry).layers()
+    layers = StoredCache(library.open_document(entry)).open_layers()
     library.remove(entry)
     assert_holds(layers, ids)
 
@@ -310,8 +312,8 @@ def used_at(library: Library, entry: Entry, seconds: float) -> None:
 def test_prune_leaves_a_running_ingest_alone(library: Library) -> None:
     ids = [*range(70)]
     shared = ingest(library, ids[:40])
-    with library.write(library.key(WITH, text_of(ids)), WITH, ids, LAYOUT) as writer:
-        assert isinstance(writer, DocumentWriter)
+    with library.write(CacheWriter, library.key(WITH, text_of(ids)), WITH, ids, LAYOUT) as writer:
+        assert isinstance(writer, CacheWriter)
         read(writer, ids, stop=50)
         part = library.root / "segments" / f".{'d' * 40}-none.seg.{writer.key}.part"
         part.write_bytes(b"being written")
@@ -320,11 +322,11 @@ def test_prune_leaves_a_running_ingest_alone(library: Library) -> None:
         assert part.exists()
         part.unlink()
         for layer in writer.layers:
-            layer.crop(writer.done - len(layer))
+            layer.crop(writer.stored_token_count - len(layer))
         read(writer, ids)
         entry = finish(writer, ids)
     assert library.verify(entry) == []
-    assert_holds(library.open(entry).layers(), ids)
+    assert_holds(StoredCache(library.open_document(entry)).open_layers(), ids)
 
 
 def test_an_empty_library(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -350,24 +352,24 @@ def test_who_waits_is_asked_again_and_again_and_may_give_up(library: Library) ->
             raise InterruptedError
 
     other = Library(library.root)
-    with library.write(key, WITH, [1, 2, 3], LAYOUT) as writer:
+    with library.write(CacheWriter, key, WITH, [1, 2, 3], LAYOUT) as writer:
         with (
             pytest.raises(InterruptedError),
-            other.write(key, WITH, [1, 2, 3], LAYOUT, waiting=waiting),
+            other.write(CacheWriter, key, WITH, [1, 2, 3], LAYOUT, waiting=waiting),
         ):
             raise AssertionError("somebody else writes it")
         assert 0.3 < asked[1] - asked[0] < 5
-        assert isinstance(writer, DocumentWriter)
+        assert isinstance(writer, CacheWriter)
         read(writer, [1, 2, 3])
         finish(writer, [1, 2, 3])
-    assert library.find(key) is not None
+    assert library.find_entry(key) is not None
 
 
 def test_the_manifest_says_when_it_was_used(library: Library) -> None:
     entry = ingest(library, [1, 2, 3])
     used_at(library, entry, 5000.0)
     assert library.entries()[0].used == 5000.0
-    library.open(entry)
+    library.open_document(entry)
     assert library.entries()[0].used > 1e9
     (library.root / "documents" / f"{entry.key}.used").unlink()
     assert library.entries()[0].used == entry.created
@@ -378,7 +380,7 @@ def test_a_manifest_under_another_name_is_refused(library: Library) -> None:
     path = library.root / "documents" / f"{entry.key}.doc"
     path.rename(path.with_name("9" * 40 + ".doc"))
     with pytest.raises(LibraryError, match="another document"):
-        library.find("9" * 40)
+        library.find_entry("9" * 40)
 
 
 def test_documents_are_for_their_owner_alone(library: Library) -> None:

@@ -36,7 +36,7 @@ from test_library import (
 
 from esa_cli.errors import ResourceError
 from esa_cli.storage.library import Layout, Library
-from esa_cli.storage.library.stored_document import DocumentWriter
+from esa_cli.storage.library.stored_cache import CacheWriter, StoredCache
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="no fork, no SIGKILL")
 IDS = [*range(70)]
@@ -64,10 +64,11 @@ def test_an_ingest_killed_at_random_moments_goes_on_to_the_same_bytes(
         cut += was_at_it and bool(files(library)) and not library.entries()
         for entry in library.entries():
             assert library.verify(entry) == []
-            assert_holds(library.open(entry).layers(), IDS)
-        with library.write(library.key(WITH, text_of(IDS)), WITH, IDS, layout) as writer:
-            if isinstance(writer, DocumentWriter):
-                resumed += writer.done > 0
+            assert_holds(StoredCache(library.open_document(entry)).open_layers(), IDS)
+        key = library.key(WITH, text_of(IDS))
+        with library.write(CacheWriter, key, WITH, IDS, layout) as writer:
+            if isinstance(writer, CacheWriter):
+                resumed += writer.stored_token_count > 0
                 if draw.random() < 0.5:
                     continue
                 read(writer, IDS)
@@ -131,8 +132,9 @@ def test_one_that_waits_goes_on_when_the_other_is_killed(tmp_path: Path) -> None
     reading, done = (multiprocessing.get_context("fork").Event() for _ in range(2))
 
     def first() -> None:
-        with library.write(library.key(WITH, text_of(IDS)), WITH, IDS, LAYOUT) as writer:
-            assert isinstance(writer, DocumentWriter)
+        key = library.key(WITH, text_of(IDS))
+        with library.write(CacheWriter, key, WITH, IDS, LAYOUT) as writer:
+            assert isinstance(writer, CacheWriter)
             read(writer, IDS, stop=50)
             reading.set()
             done.wait(60)
@@ -146,15 +148,15 @@ def test_one_that_waits_goes_on_when_the_other_is_killed(tmp_path: Path) -> None
         os.kill(number, signal.SIGKILL)
 
     with library.write(
-        library.key(WITH, text_of(IDS)), WITH, IDS, LAYOUT, waiting=waiting
+        CacheWriter, library.key(WITH, text_of(IDS)), WITH, IDS, LAYOUT, waiting=waiting
     ) as writer:
-        assert isinstance(writer, DocumentWriter)
-        assert writer.done == 48
+        assert isinstance(writer, CacheWriter)
+        assert writer.stored_token_count == 48
         read(writer, IDS)
         entry = finish(writer, IDS)
     assert ended(number) == -signal.SIGKILL
     assert waited == [1]
-    assert_holds(library.open(entry).layers(), IDS)
+    assert_holds(StoredCache(library.open_document(entry)).open_layers(), IDS)
 
 
 def test_different_documents_are_ingested_side_by_side_while_others_prune(tmp_path: Path) -> None:
@@ -173,8 +175,8 @@ def test_different_documents_are_ingested_side_by_side_while_others_prune(tmp_pa
     assert len(found) == 4
     for entry in found:
         assert library.verify(entry) == []
-        stored = library.open(entry)
-        assert_holds(stored.layers(), stored.ids)
+        stored = library.open_document(entry)
+        assert_holds(StoredCache(stored).open_layers(), stored.ids)
     before = files(library)
     library.prune()
     assert files(library) == before

@@ -15,7 +15,7 @@ from test_library import LAYOUT, ingest, used_at
 from esa_cli.attention.compression import Linear
 from esa_cli.storage.library import Catalogue, Entry, FileRecord, Layout, Library
 from esa_cli.storage.library.disk import LibraryPaths
-from esa_cli.storage.library.stored_document import DocumentWriter
+from esa_cli.storage.library.stored_cache import CacheWriter
 from esa_cli.system import files
 from esa_cli.system.text import text_digest
 
@@ -36,8 +36,8 @@ from esa_cli.system.text import text_digest
 def test_names_and_bytes_are_those_of_before(tmp_path: Path, layout: Layout, digest: str) -> None:
     """Of commit 7100f9e, whose libraries are read; a manifest, which has a time, is left out."""
     library, ids, text = Library(tmp_path), [*range(7, 17)], "é w\ud800"
-    with library.write(library.key("model x", text), "model x", ids, layout) as writer:
-        assert isinstance(writer, DocumentWriter)
+    with library.write(CacheWriter, library.key("model x", text), "model x", ids, layout) as writer:
+        assert isinstance(writer, CacheWriter)
         for at, layer in enumerate(writer.layers):
             layer.append(*torch.arange(80.0).view(2, 2, 10, 2) - 30 + at)
         writer.layers[0].append_features(torch.arange(20.0).view(10, 2))
@@ -58,7 +58,7 @@ def test_names_and_bytes_are_those_of_before(tmp_path: Path, layout: Layout, dig
     assert entry.key == "18852c67af08282741e12e104822aef56c563a1b"
     manifest = (tmp_path / "documents" / f"{entry.key}.doc").read_bytes()
     assert manifest.startswith(b"esa-library document %d " % (1 + bool(layout.states)))
-    stored = library.open(entry)
+    stored = library.open_document(entry)
     assert (stored.ids, stored.text, stored.entry.layout) == (ids, text, layout)
 
 
@@ -94,7 +94,7 @@ def test_places_in_a_segment_are_those_of_a_plain_loop(seed: int) -> None:
             if layout.kind == "int8":
                 row = numbers + 4 * (numbers // block)
             feature = layout.reduced[layer] * sizes[layout.reduced_dtype]
-            assert layout.of_layer(layer).row_bytes == row
+            assert layout.select_layer(layer).row_bytes == row
             assert layout.token_bytes(layer) == row + feature
             start, rows_stop = at, at + tokens * row
             reduced = rows_stop
@@ -117,7 +117,7 @@ def test_places_in_a_segment_are_those_of_a_plain_loop(seed: int) -> None:
         total += expected(min(left, layout.segment))[-1][-1]
         left -= min(left, layout.segment)
     assert layout.nbytes(count) == total
-    assert Library(Path("none")).size_of(count, layout, 7) == total + 48 * count + 7
+    assert Library(Path("none")).estimate_size(count, layout, 7) == total + 48 * count + 7
     assert Layout.from_json(layout.as_json()) == layout
 
 
@@ -160,14 +160,14 @@ def test_prune_and_remove_take_what_a_plain_loop_takes(tmp_path: Path, seed: int
     victim = draw.choice(entries)
     kept = files_of([one for one in entries if one.key != victim.key])
     assert library.remove(victim) == sum(everything.values()) - sum(kept.values())
-    assert set(paths.all_files()) == set(kept)
+    assert set(paths.list_all_files()) == set(kept)
     most = sum(kept.values()) // 2
     alive = [one for one in by_use if one.key != victim.key]
     while alive and sum(files_of(alive).values()) > most:
         alive.pop(0)
     wanted = set(files_of(alive))
     library.prune(most)
-    assert set(paths.all_files()) == wanted
+    assert set(paths.list_all_files()) == wanted
     assert all(library.verify(one) == [] for one in alive)
 
 
@@ -195,7 +195,7 @@ def test_present_and_former_documents_are_those_of_the_rules(
             synced = draw.choice(["", str(folder)])
             records.append(FileRecord(str(path), stamp, digest, 1, folder=synced))
             with catalogue.transaction():
-                catalogue.files.put(records[-1])
+                catalogue.files.store_record(records[-1])
         (folder / "other").write_text("so that the folder is not empty")
         documents = [
             Entry(
@@ -204,14 +204,14 @@ def test_present_and_former_documents_are_those_of_the_rules(
             )
             for at in range(5)
         ]  # fmt: skip
-        present, former = catalogue.known_files().divide_entries(documents)
+        present, former = catalogue.load_known_files().divide_entries(documents)
         assert_divided(catalogue, documents, present, former)
 
 
 def assert_divided(
     catalogue: Catalogue, documents: list[Entry], present: list[Entry], former: list[Entry]
 ) -> None:
-    records = {record.path: record for record in catalogue.files.all()}
+    records = {record.path: record for record in catalogue.files.list_records()}
 
     def is_removed(record: FileRecord) -> bool:
         return not os.path.exists(record.path) and (bool(record.folder) or not record.digest)
@@ -243,14 +243,14 @@ def test_a_claim_keeps_segments_until_its_ingest_is_given_up(tmp_path: Path) -> 
     library, paths = Library(tmp_path), LibraryPaths(tmp_path)
     entry, ids = ingest(library, [*range(40)]), [*range(70)]
     shared = {paths.segment_path(name) for name in entry.segments[:2]}
-    with library.write("e" * 40, "model x, float32", ids, LAYOUT) as writer:
-        assert isinstance(writer, DocumentWriter)
-        assert writer.done == 32
+    with library.write(CacheWriter, "e" * 40, "model x, float32", ids, LAYOUT) as writer:
+        assert isinstance(writer, CacheWriter)
+        assert writer.stored_token_count == 32
         assert paths.claim_path("e" * 40).exists()
         library.remove(entry)
         library.prune(0)
-        assert set(paths.finished_files("segments")) == shared
+        assert set(paths.list_finished_files("segments")) == shared
         writer.wrote = True  # as after a kill, the claim stays
     assert paths.claim_path("e" * 40).exists()
     library.prune()
-    assert paths.all_files() == []
+    assert paths.list_all_files() == []

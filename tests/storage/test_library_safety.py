@@ -15,6 +15,7 @@ from test_library import LAYOUT, WITH, files, ingest, part_of, text_of
 from esa_cli.errors import LibraryError, UnreadableError
 from esa_cli.storage.library import Entry, Library
 from esa_cli.storage.library import library as library_file
+from esa_cli.storage.library.stored_cache import CacheWriter
 
 IDS = [*range(40)]
 OTHERS = [*range(100, 140)]
@@ -68,7 +69,7 @@ def test_the_parts_that_dead_ingests_left_are_ours(library: Library) -> None:
 
 CALLS: dict[str, Callable[[Library], object]] = {
     "list": lambda library: library.entries(),
-    "find": lambda library: library.find("a" * 40),
+    "find": lambda library: library.find_entry("a" * 40),
     "write": lambda library: ingest(library, IDS),
     "prune": lambda library: library.prune(0),
     "remove": lambda library: library.remove(Entry("a" * 40)),
@@ -178,7 +179,7 @@ def test_projections_that_come_while_others_prune_stay(
         fit.write_bytes(b"just written")
         return found
 
-    with library.write(library.key(WITH, text_of(IDS)), WITH, IDS, LAYOUT):
+    with library.write(CacheWriter, library.key(WITH, text_of(IDS)), WITH, IDS, LAYOUT):
         with monkeypatch.context() as patch:
             patch.setattr(library_file, "needed_file_filter", needed)
             library.prune(0)
@@ -200,4 +201,4 @@ def test_a_disk_without_locks_is_named(library: Library, monkeypatch: pytest.Mon
             change()
         assert "another folder" in raised.value.hint
     assert library.verify(entry) == []
-    assert library.open(entry).ids == IDS, "what is there can be asked"
+    assert library.open_document(entry).ids == IDS, "what is there can be asked"

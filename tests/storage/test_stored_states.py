@@ -25,9 +25,10 @@ from test_library import (
 
 from esa_cli.errors import LibraryError
 from esa_cli.storage.library import Library
-from esa_cli.storage.library.disk import write_file
+from esa_cli.storage.library.disk import write_small_file
 from esa_cli.storage.library.library_copy import pull_documents, push_documents
-from esa_cli.storage.library.stored_document import pack_states
+from esa_cli.storage.library.packed_files import pack_states
+from esa_cli.storage.library.stored_cache import CacheWriter, StoredCache
 
 IDS = [*range(70)]
 
@@ -48,7 +49,7 @@ def state_file(library: Library) -> Path:
 
 
 def writing(library: Library, ids: list[int] = IDS) -> Any:
-    return library.write(library.key(WITH, text_of(ids)), WITH, ids, WITH_STATES)
+    return library.write(CacheWriter, library.key(WITH, text_of(ids)), WITH, ids, WITH_STATES)
 
 
 def equal(one: list[dict[str, torch.Tensor]], two: list[dict[str, torch.Tensor]]) -> bool:
@@ -63,9 +64,9 @@ def test_states_come_back_bit_for_bit(library: Library) -> None:
         with pytest.raises(ValueError, match="tokens must have"):
             writer.finish(text="", offsets=[(0, 0)] * 70, states=states_of(IDS, 70)[:1])
         entry = finish(writer, IDS)
-    stored = library.open(entry)
+    stored = StoredCache(library.open_document(entry))
     assert equal(stored.states, states_of(IDS, 70))
-    assert_holds(stored.layers(), IDS)
+    assert_holds(stored.open_layers(), IDS)
     assert entry.sizes["states"] == state_file(library).stat().st_size
     data = [name for name in files(library) if not name.endswith(".doc")]
     assert entry.nbytes == sum((library.root / name).stat().st_size for name in data)
@@ -84,11 +85,11 @@ def test_one_that_was_stopped_at_its_manifest_reads_nothing_again(
         def stop(*given: Any) -> None:
             raise KeyboardInterrupt
 
-        patch.setattr("esa_cli.storage.library.stored_document.pack_tokens", stop)
+        patch.setattr("esa_cli.storage.library.packed_files.pack_tokens", stop)
         with pytest.raises(KeyboardInterrupt):
             ingest(library, IDS, WITH_STATES)
     with writing(library) as writer:
-        assert writer.done == 70
+        assert writer.stored_token_count == 70
         assert equal(writer.states, states_of(IDS, 70))
         finish(writer, IDS)
     assert contents(library) == contents(other)
@@ -99,14 +100,14 @@ def test_a_changed_document_is_read_from_its_beginning(library: Library) -> None
     first, changed = ingest(library, IDS, WITH_STATES), [*IDS[:48], *range(900, 930)]
     before = {path: os.stat(path).st_ino for path in library.root.glob("segments/*")}
     with writing(library, changed) as writer:
-        assert writer.done == 0
+        assert writer.stored_token_count == 0
         read(writer, changed)
         second = finish(writer, changed)
     assert second.segments[:3] == first.segments[:3]
     assert before == {path: os.stat(path).st_ino for path in before}
     for entry, ids in ((first, IDS), (second, changed)):
         assert library.verify(entry) == []
-        assert equal(library.open(entry).states, states_of(ids, len(ids)))
+        assert equal(StoredCache(library.open_document(entry)).states, states_of(ids, len(ids)))
     library.remove(first)
     assert library.verify(second) == []
 
@@ -122,9 +123,9 @@ def test_without_good_states_nothing_is_resumed(library: Library, damage: str) -
     elif damage == "bit":
         path.write_bytes(path.read_bytes()[:-1] + b"\1")
     else:
-        write_file(path, "states", pack_states("a" * 40, states_of(IDS, 32)), "a" * 40)
+        write_small_file(path, "states", pack_states("a" * 40, states_of(IDS, 32)), "a" * 40)
     with writing(library) as writer:
-        assert writer.done == 0
+        assert writer.stored_token_count == 0
         read(writer, IDS)
         finish(writer, IDS)
     assert library.verify(library.entries()[0]) == []
@@ -143,7 +144,7 @@ def test_every_byte_is_covered(library: Library) -> None:
         assert path.name in found.message
     path.unlink()
     with pytest.raises(LibraryError, match="is missing"):
-        library.open(entry)
+        StoredCache(library.open_document(entry))
 
 
 WRONG = {
@@ -162,10 +163,10 @@ def test_contents_that_are_not_its_own_are_refused(
     entry = ingest(library, IDS, WITH_STATES)
     name = entry.segments[-1].partition("-")[0].encode()
     payload = WRONG[wrong].replace(b"SEGMENT", name)
-    write_file(state_file(library), "states", payload, entry.key)
+    write_small_file(state_file(library), "states", payload, entry.key)
     assert len(library.verify(entry)) == 1
     with pytest.raises(LibraryError, match="states is damaged"):
-        library.open(entry)
+        StoredCache(library.open_document(entry))
     assert len(push_documents(library, str(tmp_path / "far"), [entry]).failed) == 1
     far = tmp_path / "library"
     assert len(pull_documents(other, str(far)).failed) == 1

@@ -13,8 +13,8 @@ from esa_cli.attention.compression import Linear
 from esa_cli.attention.step import KVStore
 from esa_cli.storage import memory_store
 from esa_cli.storage.library import Layout, Library
-from esa_cli.storage.library.segment import decode_records, encode_rows
-from esa_cli.storage.library.stored_document import DocumentWriter
+from esa_cli.storage.library.document_files import decode_records, encode_rows
+from esa_cli.storage.library.stored_cache import CacheWriter, StoredCache
 from esa_cli.storage.memory_store import (
     RESERVE,
     GrowingRows,
@@ -22,8 +22,8 @@ from esa_cli.storage.memory_store import (
     MemoryStore,
     PrefilledDocument,
     StoreSlice,
-    concatenate,
-    text_rows,
+    concatenate_documents,
+    find_text_ranges,
 )
 
 HEADS, DIM, RANK = 3, 4, 5
@@ -71,12 +71,12 @@ class Model:
         layout = Layout(1, HEADS, DIM, name, kind, (RANK,), segment=16, shared=self.shared)  # type: ignore[arg-type]
         library, ids = Library(self.folder), [*range(count)]
         maps = [Linear(torch.randn(HEADS * DIM, RANK), torch.randn(HEADS * DIM, RANK))]
-        with library.write(library.key(WITH, "x"), WITH, ids, layout) as writer:
-            assert isinstance(writer, DocumentWriter)
+        with library.write(CacheWriter, library.key(WITH, "x"), WITH, ids, layout) as writer:
+            assert isinstance(writer, CacheWriter)
             self.append(writer.layers[0], count, reduce=True)
             writer.flush(maps)
             entry = writer.finish(text="x", offsets=[(0, 1)] * count, projections=maps)
-        [stored] = library.open(entry).layers()
+        [stored] = StoredCache(library.open_document(entry)).open_layers()
         with pytest.raises(TypeError, match="read-only"):
             stored.append(self.keys, self.values)
         if kind == "int8":
@@ -207,7 +207,7 @@ def test_a_token_is_one_contiguous_row_and_the_first_can_be_taken_out() -> None:
     assert last.data_ptr() == whole[2].data_ptr(), "a view, not a copy"
     features = torch.randn(20, RANK)
     store.append_features(features)
-    first, reduced = store.first_rows(9)
+    first, reduced = store.read_first_rows(9)
     assert torch.equal(first, torch.cat((*rows[:, :, :9],)).transpose(0, 1).reshape(9, -1))
     assert reduced is not None
     assert torch.equal(reduced, features[:9])
@@ -241,13 +241,13 @@ def test_a_later_document_leaves_out_the_head() -> None:
 
     maps = [Linear(*torch.randn(2, HEADS * DIM, RANK)) for _ in range(2)]
     first, second = document([1, 2, 3, 4], 2, maps[0]), document([1, 5], 1, maps[1])
-    ids, [joined], [both] = concatenate([first, second])
+    ids, [joined], [both] = concatenate_documents([first, second])
     assert ids == [1, 2, 3, 4, 5]
     assert torch.equal(joined.span(3, 5)[0][:, 1:], second.stores[0].span(1, 2)[0])
     assert both is maps[1], "that of the last document, which questions follow"
-    assert text_rows([first, second]) == [range(2, 4), range(4, 5)]
-    assert concatenate([first, document([1, 5], 1, None)])[2] == [None]
-    assert concatenate([first])[2] == [maps[0]]
+    assert find_text_ranges([first, second]) == [range(2, 4), range(4, 5)]
+    assert concatenate_documents([first, document([1, 5], 1, None)])[2] == [None]
+    assert concatenate_documents([first])[2] == [maps[0]]
 
 
 @pytest.mark.parametrize("block", [0, 2])
@@ -266,5 +266,5 @@ def test_bytes_keep_what_a_byte_can(block: int) -> None:
     assert torch.equal(back[7], rows[7])
     for some in ([0, 1, 2], [1], [2, 0], [3, 5]):
         wanted = back.view(50, 6, 8)[:, some].flatten(1)
-        assert torch.equal(decode_records(records, layout, heads=some), wanted)
+        assert torch.equal(decode_records(records, layout, some), wanted)
     assert Layout.from_json(layout.as_json()) == layout

@@ -26,7 +26,7 @@ def add(catalogue: Catalogue, *texts: str) -> list[str]:
     digests = [text_digest(text) for text in texts]
     with catalogue.transaction():
         for text, digest in zip(texts, digests, strict=True):
-            catalogue.texts.add(text, digest)
+            catalogue.texts.add_text(text, digest)
     return digests
 
 
@@ -70,7 +70,7 @@ def test_scores_are_those_of_plain_loops(catalogue: Catalogue) -> None:
     texts = some_texts(40)
     add(catalogue, *texts)
     for question in ("zendor mifip", "balag", " ".join(WORDS[5:12]), "zendor zendor"):
-        found = catalogue.texts.ranked(question)
+        found = catalogue.texts.rank_texts(question)
         wanted = plain_scores(texts, question)
         assert {one.digest: one.score for one in found} == pytest.approx(wanted)
         assert [one.score for one in found] == sorted((one.score for one in found), reverse=True)
@@ -83,12 +83,12 @@ def test_what_is_removed_leaves_nothing(catalogue: Catalogue, tmp_path: Path) ->
         for text in others:
             catalogue.texts.remove_text(text_digest(text))
         catalogue.texts.remove_text(text_digest("was never there"))
-    found = catalogue.texts.ranked("zendor mifip")
+    found = catalogue.texts.rank_texts("zendor mifip")
     assert {one.digest: one.score for one in found} == pytest.approx(
         plain_scores(texts, "zendor mifip")
     )
     catalogue.texts.compact_file()
-    assert catalogue.texts.ranked("zendor mifip") == found
+    assert catalogue.texts.rank_texts("zendor mifip") == found
 
 
 def test_words_of_any_script(catalogue: Catalogue) -> None:
@@ -97,10 +97,10 @@ def test_words_of_any_script(catalogue: Catalogue) -> None:
     for question, at in (
         ("harps of O'Neil's", 0), ("京の天", 1), ("ärger", 2), ("halves half", 3),
     ):  # fmt: skip
-        assert [one.digest for one in catalogue.texts.ranked(question)] == [made[at]]
+        assert [one.digest for one in catalogue.texts.rank_texts(question)] == [made[at]]
     for empty in ("", "the", "...", 'x" OR harp', "NEAR(harp)*"):
-        catalogue.texts.ranked(empty)
-    assert catalogue.texts.ranked("of the") == []
+        catalogue.texts.rank_texts(empty)
+    assert catalogue.texts.rank_texts("of the") == []
 
 
 def test_one_index_of_texts_in_many_languages(catalogue: Catalogue) -> None:
@@ -115,5 +115,7 @@ def test_one_index_of_texts_in_many_languages(catalogue: Catalogue) -> None:
         ("Whose house?", 0), ("Dolokhov", 0), ("Haus", 1), ("ein cheval", 2), ("Amiral", 2),
         ("где серебряная ложка", 3),
     ):  # fmt: skip
-        assert next(one.digest for one in catalogue.texts.ranked(question)) == made[at], question
-    assert catalogue.texts.ranked("of the, der und, et les, и это") == []
+        assert next(one.digest for one in catalogue.texts.rank_texts(question)) == made[at], (
+            question
+        )
+    assert catalogue.texts.rank_texts("of the, der und, et les, и это") == []

@@ -220,7 +220,7 @@ class QuestionBooks:
         if self._catalogue is None or limit is None:
             limit = len(order)
         else:
-            ranked = [text.digest for text in self._catalogue.texts.ranked(question)]
+            ranked = [text.digest for text in self._catalogue.texts.rank_texts(question)]
             ranked = [digest for digest in ranked if digest in candidates]
             order = list(dict.fromkeys([*ranked, *order]))
             limit = max(1, len(ranked)) if all_with_words else limit

@@ -218,7 +218,7 @@ class AllowedDocuments:
                 texts.setdefault(record.digest, files[record.path])
             if self.has_stored:
                 catalogue.add_stored_texts()
-            order = [text.digest for text in catalogue.texts.ranked(question)]
+            order = [text.digest for text in catalogue.texts.rank_texts(question)]
         return [texts[digest] for digest in dict.fromkeys([*order, *texts]) if digest in texts]
 
     def read_document_text(self, name: str) -> Document:

@@ -20,7 +20,7 @@ from esa_cli.models.files.prepared_models import cache_facts, load_cached_facts,
 from esa_cli.models.files.quiet_transformers import quiet_transformers
 from esa_cli.models.loading import quantization
 from esa_cli.models.tokenization.tokenizer import load_plain_tokenizer, load_tokenizer
-from esa_cli.storage import check_cache
+from esa_cli.storage import check_cache_name
 from esa_cli.system.machine import available_memory, format_size, memory_ran_out
 from esa_cli.system.progress import StageProgress, show_nothing
 
@@ -112,7 +112,7 @@ def load(
         UsageError: the dtype or device is unknown, or $ESA_MEMORY_LIMIT is not a size.
         ModelError: the model is missing, damaged, unreachable or not supported.
         ResourceError: there is not enough memory or disk space."""
-    check_cache(cache)
+    check_cache_name(cache)
     report, ref = progress or show_nothing, parse_reference(ref)
     folder = pull(ref, progress=progress)
     config = checkpoint_files.language_settings(folder)

@@ -33,8 +33,8 @@ from esa_cli.qa.presets.resolved_preset import (
     check_same_compressor,
     resolve,
 )
-from esa_cli.storage import check_in_memory
-from esa_cli.storage.memory_store import RESERVE, PrefilledDocument, concatenate
+from esa_cli.storage import refuse_cache_on_disk
+from esa_cli.storage.memory_store import RESERVE, PrefilledDocument, concatenate_documents
 from esa_cli.system.progress import Progress
 
 INCOMPLETE = "\ufffd"
@@ -166,7 +166,7 @@ class Session:
             check_reduced_keys(one, self.method)
         self.clear()
         self._read_by = self.method
-        self._ids, stores, projections = concatenate(documents)
+        self._ids, stores, projections = concatenate_documents(documents)
         self._todo, self._head = self._ids, documents[0].head
         self._opened = list(documents)
         # A selector's layer state belongs to one document.
@@ -216,7 +216,7 @@ class Session:
         self._read_by = method or self.method
         self._todo, self._head = ids, len(self.prompt.head())
         if prefilled is None:
-            check_in_memory(self.placement.cache)
+            refuse_cache_on_disk(self.placement.cache)
             self.cache = self.attachment.new_cache(self.placement.store_maker(len(ids)))
             self.cache.expect(len(ids) + reserve)
         else:

@@ -15,7 +15,7 @@ from esa_cli.models.tokenization.tokenizer import tokenise
 from esa_cli.qa.finding.finder import ReducedKeys
 from esa_cli.qa.finding.words import SentenceWords
 from esa_cli.storage.library import Entry
-from esa_cli.storage.memory_store import PrefilledDocument, text_rows
+from esa_cli.storage.memory_store import PrefilledDocument, find_text_ranges
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,7 +76,7 @@ def place_books(books: Sequence[Book]) -> list[Book]:
     """Returns the books of a question with unique names, and with the positions of their tokens."""
     prefilled = [book.prefilled for book in books if book.prefilled]
     if len(prefilled) == len(books):
-        rows = text_rows(prefilled)
+        rows = find_text_ranges(prefilled)
     else:  # their texts, one after the other
         ends = list(accumulate(len(book.spans) for book in books))
         rows = [range(end - len(book.spans), end) for book, end in zip(books, ends, strict=True)]

@@ -32,7 +32,7 @@ from esa_cli.models.text_passes.text_forward import (
 from esa_cli.qa.presets.adapter_files import MAPS, finder_folder
 from esa_cli.qa.presets.preset import AnswerSettings, Preset
 from esa_cli.storage.library import SEGMENT, Layout
-from esa_cli.storage.library.segment import decode_records, encode_rows
+from esa_cli.storage.library.document_files import decode_records, encode_rows
 
 SEGMENT_TOKENS = 512
 """The number of document tokens that are encoded together."""

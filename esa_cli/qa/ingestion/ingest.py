@@ -6,7 +6,7 @@ import json
 import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
@@ -23,8 +23,7 @@ from esa_cli.qa.finding.finder import CONTEXT_TOKENS, PIECE, SEGMENT_TOKENS, Fin
 from esa_cli.qa.finding.words import SentenceWords, sentence_words
 from esa_cli.qa.ingestion.library_texts import INDEX, record_document, restored
 from esa_cli.storage.library import Entry, Layout, Library
-from esa_cli.storage.library.stored_document import DocumentWriter
-from esa_cli.storage.memory_store import split_rows
+from esa_cli.storage.library.library import DocumentWriter
 from esa_cli.system.files import resolve_folder_links
 from esa_cli.system.progress import Progress, WaitingCallback, combined
 from esa_cli.version import __version__
@@ -81,7 +80,7 @@ class StoredForm(NamedTuple):
     identity: str
     ids: Sequence[int]
     layout: Layout
-    device: torch.device | None = None
+    make_writer: Callable[..., DocumentWriter] = DocumentWriter
     states: int = 0
 
 
@@ -152,7 +151,7 @@ class Ingest(ABC):
         """Opens a document's book if the library has it. Raises LibraryError: it is damaged."""
         for identity in self.usable_identities() if self.library else ():
             assert self.library is not None
-            entry = self.library.find(self.library.key(identity, document.text))
+            entry = self.library.find_entry(self.library.key(identity, document.text))
             book = self._open_if_present(document, entry) if entry else None
             if book is not None:
                 self.events.found(book)
@@ -224,15 +223,14 @@ class Ingest(ABC):
     ) -> Book | None:  # fmt: skip
         library, document, tokens = self.library, text.document, len(form.ids)
         assert library is not None
-        devices = [] if form.device is None else [form.device] * form.layout.layers
+        key = library.key(form.identity, document.text)
         with library.write(
-            library.key(form.identity, document.text), form.identity, form.ids, form.layout,
-            notice, devices, form.states,
-        ) as writer:  # fmt: skip
+            form.make_writer, key, form.identity, form.ids, form.layout, notice, form.states
+        ) as writer:
             if isinstance(writer, Entry):  # another process has stored it
                 return self._open_if_present(document, writer)
             self.check_memory(tokens)
-            size = library.size_of(tokens, form.layout, form.states)
+            size = library.estimate_size(tokens, form.layout, form.states)
             self.events.started(document, tokens, size)
             entry = self.store_text(writer, text, on_progress)
         book = self.open_entry(document, entry)
@@ -244,7 +242,7 @@ class Ingest(ABC):
         try:
             return self._count_book(self.open_entry(document, entry))
         except LibraryError:
-            if self.library.find(entry.key) is not None:
+            if self.library.find_entry(entry.key) is not None:
                 raise
             return None
 
@@ -305,12 +303,9 @@ class IndexIngest(Ingest):
 
     def open_entry(self, document: Document, entry: Entry) -> Book:
         assert self.library is not None
-        stored = self.library.open(entry)
-        [store] = stored.layers()
-        keys = ReducedKeys.allocate(len(store), self.encoder.layout)
-        for start, records in store.records():
-            keys.records[start : start + records.shape[0]] = records
-        payload = self.library.words(entry)
+        stored = self.library.open_document(entry)
+        keys = ReducedKeys(stored.read_records(), self.encoder.layout)
+        payload = self.library.read_word_index(entry)
         words = None if payload is None else SentenceWords.of_bytes(payload)
         if words is None:  # they are missing, or this version would cut the text otherwise
             words = sentence_words(document.text)
@@ -324,10 +319,13 @@ class IndexIngest(Ingest):
     def store_text(
         self, writer: DocumentWriter, text: TokenisedDocument, on_progress: Progress
     ) -> Entry:
-        document, [store] = text.document, writer.layers
-        for _, keys in self._encode_pieces(text, writer.done, on_progress):
-            store.append(*split_rows(keys, store.heads, store.shared))
-            writer.flush()
+        document, pieces = text.document, list[Tensor]()
+        for start, keys in self._encode_pieces(text, writer.stored_token_count, on_progress):
+            pieces.append(keys)
+            stop = start + len(keys)
+            if stop % writer.layout.segment == 0 or stop == len(text.ids):
+                writer.write_segment([(torch.cat(pieces), None)])
+                pieces.clear()
         return writer.finish(
             text=document.text,
             offsets=text.offsets,

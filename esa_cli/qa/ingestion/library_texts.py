@@ -76,7 +76,7 @@ class FileIndexing:
                     progress(len(changes.records), len(paths))
                 yield write
 
-        self._catalogue.carry_out(pending_writes())
+        self._catalogue.carry_out_changes(pending_writes())
         if changes.former:
             self._catalogue.drop_unused_texts()
         return changes
@@ -84,10 +84,10 @@ class FileIndexing:
     def _update_file(self, path: str, changes: FileChanges) -> Callable[[], None] | None:
         """Parses a file if it has changed; returns a function that writes the change, if any."""
         files, texts = self._catalogue.files, self._catalogue.texts
-        known = files.find(path) or FileRecord(path, "", "", 0)
+        known = files.find_record(path) or FileRecord(path, "", "", 0)
         folder, text = self._folder or known.folder, ""
         # A record alone is of a catalogue that was lost: its words are missing.
-        if known.is_current and (not known.digest or texts.has(known.digest)):
+        if known.is_current and (not known.digest or texts.has_text(known.digest)):
             record = known._replace(folder=folder)
         else:
             stamp = ""
@@ -112,8 +112,8 @@ class FileIndexing:
 
         def write_record() -> None:
             if text:
-                texts.add(text, record.digest)
-            files.put(record)
+                texts.add_text(text, record.digest)
+            files.store_record(record)
 
         return write_record
 
@@ -126,11 +126,11 @@ def _record_document_file(document: Document, path: str, folder: str) -> FileRec
 def record_document(catalogue: Catalogue, document: Document) -> None:
     """Records which text a stored document's file has now; its words are indexed later."""
     path = os.path.abspath(document.source)
-    known = catalogue.files.find(path)
+    known = catalogue.files.find_record(path)
     record = _record_document_file(document, path, known.folder if known else "")
     if record != known:
         with catalogue.transaction():
-            catalogue.files.put(record)
+            catalogue.files.store_record(record)
 
 
 @dataclass(frozen=True)
@@ -186,7 +186,7 @@ def sync_folder(
 def forget_removed(catalogue: Catalogue, folder: str, state: FolderState) -> None:
     """Deletes the records of a folder's removed files, after their documents were removed."""
     with catalogue.transaction():
-        catalogue.files.remove(one.path for one in state.removed)
+        catalogue.files.remove_records(one.path for one in state.removed)
     catalogue.drop_unused_texts()
     catalogue.store_synced_records(folder)
 
@@ -197,7 +197,7 @@ def _removed_files(catalogue: Catalogue, folder: str, found: FoundFiles) -> list
     listed = {os.path.abspath(path) for path in (*found.files, *left_out)}
     closed = tuple(os.path.join(path, "") for path in left_out)
     return [
-        one for one in catalogue.files.below(folder)
+        one for one in catalogue.files.list_records_below(folder)
         if one.path not in listed and not one.path.startswith(closed)
         and not os.path.lexists(one.path)
     ]  # fmt: skip
@@ -214,7 +214,9 @@ def record_removed_files(
         with catalogue.transaction():
             for one in gone:
                 why = f"there is no document {one.path}"
-                catalogue.files.put(FileRecord(one.path, "", "", 0, why, folder=synced_folder))
+                catalogue.files.store_record(
+                    FileRecord(one.path, "", "", 0, why, folder=synced_folder)
+                )
 
 
 def record_ingested_folders(library: Library, names: Sequence[str]) -> None:
@@ -240,7 +242,7 @@ def outdated_entries(
     now = {resolve_folder_links(one.path): one.digest for one in records}
     current = {
         one.digest
-        for one in catalogue.files.all()
+        for one in catalogue.files.list_records()
         if one.path not in gone and (one.folder or os.path.lexists(one.path))
     }
     return [
@@ -297,9 +299,9 @@ def texts_in_catalogue(catalogue: Catalogue, progress: Progress | None = None) -
             path = text.path or (entry.file if os.path.exists(entry.file) else "")
             size = text.bytes or int(entry.provenance.get("bytes", 0))
             texts[text.digest] = LibraryText(text.digest, path, size, (*text.entries, entry))
-    known, refused = catalogue.known_files(), list[FileRecord]()
-    files = [one for entry in stored for one in known.of_path(entry.file)]
-    for record in dict.fromkeys([*catalogue.files.all_synced(), *files]):
+    known, refused = catalogue.load_known_files(), list[FileRecord]()
+    files = [one for entry in stored for one in known.find_records_of_path(entry.file)]
+    for record in dict.fromkeys([*catalogue.files.list_synced_records(), *files]):
         if known.is_removed(record) or record.digest in texts:
             continue
         exists = os.path.lexists(record.path)
@@ -313,11 +315,11 @@ def texts_in_catalogue(catalogue: Catalogue, progress: Progress | None = None) -
 
 def _changed_files(catalogue: Catalogue, stored: Sequence[Entry]) -> list[str]:
     """Returns the files whose text may have changed, or whose words are not indexed."""
-    known, texts = catalogue.known_files(), {entry.text_sha256 for entry in stored}
-    texts |= {"", *catalogue.texts.digests()}
-    records, paths = catalogue.files.all_synced(), list[str]()
+    known, texts = catalogue.load_known_files(), {entry.text_sha256 for entry in stored}
+    texts |= {"", *catalogue.texts.list_digests()}
+    records, paths = catalogue.files.list_synced_records(), list[str]()
     for entry in stored:
-        of_file = known.of_path(entry.file)
+        of_file = known.find_records_of_path(entry.file)
         records += of_file
         if not of_file:  # stored by an earlier version of esa, or on another machine
             with suppress(OSError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,8 +18,9 @@ from esa_cli.qa.planning.plan import STORED_AT_ONCE
 from esa_cli.qa.planning.row_storage import hindrance, kv_cache_layout, storable_projections
 from esa_cli.qa.presets.cache_key import cache_key
 from esa_cli.storage.library import SEGMENT, Entry, Layout
-from esa_cli.storage.library.disk import LibraryPaths, damage_error
-from esa_cli.storage.library.stored_document import DocumentWriter
+from esa_cli.storage.library.disk import LibraryPaths, make_damage_error
+from esa_cli.storage.library.library import DocumentWriter
+from esa_cli.storage.library.stored_cache import CacheWriter, StoredCache
 from esa_cli.storage.memory_store import PrefilledDocument
 from esa_cli.system.progress import Progress
 
@@ -79,22 +81,23 @@ class RowIngest(Ingest):
 
     def open_entry(self, document: Document, entry: Entry) -> Book:
         assert self.library is not None
-        stored = self.library.open(entry)
-        layers = stored.layers([self.esa.session.model.device] * entry.layout.layers)
-        projections = stored.projections or [None] * len(layers)
+        stored = self.library.open_document(entry)
+        cache = StoredCache(stored)
+        layers = cache.open_layers([self.esa.session.model.device] * entry.layout.layers)
+        projections = cache.projections or [None] * len(layers)
         states: list[dict[type, LayerState]] = [{} for _ in layers]
         prefilled = PrefilledDocument(
             stored.ids, layers, projections, entry.head,
-            states=states, recurrent=self._place_states(stored.states, entry.key),
+            states=states, recurrent=self._place_states(cache.states, entry.key),
         )  # fmt: skip
         return Book(document, prefilled, stored.offsets[entry.head :], entry)
 
     def stored_form(self, text: TokenisedDocument) -> StoredForm:
         session, layout = self.esa.session, self._layout(self.rows)
         ids = [*session.prompt.head(), *text.ids]
-        return StoredForm(
-            self._identity(layout), ids, layout, session.model.device, self._document_state_bytes
-        )
+        make_writer = partial(CacheWriter, devices=[session.model.device] * layout.layers)
+        identity, state_bytes = self._identity(layout), self._document_state_bytes
+        return StoredForm(identity, ids, layout, make_writer, state_bytes)
 
     @property
     def _document_state_bytes(self) -> int:
@@ -107,7 +110,7 @@ class RowIngest(Ingest):
         size = sum(tensor.nbytes for state in states for tensor in state.values())
         if size not in (0, self._document_state_bytes):  # those before the first token are empty
             path = LibraryPaths(self.library.root).document_path(key, "states")
-            raise damage_error(path, "its states have other shapes than this model's", key)
+            raise make_damage_error(path, "its states have other shapes than this model's", key)
         device = self.esa.session.model.device
         return [{name: one.to(device) for name, one in state.items()} for state in states]
 
@@ -121,9 +124,10 @@ class RowIngest(Ingest):
     def store_text(
         self, writer: DocumentWriter, text: TokenisedDocument, on_progress: Progress
     ) -> Entry:
+        assert isinstance(writer, CacheWriter)
         session, document, ids = self.esa.session, text.document, list(writer.ids)
         done = PrefilledDocument(
-            ids[: writer.done], writer.layers, writer.projections or [],
+            ids[: writer.stored_token_count], writer.layers, writer.projections or [],
             recurrent=self._place_states(writer.states, writer.key),
         )  # fmt: skip
         head = len(ids) - len(text.ids)

@@ -30,7 +30,7 @@ from esa_cli.qa.finding.finder import CONTEXT_TOKENS, PIECE, SEGMENT_TOKENS, Fin
 from esa_cli.qa.planning.model_shape import ModelShape, measure_weights, shape_of
 from esa_cli.qa.planning.row_storage import hindrance, reduced_key_widths
 from esa_cli.qa.presets.resolved_preset import ResolvedPreset
-from esa_cli.storage import check_cache
+from esa_cli.storage import check_cache_name
 from esa_cli.storage.memory_store import RESERVE, MakeStore, StoreFactory
 from esa_cli.system import machine
 from esa_cli.system.files import replacing
@@ -210,7 +210,7 @@ class CachePlacement:
         self, model: Any, method: Method, cache: str, places: StoreFactory | None = None,
         free: Callable[[torch.device], int] = free_cache_bytes,
     ) -> None:  # fmt: skip
-        check_cache(cache)
+        check_cache_name(cache)
         self.model, self.method, self.cache = model, method, cache
         self._places, self._free = places or StoreFactory(), free
 

@@ -27,7 +27,7 @@ from esa_cli.models.tokenization.tokenizer import PlainTokenizer
 from esa_cli.qa.presets.adapter_files import adapter_folder, finder_folder
 from esa_cli.qa.presets.preset import Preset
 from esa_cli.qa.presets.resolved_preset import FROM_TEXT, resolve
-from esa_cli.storage.library.manifest import Layout
+from esa_cli.storage.library.document_files import Layout
 from esa_cli.system.text import text_digest
 
 FORMAT = 3

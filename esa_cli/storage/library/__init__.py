@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from esa_cli.storage.library.catalogue import Catalogue, FileRecord
-from esa_cli.storage.library.disk import default_root
+from esa_cli.storage.library.disk import default_library_folder
+from esa_cli.storage.library.document_files import SEGMENT, Entry, Layout
 from esa_cli.storage.library.library import Library, PruneResult
-from esa_cli.storage.library.manifest import SEGMENT, Entry, Layout
 
 __all__ = [
     "SEGMENT",
@@ -15,5 +15,5 @@ __all__ = [
     "Layout",
     "Library",
     "PruneResult",
-    "default_root",
+    "default_library_folder",
 ]

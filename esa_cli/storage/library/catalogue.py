@@ -32,9 +32,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from esa_cli.errors import DiskError, EsaError, LibraryError
-from esa_cli.storage.library import disk, manifest
+from esa_cli.storage.library import disk, document_files
 from esa_cli.storage.library.disk import LibraryPaths
-from esa_cli.storage.library.manifest import Entry
+from esa_cli.storage.library.document_files import Entry
 from esa_cli.system.files import compute_file_stamp, resolve_links
 from esa_cli.system.progress import Progress
 from esa_cli.system.text import (
@@ -111,7 +111,7 @@ class FileRecord(NamedTuple):
             return False
 
 
-def _encode_text(value: Any) -> Any:
+def _encode_lone_surrogates(value: Any) -> Any:
     """Converts text with lone surrogates, such as a file name that is not UTF-8, to bytes."""
     lone = isinstance(value, str) and has_lone_surrogate(value)
     return text_bytes(value) if lone else value
@@ -135,28 +135,30 @@ class FileRecords:
     def __init__(self, db: sqlite3.Connection) -> None:
         self._db = db
 
-    def all(self) -> list[FileRecord]:
+    def list_records(self) -> list[FileRecord]:
         return [*map(_decode_record, self._db.execute(f"{_SELECT} ORDER BY path"))]
 
-    def find(self, path: str) -> FileRecord | None:
-        rows = self._db.execute(f"{_SELECT} WHERE path = ?", (_encode_text(path),)).fetchall()
+    def find_record(self, path: str) -> FileRecord | None:
+        rows = self._db.execute(
+            f"{_SELECT} WHERE path = ?", (_encode_lone_surrogates(path),)
+        ).fetchall()
         return _decode_record(rows[0]) if rows else None
 
-    def put(self, record: FileRecord) -> None:
-        self._db.execute(f"REPLACE {_INSERT}", [*map(_encode_text, record)])
+    def store_record(self, record: FileRecord) -> None:
+        self._db.execute(f"REPLACE {_INSERT}", [*map(_encode_lone_surrogates, record)])
 
-    def remove(self, paths: Iterable[str]) -> None:
-        rows = [(_encode_text(path),) for path in paths]
+    def remove_records(self, paths: Iterable[str]) -> None:
+        rows = [(_encode_lone_surrogates(path),) for path in paths]
         self._db.executemany("DELETE FROM files WHERE path = ?", rows)
 
-    def below(self, folder: str) -> list[FileRecord]:
+    def list_records_below(self, folder: str) -> list[FileRecord]:
         """Returns the records of all files in a folder and its subfolders."""
         start = os.path.join(folder, "")
-        return [record for record in self.all() if record.path.startswith(start)]
+        return [record for record in self.list_records() if record.path.startswith(start)]
 
-    def all_synced(self) -> list[FileRecord]:
+    def list_synced_records(self) -> list[FileRecord]:
         """Returns the records of files in synchronised folders, in order of path."""
-        return [record for record in self.all() if record.folder]
+        return [record for record in self.list_records() if record.folder]
 
 
 class RankedText(NamedTuple):
@@ -185,16 +187,16 @@ class TextIndex:
         [(count,)] = self._db.execute("SELECT count(*) FROM texts")
         return int(count)
 
-    def digests(self) -> set[str]:
+    def list_digests(self) -> set[str]:
         return {digest for (digest,) in self._db.execute("SELECT digest FROM texts")}
 
-    def has(self, digest: str) -> bool:
+    def has_text(self, digest: str) -> bool:
         rows = self._db.execute("SELECT 1 FROM texts WHERE digest = ?", (digest,))
         return rows.fetchone() is not None
 
-    def add(self, text: str, digest: str) -> None:
+    def add_text(self, text: str, digest: str) -> None:
         """Adds a text to the index, unless the index has the text."""
-        if self.has(digest):
+        if self.has_text(digest):
             return
         insert = "INSERT INTO texts (digest, characters) VALUES (?, ?)"
         row = self._db.execute(insert, (digest, len(text))).lastrowid
@@ -233,7 +235,7 @@ class TextIndex:
         self._db.execute("DELETE FROM languages")
         self._db.execute("INSERT INTO passages (passages) VALUES ('delete-all')")
 
-    def ranked(self, question: str) -> list[RankedText]:
+    def rank_texts(self, question: str) -> list[RankedText]:
         """Returns the texts that have a word of the question, by descending score. Of texts with
         equal scores the longer comes first."""
         languages = [name for (name,) in self._db.execute("SELECT name FROM languages")]
@@ -285,22 +287,25 @@ class KnownFiles:
             return False
         return not self._is_unmounted(record.folder) if record.folder else not record.digest
 
-    def of_path(self, path: str) -> list[FileRecord]:
-        """Returns a file's records under all its paths, or only the current records if any is."""
+    def find_records_of_path(self, path: str) -> list[FileRecord]:
+        """Returns the records of a file under all its paths. If any record is current, returns only
+        current records."""
         known = self._by_path.get(self._resolve_links(path), []) if path else []
         return [record for record in known if record.is_current] or known
 
     def divide_entries(self, entries: Sequence[Entry]) -> DividedEntries:
-        """Divides documents into present and former ones. A damaged document counts as present."""
+        """Divides documents into present and former documents. A damaged document counts as
+        present."""
         divided = DividedEntries([], [])
         for entry in entries:
-            present = entry if entry.error else self._find_present(entry)
+            present = entry if entry.error else self._find_present_entry(entry)
             (divided.former if present is None else divided.present).append(present or entry)
         return divided
 
-    def _find_present(self, entry: Entry) -> Entry | None:
-        """Returns a document with the name of a file that has its text, or None if it is former."""
-        known = self.of_path(entry.file)
+    def _find_present_entry(self, entry: Entry) -> Entry | None:
+        """Returns the document with the name of a file that has its text, or None if no file has
+        the text any more."""
+        known = self.find_records_of_path(entry.file)
         for record in known:
             if record.digest == entry.text_sha256 and not self.is_removed(record):
                 return entry
@@ -346,26 +351,28 @@ class Catalogue:
     def entries(self) -> DividedEntries:
         """Returns the library's documents, the most recently used first. Raises LibraryError: the
         folder cannot be read."""
-        return self.known_files().divide_entries(manifest.read_entries(self._paths))
+        return self.load_known_files().divide_entries(document_files.read_entries(self._paths))
 
-    def known_files(self) -> KnownFiles:
-        return KnownFiles(self._paths, self.files.all())
+    def load_known_files(self) -> KnownFiles:
+        return KnownFiles(self._paths, self.files.list_records())
 
     def store_synced_records(self, folder: str) -> None:
         """Copies the records of a synchronised folder into a separate file, from which a new
         catalogue takes the records. Raises LibraryError, DiskError."""
-        records = [one._asdict() for one in self.files.below(folder) if one.folder == folder]
+        records = [
+            one._asdict() for one in self.files.list_records_below(folder) if one.folder == folder
+        ]
         path = _folder_path(self._paths, folder)
         payload = json.dumps({"folder": folder, "files": records}).encode()
         with self._paths.hold_lock(path.stem), disk.converting_write_errors(self._paths.root):
             if not records:
                 path.unlink(missing_ok=True)
-            elif _read_folder_file(path) != payload:
-                disk.write_file(path, "folder", payload, path.stem)
+            elif _read_folder_records(path) != payload:
+                disk.write_small_file(path, "folder", payload, path.stem)
 
-    def carry_out(self, changes: Iterable[CatalogueChange | None]) -> None:
+    def carry_out_changes(self, changes: Iterable[CatalogueChange | None]) -> None:
         """Carries out changes of the catalogue in transactions of about a second. The catalogue is
-        not locked while the next change is prepared. A change of None does nothing."""
+        not locked while the next change is prepared. An item that is None changes nothing."""
         batch, until = list[CatalogueChange](), time.monotonic() + COMMIT_S
         for change in changes:
             batch += [change] if change else []
@@ -384,30 +391,36 @@ class Catalogue:
         """Adds stored documents that the index lacks, and returns an error for each document whose
         text cannot be read. `progress` is called with the number of texts done and the number of
         all texts."""
-        known, errors = self.texts.digests(), list[LibraryError]()
-        missing = [key for digest, key in stored_keys(self._paths).items() if digest not in known]
+        known, errors = self.texts.list_digests(), list[LibraryError]()
+        missing = [
+            key for digest, key in map_digests_to_keys(self._paths).items() if digest not in known
+        ]
 
         def make_changes() -> Iterator[CatalogueChange]:
             for done, key in enumerate(missing, 1):
                 if progress:
                     progress(done, len(missing))
                 try:
-                    entry = manifest.read_manifest(self._paths, key)
-                    text = manifest.read_text(self._paths, entry)
+                    entry = document_files.read_manifest(self._paths, key)
+                    text = document_files.read_document_text(self._paths, entry)
                 except LibraryError as error:
                     errors.append(error)
                 else:
-                    yield partial(self.texts.add, text, entry.text_sha256)
+                    yield partial(self.texts.add_text, text, entry.text_sha256)
 
-        self.carry_out(make_changes())
+        self.carry_out_changes(make_changes())
         return errors
 
     def drop_unused_texts(self) -> int:
         """Removes texts that no document and no file has, and returns the number of texts."""
-        stored = set(stored_keys(self._paths))
+        stored = set(map_digests_to_keys(self._paths))
 
         def find_unused_texts() -> set[str]:
-            return self.texts.digests() - stored - {record.digest for record in self.files.all()}
+            return (
+                self.texts.list_digests()
+                - stored
+                - {record.digest for record in self.files.list_records()}
+            )
 
         if not find_unused_texts():
             return 0
@@ -420,28 +433,29 @@ class Catalogue:
     def remove_unused_records(self) -> None:
         """Removes unused texts and the records of missing files, except files of synchronised
         folders, and compacts the catalogue's file."""
-        paths = [record.path for record in self.files.all() if not record.folder]
+        paths = [record.path for record in self.files.list_records() if not record.folder]
         with self.transaction():
-            self.files.remove(path for path in paths if not os.path.exists(path))
+            self.files.remove_records(path for path in paths if not os.path.exists(path))
         self.drop_unused_texts()
         self.texts.compact_file()
 
 
-def stored_keys(paths: LibraryPaths) -> dict[str, str]:
-    """Returns a dict from the digest of each text to the key of its oldest stored document."""
+def map_digests_to_keys(paths: LibraryPaths) -> dict[str, str]:
+    """Returns a dictionary from the digest of each text to the key of its oldest stored
+    document."""
     keys: dict[str, str] = {}
-    entries = manifest.read_entries(paths)
+    entries = document_files.read_entries(paths)
     for entry in sorted(entries, key=lambda entry: (entry.created, entry.key)):
         if not entry.error:
             keys.setdefault(entry.text_sha256, entry.key)
     return keys
 
 
-def _synced_records(paths: LibraryPaths) -> list[FileRecord]:
+def _read_synced_records(paths: LibraryPaths) -> list[FileRecord]:
     """Returns the records of all synchronised folders. A folder whose file of records is damaged is
     left out, and the next `esa ingest --words` writes the file again."""
     with disk.converting_read_errors(paths.root):
-        payloads = [_read_folder_file(path) for path in paths.finished_files("folders")]
+        payloads = [_read_folder_records(path) for path in paths.list_finished_files("folders")]
     return [FileRecord(**one) for data in payloads if data for one in json.loads(data)["files"]]
 
 
@@ -450,10 +464,10 @@ def _folder_path(paths: LibraryPaths, folder: str) -> Path:
     return paths.folders / f"{name}.folder"
 
 
-def _read_folder_file(path: Path) -> bytes:
+def _read_folder_records(path: Path) -> bytes:
     """Returns the records in a folder's file as JSON, or b"" if the file is missing or damaged."""
     try:
-        return disk.read_file(path, "folder", path.stem)
+        return disk.read_small_file(path, "folder", path.stem)
     except LibraryError:
         return b""
 
@@ -462,19 +476,19 @@ def catalogue_path(paths: LibraryPaths) -> Path:
     return paths.root / NAME
 
 
-def read_file_records(paths: LibraryPaths) -> list[FileRecord]:
+def load_file_records(paths: LibraryPaths) -> list[FileRecord]:
     """Returns the records of all files, or only of synchronised folders if the catalogue cannot be
     read. Changes no file. Raises LibraryError: the folder cannot be read."""
-    with suppress(*_ERRORS), closing(_open_existing(paths)) as db:
+    with suppress(*_ERRORS), closing(_open_existing_catalogue(paths)) as db:
         [(version,)] = db.execute("PRAGMA user_version")
         if version:  # else another process is making it
-            return FileRecords(db).all()
-    return _synced_records(paths)
+            return FileRecords(db).list_records()
+    return _read_synced_records(paths)
 
 
-def known_files(paths: LibraryPaths) -> KnownFiles:
+def load_known_files(paths: LibraryPaths) -> KnownFiles:
     """Returns the known files of a library without opening its catalogue for changes."""
-    return KnownFiles(paths, read_file_records(paths))
+    return KnownFiles(paths, load_file_records(paths))
 
 
 @contextmanager
@@ -490,10 +504,10 @@ def open_catalogue(paths: LibraryPaths, keep: bool = True) -> Iterator[Catalogue
     paths.make_folders()
     try:
         try:
-            db = _open_or_make(paths)
+            db = _open_or_create_catalogue(paths)
         except _ERRORS as error:
             _delete_damaged(paths, error)
-            db = _open_or_make(paths)
+            db = _open_or_create_catalogue(paths)
         with closing(db):
             yield Catalogue(paths, db)
     except _ERRORS as error:
@@ -525,7 +539,7 @@ def search_catalogue(paths: LibraryPaths, copy: bool = False) -> Iterator[Catalo
 def _open_copy(paths: LibraryPaths) -> sqlite3.Connection:
     """Opens a copy of the catalogue in an unnamed file, or an empty one if copying fails."""
     copy = sqlite3.connect("", isolation_level=None)
-    with suppress(*_ERRORS), closing(_open_existing(paths)) as db:
+    with suppress(*_ERRORS), closing(_open_existing_catalogue(paths)) as db:
         # While this reads nobody else can lock it, for which `backup` would wait without end.
         db.execute("BEGIN")
         db.execute("SELECT 1 FROM sqlite_master").fetchone()
@@ -536,13 +550,13 @@ def _open_copy(paths: LibraryPaths) -> sqlite3.Connection:
     return sqlite3.connect("", isolation_level=None)
 
 
-def _open_existing(paths: LibraryPaths) -> sqlite3.Connection:
+def _open_existing_catalogue(paths: LibraryPaths) -> sqlite3.Connection:
     """Opens the existing catalogue unchanged. Raises sqlite3.Error: the catalogue is missing."""
     address = f"{catalogue_path(paths).absolute().as_uri()}?mode=rw"
     return sqlite3.connect(address, uri=True, timeout=BUSY_S, isolation_level=None)
 
 
-def _open_or_make(paths: LibraryPaths) -> sqlite3.Connection:
+def _open_or_create_catalogue(paths: LibraryPaths) -> sqlite3.Connection:
     """Opens the catalogue with all its tables, and creates the file if it is missing."""
     path = catalogue_path(paths)
     try:
@@ -583,7 +597,11 @@ def _restore_records(db: sqlite3.Connection, paths: LibraryPaths) -> None:
     [(version,)] = db.execute("PRAGMA user_version")
     if version == words:
         return
-    rows = [] if version else [[*map(_encode_text, record)] for record in _synced_records(paths)]
+    rows = (
+        []
+        if version
+        else [[*map(_encode_lone_surrogates, record)] for record in _read_synced_records(paths)]
+    )
     db.execute("BEGIN IMMEDIATE")
     with db:
         if db.execute("PRAGMA user_version").fetchone() != (version,):

@@ -31,6 +31,7 @@ import platformdirs
 from esa_cli.errors import DiskError, ForeignVersionError, LibraryError, UnreadableError
 from esa_cli.system.files import convert_writing_errors, replacing
 from esa_cli.system.machine import expand_home_folder, format_size
+from esa_cli.system.text import text_digest
 
 ROOT = "ESA_LIBRARY"
 MARKER = "esa-library"
@@ -59,13 +60,28 @@ _ANOTHER_FOLDER = "check the folder's permissions, or point ESA_LIBRARY to anoth
 _FREE_SPACE = "free some space with `esa library prune`, or point ESA_LIBRARY to another disk"
 
 
-def default_root() -> Path:
+def default_library_folder() -> Path:
     """Returns the folder of the library: $ESA_LIBRARY if it is set, else `library` in the user's
     data folder for esa. Raises LibraryError."""
     chosen = os.environ.get(ROOT)
     if chosen:
         return expand_home_folder(chosen, ROOT, LibraryError)
     return Path(platformdirs.user_data_dir("esa")) / "library"
+
+
+def hash_parts(*parts: bytes) -> bytes:
+    """Returns a hash of several byte strings, which also depends on the length of each string."""
+    state = hashlib.blake2b(digest_size=20)
+    for part in parts:
+        state.update(len(part).to_bytes(8, "little"))
+        state.update(part)
+    return state.digest()
+
+
+def document_key(identity: str, text: str) -> str:
+    """Returns the key of a text. `identity` names the model and settings of its prefill."""
+    digest = text_digest(text).encode()
+    return hash_parts(b"document", bytes([FORMAT]), identity.encode(), digest).hex()
 
 
 def is_manifest(name: str) -> bool:
@@ -116,17 +132,42 @@ class LibraryPaths:
     def claim_path(self, key: str) -> Path:
         return self.root / "claims" / f"{key}.claim"
 
-    def is_finished_file(self, path: Path) -> bool:
+    def list_document_keys(self) -> set[str]:
+        """Returns the keys of all documents in the library. Raises LibraryError."""
+        with converting_read_errors(self.root):
+            # Not `glob`, which returns nothing for a folder that may not be read.
+            names = os.listdir(self.documents) if self.documents.is_dir() else []
+        return {name.partition(".")[0] for name in filter(is_manifest, names)}
+
+    def has_document(self, key: str) -> bool:
+        """Whether the library has a document with this key. Raises LibraryError."""
+        with converting_read_errors(self.root):
+            return self.document_path(key).exists()
+
+    def mark_document_used(self, key: str) -> None:
+        """Sets a document's time of last use to now, unless the library is read-only."""
+        with suppress(OSError):
+            self.document_path(key, "used").touch()
+
+    def read_last_use(self, key: str, default: float) -> float:
+        """Returns the time of a document's last use, in seconds since 1970, or the default if the
+        document has never been used."""
+        try:
+            return self.document_path(key, "used").stat().st_mtime
+        except OSError:
+            return default
+
+    def has_finished_name(self, path: Path) -> bool:
         """Whether a path in this library has the name of a finished file of esa."""
         form = _FINISHED.get(path.parent.name)
         in_root = path.parent.parent == self.root
         return in_root and form is not None and form.fullmatch(path.name) is not None
 
-    def all_files(self) -> list[Path]:
+    def list_all_files(self) -> list[Path]:
         """Returns all files of the library, even unfinished ones, except locks and marker."""
         return [path for folder in _NAMES for path in self._list_files(folder, _ANY[folder])]
 
-    def finished_files(self, folder: str) -> list[Path]:
+    def list_finished_files(self, folder: str) -> list[Path]:
         """Returns all finished files in one folder of the library, such as `segments`."""
         return self._list_files(folder, _FINISHED[folder])
 
@@ -182,21 +223,21 @@ def file_size(path: Path) -> int:
         return 0
 
 
-def nearest_folder(root: Path) -> Path:
+def find_nearest_folder(root: Path) -> Path:
     """Returns the folder if it exists, else the nearest parent folder that exists."""
     folder = root.absolute()
     return next(parent for parent in (folder, *folder.parents) if parent.exists())
 
 
-def check_room(root: Path, nbytes: int) -> None:
+def check_free_space(root: Path, nbytes: int) -> None:
     """Raises DiskError if a document of this size does not fit on the library's disk."""
-    free = shutil.disk_usage(nearest_folder(root)).free
+    free = shutil.disk_usage(find_nearest_folder(root)).free
     if free < nbytes:
         message = f"the document would take {format_size(nbytes)} in the library {root}, and the "
         raise DiskError(f"{message}disk has {format_size(free)} left", _FREE_SPACE)
 
 
-def pack_file(kind: str, payload: bytes, format_no: int = FORMAT) -> tuple[bytes, str]:
+def pack_small_file(kind: str, payload: bytes, format_no: int = FORMAT) -> tuple[bytes, str]:
     """Returns the bytes of a small file with this payload, and the file's digest."""
     state = hashlib.blake2b(f"{kind} {format_no} {len(payload)}\n".encode(), digest_size=32)
     state.update(payload)
@@ -205,7 +246,9 @@ def pack_file(kind: str, payload: bytes, format_no: int = FORMAT) -> tuple[bytes
     return line.encode() + payload, digest
 
 
-def unpack_file(data: bytes, kind: str, path: Path, key: str, digest: str | None = None) -> bytes:
+def unpack_small_file(
+    data: bytes, kind: str, path: Path, key: str, digest: str | None = None
+) -> bytes:
     """Returns the payload of a small file. Raises ForeignVersionError: the file has another format.
     LibraryError: the file is damaged.
 
@@ -215,7 +258,7 @@ def unpack_file(data: bytes, kind: str, path: Path, key: str, digest: str | None
         digest: the digest that the manifest says, or None if the manifest has no digest."""
     line = _LINE.match(data[:200])
     if line is None or line[1] != kind.encode():
-        raise damage_error(path, f"it does not begin like a {kind} file of esa", key)
+        raise make_damage_error(path, f"it does not begin like a {kind} file of esa", key)
     form, newest = int(line[2]), WITH_SHAPES if kind == "document" else FORMAT
     if not FORMAT <= form <= newest:
         raise ForeignVersionError(
@@ -223,48 +266,51 @@ def unpack_file(data: bytes, kind: str, path: Path, key: str, digest: str | None
             f"use the version of esa that wrote the file, or {_remove_hint(key)}",
         )
     payload = data[line.end() :]
-    expected, actual = pack_file(kind, payload, form)
+    expected, actual = pack_small_file(kind, payload, form)
     if data != expected or digest not in (None, actual):
-        raise damage_error(path, "its length or checksum is wrong", key)
+        raise make_damage_error(path, "its length or checksum is wrong", key)
     return payload
 
 
-def read_bytes(path: Path, key: str) -> bytes:
+def read_file_bytes(path: Path, key: str) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise reading_error(path, error, key) from error
+        raise make_reading_error(path, error, key) from error
 
 
-def read_file(path: Path, kind: str, key: str, digest: str | None = None) -> bytes:
-    """Reads a small file and returns its payload. Raises LibraryError, as `unpack_file`."""
-    return unpack_file(read_bytes(path, key), kind, path, key, digest)
+def read_small_file(path: Path, kind: str, key: str, digest: str | None = None) -> bytes:
+    """Reads a small file and returns its payload. Raises LibraryError: the file is missing,
+    damaged, unreadable or of another format."""
+    return unpack_small_file(read_file_bytes(path, key), kind, path, key, digest)
 
 
-def write_file(path: Path, kind: str, payload: bytes, owner: str, format_no: int = FORMAT) -> str:
+def write_small_file(
+    path: Path, kind: str, payload: bytes, owner: str, format_no: int = FORMAT
+) -> str:
     """Writes a small file atomically, and returns the file's digest. Raises OSError."""
-    data, digest = pack_file(kind, payload, format_no)
-    with new_file(path, owner) as file:
+    data, digest = pack_small_file(kind, payload, format_no)
+    with create_file(path, owner) as file:
         file.write(data)
     return digest
 
 
-def part_path(path: Path, owner: str) -> Path:
-    """Returns the temporary path of a file that `new_file` is writing."""
+def temporary_path(path: Path, owner: str) -> Path:
+    """Returns the temporary path of a file that `create_file` is writing."""
     return path.with_name(f".{path.name}.{owner}.part")
 
 
 @contextmanager
-def new_file(path: Path, owner: str) -> Iterator[BinaryIO]:
+def create_file(path: Path, owner: str) -> Iterator[BinaryIO]:
     """Yields a new file, which is flushed to disk and gets its name when the block ends without an
     error. `owner` is the key of the document whose lock the caller holds."""
-    part = part_path(path, owner)
+    part = temporary_path(path, owner)
     with replacing(path, part, durable=True), open(part, "wb") as file:
         yield file
-    sync_folder(path.parent)
+    flush_folder(path.parent)
 
 
-def sync_folder(folder: Path) -> None:
+def flush_folder(folder: Path) -> None:
     """Flushes renames and removals in a folder to disk, except on Windows."""
     if os.name != "nt":
         handle = os.open(folder, os.O_RDONLY)
@@ -278,11 +324,11 @@ def _remove_hint(key: str) -> str:
     return f"remove it with `esa library rm {key[:12]}` and ingest the document again"
 
 
-def damage_error(path: Path, reason: str, key: str) -> LibraryError:
+def make_damage_error(path: Path, reason: str, key: str) -> LibraryError:
     return LibraryError(f"{path} is damaged: {reason}", _remove_hint(key))
 
 
-def reading_error(path: Path, error: OSError, key: str) -> LibraryError:
+def make_reading_error(path: Path, error: OSError, key: str) -> LibraryError:
     if isinstance(error, FileNotFoundError):
         return LibraryError(f"{path} is missing", _remove_hint(key))
     reason = f"{path} cannot be read: {error.strerror or error}"

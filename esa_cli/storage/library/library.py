@@ -1,8 +1,12 @@
-"""The library: prefilled documents on disk, found by their text.
+"""The library: documents stored in a folder, how each is found, opened, written and removed.
 
 Opening a document takes no lock: a mapped file may be removed, except on Windows, where `remove`
-fails. Before an ingest writes its first segment, it claims the names of all segments that its
-document will have. No process removes claimed segments while the ingest holds the document's lock;
+fails. An ingest holds the document's lock. It writes each segment when it is full, then the
+document's other files, and finally the manifest. Every file is written atomically, so a killed
+ingest leaves nothing, complete segments to resume from, or a complete document.
+
+Before an ingest writes its first segment, it claims the names of all segments that its document
+will have. No process removes claimed segments while the ingest holds the document's lock;
 afterwards `prune` does. A document's manifest is removed before its other files, so that a killed
 process never leaves a manifest without files. A document that cannot be used may need any segment
 that no other document names, so unclaimed segments stay until the document is removed.
@@ -12,25 +16,26 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from esa_cli.errors import EsaError, LibraryError, ResourceError
-from esa_cli.storage.library import catalogue, disk, manifest
+from esa_cli.storage.library import catalogue, disk, document_files
 from esa_cli.storage.library.catalogue import Catalogue, DividedEntries
 from esa_cli.storage.library.disk import LibraryPaths
-from esa_cli.storage.library.manifest import Entry, Layout, segment_prefix
+from esa_cli.storage.library.document_files import NO_FIT, Entry, Layout, Segment, SegmentLayer
+from esa_cli.system.text import text_bytes, text_digest
 
 if TYPE_CHECKING:
-    import torch
+    from torch import Tensor
 
-    from esa_cli.storage.library.stored_document import DocumentWriter, StoredDocument
-
+Writer = TypeVar("Writer", bound="DocumentWriter")
 OTHER_BYTES = 48
 """Largest number of bytes per token beside its KV cache: id, offsets, text and projections."""
 
@@ -50,6 +55,146 @@ class PruneResult:
     left_alone: tuple[Entry, ...] = ()
 
 
+class StoredDocument:
+    """A stored document opened for questions, with its segments memory-mapped. Raises LibraryError:
+    one of its files is missing, damaged or of another format.
+
+    Attributes:
+        offsets: start and end of each token in `text`, in characters (n, 2)."""
+
+    def __init__(self, paths: LibraryPaths, entry: Entry) -> None:
+        from esa_cli.storage.library.packed_files import unpack_tokens
+
+        self.paths, self.entry, key = paths, entry, entry.key
+        self.text = document_files.read_document_text(paths, entry)
+        path = paths.document_path(key, "tokens")
+        payload = disk.read_small_file(path, "tokens", key, entry.digests["tokens"])
+        self._ids, self.offsets = unpack_tokens(payload)
+        self.segments = [
+            Segment(paths.segment_path(name), entry.layout, entry.segment_tokens(i), key)
+            for i, name in enumerate(entry.segments)
+        ]
+
+    @cached_property
+    def ids(self) -> list[int]:
+        """All token ids of the document, as a list."""
+        return list(self._ids.tolist())
+
+    def read_records(self, layer: int = 0) -> Tensor:
+        """Returns the records (n, row_bytes) of one layer as they are stored. Raises
+        LibraryError: they are damaged."""
+        import torch
+
+        layers = [SegmentLayer(segment, layer) for segment in self.segments]
+        return torch.cat([one.read_records(0, len(one)) for one in layers])
+
+
+class DocumentWriter:
+    """Writes a document's files during its ingest. `Library.write` makes a writer while it holds
+    the document's lock and claim.
+
+    Attributes:
+        segments: the segments on disk, which another document with the same beginning may share.
+        wrote: whether the writer has written a file. is_finished: whether the document exists."""
+
+    def __init__(
+        self, paths: LibraryPaths, key: str, identity: str, ids: Sequence[int], layout: Layout,
+        prefixes: Sequence[str],
+    ) -> None:  # fmt: skip
+        self.paths, self.key, self.identity = paths, key, identity
+        self.ids, self.layout, self._prefixes = ids, layout, prefixes
+        self.wrote = self.is_finished = False
+        self._fit = NO_FIT
+        self.segments = self._find_segments_on_disk()
+
+    @property
+    def stored_token_count(self) -> int:
+        """Number of the document's first tokens that are on disk."""
+        return sum(segment.tokens for segment in self.segments)
+
+    def _find_segments_on_disk(self) -> list[Segment]:
+        """Returns the document's first segments that are complete on disk."""
+        return self._open_segments(self._prefixes[: len(self.ids) // self.layout.segment], NO_FIT)
+
+    def _open_segments(self, prefixes: Sequence[str], fit: str) -> list[Segment]:
+        """Opens and checks the segments with these prefixes, up to the first that is unusable."""
+        segments = list[Segment]()
+        with suppress(LibraryError):
+            for i, prefix in enumerate(prefixes):
+                count = min(self.layout.segment, len(self.ids) - i * self.layout.segment)
+                segments.append(self._open_checked_segment(f"{prefix}-{fit}", count))
+        return segments
+
+    def _open_checked_segment(self, name: str, tokens: int) -> Segment:
+        segment = Segment(self.paths.segment_path(name), self.layout, tokens, self.key)
+        segment.check_all_bytes()
+        return segment
+
+    def write_segment(self, layers: Iterable[tuple[Tensor, Tensor | None]]) -> None:
+        """Writes the next segment, unless a document with the same beginning has stored it. Raises
+        LibraryError, DiskError: the disk is full; complete segments stay on disk.
+
+        Args:
+            layers: the rows (n, width) and the reduced keys (n, R) of its n tokens, for each
+                layer. All segments but the last have `layout.segment` tokens."""
+        count = min(self.layout.segment, len(self.ids) - self.stored_token_count)
+        name = f"{self._prefixes[len(self.segments)]}-{self._fit}"
+        try:
+            segment = self._open_checked_segment(name, count)
+        except LibraryError:
+            path = self.paths.segment_path(name)
+            with disk.converting_write_errors(self.paths.root):
+                document_files.write_segment(path, self.key, self.layout, count, layers)
+            self.wrote, segment = True, Segment(path, self.layout, count, self.key)
+        self.segments.append(segment)
+
+    def _write_file(self, path: Path, payload: bytes) -> str:
+        with disk.converting_write_errors(self.paths.root):
+            digest = disk.write_small_file(path, path.suffix[1:], payload, self.key)
+        self.wrote = True
+        return digest
+
+    def _missing_tokens_error(self) -> ValueError:
+        return ValueError(f"all {len(self.ids)} tokens must have keys, values and offsets")
+
+    def finish(
+        self, *, text: str, offsets: Sequence[tuple[int, int]] | Tensor, marks: Sequence[Any] = (),
+        head: int = 0, provenance: dict[str, Any] | None = None,
+    ) -> Entry:  # fmt: skip
+        """Writes the small files and the manifest, and returns the new entry. Raises ValueError:
+        segments or offsets are missing. DiskError: the disk is full.
+
+        Args:
+            text: the whole text. offsets: the character offsets of all tokens (n, 2).
+            marks, provenance: JSON data. head: number of prompt tokens before the document."""
+        from esa_cli.storage.library.packed_files import pack_tokens
+
+        if not len(self.ids) == self.stored_token_count == len(offsets):
+            raise self._missing_tokens_error()
+        paths, key, names = self.paths, self.key, [one.path.stem for one in self.segments]
+        payloads = {"text": text_bytes(text), "tokens": pack_tokens(self.ids, offsets)}
+        digests = {
+            kind: self._write_file(paths.document_path(key, kind), payload)
+            for kind, payload in payloads.items()
+        }
+        entry = Entry(
+            key=key, identity=self.identity, layout=self.layout, tokens=len(self.ids), head=head,
+            segments=tuple(names), fit=self._fit, digests=digests,
+            text_sha256=text_digest(text), characters=len(text), created=round(time.time(), 3),
+            marks=tuple(marks), provenance=provenance or {},
+        )  # fmt: skip
+        files = {kind: paths.document_path(key, kind) for kind in entry.file_kinds}
+        files["fit"] = paths.projections_path(self._fit)
+        entry.sizes.update((kind, disk.file_size(path)) for kind, path in files.items())
+        entry.sizes["segments"] = sum(disk.file_size(segment.path) for segment in self.segments)
+        with disk.converting_write_errors(paths.root), paths.hold_lock("library"):
+            document_files.write_manifest(paths, entry)
+            paths.claim_path(key).unlink()
+        paths.mark_document_used(key)
+        self.is_finished = True
+        return document_files.read_manifest(paths, key)
+
+
 class Library:
     """The stored documents in one folder. The constructor changes nothing on disk.
 
@@ -57,66 +202,66 @@ class Library:
         root: the folder; None takes $ESA_LIBRARY or, if it is unset, the user's data folder."""
 
     def __init__(self, root: Path | None = None) -> None:
-        self.root = disk.default_root() if root is None else root
+        self.root = disk.default_library_folder() if root is None else root
         self._paths = LibraryPaths(self.root)
 
     def key(self, identity: str, text: str) -> str:
         """Returns the key of a text. `identity` names the model and settings of its prefill."""
-        return manifest.document_key(identity, text)
+        return disk.document_key(identity, text)
 
-    def find(self, key: str) -> Entry | None:
+    def find_entry(self, key: str) -> Entry | None:
         """Returns the document with this key, or None. Raises LibraryError: its manifest is damaged
         or of another format, the folder cannot be read, or the folder is not a library."""
         self._paths.check_folder()
-        is_stored = manifest.has_document(self._paths, key)
-        entries = manifest.read_entries(self._paths, [key] if is_stored else [])
-        for entry in entries:
-            entry.check()
-        return entries[0] if entries else None
+        keys = [key] if self._paths.has_document(key) else []
+        for entry in document_files.read_entries(self._paths, keys):
+            entry.check_usable()
+            return entry
+        return None
 
     def entries(self) -> list[Entry]:
         """Returns every present document, even if damaged, the most recently used first. Raises
         LibraryError: the folder cannot be read, or is not a library."""
-        return self.divided_entries().present
+        return self.divide_stored_entries().present
 
-    def divided_entries(self) -> DividedEntries:
+    def divide_stored_entries(self) -> DividedEntries:
         """Divides the stored documents into present and former ones. Raises LibraryError."""
         self._paths.check_folder()
-        return catalogue.known_files(self._paths).divide_entries(manifest.read_entries(self._paths))
+        entries = document_files.read_entries(self._paths)
+        return catalogue.load_known_files(self._paths).divide_entries(entries)
 
-    def matches(self, text: str) -> list[Entry]:
+    def find_entries(self, text: str) -> list[Entry]:
         """Returns the documents whose key begins with `text` (at least 4 digits), or else the
         documents with this name or source. Former documents are returned only if no present
         document matches. Raises LibraryError: the folder cannot be read, or is not a library."""
         paths, prefix = self._paths, text.lower()
         paths.check_folder()
-        keys = [
-            key for key in manifest.list_keys(paths) if len(text) > 3 and key.startswith(prefix)
-        ]
-        entries = manifest.read_entries(paths, keys or None)
+        known = paths.list_document_keys() if len(text) > 3 else set()
+        keys = [key for key in known if key.startswith(prefix)]
+        entries = document_files.read_entries(paths, keys or None)
         if not keys:
             entries = [one for one in entries if text in (one.name, one.provenance.get("source"))]
-        present, former = catalogue.known_files(paths).divide_entries(entries)
+        present, former = catalogue.load_known_files(paths).divide_entries(entries)
         return present or former
 
-    def text_digests(self) -> set[str]:
+    def list_text_digests(self) -> set[str]:
         """Returns the digest of every document's text. Raises LibraryError."""
         self._paths.check_folder()
-        return set(catalogue.stored_keys(self._paths))
+        return set(catalogue.map_digests_to_keys(self._paths))
 
     @property
     def nbytes(self) -> int:
         """Number of bytes of all files in the library, except the catalogue."""
-        return sum(map(disk.file_size, self._paths.all_files()))
+        return sum(map(disk.file_size, self._paths.list_all_files()))
 
     @property
     def catalogue_bytes(self) -> int:
         return disk.file_size(catalogue.catalogue_path(self._paths))
 
     @property
-    def synced_files(self) -> int:
+    def synced_file_count(self) -> int:
         """Number of files that `esa ingest --words` has added to the library."""
-        records = catalogue.read_file_records(self._paths)
+        records = catalogue.load_file_records(self._paths)
         return sum(bool(record.folder and record.digest) for record in records)
 
     def catalogue(self, keep: bool = True) -> AbstractContextManager[Catalogue]:
@@ -127,7 +272,7 @@ class Library:
         """Opens the catalogue, or a copy if the catalogue is read-only. Raises LibraryError."""
         return catalogue.search_catalogue(self._paths, copy)
 
-    def size_of(self, tokens: int, layout: Layout, states: int = 0) -> int:
+    def estimate_size(self, tokens: int, layout: Layout, states: int = 0) -> int:
         """Estimates the bytes on disk of a document, whose recurrent states take `states` bytes."""
         return layout.nbytes(tokens) + OTHER_BYTES * tokens + states
 
@@ -139,43 +284,40 @@ class Library:
     @property
     def writable(self) -> bool:
         """Whether this user may write to the library's folder, or create the folder."""
-        return os.access(disk.nearest_folder(self.root), os.W_OK)
+        return os.access(disk.find_nearest_folder(self.root), os.W_OK)
 
     @contextmanager
     def write(
         self,
-        key: str,
-        identity: str,
-        ids: Sequence[int],
-        layout: Layout,
-        waiting: Callable[[], None] | None = None,
-        devices: Sequence[torch.device] = (),
-        states: int = 0,
-    ) -> Iterator[DocumentWriter | Entry]:
-        """Yields a `DocumentWriter`, or the document if another process has stored the document.
+        make_writer: Callable[[LibraryPaths, str, str, Sequence[int], Layout, list[str]], Writer],
+        key: str, identity: str, ids: Sequence[int], layout: Layout,
+        waiting: Callable[[], None] | None = None, states: int = 0,
+    ) -> Iterator[Writer | Entry]:  # fmt: skip
+        """Yields a new writer, or the document if another process has stored the document.
         If the block ends without `finish`, the next ingest resumes from the whole segments on disk.
 
         Args:
+            make_writer: `DocumentWriter` or, for a KV cache, `CacheWriter`.
             ids: all token ids. waiting: called while another process holds the document's lock.
-            devices: each layer's device, by default the CPU. states: see `size_of`.
+            states: see `estimate_size`.
 
         Raises:
             DiskError: the document does not fit on the disk. LibraryError: the library cannot be
                 written, or the document exists and is damaged."""
-        from esa_cli.storage.library.stored_document import DocumentWriter
-
         paths = self._paths
         paths.make_folders()
         with paths.hold_lock(key, waiting):
-            entry = self.find(key)
+            entry = self.find_entry(key)
             if entry is None:
-                prefixes = manifest.segment_prefixes(identity, ids, layout)
+                prefixes = document_files.compute_segment_prefixes(identity, ids, layout)
                 was_claimed = paths.claim_path(key).exists()
                 claim_segments(paths, key, prefixes)
-                writer = DocumentWriter(paths, key, identity, ids, layout, prefixes, devices)
+                writer = make_writer(paths, key, identity, ids, layout, prefixes)
                 try:
-                    size = self.size_of(len(ids), layout, states)
-                    disk.check_room(self.root, size - layout.nbytes(writer.done))
+                    size = self.estimate_size(len(ids), layout, states)
+                    disk.check_free_space(
+                        self.root, size - layout.nbytes(writer.stored_token_count)
+                    )
                     yield writer
                 finally:
                     if not (writer.is_finished or writer.wrote or was_claimed):
@@ -184,26 +326,24 @@ class Library:
         if entry is not None:
             yield entry
 
-    def open(self, entry: Entry) -> StoredDocument:
+    def open_document(self, entry: Entry) -> StoredDocument:
         """Opens a document for questions and sets its time of last use. Raises LibraryError: one of
         its files is missing, damaged or of another format."""
-        from esa_cli.storage.library.stored_document import StoredDocument
-
-        entry.check()
+        entry.check_usable()
         stored = StoredDocument(self._paths, entry)
-        manifest.mark_document_used(self._paths, entry.key)
+        self._paths.mark_document_used(entry.key)
         return stored
 
     def text(self, entry: Entry) -> str:
         """Returns a document's text. Raises LibraryError: the text is missing or damaged."""
-        entry.check()
-        return manifest.read_text(self._paths, entry)
+        entry.check_usable()
+        return document_files.read_document_text(self._paths, entry)
 
-    def words(self, entry: Entry) -> bytes | None:
+    def read_word_index(self, entry: Entry) -> bytes | None:
         """Returns a document's stored word index as bytes, or None if no usable index is stored."""
         path, owner = self._paths.document_path(entry.key, "words"), f"{entry.key}\n".encode()
         try:
-            payload = disk.read_file(path, "words", "")
+            payload = disk.read_small_file(path, "words", "")
         except LibraryError:
             return None
         return payload.removeprefix(owner) if payload.startswith(owner) else None
@@ -216,20 +356,23 @@ class Library:
             suppress(LibraryError, ResourceError, OSError),
             self._paths.hold_lock(entry.key, disk.refuse_to_wait),
         ):
-            if manifest.has_document(self._paths, entry.key):
-                disk.write_file(path, "words", owner + payload, entry.key)
+            if self._paths.has_document(entry.key):
+                disk.write_small_file(path, "words", owner + payload, entry.key)
 
     def verify(self, entry: Entry) -> list[LibraryError]:
         """Checks every byte of a document's files, and returns an error for each damaged file."""
-        from esa_cli.storage.library.stored_document import check_file, needed_paths
+        from esa_cli.storage.library.packed_files import check_file
 
         if entry.error:
             return [entry.error]
         errors = list[LibraryError]()
-        for path in [self._paths.document_path(entry.key), *needed_paths(self._paths, entry)]:
+        for path in [
+            self._paths.document_path(entry.key),
+            *document_files.list_needed_paths(self._paths, entry),
+        ]:
             try:
                 if path.suffix == ".doc":
-                    manifest.read_manifest(self._paths, entry.key)
+                    document_files.read_manifest(self._paths, entry.key)
                 else:
                     check_file(path, path, entry)
             except LibraryError as error:
@@ -242,11 +385,16 @@ class Library:
         paths = self._paths
         paths.make_folders()
         with disk.converting_write_errors(self.root), paths.hold_lock("library"):
-            others = [one for one in manifest.read_entries(paths) if one.key != entry.key]
+            others = [
+                other for other in document_files.read_entries(paths) if other.key != entry.key
+            ]
             is_needed = needed_file_filter(paths, others, with_abandoned_claims=True)
             shared = [paths.projections_path(entry.fit), *map(paths.segment_path, entry.segments)]
             if entry.error:
-                shared = [*paths.finished_files("segments"), *paths.finished_files("fits")]
+                shared = [
+                    *paths.list_finished_files("segments"),
+                    *paths.list_finished_files("fits"),
+                ]
             files = [paths.document_path(entry.key, kind) for kind in disk.KINDS]
             freed = delete_files(paths, files + [path for path in shared if not is_needed(path)])
         self._change_catalogue(Catalogue.drop_unused_texts)
@@ -255,30 +403,31 @@ class Library:
     def prune(self, max_bytes: int | None = None, *, dry_run: bool = False) -> PruneResult:
         """Removes former documents and the leftovers of killed ingests. With `max_bytes`, also
         removes the least recently used documents until the library takes at most so many bytes.
-        Raises LibraryError: the limit needs removals, and a document is damaged; or as `remove`."""
+        Raises LibraryError: the limit needs removals, and a document is damaged; or a file cannot
+        be removed."""
         paths = self._paths
         if not self.root.exists():
             return PruneResult((), 0, 0, 0)
         paths.make_folders()
-        former = {entry.key for entry in self.divided_entries().former}
+        former_keys = {entry.key for entry in self.divide_stored_entries().former}
         with disk.converting_write_errors(self.root), paths.hold_lock("library"):
-            entries, total = manifest.read_entries(paths), self.nbytes
+            entries, total = document_files.read_entries(paths), self.nbytes
             unusable = [entry for entry in entries if entry.error]
             usable = [entry for entry in reversed(entries) if not entry.error]
-            order = sorted(usable, key=lambda entry: entry.key not in former)
+            order = sorted(usable, key=lambda entry: entry.key not in former_keys)
 
             def find_unneeded_files(removed_count: int) -> list[Path]:
-                kept_entries = unusable + order[removed_count:]
-                return list_unneeded_files(paths, kept_entries, order[:removed_count])
+                remaining_entries = unusable + order[removed_count:]
+                return list_unneeded_files(paths, remaining_entries, order[:removed_count])
 
             def fits_limit(removed_count: int) -> bool:
                 freed = sum(map(disk.file_size, find_unneeded_files(removed_count)))
                 return max_bytes is None or total - freed <= max_bytes
 
-            count = first = sum(entry.key in former for entry in order)
-            if not fits_limit(first) and first < len(order):
+            count = former_count = sum(entry.key in former_keys for entry in order)
+            if not fits_limit(former_count) and former_count < len(order):
                 _refuse_unusable(unusable)
-                count += bisect_left(range(first, len(order)), True, key=fits_limit)
+                count += bisect_left(range(former_count, len(order)), True, key=fits_limit)
             files, leftovers = find_unneeded_files(count), len(find_unneeded_files(0))
             freed = sum(map(disk.file_size, files))
             if not dry_run:
@@ -296,6 +445,13 @@ class Library:
                 raise
 
 
+def claim_segments(paths: LibraryPaths, key: str, prefixes: list[str]) -> None:
+    """Writes a claim, which protects the segments with these prefixes from removal during the
+    ingest of a document. Raises LibraryError, DiskError."""
+    with disk.converting_write_errors(paths.root), paths.hold_lock("library"):
+        disk.write_small_file(paths.claim_path(key), "claim", json.dumps(prefixes).encode(), key)
+
+
 def _refuse_unusable(unusable: Sequence[Entry]) -> None:
     if unusable:
         ids = " ".join(entry.id for entry in unusable)
@@ -304,13 +460,6 @@ def _refuse_unusable(unusable: Sequence[Entry]) -> None:
             f"segment may belong to them: {unusable[0].damage}",
             f"see the damage with `esa library verify`, or remove them: `esa library rm {ids}`",
         )
-
-
-def claim_segments(paths: LibraryPaths, key: str, prefixes: list[str]) -> None:
-    """Writes a claim, which protects the segments with these prefixes from removal during the
-    ingest of a document. Raises LibraryError, DiskError."""
-    with disk.converting_write_errors(paths.root), paths.hold_lock("library"):
-        disk.write_file(paths.claim_path(key), "claim", json.dumps(prefixes).encode(), key)
 
 
 def needed_file_filter(
@@ -325,12 +474,12 @@ def needed_file_filter(
     segments = {name for entry in entries for name in entry.segments}
     fits, prefixes = {entry.fit for entry in entries}, set[str]()
     needs_unknown, is_ingesting = any(entry.error for entry in entries), False
-    for path in paths.finished_files("claims"):
+    for path in paths.list_finished_files("claims"):
         is_live = paths.is_locked(path.stem)
         is_ingesting = is_ingesting or is_live
         if is_live or with_abandoned_claims:
             try:
-                prefixes.update(json.loads(disk.read_file(path, "claim", path.stem)))
+                prefixes.update(json.loads(disk.read_small_file(path, "claim", path.stem)))
             except LibraryError:
                 needs_unknown = True
 
@@ -338,9 +487,13 @@ def needed_file_filter(
         if path.suffix == ".fit":
             # An ingest writes its projections before the first segment that names them.
             return needs_unknown or is_ingesting or path.stem in fits
-        return needs_unknown or path.stem in segments or segment_prefix(path.stem) in prefixes
+        return (
+            needs_unknown
+            or path.stem in segments
+            or document_files.extract_segment_prefix(path.stem) in prefixes
+        )
 
-    kept = filter(is_needed, paths.finished_files("segments"))
+    kept = filter(is_needed, paths.list_finished_files("segments"))
     fits |= {path.stem.partition("-")[2] for path in kept}
     return is_needed
 
@@ -364,7 +517,7 @@ def list_unneeded_files(
             return path.stem in kept_keys
         return path.suffix == ".folder" or is_locked(path.stem)
 
-    return [path for path in paths.all_files() if not is_kept(path)]
+    return [path for path in paths.list_all_files() if not is_kept(path)]
 
 
 def delete_files(paths: LibraryPaths, files: Sequence[Path]) -> int:
@@ -375,7 +528,7 @@ def delete_files(paths: LibraryPaths, files: Sequence[Path]) -> int:
         path.unlink(missing_ok=True)
         freed += size
         if path.suffix == ".doc":
-            disk.sync_folder(paths.documents)
+            disk.flush_folder(paths.documents)
     for folder in {path.parent for path in files}:
-        disk.sync_folder(folder)
+        disk.flush_folder(folder)
     return freed

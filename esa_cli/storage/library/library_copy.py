@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from esa_cli.errors import ArchiveFileError, LibraryError, UsageError, first_line
-from esa_cli.storage.library import disk, manifest
+from esa_cli.storage.library import disk, document_files
 from esa_cli.storage.library.disk import LibraryPaths
+from esa_cli.storage.library.document_files import Entry, extract_segment_prefix, list_needed_paths
 from esa_cli.storage.library.library import Library, claim_segments
-from esa_cli.storage.library.manifest import Entry, segment_prefix
-from esa_cli.storage.library.stored_document import check_file, check_manifest, needed_paths
+from esa_cli.storage.library.packed_files import check_file, check_manifest
 from esa_cli.system.files import convert_writing_errors, replacing
 from esa_cli.system.progress import Progress
 
@@ -69,7 +69,7 @@ class CopySource:
                 "check the file, or make an archive with `esa library copy library FILE.tar`",
             ) from error
 
-    def document_keys(self) -> list[str]:
+    def list_document_keys(self) -> list[str]:
         """Returns the keys of all documents in the source."""
         names = [name.removeprefix("documents/") for name in self.files if "documents/" in name]
         return sorted(name.partition(".")[0] for name in names if disk.is_manifest(name))
@@ -87,7 +87,7 @@ class CopySource:
                     size -= len(chunk)
                     yield chunk
         except OSError as error:
-            raise disk.reading_error(path, error, "") from error
+            raise disk.make_reading_error(path, error, "") from error
 
 
 def is_archive(place: str) -> bool:
@@ -101,8 +101,8 @@ def _list_folder(place: str) -> dict[str, FilePart]:
         hint = "make a library there with `esa library copy library FOLDER`"
         raise LibraryError(f"{place} is not a library of esa", hint)
     return {
-        _relative_name(paths, path): FilePart(path, 0, disk.file_size(path))
-        for path in paths.all_files()
+        _make_relative_name(paths, path): FilePart(path, 0, disk.file_size(path))
+        for path in paths.list_all_files()
     }
 
 
@@ -139,11 +139,13 @@ def push_documents(
     if not is_archive(place):
         source, target = CopySource(str(library.root)), LibraryPaths(Path(place))
         target.make_folders()
-        return _copy_each(keys, lambda key: _copy_document(source, target, key), progress)
+        return _copy_documents(keys, lambda key: _copy_document(source, target, key), progress)
     paths, added = LibraryPaths(library.root), set[Path]()
     with _create_archive(Path(place)) as tar:
         _add_archive_members(tar, paths, [paths.root / disk.MARKER])
-        result = _copy_each(keys, lambda key: _archive_document(paths, tar, added, key), progress)
+        result = _copy_documents(
+            keys, lambda key: _archive_document(paths, tar, added, key), progress
+        )
         if result.failed and not result.copied:
             raise result.failed[0]
     return result
@@ -159,15 +161,16 @@ def pull_documents(
     """Copies documents from a folder or an archive into the library.
 
     Args:
-        chosen: beginnings of the documents' ids; by default all documents are copied.
-        progress: see `push`. waiting: called while another process holds a document's lock.
+        chosen: beginnings of the documents' ids; by default all documents are copied. progress:
+        called with the numbers of documents done and of all documents. waiting: called while
+        another process holds a document's lock.
 
     Raises:
         LibraryError: the place is not a library. UsageError: no document has a chosen id.
         DiskError: the disk is full."""
     refuse_url(place)
     source, target = CopySource(place), LibraryPaths(library.root)
-    keys, starts = source.document_keys(), tuple(start.lower() for start in chosen)
+    keys, starts = source.list_document_keys(), tuple(start.lower() for start in chosen)
     for start in starts:
         if len(start) < 4 or not any(key.startswith(start) for key in keys):
             raise UsageError(
@@ -176,7 +179,7 @@ def pull_documents(
             )
     keys = [key for key in keys if not starts or key.startswith(starts)]
     target.make_folders()
-    return _copy_each(keys, lambda key: _copy_document(source, target, key, waiting), progress)
+    return _copy_documents(keys, lambda key: _copy_document(source, target, key, waiting), progress)
 
 
 def refuse_url(place: str) -> None:
@@ -188,7 +191,7 @@ def refuse_url(place: str) -> None:
         )
 
 
-def _copy_each(
+def _copy_documents(
     keys: Sequence[str], copy_document: Callable[[str], int | None], progress: Progress | None
 ) -> CopyResult:
     """Copies documents. `copy_document` returns bytes, or None if the target has the document."""
@@ -214,34 +217,36 @@ def _copy_document(
     the document. Raises DamagedCopyError."""
     last = target.document_path(key)
     with target.hold_lock(key, waiting):
-        if manifest.has_document(target, key):
+        if target.has_document(key):
             return None
-        with _naming_damaged_source(source.place, target, key, last):
-            data = b"".join(source.read_chunks(_relative_name(target, last)))
+        with _name_damaged_source(source.place, target, key, last):
+            data = b"".join(source.read_chunks(_make_relative_name(target, last)))
             entry = check_manifest(target, key, data)
-        files, copied = needed_paths(target, entry), len(data)
-        disk.check_room(target.root, sum(entry.sizes.values()) - sum(map(disk.file_size, files)))
+        files, copied = list_needed_paths(target, entry), len(data)
+        disk.check_free_space(
+            target.root, sum(entry.sizes.values()) - sum(map(disk.file_size, files))
+        )
         # The claim protects the files from removal, so that a stopped copy can use them again.
-        claim_segments(target, key, [*map(segment_prefix, entry.segments)])
+        claim_segments(target, key, [*map(extract_segment_prefix, entry.segments)])
         with disk.converting_write_errors(target.root):
             for path in files:
                 try:  # another document or a stopped copy may have left the file
                     check_file(path, path, entry)
                 except LibraryError:
                     with (
-                        _naming_damaged_source(source.place, target, key, path),
-                        disk.new_file(path, key) as file,
+                        _name_damaged_source(source.place, target, key, path),
+                        disk.create_file(path, key) as file,
                     ):
-                        for chunk in source.read_chunks(_relative_name(target, path)):
+                        for chunk in source.read_chunks(_make_relative_name(target, path)):
                             file.write(chunk)
                             copied += len(chunk)
                         file.flush()
-                        check_file(disk.part_path(path, key), path, entry)
+                        check_file(disk.temporary_path(path, key), path, entry)
             with target.hold_lock("library"):
-                with disk.new_file(last, key) as file:
+                with disk.create_file(last, key) as file:
                     file.write(data)
                 target.claim_path(key).unlink()
-    manifest.mark_document_used(target, key)
+    target.mark_document_used(key)
     return copied
 
 
@@ -250,11 +255,11 @@ def _archive_document(
 ) -> int | None:
     """Adds a document to an archive, and returns its bytes. Raises DamagedCopyError."""
     last, place = paths.document_path(key), str(paths.root)
-    with _naming_damaged_source(place, paths, key, last):
-        entry = manifest.read_manifest(paths, key)
-    files = [path for path in needed_paths(paths, entry) if path not in added_files]
+    with _name_damaged_source(place, paths, key, last):
+        entry = document_files.read_manifest(paths, key)
+    files = [path for path in list_needed_paths(paths, entry) if path not in added_files]
     for path in files:
-        with _naming_damaged_source(place, paths, key, path):
+        with _name_damaged_source(place, paths, key, path):
             check_file(path, path, entry)
     added_files.update(files)
     return _add_archive_members(tar, paths, [*files, last])
@@ -264,7 +269,7 @@ def _add_archive_members(tar: tarfile.TarFile, paths: LibraryPaths, files: Itera
     nbytes = 0
     for path in files:
         with path.open("rb") as file:
-            member = tarfile.TarInfo(_relative_name(paths, path))
+            member = tarfile.TarInfo(_make_relative_name(paths, path))
             member.size, member.mode = os.fstat(file.fileno()).st_size, 0o600
             tar.addfile(member, file)
             nbytes += member.size
@@ -272,13 +277,16 @@ def _add_archive_members(tar: tarfile.TarFile, paths: LibraryPaths, files: Itera
 
 
 @contextmanager
-def _naming_damaged_source(place: str, paths: LibraryPaths, key: str, path: Path) -> Iterator[None]:
-    """Converts an error about a file that is copied to `path` into one that names the source."""
+def _name_damaged_source(place: str, paths: LibraryPaths, key: str, path: Path) -> Iterator[None]:
+    """Converts an error about a file that is copied to `path` into an error about its source."""
     try:
         yield
     except LibraryError as error:
-        name, last = _relative_name(paths, path), _relative_name(paths, paths.document_path(key))
-        reason = error.message.replace(str(disk.part_path(path, key)), name).replace(
+        name, last = (
+            _make_relative_name(paths, path),
+            _make_relative_name(paths, paths.document_path(key)),
+        )
+        reason = error.message.replace(str(disk.temporary_path(path, key)), name).replace(
             str(path), name
         )
         raise DamagedCopyError(
@@ -289,7 +297,7 @@ def _naming_damaged_source(place: str, paths: LibraryPaths, key: str, path: Path
         ) from error
 
 
-def _relative_name(paths: LibraryPaths, path: Path) -> str:
+def _make_relative_name(paths: LibraryPaths, path: Path) -> str:
     """Returns the path of a file relative to its library's folder."""
     return path.relative_to(paths.root).as_posix()
 
@@ -312,4 +320,4 @@ def _create_archive(path: Path) -> Iterator[tarfile.TarFile]:
         tarfile.open(fileobj=file, mode="w", format=tarfile.GNU_FORMAT) as tar,
     ):
         yield tar
-    disk.sync_folder(path.absolute().parent)
+    disk.flush_folder(path.absolute().parent)

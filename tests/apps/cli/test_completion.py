@@ -13,7 +13,7 @@ import pytest
 from test_library import ingest
 
 from esa_cli.__main__ import main
-from esa_cli.storage.library import Library, manifest
+from esa_cli.storage.library import Library, document_files
 from esa_cli.storage.library.disk import LibraryPaths
 
 
@@ -28,7 +28,7 @@ def keep(library: Library, name: str, start: int) -> str:
     """A stored document of that name; its id."""
     entry = ingest(library, [*range(start, start + 20)])
     named = replace(entry, provenance={**entry.provenance, "name": name})
-    manifest.write_manifest(LibraryPaths(library.root), named)
+    document_files.write_manifest(LibraryPaths(library.root), named)
     return entry.id
 
 

@@ -44,7 +44,7 @@ def state(run: Esa, *more: str) -> dict[str, Any]:
 
 def found(words: str) -> int:
     with Library().catalogue() as catalogue:
-        return len(catalogue.texts.ranked(words))
+        return len(catalogue.texts.rank_texts(words))
 
 
 def test_new_changed_and_removed_files(run: Esa) -> None:

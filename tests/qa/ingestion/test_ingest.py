@@ -70,14 +70,14 @@ def test_a_document_that_is_removed_while_it_is_opened_is_read_anew(
     loaded: Any, library: Library, monkeypatch: pytest.MonkeyPatch, gone: str
 ) -> None:
     with esa(loaded, library) as one:
-        entry, open_ = entry_of(one, note()), library.open
+        entry, open_ = entry_of(one, note()), library.open_document
 
         def removed_just_now(found: Entry) -> Any:
             monkeypatch.undo()
             library.remove(found)
             return open_(found)
 
-        monkeypatch.setattr(library, "open", removed_just_now)
+        monkeypatch.setattr(library, "open_document", removed_just_now)
         assert one.find(note()) is None
         assert library.entries() == []
         again = one.ingest(note())
@@ -104,7 +104,7 @@ def test_a_document_that_another_process_read_and_a_third_removed_is_read(
     with esa(loaded, library) as other:
         entry = entry_of(other, note())
     with esa(loaded, library) as one:
-        find, calls = library.find, []
+        find, calls = library.find_entry, []
 
         def not_yet(key: str) -> Entry | None:
             calls.append(key)
@@ -116,7 +116,7 @@ def test_a_document_that_another_process_read_and_a_third_removed_is_read(
                 return found
             return find(key)
 
-        monkeypatch.setattr(library, "find", not_yet)
+        monkeypatch.setattr(library, "find_entry", not_yet)
         book = one.ingest(note())
     assert len(calls) > 4
     assert book.read_s > 0

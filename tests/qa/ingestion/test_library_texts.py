@@ -72,13 +72,13 @@ def test_words_of_another_version_are_made_again(
     for _ in range(2):
         with library.catalogue() as catalogue:
             assert len(catalogue.texts) == 0
-            assert catalogue.texts.ranked("harp") == []
-            assert catalogue.files.find(first[0].path) == first[0]
+            assert catalogue.texts.rank_texts("harp") == []
+            assert catalogue.files.find_record(first[0].path) == first[0]
     with library.catalogue() as catalogue:
         changes = update(catalogue, *names)
         assert (changes.records, changes.changed, changes.added) == (first, [], [])
     with library.catalogue() as catalogue:
-        assert [one.digest for one in catalogue.texts.ranked("harp")] == [first[0].digest]
+        assert [one.digest for one in catalogue.texts.rank_texts("harp")] == [first[0].digest]
 
 
 def test_changed_files_are_read_again_and_their_former_words_go(catalogue: Catalogue) -> None:
@@ -90,8 +90,10 @@ def test_changed_files_are_read_again_and_their_former_words_go(catalogue: Catal
     changes = update(catalogue, "a.txt", "b.txt")
     assert changes.read == 2
     assert [Path(one.path).name for one in changes.changed] == ["a.txt"]
-    assert catalogue.texts.ranked("harp") == []
-    assert [one.digest for one in catalogue.texts.ranked("anvil")] == [changes.records[0].digest]
+    assert catalogue.texts.rank_texts("harp") == []
+    assert [one.digest for one in catalogue.texts.rank_texts("anvil")] == [
+        changes.records[0].digest
+    ]
 
 
 def test_a_file_that_cannot_be_read_does_not_stop_the_others(catalogue: Catalogue) -> None:
@@ -130,4 +132,4 @@ def test_an_update_that_is_stopped_continues(
     rest = FileIndexing(catalogue).update(names, lambda *done: shown.append(done))
     assert rest.read == 5
     assert shown[-1] == (9, 9)
-    assert len(catalogue.texts.ranked("harp")) == 9
+    assert len(catalogue.texts.rank_texts("harp")) == 9

@@ -154,7 +154,7 @@ class AskRun:
             wrong = "--read never needs answers from passages, not from the KV cache"
             raise UsageError(wrong, "add --set answer.from=text, and leave out --method")
         if needs_rows and not flags.keep:
-            stored = library.text_digests()
+            stored = library.list_text_digests()
             new = [one.text for one in named if text_digest(one.text) not in stored]
             ready.planner.check(sum(map(ready.model.count_tokens, new)))
         # A script gets one answer only, the better one.

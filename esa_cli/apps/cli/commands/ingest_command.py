@@ -108,7 +108,7 @@ def ingest(
         def ingest_all_documents(documents: Sequence[Document]) -> Iterator[IngestRow]:
             from esa_cli.apps.ingest_engine import ingest_document
             from esa_cli.qa.opening import prepare
-            from esa_cli.storage.library.disk import default_root
+            from esa_cli.storage.library.disk import default_library_folder
 
             if is_local:
                 for document in documents:
@@ -118,7 +118,9 @@ def ingest(
 
             assert chosen is not None
             prepare(chosen, model.model_place, reporter, keep=True)
-            worker = IngestWorker(chosen, model, rows, default_root().absolute(), os.getcwd())
+            worker = IngestWorker(
+                chosen, model, rows, default_library_folder().absolute(), os.getcwd()
+            )
             on_ray = engine == "ray"
             yield from ingest_by_workers(worker, documents, reporter, workers, on_ray=on_ray)
 
@@ -254,7 +256,7 @@ def update_library_from_folder(
         )
     reporter.clear_spinner()
     changes, read, failed = state.changes, list[str](), list(state.changes.refused)
-    known = library.text_digests() if load else set()
+    known = library.list_text_digests() if load else set()
     for record in changes.readable if load else ():
         if record.digest in known:
             continue

@@ -44,7 +44,7 @@ def list_documents(
 ) -> None:
     """List the documents, the most recently used first."""
     stored = Library()
-    present, former = stored.divided_entries()
+    present, former = stored.divide_stored_entries()
     entries = [*present, *former] if with_former else present
     if as_json:
         terminal.print_json(
@@ -52,7 +52,7 @@ def list_documents(
                 "folder": str(stored.root),
                 "bytes": stored.nbytes,
                 "catalogue_bytes": stored.catalogue_bytes,
-                "synced_files": stored.synced_files,
+                "synced_files": stored.synced_file_count,
                 "former": [entry.id for entry in former],
                 "documents": [entry.as_json() for entry in entries],
             }
@@ -79,8 +79,8 @@ def list_documents(
         print("no documents yet; add documents with `esa ingest`")
     if former:
         print(f"{len(former):,} former versions: their files have changed or were removed")
-    if stored.synced_files:
-        print(f"{stored.synced_files:,} files of `esa ingest --words`, searched with BM25")
+    if stored.synced_file_count:
+        print(f"{stored.synced_file_count:,} files of `esa ingest --words`, searched with BM25")
 
 
 @library.command("show")
@@ -108,7 +108,7 @@ def show_document(
 def verify_documents(names: AnyIds = None, as_json: options.Json = False) -> None:
     """Check every byte of the documents, and say what is damaged."""
     stored = Library()
-    entries = [entry for part in stored.divided_entries() for entry in part]
+    entries = [entry for part in stored.divide_stored_entries() for entry in part]
     entries = _find_stored_documents(stored, names) if names else entries
     results = [(entry, stored.verify(entry)) for entry in entries]
     if as_json:
@@ -135,7 +135,7 @@ def remove_documents(names: Ids, yes: options.Yes = False) -> None:
     stored = Library()
     entries = _find_stored_documents(stored, names)
     files = {entry.file for entry in entries if entry.file}
-    entries += [one for one in stored.divided_entries().former if one.file in files]
+    entries += [one for one in stored.divide_stored_entries().former if one.file in files]
     entries = list({entry.key: entry for entry in entries}.values())
     listed = ", ".join(f"{entry.id} ({_describe_document(entry)})" for entry in entries)
     options.confirm_removal("document", f"{listed} from the library", yes)
@@ -236,7 +236,7 @@ def _find_stored_documents(stored: Library, names: Sequence[str]) -> list[Entry]
     """Returns the stored documents with these names or beginnings of ids, without duplicates."""
     entries = dict[str, Entry]()
     for name in names:
-        matches = stored.matches(name)
+        matches = stored.find_entries(name)
         if not matches:
             raise UsageError(f"the library has no document {name}", "see `esa library list`")
         if len(matches) > 1:

@@ -77,7 +77,8 @@ def plan(
         "ratios": ratios and dict(zip(("computation", "reduced_cache"), ratios, strict=True)),
         "remedies": list(planned.remedies),
         "weights": ready.model.stored_as or "plain",
-        "stored_bytes": index and sum(library.size_of(count, index.layout) for count in counts),
+        "stored_bytes": index
+        and sum(library.estimate_size(count, index.layout) for count in counts),
         "reader": chosen.answer.reader,
         "reader_bytes": reader,
     }

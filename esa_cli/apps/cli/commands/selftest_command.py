@@ -243,7 +243,7 @@ def compare(
     from esa_cli.models.files.quiet_transformers import quiet_transformers
     from esa_cli.qa.opening import prepare
     from esa_cli.qa.presets.resolved_preset import FROM_TEXT
-    from esa_cli.storage import check_in_memory
+    from esa_cli.storage import refuse_cache_on_disk
 
     documents, question = split_off_question(arguments or [], command_name="compare")
     names = options.split_names(methods)
@@ -251,7 +251,7 @@ def compare(
         hint = "choose a method that `esa methods` lists, or `preset`, the unchanged preset"
         raise UsageError("--methods must name a method, got none", hint)
     with terminal.Reporter(quiet) as reporter:
-        check_in_memory(model.cache)
+        refuse_cache_on_disk(model.cache)
         chosen = model.load_method_preset()
         text = join_documents(read_documents(documents, reporter).documents)
         ready = prepare(chosen, model.model_place, reporter, attaches=True)

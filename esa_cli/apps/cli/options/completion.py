@@ -16,13 +16,13 @@ _PLAIN = re.compile(r"[\w./@%+=,][\w./@%+=,-]*")
 def complete_documents(typed_text: str) -> list[str]:
     """Returns completions for stored documents: names, or ids for unsafe or ambiguous names."""
     from esa_cli.errors import EsaError
-    from esa_cli.storage.library import manifest
-    from esa_cli.storage.library.disk import LibraryPaths, default_root
+    from esa_cli.storage.library import document_files
+    from esa_cli.storage.library.disk import LibraryPaths, default_library_folder
 
     try:
-        paths = LibraryPaths(default_root())
+        paths = LibraryPaths(default_library_folder())
         paths.check_folder()
-        known = {entry.key: entry.name for entry in manifest.read_entries(paths)}
+        known = {entry.key: entry.name for entry in document_files.read_entries(paths)}
     except (EsaError, OSError):
         return []
     times = Counter(known.values())

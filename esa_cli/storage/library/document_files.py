@@ -1,0 +1,573 @@
+"""The files of a stored document: its manifest, its text, and the segments with its numbers.
+
+A segment file has the rows of up to 4,096 tokens. Its checksummed header is padded to whole pages,
+and one section for each layer follows:
+
+    rows        n records, one for each token: keys, then values of all heads (`encode_rows`)
+    reduced     n reduced keys (R numbers), if the layer has reduced keys
+    checksums   n checksums of 64 bits, one for each record
+
+Each array begins at a multiple of 64 bytes, and each section at a multiple of 4,096 bytes. Rows are
+stored unchanged or quantised to int8. In int8, the D numbers of a head, or a block of these
+numbers, share one float32 scale: the largest absolute value / 127 (float16 would save 3 % and lose
+small keys). The scales follow the numbers in the same record, so that a token is fetched by one
+memory access.
+
+A record's checksum is mixed with the names of segment and layer and the row's number, so that a
+valid row in a wrong place is noticed. The header has two more checksums for each layer: one of all
+records together, and one of the rest of the section.
+
+A segment's name is a hash of all tokens up to the segment's end, so that two documents with the
+same beginning share their first segments. The fitted projections depend on the document's first
+tokens (`Layout.fit`), so every segment's name is also a hash of these tokens.
+
+Torch is imported by the functions that need it, because listing documents does not.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from array import array
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+
+from esa_cli.errors import ForeignVersionError, LibraryError, UnreadableError
+from esa_cli.storage.library import disk
+from esa_cli.storage.library.disk import LibraryPaths, hash_parts
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+SEGMENT = 4096
+"""Number of tokens in a segment; the last segment of a document may have fewer."""
+NO_FIT = "none"
+ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+MAX_LAYERS = 10_000
+SCAN = 4
+"""A whole section is checked at once if at least 1 / `SCAN` of its rows are needed."""
+_ODD = 0x9E3779B97F4A7C15
+STRICT = {"strict": True, "extra": "forbid", "allow_inf_nan": False}
+"""The pydantic configuration for checking manifests that a stranger may have written."""
+
+
+def _round_up(count: int, multiple: int) -> int:
+    return -(-count // multiple) * multiple
+
+
+class SegmentSection(NamedTuple):
+    """The byte offsets of one layer's rows, reduced keys and checksums in a segment file."""
+
+    start: int
+    rows_stop: int
+    reduced: int
+    sums: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The shape and dtype of the data that are stored for each token.
+
+    Args:
+        layers: number of layers. heads: G, the number of key/value heads. dim: D, the head
+            dimension. dtype: the dtype of keys and values, such as "float32".
+        kind: `native` stores rows bit for bit; `int8` takes a quarter of float32.
+        reduced: R of each layer, 0 for a layer without reduced keys; by default no layer has any.
+        reduced_dtype: by default `dtype`. segment: number of tokens in a segment.
+        fit: number of first tokens that the compressor is fitted on; two documents share reduced
+            keys only if they share these tokens.
+        shared: whether the keys are also the values and stored once (MLA).
+        block: how many numbers of a head share a scale in int8; by default D.
+        states: number of the model's recurrent layers, whose states have a file of their own.
+        shapes: G and D of each layer if layers differ; `select_layer` then gives a layer's layout.
+
+    Raises:
+        ValueError: the values do not fit each other."""
+
+    layers: int
+    heads: int
+    dim: int
+    dtype: str
+    kind: Literal["native", "int8"] = "native"
+    reduced: tuple[int, ...] = ()
+    reduced_dtype: str = ""
+    fit: int = 0
+    segment: int = SEGMENT
+    shared: bool = False
+    block: int = 0
+    states: int = 0
+    shapes: tuple[tuple[int, int], ...] = ()
+    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.layers <= MAX_LAYERS:  # a stranger's manifest may say any number
+            raise ValueError(f"layers must be 1 to {MAX_LAYERS}, got {self.layers}")
+        defaults = {
+            "block": self.block or self.dim,
+            "reduced": tuple(self.reduced) or (0,) * self.layers,
+            "reduced_dtype": self.reduced_dtype or self.dtype,
+            "shapes": tuple((heads, dim) for heads, dim in self.shapes),
+        }
+        for name, value in defaults.items():
+            object.__setattr__(self, name, value)
+        sizes = [self.heads, self.dim, self.segment, self.block, *sum(self.shapes, ())]
+        if not (
+            min(sizes) >= 1
+            and min(self.fit, self.states, *self.reduced) >= 0
+            and len(self.reduced) == self.layers
+            and len(self.shapes) in (0, self.layers)
+            and self.dim % self.block == 0
+            and (not self.shapes or self.block == self.dim)
+            and {self.dtype, self.reduced_dtype} <= {*ITEM_BYTES}
+            and self.kind in ("native", "int8")
+        ):
+            raise ValueError(f"the values of the layout do not fit each other: {vars(self)}")
+
+    def select_layer(self, layer: int) -> Layout:
+        """Returns the layout of one layer of the KV cache."""
+        return _make_layer_layout(self, layer) if self.shapes else self
+
+    @property
+    def vector_count(self) -> int:
+        """Number of D-dimensional vectors in a row: the keys and values of all heads."""
+        return self.heads if self.shared else 2 * self.heads
+
+    @property
+    def width(self) -> int:
+        return self.vector_count * self.dim
+
+    @property
+    def row_bytes(self) -> int:
+        if self.kind == "native":
+            return self.width * ITEM_BYTES[self.dtype]
+        return self.width + 4 * (self.width // self.block)
+
+    def token_bytes(self, layer: int) -> int:
+        """Number of bytes of a token's row and reduced key in one layer, without the checksum."""
+        return (
+            self.select_layer(layer).row_bytes
+            + self.reduced[layer] * ITEM_BYTES[self.reduced_dtype]
+        )
+
+    @property
+    def header_bytes(self) -> int:
+        return _round_up(2048 + 112 * self.layers, 4096)
+
+    def sections(self, tokens: int) -> list[SegmentSection]:
+        """Returns the byte offsets of each layer in a segment file of `tokens` tokens."""
+        sections, start = [], self.header_bytes
+        for layer, width in enumerate(self.reduced):
+            rows_stop = start + tokens * self.select_layer(layer).row_bytes
+            reduced = _round_up(rows_stop, 64)
+            sums = _round_up(reduced + tokens * width * ITEM_BYTES[self.reduced_dtype], 64)
+            stop = _round_up(sums + tokens * 8, 4096)
+            sections.append(SegmentSection(start, rows_stop, reduced, sums, stop))
+            start = stop
+        return sections
+
+    def nbytes(self, tokens: int) -> int:
+        """Returns the size in bytes of all segment files of a document of `tokens` tokens."""
+        whole, rest = divmod(tokens, self.segment)
+        size = whole * self.sections(self.segment)[-1].stop
+        return size + (self.sections(rest)[-1].stop if rest else 0)
+
+    def as_json(self) -> dict[str, Any]:
+        """Returns the layout as JSON data, which is part of the hash that names a segment."""
+        data = {**vars(self), "reduced": list(self.reduced), "shapes": [*map(list, self.shapes)]}
+        # Usual values are left out, so that segments stored before these settings keep their names.
+        for name, usual in (("shared", False), ("block", self.dim), ("states", 0), ("shapes", [])):
+            if data[name] == usual:
+                del data[name]
+        return data
+
+    @staticmethod
+    def from_json(data: dict[str, Any]) -> Layout:
+        return Layout(**{**data, "reduced": tuple(data["reduced"])})
+
+
+@lru_cache(maxsize=1024)
+def _make_layer_layout(layout: Layout, layer: int) -> Layout:
+    heads, dim = layout.shapes[layer]
+    reduced = (layout.reduced[layer],)
+    return replace(layout, layers=1, heads=heads, dim=dim, block=dim, reduced=reduced, shapes=())
+
+
+def compute_segment_prefixes(identity: str, ids: Sequence[int], layout: Layout) -> list[str]:
+    """Returns, for each segment of a document, a hash of all tokens up to the segment's end."""
+    shape = json.dumps(layout.as_json(), sort_keys=True).encode()
+    fitted = array("q", ids[: layout.fit]).tobytes()
+    last = hash_parts(b"segment", bytes([disk.FORMAT]), identity.encode(), shape, fitted)
+    prefixes = []
+    for start in range(0, len(ids), layout.segment):
+        tokens = array("q", ids[start : start + layout.segment])
+        last = hash_parts(last, tokens.tobytes())
+        prefixes.append(last.hex())
+    return prefixes
+
+
+def extract_segment_prefix(segment_name: str) -> str:
+    """Returns the hash of tokens in a segment's name, without the name of the projections."""
+    return segment_name.partition("-")[0]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """The manifest of a stored document.
+
+    Args:
+        key: the document's name in the library. identity: model and settings of its prefill.
+        layout: the shape of its rows. tokens: number of tokens, including `head` prompt tokens.
+        segments: names of its segments. fit: the name of its projections, or `NO_FIT`.
+        sizes: bytes on disk of `segments`, `fit` and each of `file_kinds`.
+        digests: digests of the files of text and tokens.
+        text_sha256, characters: digest and length of the text.
+        marks: pages and chapters, as JSON data. provenance: `name`, `source` and more.
+        created, used: seconds since 1970 of the ingest and of the last time of opening.
+        error: why the document cannot be used; other fields are then empty."""
+
+    key: str
+    identity: str = ""
+    layout: Layout = Layout(1, 1, 1, "float32")
+    tokens: int = 0
+    head: int = 0
+    segments: tuple[str, ...] = ()
+    fit: str = NO_FIT
+    sizes: dict[str, int] = field(default_factory=dict)
+    digests: dict[str, str] = field(default_factory=dict)
+    text_sha256: str = ""
+    characters: int = 0
+    marks: tuple[tuple[int, int | None, str | None], ...] = ()
+    provenance: dict[str, Any] = field(default_factory=dict)
+    created: float = 0.0
+    used: float = 0.0
+    error: LibraryError | None = field(default=None, compare=False)
+    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT | {"arbitrary_types_allowed": True}
+
+    @property
+    def id(self) -> str:
+        return self.key[:12]
+
+    def check_usable(self) -> None:
+        """Raises the entry's error if the document cannot be used."""
+        if self.error:
+            raise self.error
+
+    @property
+    def file_kinds(self) -> tuple[str, ...]:
+        """The suffixes of the document's own files, except the manifest's suffix."""
+        return ("text", "tokens", "states") if self.layout.states else ("text", "tokens")
+
+    @property
+    def damage(self) -> str:
+        """The reason why the document cannot be used, or an empty text if it can be used."""
+        return self.error.message if self.error else ""
+
+    @property
+    def state(self) -> str:
+        """The state of the document: `good`, `damaged`, `another format` or `unreadable`."""
+        if isinstance(self.error, ForeignVersionError):
+            return "another format"
+        if isinstance(self.error, UnreadableError):
+            return "unreadable"
+        return "damaged" if self.error else "good"
+
+    @property
+    def name(self) -> str:
+        return str(self.provenance.get("name", ""))
+
+    @property
+    def file(self) -> str:
+        """The absolute path of the document's file, or an empty text if there is no file."""
+        path = str(self.provenance.get("path") or self.provenance.get("source", ""))
+        return path if os.path.isabs(path) else ""
+
+    @property
+    def rows(self) -> str:
+        """The format of the stored KV cache, `int8` or `native`, or `index` for a token index."""
+        return str(self.provenance.get("rows", self.layout.kind))
+
+    @property
+    def nbytes(self) -> int:
+        """Number of bytes on disk, including segments that are shared with other documents."""
+        return sum(self.sizes.values())
+
+    def segment_tokens(self, index: int) -> int:
+        return min(self.layout.segment, self.tokens - index * self.layout.segment)
+
+    def as_json(self) -> dict[str, Any]:
+        """Returns the entry as the JSON data that `esa library --json` prints."""
+        known = {"id": self.id, "key": self.key}
+        if self.error:
+            return known | {"state": self.state, "damage": self.damage}
+        return {
+            **known,
+            **{name: getattr(self, name) for name in ("name", "tokens", "characters")},
+            "bytes": self.nbytes,
+            "created": self.created,
+            "used": self.used,
+            **{name: self.provenance.get(name) for name in ("model", "preset", "esa")},
+            "rows": self.rows,
+            "identity": self.identity,
+            "layout": self.layout.as_json(),
+            "provenance": self.provenance,
+        }
+
+    def make_manifest_fields(self) -> dict[str, Any]:
+        stored = asdict(self) | {"layout": self.layout.as_json()}
+        del stored["used"], stored["error"]
+        return stored
+
+
+def write_manifest(paths: LibraryPaths, entry: Entry) -> None:
+    """Writes a document's manifest, so that the document exists. Raises OSError."""
+    payload = json.dumps(entry.make_manifest_fields(), sort_keys=True, indent=1).encode()
+    form = disk.WITH_STATES if entry.layout.states else disk.FORMAT
+    form = disk.WITH_SHAPES if entry.layout.shapes else form
+    disk.write_small_file(paths.document_path(entry.key), "document", payload, entry.key, form)
+
+
+def read_manifest(paths: LibraryPaths, key: str) -> Entry:
+    """Reads a document's manifest, and returns its entry. Raises LibraryError: the manifest is
+    missing, damaged, of another format, or belongs to another document."""
+    entry = decode_manifest(paths, key, disk.read_file_bytes(paths.document_path(key), key))
+    return replace(entry, used=paths.read_last_use(key, entry.created))
+
+
+def decode_manifest(paths: LibraryPaths, key: str, data: bytes) -> Entry:
+    """Returns the entry in a manifest's bytes, without the time of last use. Raises LibraryError:
+    the bytes are damaged, of another format, or the manifest of another document."""
+    path = paths.document_path(key)
+    stored = json.loads(disk.unpack_small_file(data, "document", path, key))
+    if stored["key"] != key:
+        raise disk.make_damage_error(path, "it is the manifest of another document", key)
+    layout = Layout.from_json(stored.pop("layout"))
+    lists: dict[str, Any] = {name: tuple(stored.pop(name)) for name in ("segments", "marks")}
+    return Entry(layout=layout, **lists, **stored)
+
+
+def read_entries(paths: LibraryPaths, keys: Iterable[str] | None = None) -> list[Entry]:
+    """Returns the entries of the documents with these keys, or of all documents, the most recently
+    used first. The entry of a document that cannot be used has an `error`. Raises LibraryError: the
+    folder cannot be read."""
+    entries = list[Entry]()
+    for key in paths.list_document_keys() if keys is None else keys:
+        try:
+            entries.append(read_manifest(paths, key))
+        except LibraryError as error:
+            if paths.has_document(key):  # else another process has removed it
+                entries.append(Entry(key, used=paths.read_last_use(key, 0.0), error=error))
+    return sorted(entries, key=lambda entry: (-entry.used, entry.key))
+
+
+def read_document_text(paths: LibraryPaths, entry: Entry) -> str:
+    """Reads a stored document's text. Raises LibraryError."""
+    path = paths.document_path(entry.key, "text")
+    return disk.read_small_file(path, "text", entry.key, entry.digests["text"]).decode(
+        "utf-8", "surrogatepass"
+    )
+
+
+def list_needed_paths(paths: LibraryPaths, entry: Entry) -> list[Path]:
+    """Returns the paths of all files that a document needs, except its manifest."""
+    fit = [] if entry.fit == NO_FIT else [paths.projections_path(entry.fit)]
+    files = [paths.document_path(entry.key, kind) for kind in entry.file_kinds]
+    return [*map(paths.segment_path, entry.segments), *fit, *files]
+
+
+def encode_rows(rows: Tensor, layout: Layout) -> Tensor:
+    """Encodes rows (n, width) as records of bytes (n, row_bytes), as the layout says."""
+    import torch
+
+    if layout.kind == "native":
+        return rows.contiguous().view(torch.uint8)
+    blocks = rows.float().view(rows.shape[0], -1, layout.block)
+    scales = blocks.abs().amax(dim=2) / 127
+    steps = torch.where(scales > 0, scales, torch.ones_like(scales))
+    numbers = (blocks / steps[:, :, None]).round().clamp(-127, 127).to(torch.int8)
+    flat = numbers.view(rows.shape[0], layout.width).view(torch.uint8)
+    return torch.cat((flat, scales.view(torch.uint8)), dim=1)
+
+
+def decode_records(
+    records: Tensor, layout: Layout, vectors: slice | list[int] = slice(None)
+) -> Tensor:
+    """Decodes records (n, row_bytes) to rows (n, width), or only to some of the D-dimensional
+    vectors of each row, which `vectors` selects. Unquantised rows are not copied if `vectors` is a
+    slice."""
+    import torch
+
+    dtype: torch.dtype = getattr(torch, layout.dtype)
+    shape = records.shape[0], layout.vector_count, layout.dim
+    if layout.kind == "native":
+        return records.view(dtype).view(shape)[:, vectors].flatten(1)
+    numbers = records[:, : layout.width].view(torch.int8)
+    scales = records[:, layout.width :].clone(memory_format=torch.contiguous_format)
+    # One pass over the numbers; a conversion to floats first would be a second.
+    blocks = *shape[:2], layout.dim // layout.block, layout.block
+    steps = scales.view(torch.float32).view(*blocks[:3], 1)
+    return (numbers.view(blocks)[:, vectors] * steps[:, vectors]).flatten(1).to(dtype)
+
+
+def _record_checksums(
+    records: memoryview, record_bytes: int, segment: str, layer: int, rows: Any
+) -> Any:
+    """Returns the checksums (n,) of the records of `record_bytes` bytes with the numbers `rows`,
+    an integer array (n,), in a layer of the segment with this name."""
+    import numpy
+    import xxhash
+
+    digest = xxhash.xxh3_64_intdigest
+    sums = [digest(records[row * record_bytes :][:record_bytes]) for row in rows.tolist()]
+    base = hashlib.blake2b(f"{segment}/{layer}".encode(), digest_size=8).digest()
+    salts = (rows.astype(numpy.uint64) + numpy.frombuffer(base, "<u8")) * numpy.uint64(_ODD)
+    return numpy.array(sums, dtype=numpy.uint64) ^ salts
+
+
+def write_segment(
+    path: Path, key: str, layout: Layout, tokens: int,
+    layers: Iterable[tuple[Tensor, Tensor | None]],
+) -> None:  # fmt: skip
+    """Writes a segment file atomically. Raises OSError.
+
+    Args:
+        key: the document whose lock the caller holds. tokens: number of tokens in the segment.
+        layers: the rows (n, width) and the reduced keys (n, R) of all tokens, for each layer."""
+    import numpy
+    import torch
+    import xxhash
+
+    record_sums, tail_sums = list[str](), list[str]()
+    with disk.create_file(path, key) as file:
+        file.write(bytes(layout.header_bytes))
+        sections = zip(layers, layout.sections(tokens), strict=True)
+        for layer, ((rows, reduced), section) in enumerate(sections):
+            array: Any = encode_rows(rows.cpu(), layout.select_layer(layer)).numpy()
+            records = memoryview(array).cast("B")
+            if len(records) != section.rows_stop - section.start:
+                raise ValueError(f"the rows do not fit the layout, got {tuple(rows.shape)}")
+            size, numbers = layout.select_layer(layer).row_bytes, numpy.arange(tokens)
+            sums = _record_checksums(records, size, path.stem, layer, numbers).astype("<u8")
+            features = torch.empty(0) if reduced is None else reduced.cpu().contiguous()
+            keys = features.view(torch.uint8).numpy().tobytes()
+            tail = bytes(section.reduced - section.rows_stop)
+            tail += keys.ljust(section.sums - section.reduced, b"\0") + sums.tobytes()
+            tail = tail.ljust(section.stop - section.rows_stop, b"\0")
+            record_sums.append(xxhash.xxh3_128_hexdigest(records))
+            tail_sums.append(xxhash.xxh3_128_hexdigest(tail))
+            file.write(records)
+            file.write(tail)
+        facts = {
+            "name": path.stem, "layout": layout.as_json(), "tokens": tokens,
+            "records": record_sums, "tails": tail_sums,
+        }  # fmt: skip
+        text, size = json.dumps(facts, sort_keys=True).encode(), layout.header_bytes
+        line_bytes = len(disk.pack_small_file("segment", bytes(size))[0]) - size
+        header, _ = disk.pack_small_file("segment", text.ljust(size - line_bytes))
+        assert len(header) == size, "the header must fill its pages"
+        file.seek(0)
+        file.write(header)
+
+
+class Segment:
+    """A memory-mapped segment file. Opening checks the header and the file's length. Raises
+    LibraryError: the file is missing, damaged, of another format, or belongs to another segment.
+
+    Args:
+        tokens: the expected number of tokens. key: the document's key, for error messages.
+        name: the segment's name, if it differs from the file's name."""
+
+    def __init__(self, path: Path, layout: Layout, tokens: int, key: str, name: str = "") -> None:
+        import torch
+
+        self.path, self.layout, self.tokens, self.key = path, layout, tokens, key
+        self.name, self.sections = name or path.stem, layout.sections(tokens)
+        expected = {"name": self.name, "layout": layout.as_json(), "tokens": tokens}
+        try:
+            with open(path, "rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                header = disk.unpack_small_file(
+                    file.read(layout.header_bytes), "segment", path, key
+                )
+        except OSError as error:
+            raise disk.make_reading_error(path, error, key) from error
+        facts = json.loads(header)
+        found = {name: facts[name] for name in expected}
+        if found != expected or size != self.sections[-1].stop:
+            raise disk.make_damage_error(path, "it is another segment, or is cut off", key)
+        self.record_sums, self.tail_sums = facts["records"], facts["tails"]
+        # torch's own mapping keeps no file open: a hundred documents would be thousands. Outside
+        # inference mode, because a segment opened while a model runs is read later, too.
+        with torch.inference_mode(False):
+            self.bytes = torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
+
+    def check_all_bytes(self) -> None:
+        """Reads and checks every byte of the segment. Raises LibraryError."""
+        for layer in range(self.layout.layers):
+            SegmentLayer(self, layer).read_records(0, self.tokens)
+
+
+class SegmentLayer:
+    """The records, reduced keys and checksums of one layer in a segment. Bytes are checked before
+    their first use."""
+
+    def __init__(self, segment: Segment, layer: int) -> None:
+        import numpy
+
+        self.segment, self.layer = segment, layer
+        self.layout, self.section = segment.layout.select_layer(layer), segment.sections[layer]
+        rows_stop, stop = self.section.rows_stop, self.section.stop
+        self._records = segment.bytes[self.section.start : rows_stop].view(len(self), -1)
+        self._tail, self._is_tail_good = segment.bytes[rows_stop:stop], False
+        self._are_rows_good = numpy.zeros(len(self), dtype=bool)
+
+    def __len__(self) -> int:
+        return self.segment.tokens
+
+    def _make_damage_error(self, changed_part: str) -> LibraryError:
+        reason = f"{changed_part} of layer {self.layer} changed"
+        return disk.make_damage_error(self.segment.path, reason, self.segment.key)
+
+    def read_tail(self, start: int, size: int) -> Tensor:
+        """Returns `size` bytes of reduced keys or checksums, from byte `start` of the segment on.
+        Raises LibraryError."""
+        import xxhash
+
+        if not self._is_tail_good:
+            array: Any = self._tail.numpy()
+            if xxhash.xxh3_128_hexdigest(array) != self.segment.tail_sums[self.layer]:
+                raise self._make_damage_error("reduced keys or checksums")
+            self._is_tail_good = True
+        return self._tail[start - self.section.rows_stop :][:size]
+
+    def check_rows(self, rows: Any) -> None:
+        """Checks the rows in an index array that have not been checked yet. Raises LibraryError."""
+        import xxhash
+
+        good, segment, array = self._are_rows_good, self.segment, self._records.numpy()
+        stored: Any = self.read_tail(self.section.sums, 8 * len(self)).numpy()
+        records = memoryview(array).cast("B")  # type: ignore[arg-type]
+        new = rows[~good[rows]]
+        # Many rows are checked at once; if any row changed, the rows' own checksums say which.
+        if SCAN * new.size >= len(self):
+            good |= xxhash.xxh3_128_hexdigest(records) == segment.record_sums[self.layer]
+            new = rows[~good[rows]]
+        if new.size:
+            size = self.layout.row_bytes
+            sums = _record_checksums(records, size, segment.name, self.layer, new)
+            wrong = new[sums != stored.view("<u8")[new]]
+            if wrong.size:
+                raise self._make_damage_error(f"row {wrong[0]}")
+            good[new] = True
+
+    def read_records(self, start: int, stop: int) -> Tensor:
+        """Returns the rows [start, stop) as they are stored, in bytes (n, row_bytes). Raises
+        LibraryError: a row is damaged."""
+        import numpy
+
+        self.check_rows(numpy.arange(start, stop))
+        return self._records[start:stop]

@@ -1,0 +1,197 @@
+"""The small files of a stored document: how they are packed as bytes, unpacked and checked.
+
+A stranger can write any contents with a valid checksum, so every file that is copied into the
+library from elsewhere is checked by `check_manifest` and `check_file`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy
+import torch
+from pydantic import TypeAdapter
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from esa_cli.attention.compression import Linear, name_projection_tensors
+from esa_cli.storage.library import disk
+from esa_cli.storage.library.disk import LibraryPaths
+from esa_cli.storage.library.document_files import (
+    Entry,
+    Layout,
+    Segment,
+    compute_segment_prefixes,
+    decode_manifest,
+    extract_segment_prefix,
+    list_needed_paths,
+)
+from esa_cli.system.text import text_digest
+
+State = dict[str, Tensor]
+"""The state of one recurrent layer: its tensors by name."""
+Projections = Sequence[Linear | None]
+"""A projection for each layer, or None for a layer without reduced keys."""
+_STATE_NAME = re.compile(r"([0-9]+)\.((?:conv|recurrent)\.[0-9]+)")
+_PROVENANCE = {"name": str, "source": str, "bytes": int, "missing": list}
+_UNPACKING = (
+    AttributeError, LookupError, OverflowError, RecursionError, RuntimeError, SafetensorError,
+    TypeError, ValueError,
+)  # fmt: skip
+"""Exceptions raised when a file has unexpected names, types or shapes."""
+
+
+def pack_tokens(ids: Sequence[int], offsets: Sequence[tuple[int, int]] | Tensor) -> bytes:
+    """Packs the token ids (n,) of a document and their character offsets (n, 2) as bytes."""
+    spans = torch.as_tensor(offsets, dtype=torch.int64).reshape(-1, 2)
+    numbers = torch.from_numpy(numpy.array(ids, dtype=numpy.int64))
+    return save({"ids": numbers, "offsets": spans.contiguous()})
+
+
+def unpack_tokens(payload: bytes) -> tuple[Tensor, Tensor]:
+    """Unpacks the token ids (n,) of a document and their character offsets (n, 2)."""
+    tensors = load(payload)
+    return tensors["ids"], tensors["offsets"]
+
+
+class StoredStates(NamedTuple):
+    """The states of the recurrent layers after the last token of a segment."""
+
+    segment: str
+    states: list[State]
+
+
+def pack_states(segment: str, states: Sequence[Mapping[str, Tensor]]) -> bytes:
+    """Packs the states of all recurrent layers after a segment, whose prefix is `segment`."""
+    tensors = {
+        f"{layer}.{name}": tensor.cpu().contiguous()
+        for layer, state in enumerate(states)
+        for name, tensor in state.items()
+    }
+    return f"{segment}\n".encode() + save({"layers": torch.tensor(len(states)), **tensors})
+
+
+def unpack_states(payload: bytes, path: Path, layout: Layout, key: str) -> StoredStates:
+    """Unpacks the states of all recurrent layers. Raises LibraryError: the states are damaged."""
+    name, _, packed = payload.partition(b"\n")
+    try:
+        tensors = load(packed)
+        # Before a list of so many is made: a stranger's file may say any number.
+        if not int(tensors.pop("layers")) == layout.states <= len(tensors):
+            raise ValueError("the number of layers is wrong")
+        states: list[State] = [{} for _ in range(layout.states)]
+        for tensor, value in sorted(tensors.items()):
+            match = _STATE_NAME.fullmatch(tensor)
+            if match is None:
+                raise ValueError(tensor)
+            states[int(match[1])][match[2]] = value
+        return StoredStates(name.decode("ascii"), states)
+    except _UNPACKING as error:
+        raise disk.make_damage_error(path, "its recurrent states are invalid", key) from error
+
+
+def pack_projections(projections: Projections) -> bytes:
+    """Packs the projections of the reduced keys of all layers as bytes."""
+    layers = {"layers": torch.tensor(len(projections))}
+    return save({**layers, **name_projection_tensors(projections)})
+
+
+def unpack_projections(payload: bytes) -> list[Linear | None]:
+    """Unpacks the projections of the reduced keys of all layers."""
+    tensors, projections = load(payload), list[Linear | None]()
+    for i in range(int(tensors["layers"])):
+        pair = [tensors.get(f"layers.{i}.{name}") for name in ("query_map", "key_map")]
+        is_reduced = pair[0] is not None and pair[1] is not None
+        projections.append(Linear(*pair) if is_reduced else None)  # type: ignore[arg-type]
+    return projections
+
+
+def hash_projections(packed: bytes) -> str:
+    """Returns the hash of packed projections, which is the name of their file."""
+    return hashlib.blake2b(packed, digest_size=12).hexdigest()
+
+
+def check_file(file: Path, path: Path, entry: Entry) -> None:
+    """Checks every byte of a document's file, which is stored at `path` or will be moved there.
+    Raises LibraryError: the file is missing, damaged, or belongs to another document."""
+    key, kind = entry.key, path.suffix[1:]
+    if kind == "seg":
+        tokens = entry.segment_tokens(entry.segments.index(path.stem))
+        Segment(file, entry.layout, tokens, key, path.stem).check_all_bytes()
+        return
+    data = disk.read_file_bytes(file, key)
+    payload = disk.unpack_small_file(data, kind, path, key, entry.digests.get(kind))
+    try:
+        belongs = len(data) == entry.sizes[kind] and _matches_manifest(entry, kind, payload, path)
+    except _UNPACKING as error:
+        raise disk.make_damage_error(path, "its contents are not what esa writes", key) from error
+    if not belongs:
+        raise disk.make_damage_error(path, "it belongs to another document", key)
+
+
+def _matches_manifest(entry: Entry, kind: str, payload: bytes, path: Path) -> bool:
+    """Whether the contents of a small file agree with the document's manifest."""
+    layout, identity = entry.layout, entry.identity
+    if kind == "text":
+        text = payload.decode("utf-8", "surrogatepass")
+        facts = disk.document_key(identity, text), text_digest(text), len(text)
+        return facts == (entry.key, entry.text_sha256, entry.characters)
+    prefixes = [*map(extract_segment_prefix, entry.segments)]
+    if kind == "states":
+        return unpack_states(payload, path, layout, entry.key).segment == prefixes[-1]
+    if kind == "tokens":
+        numbers, offsets = unpack_tokens(payload)
+        ids = numbers.tolist()
+        return (
+            len(ids) == entry.tokens
+            and tuple(offsets.shape) == (len(ids), 2)
+            and min(ids) >= 0
+            and 0 <= int(offsets.min()) <= int(offsets.max()) <= entry.characters
+            and compute_segment_prefixes(identity, ids, layout) == prefixes
+        )
+    tensors = load(payload)
+    good = hash_projections(payload) == path.stem and int(tensors.pop("layers")) == layout.layers
+    for i, width in enumerate(layout.reduced):
+        pair = [tensors.pop(f"layers.{i}.{name}") for name in ("query_map", "key_map") if width]
+        good = good and all(matrix.dim() == 2 and matrix.shape[1] == width for matrix in pair)
+    return good and not tensors
+
+
+def check_manifest(paths: LibraryPaths, key: str, data: bytes) -> Entry:
+    """Returns the entry of a manifest that a stranger may have written. Raises LibraryError: the
+    manifest is damaged, has another format, or has contents that esa does not write."""
+    path = paths.document_path(key)
+    payload = disk.unpack_small_file(data, "document", path, key)
+    try:
+        TypeAdapter(Entry).validate_json(payload)
+        entry = decode_manifest(paths, key, data)
+        has_all = set(json.loads(payload)) == set(entry.make_manifest_fields())
+        if not has_all or not _is_consistent(paths, entry):
+            raise ValueError("its fields or numbers are wrong")
+    except _UNPACKING as error:
+        raise disk.make_damage_error(path, "its contents are not what esa writes", key) from error
+    return entry
+
+
+def _is_consistent(paths: LibraryPaths, entry: Entry) -> bool:
+    """Whether the numbers and names in a stranger's manifest agree with each other."""
+    layout, sizes, known = entry.layout, entry.sizes, entry.provenance
+    counts = [entry.head, entry.characters, *sizes.values(), *(mark[0] for mark in entry.marks)]
+    return (
+        all(type(known[name]) is kind for name, kind in _PROVENANCE.items())
+        and min(counts) >= 0
+        and 0 < entry.tokens >= entry.head
+        and 0 <= entry.created < 1 << 40
+        and len(entry.segments) == -(-entry.tokens // layout.segment)
+        and layout.nbytes(entry.tokens) == sizes["segments"]
+        and set(sizes) == {"segments", "fit", *entry.file_kinds}
+        and set(entry.digests) == {"text", "tokens"}
+        and all(name.partition("-")[2] == entry.fit for name in entry.segments)
+        and all(map(paths.has_finished_name, list_needed_paths(paths, entry)))
+    )

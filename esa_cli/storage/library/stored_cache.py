@@ -1,0 +1,250 @@
+"""Reads the KV cache of a stored document from its segments, and writes it during a prefill.
+
+The recurrent states after a segment are written with the segment. A document with a token index
+needs nothing of this file: `DocumentWriter` and `StoredDocument` are enough.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from esa_cli.attention.compression import Linear
+from esa_cli.errors import LibraryError
+from esa_cli.storage.library import disk, packed_files
+from esa_cli.storage.library.disk import LibraryPaths
+from esa_cli.storage.library.document_files import (
+    NO_FIT,
+    Entry,
+    Layout,
+    Segment,
+    SegmentLayer,
+    decode_records,
+    extract_segment_prefix,
+)
+from esa_cli.storage.library.library import DocumentWriter, StoredDocument
+from esa_cli.storage.library.packed_files import Projections, State, StoredStates
+from esa_cli.storage.memory_store import (
+    BLOCK,
+    CPU,
+    JoinedStore,
+    MemoryStore,
+    StoreChain,
+    StoreSlice,
+    as_slice_or_list,
+    refuse_change,
+    split_rows,
+)
+
+
+class SegmentStore(SegmentLayer):
+    """The keys and values of one layer in a segment: a read-only store of tensors on `device`."""
+
+    resident = False
+
+    def __init__(self, segment: Segment, layer: int, device: torch.device = CPU) -> None:
+        super().__init__(segment, layer)
+        self.device, layout = device, self.layout
+        self.heads, self.dim, self.shared = layout.heads, layout.dim, layout.shared
+
+    @property
+    def nbytes(self) -> int:
+        return len(self) * self.segment.layout.token_bytes(self.layer)
+
+    def span(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        rows = decode_records(self.read_records(start, stop), self.layout)
+        return split_rows(rows.to(self.device), self.heads, self.shared)
+
+    @torch.no_grad()
+    def gather(self, at: Tensor) -> tuple[Tensor, Tensor]:
+        at, records = at.to(CPU), self._records
+        self.check_rows(at.numpy())
+        if self.layout.kind == "native":  # as numbers: several times as fast as bytes
+            rows = records.view(getattr(torch, self.layout.dtype)).index_select(0, at)
+        else:
+            rows = decode_records(records.index_select(0, at), self.layout)
+        return split_rows(rows.to(self.device), self.heads, self.shared)
+
+    def key_blocks(
+        self, start: int, stop: int, most: int = BLOCK, groups: Sequence[int] | None = None
+    ) -> Iterator[tuple[int, Tensor]]:
+        records = self.read_records(start, stop)
+        for low in range(0, stop - start, most):
+            block = records[low : low + most]
+            vectors = as_slice_or_list(groups or range(self.heads))
+            keys = decode_records(block, self.layout, vectors).to(self.device)
+            yield start + low, keys.view(block.shape[0], -1, self.dim).transpose(0, 1)
+
+    @property
+    def reduced(self) -> int:
+        return len(self) if self.segment.layout.reduced[self.layer] else 0
+
+    def feature_blocks(
+        self, start: int, stop: int, most: int = BLOCK
+    ) -> Iterator[tuple[int, Tensor]]:
+        assert stop <= self.reduced, "all tokens must have reduced keys"
+        layout = self.segment.layout
+        dtype: torch.dtype = getattr(torch, layout.reduced_dtype)
+        size = len(self) * layout.reduced[self.layer] * dtype.itemsize
+        features = self.read_tail(self.section.reduced, size).view(dtype).view(len(self), -1)
+        for low in range(start, stop, most):
+            yield low, features[low : min(low + most, stop)].to(self.device)
+
+    append = append_features = crop = refuse_change
+
+
+def read_states(paths: LibraryPaths, layout: Layout, key: str, segment: str = "") -> StoredStates:
+    """Returns the states of a document's recurrent layers. If `segment` is not empty, they must be
+    the states after this segment. Raises LibraryError: the file is missing, damaged, of another
+    format, or has the states after another segment."""
+    path = paths.document_path(key, "states")
+    stored = packed_files.unpack_states(
+        disk.read_small_file(path, "states", key), path, layout, key
+    )
+    if segment not in ("", stored.segment):
+        raise disk.make_damage_error(path, "its recurrent states belong to another document", key)
+    return stored
+
+
+def _read_projections(paths: LibraryPaths, name: str, key: str) -> list[Linear | None] | None:
+    """Reads the projections with this name, or returns None for `NO_FIT`. Raises LibraryError."""
+    if name == NO_FIT:
+        return None
+    path = paths.projections_path(name)
+    packed = disk.read_small_file(path, "fit", key)
+    if packed_files.hash_projections(packed) != name:
+        raise disk.make_damage_error(path, "its name does not match its projections", key)
+    return packed_files.unpack_projections(packed)
+
+
+class StoredCache:
+    """The KV cache of an opened document, with its projections and the states of the model's
+    recurrent layers after the last token. Raises LibraryError: one of the files is missing, damaged
+    or of another format."""
+
+    def __init__(self, document: StoredDocument) -> None:
+        paths, entry = document.paths, document.entry
+        self._segments, self._layer_count = document.segments, entry.layout.layers
+        self.projections = _read_projections(paths, entry.fit, entry.key)
+        self.states: list[State] = []
+        if entry.layout.states:
+            last = extract_segment_prefix(entry.segments[-1])
+            self.states = read_states(paths, entry.layout, entry.key, last).states
+
+    def open_layers(self, devices: Sequence[torch.device] = ()) -> list[StoreChain]:
+        """Returns a read-only store for each layer, on the given devices or, by default, the
+        CPU."""
+        stores = list[StoreChain]()
+        devices = devices or [CPU] * self._layer_count
+        for layer, device in zip(range(self._layer_count), devices, strict=True):
+            parts = [SegmentStore(segment, layer, device) for segment in self._segments]
+            slices = [StoreSlice(part, 0, len(part)) for part in parts]
+            stores.append(StoreChain(slices, parts[0]))
+        return stores
+
+
+class CacheWriter(DocumentWriter):
+    """Writes the KV cache of a document during its prefill.
+
+    Attributes:
+        layers: a store for each layer, to which prefill appends after the tokens on disk.
+        projections: the projections of the reduced keys on disk; None if no key is on disk.
+        states: the states of the recurrent layers after the tokens on disk; empty at the start."""
+
+    def __init__(
+        self, paths: LibraryPaths, key: str, identity: str, ids: Sequence[int], layout: Layout,
+        prefixes: Sequence[str], devices: Sequence[torch.device] = (),
+    ) -> None:  # fmt: skip
+        self.projections: list[Any] | None = None
+        self.states: list[State] = [{} for _ in range(layout.states)]
+        super().__init__(paths, key, identity, ids, layout, prefixes)
+        self.layers = list[JoinedStore]()
+        dtype: torch.dtype = getattr(torch, layout.dtype)
+        for i, device in enumerate(devices or [CPU] * layout.layers):
+            shape = layout.select_layer(i)
+            tail = MemoryStore(shape.heads, shape.dim, dtype, torch.device(device), shape.shared)
+            tail.expect(layout.segment)
+            parts = [SegmentStore(segment, i, tail.device) for segment in self.segments]
+            self.layers.append(JoinedStore([StoreSlice(one, 0, len(one)) for one in parts], tail))
+
+    def _find_segments_on_disk(self) -> list[Segment]:
+        """Returns the document's first segments that are complete on disk, and loads their
+        projections and, if the model has recurrent layers, the states after those segments."""
+        layout, states, best = self.layout, self.states, list[Segment]()
+        prefixes, min_count = self._prefixes[: len(self.ids) // layout.segment], 1
+        if layout.states:
+            try:
+                stored = read_states(self.paths, layout, self.key)
+                prefixes = self._prefixes[: self._prefixes.index(stored.segment) + 1]
+            except (LibraryError, ValueError):
+                return []
+            states, min_count = stored.states, len(prefixes)
+        for path in sorted(self.paths.segments.glob(f"{self._prefixes[0]}-*.seg")):
+            fit = path.stem.partition("-")[2]
+            with suppress(LibraryError):
+                projections = _read_projections(self.paths, fit, self.key)
+                segments = self._open_segments(prefixes, fit)
+                if len(segments) >= min_count and len(segments) > len(best):
+                    best, self.states, self._fit = segments, states, fit
+                    self.projections = projections
+        return best
+
+    def flush(self, projections: Projections | None = None, states: Sequence[State] = ()) -> None:
+        """Writes every segment that is complete in all layers, and frees the segment's memory.
+        Callers flush after each piece of prefill, so that a killed ingest loses at most one
+        segment. Raises LibraryError, DiskError: the disk is full; complete segments stay on disk.
+
+        Args:
+            projections: the projections of the reduced keys, needed with the first segment.
+            states: the recurrent states after the last token in memory, stored if a segment ends.
+        """
+        while self._count_complete_tokens() >= self.layout.segment:
+            self._write_first_rows(self.layout.segment, projections)
+        if states and self.segments and not any(len(layer.tail) for layer in self.layers):
+            # After the segment, so that stored states always have all segments before them.
+            last = self._prefixes[len(self.segments) - 1]
+            path = self.paths.document_path(self.key, "states")
+            self._write_file(path, packed_files.pack_states(last, states))
+
+    def _count_complete_tokens(self) -> int:
+        """Counts the tokens in memory that are complete in all layers."""
+        pairs = zip(self.layers, self.layout.reduced, strict=True)
+        return min(layer.tail.reduced if width else len(layer.tail) for layer, width in pairs)
+
+    def _write_first_rows(self, count: int, projections: Projections | None) -> None:
+        """Writes the first `count` tokens in memory as the next segment."""
+        if not self.segments and projections is not None:
+            packed = packed_files.pack_projections(projections)
+            self._fit, self.projections = packed_files.hash_projections(packed), list(projections)
+            self._write_file(self.paths.projections_path(self._fit), packed)
+        self.write_segment(layer.tail.read_first_rows(count) for layer in self.layers)
+        for i, layer in enumerate(self.layers):
+            store = SegmentStore(self.segments[-1], i, layer.tail.device)
+            layer.replace_first_tail_tokens(store)
+
+    def finish(
+        self, *, projections: Projections | None = None, states: Sequence[State] = (), **facts: Any
+    ) -> Entry:
+        """Writes the last segment of the KV cache and the document's other files.
+
+        Args:
+            projections: the projections of the reduced keys, needed for a first segment.
+            states: the recurrent states after the last token.
+            facts: the arguments of `DocumentWriter.finish`."""
+        self.flush(projections)
+        left = len(self.ids) - self.stored_token_count
+        lengths = {len(self.ids), *map(len, self.layers)}
+        if (
+            len(lengths) > 1
+            or self._count_complete_tokens() != left
+            or len(states) != self.layout.states
+        ):
+            raise self._missing_tokens_error()
+        if left:
+            self._write_first_rows(left, projections)
+        self.flush(states=states)
+        return super().finish(**facts)
