@@ -61,7 +61,7 @@ class Esa:
 
     def __init__(
         self,
-        loaded: models.LoadedModel | models.DeferredModel,
+        loaded: models.LoadedModel,
         preset: Preset | ResolvedPreset,
         *,
         library: Library | None = None,
@@ -238,7 +238,7 @@ class Esa:
     def interruptible(self, on_step: Callable[[], None]) -> AbstractContextManager[None]:
         """A context in which `on_step` is called before each layer of the model. Exceptions raised
         in `on_step` end the ingest or answer and are passed on; the model stays usable."""
-        from esa_cli.models.text_passes.text_forward import before_each_layer
+        from esa_cli.models.text_passes.model_forward import before_each_layer
 
         return before_each_layer(self.loaded.text_model, on_step)
 

@@ -179,9 +179,11 @@ class KnownModel:
             notices.note(f"esa: the model is {files}; its weights take {size}")
         return loaded
 
-    def load_for_text(self, notices: Notices = SILENT) -> models.LoadedModel | models.DeferredModel:
+    def load_for_text(self, notices: Notices = SILENT) -> models.LoadedModel:
         """Loads the model to find and read passages, with deferred loading if possible."""
-        loaded = models.load_deferred(self.ref, **self._loading_options(notices))
+        from esa_cli.models.loading.plain_decoder import load_deferred
+
+        loaded = load_deferred(self.ref, **self._loading_options(notices))
         resume_garbage_collection()
         return self.load(notices) if loaded is None else loaded
 
@@ -268,7 +270,7 @@ class Preflight:
 
     def load(
         self, choice: ReaderChoice | None = None, notices: Notices = SILENT
-    ) -> tuple[models.LoadedModel | models.DeferredModel, Reader | None]:
+    ) -> tuple[models.LoadedModel, Reader | None]:
         """Loads the model, and the reader if the preset or `choice` names one. The reader's memory
         is subtracted from the planner's. Raises UsageError: there is a reader, and answers come
         from the KV cache. ModelError, ResourceError, ReaderError."""

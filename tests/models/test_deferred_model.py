@@ -12,8 +12,9 @@ from model_files import home
 
 from esa_cli import models
 from esa_cli.models.files.prepared_models import load_cached_facts
-from esa_cli.models.loading.load import CONFIG_FILES, DeferredModel, LoadedModel, load_deferred
-from esa_cli.models.text_passes.text_forward import before_each_layer
+from esa_cli.models.loading.load import CONFIG_FILES, LoadedModel
+from esa_cli.models.loading.plain_decoder import DeferredModel, load_deferred
+from esa_cli.models.text_passes.model_forward import before_each_layer
 from esa_cli.qa.presets.cache_key import model_facts
 
 __all__ = ["home"]

@@ -17,7 +17,7 @@ from packed_files import quantise
 from esa_cli import models
 from esa_cli.errors import ModelError
 from esa_cli.models.files.random_model import write_tokenizer
-from esa_cli.models.loading.load import load_deferred
+from esa_cli.models.loading.plain_decoder import load_deferred
 from esa_cli.models.loading.quantization import weight_bytes_in_memory
 from esa_cli.qa.presets.cache_key import model_facts
 

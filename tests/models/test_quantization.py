@@ -25,8 +25,7 @@ from esa_cli.models.loading.quantization import (
     stays_quantised,
     stored_quantization_method,
 )
-from esa_cli.models.text_passes.small_decoder import can_be_fused
-from esa_cli.models.text_passes.text_forward import LoraAdapter
+from esa_cli.models.text_passes.text_forward import LoraAdapter, can_be_fused
 from esa_cli.qa.presets.cache_key import model_facts
 
 __all__ = ["home"]

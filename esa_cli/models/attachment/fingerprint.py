@@ -20,7 +20,7 @@ from torch import Tensor
 from esa_cli.errors import ModelError, PresetError, first_line
 from esa_cli.models.attachment.layer_traits import plain_weight, qkv_modules
 from esa_cli.models.files.families import key_shape
-from esa_cli.models.text_passes.small_decoder import is_plain_weight
+from esa_cli.models.text_passes.text_forward import is_plain_weight
 
 if TYPE_CHECKING:
     from esa_cli.attention.method import Method

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +15,10 @@ from esa_cli.errors import EsaError, ModelError, ResourceError, UsageError, firs
 from esa_cli.models.files import checkpoint_files
 from esa_cli.models.files.families import check_model_type, check_supported
 from esa_cli.models.files.model_reference import ModelRef, parse_reference
-from esa_cli.models.files.prepared_models import cache_facts, load_cached_facts, pull
+from esa_cli.models.files.prepared_models import cache_facts, pull
 from esa_cli.models.files.quiet_transformers import quiet_transformers
 from esa_cli.models.loading import quantization
-from esa_cli.models.tokenization.tokenizer import load_plain_tokenizer, load_tokenizer
+from esa_cli.models.tokenization.tokenizer import load_tokenizer
 from esa_cli.storage import check_cache
 from esa_cli.system.machine import available_memory, memory_ran_out, size_text
 from esa_cli.system.progress import StageProgress, show_nothing
@@ -31,10 +30,15 @@ DTYPES = ("auto", "float32", "bfloat16", "float16", *quantization.QUANTIZATIONS)
 
 
 @dataclass(frozen=True, kw_only=True)
-class _ModelParts:
-    """A model's tokenizer, reference and folder, torch's number type and device of the model, and
-    where the KV cache is stored (`cache`, one of `storage.CACHES`)."""
+class LoadedModel:
+    """A model in memory with its tokenizer.
 
+    Args:
+        text_model: the model that finds and reads passages, in eval mode. ref, folder: where the
+            model comes from. dtype, device: the model's number type and device in torch. cache:
+            where the KV cache is stored, one of `storage.CACHES`."""
+
+    text_model: Any
     tokenizer: Any
     ref: str
     folder: Path
@@ -42,52 +46,10 @@ class _ModelParts:
     device: Any
     cache: str = "auto"
 
-
-@dataclass(frozen=True, kw_only=True)
-class LoadedModel(_ModelParts):
-    """A transformers model in memory, in eval mode, with its tokenizer."""
-
-    model: Any
-
     @property
-    def text_model(self) -> Any:
-        """The model that finds and reads passages: the transformers model itself."""
-        return self.model
-
-
-@dataclass(frozen=True, kw_only=True)
-class DeferredModel(_ModelParts):
-    """A model that finds and reads passages with its weights alone, by a `PlainDecoder` and, where
-    possible, a `PlainTokenizer`. Importing transformers and loading a model takes seconds, so
-    `model` is made from the same weights only when text is generated or a method runs."""
-
-    text_model: Any
-
-    @cached_property
     def model(self) -> Any:
-        """The transformers model with the tensors of `text_model`. Raises ModelError."""
-        import torch
-
-        from esa_cli.models.text_passes.text_forward import share_layer_hooks
-
-        config = checkpoint_files.read_config(self.folder)
-        errors = _convert_loading_errors(parse_reference(self.ref), config)
-        # The caller may be generating with a seed, and in a mode whose tensors are good for less.
-        with torch.inference_mode(False), torch.random.fork_rng(devices=[]), errors:
-            from transformers import GenerationConfig
-            from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
-
-            untyped: Any = GenerationConfig
-            file = self.folder / "generation_config.json"
-            generation = untyped.from_pretrained(self.folder) if file.is_file() else None
-            settings = checkpoint_files.language_config(self.folder)
-            model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(settings)]
-            model: Any = model_class.from_pretrained(
-                None, config=settings, state_dict=dict(self.text_model.named_parameters()),
-                dtype=self.dtype, local_files_only=True, generation_config=generation,
-            )  # fmt: skip
-        share_layer_hooks(self.text_model, model.eval())
-        return model
+        """The model of transformers, which generates text and runs methods."""
+        return self.text_model
 
 
 def load(
@@ -131,12 +93,12 @@ def load(
         )
         raise UsageError(message, "omit --dtype, or use the model's unquantised weights")
     kept = quantization.stays_quantised(config, place)
-    _check_weights_fit_memory(
+    check_weights_fit_memory(
         quantization.weight_bytes_in_memory(folder, chosen.itemsize, packing, kept), place, ref
     )
     report("load", 0, None)
     tokenizer = tokenizer or load_tokenizer(folder)
-    with _convert_loading_errors(ref, config):
+    with converting_loading_errors(ref, config):
         model = read_pretrained(folder, place, chosen, packing=packing, kept=kept).eval()
     if not (packing or kept):
         _check_finite_weights(model, ref)
@@ -144,57 +106,13 @@ def load(
         cache_facts("config", folder, CONFIG_FILES, model.config.to_dict)
     weight = next(model.parameters())
     return LoadedModel(
-        model=model, tokenizer=tokenizer, ref=ref.text, folder=folder, dtype=weight.dtype,
+        text_model=model, tokenizer=tokenizer, ref=ref.text, folder=folder, dtype=weight.dtype,
         device=weight.device, cache=cache,
     )  # fmt: skip
 
 
-def load_deferred(
-    ref: str | ModelRef,
-    *,
-    device: str = "auto",
-    dtype: str = "auto",
-    progress: StageProgress | None = None,
-    tokenizer: Any = None,
-    cache: str = "auto",
-) -> DeferredModel | None:
-    """Loads weights without transformers; the arguments are those of `load`. Returns None if
-    transformers has never loaded the model on this machine, or if a `PlainDecoder` cannot compute
-    the model: it is quantised, part of a larger checkpoint, or on a GPU."""
-    report, ref = progress or show_nothing, parse_reference(ref)
-    folder = pull(ref, progress=progress)
-    config = checkpoint_files.read_config(folder)
-    report("import", 0, None)
-    quantised = quantization.quantization_of_dtype(
-        dtype
-    ) or quantization.stored_quantization_method(config)
-    if (
-        quantised
-        or checkpoint_files.has_language_model_part(config)
-        or choose_device(device) != "cpu"
-    ):
-        return None
-    from esa_cli.models.text_passes.small_decoder import PlainDecoder, can_be_plain
-
-    settings = load_cached_facts("config", folder, CONFIG_FILES)
-    if settings is None or not can_be_plain(settings):
-        return None
-    chosen = choose_dtype(dtype, "cpu")
-    _check_weights_fit_memory(
-        quantization.weight_bytes_in_memory(folder, chosen.itemsize), "cpu", ref
-    )
-    report("load", 0, None)
-    if (model := PlainDecoder.load(folder, settings, chosen)) is None:
-        return None
-    tokenizer = tokenizer or load_plain_tokenizer(folder) or load_tokenizer(folder)
-    return DeferredModel(
-        text_model=model, tokenizer=tokenizer, ref=ref.text, folder=folder, dtype=model.dtype,
-        device=model.device, cache=cache,
-    )  # fmt: skip
-
-
 @contextmanager
-def _convert_loading_errors(ref: ModelRef, config: dict[str, Any]) -> Iterator[None]:
+def converting_loading_errors(ref: ModelRef, config: dict[str, Any]) -> Iterator[None]:
     """Silences transformers while a model is loaded, and turns errors of other libraries into a
     `ModelError` or `ResourceError`."""
     try:
@@ -256,7 +174,7 @@ def _check_finite_weights(model: Any, ref: ModelRef) -> None:
             raise ModelError(message, "fetch the model again, or try another --dtype")
 
 
-def _check_weights_fit_memory(needed_bytes: int, device: str, ref: ModelRef) -> None:
+def check_weights_fit_memory(needed_bytes: int, device: str, ref: ModelRef) -> None:
     """Raises ResourceError if the weights need more bytes than the device has available."""
     free = available_memory(device)
     if needed_bytes > free:

@@ -99,6 +99,12 @@ def load_plain_tokenizer(folder: Path) -> PlainTokenizer | None:
     return _load_plain_tokenizer(folder) if begun is None else begun.result()
 
 
+def load_known_tokenizer(folder: Path) -> Any:
+    """Loads the tokenizer in a model's folder, without transformers if possible. Raises ModelError:
+    it cannot be read."""
+    return load_plain_tokenizer(folder) or load_tokenizer(folder)
+
+
 def _load_plain_tokenizer(folder: Path) -> PlainTokenizer | None:
     with suppress(Exception):  # `load_tokenizer` says what is wrong with a file
         if facts := load_cached_facts("plain tokenizer", folder, _FILES):
@@ -368,8 +374,7 @@ def count_tokens(folder: Path, text: str) -> int:
     """Returns the number of tokens of a document, counted by the tokenizer in a model's folder.
     Raises ModelError: the tokenizer cannot be read. DocumentError: the text cannot be divided."""
     with reading(f"the tokenizer in {folder}"):
-        tokenizer = load_plain_tokenizer(folder) or load_tokenizer(folder)
-        return len(tokenise(tokenizer, text).ids)
+        return len(tokenise(load_known_tokenizer(folder), text).ids)
 
 
 def iterate_token_rows(encode: Encode, text: str) -> Iterator[NDArray[numpy.int32]]:

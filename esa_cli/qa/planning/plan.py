@@ -25,7 +25,7 @@ from esa_cli.errors import ResourceError
 from esa_cli.models.attachment.layer_traits import kv_layers
 from esa_cli.models.files.checkpoint_files import language_settings
 from esa_cli.models.files.prepared_models import home
-from esa_cli.models.text_passes.small_decoder import MOST_BYTES
+from esa_cli.models.text_passes.text_forward import MOST_BYTES
 from esa_cli.qa.finding.finder import CONTEXT_TOKENS, PIECE, SEGMENT_TOKENS, FinderSizes
 from esa_cli.qa.planning.model_shape import ModelShape, measure_weights, shape_of
 from esa_cli.qa.planning.row_storage import hindrance, reduced_key_widths
