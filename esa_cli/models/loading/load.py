@@ -13,9 +13,9 @@ from typing import Any
 
 from esa_cli.errors import EsaError, ModelError, ResourceError, UsageError, first_line
 from esa_cli.models.files import checkpoint_files
-from esa_cli.models.files.families import check_model_type, check_supported
+from esa_cli.models.files.families import check_supported
 from esa_cli.models.files.model_reference import ModelRef, parse_reference
-from esa_cli.models.files.prepared_models import cache_facts, pull
+from esa_cli.models.files.prepared_models import pull
 from esa_cli.models.files.quiet_transformers import quiet_transformers
 from esa_cli.models.loading import quantization
 from esa_cli.models.tokenization.tokenizer import load_tokenizer
@@ -94,7 +94,11 @@ def load(
         raise UsageError(message, "omit --dtype, or use the model's unquantised weights")
     kept = quantization.stays_quantised(config, place)
     check_weights_fit_memory(
-        quantization.weight_bytes_in_memory(folder, chosen.itemsize, packing, kept), place, ref
+        checkpoint_files.weight_bytes_in_memory(
+            folder, chosen.itemsize, quantization.bytes_per_weight(packing, chosen.itemsize), kept
+        ),
+        place,
+        ref,
     )
     report("load", 0, None)
     tokenizer = tokenizer or load_tokenizer(folder)
@@ -103,7 +107,7 @@ def load(
     if not (packing or kept):
         _check_finite_weights(model, ref)
     if not packing:
-        cache_facts("config", folder, CONFIG_FILES, model.config.to_dict)
+        checkpoint_files.cache_facts("config", folder, CONFIG_FILES, model.config.to_dict)
     weight = next(model.parameters())
     return LoadedModel(
         text_model=model, tokenizer=tokenizer, ref=ref.text, folder=folder, dtype=weight.dtype,
@@ -183,18 +187,6 @@ def check_weights_fit_memory(needed_bytes: int, device: str, ref: ModelRef) -> N
         raise ResourceError(message, _SMALLER)
 
 
-# -- Whether methods can run in a model
-
-
-def hindrance(config: Any) -> str:
-    """Returns why ESA's methods cannot run in a model of this configuration, or "" if they can."""
-    try:
-        check_supported(config)
-    except ModelError as error:
-        return error.message
-    return ""
-
-
 def check_attachable(folder: Path) -> None:
     """Raises ModelError, before minutes of loading, if ESA cannot be attached to the model in a
     folder. A folder that transformers cannot read passes this check; `load` reports the error."""
@@ -203,18 +195,6 @@ def check_attachable(folder: Path) -> None:
     except ModelError:
         return
     check_supported(config)
-
-
-def runs_methods(folder: Path, check_config: bool = True) -> bool:
-    """Whether ESA's methods can run in the model of a folder, by its configuration, for which
-    transformers is imported, or without `check_config` by the model's type alone."""
-    try:
-        check_model_type(checkpoint_files.language_settings(folder).get("model_type"))
-        if check_config:
-            check_attachable(folder)
-    except ModelError:
-        return False
-    return True
 
 
 # -- Device and type

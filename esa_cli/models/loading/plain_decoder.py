@@ -21,23 +21,22 @@ from torch import Tensor, nn
 
 from esa_cli.attention.rope import FixedRotaryModule
 from esa_cli.models.files.checkpoint_files import (
+    find_quantization_config,
     has_language_model_part,
     language_config,
+    load_cached_facts,
     read_config,
     stored_weights,
     weight_files,
 )
 from esa_cli.models.files.model_reference import ModelRef, parse_reference
-from esa_cli.models.files.prepared_models import load_cached_facts, path_of
+from esa_cli.models.files.prepared_models import path_of
 from esa_cli.models.loading.load import (
     CONFIG_FILES,
     LoadedModel,
     check_weights_fit_memory,
-    choose_device,
-    choose_dtype,
     converting_loading_errors,
 )
-from esa_cli.models.loading.quantization import quantization_of_dtype, stored_quantization_method
 from esa_cli.models.text_passes.model_forward import share_layer_hooks
 from esa_cli.models.text_passes.text_forward import MOST_BYTES, has_plain_layers, head_dimension
 from esa_cli.models.tokenization.tokenizer import load_known_tokenizer
@@ -77,35 +76,32 @@ class DeferredModel(LoadedModel):
 
 def load_deferred(
     ref: str | ModelRef,
+    dtype: torch.dtype,
     *,
-    device: str = "auto",
-    dtype: str = "auto",
     progress: StageProgress | None = None,
     tokenizer: Any = None,
     cache: str = "auto",
 ) -> DeferredModel | None:
-    """Loads weights without transformers; the arguments are those of `load`. Returns None if
-    transformers has never loaded the model on this machine, or if a `PlainDecoder` cannot compute
-    the model: it is quantised, part of a larger checkpoint, or on a GPU. Raises ModelError: a file
-    is damaged. UsageError: the dtype or device is unknown. ResourceError: memory is too small."""
+    """Loads a model onto the CPU without transformers; the arguments are those of `load`. Returns
+    None if transformers has never loaded the model on this machine, or if a `PlainDecoder` cannot
+    compute the model, as where it is quantised or a part of a larger checkpoint. Raises ModelError:
+    a file is damaged. ResourceError: there is not enough memory."""
     report, ref = progress or show_nothing, parse_reference(ref)
     report("import", 0, None)
-    folder = path_of(ref)
-    if folder is None or quantization_of_dtype(dtype) or choose_device(device) != "cpu":
+    if (folder := path_of(ref)) is None:
         return None
     config, settings = read_config(folder), load_cached_facts("config", folder, CONFIG_FILES)
-    whole = not (stored_quantization_method(config) or has_language_model_part(config))
+    whole = not (find_quantization_config(config) or has_language_model_part(config))
     if settings is None or not whole or not can_be_plain(settings):
         return None
-    chosen, stored = choose_dtype(dtype, "cpu"), stored_weights(folder)
-    needed_bytes = sum(math.prod(weight.shape) for weight in stored) * chosen.itemsize
-    check_weights_fit_memory(needed_bytes, "cpu", ref)
+    weight_count = sum(math.prod(weight.shape) for weight in stored_weights(folder))
+    check_weights_fit_memory(weight_count * dtype.itemsize, "cpu", ref)
     report("load", 0, None)
-    if (model := PlainDecoder.load(folder, settings, chosen)) is None:
+    if (model := PlainDecoder.load(folder, settings, dtype)) is None:
         return None
     return DeferredModel(
         text_model=model, tokenizer=tokenizer or load_known_tokenizer(folder), ref=ref.text,
-        folder=folder, dtype=model.dtype, device=model.device, cache=cache,
+        folder=folder, dtype=dtype, device=model.device, cache=cache,
     )  # fmt: skip
 
 

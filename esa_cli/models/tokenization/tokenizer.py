@@ -26,8 +26,12 @@ from jinja2.exceptions import SecurityError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from esa_cli.errors import DocumentError, ModelError
-from esa_cli.models.files.checkpoint_files import check_tokenizer_files, reading
-from esa_cli.models.files.prepared_models import cache_facts, load_cached_facts
+from esa_cli.models.files.checkpoint_files import (
+    cache_facts,
+    check_tokenizer_files,
+    load_cached_facts,
+    reading,
+)
 from esa_cli.models.files.quiet_transformers import quiet_transformers
 from esa_cli.system.text import text_digest
 
