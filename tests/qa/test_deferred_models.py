@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+from adapter_files import new_adapter, save_adapter
 from finder_encoder import new_finder, save_finder
 
 from esa_cli import models
 from esa_cli.documents.document import Document
 from esa_cli.models.loading.plain_decoder import DeferredModel, load_deferred
-from esa_cli.models.text_passes.text_forward import LoraAdapter
 from esa_cli.qa.answering.reply import Reply
 from esa_cli.qa.api import Esa
 from esa_cli.qa.presets import preset
@@ -37,10 +37,10 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, Path]]
             loaded.model, loaded.tokenizer, layers=2, first=1, rank=2, dim=6, seed=1
         )
         save_finder(encoder, folder / "finder", "random:llama")
-        adapter = LoraAdapter.new(loaded.model, rank=2, alpha=4, seed=1)
+        adapter = new_adapter(loaded.model, rank=2, alpha=4, seed=1)
         for _, b in adapter.matrices.values():
             b.data.normal_(std=0.1)
-        adapter.save(folder / "adapter", "random:llama")
+        save_adapter(adapter, folder / "adapter", "random:llama")
         yield loaded, folder
 
 

@@ -244,11 +244,15 @@ def key_shape(config: Any) -> tuple[int, int]:
     """Returns the number of key heads G and the head dimension D of layers with full attention.
     Latents count as one head, whose dimension is the rotary plus the latent one. Raises
     AttributeError: the configuration lacks a size."""
-    family = family_of(config)
-    if family.wide:
+    if family_of(config).wide:
         return _wide_key_shape(config, layer_types(config).index("full_attention"))
-    if family.latent:
+    if family_of(config).latent:
         return 1, int(config.qk_rope_head_dim) + int(config.kv_lora_rank)
+    return _usual_key_shape(config)
+
+
+def _usual_key_shape(config: Any) -> tuple[int, int]:
+    """Returns the number G and dimension D of key heads by the names that most families use."""
     heads = int(config.num_attention_heads)
     dim = int(getattr(config, "head_dim", None) or config.hidden_size // heads)
     return int(getattr(config, "num_key_value_heads", None) or heads), dim
@@ -282,9 +286,7 @@ def _wide_key_shape(config: Any, layer: int) -> tuple[int, int]:
     each: Any = getattr(config, "per_layer_config", None)
     if each is not None and not isinstance(each, Mapping):
         return int(each[layer].num_key_value_heads), int(each[layer].head_dim)
-    heads = int(config.num_attention_heads)
-    groups = int(getattr(config, "num_key_value_heads", None) or heads)
-    dim = int(getattr(config, "head_dim", None) or config.hidden_size // heads)
+    groups, dim = _usual_key_shape(config)
     if each is not None:
         changed = {int(i): settings for i, settings in each.items()}.get(layer, {})
         return int(changed.get("num_key_value_heads", groups)), int(changed.get("head_dim", dim))

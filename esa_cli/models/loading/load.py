@@ -18,6 +18,7 @@ from esa_cli.models.files.model_reference import ModelRef, parse_reference
 from esa_cli.models.files.prepared_models import pull
 from esa_cli.models.files.quiet_transformers import quiet_transformers
 from esa_cli.models.loading import quantization
+from esa_cli.models.loading.quantization import QUANTIZATIONS
 from esa_cli.models.tokenization.tokenizer import load_tokenizer
 from esa_cli.storage import check_cache
 from esa_cli.system.machine import available_memory, memory_ran_out, size_text
@@ -26,7 +27,7 @@ from esa_cli.system.progress import StageProgress, show_nothing
 _SMALLER = "use a smaller model, close other programs, or try --dtype bfloat16 or int8"
 CONFIG_FILES = ("config.json", "generation_config.json")
 """The files from which transformers derives a model's settings."""
-DTYPES = ("auto", "float32", "bfloat16", "float16", *quantization.QUANTIZATIONS)
+DTYPES = ("auto", "float32", "bfloat16", "float16", *QUANTIZATIONS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,22 +85,16 @@ def load(
     with quiet_transformers():  # all together, so that later ones are quick
         from transformers import AutoModelForCausalLM  # noqa: F401
     place = choose_device(device)
-    chosen, packing = choose_dtype(dtype, place), quantization.quantization_of_dtype(dtype)
+    chosen, packing = choose_dtype(dtype, place), dtype if dtype in QUANTIZATIONS else ""
     quantization.check_loadable_format(config, place, ref.name)
     method = quantization.stored_quantization_method(config)
     if packing and method:
-        message = (
-            f"{ref.name} is already quantised by {method} and cannot be quantised to {packing}"
-        )
+        message = f"{ref.name} is already quantised by {method}, so --dtype cannot be {packing}"
         raise UsageError(message, "omit --dtype, or use the model's unquantised weights")
     kept = quantization.stays_quantised(config, place)
-    check_weights_fit_memory(
-        checkpoint_files.weight_bytes_in_memory(
-            folder, chosen.itemsize, quantization.bytes_per_weight(packing, chosen.itemsize), kept
-        ),
-        place,
-        ref,
-    )
+    size, matrix = chosen.itemsize, quantization.bytes_per_weight(packing, chosen.itemsize)
+    needed_bytes = checkpoint_files.weight_bytes_in_memory(folder, size, matrix, kept)
+    check_weights_fit_memory(needed_bytes, place, ref)
     report("load", 0, None)
     tokenizer = tokenizer or load_tokenizer(folder)
     with converting_loading_errors(ref, config):
@@ -224,7 +219,7 @@ def choose_dtype(dtype: str, device: str) -> Any:
 
     if dtype not in DTYPES:
         raise UsageError(f"dtype must be one of {', '.join(DTYPES)}, got '{dtype}'")
-    if dtype in quantization.QUANTIZATIONS:
+    if dtype in QUANTIZATIONS:
         quantization.check_quantization(dtype, device)
     elif dtype != "auto":
         return getattr(torch, dtype)

@@ -57,11 +57,6 @@ def make_quantization_config(name: str, dtype: Any) -> Any:
     return untyped(bnb_4bit_compute_dtype=dtype, **way.options)
 
 
-def quantization_of_dtype(dtype: str) -> str:
-    """Returns the value of --dtype if it stands for quantisation, else ""."""
-    return dtype if dtype in QUANTIZATIONS else ""
-
-
 def bytes_per_weight(way: str, size: int) -> float:
     """Returns the bytes of a weight that is quantised by `way`, or `size` if `way` is ""."""
     return QUANTIZATIONS[way].bytes if way else size

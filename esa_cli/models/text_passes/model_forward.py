@@ -99,7 +99,7 @@ class CachePast:
 
 
 class ModelForward:
-    """The forward pass of a causal language model of transformers; it implements `TextForward`."""
+    """The forward pass of a causal language model of transformers."""
 
     def __init__(self, model: Any) -> None:
         self._model, body = model, model.base_model

@@ -13,101 +13,16 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention, silu
 
 from esa_cli.errors import ModelError
 from esa_cli.models.files.checkpoint_files import reading
-from esa_cli.models.text_passes.model_forward import call_layer_hooks
-from esa_cli.system.files import replacing
-
-# -- Batches of prompts
-
-
-class TextPast(Protocol):
-    """The interface of the KV cache of several sequences: a `KeyValuePast` or a `CachePast`."""
-
-    def select_sequences(self, numbers: Sequence[int]) -> Any:
-        """Returns the KV cache of the sequences with these numbers; a number may be repeated."""
-
-    def cut_to_length(self, length: int) -> Any:
-        """Returns the KV cache of the first `length` tokens."""
-
-
-class TextForward(Protocol):
-    """The interface of a forward pass of token ids, for one or several (padded) prompts."""
-
-    @property
-    def accepts_padding(self) -> bool: ...
-
-    @property
-    def device(self) -> torch.device: ...
-
-    def states(self, ids: Tensor, past: Any = None) -> tuple[Tensor, TextPast]:
-        """Returns the hidden states (B, T, hidden) of token ids (B, T), as input of `logits`, and
-        the KV cache `past` extended by these tokens. The old `past` must not be used again."""
-
-    def logits(self, states: Tensor) -> Tensor:
-        """Returns logits (..., vocabulary), float32, of hidden states."""
-
-
-GROUP = 8
-"""The number of sequences, of similar lengths to avoid padding, in a forward call."""
-
-
-def padded(sequences: Sequence[Sequence[int]]) -> Tensor:
-    """Returns the token ids (B, T) of sequences of different lengths, padded with zeros."""
-    rows = [torch.tensor(list(ids), dtype=torch.long) for ids in sequences]
-    return nn.utils.rnn.pad_sequence(rows, batch_first=True)
-
-
-def grouped(items: Sequence[int]) -> Iterator[Sequence[int]]:
-    """Yields groups of sequence numbers; each group is processed by one forward call."""
-    for at in range(0, len(items), GROUP):
-        yield items[at : at + GROUP]
-
-
-class PromptBatch:
-    """Prompts that a model has processed, given as token ids, and the `logits` (prompts,
-    vocabulary), float32, of the token that follows each prompt."""
-
-    def __init__(self, forward: TextForward, prompts: Sequence[Sequence[int]]) -> None:
-        self._forward, self._lengths = forward, [len(ids) for ids in prompts]
-        logits: list[Tensor] = [torch.empty(0)] * len(prompts)
-        order = sorted(range(len(prompts)), key=lambda n: self._lengths[n])
-        self._places: dict[int, tuple[TextPast, int]] = {}
-        for group in grouped(order) if forward.accepts_padding else [[n] for n in order]:
-            batch = padded([prompts[n] for n in group])
-            states, past = forward.states(batch.to(forward.device))
-            last = torch.tensor([self._lengths[n] - 1 for n in group])
-            lines = forward.logits(states[torch.arange(len(group)), last])
-            for row, (n, line) in enumerate(zip(group, lines, strict=True)):
-                self._places[n], logits[n] = (past, row), line
-        self.logits = torch.stack(logits) if logits else torch.empty(0, 0)
-
-    def continuation(self, prompt_index: int) -> Continuation:
-        """Returns a `Continuation` of one prompt, to which tokens can be appended."""
-        past, row = self._places[prompt_index]
-        alone = past.select_sequences([row]).cut_to_length(self._lengths[prompt_index])
-        return Continuation(self._forward, alone)
-
-
-class Continuation:
-    """A prompt with alternative continuations of one length; the prompt is continuation 0."""
-
-    def __init__(self, forward: TextForward, past: TextPast) -> None:
-        self._forward, self._past = forward, past
-
-    def append(self, parents: Sequence[int], tokens: Sequence[int]) -> Tensor:
-        """Returns logits (n, vocabulary) after n tokens; token i extends number `parents[i]`."""
-        ids = torch.tensor(list(tokens), device=self._forward.device)[:, None]
-        states, self._past = self._forward.states(ids, self._past.select_sequences(parents))
-        return self._forward.logits(states[:, -1])
-
+from esa_cli.models.text_passes.model_forward import ModelForward, call_layer_hooks
 
 # -- The fast forward pass
 
@@ -185,7 +100,7 @@ def _compute_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 
 class FusedForward:
     """The forward pass of a model's first layers, with an adapter's products added to copies of
-    their weights. It implements `TextForward`.
+    their weights.
 
     Args:
         model: a model of transformers for which `can_be_fused` is true. layers: the number of
@@ -330,6 +245,66 @@ def head_dimension(config: Any) -> int:
     return int(getattr(config, "head_dim", 0) or config.hidden_size // config.num_attention_heads)
 
 
+# -- Prompts and their continuations
+
+TextForward = FusedForward | ModelForward
+"""A forward pass of token ids, for one or several (padded) prompts."""
+
+
+GROUP = 8
+"""The number of sequences, of similar lengths to avoid padding, in a forward call."""
+
+
+def padded(sequences: Sequence[Sequence[int]]) -> Tensor:
+    """Returns the token ids (B, T) of sequences of different lengths, padded with zeros."""
+    rows = [torch.tensor(list(ids), dtype=torch.long) for ids in sequences]
+    return nn.utils.rnn.pad_sequence(rows, batch_first=True)
+
+
+def grouped(items: Sequence[int]) -> Iterator[Sequence[int]]:
+    """Yields groups of sequence numbers; each group is processed by one forward call."""
+    for at in range(0, len(items), GROUP):
+        yield items[at : at + GROUP]
+
+
+class PromptBatch:
+    """Prompts that a model has processed, given as token ids, and the `logits` (prompts,
+    vocabulary), float32, of the token that follows each prompt."""
+
+    def __init__(self, forward: TextForward, prompts: Sequence[Sequence[int]]) -> None:
+        self._forward, self._lengths = forward, [len(ids) for ids in prompts]
+        logits: list[Tensor] = [torch.empty(0)] * len(prompts)
+        order = sorted(range(len(prompts)), key=lambda n: self._lengths[n])
+        self._places: dict[int, tuple[Any, int]] = {}
+        for group in grouped(order) if forward.accepts_padding else [[n] for n in order]:
+            batch = padded([prompts[n] for n in group])
+            states, past = forward.states(batch.to(forward.device))
+            last = torch.tensor([self._lengths[n] - 1 for n in group])
+            lines = forward.logits(states[torch.arange(len(group)), last])
+            for row, (n, line) in enumerate(zip(group, lines, strict=True)):
+                self._places[n], logits[n] = (past, row), line
+        self.logits = torch.stack(logits) if logits else torch.empty(0, 0)
+
+    def continuation(self, prompt_index: int) -> Continuation:
+        """Returns a `Continuation` of one prompt, to which tokens can be appended."""
+        past, row = self._places[prompt_index]
+        alone = past.select_sequences([row]).cut_to_length(self._lengths[prompt_index])
+        return Continuation(self._forward, alone)
+
+
+class Continuation:
+    """A prompt with alternative continuations of one length; the prompt is continuation 0."""
+
+    def __init__(self, forward: TextForward, past: Any) -> None:
+        self._forward, self._past = forward, past
+
+    def append(self, parents: Sequence[int], tokens: Sequence[int]) -> Tensor:
+        """Returns logits (n, vocabulary) after n tokens; token i extends number `parents[i]`."""
+        ids = torch.tensor(list(tokens), device=self._forward.device)[:, None]
+        states, self._past = self._forward.states(ids, self._past.select_sequences(parents))
+        return self._forward.logits(states[:, -1])
+
+
 # -- Adapters
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -361,19 +336,6 @@ class LoraAdapter:
             self._layers[name] = layer
 
     @classmethod
-    def new(cls, model: Any, rank: int, alpha: float, seed: int = 0) -> LoraAdapter:
-        """Creates an untrained adapter, without effect, for all linear layers but the output."""
-        generator = torch.Generator().manual_seed(seed)
-        matrices = {}
-        output = model.get_output_embeddings()
-        for name, layer in model.named_modules():
-            if isinstance(layer, nn.Linear) and layer is not output:
-                a = torch.rand(rank, layer.in_features, generator=generator) * 2 - 1
-                first = nn.Parameter(a / math.sqrt(layer.in_features))
-                matrices[name] = first, nn.Parameter(torch.zeros(layer.out_features, rank))
-        return cls(model, matrices, alpha / rank)
-
-    @classmethod
     def load(cls, folder: Path, model: nn.Module) -> LoraAdapter:
         """Loads an adapter from its folder. Raises ModelError: the adapter is missing, damaged, of
         an unsupported kind (bias, DoRA, rank patterns) or of another model, or has numbers that are
@@ -400,33 +362,6 @@ class LoraAdapter:
             if 2 * len(matrices) != len(tensors):
                 raise ValueError("the adapter must change linear layers only")
         return cls(model, matrices, scale)
-
-    @property
-    def rank(self) -> int:
-        """The rank r of the adapter, which is the smaller size of its matrices."""
-        return int(next(iter(self.matrices.values()))[0].shape[0])
-
-    def save(self, folder: Path, base_model: str) -> None:
-        """Saves the adapter in peft's format; `base_model` is the name of its model."""
-        folder.mkdir(parents=True, exist_ok=True)
-        config = {
-            "peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": base_model,
-            "r": self.rank, "lora_alpha": self.scale * self.rank, "bias": "none", "use_dora": False,
-            "target_modules": sorted({name.rsplit(".", 1)[-1] for name in self.matrices}),
-        }  # fmt: skip
-        tensors = {
-            f"{PREFIX}{name}.lora_{half}.weight": matrix.detach().to(torch.bfloat16).contiguous()
-            for name, pair in self.matrices.items()
-            for half, matrix in zip("AB", pair, strict=True)
-        }
-        with replacing(folder / WEIGHTS) as path:
-            save_file(tensors, path, metadata={"format": "pt"})
-        with replacing(folder / CONFIG) as path:
-            path.write_text(json.dumps(config, indent=1) + "\n", "utf-8")
-
-    def parameters(self) -> list[Tensor]:
-        """Returns all matrices of the adapter, for training."""
-        return [matrix for pair in self.matrices.values() for matrix in pair]
 
     @contextmanager
     def active(self) -> Iterator[None]:
