@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from adapter_files import new_adapter, save_adapter
 from safetensors.torch import save_file
 
 from esa_cli.models.text_passes.text_forward import LoraAdapter
@@ -24,7 +25,7 @@ def new_finder(
         first: of the layers that the adapter changes. rank: of the adapter; its alpha is twice
             that. dim: R.
     """
-    whole = LoraAdapter.new(model, rank, 2 * rank, seed)
+    whole = new_adapter(model, rank, 2 * rank, seed)
     within = {n: pair for n, pair in whole.matrices.items() if first <= layer_of(n) < layers}
     generator, size = torch.Generator().manual_seed(seed), model.config.hidden_size
     start, _ = torch.linalg.qr(torch.randn(size, dim, generator=generator))
@@ -37,7 +38,7 @@ def new_finder(
 
 def save_finder(encoder: TokenEncoder, folder: Path, base: str) -> None:
     """Writes adapter and maps. base: what names the model in the adapter's configuration."""
-    encoder.adapter.save(folder, base)
+    save_adapter(encoder.adapter, folder, base)
     facts = {"layers": encoder.layers, "prompt": encoder.prompt, "base": base}
     tensors = {
         name: one.detach().to("cpu", torch.float32).contiguous()

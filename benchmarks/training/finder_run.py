@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
+from adapter_files import adapter_rank
 from finder_batches import FinderBatches
 from finder_encoder import first_layer, new_finder, save_finder
 from finder_scores import FinderScores, score_finder
@@ -84,8 +85,8 @@ class StartFinder:
         """Settings with the sizes of this finder."""
         encoder = self.encoder
         return replace(
-            settings, layers=encoder.layers, first=first_layer(encoder), rank=encoder.adapter.rank,
-            dim=encoder.dim,
+            settings, layers=encoder.layers, first=first_layer(encoder),
+            rank=adapter_rank(encoder.adapter), dim=encoder.dim,
         )  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
+from adapter_files import save_adapter
 from example_batches import ExampleBatches
 from question_pairs import TrainingText
 from ranked_windows import RankedWindows
@@ -93,7 +94,7 @@ class ReaderRun(TrainingRun):
         return ReaderTrainer(self.loaded.model, batches, settings, start)
 
     def _write(self, trainer: ReaderTrainer) -> None:
-        trainer.adapter.save(self.folder, self.loaded.ref)
+        save_adapter(trainer.adapter, self.folder, self.loaded.ref)
 
     def _scores(
         self, trainer: ReaderTrainer, held_out: Sequence[ExampleText], events: TrainingEvents

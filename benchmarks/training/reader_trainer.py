@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
+from adapter_files import new_adapter
 from answer_logits import answer_losses
 from example_batches import ExampleBatches, TokenExample
 from torch import Tensor
@@ -60,7 +61,7 @@ class ReaderTrainer(Trainer):
         start: LoraAdapter | None = None,
     ) -> None:
         rank = settings.rank
-        adapter = start or LoraAdapter.new(model, rank, 2 * rank, settings.seed)
+        adapter = start or new_adapter(model, rank, 2 * rank, settings.seed)
         super().__init__(model, adapter, batches, settings)
 
     @contextmanager

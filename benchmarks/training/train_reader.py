@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from adapter_files import adapter_rank
 from ranked_windows import read_ranked_windows
 from reader_run import ReaderRun, StartAdapter
 from reader_trainer import ReaderTrainingSettings
@@ -33,7 +34,7 @@ def _make(given: argparse.Namespace) -> ReaderRun:
     )  # fmt: skip
     start = StartAdapter.load(given.start, loaded.model) if given.start else None
     if start is not None:
-        settings = replace(settings, rank=start.adapter.rank)
+        settings = replace(settings, rank=adapter_rank(start.adapter))
     return ReaderRun(
         loaded, prompt, texts, held_out, given.out, settings, given.every, windows, start
     )

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
+from adapter_files import adapter_matrices
 from torch import Tensor, nn
 from training_checkpoint import TrainingState, adapter_tensors
 from training_steps import (
@@ -84,7 +85,7 @@ class Trainer(ABC):
     ) -> None:  # fmt: skip
         self.model, self.adapter, self.batches, self.settings = model, adapter, batches, settings
         make_trainable(adapter, model)
-        groups = [{"params": adapter.parameters(), "share": 1.0}, *more]
+        groups = [{"params": adapter_matrices(adapter), "share": 1.0}, *more]
         self.optimiser = torch.optim.AdamW(groups, lr=settings.lr, betas=BETAS, weight_decay=0.0)
         self.state = TrainingState()
         self.whole = True
@@ -137,7 +138,7 @@ class Trainer(ABC):
         with training_attention(self.model):
             loss, losses = self._loss(batch)
         loss.backward()  # type: ignore[no-untyped-call]
-        norm = nn.utils.clip_grad_norm_(self.adapter.parameters(), CLIP)
+        norm = nn.utils.clip_grad_norm_(adapter_matrices(self.adapter), CLIP)
         check_gradient(norm, self.state.steps + 1)
         self.whole = False
         self.optimiser.step()

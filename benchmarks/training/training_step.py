@@ -11,12 +11,12 @@ import random
 import time
 from statistics import median
 
+from adapter_files import new_adapter
 from answer_logits import answer_losses
 from example_batches import TokenExample
 from training_steps import fixed_weights, make_trainable
 
 from esa_cli.models import load
-from esa_cli.models.text_passes.text_forward import LoraAdapter
 from esa_cli.qa.presets.preset import load as load_preset
 
 ANSWER = 6
@@ -36,7 +36,7 @@ def main() -> None:
         TokenExample(_ids(rng, args.tokens - ANSWER), _ids(rng, ANSWER), "pair")
         for _ in range(args.examples)
     ]
-    adapter = LoraAdapter.new(model, 16, 32)
+    adapter = new_adapter(model, 16, 32)
     make_trainable(adapter, model)
     seconds = {}
     with fixed_weights(model), adapter.active():

@@ -30,7 +30,7 @@ class TextAsker:
         self._reset_session()
         model = session.model
         loaded = LoadedModel(
-            model=model, tokenizer=session.tokenizer, ref=preset.model, folder=Path(),
+            text_model=model, tokenizer=session.tokenizer, ref=preset.model, folder=Path(),
             dtype=model.dtype, device=model.device,
         )  # fmt: skip
         self._esa = Esa(loaded, preset, session=session)

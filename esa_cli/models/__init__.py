@@ -6,10 +6,10 @@ loading or converting a model imports both."""
 
 from esa_cli.models.files.model_reference import DEFAULT_MODEL, ModelRef, parse_reference
 from esa_cli.models.files.prepared_models import CachedModel, list_models, path_of, pull, remove
-from esa_cli.models.loading.load import DeferredModel, LoadedModel, load, load_deferred
+from esa_cli.models.loading.load import LoadedModel, load
 from esa_cli.system.progress import StageProgress
 
 __all__ = [
-    "DEFAULT_MODEL", "CachedModel", "DeferredModel", "LoadedModel", "ModelRef", "StageProgress",
-    "list_models", "load", "load_deferred", "parse_reference", "path_of", "pull", "remove",
+    "DEFAULT_MODEL", "CachedModel", "LoadedModel", "ModelRef", "StageProgress",
+    "list_models", "load", "parse_reference", "path_of", "pull", "remove",
 ]  # fmt: skip

@@ -13,13 +13,13 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from esa_cli import models
-from esa_cli.errors import UsageError
+from esa_cli.errors import ModelError, UsageError
 from esa_cli.qa.answering.reply import HeatMap, Reply, Turn
 from esa_cli.qa.finding.passage import Passage
 
@@ -61,7 +61,7 @@ class Esa:
 
     def __init__(
         self,
-        loaded: models.LoadedModel | models.DeferredModel,
+        loaded: models.LoadedModel,
         preset: Preset | ResolvedPreset,
         *,
         library: Library | None = None,
@@ -186,10 +186,13 @@ class Esa:
     @property
     def attaches(self) -> bool:
         """Whether the model can run the method in a session, or can only read passages."""
-        from esa_cli.models.loading.load import hindrance
+        from esa_cli.models.files.families import check_supported
 
-        only_reads = self.preset.answer.by_words and isinstance(self.loaded, models.LoadedModel)
-        return not (only_reads and hindrance(self.loaded.model.config))
+        with suppress(ModelError):
+            if self.preset.answer.by_words:
+                check_supported(self.loaded.text_model.config)
+            return True
+        return False
 
     @cached_property
     def facts(self) -> dict[str, Any]:
@@ -238,7 +241,7 @@ class Esa:
     def interruptible(self, on_step: Callable[[], None]) -> AbstractContextManager[None]:
         """A context in which `on_step` is called before each layer of the model. Exceptions raised
         in `on_step` end the ingest or answer and are passed on; the model stays usable."""
-        from esa_cli.models.text_passes.text_forward import before_each_layer
+        from esa_cli.models.text_passes.model_forward import before_each_layer
 
         return before_each_layer(self.loaded.text_model, on_step)
 

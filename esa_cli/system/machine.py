@@ -102,6 +102,15 @@ def expand_home_folder(path: str | Path, path_name: str, error_class: type[EsaEr
         raise error_class(message, "give the full path") from cause
 
 
+def esa_home() -> Path:
+    """Returns $ESA_HOME, or by default the platform's cache folder for esa. Raises UsageError:
+    $ESA_HOME begins with the home folder of a user who does not exist."""
+    import platformdirs
+
+    chosen = os.environ.get("ESA_HOME")
+    return expand_home_folder(chosen or platformdirs.user_cache_dir("esa"), "ESA_HOME", UsageError)
+
+
 def format_size(byte_count: float) -> str:
     """Returns a number of bytes as text, such as `512 bytes` or `1.5 GiB`."""
     units = ["bytes", "KiB", "MiB", "GiB", "TiB"]

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from adapter_files import adapter_rank, new_adapter, save_adapter
 from model_files import change, folder, tiny_gguf
 from safetensors.torch import load_file, save_file
 
@@ -103,7 +104,7 @@ def test_chat_templates_that_fail_or_do_not_end(folder: Path, template: str) -> 
 def adapter(folder: Path, tmp_path: Path) -> tuple[Path, Callable[[], LoraAdapter]]:
     """An adapter's folder, and what reads it for its model."""
     model = models.load(str(folder), device="cpu", dtype="float32").model
-    LoraAdapter.new(model, rank=4, alpha=8).save(tmp_path / "adapter", "")
+    save_adapter(new_adapter(model, rank=4, alpha=8), tmp_path / "adapter", "")
     return tmp_path / "adapter", lambda: LoraAdapter.load(tmp_path / "adapter", model)
 
 
@@ -117,7 +118,7 @@ def adapter(folder: Path, tmp_path: Path) -> tuple[Path, Callable[[], LoraAdapte
 )  # fmt: skip
 def test_adapter_settings(adapter: Any, changed: dict[str, Any]) -> None:
     path, load = adapter
-    assert load().rank == 4
+    assert adapter_rank(load()) == 4
     change(path / CONFIG, **changed)
     with pytest.raises(ModelError):
         load()

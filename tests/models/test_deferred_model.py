@@ -11,9 +11,10 @@ import torch
 from model_files import home
 
 from esa_cli import models
-from esa_cli.models.files.prepared_models import load_cached_facts
-from esa_cli.models.loading.load import CONFIG_FILES, DeferredModel, LoadedModel, load_deferred
-from esa_cli.models.text_passes.text_forward import before_each_layer
+from esa_cli.models.files.checkpoint_files import load_cached_facts
+from esa_cli.models.loading.load import CONFIG_FILES, LoadedModel
+from esa_cli.models.loading.plain_decoder import DeferredModel, load_deferred
+from esa_cli.models.text_passes.model_forward import before_each_layer
 from esa_cli.qa.presets.cache_key import model_facts
 
 __all__ = ["home"]
@@ -27,19 +28,19 @@ def whole() -> LoadedModel:
     return models.load(MODEL, **HOW)
 
 
-def deferred(**how: Any) -> DeferredModel:
-    found = load_deferred(MODEL, **{**HOW, **how})
+def deferred(dtype: str = "float32", **how: Any) -> DeferredModel:
+    found = load_deferred(MODEL, getattr(torch, dtype), **how)
     assert found is not None
     return found
 
 
 def test_only_what_transformers_has_loaded_once_is_deferred(home: Path) -> None:
-    assert load_deferred(MODEL, **HOW) is None
+    assert load_deferred(MODEL, torch.float32) is None
     first = models.load(MODEL, **HOW)
     assert isinstance(first, LoadedModel)
     assert first.text_model is first.model
     stages: list[str] = []
-    later = load_deferred(MODEL, **HOW, progress=lambda stage, *more: stages.append(stage))
+    later = load_deferred(MODEL, torch.float32, progress=lambda stage, *more: stages.append(stage))
     assert isinstance(later, DeferredModel)
     assert stages == ["import", "load"]
     for name in ("ref", "folder", "dtype", "device"):
@@ -98,10 +99,10 @@ def test_settings_are_known_by_the_models_files(whole: LoadedModel, home: Path) 
     for bad in (good.replace(b"10000.0", b"10100.0"), good[:-9], b"", b"\xff"):
         path.write_bytes(bad)
         assert cached_config(whole.folder) is None
-        assert load_deferred(MODEL, **HOW) is None
+        assert load_deferred(MODEL, torch.float32) is None
         models.load(MODEL, **HOW)
         assert path.read_bytes() == good, "damaged ones are written again"
     config = whole.folder / "config.json"
     config.write_text(config.read_text() + " ")
     assert cached_config(whole.folder) is None
-    assert load_deferred(str(whole.folder), **HOW) is None
+    assert load_deferred(str(whole.folder), torch.float32) is None

@@ -24,7 +24,8 @@ from esa_cli.models.attachment.fingerprint import fingerprint
 from esa_cli.models.attachment.kv_cache import EsaCache
 from esa_cli.models.attachment.layer_traits import kv_dtype
 from esa_cli.models.files.families import FAMILIES, layer_kinds
-from esa_cli.models.text_passes.text_forward import ModelForward, PromptBatch
+from esa_cli.models.text_passes.model_forward import ModelForward
+from esa_cli.models.text_passes.text_forward import PromptBatch
 from esa_cli.qa.planning.model_shape import shape_of
 from esa_cli.qa.presets.resolved_preset import resolve
 from esa_cli.storage.library import Layout, Library

@@ -32,7 +32,7 @@ FILES = {
     "original/tokenizer.model": b"not for us",
     **{name: name.encode() for name in TOKENIZER},
 }
-PEEK = "from esa_cli.models.files.prepared_models import peek\nprint(peek('esa-test/small'))\n"
+PEEK = "from esa_cli import models\nprint(models.pull('esa-test/small', with_weights=False))\n"
 
 
 class Hub(BaseHTTPRequestHandler):

@@ -16,9 +16,9 @@ from packed_files import quantise
 
 from esa_cli import models
 from esa_cli.errors import ModelError
+from esa_cli.models.files.checkpoint_files import weight_bytes_in_memory
 from esa_cli.models.files.random_model import write_tokenizer
-from esa_cli.models.loading.load import load_deferred
-from esa_cli.models.loading.quantization import weight_bytes_in_memory
+from esa_cli.models.loading.plain_decoder import load_deferred
 from esa_cli.qa.presets.cache_key import model_facts
 
 __all__ = ["cache", "esa", "home", "note", "surroundings"]
@@ -83,7 +83,7 @@ def test_the_key_is_that_of_the_weights(save: Callable[..., Path]) -> None:
     facts = [model_facts(one.model, one.tokenizer) for one in (first, again, plain)]
     assert facts[0] == facts[1] == facts[2]
     assert {weight.dtype for weight in first.model.parameters()} == {torch.bfloat16}
-    assert load_deferred(str(folder), **load) is None, "its files have no plain weights"
+    assert load_deferred(str(folder), torch.bfloat16) is None, "its files have no plain weights"
     change_weights(
         folder, lambda all: all["model.layers.0.self_attn.k_proj.weight_scale_inv"].mul_(1.25)
     )

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from adapter_files import new_adapter
 from model_files import home
 
 from esa_cli import models
@@ -25,8 +26,7 @@ from esa_cli.models.loading.quantization import (
     stays_quantised,
     stored_quantization_method,
 )
-from esa_cli.models.text_passes.small_decoder import can_be_fused
-from esa_cli.models.text_passes.text_forward import LoraAdapter
+from esa_cli.models.text_passes.text_forward import can_be_fused
 from esa_cli.qa.presets.cache_key import model_facts
 
 __all__ = ["home"]
@@ -83,7 +83,7 @@ def test_quantised_weights_answer_nearly_alike(way: str, folder: Path) -> None:
     with attach(packed.model, Method()) as attached:
         own = attached.model(IDS, past_key_values=attached.new_cache()).logits.float()
     assert (own - found).norm() / found.norm() < 0.05
-    adapter = LoraAdapter.new(packed.model, rank=2, alpha=4)
+    adapter = new_adapter(packed.model, rank=2, alpha=4)
     with adapter.active():
         assert torch.equal(logits(packed.model), found), "an untrained one changes nothing"
         for _, b in adapter.matrices.values():

@@ -12,21 +12,21 @@ from safetensors.torch import load_file, save_file
 from test_lora_adapter import random_adapter
 from torch.nn.functional import scaled_dot_product_attention
 
-from esa_cli.models.text_passes import small_decoder
-from esa_cli.models.text_passes.small_decoder import (
-    SMALL_FAMILIES,
-    FusedForward,
-    PlainDecoder,
-    can_be_fused,
-    can_be_plain,
-    causal_attention,
-)
-from esa_cli.models.text_passes.text_forward import (
-    LoraAdapter,
+from esa_cli.models.loading import plain_decoder
+from esa_cli.models.loading.plain_decoder import PlainDecoder, can_be_plain
+from esa_cli.models.text_passes import text_forward
+from esa_cli.models.text_passes.model_forward import (
     ModelForward,
-    TextForward,
     hidden_states,
     normalise_hidden_states,
+)
+from esa_cli.models.text_passes.text_forward import (
+    SMALL_FAMILIES,
+    FusedForward,
+    LoraAdapter,
+    TextForward,
+    can_be_fused,
+    causal_attention,
     padded,
 )
 
@@ -39,7 +39,7 @@ WEIGHTS = "model.safetensors"
 def test_equals_pytorchs_attention(
     count: int, length: int, block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(small_decoder, "BLOCK", block)
+    monkeypatch.setattr(text_forward, "BLOCK", block)
     torch.manual_seed(count)
     query = torch.randn(2, 6, count, 8)
     key, value = torch.randn(2, 2, 2, length, 8)
@@ -126,7 +126,7 @@ def test_models_that_are_left_to_transformers(
     assert can_be_plain(settings)
     if not changes:
         with monkeypatch.context() as patch:
-            patch.setattr(small_decoder, "MOST_BYTES", 10_000)
+            patch.setattr(text_forward, "MOST_BYTES", 10_000)
             assert not can_be_fused(model)
         model.base_model.layers[1].mlp.up_proj = Quantised(48, 64, bias=False)
     for name, value in changes.items():
@@ -193,9 +193,9 @@ def test_other_weights_than_the_models(
         weights["model.norm.weight"] = torch.zeros(3)
     elif change == "large":
         size = sum(one.nbytes for name, one in weights.items() if ".layers." in name)
-        monkeypatch.setattr(small_decoder, "MOST_BYTES", size)
+        monkeypatch.setattr(plain_decoder, "MOST_BYTES", size)
         assert PlainDecoder.load(tmp_path, settings, torch.float32) is not None
-        monkeypatch.setattr(small_decoder, "MOST_BYTES", size - 1)
+        monkeypatch.setattr(plain_decoder, "MOST_BYTES", size - 1)
     save_file(weights, tmp_path / WEIGHTS, metadata={"format": "pt"})
     if change == "cut":
         (tmp_path / WEIGHTS).write_bytes((tmp_path / WEIGHTS).read_bytes()[:-50])

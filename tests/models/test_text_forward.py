@@ -11,8 +11,8 @@ from conftest import VOCABULARY, ModelFactory, build_model
 
 from esa_cli.errors import ModelError
 from esa_cli.models.text_passes import text_forward
-from esa_cli.models.text_passes.small_decoder import FusedForward
-from esa_cli.models.text_passes.text_forward import ModelForward, PromptBatch, plain_forward
+from esa_cli.models.text_passes.model_forward import ModelForward, plain_forward
+from esa_cli.models.text_passes.text_forward import FusedForward, PromptBatch
 
 LENGTHS = [5, 31, 1, 12, 12, 40, 3, 22, 9, 17, 2]
 

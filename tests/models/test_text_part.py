@@ -13,8 +13,8 @@ from test_packed_files import change_weights
 
 from esa_cli import models
 from esa_cli.errors import ModelError
+from esa_cli.models.files.checkpoint_files import weight_bytes_in_memory
 from esa_cli.models.loading.load import check_attachable
-from esa_cli.models.loading.quantization import weight_bytes_in_memory
 
 __all__ = ["home"]
 

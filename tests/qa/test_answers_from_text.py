@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from adapter_files import new_adapter, save_adapter
 
 from esa_cli import models
 from esa_cli.documents.document import Document
 from esa_cli.errors import LengthError, ModelError, PresetError, UsageError
 from esa_cli.models.text_passes.generation import generate
-from esa_cli.models.text_passes.text_forward import LoraAdapter
 from esa_cli.qa.answering.reply import NOT_TOLD, Turn
 from esa_cli.qa.api import Esa
 from esa_cli.qa.finding.books import Book
@@ -209,10 +209,10 @@ def test_what_cannot_be_asked(asker: Esa) -> None:
 
 
 def save(model: Any, folder: Path) -> str:
-    adapter = LoraAdapter.new(model, rank=2, alpha=64, seed=1)
+    adapter = new_adapter(model, rank=2, alpha=64, seed=1)
     for _, b in adapter.matrices.values():
         b.data.normal_(std=0.5)
-    adapter.save(folder, "random:llama")
+    save_adapter(adapter, folder, "random:llama")
     return str(folder)
 
 

@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from adapter_files import new_adapter, save_adapter
 from finder_encoder import new_finder, save_finder
 
 from esa_cli import models
 from esa_cli.documents.document import Document
-from esa_cli.models.text_passes.text_forward import LoraAdapter
+from esa_cli.models.loading.plain_decoder import DeferredModel, load_deferred
 from esa_cli.qa.answering.reply import Reply
 from esa_cli.qa.api import Esa
 from esa_cli.qa.presets import preset
@@ -35,16 +37,16 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, Path]]
             loaded.model, loaded.tokenizer, layers=2, first=1, rank=2, dim=6, seed=1
         )
         save_finder(encoder, folder / "finder", "random:llama")
-        adapter = LoraAdapter.new(loaded.model, rank=2, alpha=4, seed=1)
+        adapter = new_adapter(loaded.model, rank=2, alpha=4, seed=1)
         for _, b in adapter.matrices.values():
             b.data.normal_(std=0.1)
-        adapter.save(folder / "adapter", "random:llama")
+        save_adapter(adapter, folder / "adapter", "random:llama")
         yield loaded, folder
 
 
 @pytest.fixture
-def deferred(both: tuple[Any, Path]) -> models.DeferredModel:
-    found = models.load_deferred("random:llama", **HOW)
+def deferred(both: tuple[Any, Path]) -> DeferredModel:
+    found = load_deferred("random:llama", torch.float32)
     assert found is not None
     return found
 
@@ -66,13 +68,13 @@ def without_times(reply: Reply) -> Reply:
 
 
 def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(models.DeferredModel, "model", property(lambda self: pytest.fail("loaded")))
+    monkeypatch.setattr(DeferredModel, "model", property(lambda self: pytest.fail("loaded")))
 
 
 @pytest.mark.parametrize("more", [[], ["answer.adapter=null"]])
 def test_the_same_answers_and_indexes_without_the_model(
     both: tuple[Any, Path],
-    deferred: models.DeferredModel,
+    deferred: DeferredModel,
     more: list[str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -97,7 +99,7 @@ def test_the_same_answers_and_indexes_without_the_model(
 
 @pytest.mark.parametrize("heat", [0.0, 1.0])
 def test_free_text_loads_the_model(
-    both: tuple[Any, Path], deferred: models.DeferredModel, heat: float
+    both: tuple[Any, Path], deferred: DeferredModel, heat: float
 ) -> None:
     whole, folder = both
     replies = []
@@ -116,8 +118,8 @@ def test_free_text_loads_the_model(
 def test_in_python_it_is_loaded_so(both: tuple[Any, Path], tmp_path: Path) -> None:
     text = ["answer.from=text", f"answer.finder={both[1] / 'finder'}"]
     with Esa.load("tiny-random", text, **HOW) as asker:
-        assert isinstance(asker.loaded, models.DeferredModel)
+        assert isinstance(asker.loaded, DeferredModel)
         asker.ask(QUESTION, [asker.open(note())])
     for others in ([], ["answer.from=text"]):
         with Esa.load("tiny-random", others, **HOW) as asker:
-            assert isinstance(asker.loaded, models.LoadedModel)
+            assert not isinstance(asker.loaded, DeferredModel)

@@ -12,7 +12,7 @@ from esa_cli import models
 from esa_cli.errors import UsageError
 from esa_cli.evaluation.calibration.fitted_maps import open_calibration_job
 from esa_cli.models.files.random_model import write_tokenizer
-from esa_cli.models.text_passes.text_forward import before_each_layer
+from esa_cli.models.text_passes.model_forward import before_each_layer
 from esa_cli.qa.answering.session import Session
 from esa_cli.qa.api import Esa
 from esa_cli.qa.presets import preset

@@ -12,7 +12,7 @@ from test_recurrent_models import QUESTION, TEXT, write_model
 
 from esa_cli import models
 from esa_cli.errors import LibraryError
-from esa_cli.models.text_passes.text_forward import before_each_layer
+from esa_cli.models.text_passes.model_forward import before_each_layer
 from esa_cli.qa.api import Esa
 from esa_cli.qa.finding.books import Book
 from esa_cli.qa.planning.model_shape import shape_of

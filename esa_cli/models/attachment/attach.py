@@ -138,8 +138,8 @@ _ATTACHED: WeakKeyDictionary[nn.Module, ReferenceType[Attachment]] = WeakKeyDict
 
 class Attachment:
     """A model with ESA attached, as a context manager; without `with`, call `detach`. `model` is a
-    causal language model of transformers, of a family in `families`; `method` is what its caches
-    run, unless `use` or `EsaCache.begin` set another. Raises ModelError: the model is not
+    causal language model of transformers, of a family in `families`; `method` runs in the caches
+    created from now on, unless `EsaCache.begin` sets another. Raises ModelError: the model is not
     supported, or is attached already."""
 
     def __init__(self, model: PreTrainedModel, method: Method) -> None:
@@ -209,10 +209,6 @@ class Attachment:
                 found = Attention(method, rope, scale, cap, layers, temperature)
             self._attention[traits] = found
         return found
-
-    def use(self, method: Method) -> None:
-        """Runs another method in caches created later; earlier caches keep their method."""
-        self.method = method
 
     def new_cache(self, store: MakeStore = IN_MEMORY) -> EsaCache:
         """Returns an empty cache for `model(...)` or `model.generate(...)`; the function `store`

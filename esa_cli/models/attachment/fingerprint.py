@@ -10,17 +10,17 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Set
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from esa_cli.errors import ModelError, PresetError, first_line
+from esa_cli.errors import ModelError, PresetError
 from esa_cli.models.attachment.layer_traits import plain_weight, qkv_modules
+from esa_cli.models.files.checkpoint_files import reading
 from esa_cli.models.files.families import key_shape
-from esa_cli.models.text_passes.small_decoder import is_plain_weight
+from esa_cli.models.text_passes.text_forward import is_plain_weight
 
 if TYPE_CHECKING:
     from esa_cli.attention.method import Method
@@ -76,16 +76,6 @@ def _tensors_in_state_entry(name: str, value: Any) -> Iterator[tuple[str, Tensor
         )
 
 
-@contextmanager
-def converting_weight_errors(name: str) -> Iterator[None]:
-    """Raises ModelError where torch cannot process a weight as plain numbers."""
-    try:
-        yield
-    except (RuntimeError, TypeError, AttributeError) as error:
-        message = f"{name} of this model cannot be read: {first_line(error)}"
-        raise ModelError(message, LOADED_PLAIN) from error
-
-
 KEY = "fingerprint"
 """The metadata entry of a compressor file that holds its model's fingerprint."""
 ROTATE, DISTANCE = "rotate", "distance"
@@ -121,23 +111,21 @@ def fingerprint(model: Any) -> Fingerprint:
             "load the whole model into memory, or use a smaller model",
         )
     config, layers, digest = model.config, qkv_modules(model), hashlib.sha256()
-    for projection in (*layers[0][:2], *layers[-1][:2]):
-        with converting_weight_errors("a projection"):
-            for numbers in _weight_bytes(projection):
-                digest.update(numbers.cpu().numpy().tobytes())
-    groups, dim = key_shape(config)
-    heads = int(config.num_attention_heads)
-    return Fingerprint(str(config.model_type), len(layers), heads, groups, dim, digest.hexdigest())
+    with reading("a projection of this model", LOADED_PLAIN):
+        for projection in (*layers[0][:2], *layers[-1][:2]):
+            digest.update(_weight_bytes(projection))
+    sizes = len(layers), int(config.num_attention_heads), *key_shape(config)
+    return Fingerprint(str(config.model_type), *sizes, digest.hexdigest())
 
 
-def _weight_bytes(projection: Any) -> list[Tensor]:
+def _weight_bytes(projection: Any) -> bytes:
     """Returns the signs of a projection's weight, or all bytes and scales of a quantised one."""
     if (weight := plain_weight(projection)) is not None:
-        return [torch.signbit(weight).to(torch.uint8)]
+        return torch.signbit(weight).to(torch.uint8).cpu().numpy().tobytes()
     tensors = [tensor.reshape(-1).contiguous() for _, tensor in _module_tensors(projection)]
     if not tensors:
         raise ModelError("a projection of this model has no weights that can be read", LOADED_PLAIN)
-    return [tensor.view(torch.uint8) for tensor in tensors]
+    return b"".join(tensor.view(torch.uint8).cpu().numpy().tobytes() for tensor in tensors)
 
 
 def fingerprint_in(metadata: Mapping[str, str]) -> Fingerprint | None:

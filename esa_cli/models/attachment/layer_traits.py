@@ -14,7 +14,7 @@ from esa_cli.attention.rope import FixedRotaryModule, NoRope, Rope, WeightedRope
 from esa_cli.errors import ModelError
 from esa_cli.models.files import families
 from esa_cli.models.files.families import ModelFamily, family_of, layer_types, source_layers
-from esa_cli.models.text_passes.small_decoder import is_plain_weight
+from esa_cli.models.text_passes.text_forward import is_plain_weight
 
 if TYPE_CHECKING:
     from esa_cli.attention.layer import Temperature

@@ -5,25 +5,30 @@ Missing, damaged and malicious files are reported from the files alone, before a
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from safetensors import safe_open
 
-from esa_cli.errors import EsaError, ModelError, first_line
+from esa_cli.errors import EsaError, ModelError, UsageError, first_line
 from esa_cli.models.files.families import FAMILIES
 from esa_cli.models.files.quiet_transformers import quiet_transformers
-from esa_cli.system.machine import memory_ran_out
+from esa_cli.system.files import replacing
+from esa_cli.system.machine import esa_home, memory_ran_out
+from esa_cli.system.text import text_digest
 
 _TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json",
     "tiktoken.model",
 )  # fmt: skip
+PLAIN_INSTEAD = "use the model's unquantised weights, or a GGUF file"
 _AGAIN = "fetch the model again"
 _UPGRADE = "upgrade transformers, or choose another model; esa never runs a model's own code"
 
@@ -95,6 +100,15 @@ def _find_broken_rule(name: str, value: Any) -> str:
     return "be a number" if isinstance(value, float) and math.isnan(value) else ""
 
 
+def find_quantization_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the `quantization_config` in a config.json, or {} if there is none."""
+    for part in (config, config.get("text_config")):
+        settings = part.get("quantization_config") if isinstance(part, Mapping) else None
+        if settings and isinstance(settings, dict):
+            return settings
+    return {}
+
+
 def check_tokenizer_files(folder: Path) -> None:
     """Raises ModelError if the folder has no file from which a tokenizer can be loaded."""
     if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
@@ -144,6 +158,65 @@ def weight_files(folder: Path) -> list[Path]:
         lacking = f"lacks {len(missing)} of {len(names)} weight files, such as {missing[0]}"
         raise ModelError(f"{folder} {lacking}", _AGAIN)
     return [folder / name for name in names]
+
+
+_FLOATS = ("F64", "F32", "F16", "BF16")
+"""Types in safetensors files that are converted to the number type of the computation."""
+_NUMBERS = re.compile(r"(weight|qweight|_packed|_blocks|\.compressed|\.bitmask)$")
+_BESIDE = re.compile(r"(scales?|scale_inv|scale_2|zero_point|shape|g_idx)$")
+"""Name endings of tensors that are stored beside a quantised weight, such as scales."""
+_SCALES = ("weight_scale_inv", "scale", "qscale_weight")
+
+
+def check_weight_types(weights: Iterable[StoredWeight], settings: Mapping[str, Any]) -> None:
+    """Raises ModelError where a tensor has numbers of few bits without scales, or blocks that do
+    not divide its size evenly: transformers 5.23 would silently load wrong weights."""
+    shapes = {weight.name: weight.shape for weight in weights}
+    scaled, block = any(map(_BESIDE.search, shapes)), settings.get("weight_block_size")
+    for name, kind, shape in weights:
+        few = kind not in _FLOATS and _NUMBERS.search(name)
+        wrong = bool(few and not settings and (scaled or not kind.startswith("F8")))
+        if settings.get("quant_method") in ("fp8", "mxfp8") and kind.startswith("F8"):
+            names = (name.removesuffix("weight") + end for end in _SCALES)
+            scales = next((shapes[scale] for scale in names if scale in shapes), None)
+            wrong = name.endswith("weight") and scales is None
+            if scales and len(scales) > 1 and isinstance(block, (list, tuple)):
+                sides = zip(shape[-2:], scales[-2:], block, strict=True)
+                wrong |= any(count > 1 and size != count * width for size, count, width in sides)
+        if wrong:
+            message = f"{name} {shape} is stored as {kind}, and the files do not say how to read it"
+            raise ModelError(message, PLAIN_INSTEAD)
+
+
+def weight_bytes_in_memory(
+    folder: Path, number_bytes: int, matrix_bytes: float = 0, stays_packed: bool = False
+) -> int:
+    """Returns how many bytes a folder's weights take in memory. A number takes `number_bytes`, or
+    `matrix_bytes` in the matrices of layers that are quantised by esa. Weights that are stored
+    quantised may be left as they are (`stays_packed`)."""
+    weights, settings = language_weights(folder), find_quantization_config(read_config(folder))
+    check_weight_types(weights, settings)
+    if stays_packed:
+        return sum(path.stat().st_size for path in weight_files(folder))
+    total = 0.0
+    for name, kind, shape in weights:
+        count = math.prod(shape)
+        if kind in _FLOATS or (kind.startswith("F8") and not settings):
+            matrix = len(shape) == 2 and ".layers." in name
+            total += count * ((matrix and matrix_bytes) or number_bytes)
+        elif not _BESIDE.search(name):
+            packed = {"U8": 2, "I32": 32 // (bits_per_weight(settings) or 8)}.get(kind, 1)
+            total += count * packed * number_bytes
+    return int(total)
+
+
+def bits_per_weight(settings: Mapping[str, Any]) -> int:
+    """Returns the bits of a weight by the settings of quantised files, or 0 if unknown."""
+    text = str(settings).lower()
+    bits = [int(count) for count in re.findall(r"'(?:n|num_)?bits': (\d+)", text)]
+    if "'load_in_4bit': true" in text or "int4" in text:
+        bits.append(4)
+    return min(bits, default=0)
 
 
 # -- The language model
@@ -280,3 +353,45 @@ def _rename_prefix(module: Any, prefixes: Mapping[str, str]) -> Any:
     """Replaces the first matching prefix of a module's name; returns other values unchanged."""
     before = next((one for one in prefixes if str(module).startswith(one)), None)
     return prefixes[before] + module[len(before) :] if before else module
+
+
+# -- Facts that only transformers knows of a model, for processes that do not import it
+
+_UNUSABLE = (OSError, ValueError, UsageError)
+"""Errors of a cache that cannot be read or written; after such an error nothing is cached."""
+
+
+def _facts_file(kind: str, folder: Path, patterns: Sequence[str]) -> Path:
+    """Returns the cache file for facts that depend on the contents of files in a folder."""
+    packages = f"{version('transformers')} {version('tokenizers')}"
+    digest = hashlib.sha256(f"{kind} {packages}".encode())
+    for file in sorted({file for pattern in patterns for file in folder.glob(pattern)}):
+        if file.is_file():
+            content = file.read_bytes()
+            digest.update(f"\n{file.name} {len(content)}\n".encode() + content)
+    return esa_home() / "settings" / f"{digest.hexdigest()[:32]}.json"
+
+
+def load_cached_facts(kind: str, folder: Path, patterns: Sequence[str]) -> dict[str, Any] | None:
+    """Returns cached facts of a `kind` about a model's files, or None if the facts are missing or
+    damaged, or come from another version of transformers."""
+    with suppress(*_UNUSABLE):
+        digest, _, text = _facts_file(kind, folder, patterns).read_text("utf-8").partition("\n")
+        if digest == text_digest(text):
+            facts: dict[str, Any] = json.loads(text)
+            return facts
+    return None
+
+
+def cache_facts(
+    kind: str, folder: Path, patterns: Sequence[str], facts: Callable[[], dict[str, Any]]
+) -> None:
+    """Stores facts about a model's files for `load_cached_facts`, unless the facts are already
+    stored; values that JSON cannot represent are stored as text."""
+    if load_cached_facts(kind, folder, patterns) is None:
+        text = json.dumps(facts(), default=str)
+        with suppress(*_UNUSABLE):
+            path = _facts_file(kind, folder, patterns)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with replacing(path) as part:
+                part.write_text(f"{text_digest(text)}\n{text}", "utf-8")

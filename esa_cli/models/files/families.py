@@ -244,20 +244,33 @@ def key_shape(config: Any) -> tuple[int, int]:
     """Returns the number of key heads G and the head dimension D of layers with full attention.
     Latents count as one head, whose dimension is the rotary plus the latent one. Raises
     AttributeError: the configuration lacks a size."""
-    if not family_of(config).wide:
-        return _compute_key_shape(config, 0, True)
-    return _compute_key_shape(config, layer_types(config).index("full_attention"), True)
+    if family_of(config).wide:
+        return _wide_key_shape(config, layer_types(config).index("full_attention"))
+    if family_of(config).latent:
+        return 1, int(config.qk_rope_head_dim) + int(config.kv_lora_rank)
+    return _usual_key_shape(config)
+
+
+def _usual_key_shape(config: Any) -> tuple[int, int]:
+    """Returns the number G and dimension D of key heads by the names that most families use."""
+    heads = int(config.num_attention_heads)
+    dim = int(getattr(config, "head_dim", None) or config.hidden_size // heads)
+    return int(getattr(config, "num_key_value_heads", None) or heads), dim
 
 
 def layer_shapes(config: Any) -> list[tuple[int, int]]:
     """Returns the number G and dimension D of the key heads that each layer attends to."""
-    types = enumerate(layer_types(config))
-    return [_compute_key_shape(config, layer, kind == "full_attention") for layer, kind in types]
+    layers = range(len(layer_types(config)))
+    if not family_of(config).wide:
+        return [key_shape(config)] * len(layers)
+    return [_wide_key_shape(config, layer) for layer in layers]
 
 
 def key_shapes(config: Any) -> list[tuple[int, int]]:
     """Returns the number G and dimension D of key heads in each layer that stores keys, or [] if
     all these layers are alike."""
+    if not family_of(config).wide:
+        return []
     readers = source_layers(config)
     shapes = [shape for i, shape in enumerate(layer_shapes(config)) if i not in readers]
     return shapes if len({*shapes}) > 1 else []
@@ -267,22 +280,17 @@ _WIDE_DIM = 512
 """The dimension of key heads in full layers of Gemma 4 if `global_head_dim` is missing."""
 
 
-def _compute_key_shape(config: Any, layer: int, full: bool) -> tuple[int, int]:
-    """Returns the number G and dimension D of a layer's key heads. The configuration may be
-    completed or written by transformers, or come from a config.json."""
-    family = family_of(config)
-    if family.latent:
-        return 1, int(config.qk_rope_head_dim) + int(config.kv_lora_rank)
-    each = getattr(config, "per_layer_config", None) if family.wide else None
+def _wide_key_shape(config: Any, layer: int) -> tuple[int, int]:
+    """Returns the number G and dimension D of the key heads of one layer of a `wide` family. The
+    configuration may be completed or written by transformers, or come from a config.json."""
+    each: Any = getattr(config, "per_layer_config", None)
     if each is not None and not isinstance(each, Mapping):
         return int(each[layer].num_key_value_heads), int(each[layer].head_dim)
-    heads = int(config.num_attention_heads)
-    groups = int(getattr(config, "num_key_value_heads", None) or heads)
-    dim = int(getattr(config, "head_dim", None) or config.hidden_size // heads)
+    groups, dim = _usual_key_shape(config)
     if each is not None:
         changed = {int(i): settings for i, settings in each.items()}.get(layer, {})
         return int(changed.get("num_key_value_heads", groups)), int(changed.get("head_dim", dim))
-    if family.wide and full:
+    if layer_types(config)[layer] == "full_attention":
         shared = getattr(config, "attention_k_eq_v", False)
         groups = int((shared and getattr(config, "num_global_key_value_heads", None)) or groups)
         dim = int(getattr(config, "global_head_dim", None) or _WIDE_DIM)

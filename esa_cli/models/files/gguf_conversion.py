@@ -92,11 +92,6 @@ def _concatenate_tensors(parts: Sequence[Tensor]) -> Tensor:
     return torch.cat(tuple(parts), -2) if len(parts) > 1 else parts[0]
 
 
-def _transpose_first_tensor(parts: Sequence[Tensor]) -> Tensor:
-    """Returns the first tensor with its last two dimensions swapped."""
-    return parts[0].mT
-
-
 def _interleave_gates(parts: Sequence[Tensor]) -> Tensor:
     """Interleaves the gate and value numbers of gpt-oss' experts: two weights (experts, inner,
     hidden) become (experts, hidden, 2 inner), two biases (experts, inner) (experts, 2 inner)."""
@@ -115,7 +110,7 @@ _GPT_OSS: dict[str, tuple[tuple[str, ...], Join]] = {
     "sinks": (("attn_sinks.weight",), _concatenate_tensors),
     "experts.gate_up_proj": (_GATE_UP, _interleave_gates),
     "experts.gate_up_proj_bias": (("ffn_gate_exps.bias", "ffn_up_exps.bias"), _interleave_gates),
-    "experts.down_proj": (("ffn_down_exps.weight",), _transpose_first_tensor),
+    "experts.down_proj": (("ffn_down_exps.weight",), lambda parts: parts[0].mT),
     "experts.down_proj_bias": (("ffn_down_exps.bias",), _concatenate_tensors),
 }
 

@@ -109,9 +109,8 @@ class GgufFamily:
     are settings that llama.cpp fixes in its code and whose default in transformers is different."""
 
     kind: str  # the `model_type`
-    settings: Mapping[str, str] = field(
-        default_factory=dict
-    )  # rare ones -> their config.json names
+    # Maps the names of rare settings to their names in config.json.
+    settings: Mapping[str, str] = field(default_factory=dict)
     pairs: bool = False  # query and key dimensions that rotate together are adjacent
     raised: bool = False  # the weights of norms are stored with 1 added
     windows: int = 0  # every n-th layer attends to all tokens; 0: every layer

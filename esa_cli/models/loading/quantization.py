@@ -9,21 +9,15 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import math
-import re
-from collections.abc import Iterable, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from esa_cli.errors import ModelError, UsageError
 from esa_cli.models.files.checkpoint_files import (
-    StoredWeight,
-    language_weights,
-    read_config,
-    weight_files,
+    PLAIN_INSTEAD,
+    bits_per_weight,
+    find_quantization_config,
 )
-
-_PLAIN_INSTEAD = "use the model's unquantised weights, or a GGUF file"
 
 
 class QuantizationWay(NamedTuple):
@@ -63,11 +57,6 @@ def make_quantization_config(name: str, dtype: Any) -> Any:
     return untyped(bnb_4bit_compute_dtype=dtype, **way.options)
 
 
-def quantization_of_dtype(dtype: str) -> str:
-    """Returns the value of --dtype if it stands for quantisation, else ""."""
-    return dtype if dtype in QUANTIZATIONS else ""
-
-
 def bytes_per_weight(way: str, size: int) -> float:
     """Returns the bytes of a weight that is quantised by `way`, or `size` if `way` is ""."""
     return QUANTIZATIONS[way].bytes if way else size
@@ -95,15 +84,6 @@ _MODULES = {
 """Maps quantisation methods that can be loaded on a CPU to the Python module each needs."""
 _KEPT = ("bitsandbytes", "torchao")
 """Methods whose weights stay quantised on a CPU; esa-cli has an extra of the same name for each."""
-
-
-def find_quantization_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the `quantization_config` in a config.json, or {} if there is none."""
-    for part in (config, config.get("text_config")):
-        settings = part.get("quantization_config") if isinstance(part, Mapping) else None
-        if settings and isinstance(settings, dict):
-            return settings
-    return {}
 
 
 def stored_quantization_method(config: Mapping[str, Any]) -> str:
@@ -140,77 +120,17 @@ def check_loadable_format(config: Mapping[str, Any], device: str, ref: str) -> N
     module = _MODULES.get(method, "")
     if not module:
         message = f"{ref} is quantised by {method}, which esa cannot load on {device}"
-        raise ModelError(message, _PLAIN_INSTEAD)
+        raise ModelError(message, PLAIN_INSTEAD)
     if importlib.util.find_spec(module) is None:
         message = f"{ref} is quantised by {method}, which needs the missing module {module}"
         package = f"'esa-cli[{method}]'" if method in _KEPT else method
-        raise ModelError(message, f"run pip install {package}, or {_PLAIN_INSTEAD}")
-
-
-# -- Sizes
-
-_FLOATS = ("F64", "F32", "F16", "BF16")
-"""Types in safetensors files that are converted to the number type of the computation."""
-_NUMBERS = re.compile(r"(weight|qweight|_packed|_blocks|\.compressed|\.bitmask)$")
-_BESIDE = re.compile(r"(scales?|scale_inv|scale_2|zero_point|shape|g_idx)$")
-"""Name endings of tensors that are stored beside a quantised weight, such as scales."""
-_SCALES = ("weight_scale_inv", "scale", "qscale_weight")
-
-
-def check_weight_types(weights: Iterable[StoredWeight], settings: Mapping[str, Any]) -> None:
-    """Raises ModelError where a tensor has numbers of few bits without scales, or blocks that do
-    not divide its size evenly: transformers 5.23 would silently load wrong weights."""
-    shapes = {weight.name: weight.shape for weight in weights}
-    scaled, block = any(map(_BESIDE.search, shapes)), settings.get("weight_block_size")
-    for name, kind, shape in weights:
-        few = kind not in _FLOATS and _NUMBERS.search(name)
-        wrong = bool(few and not settings and (scaled or not kind.startswith("F8")))
-        if settings.get("quant_method") in ("fp8", "mxfp8") and kind.startswith("F8"):
-            names = (name.removesuffix("weight") + end for end in _SCALES)
-            scales = next((shapes[scale] for scale in names if scale in shapes), None)
-            wrong = name.endswith("weight") and scales is None
-            if scales and len(scales) > 1 and isinstance(block, (list, tuple)):
-                sides = zip(shape[-2:], scales[-2:], block, strict=True)
-                wrong |= any(count > 1 and size != count * width for size, count, width in sides)
-        if wrong:
-            message = f"{name} {shape} is stored as {kind}, and the files do not say how to read it"
-            raise ModelError(message, _PLAIN_INSTEAD)
-
-
-def weight_bytes_in_memory(
-    folder: Path, number_bytes: int, way: str = "", stays_packed: bool = False
-) -> int:
-    """Returns how many bytes a folder's weights take in memory. Numbers take `number_bytes`, unless
-    quantised by a `way` in `QUANTIZATIONS` or left as they are stored (`stays_packed`)."""
-    weights, settings = language_weights(folder), find_quantization_config(read_config(folder))
-    check_weight_types(weights, settings)
-    if stays_packed:
-        return sum(path.stat().st_size for path in weight_files(folder))
-    total = 0.0
-    for name, kind, shape in weights:
-        count = math.prod(shape)
-        if kind in _FLOATS or (kind.startswith("F8") and not settings):
-            matrix = len(shape) == 2 and ".layers." in name
-            total += count * (bytes_per_weight(way, number_bytes) if matrix else number_bytes)
-        elif not _BESIDE.search(name):
-            packed = {"U8": 2, "I32": 32 // (_bits_per_weight(settings) or 8)}.get(kind, 1)
-            total += count * packed * number_bytes
-    return int(total)
-
-
-def _bits_per_weight(settings: Mapping[str, Any]) -> int:
-    """Returns the bits of a weight by the settings of quantised files, or 0 if unknown."""
-    text = str(settings).lower()
-    bits = [int(count) for count in re.findall(r"'(?:n|num_)?bits': (\d+)", text)]
-    if "'load_in_4bit': true" in text or "int4" in text:
-        bits.append(4)
-    return min(bits, default=0)
+        raise ModelError(message, f"run pip install {package}, or {PLAIN_INSTEAD}")
 
 
 def kept_bytes(config: Mapping[str, Any]) -> float:
     """Returns about how many bytes a weight that stays quantised takes, with its scales."""
     bits = {"fp8": 8, "mxfp8": 8, "mxfp4": 4}.get(stored_quantization_method(config))
-    return (bits or _bits_per_weight(find_quantization_config(config)) or 8) / 8 + 0.05
+    return (bits or bits_per_weight(find_quantization_config(config)) or 8) / 8 + 0.05
 
 
 def rearrange_bitsandbytes_weights(model: Any) -> None:

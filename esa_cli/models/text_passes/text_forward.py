@@ -1,101 +1,30 @@
-"""Forward passes of plain text through a model without an attached method.
+"""Forward passes of plain text, by which passages are found and read: batches of prompts, LoRA
+adapters, and `FusedForward`, a fast forward pass of small decoders on the CPU.
 
-`ModelForward` is the forward pass of transformers; `small_decoder.FusedForward` is a faster one."""
+`ModelForward`, the forward pass of transformers, is the reference for `FusedForward`, and computes
+all other models."""
 
 from __future__ import annotations
 
-import copy
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from types import SimpleNamespace
+from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
+from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention, silu
 
 from esa_cli.errors import ModelError
 from esa_cli.models.files.checkpoint_files import reading
-from esa_cli.models.files.families import FAMILIES, family_of
-from esa_cli.system.files import replacing
-from esa_cli.system.machine import memory_ran_out
+from esa_cli.models.text_passes.model_forward import ModelForward, call_layer_hooks
 
-
-@contextmanager
-def before_each_layer(model: Any, callback: Callable[[], None]) -> Iterator[None]:
-    """Calls `callback` before each decoder layer of each forward pass of a model until the block
-    ends; an exception in `callback` ends the pass. Without known layers, each pass makes one call.
-    """
-    layers = getattr(model.base_model, "layers", [model.base_model])
-    handles = [layer.register_forward_pre_hook(lambda *_: callback()) for layer in layers]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def call_layer_hooks(layer: nn.Module) -> None:
-    """Calls the hooks of `before_each_layer` for a pass that does not run the layer's module."""
-    for hook in [*layer._forward_pre_hooks.values()]:
-        hook(layer, ())
-
-
-def share_layer_hooks(model: Any, later_model: Any) -> None:
-    """Makes the layers of `later_model` call the hooks of the same layers of `model`."""
-    layers = zip(model.base_model.layers, later_model.base_model.layers, strict=True)
-    for layer, later in layers:
-        later.register_forward_pre_hook(lambda *_, layer=layer: call_layer_hooks(layer))
-
-
-GROUP = 8
-"""The number of sequences, of similar lengths to avoid padding, in a forward call."""
-
-
-def padded(sequences: Sequence[Sequence[int]]) -> Tensor:
-    """Returns the token ids (B, T) of sequences of different lengths, padded with zeros."""
-    rows = [torch.tensor(list(ids), dtype=torch.long) for ids in sequences]
-    return nn.utils.rnn.pad_sequence(rows, batch_first=True)
-
-
-def grouped(items: Sequence[int]) -> Iterator[Sequence[int]]:
-    """Yields groups of sequence numbers; each group is processed by one forward call."""
-    for at in range(0, len(items), GROUP):
-        yield items[at : at + GROUP]
-
-
-class _LastLayerReached(Exception):
-    """An exception that ends a forward pass after the last layer that is needed."""
-
-
-def hidden_states(model: Any, ids: Tensor, layer_count: int) -> Tensor:
-    """Returns the hidden states (B, T, H), float32 and of RMS 1, of token ids (B, T) after the
-    first `layer_count` layers of a model. Later layers do not run; gradients are computed if
-    enabled."""
-    states = list[Tensor]()
-
-    def stop_after_layer(module: nn.Module, inputs: Any, output: Any) -> None:
-        states.append(output[0] if isinstance(output, tuple) else output)
-        raise _LastLayerReached
-
-    handle = model.base_model.layers[layer_count - 1].register_forward_hook(stop_after_layer)
-    try:
-        model.base_model(input_ids=ids.to(model.device), use_cache=False)
-    except _LastLayerReached:
-        pass
-    finally:
-        handle.remove()
-    return normalise_hidden_states(states[0])
-
-
-def normalise_hidden_states(states: Tensor) -> Tensor:
-    """Returns hidden states as float32, each divided by the root mean square of its numbers."""
-    return nn.functional.rms_norm(states.float(), states.shape[-1:], eps=1e-6)
-
+# -- The fast forward pass
 
 KeysValues = tuple[Tensor, Tensor]
 """The keys and the values of a layer, each (B, G, N, D): G key/value heads of dimension D."""
@@ -122,87 +51,220 @@ class KeyValuePast:
         return KeyValuePast([(k[:, :, :length], v[:, :, :length]) for k, v in self.pairs])
 
 
-@dataclass(frozen=True)
-class CachePast:
-    """A transformers cache with layers of any type, which has the methods of `KeyValuePast`."""
-
-    cache: Any
-    device: torch.device
-
-    def select_sequences(self, numbers: Sequence[int]) -> CachePast:
-        """Returns the cache of the sequences with these numbers; a number may be repeated."""
-        out = copy.copy(self.cache)
-        out.layers = [copy.copy(layer) for layer in self.cache.layers]
-        for layer in out.layers:  # the same tensors, which can be replaced
-            for name, value in vars(layer).items():
-                if isinstance(value, dict):
-                    setattr(layer, name, dict(value))
-        out.reorder_cache(torch.tensor([*numbers], device=self.device))
-        return CachePast(out, self.device)
-
-    def cut_to_length(self, length: int) -> CachePast:
-        """Crops the cache to the first `length` tokens."""
-        if (extra := self.cache.get_seq_length() - length) > 0:
-            self.cache.crop(-extra)
-        return self
+BLOCK = 128
+"""The number of queries in a block: fewer mask less, but give smaller matrix products."""
+SMALL_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+"""The values of `model_type` whose layers `FusedForward` computes."""
+MOST_BYTES = 1 << 30
+"""The most bytes of weights that are copied: beyond it, the copy is not worth its memory."""
 
 
-TextPast = KeyValuePast | CachePast
+def causal_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Returns the attention outputs (B, T, H, D) of queries (B, H, T, D) over keys and values (B,
+    G, N, D), for B sequences with T new of N tokens, and H query and G key heads of dimension D.
+    Query t attends to the keys up to N - T + t."""
+    batch, heads, count, size = query.shape
+    groups, length = key.shape[1], key.shape[2]
+    shared, earlier = heads // groups, length - count
+    queries = (query * size**-0.5).reshape(batch, groups, shared, count, size)
+    keys = key.reshape(batch * groups, length, size).transpose(1, 2)
+    values = value.reshape(batch * groups, length, size)
+    out = []
+    for start in range(0, count, BLOCK):
+        stop = min(start + BLOCK, count)
+        rows, seen = stop - start, earlier + stop
+        block = queries[:, :, :, start:stop].reshape(batch * groups, shared * rows, size)
+        scores = torch.bmm(block, keys[:, :, :seen]).view(-1, shared, rows, seen)
+        if rows > 1:
+            later = torch.ones(rows, rows, dtype=torch.bool, device=query.device).triu(1)
+            scores[..., seen - rows :].masked_fill_(later, -torch.inf)
+        weights = scores.softmax(-1).view(batch * groups, shared * rows, seen)
+        output = torch.bmm(weights, values[:, :seen])
+        out.append(output.view(batch, heads, rows, size).transpose(1, 2))
+    return torch.cat(out, 1) if len(out) > 1 else out[0]
 
 
-class TextForward(Protocol):
-    """The interface of a forward pass of token ids, for one or several (padded) prompts."""
+def _compute_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Computes attention by torch or, for bfloat16 on CPUs, by the faster `causal_attention`."""
+    if query.dtype == torch.bfloat16:
+        return causal_attention(query, key, value)
+    count, length = query.shape[2], key.shape[2]
+    mask = None
+    if 1 < count < length:
+        mask = torch.ones(count, length, dtype=torch.bool).tril(length - count)
+    output = scaled_dot_product_attention(
+        query, key, value, mask, is_causal=count == length > 1, enable_gqa=True
+    )
+    return output.transpose(1, 2)
 
-    @property
-    def accepts_padding(self) -> bool: ...
 
-    @property
-    def device(self) -> torch.device: ...
+class FusedForward:
+    """The forward pass of a model's first layers, with an adapter's products added to copies of
+    their weights.
 
-    def states(self, ids: Tensor, past: Any = None) -> tuple[Tensor, TextPast]:
-        """Returns the hidden states (B, T, hidden) of token ids (B, T), as input of `logits`, and
-        the KV cache `past` extended by these tokens. The old `past` must not be used again."""
+    Args:
+        model: a model of transformers for which `can_be_fused` is true. layers: the number of
+            layers, or None for all. adapter: an adapter of this model, or None."""
+
+    accepts_padding = True
+
+    @torch.inference_mode()
+    def __init__(
+        self, model: Any, layers: int | None = None, adapter: LoraAdapter | None = None
+    ) -> None:
+        self._model, self._base = model, model.base_model
+        self.device: torch.device = model.base_model.embed_tokens.weight.device
+        self.heads, self.groups = model.config.num_attention_heads, model.config.num_key_value_heads
+        self.size, self.eps = head_dimension(model.config), model.config.rms_norm_eps
+        products = {} if adapter is None else adapter.lora_products()
+        self.layers = [_fuse_layer_weights(layer, products) for layer in self._base.layers[:layers]]
+
+    @torch.inference_mode()
+    def states(self, ids: Tensor, past: KeyValuePast | None = None) -> tuple[Tensor, KeyValuePast]:
+        """Returns the hidden states (B, T, hidden) of token ids (B, T) after the last layer and
+        before the model's final norm, and the KV cache of `past` extended by these tokens."""
+        start = past.pairs[0][0].shape[2] if past else 0
+        x = self._base.embed_tokens(ids)
+        positions = torch.arange(start, start + ids.shape[1], device=ids.device)[None]
+        cos, sin = (one[:, :, None] for one in self._base.rotary_emb(x, positions))
+        pairs: list[KeysValues] = []
+        for number, layer in enumerate(self.layers):
+            call_layer_hooks(self._base.layers[number])
+            before = rms_norm(x, x.shape[-1:], layer.before_attention, self.eps)
+            pair = past.pairs[number] if past else None
+            attended, pair = self._compute_layer_attention(layer, before, cos, sin, pair)
+            pairs.append(pair)
+            x += attended
+            wide = rms_norm(x, x.shape[-1:], layer.before_mlp, self.eps)
+            inner = silu(linear(wide, layer.gate), inplace=True)
+            x += linear(inner.mul_(linear(wide, layer.up)), layer.down)
+        return x, KeyValuePast(pairs)
 
     def logits(self, states: Tensor) -> Tensor:
-        """Returns logits (..., vocabulary), float32, of hidden states."""
+        """Returns the logits (..., vocabulary), float32, of hidden states after all layers."""
+        logits: Tensor = self._model.lm_head(self._base.norm(states))
+        return logits.float()
+
+    def _compute_layer_attention(
+        self, layer: Any, x: Tensor, cos: Tensor, sin: Tensor, past: KeysValues | None
+    ) -> tuple[Tensor, KeysValues]:
+        """Returns the output (B, T, hidden) of a layer's attention, and its keys and values."""
+        batch, count, _ = x.shape
+        heads, groups = self.heads, self.groups
+        projected = linear(x, layer.projection, layer.projection_bias)
+        projected = projected.view(batch, count, heads + 2 * groups, self.size)
+        rotated = projected[:, :, : heads + groups]
+        if layer.query_norm is not None:
+            rotated = torch.cat((
+                rms_norm(rotated[:, :, :heads], (self.size,), layer.query_norm, self.eps),
+                rms_norm(rotated[:, :, heads:], (self.size,), layer.key_norm, self.eps),
+            ), 2)  # fmt: skip
+        half = self.size // 2
+        turned = torch.cat((-rotated[..., half:], rotated[..., :half]), -1)
+        rotated = (rotated * cos + turned * sin).transpose(1, 2)
+        query, key = rotated[:, :heads], rotated[:, heads:]
+        value = projected[:, :, heads + groups :].transpose(1, 2)
+        if past is not None:
+            key, value = torch.cat((past[0], key), 2), torch.cat((past[1], value), 2)
+        output = _compute_attention(query, key, value).reshape(batch, count, -1)
+        return linear(output, layer.output, layer.output_bias), (key, value)
 
 
-class ModelForward:
-    """The forward pass of a causal language model of transformers; it implements `TextForward`."""
+def _fuse_layer_weights(
+    layer: Any, products: dict[nn.Module, tuple[Tensor, Tensor]]
+) -> SimpleNamespace:
+    """Returns a layer's weights, with queries, keys and values fused in `projection`."""
+    attention, mlp = layer.self_attn, layer.mlp
+    three = (attention.q_proj, attention.k_proj, attention.v_proj)
+    biases = [one.bias for one in three]
 
-    def __init__(self, model: Any) -> None:
-        self._model, body = model, model.base_model
-        # Llama 4 names its body otherwise than its class says.
-        self._body = model.model if body is model else body
-        self.device: torch.device = model.device
+    def fuse_weights(*parts: Any) -> Tensor:
+        if len(parts) == 1 and parts[0] not in products:
+            alone: Tensor = parts[0].weight.detach()
+            return alone
+        sizes = [part.weight.shape[0] for part in parts]
+        out: Tensor = parts[0].weight.new_empty(sum(sizes), parts[0].weight.shape[1])
+        for part, rows in zip(parts, torch.split(out, sizes), strict=True):
+            if part in products:
+                a, b = (matrix.to(part.weight) for matrix in products[part])
+                torch.addmm(part.weight, b, a, out=rows)
+            else:
+                rows.copy_(part.weight)
+        return out
 
-    @cached_property
-    def accepts_padding(self) -> bool:
-        """Whether padded prompts can be continued: every layer stores the keys of all tokens."""
-        from transformers.cache_utils import DynamicCache, DynamicLayer
+    return SimpleNamespace(
+        before_attention=layer.input_layernorm.weight,
+        projection=fuse_weights(*three),
+        projection_bias=None if biases[0] is None else torch.cat(biases),
+        query_norm=getattr(getattr(attention, "q_norm", None), "weight", None),
+        key_norm=getattr(getattr(attention, "k_norm", None), "weight", None),
+        output=fuse_weights(attention.o_proj),
+        output_bias=attention.o_proj.bias,
+        before_mlp=layer.post_attention_layernorm.weight,
+        gate=fuse_weights(mlp.gate_proj),
+        up=fuse_weights(mlp.up_proj),
+        down=fuse_weights(mlp.down_proj),
+    )
 
-        layers = DynamicCache(config=self._model.config).layers
-        return all(type(layer) is DynamicLayer for layer in layers)
 
-    def states(self, ids: Tensor, past: CachePast | None = None) -> tuple[Tensor, CachePast]:
-        """Returns the hidden states of token ids, and the cache extended by these tokens."""
-        from transformers import DynamicCache
+def is_plain_weight(weight: Tensor) -> bool:
+    """Whether a weight is a plain tensor of floating-point numbers with more than 8 bits."""
+    plain = type(weight) in (Tensor, nn.Parameter)
+    return plain and weight.is_floating_point() and weight.dtype.itemsize > 1
 
-        cache = DynamicCache(config=self._model.config) if past is None else past.cache
-        out = self._body(input_ids=ids, past_key_values=cache, use_cache=True)
-        return out.last_hidden_state, CachePast(cache, ids.device)
 
-    def logits(self, states: Tensor) -> Tensor:
-        """Returns logits, scaled and capped as the model's family does."""
-        logits: Tensor = self._model.get_output_embeddings()(states).float()
-        config, family = self._model.config, family_of(self._model.config)
-        if family.multiply:
-            logits = logits * getattr(config, family.multiply)
-        if family.divide:
-            logits = logits / getattr(config, family.divide)
-        if family.cap and (cap := getattr(config, family.cap)) is not None:
-            logits = cap * torch.tanh(logits / cap)
-        return logits
+def can_be_fused(model: Any) -> bool:
+    """Whether `FusedForward` can compute a model: it must be small, of one of the `SMALL_FAMILIES`,
+    and on the CPU, with plain weights of one type in torch's own linear layers."""
+    if not has_plain_layers(model.config):
+        return False
+    layers, dtype = model.base_model.layers, next(model.parameters()).dtype
+    weights = list(layers.parameters())
+    linears = [one for name, one in layers.named_modules() if name.endswith("_proj")]
+    return (
+        sum(one.nbytes for one in weights) <= MOST_BYTES
+        and all(type(one) is nn.Linear for one in linears)
+        and all(is_plain_weight(one) and one.dtype == dtype for one in weights)
+        and all(one.device.type == "cpu" for one in weights)
+    )
+
+
+def has_plain_layers(config: object) -> bool:
+    """Whether `FusedForward` computes layers of this configuration."""
+    others = ("sliding_window", "attention_chunk_size")  # attention that is not plain
+    return (
+        getattr(config, "model_type", None) in SMALL_FAMILIES
+        and getattr(config, "hidden_act", "silu") == "silu"
+        and not getattr(config, "mlp_bias", False)
+        and all(getattr(config, name, None) is None for name in others)
+    )
+
+
+def head_dimension(config: Any) -> int:
+    """Returns the head dimension D."""
+    return int(getattr(config, "head_dim", 0) or config.hidden_size // config.num_attention_heads)
+
+
+# -- Prompts and their continuations
+
+TextForward = FusedForward | ModelForward
+"""A forward pass of token ids, for one or several (padded) prompts."""
+
+
+GROUP = 8
+"""The number of sequences, of similar lengths to avoid padding, in a forward call."""
+
+
+def padded(sequences: Sequence[Sequence[int]]) -> Tensor:
+    """Returns the token ids (B, T) of sequences of different lengths, padded with zeros."""
+    rows = [torch.tensor(list(ids), dtype=torch.long) for ids in sequences]
+    return nn.utils.rnn.pad_sequence(rows, batch_first=True)
+
+
+def grouped(items: Sequence[int]) -> Iterator[Sequence[int]]:
+    """Yields groups of sequence numbers; each group is processed by one forward call."""
+    for at in range(0, len(items), GROUP):
+        yield items[at : at + GROUP]
 
 
 class PromptBatch:
@@ -213,7 +275,7 @@ class PromptBatch:
         self._forward, self._lengths = forward, [len(ids) for ids in prompts]
         logits: list[Tensor] = [torch.empty(0)] * len(prompts)
         order = sorted(range(len(prompts)), key=lambda n: self._lengths[n])
-        self._places: dict[int, tuple[TextPast, int]] = {}
+        self._places: dict[int, tuple[Any, int]] = {}
         for group in grouped(order) if forward.accepts_padding else [[n] for n in order]:
             batch = padded([prompts[n] for n in group])
             states, past = forward.states(batch.to(forward.device))
@@ -233,7 +295,7 @@ class PromptBatch:
 class Continuation:
     """A prompt with alternative continuations of one length; the prompt is continuation 0."""
 
-    def __init__(self, forward: TextForward, past: TextPast) -> None:
+    def __init__(self, forward: TextForward, past: Any) -> None:
         self._forward, self._past = forward, past
 
     def append(self, parents: Sequence[int], tokens: Sequence[int]) -> Tensor:
@@ -243,40 +305,7 @@ class Continuation:
         return self._forward.logits(states[:, -1])
 
 
-UNFIT = (
-    ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, RuntimeError,
-    TypeError, ValueError,
-)  # fmt: skip
-"""The errors of a model whose text cannot be continued; `before_each_layer` raises others."""
-
-
-@torch.inference_mode()
-def plain_forward(model: Any) -> ModelForward:
-    """Returns the forward pass of a model without an attached method. A model of an unsupported
-    family is tested first: a short text in two parts must give the same logits as in one pass.
-    Raises ModelError: the logits differ, or are not numbers in the model's number type."""
-    forward = ModelForward(model)
-    if model.config.model_type in FAMILIES:
-        return forward
-    ids = (torch.arange(1, 14) * 7 % model.config.vocab_size)[None].to(forward.device)
-    try:
-        first, past = forward.states(ids[:, :6])
-        second, _ = forward.states(ids[:, 6:], past.select_sequences([0]))
-        parts = forward.logits(torch.cat((first, second), 1))
-        whole = model(input_ids=ids, use_cache=False).logits.float()
-        apart = 1e-4 if model.dtype == torch.float32 else 3e-2
-        if whole.isfinite().all() and (parts - whole).abs().max() <= apart * whole.abs().max():
-            return forward
-    except UNFIT as error:
-        if memory_ran_out(error):
-            raise
-    dtype, kind = str(model.dtype).removeprefix("torch."), model.config.model_type
-    raise ModelError(
-        f"logits of models of type {kind!r} in {dtype} must be numbers, depend on earlier tokens "
-        "alone, and be the same with a KV cache",
-        "choose another causal language model, or use --dtype float32",
-    )
-
+# -- Adapters
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
@@ -307,19 +336,6 @@ class LoraAdapter:
             self._layers[name] = layer
 
     @classmethod
-    def new(cls, model: Any, rank: int, alpha: float, seed: int = 0) -> LoraAdapter:
-        """Creates an untrained adapter, without effect, for all linear layers but the output."""
-        generator = torch.Generator().manual_seed(seed)
-        matrices = {}
-        output = model.get_output_embeddings()
-        for name, layer in model.named_modules():
-            if isinstance(layer, nn.Linear) and layer is not output:
-                a = torch.rand(rank, layer.in_features, generator=generator) * 2 - 1
-                first = nn.Parameter(a / math.sqrt(layer.in_features))
-                matrices[name] = first, nn.Parameter(torch.zeros(layer.out_features, rank))
-        return cls(model, matrices, alpha / rank)
-
-    @classmethod
     def load(cls, folder: Path, model: nn.Module) -> LoraAdapter:
         """Loads an adapter from its folder. Raises ModelError: the adapter is missing, damaged, of
         an unsupported kind (bias, DoRA, rank patterns) or of another model, or has numbers that are
@@ -346,33 +362,6 @@ class LoraAdapter:
             if 2 * len(matrices) != len(tensors):
                 raise ValueError("the adapter must change linear layers only")
         return cls(model, matrices, scale)
-
-    @property
-    def rank(self) -> int:
-        """The rank r of the adapter, which is the smaller size of its matrices."""
-        return int(next(iter(self.matrices.values()))[0].shape[0])
-
-    def save(self, folder: Path, base_model: str) -> None:
-        """Saves the adapter in peft's format; `base_model` is the name of its model."""
-        folder.mkdir(parents=True, exist_ok=True)
-        config = {
-            "peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": base_model,
-            "r": self.rank, "lora_alpha": self.scale * self.rank, "bias": "none", "use_dora": False,
-            "target_modules": sorted({name.rsplit(".", 1)[-1] for name in self.matrices}),
-        }  # fmt: skip
-        tensors = {
-            f"{PREFIX}{name}.lora_{half}.weight": matrix.detach().to(torch.bfloat16).contiguous()
-            for name, pair in self.matrices.items()
-            for half, matrix in zip("AB", pair, strict=True)
-        }
-        with replacing(folder / WEIGHTS) as path:
-            save_file(tensors, path, metadata={"format": "pt"})
-        with replacing(folder / CONFIG) as path:
-            path.write_text(json.dumps(config, indent=1) + "\n", "utf-8")
-
-    def parameters(self) -> list[Tensor]:
-        """Returns all matrices of the adapter, for training."""
-        return [matrix for pair in self.matrices.values() for matrix in pair]
 
     @contextmanager
     def active(self) -> Iterator[None]:

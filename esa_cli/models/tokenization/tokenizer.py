@@ -26,8 +26,12 @@ from jinja2.exceptions import SecurityError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from esa_cli.errors import DocumentError, ModelError
-from esa_cli.models.files.checkpoint_files import check_tokenizer_files, reading
-from esa_cli.models.files.prepared_models import cache_facts, load_cached_facts
+from esa_cli.models.files.checkpoint_files import (
+    cache_facts,
+    check_tokenizer_files,
+    load_cached_facts,
+    reading,
+)
 from esa_cli.models.files.quiet_transformers import quiet_transformers
 from esa_cli.system.text import text_digest
 
@@ -97,6 +101,12 @@ def load_plain_tokenizer(folder: Path) -> PlainTokenizer | None:
     has not loaded the tokenizer on this machine before, or if the tokenizer is unusual."""
     begun = _begun.pop(folder, None)
     return _load_plain_tokenizer(folder) if begun is None else begun.result()
+
+
+def load_known_tokenizer(folder: Path) -> Any:
+    """Loads the tokenizer in a model's folder, without transformers if possible. Raises ModelError:
+    it cannot be read."""
+    return load_plain_tokenizer(folder) or load_tokenizer(folder)
 
 
 def _load_plain_tokenizer(folder: Path) -> PlainTokenizer | None:
@@ -368,8 +378,7 @@ def count_tokens(folder: Path, text: str) -> int:
     """Returns the number of tokens of a document, counted by the tokenizer in a model's folder.
     Raises ModelError: the tokenizer cannot be read. DocumentError: the text cannot be divided."""
     with reading(f"the tokenizer in {folder}"):
-        tokenizer = load_plain_tokenizer(folder) or load_tokenizer(folder)
-        return len(tokenise(tokenizer, text).ids)
+        return len(tokenise(load_known_tokenizer(folder), text).ids)
 
 
 def iterate_token_rows(encode: Encode, text: str) -> Iterator[NDArray[numpy.int32]]:

@@ -272,7 +272,7 @@ class Session:
         for document in self._opened:
             check_reduced_keys(document, new)
         self.method = new
-        self.attachment.use(new)
+        self.attachment.method = new
         self.cache.begin(QueryState(), new)
         self.preset = resolved.preset
         self.prompt = PromptTokens(self.tokenizer, self.preset.prompt)

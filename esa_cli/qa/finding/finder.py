@@ -21,12 +21,12 @@ from torch import Tensor, nn
 
 from esa_cli.errors import ModelError
 from esa_cli.models.files.checkpoint_files import reading
-from esa_cli.models.text_passes.small_decoder import FusedForward, can_be_fused
+from esa_cli.models.text_passes.model_forward import hidden_states, normalise_hidden_states
 from esa_cli.models.text_passes.text_forward import (
+    FusedForward,
     LoraAdapter,
+    can_be_fused,
     grouped,
-    hidden_states,
-    normalise_hidden_states,
     padded,
 )
 from esa_cli.qa.presets.adapter_files import MAPS, finder_folder

@@ -16,6 +16,7 @@ from esa_cli.models.files.checkpoint_files import (
     language_weights,
     read_config,
     shapes_of_expected_weights,
+    weight_bytes_in_memory,
     weight_files,
 )
 from esa_cli.models.files.families import FAMILIES, family_of, key_shape, key_shapes, layer_kinds
@@ -24,7 +25,6 @@ from esa_cli.models.loading.quantization import (
     kept_bytes,
     stays_quantised,
     stored_quantization_method,
-    weight_bytes_in_memory,
 )
 
 
@@ -171,7 +171,7 @@ def measure_weights(folder: Path, device: str, size: int, packing: str = "") -> 
     config = read_config(folder)
     kept = not packing and stays_quantised(config, device)
     if _has_all_weight_files(folder):
-        nbytes = weight_bytes_in_memory(folder, size, packing, kept)
+        nbytes = weight_bytes_in_memory(folder, size, bytes_per_weight(packing, size), kept)
         return WeightSizes(nbytes, count_layer_weights(language_weights(folder), config), size)
     tensors, total = shapes_of_expected_weights(folder), 0.0
     for tensor in tensors:

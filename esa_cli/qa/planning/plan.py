@@ -24,8 +24,7 @@ import torch
 from esa_cli.errors import ResourceError
 from esa_cli.models.attachment.layer_traits import kv_layers
 from esa_cli.models.files.checkpoint_files import language_settings
-from esa_cli.models.files.prepared_models import home
-from esa_cli.models.text_passes.small_decoder import MOST_BYTES
+from esa_cli.models.text_passes.text_forward import MOST_BYTES
 from esa_cli.qa.finding.finder import CONTEXT_TOKENS, PIECE, SEGMENT_TOKENS, FinderSizes
 from esa_cli.qa.planning.model_shape import ModelShape, measure_weights, shape_of
 from esa_cli.qa.planning.row_storage import hindrance, reduced_key_widths
@@ -34,6 +33,7 @@ from esa_cli.storage import check_cache_name
 from esa_cli.storage.memory_store import RESERVE, MakeStore, StoreFactory
 from esa_cli.system import machine
 from esa_cli.system.files import replacing
+from esa_cli.system.machine import esa_home
 
 if TYPE_CHECKING:
     from esa_cli.attention.method import Method
@@ -242,7 +242,7 @@ def measure_speed(shape: ModelShape, dtype: torch.dtype, device: str) -> float:
 
 def ingest_speed_file() -> Path:
     """Returns the path of `rates.json`, which has the operations per second of previous ingests."""
-    return home() / "rates.json"
+    return esa_home() / "rates.json"
 
 
 def load_ingest_speeds() -> dict[str, Any]:

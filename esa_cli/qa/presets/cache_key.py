@@ -17,11 +17,8 @@ from typing import Any
 
 from esa_cli.attention.method import Method
 from esa_cli.methods.registry import PARTS, hash_part_sources, hash_setting_files
-from esa_cli.models.attachment.fingerprint import (
-    converting_weight_errors,
-    fingerprint,
-    weight_tensors,
-)
+from esa_cli.models.attachment.fingerprint import LOADED_PLAIN, fingerprint, weight_tensors
+from esa_cli.models.files.checkpoint_files import reading
 from esa_cli.models.files.families import family_of
 from esa_cli.models.tokenization.tokenizer import PlainTokenizer
 from esa_cli.qa.presets.adapter_files import adapter_folder, finder_folder
@@ -40,7 +37,7 @@ def model_facts(model: Any, tokenizer: Any) -> dict[str, Any]:
     """Returns the properties of a model and its tokenizer on which its KV cache depends. Raises
     ModelError: its weights are not in memory, or cannot be read."""
     return {
-        "fingerprint": json.loads(fingerprint(model).as_text()),
+        "fingerprint": asdict(fingerprint(model)),
         "config": _config_facts(model.config),
         "weights": _weight_digest(model),
         "tokens": _tokenizer_digest(tokenizer),
@@ -95,7 +92,7 @@ def _weight_digest(model: Any) -> str:
     """Returns a digest of the weights' names, shapes and some numbers, which training changes."""
     digest = sha256()
     for name, weight in weight_tensors(model):
-        with converting_weight_errors(name):
+        with reading(f"{name} of this model", LOADED_PLAIN):
             flat = weight.detach().reshape(-1)
             some = flat[:: max(1, flat.shape[0] // SAMPLES)][:SAMPLES].float().cpu()
         digest.update(f"{name} {tuple(weight.shape)}".encode())

@@ -20,13 +20,14 @@ import torch
 from torch import Tensor
 
 from esa_cli.errors import LengthError
-from esa_cli.models import DeferredModel, LoadedModel, parse_reference
-from esa_cli.models.text_passes.small_decoder import FusedForward, can_be_fused
+from esa_cli.models import LoadedModel, parse_reference
+from esa_cli.models.text_passes.model_forward import plain_forward
 from esa_cli.models.text_passes.text_forward import (
+    FusedForward,
     LoraAdapter,
     PromptBatch,
     TextForward,
-    plain_forward,
+    can_be_fused,
 )
 from esa_cli.qa.answering.prompt import PromptTokens
 from esa_cli.qa.answering.question_form import complete_question, wants_free_text
@@ -199,7 +200,7 @@ class SpanReader:
     nbytes = 0
 
     def __init__(
-        self, loaded: LoadedModel | DeferredModel, preset: Preset, chat: PromptTokens, window: int
+        self, loaded: LoadedModel, preset: Preset, chat: PromptTokens, window: int
     ) -> None:
         settings, model = preset.answer, loaded.text_model
         adapter = None

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from adapter_files import adapter_matrices
 from finder_encoder import new_finder, save_finder
 
 from esa_cli.errors import ModelError
@@ -87,7 +88,7 @@ def test_saved_and_loaded(encoder: TokenEncoder, tmp_path: Path) -> None:
 
 @torch.enable_grad()
 def test_gradients_reach_maps_and_adapter(encoder: TokenEncoder) -> None:
-    for one in (*encoder.adapter.parameters(), *encoder.maps.values()):
+    for one in (*adapter_matrices(encoder.adapter), *encoder.maps.values()):
         one.requires_grad_(True)
     queries, weights = encoder.questions(["who is it"])
     keys = encoder.tokens([list(range(1, 20))])

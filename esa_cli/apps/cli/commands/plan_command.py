@@ -156,9 +156,9 @@ def inspect_machine() -> dict[str, Any]:
 
     from esa_cli.attention.kernels import available_kernels
     from esa_cli.models import DEFAULT_MODEL, list_models, path_of
-    from esa_cli.models.files.prepared_models import home
     from esa_cli.models.loading.load import choose_dtype
     from esa_cli.system import machine
+    from esa_cli.system.machine import esa_home
 
     hints: list[str] = []
 
@@ -174,7 +174,7 @@ def inspect_machine() -> dict[str, Any]:
 
     known = {one.name.lower(): one.version for one in importlib.metadata.distributions()}
     gpus: list[dict[str, Any]] = call_or_hint(_list_gpus, [])
-    cache = call_or_hint(home, Path(os.environ.get("ESA_HOME", ""))).absolute()
+    cache = call_or_hint(esa_home, Path(os.environ.get("ESA_HOME", ""))).absolute()
     folder = next(place for place in (cache, *cache.parents) if place.is_dir())
     default = call_or_hint(lambda: path_of(DEFAULT_MODEL), None)
     facts: dict[str, Any] = {

@@ -1,0 +1,239 @@
+"""Models that find and read passages without transformers, whose import takes longer than answering
+a question.
+
+`PlainDecoder` holds the weights of a small decoder on the CPU, in modules named as in transformers.
+`load_deferred` loads such a decoder; transformers makes its own model of the same weights only when
+text is generated or a method runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from esa_cli.attention.rope import FixedRotaryModule
+from esa_cli.models.files.checkpoint_files import (
+    find_quantization_config,
+    has_language_model_part,
+    language_config,
+    load_cached_facts,
+    read_config,
+    stored_weights,
+    weight_files,
+)
+from esa_cli.models.files.model_reference import ModelRef, parse_reference
+from esa_cli.models.files.prepared_models import path_of
+from esa_cli.models.loading.load import (
+    CONFIG_FILES,
+    LoadedModel,
+    check_weights_fit_memory,
+    converting_loading_errors,
+)
+from esa_cli.models.text_passes.model_forward import share_layer_hooks
+from esa_cli.models.text_passes.text_forward import MOST_BYTES, has_plain_layers, head_dimension
+from esa_cli.models.tokenization.tokenizer import load_known_tokenizer
+from esa_cli.system.progress import StageProgress, show_nothing
+
+AT_ONCE = 32
+"""The number of tensors that are read from a file before it is opened again."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeferredModel(LoadedModel):
+    """A `PlainDecoder` that finds and reads passages, with its tokenizer. The model of transformers
+    is made from the same weights at the first access."""
+
+    @cached_property
+    def model(self) -> Any:
+        """The model of transformers with the tensors of `text_model`. Raises ModelError."""
+        config = read_config(self.folder)
+        errors = converting_loading_errors(parse_reference(self.ref), config)
+        # The caller may be generating with a seed, and in a mode whose tensors are good for less.
+        with torch.inference_mode(False), torch.random.fork_rng(devices=[]), errors:
+            from transformers import GenerationConfig
+            from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+            untyped: Any = GenerationConfig
+            file = self.folder / "generation_config.json"
+            generation = untyped.from_pretrained(self.folder) if file.is_file() else None
+            settings = language_config(self.folder)
+            model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(settings)]
+            model: Any = model_class.from_pretrained(
+                None, config=settings, state_dict=dict(self.text_model.named_parameters()),
+                dtype=self.dtype, local_files_only=True, generation_config=generation,
+            )  # fmt: skip
+        share_layer_hooks(self.text_model, model.eval())
+        return model
+
+
+def load_deferred(
+    ref: str | ModelRef,
+    dtype: torch.dtype,
+    *,
+    progress: StageProgress | None = None,
+    tokenizer: Any = None,
+    cache: str = "auto",
+) -> DeferredModel | None:
+    """Loads a model onto the CPU without transformers; the arguments are those of `load`. Returns
+    None if transformers has never loaded the model on this machine, or if a `PlainDecoder` cannot
+    compute the model, as where it is quantised or a part of a larger checkpoint. Raises ModelError:
+    a file is damaged. ResourceError: there is not enough memory."""
+    report, ref = progress or show_nothing, parse_reference(ref)
+    report("import", 0, None)
+    if (folder := path_of(ref)) is None:
+        return None
+    config, settings = read_config(folder), load_cached_facts("config", folder, CONFIG_FILES)
+    whole = not (find_quantization_config(config) or has_language_model_part(config))
+    if settings is None or not whole or not can_be_plain(settings):
+        return None
+    weight_count = sum(math.prod(weight.shape) for weight in stored_weights(folder))
+    check_weights_fit_memory(weight_count * dtype.itemsize, "cpu", ref)
+    report("load", 0, None)
+    if (model := PlainDecoder.load(folder, settings, dtype)) is None:
+        return None
+    return DeferredModel(
+        text_model=model, tokenizer=tokenizer or load_known_tokenizer(folder), ref=ref.text,
+        folder=folder, dtype=dtype, device=model.device, cache=cache,
+    )  # fmt: skip
+
+
+class PlainConfig(SimpleNamespace):
+    """The settings of a config.json, as transformers completes them."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the model's settings by name."""
+        return dict(vars(self))
+
+
+def can_be_plain(settings: Mapping[str, Any]) -> bool:
+    """Whether a model with these completed settings can be a `PlainDecoder`."""
+    rope = settings.get("rope_parameters") or {}
+    return (
+        has_plain_layers(PlainConfig(**settings))
+        and settings.get("quantization_config") is None
+        and set(settings.get("layer_types") or ["full_attention"]) == {"full_attention"}
+        and set(rope) == {"rope_type", "rope_theta"}
+        and rope["rope_type"] == "default"
+    )
+
+
+class PlainDecoder(nn.Module):
+    """The modules of a causal language model, with their parameters in the same order as in
+    transformers. `can_be_plain` must be true for `config`; until `load`, the weights are on the
+    device `meta`."""
+
+    def __init__(self, config: PlainConfig) -> None:
+        super().__init__()
+        self.config, self.device, self.dtype = config, torch.device("cpu"), torch.float32
+        size, words = config.hidden_size, config.vocab_size
+        theta = config.rope_parameters["rope_theta"]
+        numbers = torch.arange(0, head_dimension(config), 2, dtype=torch.float)
+        self.model = nn.ModuleDict({
+            # The class itself would draw numbers, by code of torch that takes a second to import.
+            "embed_tokens": nn.Embedding.from_pretrained(  # type: ignore[no-untyped-call]
+                torch.empty(words, size, device="meta")
+            ),
+            "layers": nn.ModuleList(_make_layer(config) for _ in range(config.num_hidden_layers)),
+            "norm": RmsNorm(size, config.rms_norm_eps),
+            "rotary_emb": FixedRotaryModule(1.0 / theta ** (numbers / head_dimension(config)), 1.0),
+        })  # fmt: skip
+        self.lm_head = nn.Linear(size, words, bias=False, device="meta")
+        self.requires_grad_(False)
+        self._tie_embeddings()
+
+    def _tie_embeddings(self) -> None:
+        """Uses the embeddings as the output matrix if the configuration says so."""
+        if self.config.tie_word_embeddings:
+            self.lm_head.weight = self.base_model.embed_tokens.weight
+
+    @classmethod
+    def load(
+        cls, folder: Path, settings: Mapping[str, Any], dtype: torch.dtype
+    ) -> PlainDecoder | None:
+        """Loads a decoder with the weights in a folder. Returns None if the decoder is too large to
+        be fused, or if the files do not contain exactly its weights."""
+        model = cls(PlainConfig(**settings))
+        numbers = sum(one.numel() for one in model.base_model.layers.parameters())
+        if numbers * dtype.itemsize > MOST_BYTES:
+            return None
+        weights: dict[str, Tensor] = {}
+        try:
+            for path in weight_files(folder):
+                weights |= _read_weights(path, dtype)
+        except (OSError, SafetensorError):
+            return None
+        wanted = {name: one.shape for name, one in model.named_parameters()}
+        if wanted != {name: one.shape for name, one in weights.items()}:
+            return None
+        model.load_state_dict(weights, strict=False, assign=True)
+        model.dtype = dtype
+        model._tie_embeddings()
+        return model.eval()
+
+    @property
+    def base_model(self) -> Any:
+        """The decoder's modules without the output head."""
+        return self.model
+
+
+def _read_weights(path: Path, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Returns the tensors of a safetensors file by name, converted to `dtype`. What was read from a
+    file stays in memory until the file is closed, so it is opened for each few tensors anew."""
+    weights: dict[str, Tensor] = {}
+    with safe_open(path, "pt") as file:
+        names = list(file.keys())
+    for start in range(0, len(names), AT_ONCE):
+        with safe_open(path, "pt") as file:
+            for name in names[start : start + AT_ONCE]:
+                weights[name] = file.get_tensor(name).to(dtype)
+    return weights
+
+
+class RmsNorm(nn.Module):
+    """The RMS norm of hidden states (..., hidden), computed in float32."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight, self.eps = nn.Parameter(torch.empty(size, device="meta")), eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalises `x`, rounding as transformers does before the weight is multiplied."""
+        wide = x.float()
+        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
+        return self.weight * wide.to(x.dtype)
+
+
+def _make_layer(config: Any) -> nn.Module:
+    """Returns the modules of one layer; the model family decides which projections have a bias."""
+    size, wide, head = config.hidden_size, config.intermediate_size, head_dimension(config)
+    heads, groups = config.num_attention_heads * head, config.num_key_value_heads * head
+    bias = config.model_type in ("llama", "qwen3") and config.attention_bias
+    inner = bias or config.model_type == "qwen2"
+
+    def make_linears(**sizes: tuple[int, int, bool]) -> dict[str, nn.Module]:
+        return {
+            f"{name}_proj": nn.Linear(first, last, bias=biased, device="meta")
+            for name, (first, last, biased) in sizes.items()
+        }
+
+    attention = make_linears(
+        q=(size, heads, inner), k=(size, groups, inner), v=(size, groups, inner),
+        o=(heads, size, bias),
+    )  # fmt: skip
+    if config.model_type == "qwen3":
+        attention |= {name: RmsNorm(head, config.rms_norm_eps) for name in ("q_norm", "k_norm")}
+    mlp = make_linears(gate=(size, wide, False), up=(size, wide, False), down=(wide, size, False))
+    return nn.ModuleDict({
+        "self_attn": nn.ModuleDict(attention),
+        "mlp": nn.ModuleDict(mlp),
+        "input_layernorm": RmsNorm(size, config.rms_norm_eps),
+        "post_attention_layernorm": RmsNorm(size, config.rms_norm_eps),
+    })  # fmt: skip

@@ -1,0 +1,171 @@
+"""The forward pass of transformers, for plain text and without an attached method."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from esa_cli.errors import ModelError
+from esa_cli.models.files.families import FAMILIES, family_of
+from esa_cli.system.machine import memory_ran_out
+
+
+@contextmanager
+def before_each_layer(model: Any, callback: Callable[[], None]) -> Iterator[None]:
+    """Calls `callback` before each decoder layer of each forward pass of a model until the block
+    ends; an exception in `callback` ends the pass. Without known layers, each pass makes one call.
+    """
+    layers = getattr(model.base_model, "layers", [model.base_model])
+    handles = [layer.register_forward_pre_hook(lambda *_: callback()) for layer in layers]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def call_layer_hooks(layer: nn.Module) -> None:
+    """Calls the hooks of `before_each_layer` for a pass that does not run the layer's module."""
+    for hook in [*layer._forward_pre_hooks.values()]:
+        hook(layer, ())
+
+
+def share_layer_hooks(model: Any, later_model: Any) -> None:
+    """Makes the layers of `later_model` call the hooks of the same layers of `model`."""
+    layers = zip(model.base_model.layers, later_model.base_model.layers, strict=True)
+    for layer, later in layers:
+        later.register_forward_pre_hook(lambda *_, layer=layer: call_layer_hooks(layer))
+
+
+class _LastLayerReached(Exception):
+    """An exception that ends a forward pass after the last layer that is needed."""
+
+
+def hidden_states(model: Any, ids: Tensor, layer_count: int) -> Tensor:
+    """Returns the hidden states (B, T, H), float32 and of RMS 1, of token ids (B, T) after the
+    first `layer_count` layers of a model. Later layers do not run; gradients are computed if
+    enabled."""
+    states = list[Tensor]()
+
+    def stop_after_layer(module: nn.Module, inputs: Any, output: Any) -> None:
+        states.append(output[0] if isinstance(output, tuple) else output)
+        raise _LastLayerReached
+
+    handle = model.base_model.layers[layer_count - 1].register_forward_hook(stop_after_layer)
+    try:
+        model.base_model(input_ids=ids.to(model.device), use_cache=False)
+    except _LastLayerReached:
+        pass
+    finally:
+        handle.remove()
+    return normalise_hidden_states(states[0])
+
+
+def normalise_hidden_states(states: Tensor) -> Tensor:
+    """Returns hidden states as float32, each divided by the root mean square of its numbers."""
+    return nn.functional.rms_norm(states.float(), states.shape[-1:], eps=1e-6)
+
+
+@dataclass(frozen=True)
+class CachePast:
+    """A transformers cache with layers of any type, which has the methods of `KeyValuePast`."""
+
+    cache: Any
+    device: torch.device
+
+    def select_sequences(self, numbers: Sequence[int]) -> CachePast:
+        """Returns the cache of the sequences with these numbers; a number may be repeated."""
+        out = copy.copy(self.cache)
+        out.layers = [copy.copy(layer) for layer in self.cache.layers]
+        for layer in out.layers:  # the same tensors, which can be replaced
+            for name, value in vars(layer).items():
+                if isinstance(value, dict):
+                    setattr(layer, name, dict(value))
+        out.reorder_cache(torch.tensor([*numbers], device=self.device))
+        return CachePast(out, self.device)
+
+    def cut_to_length(self, length: int) -> CachePast:
+        """Crops the cache to the first `length` tokens."""
+        if (extra := self.cache.get_seq_length() - length) > 0:
+            self.cache.crop(-extra)
+        return self
+
+
+class ModelForward:
+    """The forward pass of a causal language model of transformers."""
+
+    def __init__(self, model: Any) -> None:
+        self._model, body = model, model.base_model
+        # Llama 4 names its body otherwise than its class says.
+        self._body = model.model if body is model else body
+        self.device: torch.device = model.device
+
+    @cached_property
+    def accepts_padding(self) -> bool:
+        """Whether padded prompts can be continued: every layer stores the keys of all tokens."""
+        from transformers.cache_utils import DynamicCache, DynamicLayer
+
+        layers = DynamicCache(config=self._model.config).layers
+        return all(type(layer) is DynamicLayer for layer in layers)
+
+    def states(self, ids: Tensor, past: CachePast | None = None) -> tuple[Tensor, CachePast]:
+        """Returns the hidden states of token ids, and the cache extended by these tokens."""
+        from transformers import DynamicCache
+
+        cache = DynamicCache(config=self._model.config) if past is None else past.cache
+        out = self._body(input_ids=ids, past_key_values=cache, use_cache=True)
+        return out.last_hidden_state, CachePast(cache, ids.device)
+
+    def logits(self, states: Tensor) -> Tensor:
+        """Returns logits, scaled and capped as the model's family does."""
+        logits: Tensor = self._model.get_output_embeddings()(states).float()
+        config, family = self._model.config, family_of(self._model.config)
+        if family.multiply:
+            logits = logits * getattr(config, family.multiply)
+        if family.divide:
+            logits = logits / getattr(config, family.divide)
+        if family.cap and (cap := getattr(config, family.cap)) is not None:
+            logits = cap * torch.tanh(logits / cap)
+        return logits
+
+
+UNFIT = (
+    ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, RuntimeError,
+    TypeError, ValueError,
+)  # fmt: skip
+"""The errors of a model whose text cannot be continued; `before_each_layer` raises others."""
+
+
+@torch.inference_mode()
+def plain_forward(model: Any) -> ModelForward:
+    """Returns the forward pass of a model without an attached method. A model of an unsupported
+    family is tested first: a short text in two parts must give the same logits as in one pass.
+    Raises ModelError: the logits differ, or are not numbers in the model's number type."""
+    forward = ModelForward(model)
+    if model.config.model_type in FAMILIES:
+        return forward
+    ids = (torch.arange(1, 14) * 7 % model.config.vocab_size)[None].to(forward.device)
+    try:
+        first, past = forward.states(ids[:, :6])
+        second, _ = forward.states(ids[:, 6:], past.select_sequences([0]))
+        parts = forward.logits(torch.cat((first, second), 1))
+        whole = model(input_ids=ids, use_cache=False).logits.float()
+        apart = 1e-4 if model.dtype == torch.float32 else 3e-2
+        if whole.isfinite().all() and (parts - whole).abs().max() <= apart * whole.abs().max():
+            return forward
+    except UNFIT as error:
+        if memory_ran_out(error):
+            raise
+    dtype, kind = str(model.dtype).removeprefix("torch."), model.config.model_type
+    raise ModelError(
+        f"logits of models of type {kind!r} in {dtype} must be numbers, depend on earlier tokens "
+        "alone, and be the same with a KV cache",
+        "choose another causal language model, or use --dtype float32",
+    )
