@@ -39,7 +39,7 @@ class NoCompression(Compressor):
         return None
 
 
-def _square_roots(moment: Tensor, ridge: float) -> tuple[Tensor, Tensor]:
+def _compute_square_roots(moment: Tensor, ridge: float) -> tuple[Tensor, Tensor]:
     """Returns the square root and the inverse square root of a symmetric (F, F) moment."""
     values, vectors = torch.linalg.eigh(moment)
     values = values.clamp_min(0) + ridge * values.max().clamp_min(1e-12)
@@ -47,14 +47,14 @@ def _square_roots(moment: Tensor, ridge: float) -> tuple[Tensor, Tensor]:
     return vectors * roots @ vectors.T, vectors / roots @ vectors.T
 
 
-def _mean_moments(moments: Moments) -> tuple[Tensor, Tensor]:
+def _average_moments(moments: Moments) -> tuple[Tensor, Tensor]:
     """Returns the mean second moments of queries and keys, each (F, F)."""
     assert moments.queries is not None, "no moments"
     assert moments.keys is not None, "no moments"
     return moments.queries / moments.count, moments.keys / moments.count
 
 
-def fit_closed_form(moments: Moments, rank: int, ridge: float = 1e-6) -> Linear:
+def fit_closed_form_projections(moments: Moments, rank: int, ridge: float = 1e-6) -> Linear:
     """Computes the best rank-R pair of projections under equation (7) by an SVD of Sq^(1/2)
     Sk^(1/2).
 
@@ -64,9 +64,9 @@ def fit_closed_form(moments: Moments, rank: int, ridge: float = 1e-6) -> Linear:
 
     Args:
         rank: R, at most F. ridge: added to the spectra, relative to their largest value."""
-    query_moment, key_moment = _mean_moments(moments)
-    q_root, q_inverse = _square_roots(query_moment, ridge)
-    k_root, k_inverse = _square_roots(key_moment, ridge)
+    query_moment, key_moment = _average_moments(moments)
+    q_root, q_inverse = _compute_square_roots(query_moment, ridge)
+    k_root, k_inverse = _compute_square_roots(key_moment, ridge)
     u, s, v = torch.linalg.svd(q_root @ k_root)
     weight = s[:rank].sqrt()
     return Linear(
@@ -74,10 +74,10 @@ def fit_closed_form(moments: Moments, rank: int, ridge: float = 1e-6) -> Linear:
     )
 
 
-def fit_pca(moments: Moments, rank: int) -> Linear:
+def fit_pca_projections(moments: Moments, rank: int) -> Linear:
     """Projects queries and keys on the R directions in which the keys are largest: the leading
     eigenvectors of the keys' uncentred second moment. Section 4 of the paper compares with this."""
-    _, vectors = torch.linalg.eigh(_mean_moments(moments)[1])
+    _, vectors = torch.linalg.eigh(_average_moments(moments)[1])
     directions = vectors.flip(1)[:, :rank].float()
     return Linear(directions, directions)
 
@@ -101,7 +101,9 @@ class ClosedFormCompressor(Compressor):
         return min(self.rank, folded)
 
     def fit(self, layer: int, moments: Moments) -> Projection | None:
-        return fit_closed_form(moments, self.stored_rank(len(_mean_moments(moments)[1])))
+        return fit_closed_form_projections(
+            moments, self.stored_rank(len(_average_moments(moments)[1]))
+        )
 
 
 @dataclass(frozen=True)
@@ -109,7 +111,7 @@ class PcaCompressor(ClosedFormCompressor):
     """A compressor that fits projections by PCA of the keys, with the settings of `closed-form`."""
 
     def fit(self, layer: int, moments: Moments) -> Projection | None:
-        return fit_pca(moments, self.stored_rank(len(_mean_moments(moments)[1])))
+        return fit_pca_projections(moments, self.stored_rank(len(_average_moments(moments)[1])))
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ Output = tuple[Tensor, Tensor]
 """Output (H, C, D) and log-sum-exp (H, C)."""
 
 
-def reference_attention(
+def compute_reference_attention(
     q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, cap: float = 0.0,
     seen: Tensor | None = None,
 ) -> Output:  # fmt: skip
@@ -72,7 +72,7 @@ def attend_by_torch_cpu(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: fl
 def attend_by_torch_cuda(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Output:
     """Computes attention on a GPU by torch's flash operator, or else its memory-efficient one."""
     query, keys, values = _group_heads(q, k, v, causal)
-    if _fits_flash(q):
+    if _supports_flash_attention(q):
         flash = torch.ops.aten._scaled_dot_product_flash_attention
         out, lse, *_ = flash(query, keys, values, 0.0, causal, False, scale=scale)
     else:
@@ -82,7 +82,7 @@ def attend_by_torch_cuda(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: f
     return out[0].reshape(q.shape), lse[0, :, : query.shape[2]].reshape(q.shape[:2]).float()
 
 
-def _fits_flash(q: Tensor) -> bool:
+def _supports_flash_attention(q: Tensor) -> bool:
     """Whether flash attention supports q: half precision, D up to 256, GPU of Ampere or later."""
     half = q.dtype in (torch.float16, torch.bfloat16)
     new = torch.cuda.get_device_capability(q.device) >= (8, 0)
@@ -106,7 +106,7 @@ def attend_by_flash_attn(
     precision. The library takes (batch, tokens, heads, D) and returns lse (batch, heads,
     tokens)."""
     function = load_flash_attn()
-    if function is None or not _fits_flash(q):
+    if function is None or not _supports_flash_attention(q):
         raise UsageError(
             "kernel 'flash-attn' needs flash-attn 4, half precision, a head dimension up to 256",
             "run: pip install 'esa-cli[flash]', or try --set kernel=auto",
@@ -139,7 +139,7 @@ class Kernel(NamedTuple):
 KERNELS: dict[str, Kernel] = {
     "torch-cuda": Kernel(attend_by_torch_cuda, "cuda"),
     "torch-cpu": Kernel(attend_by_torch_cpu, "cpu"),
-    "reference": Kernel(reference_attention, None, supports_soft_cap=True),
+    "reference": Kernel(compute_reference_attention, None, supports_soft_cap=True),
     "flash-attn": Kernel(attend_by_flash_attn, "cuda", supports_soft_cap=True, only_by_name=True),
 }
 """In order of preference."""
@@ -163,7 +163,7 @@ def choose_kernel(q: Tensor, name: str = "auto", cap: float = 0.0) -> str:
     return name
 
 
-def available_kernels() -> dict[str, bool]:
+def list_available_kernels() -> dict[str, bool]:
     """Returns whether this machine can run each kernel, for `esa doctor`."""
     devices = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
     return {key: any(map(kernel.runs_on, devices)) for key, kernel in KERNELS.items()}
@@ -194,7 +194,7 @@ def attend_within_distance(
     query, key = at.query.to(q.device), at.key.to(q.device)
     keys, values = (x.repeat_interleave(len(q) // len(k), dim=0).float() for x in (k, v))
     inside = rope.rotate(keys, key).transpose(1, 2)
-    outside = (keys * rope.key_gain(keys)).transpose(1, 2)
+    outside = (keys * rope.compute_key_gain(keys)).transpose(1, 2)
     out, lse = torch.empty_like(q), torch.empty(q.shape[:2], device=q.device)
     for start in range(0, q.shape[1], AT_ONCE):
         rows = slice(start, start + AT_ONCE)

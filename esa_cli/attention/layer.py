@@ -20,7 +20,7 @@ from esa_cli.attention.algebra import add_attention_sink, fuse_outputs
 from esa_cli.attention.kernels import Output, attend, attend_within_distance
 from esa_cli.attention.method import LayerMemory, Method
 from esa_cli.attention.parts import blame_plugins, check_offsets, is_builtin
-from esa_cli.attention.positions import token_positions
+from esa_cli.attention.positions import place_single_query
 from esa_cli.attention.rope import Rope
 from esa_cli.attention.step import ChunkTrace, Positions, Selection, Step
 from esa_cli.attention.window import Chunk, Phase, QueryState, SurveyComplete
@@ -29,7 +29,7 @@ Temperature = Callable[[Tensor], Tensor]
 """Factors (n,) of queries at positions (n,) (Ministral 3)."""
 
 
-def query_temperatures(temperature: Temperature, at: Tensor, like: Tensor) -> Tensor:
+def compute_temperature_factors(temperature: Temperature, at: Tensor, like: Tensor) -> Tensor:
     """Returns the factors (n, 1) of queries at positions (n,), in dtype and device of `like`."""
     return temperature(at.to(like.device, non_blocking=True))[:, None].to(like)
 
@@ -54,7 +54,7 @@ class Attention:
         self._builtin = is_builtin(method.selector) and is_builtin(method.score)
         self._changed: tuple[object, Rope] | None = None
 
-    def rope_for_length(self, length: int) -> Rope:
+    def choose_rope_for_length(self, length: int) -> Rope:
         """Returns the rotary embedding for `length` cached tokens: the model's, or one with the
         frequencies of the method's encoding. The latest changed embedding is cached."""
         if not self.rope.rotates:
@@ -66,7 +66,7 @@ class Attention:
         if self._changed is None or self._changed[0] != key:
             # Frequencies that changed once change again as the text grows: no larger table.
             spare = self._changed is None
-            self._changed = key, self.rope.with_frequencies(*changed, spare=spare)
+            self._changed = key, self.rope.copy_with_frequencies(*changed, spare=spare)
         return self._changed[1]
 
     def __call__(
@@ -83,7 +83,7 @@ class Attention:
         if query.phase is Phase.QUESTION and query.turn_start is None:
             query.turn_start = start
         if self.temperature is not None:
-            q = q / query_temperatures(self.temperature, torch.arange(start, stop), q)
+            q = q / compute_temperature_factors(self.temperature, torch.arange(start, stop), q)
         out = torch.empty_like(q)
         with blame_plugins(vars(method)):
             for chunk in method.window.cut_chunks(method.reading, start, stop, query):
@@ -99,7 +99,7 @@ class Attention:
         sink: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
         """Returns attention output (H, C, D) for a chunk's queries q (H, C, D) with stored keys."""
-        method, rope = self.method, self.rope_for_length(chunk.stop)
+        method, rope = self.method, self.choose_rope_for_length(chunk.stop)
         position, start, size = method.position, chunk.start, chunk.size
         memory.add_to_moments(method, rope, q, start)
         local = method.window.count_local_tokens(chunk, query)
@@ -159,7 +159,7 @@ class Attention:
     def _scale_queries(self, q: Tensor, start: int, near: Positions) -> Tensor:
         """Multiplies queries (H, C, D) by the factors of encoding and model at their positions."""
         if self.temperature is not None:
-            q = q * query_temperatures(self.temperature, near.query, q)
+            q = q * compute_temperature_factors(self.temperature, near.query, q)
         at = torch.arange(start, start + q.shape[1], device=q.device)
         factors = self.method.position.query_scale(at)
         return q if factors is None else q * factors[:, None].to(q)
@@ -202,7 +202,7 @@ class Attention:
         """Computes steps 10-14 for a single query in one kernel call. Far keys are rotated to
         positions as far from the near query as the encoding places them."""
         q, near, [far] = trace.scaled, trace.near_positions, trace.far_positions
-        at, positions = token_positions(q.device, near, far, trace.max_distance)
+        at, positions = place_single_query(q.device, near, far, trace.max_distance)
         keys, values = trace.store.span(trace.start - trace.local, trace.stop)
         if chosen.shape[0]:
             far_keys, far_values = memory.fetch_far_tokens(chosen)

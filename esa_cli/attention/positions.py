@@ -17,13 +17,13 @@ ROTATED = "F (I + K + L + C): each key attended to is rotated once"
 """Cost of a position encoding in one step."""
 
 
-def consecutive_positions(local: int, chunk: int, first: int = 0) -> Positions:
+def place_tokens_in_order(local: int, chunk: int, first: int = 0) -> Positions:
     """Places the keys of [L, C] at first, first + 1, ..., and the queries at the last C of them."""
     keys = torch.arange(first, first + local + chunk)
     return Positions(keys[local:], keys)
 
 
-def token_positions(
+def place_single_query(
     device: torch.device, near: Positions, far: Positions, limit: int | None
 ) -> tuple[Tensor, Tensor]:
     """Returns the position (1,) of a single query and the positions (n + l + 1,) of its n far keys,
@@ -53,7 +53,7 @@ class FixedDistancePositions(PositionEncoding):
     distance: int = 4096
 
     def near(self, local: int, chunk: int, start: int, far: int) -> Positions:
-        return consecutive_positions(local, chunk)
+        return place_tokens_in_order(local, chunk)
 
     def far(self, at: Tensor, local: int, chunk: int, start: int) -> Positions:
         keys = torch.zeros(at.shape[0], dtype=torch.long)
@@ -72,7 +72,7 @@ class ContiguousPositions(PositionEncoding):
     distance: int = 2048
 
     def near(self, local: int, chunk: int, start: int, far: int) -> Positions:
-        return consecutive_positions(local, chunk, first=far)
+        return place_tokens_in_order(local, chunk, first=far)
 
     def far(self, at: Tensor, local: int, chunk: int, start: int) -> Positions:
         count = at.shape[0]
@@ -89,7 +89,7 @@ class TruePositions(PositionEncoding):
     distance: int = 2048
 
     def near(self, local: int, chunk: int, start: int, far: int) -> Positions:
-        return consecutive_positions(local, chunk, first=start - local)
+        return place_tokens_in_order(local, chunk, first=start - local)
 
     def far(self, at: Tensor, local: int, chunk: int, start: int) -> Positions:
         return Positions(torch.arange(start, start + chunk), at)

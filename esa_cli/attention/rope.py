@@ -42,7 +42,7 @@ class Rope:
         module = cast(Any, self.module)
         return module.inv_freq, float(getattr(module, "attention_scaling", 1.0))
 
-    def with_frequencies(self, inverse: Tensor, factor: float, spare: bool) -> Rope:
+    def copy_with_frequencies(self, inverse: Tensor, factor: float, spare: bool) -> Rope:
         """Returns this embedding with other `frequencies`; for `spare` see `Rope`."""
         return Rope(FixedRotaryModule(inverse, factor), spare, self.pairs)
 
@@ -89,7 +89,7 @@ class Rope:
         out = (part * cos + turned * sin).to(x.dtype)
         return out if width == x.shape[-1] else torch.cat((out, x[..., width:]), dim=-1)
 
-    def key_gain(self, like: Tensor) -> Tensor:
+    def compute_key_gain(self, like: Tensor) -> Tensor:
         """Factor of a key (..., D) at position 0, such as yarn's: a scalar, or (D,) where R < D."""
         cos, _ = self.look_up_cos_sin(torch.zeros(1, dtype=torch.long), like)
         rest = like.shape[-1] - cos.shape[-1]
@@ -98,7 +98,7 @@ class Rope:
     def rotate_to_far_distance(self, q: Tensor, distance: int) -> Tensor:
         """Rotates queries (H, n, D) so that their dot products with unrotated keys (G, m, D) equal
         those of attention to keys that are `distance` tokens away."""
-        return self.rotate(q, torch.full((q.shape[1],), distance)) * self.key_gain(q)
+        return self.rotate(q, torch.full((q.shape[1],), distance)) * self.compute_key_gain(q)
 
     def as_key(self, q: Tensor) -> Tensor:
         """Converts queries (H, n, D) of the attached model to the form of its cached keys."""
@@ -117,7 +117,7 @@ class NoRope(Rope):
     def frequencies(self) -> tuple[Tensor, float]:
         return torch.empty(0), 1.0
 
-    def key_gain(self, like: Tensor) -> Tensor:
+    def compute_key_gain(self, like: Tensor) -> Tensor:
         return like.new_ones(())
 
     def rotate(self, x: Tensor, positions: Tensor) -> Tensor:
@@ -153,8 +153,8 @@ class WeightedRope(Rope):
         self._query, self._key = query, key
         self._before, self._after = 1 / key.float(), product.sqrt()
 
-    def with_frequencies(self, inverse: Tensor, factor: float, spare: bool) -> Rope:
-        plain = super().with_frequencies(inverse, factor, spare)
+    def copy_with_frequencies(self, inverse: Tensor, factor: float, spare: bool) -> Rope:
+        plain = super().copy_with_frequencies(inverse, factor, spare)
         return WeightedRope(plain, self._query, self._key)
 
     def compute_cos_sin(self, positions: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
@@ -163,9 +163,9 @@ class WeightedRope(Rope):
     def as_key(self, q: Tensor) -> Tensor:
         return q * (self._key / self._query).to(q)
 
-    def key_gain(self, like: Tensor) -> Tensor:
+    def compute_key_gain(self, like: Tensor) -> Tensor:
         weights = (self._before * self._after).to(like.device)
-        return (super().key_gain(like) * weights).to(like.dtype)
+        return (super().compute_key_gain(like) * weights).to(like.dtype)
 
     def _rotate_by_angles(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         turned = super()._rotate_by_angles(x.float() * self._before.to(x.device), cos, sin)

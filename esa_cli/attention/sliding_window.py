@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from esa_cli.attention.algebra import add_attention_sink
-from esa_cli.attention.kernels import reference_attention
+from esa_cli.attention.kernels import compute_reference_attention
 from esa_cli.attention.method import LayerMemory
 from esa_cli.attention.rope import Rope
 from esa_cli.attention.window import QueryState
@@ -52,7 +52,9 @@ class SlidingAttention:
         distance = (at[start - low :, None] - at[None]).to(q.device, non_blocking=True)
         seen = (distance >= 0) & (distance < self.window)
         if self.cap or sink is not None:  # which fused attention has not
-            part = reference_attention(query, keys, values, False, self.scale, self.cap, seen)
+            part = compute_reference_attention(
+                query, keys, values, False, self.scale, self.cap, seen
+            )
             return add_attention_sink(*part, sink)[0]
         one = stop - start == 1  # a single query sees all these keys, and needs no mask
         if not one:  # on a GPU, fused attention with a mask takes no fewer key heads

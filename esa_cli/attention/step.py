@@ -26,7 +26,7 @@ Selection = Tensor | list[Tensor]
 """(K,) offsets into M, one selection for all heads; or H of them, one for each query head."""
 
 
-def tokens_per_block(logit_rows: int) -> int:
+def choose_tokens_per_block(logit_rows: int) -> int:
     """Returns the number of tokens in a block of logits that has `logit_rows` = H * C rows."""
     return max(256, BLOCK_ELEMENTS // max(logit_rows, 1))
 
@@ -199,7 +199,9 @@ class Step:
     @property
     def own(self) -> Tensor | None:
         """Mask (C,) of current tokens inside the question span; None if the span is unknown."""
-        return None if self.query.question is None else self._mask_positions(*self.query.question)
+        return (
+            None if self.query.question is None else self._make_position_mask(*self.query.question)
+        )
 
     @property
     def around(self) -> Tensor | None:
@@ -207,9 +209,9 @@ class Step:
         own, end = self.own, self.query.answer_start
         if own is None:
             return None
-        return ~own if end is None else self._mask_positions(0, end) & ~own
+        return ~own if end is None else self._make_position_mask(0, end) & ~own
 
-    def _mask_positions(self, first: int, last: int) -> Tensor:
+    def _make_position_mask(self, first: int, last: int) -> Tensor:
         """Returns a bool mask (C,) of the current tokens at positions [first, last)."""
         at = torch.arange(self.queries.shape[1], device=self.queries.device) + self.start
         return (at >= first) & (at < last)
@@ -233,7 +235,7 @@ class Step:
             # Keys of these heads' groups only: on disk the others are not converted from 8 bits.
             share = q.shape[0] // self.store.heads
             groups = sorted({head // share for head in heads})
-        block = tokens_per_block((q.shape[0] if heads is None else len(heads)) * q.shape[1])
+        block = choose_tokens_per_block((q.shape[0] if heads is None else len(heads)) * q.shape[1])
         for at, keys in self.store.key_blocks(self.low, self.high, block, groups):
             yield at - self.low, self._compute_logits(q, keys, heads, groups)
 
@@ -263,7 +265,7 @@ class Step:
         """Yields (offset into M, f_s(m; c) (C, n)), equation (3), or equation (6) for reduced
         keys."""
         q = fold(self.rotated(rotate).float(), self.store.heads)
-        block = tokens_per_block(self.queries.shape[1])
+        block = choose_tokens_per_block(self.queries.shape[1])
         if self.projection is None:
             for at, keys in self.store.key_blocks(self.low, self.high, block):
                 yield at - self.low, q @ flatten_keys(keys).float().T

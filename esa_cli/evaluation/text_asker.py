@@ -39,10 +39,10 @@ class TextAsker:
         self.session.clear()
         self.session.use(self.preset)
 
-    def check_length(self, question: str, longest: int) -> None:
+    def check_length(self, question: str, max_new_tokens: int) -> None:
         """Raises UsageError: the question is empty. LengthError: the question is too long."""
         assert self._esa.spans is not None
-        self._esa.spans.check(question, longest)
+        self._esa.spans.check(question, max_new_tokens)
 
     def ingest_text(self, text: str, progress: Progress | None = None) -> float:
         """Ingests a text, indexes its words for the preset's finder, and returns the seconds."""
@@ -56,14 +56,14 @@ class TextAsker:
         return time.perf_counter() - started
 
     def ask(
-        self, question: str, longest: int | None = None, temperature: float | None = None
+        self, question: str, max_new_tokens: int | None = None, temperature: float | None = None
     ) -> Reply:
         """Answers a question. The reply has every passage that was read as evidence, best first.
         Raises LengthError, UsageError, as `check`.
 
         Args:
-            longest: largest number of new tokens; None takes the preset's number."""
+            max_new_tokens: largest number of new tokens; None takes the preset's number."""
         return self._esa.ask(
-            question, [self.book], max_new_tokens=longest, temperature=temperature,
+            question, [self.book], max_new_tokens=max_new_tokens, temperature=temperature,
             evidence=sys.maxsize,
         )  # fmt: skip

@@ -23,7 +23,7 @@ from torch.nn import functional
 
 from esa_cli.attention.parts import Score
 from esa_cli.attention.step import Step
-from esa_cli.methods.consensus import esa_consensus_settings
+from esa_cli.methods.consensus import build_esa_consensus_settings
 from esa_cli.methods.paper import ATTENDED
 from esa_cli.methods.registry import Base, recipe, register
 from esa_cli.system.bm25_scores import Bm25Index
@@ -108,6 +108,6 @@ class Bm25Score(Score):
     source="this project: Robertson et al. 1994, Okapi at TREC-3, in place of attention scores",
     cost=f"M once a question, + {ATTENDED}",
 )
-def bm25_settings(base: Base) -> dict[str, Any]:
+def build_bm25_settings(base: Base) -> dict[str, Any]:
     score = {"name": "bm25", "window": 64, "layers": "first"}
-    return {**esa_consensus_settings(base), "score": score}
+    return {**build_esa_consensus_settings(base), "score": score}

@@ -163,14 +163,14 @@ class YarnPositions(StretchedPositions):
                 f"{self.beta_fast}"
             )
 
-    def uninterpolated_shares(self, base: float, dim: int) -> list[float]:
+    def compute_uninterpolated_shares(self, base: float, dim: int) -> list[float]:
         """Returns gamma_i, the share of each of the D / 2 frequencies that is not interpolated."""
 
-        def dimension_turning(turns: float) -> float:
+        def find_dimension_turning(turns: float) -> float:
             return dim * math.log(self.trained / (2 * math.pi * turns)) / (2 * math.log(base))
 
-        low: float = max(math.floor(dimension_turning(self.beta_fast)), 0)
-        high: float = min(math.ceil(dimension_turning(self.beta_slow)), dim - 1)
+        low: float = max(math.floor(find_dimension_turning(self.beta_fast)), 0)
+        high: float = min(math.ceil(find_dimension_turning(self.beta_slow)), dim - 1)
         if low == high:
             high += 0.001  # a step in place of a ramp, without dividing by zero
         ramp = ((i - low) / (high - low) for i in range(dim // 2))
@@ -179,7 +179,7 @@ class YarnPositions(StretchedPositions):
     def frequencies(self, inverse: Tensor, factor: float, length: int) -> tuple[Tensor, float]:
         dim = 2 * inverse.shape[0]
         base = find_rotary_base(inverse)
-        shares = self.uninterpolated_shares(base, dim)
+        shares = self.compute_uninterpolated_shares(base, dim)
         pairs = zip(list_rotary_rates(base, dim), shares, strict=True)
         rates = [rate * (kept + (1 - kept) / self.factor) for rate, kept in pairs]
         temperature = 0.1 * math.log(self.factor) + 1
@@ -223,16 +223,16 @@ def _add_recipe(
 ) -> None:
     """Registers full attention with a position encoding as a recipe."""
 
-    def recipe_settings(base: Base) -> dict[str, Any]:
+    def build_recipe_settings(base: Base) -> dict[str, Any]:
         everything = {"selector": {"name": "full"}, **OWN_SCORE, "reading": "select"}
         return {**everything, "position": position(base)}
 
     cost = "H C N D: every cached token is attended to"
     about = f"full attention{about}"
-    recipe(name, about=about, source=source, cost=cost, full=True)(recipe_settings)
+    recipe(name, about=about, source=source, cost=cost, full=True)(build_recipe_settings)
 
 
-def _stretch_factor(base: Base) -> float:
+def _compute_stretch_factor(base: Base) -> float:
     """Returns s, the number of trained windows that hold the document and ROOM, rounded up."""
     taken = base.length + ROOM if base.length else 0
     return float(max(1, math.ceil(taken / base.context)))
@@ -245,15 +245,16 @@ _add_recipe("full", ", far tokens where the preset's position encoding puts them
             lambda base: dict(base.position))  # fmt: skip
 _add_recipe("interpolation", ", positions divided to fit into the trained window",
             "Chen et al. 2023, position interpolation",
-            lambda base: {"name": "interpolation", "factor": _stretch_factor(base)})  # fmt: skip
+            lambda base: {"name": "interpolation",
+                          "factor": _compute_stretch_factor(base)})  # fmt: skip
 _add_recipe("ntk", ", a larger rotary base for the document's length",
             "bloc97 2023, NTK-aware scaling",
-            lambda base: {"name": "ntk", "factor": _stretch_factor(base)})  # fmt: skip
+            lambda base: {"name": "ntk", "factor": _compute_stretch_factor(base)})  # fmt: skip
 _add_recipe("ntk-dynamic", ", a rotary base that grows with the tokens cached",
             "emozilla 2023, dynamic NTK-aware scaling",
-            lambda base: {"name": "ntk-dynamic", "factor": _stretch_factor(base),
+            lambda base: {"name": "ntk-dynamic", "factor": _compute_stretch_factor(base),
                           "trained": base.context})  # fmt: skip
 _add_recipe("yarn", ", slow frequencies stretched to the document's length",
             "Peng et al. 2023, YaRN",
-            lambda base: {"name": "yarn", "factor": _stretch_factor(base),
+            lambda base: {"name": "yarn", "factor": _compute_stretch_factor(base),
                           "trained": base.context})  # fmt: skip

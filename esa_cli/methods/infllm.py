@@ -25,7 +25,7 @@ from esa_cli.attention.algebra import apply_soft_cap
 from esa_cli.attention.parts import Selector, check_at_least
 from esa_cli.attention.positions import FixedDistancePositions
 from esa_cli.attention.selection import top_k
-from esa_cli.attention.step import LayerState, Positions, Step, tokens_per_block
+from esa_cli.attention.step import LayerState, Positions, Step, choose_tokens_per_block
 from esa_cli.methods.paper import ATTENDED
 from esa_cli.methods.per_head import TOKENS_AT_ONCE, BlockRows, expand_blocks
 from esa_cli.methods.registry import OWN_SCORE, Base, recipe, register
@@ -36,7 +36,7 @@ KEPT_CHUNKS = 8
 TOKENS_ADDED_AT_ONCE = 8192
 
 
-def sum_attention(step: Step) -> Tensor:
+def sum_attention_weights(step: Step) -> Tensor:
     """Sums the attention weights of the chunk's queries to each token of L and C: (H, L + C)."""
     assert step.lse is not None, "observe needs a step with lse"
     heads, chunk, dim = step.queries.shape
@@ -46,7 +46,7 @@ def sum_attention(step: Step) -> Tensor:
     q = (step.rope.rotate(step.queries, own) * step.scale).float()
     q = q.reshape(groups, heads // groups * chunk, dim)
     out = torch.empty(heads, stop - first, device=device)
-    for start, keys in step.store.key_blocks(first, stop, tokens_per_block(heads * chunk)):
+    for start, keys in step.store.key_blocks(first, stop, choose_tokens_per_block(heads * chunk)):
         at = torch.arange(start - first, start - first + keys.shape[1], device=device)
         logits = apply_soft_cap(q @ step.rope.rotate(keys, at).float().transpose(1, 2), step.cap)
         shares = torch.exp(logits.view(heads, chunk, -1) - step.lse[..., None])
@@ -72,7 +72,7 @@ class AttentionMass:
         first, stop = step.start - step.local, step.start + step.queries.shape[1]
         if stop <= self.rows.length:
             return
-        shares = sum_attention(step).T
+        shares = sum_attention_weights(step).T
         self.rows.append(shares.new_zeros(stop - self.rows.length, self.rows.width))
         if not (self.answering and step.decoding):
             kept = {start: r for start, r in self.before_chunks.items() if start < step.start}
@@ -93,7 +93,7 @@ class AttentionMass:
             for at, view in self.rows.blocks(first, length, TOKENS_ADDED_AT_ONCE):
                 view.copy_(before[at - first : at - first + view.shape[0]])
 
-    def received_attention(self, start: int, stop: int) -> Tensor:
+    def load_received_attention(self, start: int, stop: int) -> Tensor:
         """Returns the attention r (stop - start, H) that the tokens [start, stop) received."""
         out = torch.zeros(stop - start, self.rows.width, device=self.rows.device)
         known = min(stop, self.rows.length)
@@ -160,7 +160,7 @@ class InfLLMSelector(Selector):
         def average_keys(start: int, count: int) -> Tensor:
             stop = start + count * self.block
             keys = step.store.span(start, stop)[0].reshape(-1, count, self.block, dim)
-            r = None if state.mass is None else state.mass.received_attention(start, stop)
+            r = None if state.mass is None else state.mass.load_received_attention(start, stop)
             return self._average_representatives(keys, r, heads)
 
         # A block that left L receives no more. After a crop it may be in L again: computed anew.
@@ -194,7 +194,7 @@ class InfLLMSelector(Selector):
     "Efficient Context Memory, arXiv 2402.04617",
     cost=f"H D M / 128 + {ATTENDED}",
 )
-def infllm_settings(base: Base) -> dict[str, Any]:
+def build_infllm_settings(base: Base) -> dict[str, Any]:
     selector = {"name": "infllm", "block": 128, "representatives": 4}
     position = {"name": "infllm", "distance": max(base.window.local - 1, 0)}
     return {"selector": selector, **OWN_SCORE, "position": position, "reading": "select"}

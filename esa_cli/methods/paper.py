@@ -42,7 +42,7 @@ def choose_far_distance(base: Base) -> int:
     source=PAPER,
     cost=f"R M + {ATTENDED}",
 )
-def esa_settings(base: Base) -> dict[str, Any]:
+def build_esa_settings(base: Base) -> dict[str, Any]:
     return {
         "selector": {"name": "topk", "proximity": 3},
         "score": {"name": "sum", "rotate": False},

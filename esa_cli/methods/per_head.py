@@ -32,7 +32,7 @@ from torch import Tensor
 from esa_cli.attention.algebra import to_float64
 from esa_cli.attention.parts import Selector, check_at_least
 from esa_cli.attention.selection import Blocks, iterate_blocks_twice, top_k
-from esa_cli.attention.step import LayerState, Step, tokens_per_block
+from esa_cli.attention.step import LayerState, Step, choose_tokens_per_block
 from esa_cli.methods.paper import choose_far_distance
 from esa_cli.methods.registry import OWN_SCORE, Base, recipe, register
 from esa_cli.storage.memory_store import GrowingRows
@@ -132,20 +132,25 @@ class QuestSelector(Selector):
             return torch.arange(step.middle, device=step.queries.device)
         bounds, pages = self._bound_whole_pages(step), -(-step.middle // self.page)
         chosen = select_by_head(
-            lambda: self._upper_bounds(step, bounds), step.queries, pages, budget // self.page
+            lambda: self._compute_upper_bounds(step, bounds),
+            step.queries,
+            pages,
+            budget // self.page,
         )
         return [expand_blocks(row, self.page, step.middle) for row in chosen]
 
     def _bound_whole_pages(self, step: Step) -> GrowingRows:
         """Returns the largest and smallest numbers of each whole page as rows (pages, G * 2 D)."""
 
-        def bound_span(start: int, count: int) -> Tensor:
-            return bound_keys(step.store.span(start, start + count * self.page)[0], self.page)
+        def bound_span_keys(start: int, count: int) -> Tensor:
+            return bound_page_keys(step.store.span(start, start + count * self.page)[0], self.page)
 
         rows: BlockRows = step.layer_state(self)
-        return rows.extend_rows(step, self.page, 2 * step.store.heads * step.store.dim, bound_span)
+        return rows.extend_rows(
+            step, self.page, 2 * step.store.heads * step.store.dim, bound_span_keys
+        )
 
-    def _upper_bounds(self, step: Step, bounds: GrowingRows) -> Blocks:
+    def _compute_upper_bounds(self, step: Step, bounds: GrowingRows) -> Blocks:
         """Yields (first page, bounds u (H, C, n)); bounds of a short last page are recomputed."""
         heads, chunk, dim = step.queries.shape
         groups, whole = step.store.heads, step.middle // self.page
@@ -158,14 +163,14 @@ class QuestSelector(Selector):
             pages = rows.float().view(-1, groups, 2 * dim).permute(1, 2, 0)
             return (both @ pages).view(heads, chunk, -1)
 
-        for first, rows in bounds.blocks(0, whole, tokens_per_block(heads * chunk)):
+        for first, rows in bounds.blocks(0, whole, choose_tokens_per_block(heads * chunk)):
             yield first, multiply_bounds(rows)
         if whole * self.page < step.middle:
             keys = step.store.span(step.low + whole * self.page, step.high)[0]
-            yield whole, multiply_bounds(bound_keys(keys, keys.shape[1]))
+            yield whole, multiply_bounds(bound_page_keys(keys, keys.shape[1]))
 
 
-def bound_keys(keys: Tensor, page: int) -> Tensor:
+def bound_page_keys(keys: Tensor, page: int) -> Tensor:
     """Returns the largest and smallest numbers (n, G * 2 D) of n pages of keys (G, n * page, D)."""
     pages = keys.reshape(keys.shape[0], -1, page, keys.shape[2])
     both = torch.cat((pages.amax(dim=2), pages.amin(dim=2)), dim=-1)
@@ -259,7 +264,7 @@ class LokiSelector(Selector):
         groups = step.store.heads
         q = step.rotated(self.rotate).float() * step.scale
         q = q.reshape(groups, heads // groups * chunk, dim) @ basis
-        for at, rows in reduced.blocks(0, step.middle, tokens_per_block(heads * chunk)):
+        for at, rows in reduced.blocks(0, step.middle, choose_tokens_per_block(heads * chunk)):
             keys = rows.float().view(rows.shape[0], groups, -1).permute(1, 2, 0)
             yield at, (q @ keys).view(heads, chunk, -1)
 
@@ -267,7 +272,7 @@ class LokiSelector(Selector):
 def _add_recipe(name: str, about: str, source: str, cost: str, options: dict[str, Any]) -> None:
     """Registers a selector with options as a recipe that places all far tokens at one distance."""
 
-    def recipe_settings(base: Base) -> dict[str, Any]:
+    def build_recipe_settings(base: Base) -> dict[str, Any]:
         return {
             "selector": {"name": name, **options},
             **OWN_SCORE,
@@ -279,7 +284,7 @@ def _add_recipe(name: str, about: str, source: str, cost: str, options: dict[str
         f"{cost} + 2 F (I + L) + 2 H D K as published; here {cost} + 2 F L + 2 H F (I + K), "
         "as rows of all key heads are read for each query head"
     )
-    recipe(name, about=about, source=source, cost=cost)(recipe_settings)
+    recipe(name, about=about, source=source, cost=cost)(build_recipe_settings)
 
 
 _add_recipe("quest", "pages of 16 tokens for each head, by an upper bound of their best logit",

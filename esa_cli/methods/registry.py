@@ -87,12 +87,12 @@ def _check_method_name(name: str) -> None:
         )
 
 
-def part_names(kind: str) -> list[str]:
+def list_part_names(kind: str) -> list[str]:
     """Returns the sorted names of all registered parts of one kind."""
     return sorted(PARTS[kind])
 
 
-def part_origin(kind: str, name: str) -> str:
+def find_part_origin(kind: str, name: str) -> str:
     """Returns the module or plugin file that registered a part."""
     return PARTS[kind].origin(name)
 
@@ -100,8 +100,8 @@ def part_origin(kind: str, name: str) -> str:
 def list_parts() -> list[Part]:
     """Returns every registered part, by kind and name, with source and cost as far as known."""
     found = []
-    for part in (PARTS[kind][name] for kind in KINDS for name in part_names(kind)):
-        where = part_origin(part.kind, part.name)
+    for part in (PARTS[kind][name] for kind in KINDS for name in list_part_names(kind)):
+        where = find_part_origin(part.kind, part.name)
         beside = [RECIPES[name] for name in RECIPES if RECIPES[name].origin == where]
         if beside:
             method = min(beside, key=lambda recipe: recipe.name != part.name)
@@ -114,7 +114,7 @@ def list_parts() -> list[Part]:
 def find_part_class(kind: str, name: str) -> type:
     """Returns the class registered as `kind: name`. Raises PresetError: it is unknown."""
     if name not in PARTS[kind]:
-        raise PresetError(f"unknown {kind} {name!r}", nearest(name, part_names(kind)))
+        raise PresetError(f"unknown {kind} {name!r}", nearest(name, list_part_names(kind)))
     return PARTS[kind][name].cls
 
 
@@ -128,7 +128,7 @@ def build_part(kind: str, options: Mapping[str, Any]) -> Any:
     name = fields.pop("name", None)
     if not isinstance(name, str):
         reason = "has no name" if name is None else f"has the name {name!r}: put it in quotes"
-        raise PresetError(f"{kind} {reason}", f"known: {', '.join(part_names(kind))}")
+        raise PresetError(f"{kind} {reason}", f"known: {', '.join(list_part_names(kind))}")
     cls = find_part_class(kind, name)
     known = sorted(field.name for field in dataclasses.fields(cls) if field.init)
     for key in fields:
@@ -231,16 +231,16 @@ def find_recipe(name: str) -> Recipe:
     settings. Raises UsageError: no recipe or selector has this name."""
     if name in RECIPES:
         return RECIPES[name]
-    selectors = part_names("selector")
+    selectors = list_part_names("selector")
     if name not in selectors:
         hint = nearest(name, {*RECIPES, *selectors})
         raise UsageError(f"unknown method {name!r}", f"{hint}; `esa methods` lists all methods")
 
-    def recipe_settings(base: Base) -> dict[str, Any]:
+    def build_recipe_settings(base: Base) -> dict[str, Any]:
         return {"selector": {"name": name}, "window": {"ending": base.window.ending}}
 
-    about, where = "the preset's settings with this selector", part_origin("selector", name)
-    return Recipe(name, about, where, "", recipe_settings, False, where)
+    about, where = "the preset's settings with this selector", find_part_origin("selector", name)
+    return Recipe(name, about, where, "", build_recipe_settings, False, where)
 
 
 # Hashes of plugin files and of files named in settings: documents stored with an earlier content
@@ -257,15 +257,15 @@ def hash_part_sources(method: Method) -> dict[str, str]:
     for kind in KINDS:
         cls = type(getattr(method, kind))
         if not cls.__module__.startswith("esa_cli."):
-            file = _source_file(cls)
+            file = _find_source_file(cls)
             random = _WITHOUT_FILE.setdefault(cls, uuid.uuid4().hex)
             hashes[kind] = _hash_file(file) if file else random
     return hashes
 
 
-def first_part_without_file(method: Method) -> str:
+def find_part_without_file(method: Method) -> str:
     """Returns the first kind of part whose class has no source file, or an empty text."""
-    return next((kind for kind in KINDS if not _source_file(type(getattr(method, kind)))), "")
+    return next((kind for kind in KINDS if not _find_source_file(type(getattr(method, kind)))), "")
 
 
 def hash_setting_files(settings: Mapping[str, Any], files: Sequence[str] = ()) -> dict[str, Any]:
@@ -282,7 +282,7 @@ def hash_setting_files(settings: Mapping[str, Any], files: Sequence[str] = ()) -
     return {**hashed, "files": others} if others else hashed
 
 
-def _source_file(cls: type) -> Path | None:
+def _find_source_file(cls: type) -> Path | None:
     try:
         return Path(inspect.getfile(cls))
     except (TypeError, OSError):  # a class defined in an interactive session

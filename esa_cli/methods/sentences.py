@@ -33,7 +33,7 @@ from torch.nn import functional
 from esa_cli.attention.parts import Score, check_at_least
 from esa_cli.attention.selection import iterate_blocks_twice
 from esa_cli.attention.step import Step
-from esa_cli.methods.consensus import LayerSumSelector, esa_consensus_settings
+from esa_cli.methods.consensus import LayerSumSelector, build_esa_consensus_settings
 from esa_cli.methods.paper import ATTENDED
 from esa_cli.methods.registry import Base, recipe, register
 
@@ -42,7 +42,7 @@ TOKENS_WITHOUT_TEXT = 32
 """Tokens that count as a sentence where the text is not known (stock `generate`)."""
 
 
-def sentence_starts(pieces: Sequence[str]) -> Tensor:
+def find_sentence_starts(pieces: Sequence[str]) -> Tensor:
     """Returns the ascending positions (S,) of first tokens of sentences, then the text's end;
     `pieces` has each token's text. A token that spans a sentence's end belongs to the earlier
     sentence."""
@@ -90,7 +90,7 @@ class WholeSentenceSelector(LayerSumSelector):
             inner = torch.arange(step.low, step.high, TOKENS_WITHOUT_TEXT)
         else:
             text = step.text
-            inner = text.once("sentences", lambda: sentence_starts(text.pieces()))
+            inner = text.once("sentences", lambda: find_sentence_starts(text.pieces()))
         inside = inner[(inner > step.low) & (inner < step.high)] - step.low
         return torch.cat((torch.tensor([0]), inside, torch.tensor([step.middle])))
 
@@ -148,10 +148,10 @@ class PhraseScore(Score):
     "arXiv 2502.12962; their stored rows in place of a second reading",
     cost=f"F M in the last layer for a question, 0 for an answer's token, + {ATTENDED}",
 )
-def infiniretri_settings(base: Base) -> dict[str, Any]:
+def build_infiniretri_settings(base: Base) -> dict[str, Any]:
     selector = {"name": "sentences", "tokens": 300, "rounds": 2}
     score = {"name": "infiniretri", "phrase": 8, "layers": "last"}
-    return {**esa_consensus_settings(base), "selector": selector, "score": score}
+    return {**build_esa_consensus_settings(base), "selector": selector, "score": score}
 
 
 @recipe(
@@ -161,8 +161,8 @@ def infiniretri_settings(base: Base) -> dict[str, Any]:
     "arXiv 2607.02509; stored rows in place of replayed text",
     cost=f"F M for a question, 0 for an answer's token, + {ATTENDED}",
 )
-def recontext_settings(base: Base) -> dict[str, Any]:
-    whole = esa_consensus_settings(base)
+def build_recontext_settings(base: Base) -> dict[str, Any]:
+    whole = build_esa_consensus_settings(base)
     score = {key: value for key, value in whole["score"].items() if key != "heads"}
     return {
         **whole,

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from esa_cli.attention.parts import PositionEncoding, Selector, check_at_least
-from esa_cli.attention.positions import FixedDistancePositions, consecutive_positions
+from esa_cli.attention.positions import FixedDistancePositions, place_tokens_in_order
 from esa_cli.attention.step import Positions, Step
 from esa_cli.methods.per_head import select_by_head
 from esa_cli.methods.registry import OWN_SCORE, Base, recipe, register
@@ -34,7 +34,7 @@ FAR_DISTANCE = 2048
 """w, the original's distance of middle tokens."""
 
 
-def _settings_without_middle(base: Base, position: str) -> dict[str, Any]:
+def _build_settings_without_middle(base: Base, position: str) -> dict[str, Any]:
     """Returns settings that spend the whole budget on L, with a position encoding."""
     parts = {"selector": {"name": "none"}, **OWN_SCORE, "position": {"name": position}}
     return {"window": base.local_only(), **parts, "reading": "local"}
@@ -47,8 +47,8 @@ def _settings_without_middle(base: Base, position: str) -> dict[str, Any]:
     "arXiv 2309.17453",
     cost="2 F (I + L), L taking the whole budget",
 )
-def streaming_llm_settings(base: Base) -> dict[str, Any]:
-    return _settings_without_middle(base, "contiguous")
+def build_streaming_llm_settings(base: Base) -> dict[str, Any]:
+    return _build_settings_without_middle(base, "contiguous")
 
 
 @recipe(
@@ -57,8 +57,8 @@ def streaming_llm_settings(base: Base) -> dict[str, Any]:
     source=LM_INFINITE,
     cost="2 F (I + L), L taking the whole budget",
 )
-def lm_infinite_settings(base: Base) -> dict[str, Any]:
-    return _settings_without_middle(base, "lm-infinite")
+def build_lm_infinite_settings(base: Base) -> dict[str, Any]:
+    return _build_settings_without_middle(base, "lm-infinite")
 
 
 @recipe(
@@ -68,7 +68,7 @@ def lm_infinite_settings(base: Base) -> dict[str, Any]:
     cost="F M + 2 F (I + L) + 2 H D K as published; here F M + 2 F L + 2 H F (I + K), "
     "as rows of all key heads are read for each query head",
 )
-def lm_infinite_topk_settings(base: Base) -> dict[str, Any]:
+def build_lm_infinite_topk_settings(base: Base) -> dict[str, Any]:
     selector = {"name": "lm-infinite-topk", "first_layer": 4, "count": None}
     distance, initial = min(FAR_DISTANCE, base.context // 2), base.window.initial
     position = {"name": "lm-infinite-topk", "distance": distance, "initial": initial}
@@ -115,7 +115,7 @@ class TwoDistancePositions(PositionEncoding):
         check_at_least(0, distance=self.distance, initial=self.initial)
 
     def near(self, local: int, chunk: int, start: int, far: int) -> Positions:
-        return consecutive_positions(local, chunk)
+        return place_tokens_in_order(local, chunk)
 
     def far(self, at: Tensor, local: int, chunk: int, start: int) -> Positions:
         query = max(local, self.distance)
@@ -145,7 +145,7 @@ class StreamingPositions(PositionEncoding):
     distance: int = 2048
 
     def near(self, local: int, chunk: int, start: int, far: int) -> Positions:
-        return consecutive_positions(local, chunk)
+        return place_tokens_in_order(local, chunk)
 
     def far(self, at: Tensor, local: int, chunk: int, start: int) -> Positions:
         count = at.shape[0]

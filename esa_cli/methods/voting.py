@@ -25,7 +25,7 @@ from esa_cli.attention.parts import Score, Selector, check_at_least, check_odd
 from esa_cli.attention.selection import SumScore, iterate_blocks_twice, proximity, top_k
 from esa_cli.attention.step import Step
 from esa_cli.errors import PresetError
-from esa_cli.methods.paper import ATTENDED, PAPER, esa_settings
+from esa_cli.methods.paper import ATTENDED, PAPER, build_esa_settings
 from esa_cli.methods.registry import OWN_SCORE, Base, recipe, register
 
 PLAIN: dict[str, Any] = {"shortlist": 0, "contrast": False, "normalise": "head", "heads": []}
@@ -153,9 +153,9 @@ class VoteScore(Score):
     source=f"{PAPER}; its ablation over heads",
     cost=f"F M + {ATTENDED}",
 )
-def esa_individual_settings(base: Base) -> dict[str, Any]:
+def build_esa_individual_settings(base: Base) -> dict[str, Any]:
     vote = {"name": "vote", "rule": "max", "rotate": False, **PLAIN, "normalise": "query"}
-    return {**esa_settings(base), "score": vote}
+    return {**build_esa_settings(base), "score": vote}
 
 
 @recipe(
@@ -164,9 +164,9 @@ def esa_individual_settings(base: Base) -> dict[str, Any]:
     source="this project, after the paper",
     cost=f"F M + {ATTENDED}",
 )
-def esa_vote_settings(base: Base) -> dict[str, Any]:
+def build_esa_vote_settings(base: Base) -> dict[str, Any]:
     vote = {"name": "vote", "rule": "softmax", "rotate": True, **PLAIN}
-    return {**esa_settings(base), "selector": {"name": "topk", "proximity": 1}, "score": vote}
+    return {**build_esa_settings(base), "selector": {"name": "topk", "proximity": 1}, "score": vote}
 
 
 @register("selector", "tokenselect", about="softmax scores of all heads, for the mean query")
@@ -185,7 +185,7 @@ class TokenSelectSelector(Selector):
             return torch.arange(step.middle, device=step.queries.device)
         chunk = step.queries.shape[1]
         at = torch.arange(step.local, step.local + chunk, device=step.queries.device)
-        rotated = step.rope.rotate(step.queries, at) * step.rope.key_gain(step.queries)
+        rotated = step.rope.rotate(step.queries, at) * step.rope.compute_key_gain(step.queries)
         mean = rotated.float().mean(dim=1, keepdim=True).to(step.queries.dtype)
         votes = VoteScore(rotate=False).scores(replace(step, queries=mean, scale=1.0))
         return top_k(proximity(votes, self.pool // 2), budget)
@@ -198,6 +198,6 @@ class TokenSelectSelector(Selector):
     "LLMs via Dynamic Token-Level KV Cache Selection, arXiv 2411.02886",
     cost=f"F M + {ATTENDED}",
 )
-def tokenselect_settings(base: Base) -> dict[str, Any]:
+def build_tokenselect_settings(base: Base) -> dict[str, Any]:
     parts = {"selector": {"name": "tokenselect", "pool": 1}, "position": {"name": "contiguous"}}
     return {**parts, **OWN_SCORE, "reading": "select"}

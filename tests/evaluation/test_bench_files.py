@@ -101,7 +101,7 @@ def test_counting_stars(tmp_path: Path) -> None:
     write(tmp_path / f"{start}searching_{end}", [stars_row(False)])
     write(tmp_path / f"{start}reasoning_{end}", [stars_row(True)])
     names = ["searching-128k-32-32", "reasoning-128k-32-32"]
-    assert bench.find_benchmark("counting-stars").tasks_in_folder(tmp_path) == names
+    assert bench.find_benchmark("counting-stars").list_tasks_in_folder(tmp_path) == names
     search, reason = records("counting-stars", tmp_path, *names)
     assert search.question == "\n\n\n\nPlease help the little penguin."
     assert search.document.endswith("The little penguin counted 42 ★\n")

@@ -27,7 +27,7 @@ def test_records_of_one_name_or_without_a_question_are_refused(
         benchmark = replace(selection.benchmark, read=lambda folder, task: iter(blank))
         selection = replace(selection, benchmark=benchmark)
     with pytest.raises(DocumentError):
-        selection.survey()
+        selection.survey_records()
 
 
 def test_all_of_a_record_but_its_name_counts() -> None:
@@ -51,6 +51,6 @@ def test_table_has_means_averages_and_counts() -> None:
         # (75 + 0) / 2: each task counts once, however many records
         ["LongBench average", "2 / 1 of 16 tasks", "37.50", "75.00"],
     ]
-    data = bench_run.as_dict(bench.find_benchmark("longbench"), scores)["ours"]
+    data = bench_run.make_score_dict(bench.find_benchmark("longbench"), scores)["ours"]
     assert data["tasks"]["qasper"] == {"score": 75.0, "records": 2, "of": 200}
     assert data["averages"] == {"LongBench": {"score": 37.5, "tasks": 2, "of": 16}}

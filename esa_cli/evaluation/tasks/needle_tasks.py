@@ -25,8 +25,8 @@ from esa_cli.evaluation.tasks.task_sample import (
     TaskSample,
     assign_places,
     check_samples,
+    choose_even_depths,
     divide_questions,
-    even_depths,
     plant_in_haystack,
     plant_sentences,
 )
@@ -64,7 +64,7 @@ def choose_needles(request: TaskRequest) -> list[Needle]:
     )
 
 
-def needle_questions(needles: Sequence[Needle]) -> tuple[TaskQuestion, ...]:
+def make_needle_questions(needles: Sequence[Needle]) -> tuple[TaskQuestion, ...]:
     """Makes a question about each needle. Needle i is fact i of the document."""
     return tuple(
         TaskQuestion(
@@ -78,7 +78,7 @@ def make_single_needles(request: TaskRequest) -> Iterator[TaskSample]:
     """Makes the one document of the test `needle`, which contains all needles."""
     needles = choose_needles(request)
     text, facts = plant_in_haystack(request, [needle.text for needle in needles])
-    yield TaskSample("needle", request.length, 0, text, facts, needle_questions(needles))
+    yield TaskSample("needle", request.length, 0, text, facts, make_needle_questions(needles))
 
 
 def make_own_document(request: TaskRequest) -> Iterator[TaskSample]:
@@ -90,8 +90,12 @@ def make_own_document(request: TaskRequest) -> Iterator[TaskSample]:
         )
     needles = choose_needles(request)
     sentences = [needle.text for needle in needles]
-    text, facts = plant_sentences(request.haystack.text, sentences, even_depths(len(needles)))
-    yield TaskSample("own", request.size(text), 0, text, facts, needle_questions(needles))
+    text, facts = plant_sentences(
+        request.haystack.text, sentences, choose_even_depths(len(needles))
+    )
+    yield TaskSample(
+        "own", request.count_tokens(text), 0, text, facts, make_needle_questions(needles)
+    )
 
 
 BEFORE = (
@@ -204,7 +208,7 @@ def make_counting_stars(request: TaskRequest) -> Iterator[TaskSample]:
                     ),
                     answers=tuple(str(right[place]) for place in places),
                     facts=places,
-                    longest=16 + 8 * len(places),
+                    max_new_tokens=16 + 8 * len(places),
                     prime=STARS_PRIME.format(who=who),
                     data={"mistaken": tuple(wrong[at] for at in places)} if reasoning else {},
                 )
@@ -214,10 +218,10 @@ def make_counting_stars(request: TaskRequest) -> Iterator[TaskSample]:
         )
 
 
-def star_score(question: TaskQuestion, output: str) -> float:
+def score_listed_stars(question: TaskQuestion, output: str) -> float:
     """Scores the numbers that an output lists, by the Counting-Stars rule for the question."""
     right = [int(answer) for answer in question.answers]
-    listed = metrics.listed_stars(output, len(right))
+    listed = metrics.parse_listed_stars(output, len(right))
     if "mistaken" in question.data:
-        return metrics.reasoning_score(listed, right, question.data["mistaken"])
-    return metrics.searching_score(listed, right)
+        return metrics.score_star_reasoning(listed, right, question.data["mistaken"])
+    return metrics.score_star_search(listed, right)
