@@ -1,6 +1,6 @@
 """Position encodings: positions of far tokens (I and M_k) and near tokens (L and C), Section 3.2.
 
-Encodings only return positions; `layer` rotates queries and keys.
+A position encoding only returns positions; `layer.py` rotates queries and keys.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ ROTATED = "F (I + K + L + C): each key attended to is rotated once"
 
 
 def place_tokens_in_order(local: int, chunk: int, first: int = 0) -> Positions:
-    """Places the keys of [L, C] at first, first + 1, ..., and the queries at the last C of them."""
+    """Returns consecutive positions, from `first` on, of `local` and `chunk` tokens; the queries of
+    the `chunk` tokens have the same positions as their keys."""
     keys = torch.arange(first, first + local + chunk)
     return Positions(keys[local:], keys)
 
@@ -45,7 +46,7 @@ def place_single_query(
 
 @dataclass(frozen=True)
 class FixedDistancePositions(PositionEncoding):
-    """The paper's encoding: far queries at w, far keys at 0, near tokens in order.
+    """The paper's position encoding: far queries are at w, far keys at 0, near tokens in order.
 
     Args:
         distance: w, the relative position of every far token."""
@@ -62,9 +63,9 @@ class FixedDistancePositions(PositionEncoding):
 
 @dataclass(frozen=True)
 class ContiguousPositions(PositionEncoding):
-    """Renumbers far tokens in reading order, right before the local tokens (as in TokenSelect).
+    """Renumbers far tokens in reading order, right before the local tokens, as TokenSelect does.
 
-    To the model this looks like a shorter text. All positions are below I + K + L + C.
+    To the model the tokens look like a shorter text. All positions are below I + K + L + C.
 
     Args:
         distance: distance of far tokens when scores use rotated queries."""

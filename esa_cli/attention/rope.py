@@ -18,7 +18,8 @@ TABLE_LIMIT = 1 << 17
 """Integer positions below this come from a table; others are computed each time."""
 
 Pairs = Literal["half", "interleaved", "reversed"]
-"""Which of R dimensions rotate together: i and i + R/2; 2i and 2i + 1; the first, backwards."""
+"""Which of R dimensions rotate together: i and i + R/2 (`half`), 2i and 2i + 1 (`interleaved`), or
+those of `half` in the opposite direction (`reversed`)."""
 
 
 class Rope:
@@ -26,7 +27,7 @@ class Rope:
 
     Args:
         module: called as `module(x, position_ids) -> (cos, sin)`, each (1, n, R): R/2 angles twice.
-        spare: the table is made larger than needed, for later positions.
+        spare: whether the table is made larger than needed, for later positions.
         pairs: which dimensions rotate together."""
 
     rotates = True
@@ -43,7 +44,7 @@ class Rope:
         return module.inv_freq, float(getattr(module, "attention_scaling", 1.0))
 
     def copy_with_frequencies(self, inverse: Tensor, factor: float, spare: bool) -> Rope:
-        """Returns this embedding with other `frequencies`; for `spare` see `Rope`."""
+        """Returns a copy of this embedding that has other frequencies."""
         return Rope(FixedRotaryModule(inverse, factor), spare, self.pairs)
 
     def compute_cos_sin(self, positions: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
@@ -90,7 +91,8 @@ class Rope:
         return out if width == x.shape[-1] else torch.cat((out, x[..., width:]), dim=-1)
 
     def compute_key_gain(self, like: Tensor) -> Tensor:
-        """Factor of a key (..., D) at position 0, such as yarn's: a scalar, or (D,) where R < D."""
+        """Returns the factor by which rotation to position 0 multiplies keys (..., D), such as
+        YaRN's: a scalar, or (D,) if only a part of the head rotates."""
         cos, _ = self.look_up_cos_sin(torch.zeros(1, dtype=torch.long), like)
         rest = like.shape[-1] - cos.shape[-1]
         return torch.cat((cos[0], cos.new_ones(rest))) if rest else cos[0, 0]
@@ -136,10 +138,10 @@ class WeightedRope(Rope):
     keys, and queries converted by `as_key`.
 
     Args:
-        plain: the rotary embedding itself. query, key: w_q and w_k (D,).
+        plain: the rotary embedding without weights. query, key: the norm weights w_q, w_k (D,).
 
     Raises:
-        ModelError: a weight is 0, or those of a query and a key differ in their sign."""
+        ModelError: a norm weight is 0, or the weights of queries and keys differ in their sign."""
 
     def __init__(self, plain: Rope, query: Tensor, key: Tensor) -> None:
         super().__init__(plain.module, plain.spare, plain.pairs)
@@ -176,8 +178,8 @@ class FixedRotaryModule(nn.Module):
     """A rotary module with given frequencies, called like the transformers model's own module.
 
     Args:
-        inverse: (R / 2,) inverse frequencies, radians per token. factor: cosines and sines are
-            multiplied by it."""
+        inverse: inverse frequencies (R / 2,) in radians per token.
+        factor: the factor of cosines and sines."""
 
     def __init__(self, inverse: Tensor, factor: float) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Attention of layers that see only the last W tokens (Gemma, gpt-oss, OLMo 3), in every method."""
+"""Attention of layers that see only the last W tokens (Gemma, gpt-oss, OLMo 3)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from esa_cli.attention.rope import Rope
 from esa_cli.attention.window import QueryState
 
 AT_ONCE = 512
-"""Most queries in a block, each of which is multiplied with up to AT_ONCE + W - 1 keys."""
+"""The largest number of queries in a block."""
 
 
 class SlidingAttention:
@@ -21,7 +21,7 @@ class SlidingAttention:
 
     Args:
         window: W, in tokens. rope: the layers' rotary embedding. scale: factor of q . k.
-        cap: soft cap of the logits; 0: none."""
+        cap: soft cap of the logits; 0 stands for none."""
 
     def __init__(self, window: int, rope: Rope, scale: float, cap: float = 0.0) -> None:
         self.window, self.rope, self.scale, self.cap = window, rope, scale, cap

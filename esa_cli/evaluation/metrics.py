@@ -66,7 +66,7 @@ def compute_number_share(output: str, gold: str) -> float:
 
 
 def compute_paragraph_share(output: str, gold: str) -> float:
-    """Returns the share of the output's numbers that equal n if the answer is `Paragraph n`."""
+    """Returns the share of the output's numbers that equal n, where the answer is `Paragraph n`."""
     number = re.search(r"Paragraph (\d+)", gold)
     return compute_number_share(output, number[1]) if number else 0.0
 
@@ -150,8 +150,8 @@ def _find_text_after_phrase(text: str, phrases: Sequence[str]) -> str | None:
 
 
 def score_multiple_choice(output: str, answers: Sequence[str]) -> float:
-    """Scores an output of En.MC: a first letter A to D is the choice, else the output must name the
-    answer. `answers` has the text and the letter of the right option."""
+    """Scores an output of En.MC. A first letter A to D is the choice; otherwise the output must
+    name the answer. `answers` has the text and the letter of the right option."""
     text = output.strip()
     if not text:
         return 0.0

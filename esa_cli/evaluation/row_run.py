@@ -1,7 +1,7 @@
-"""The main loop of self-tests and benchmarks: asks questions and writes a row for each answer.
+"""The main loop of self-tests and benchmarks, which writes a row for each answer.
 
 Every row is on disk before the next question is asked, so a stopped run can be resumed: a question
-that has a row is not asked again, and a document is not read if all of its questions have rows.
+that has a row is not asked again, and a document is only ingested if a question has no row.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Answers questions about one text from passages, as `esa ask` does with the same preset."""
+"""Answers the questions of self-tests and benchmarks from passages of a text."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from esa_cli.system.progress import Progress
 
 class TextAsker:
     """Answers questions about one text at a time from passages, as `esa ask` does with the same
-    preset. `book` is the text that was read most recently. Clears the session's KV cache. Raises
+    preset. `book` is the text that was ingested last. Clears the session's KV cache. Raises
     PresetError, ModelError: the preset's adapter or finder is missing or fits another model."""
 
     book: Book
@@ -58,11 +58,11 @@ class TextAsker:
     def ask(
         self, question: str, max_new_tokens: int | None = None, temperature: float | None = None
     ) -> Reply:
-        """Answers a question. The reply has every passage that was read as evidence, best first.
-        Raises LengthError, UsageError, as `check`.
+        """Answers a question. The evidence of the reply is every passage that the reader got,
+        best first. Raises LengthError, UsageError, as `check_length`.
 
         Args:
-            max_new_tokens: largest number of new tokens; None takes the preset's number."""
+            max_new_tokens: the largest number of new tokens; None stands for the preset's."""
         return self._esa.ask(
             question, [self.book], max_new_tokens=max_new_tokens, temperature=temperature,
             evidence=sys.maxsize,

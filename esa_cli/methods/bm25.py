@@ -4,8 +4,8 @@
     s(w)      BM25 of the window's words for the question's, see `system.bm25_scores`
     F_s(m)    the highest s(w) of the (at most two) windows that contain m
 
-Neither queries nor keys are used. The recipe has the window size, share, prompt and positions of
-`esa-consensus`, so that a comparison of the two compares only how they find windows. Source:
+The score uses neither queries nor keys. The recipe has the window size, share, prompt and positions
+of `esa-consensus`, so that a comparison of both compares only how they find windows. Source:
 Robertson et al., Okapi at TREC-3, 1994, as the library bm25s computes it.
 """
 
@@ -54,7 +54,7 @@ class TokenWindowIndex:
         self._bm25 = Bm25Index.of(texts, len(self._vocabulary))
 
     def score_tokens(self, question: str) -> Tensor:
-        """Returns BM25 of each token's best window (tokens,); 0 without a shared word."""
+        """Returns each token's score, which is BM25 of its best window, as a tensor (tokens,)."""
         stems = sum(find_question_words(question, [self._language]), ())
         known = [self._vocabulary[stem] for stem in stems if stem in self._vocabulary]
         windows = self._bm25.scores(known)
@@ -68,12 +68,12 @@ class TokenWindowIndex:
 @register("score", "bm25", about="windows of tokens by the question's words")
 @dataclass(frozen=True)
 class Bm25Score(Score):
-    """BM25 of each token's window for the question's words; 0 if the text is unknown.
+    """A score that is BM25 of a token's window for the question's words; 0 without a known text.
 
     Args:
         window: tokens of a window, even.
-        layers: `first`: other layers score 0, for selectors that sum the layers; `all`: the same
-            scores in every layer, as other selectors get in any case."""
+        layers: the layers that score, which are the `first` for selectors that sum the layers, and
+            `all` for other selectors."""
 
     window: int = 64
     layers: Literal["first", "all"] = "first"

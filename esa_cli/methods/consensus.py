@@ -33,12 +33,12 @@ from esa_cli.methods.voting import PLAIN, build_esa_vote_settings
 
 
 def average_window_scores(scores: Tensor, size: int, stride: int = 1) -> Tensor:
-    """Averages scores (X, M) over windows of `size` tokens, one every `stride` tokens: (X, W)."""
+    """Averages scores (X, M) over windows of `size` tokens, which begin every `stride` tokens."""
     return functional.avg_pool1d(scores, size, stride)
 
 
 def find_centred_window_start(centre: Tensor, size: int, middle: int) -> Tensor:
-    """Returns first tokens of windows of `size` tokens around `centre`, inside the M tokens."""
+    """Returns the offset of a window of `size` tokens around `centre`, inside the M tokens."""
     return (centre - (size - 1) / 2).round().clamp(0, middle - size)
 
 
@@ -164,8 +164,8 @@ class LayerSumSelector(Selector):
 @register("selector", "consensus", about="whole windows, by the scores of all layers so far")
 @dataclass(frozen=True)
 class ConsensusSelector(LayerSumSelector):
-    """Selects windows of `passage` tokens with the highest sum of the scores of the layers so far;
-    for `share` see `select_windows`."""
+    """Selects windows of `passage` tokens with the highest sum of the scores of the layers so
+    far, except windows that score less than `share` times the best one."""
 
     passage: int = 64
     share: float = 0.0

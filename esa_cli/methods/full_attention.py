@@ -1,4 +1,4 @@
-"""Full attention, and the position encodings that stretch the trained window for it.
+"""Full attention, and the position encodings that stretch a model's trained window.
 
     interpolation   positions, or equally frequencies, divided by s       Chen et al. 2023
     ntk             base b' = b s^(D / (D - 2))                           bloc97 2023
@@ -30,10 +30,10 @@ from esa_cli.errors import PresetError
 from esa_cli.methods.registry import OWN_SCORE, Base, recipe, register
 
 ROOM = 256
-"""Tokens for the prompt, the question and the answer."""
+"""Number of tokens for the prompt, the question and the answer."""
 TOLERANCE = 0.01
-"""Largest relative error of a frequency that belongs to the series. Rounding to bfloat16 makes
-0.004, the scalings in use make far more."""
+"""The largest relative error of a frequency of the series b^(-2i/D). Rounding to bfloat16 makes
+errors of 0.004, and the scalings in use make far larger ones."""
 
 
 @register("selector", "full", about="all middle tokens, whatever the budget")
@@ -195,7 +195,7 @@ class YarnPositions(StretchedPositions):
 )
 @dataclass(frozen=True)
 class ReRopePositions(FixedDistancePositions):
-    """Distances of at most w, exact if L has at least w tokens or if all tokens are near.
+    """Positions with distances of at most w, which are exact if L has at least w tokens.
 
     The original multiplies query i by max(1, ln(i + 1) / ln L_train). The ESA paper does not
     mention this factor, so esa omits it unless `trained`, L_train, is given. `distance` is w."""
@@ -233,7 +233,7 @@ def _add_recipe(
 
 
 def _compute_stretch_factor(base: Base) -> float:
-    """Returns s, the number of trained windows that hold the document and ROOM, rounded up."""
+    """Returns the factor s, the number of trained windows that hold the document and ROOM."""
     taken = base.length + ROOM if base.length else 0
     return float(max(1, math.ceil(taken / base.context)))
 

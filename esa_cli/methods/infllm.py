@@ -1,4 +1,4 @@
-"""InfLLM: whole blocks, scored by the few keys of each block that received most attention.
+"""InfLLM, which selects whole blocks by the few keys of each block that got most attention.
 
     r_h(m)   attention that token m received from head h while in L or C, at its true distance:
              sum over queries c of exp( scale * R(q_h,c) · R(k_m) - lse_h,c )
@@ -32,7 +32,7 @@ from esa_cli.methods.registry import OWN_SCORE, Base, recipe, register
 from esa_cli.storage.memory_store import GrowingRows
 
 KEPT_CHUNKS = 8
-"""Chunks that can be cropped exactly; a question is one or two."""
+"""The number of last chunks that can be cropped exactly; a question has one or two chunks."""
 TOKENS_ADDED_AT_ONCE = 8192
 
 
@@ -57,7 +57,7 @@ def sum_attention_weights(step: Step) -> Tensor:
 
 @dataclass
 class AttentionMass:
-    """The attention r that every token received, as rows (N, H); zero for unobserved tokens.
+    """The attention r that every token received from each head, as numbers (N, H).
 
     r cannot be computed again, because queries are not stored. So `before_chunks` caches r (n, H)
     of the n tokens before each of the last chunks, and cropping tokens restores it."""
@@ -104,7 +104,7 @@ class AttentionMass:
 
 @dataclass
 class InfLLMState(LayerState):
-    """Attention received by a layer's tokens, and representative keys of blocks by settings."""
+    """The attention that a layer's tokens received, and the representative keys of its blocks."""
 
     mass: AttentionMass | None = None
     keys: dict[tuple[int, int], BlockRows] = field(default_factory=dict)
@@ -203,8 +203,8 @@ def build_infllm_settings(base: Base) -> dict[str, Any]:
 @register("position", "infllm", about="far tokens at one distance, the last inside L")
 @dataclass(frozen=True)
 class InfLLMPositions(FixedDistancePositions):
-    """Far queries at l_L - 1, far keys at 0, and near tokens in order; scores place far tokens at
-    `distance`, which the recipe sets to n_local - 1.
+    """Places far queries at l_L - 1, far keys at 0, and near tokens in order; scores place far
+    tokens at `distance`, which the recipe sets to n_local - 1.
 
     InfLLM cuts its window off at n_local tokens for each query; in esa, a chunk's last queries
     attend to near tokens up to l_C - 1 further away."""

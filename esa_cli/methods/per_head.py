@@ -1,4 +1,4 @@
-"""Quest and Loki: selection of pages or tokens for each query head, by cheap bounds or logits.
+"""Quest and Loki, which select pages or tokens for each query head by cheap bounds or logits.
 
 All queries of a chunk share one selection for each head, by equation (4) for that head alone:
 
@@ -13,7 +13,7 @@ arXiv 2406.02542), x is the logit in the first principal directions of the keys;
 best tokens is exact:
 
     P_g    (D, r) directions of largest variance of key head g's unrotated keys
-    s_h(m) = scale * (q_h P_g)(k_m P_g)^T, where k P_g is kept
+    s_h(m) = scale * (q_h P_g)(k_m P_g)^T, where k P_g is cached
 
 Unlike the originals, q is rotated to the far distance and keys are unrotated; every chunk selects
 tokens, not only an answer's tokens; P is fitted on the first tokens of M and not on another text;
@@ -38,7 +38,7 @@ from esa_cli.methods.registry import OWN_SCORE, Base, recipe, register
 from esa_cli.storage.memory_store import GrowingRows
 
 TOKENS_AT_ONCE = 4096
-"""Tokens whose rows are computed at once."""
+"""The number of tokens whose reduced keys or bounds are computed at once."""
 
 
 def select_by_head(
@@ -68,10 +68,10 @@ def expand_blocks(blocks: Tensor, size: int, middle: int) -> Tensor:
 
 @dataclass
 class BlockRows(LayerState):
-    """Rows (n, width) of the first n whole blocks of `size` tokens from token `low` on.
+    """Cached numbers (n, width) of the first n whole blocks of `size` tokens from token `low` on.
 
-    M begins at the same token in every step and grows at its end, so the row of a whole block
-    remains valid until the block, or one of the `lookahead` tokens after the block, is cropped."""
+    M begins at the same token in every step and grows at its end, so the numbers of a whole block
+    remain valid until the block, or one of the `lookahead` tokens after the block, is cropped."""
 
     low: int = 0
     size: int = 0
@@ -215,9 +215,9 @@ class LokiSelector(Selector):
     """Selects the best middle tokens of each query head by keys reduced to `rank` dimensions.
 
     Args:
-        rank: r; None: a quarter of D. fit_tokens: middle tokens that the directions are fitted on;
-            fewer, if the first selection comes before.
-        rotate: score the logit of attention at the far distance."""
+        rank: r; None stands for a quarter of D.
+        fit_tokens: the largest number of middle tokens on which the directions are fitted.
+        rotate: whether scores are the logits of attention at the far distance."""
 
     rank: int | None = None
     fit_tokens: int = 2048
@@ -282,7 +282,7 @@ def _add_recipe(name: str, about: str, source: str, cost: str, options: dict[str
 
     cost = (
         f"{cost} + 2 F (I + L) + 2 H D K as published; here {cost} + 2 F L + 2 H F (I + K), "
-        "as rows of all key heads are read for each query head"
+        "as keys of all heads are loaded for each query head"
     )
     recipe(name, about=about, source=source, cost=cost)(build_recipe_settings)
 

@@ -1,4 +1,4 @@
-"""Registries of methods by name: parts (selectors, scores, compressors, positions) and recipes.
+"""Registries of recipes and of parts (selectors, scores, compressors, positions) by name.
 
 A part is a frozen dataclass; its fields are settings of a preset. A recipe is a whole published
 method: parts and windows at the preset's token budget I + K + L, so that methods can be compared.
@@ -56,7 +56,7 @@ def register(
     kind: str, name: str, *, about: str = "", source: str = "", cost: str = ""
 ) -> Callable[[T], T]:
     """Returns a class decorator that makes a dataclass available to presets as `kind: {name: ...}`.
-    Raises PluginError: unknown kind, not a dataclass, or the name is taken or reserved."""
+    Raises PluginError: the kind is unknown, the class is no dataclass, or the name is taken."""
 
     def add_part(cls: T) -> T:
         if kind not in KINDS:
@@ -98,7 +98,7 @@ def find_part_origin(kind: str, name: str) -> str:
 
 
 def list_parts() -> list[Part]:
-    """Returns every registered part, by kind and name, with source and cost as far as known."""
+    """Returns all registered parts, sorted by kind and name, with their source and cost."""
     found = []
     for part in (PARTS[kind][name] for kind in KINDS for name in list_part_names(kind)):
         where = find_part_origin(part.kind, part.name)
@@ -112,7 +112,7 @@ def list_parts() -> list[Part]:
 
 
 def find_part_class(kind: str, name: str) -> type:
-    """Returns the class registered as `kind: name`. Raises PresetError: it is unknown."""
+    """Returns the class registered as `kind: name`. Raises PresetError: the name is unknown."""
     if name not in PARTS[kind]:
         raise PresetError(f"unknown {kind} {name!r}", nearest(name, list_part_names(kind)))
     return PARTS[kind][name].cls
@@ -122,7 +122,7 @@ def build_part(kind: str, options: Mapping[str, Any]) -> Any:
     """Makes the part named `options['name']`, with the other options as its fields.
 
     Raises:
-        PresetError: unknown name or field, a value of the wrong type, or one the class refuses.
+        PresetError: a name or field is unknown, or the class refuses a value.
         PluginError: a field has a type that a preset cannot hold."""
     fields = dict(options)
     name = fields.pop("name", None)
@@ -160,8 +160,9 @@ class Base(NamedTuple):
     """The settings of a preset that a recipe may use.
 
     Args:
-        window: the token budget. context: the model's trained window, tokens.
-        position: the preset's position encoding. length: tokens of the document; 0: unknown."""
+        window: the token budget. context: number of tokens in the model's trained window.
+        position: the preset's position encoding.
+        length: number of tokens in the document; 0 if it is unknown."""
 
     window: Window
     context: int
@@ -179,7 +180,7 @@ class Base(NamedTuple):
 
 
 OWN_SCORE: dict[str, Any] = {"score": {"name": "vote", "shortlist": 0, "contrast": False}}
-"""For selectors with scores of their own: `vote` needs no reduced keys, so none are stored."""
+"""Settings for selectors that score by themselves; `vote` needs no reduced keys."""
 
 Settings = Callable[[Base], dict[str, Any]]
 LAID = ("window", "selector", "score", "compressor", "position", "reading")
@@ -188,9 +189,9 @@ LAID = ("window", "selector", "score", "compressor", "position", "reading")
 
 @dataclass(frozen=True)
 class Recipe:
-    """A method by name: a line about it, its paper, its cost per step in the letters of
-    docs/plugins.md, and a function that returns the settings to merge into a preset. `full` says
-    that attention is full whatever the budget; `origin` is the module or plugin file."""
+    """A method with its name, a line about it, its paper, and its cost per step in the letters of
+    docs/plugins.md. `settings` returns what replaces a preset's settings, `full` says that
+    attention is full whatever the budget, and `origin` is the module or plugin file."""
 
     name: str
     about: str
@@ -207,8 +208,8 @@ RECIPES: Registry[Recipe] = Registry("method")
 def recipe(
     name: str, *, about: str, source: str, cost: str, full: bool = False
 ) -> Callable[[Settings], Settings]:
-    """Returns a decorator for a function that returns a method's settings; see `Recipe`. Raises
-    PluginError: the name is taken by another function, or reserved."""
+    """Returns a decorator that registers a function, which returns a method's settings, as a
+    recipe. Raises PluginError: the name is taken or reserved."""
     _check_method_name(name)
 
     def add_recipe(settings: Settings) -> Settings:
@@ -227,8 +228,8 @@ def list_recipes() -> list[Recipe]:
 
 
 def find_recipe(name: str) -> Recipe:
-    """Returns the recipe of this name; a selector without a recipe gets one with the preset's other
-    settings. Raises UsageError: no recipe or selector has this name."""
+    """Returns the recipe of this name, or a recipe that only sets the selector of this name. Raises
+    UsageError: no recipe or selector has this name."""
     if name in RECIPES:
         return RECIPES[name]
     selectors = list_part_names("selector")
@@ -272,8 +273,8 @@ def hash_setting_files(settings: Mapping[str, Any], files: Sequence[str] = ()) -
     """Replaces the file paths in the settings of one part by hashes of the files' contents.
 
     Args:
-        files: the part's files (`Compressor.files`); a setting called `file` names one, too. Files
-            that no setting names are hashed under `files`."""
+        files: paths of files that the part loads besides that of the setting `file`. Files that no
+            setting names are hashed under `files`."""
     hashed = dict(settings)
     for key, value in settings.items():
         if key == "file" or value in files:

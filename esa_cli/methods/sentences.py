@@ -1,4 +1,4 @@
-"""Methods that select whole sentences: InfiniRetri and ReContext.
+"""The methods InfiniRetri and ReContext, which select whole sentences.
 
 InfiniRetri (Ye et al., arXiv 2502.12962) selects the sentences of the `tokens` best tokens by s:
 
@@ -39,7 +39,7 @@ from esa_cli.methods.registry import Base, recipe, register
 
 SENTENCE_END = re.compile(r"(?<![.!?])[.!?]+[\"'”’)\]]*(?=\s)|[。！？]+[\"”’」』]*|\n\s*\n")
 TOKENS_WITHOUT_TEXT = 32
-"""Tokens that count as a sentence where the text is not known (stock `generate`)."""
+"""The number of tokens that count as a sentence if the text is unknown (stock `generate`)."""
 
 
 def find_sentence_starts(pieces: Sequence[str]) -> Tensor:
@@ -58,7 +58,7 @@ class WholeSentenceSelector(LayerSumSelector):
     """Selects the whole sentences of the `tokens` best tokens by the sum of the layers' scores.
 
     Sentences are selected in the order of their best tokens until the budget is used; the last
-    sentence may be selected in part. Tokens with the lowest score of all select nothing."""
+    sentence may be selected in part. Tokens that share the lowest score select nothing."""
 
     rounds: Literal[1, 2] = 2
     tokens: int = 300
@@ -108,9 +108,9 @@ class PhraseScore(Score):
     """Sums attention weights over M of all heads and question tokens over phrases.
 
     Args:
-        phrase: tokens of a phrase.
-        layers: `last`: other layers score 0, for selectors that sum the layers; `all`: every layer
-            scores, as other selectors need."""
+        phrase: number of tokens in a phrase.
+        layers: the layers that score, which are the `last` for selectors that sum the layers, and
+            `all` for other selectors."""
 
     phrase: int = 8
     layers: Literal["last", "all"] = "last"
@@ -145,7 +145,7 @@ class PhraseScore(Score):
     "infiniretri",
     about="whole sentences by the last layer's attention, as InfiniRetri chooses them",
     source="Ye et al., Infinite Retrieval: Attention Enhanced LLMs in Long-Context Processing, "
-    "arXiv 2502.12962; their stored rows in place of a second reading",
+    "arXiv 2502.12962; the stored KV cache in place of a second prefill",
     cost=f"F M in the last layer for a question, 0 for an answer's token, + {ATTENDED}",
 )
 def build_infiniretri_settings(base: Base) -> dict[str, Any]:
@@ -158,7 +158,7 @@ def build_infiniretri_settings(base: Base) -> dict[str, Any]:
     "recontext",
     about="whole sentences of the retrieval heads' 32 best tokens, as ReContext chooses them",
     source="ReContext: Recursive Evidence Replay as an LLM Harness for Long-Context Reasoning, "
-    "arXiv 2607.02509; stored rows in place of replayed text",
+    "arXiv 2607.02509; the stored KV cache in place of replayed text",
     cost=f"F M for a question, 0 for an answer's token, + {ATTENDED}",
 )
 def build_recontext_settings(base: Base) -> dict[str, Any]:

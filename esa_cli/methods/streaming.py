@@ -31,11 +31,11 @@ LM_INFINITE = (
     "arXiv 2308.16137"
 )
 FAR_DISTANCE = 2048
-"""w, the original's distance of middle tokens."""
+"""The distance w of middle tokens in the original LM-Infinite."""
 
 
 def _build_settings_without_middle(base: Base, position: str) -> dict[str, Any]:
-    """Returns settings that spend the whole budget on L, with a position encoding."""
+    """Returns settings that spend the whole budget on local tokens, with a position encoding."""
     parts = {"selector": {"name": "none"}, **OWN_SCORE, "position": {"name": position}}
     return {"window": base.local_only(), **parts, "reading": "local"}
 
@@ -66,7 +66,7 @@ def build_lm_infinite_settings(base: Base) -> dict[str, Any]:
     about="lm-infinite with middle tokens for each head, by the chunk's last query",
     source=LM_INFINITE,
     cost="F M + 2 F (I + L) + 2 H D K as published; here F M + 2 F L + 2 H F (I + K), "
-    "as rows of all key heads are read for each query head",
+    "as keys of all heads are loaded for each query head",
 )
 def build_lm_infinite_topk_settings(base: Base) -> dict[str, Any]:
     selector = {"name": "lm-infinite-topk", "first_layer": 4, "count": None}
@@ -81,8 +81,9 @@ class LastQuerySelector(Selector):
     """Selects the best middle tokens of each head by the chunk's last query alone.
 
     Args:
-        first_layer: layers below take no middle token. count: k of each head, when the budget
-            allows; None: the whole budget. The original's is 5."""
+        first_layer: the first layer that selects middle tokens.
+        count: the largest number of tokens for each head, 5 in the original; None stands for the
+            whole budget."""
 
     first_layer: int = 4
     count: int | None = None
@@ -106,7 +107,7 @@ class LastQuerySelector(Selector):
 @register("position", "lm-infinite-topk", about="sinks at distance L, other far tokens at another")
 @dataclass(frozen=True)
 class TwoDistancePositions(PositionEncoding):
-    """Places `initial` tokens at distance L, other far tokens at `distance`, near ones in order."""
+    """Places `initial` tokens at distance L, and other far tokens at `distance`."""
 
     distance: int = FAR_DISTANCE
     initial: int = 64
@@ -140,7 +141,7 @@ class LMInfinitePositions(FixedDistancePositions):
 class StreamingPositions(PositionEncoding):
     """Places far keys in order from 0, far queries l_L after the last one, near tokens in order.
 
-    InfLLM's published code has this form of StreamingLLM: ordered sinks, a window away."""
+    InfLLM's published code has StreamingLLM in this form."""
 
     distance: int = 2048
 

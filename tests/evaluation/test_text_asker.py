@@ -130,7 +130,7 @@ def test_a_benchmark_checks_questions_first_and_reads_a_document_once(
         for name, text in (("a", TEXT), ("b", TEXT), ("c", TEXT[:600]))
     ]
     with pytest.raises(LengthError, match="a passage and the answer"):
-        asker.check(replace(made[0], question="Who? " * 3000))
+        asker.check_length(replace(made[0], question="Who? " * 3000))
     rows = []
     for records in (made[:2], made[2:]):
         cases = asker.make_cases(bench.find_benchmark("longbench"), records)

@@ -1,4 +1,4 @@
-"""Runs a public benchmark with several methods, and makes the table of scores.
+"""Runs a public benchmark with several methods, and makes the table of their scores.
 
 Methods over the KV cache get the prompt of the benchmark's official code. Decoding is greedy.
 Consecutive records about one document share one prefill.
@@ -95,7 +95,7 @@ class BenchSelection:
         return self.benchmark.load_records(self.folder, self.tasks, self.limit)
 
     def group_by_document(self) -> Iterator[list[BenchRecord]]:
-        """Yields this shard's records as lists of consecutive records about one document."""
+        """Yields lists of this shard's consecutive records about one document."""
         documents = groupby(self.load_records(), lambda r: (r.task, r.before, r.document, r.chat))
         return self.shard.take(list(records) for _, records in documents)
 
@@ -117,8 +117,8 @@ class BenchSelection:
 
 class RecordAsker:
     """Answers the questions of a benchmark's records with one method. A record's prompt replaces
-    the preset's prompt, except for a method that answers from text. `reading` is called before a
-    document is read, and returns progress(done, total)."""
+    the preset's prompt, except for a method that answers from text. `make_progress` is called
+    before a document is ingested, and returns progress(done, total)."""
 
     def __init__(
         self,
@@ -190,7 +190,7 @@ class RecordAsker:
             text = "".join(pieces)
             margin = text[: len(text) - len(text.lstrip())]  # code is scored with its indentation
             output, document = margin + reply.text, self.session.document_tokens
-        # The first question after a document was read includes the time of reading.
+        # The first question about a document includes the time of ingesting.
         seconds, self._started = time.monotonic() - self._started, time.monotonic()
         return {
             "output": output,

@@ -1,4 +1,4 @@
-"""`esa calibrate`: prefills a text, fits each layer's projections, and measures their recall@k.
+"""Fits projections for reduced keys on a text, and measures their recall@k (`esa calibrate`).
 
 During prefill tokens are selected by whole queries and keys, as the paper prepares its training
 data. Training minimises Eq. (7) with Adam over batches of 128 queries and 128 keys, shuffled
@@ -51,9 +51,9 @@ from esa_cli.version import __version__
 
 METHODS = ("closed-form", "pca", "learned")
 HELD_OUT, VALIDATION = 0.2, 0.1
-"""Shares of the last tokens: held out for measuring recall, and for choosing the epoch."""
+"""Shares of the tokens that are held out for measuring recall, and for choosing the epoch."""
 QUERIES, COMPARED = 512, 1024
-"""Number of held-out queries for measuring recall, and of rows for the validation loss."""
+"""Numbers of queries for measuring recall, and of queries and keys for the validation loss."""
 MIN_TOKENS = 64
 DEFAULT_RANK = 48
 _MADE_BY = "esa_version"

@@ -1,4 +1,4 @@
-"""Finds retrieval heads: the attention heads whose votes find the passage that answers a question.
+"""Finds retrieval heads, which are attention heads whose votes find the answer's passage.
 
 A text with needles is prefilled once. For half of the questions each head votes alone, which ranks
 the heads; for the other half, sets of the best heads are compared with all heads together. Wu et
@@ -40,7 +40,7 @@ ALL: HeadSet = ()
 """The set of all heads, in the form of the setting `score.heads`."""
 MIN_QUESTIONS = 4
 MIN_HEADS, MAX_HEADS = 4, 16
-"""Sizes of the sets of heads: few heads cost little, but one unusual head must not decide."""
+"""The sizes of compared sets of heads. Few heads cost little, but one head must not decide."""
 COVER = 0.6
 """A window contains a needle if the window covers at least this share of the needle."""
 GOOD = 0.5
@@ -140,14 +140,14 @@ class NeedleVotes(Selector):
         return torch.stack([row[0] for row in rows]), torch.stack([row[1] for row in rows])
 
     def judge_head_sets(self) -> Tensor:
-        """Returns which sets of heads find the needle by their votes in all layers: bool (X,)."""
+        """Returns which sets of heads find the needle by votes of all layers, as bool (X,)."""
         return self._judge_vote_sums(torch.stack([*self.together.values()]).sum(dim=0))[0]
 
 
 @dataclass(frozen=True)
 class HeadResult:
-    """The results of one head: how many needles it found among the questions that rank the heads
-    and among the held-out questions, and its mean margin (`judge_voters`) for the former."""
+    """How many needles one head found, for the questions that rank the heads and for the held-out
+    questions, and its mean margin (see `judge_voters`) for the ranking questions."""
 
     layer: int
     head: int

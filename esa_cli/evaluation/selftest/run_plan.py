@@ -1,6 +1,6 @@
 """Groups methods that can share one prefill, and compares several methods on one question.
 
-A method that is alone in its group prefills by its own rule, as in `esa ask`.
+A method that is alone in its group prefills as in `esa ask`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The tables of `esa selftest`: scores of methods, and reasons why answers were missed.
+"""The tables of `esa selftest` with scores of methods and reasons for missed answers.
 
     score     mean over the questions; in brackets its share of the dense score of the same test
     recall    mean over the questions with a recall
