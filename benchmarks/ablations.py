@@ -58,7 +58,7 @@ def measure(session: Any, sample: Any, spans: Any, head: int) -> dict[str, Any]:
         session.ask(question.text, max_new_tokens=1, trace=recall)
         facts = [sample.facts[i] for i in question.facts]
         shares.append(
-            recall.measure_shares_by_layer(
+            recall.measure_shares(
                 [find_token_positions(spans, f.start, f.end, head) for f in facts]
             )
         )

@@ -1,5 +1,4 @@
-"""The conformance suite: checks whether a registered part or recipe satisfies its interface. To
-check that results are right, compare them with a plain loop on steps of `make_step`."""
+"""The conformance suite, which checks whether a part or recipe of a plugin keeps its interface."""
 
 from __future__ import annotations
 
@@ -370,12 +369,11 @@ SUITES: dict[str, tuple[type, Callable[..., Checks]]] = {
 CASES: dict[str, tuple[int, tuple[int, int, int, int], int]] = {
     "usual": (8192, (64, 1024, 1024, 512), 100_000),
     "a small window": (512, (4, 64, 64, 32), 100_000),
-    "I = 0": (512, (0, 64, 64, 32), 100_000),
-    "k = 0": (512, (4, 0, 64, 32), 100_000),
+    "I = 0": (512, (0, 64, 64, 32), 100_000), "k = 0": (512, (4, 0, 64, 32), 100_000),
     "L = 0": (512, (4, 64, 0, 32), 100_000),
     "a short document": (8192, (64, 1024, 1024, 512), 100),
     "an unknown length": (8192, (64, 1024, 1024, 512), 0),
-}
+}  # fmt: skip
 """Test cases of a recipe: the model's trained window; I, k, L and C; the document's tokens."""
 
 
@@ -397,25 +395,12 @@ PLAIN = SumScore()
 
 
 def make_step(
-    *,
-    middle: int = 100,
-    chunk: int = 8,
-    initial: int = 4,
-    local: int = 16,
-    heads: int = 6,
-    groups: int = 2,
-    dim: int = 16,
-    dtype: torch.dtype = torch.float32,
-    spread: float = 1.0,
-    ties: bool = False,
-    distance: int = 64,
-    layer: int = 0,
-    decoding: bool = False,
-    score: parts.Score = PLAIN,
-    projection: Projection | None = None,
-    observe: Observe | None = None,
-    words: bool = True,
-) -> Step:
+    *, middle: int = 100, chunk: int = 8, initial: int = 4, local: int = 16, heads: int = 6,
+    groups: int = 2, dim: int = 16, dtype: torch.dtype = torch.float32, spread: float = 1.0, ties:
+    bool = False, distance: int = 64, layer: int = 0, decoding: bool = False, score: parts.Score =
+    PLAIN, projection: Projection | None = None, observe: Observe | None = None, words: bool =
+    True,
+) -> Step:  # fmt: skip
     """Makes a step over a random document of I initial, M middle, L local and C current tokens.
     Equal arguments give equal steps. `spread` is the standard deviation of queries (H, C, D), keys
     and values (G, N, D). With `ties` all keys are equal, and with `words` the step has a text.
@@ -447,14 +432,9 @@ def make_step(
 
 
 def advance(
-    step: Step,
-    chunk: int = 8,
-    *,
-    seed: int = 1,
-    decoding: bool = False,
-    back: int = 0,
-    observe: Observe | None = None,
-) -> Step:
+    step: Step, chunk: int = 8, *, seed: int = 1, decoding: bool = False, back: int = 0, observe:
+    Observe | None = None,
+) -> Step:  # fmt: skip
     """Makes the step after the given step, with `chunk` new random tokens and equal windows. First
     calls `observe` for the given step's chunk, if the store has the chunk. If `back` is not 0, then
     removes the last `back` tokens from the store and begins a new turn."""

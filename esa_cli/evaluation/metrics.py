@@ -2,9 +2,7 @@
 
 The official code is LongBench's `metrics.py` and `eval.py`, RULER's `eval/synthetic/constants.py`,
 InfiniteBench's `src/compute_scores.py`, InfLLM's `infinitebench_eval.py` for Code.Debug,
-Counting-Stars' `viz.ipynb`, and NeedleBench's evaluators in OpenCompass (the benchmark's version
-1). Oddities of the official code are reproduced, because they affect published scores, and are
-documented at each function.
+Counting-Stars' `viz.ipynb`, and NeedleBench's evaluators in OpenCompass.
 """
 
 from __future__ import annotations
@@ -167,7 +165,7 @@ def score_multiple_choice(output: str, answers: Sequence[str]) -> float:
     return float(letter in answers)
 
 
-def code_debug(output: str, answers: Sequence[str]) -> float:
+def score_code_debug(output: str, answers: Sequence[str]) -> float:
     """Scores an output of Code.Debug by InfLLM's rule: the output must begin with the right option,
     such as `B.` or `B:`, or name the right option as the answer.
 
@@ -198,14 +196,18 @@ def parse_listed_stars(output: str, limit: int) -> set[int]:
     return {int(n) for n in re.findall(r"\d{1,9}", match[1])[:limit]} if match else set()
 
 
-def score_star_search(listed: set[int], right: Sequence[int]) -> float:
-    """Returns the share of the right counts of stars that the answer lists."""
-    return sum(count in listed for count in right) / len(right)
+def score_listed_stars(
+    output: str, answers: Sequence[str], mistaken: Sequence[int] | None
+) -> float:
+    """Returns the mean score over all right counts of stars in an answer of Counting-Stars.
 
-
-def score_star_reasoning(listed: set[int], right: Sequence[int], mistaken: Sequence[int]) -> float:
-    """Returns the mean score over all counts of stars. A count scores 1 if only the right number is
-    listed, 0.5 if both the right and the mistaken one are, and 0.25 if only the mistaken one is."""
+    In the searching task (`mistaken` is None) a listed count scores 1. In the reasoning task a
+    count scores 1 if only the right number is listed, 0.5 if both the right and the mistaken one
+    are, and 0.25 if only the mistaken one is."""
+    right = [int(answer) for answer in answers]
+    listed = parse_listed_stars(output, len(right))
+    if mistaken is None:
+        return sum(count in listed for count in right) / len(right)
     value = {(True, False): 1.0, (True, True): 0.5, (False, True): 0.25, (False, False): 0.0}
     pairs = zip(right, mistaken, strict=True)
     return sum(value[a in listed, b in listed] for a, b in pairs) / len(right)

@@ -55,13 +55,10 @@ def has_row(journal: Journal, fields: Mapping[str, Any]) -> bool:
 
 
 def write_missing_rows(
-    documents: Iterable[DocumentCases],
-    journal: Journal,
-    *,
-    until: float | None = None,
-    on_row: Callable[[dict[str, Any]], None] = lambda row: None,
-    on_left_out: Callable[[QuestionCase, LengthError], None] | None = None,
-) -> bool:
+    documents: Iterable[DocumentCases], journal: Journal, *, until: float | None = None, on_row:
+    Callable[[dict[str, Any]], None] = lambda row: None, on_left_out: Callable[[QuestionCase,
+    LengthError], None] | None = None,
+) -> bool:  # fmt: skip
     """Asks the questions that have no row, and writes their rows. Returns False if the time
     `until`, by `time.monotonic`, came before the end.
 

@@ -5,12 +5,7 @@ it once M is large. So each layer adds its scores to those of earlier layers and
 The answer's tokens reuse the last layer's selection; with two rounds the question does so, too.
 
 The selector `fused-consensus` adds a second score, such as BM25. Both scores are standardised for
-each question, so that a score without clear winners does not outvote the other:
-
-    z(w)   a window's mean score, less the mean over all windows, by their standard deviation
-    F(w)   z of the scores summed over layers + weight * z of the second score
-
-This method is this project's addition to the paper, measured in docs/results.md.
+each question, so that a score without clear winners does not outvote the other.
 """
 
 from __future__ import annotations

@@ -6,11 +6,9 @@
     yarn            slow frequencies interpolated, fast ones kept, a ramp between   Peng et al. 2023
     rerope          distances min(i - j, w)                               Su 2023
 
-Inverse frequencies are b^(-2i/D), i from 0 to D/2 - 1, in Python floats, so that they are the same
-on every device; only interpolation accepts other frequencies (llama3, yarn or linear scaling).
-Cached keys are unrotated, so `ntk-dynamic` rotates all tokens of a step by one base b', where N is
-the end of the chunk. The ESA paper does not say which form of NTK it runs; `ntk` is the fixed form.
-The factor s of a recipe is the document's length plus ROOM in trained windows, rounded up.
+Inverse frequencies are b^(-2i/D), i from 0 to D/2 - 1; only interpolation accepts models with other
+frequencies. Cached keys are unrotated, so `ntk-dynamic` rotates all tokens of a step by one base.
+The ESA paper does not say which form of NTK it runs; `ntk` is the fixed form.
 """
 
 from __future__ import annotations
@@ -49,12 +47,9 @@ class AllTokensSelector(Selector):
 
 
 @register(
-    "selector",
-    "none",
-    about="no middle tokens: I and L only",
-    source="as Xiao et al., StreamingLLM, arXiv 2309.17453",
-    cost="nothing",
-)
+    "selector", "none", about="no middle tokens: I and L only",
+    source="as Xiao et al., StreamingLLM, arXiv 2309.17453", cost="nothing",
+)  # fmt: skip
 @dataclass(frozen=True)
 class NoTokensSelector(Selector):
     """Selects no middle token."""

@@ -7,10 +7,9 @@
     choice   the blocks with the highest s that fit the budget, and the tokens after them
 
 A block is `block` tokens that have left L, counted from the first token of M. n_local - 1 is the
-position encoding's `distance`, which the recipe sets. Unlike the published code, all of C attends
-to all of L, the preset decides chunks and windows, tokens that do not fill a block count in the
-budget, and a block without r (prefilled with another method) has the mean of all its keys. Source:
-Xiao et al., arXiv 2402.04617.
+position encoding's `distance`, which the recipe sets. Unlike the published code, the preset decides
+chunks and windows, and a block without r has the mean of all its keys. Source: Xiao et al., arXiv
+2402.04617.
 """
 
 from __future__ import annotations

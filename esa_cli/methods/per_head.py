@@ -15,9 +15,8 @@ best tokens is exact:
     P_g    (D, r) directions of largest variance of key head g's unrotated keys
     s_h(m) = scale * (q_h P_g)(k_m P_g)^T, where k P_g is cached
 
-Unlike the originals, q is rotated to the far distance and keys are unrotated; every chunk selects
-tokens, not only an answer's tokens; P is fitted on the first tokens of M and not on another text;
-the newest page is not always selected, because L contains the newest tokens.
+Unlike the originals, q is rotated to the far distance, keys are unrotated, every chunk selects
+tokens, and P is fitted on the first tokens of M instead of another text.
 """
 
 from __future__ import annotations
@@ -83,13 +82,9 @@ class BlockRows(LayerState):
             self.rows.truncate((length - self.lookahead - self.low) // self.size)
 
     def extend_rows(
-        self,
-        step: Step,
-        size: int,
-        width: int,
-        compute: Callable[[int, int], Tensor],
-        lookahead: int = 0,
-    ) -> GrowingRows:
+        self, step: Step, size: int, width: int, compute: Callable[[int, int], Tensor], lookahead:
+        int = 0,
+    ) -> GrowingRows:  # fmt: skip
         """Returns rows (at least M // size, width) of the whole blocks of M, in the keys' dtype;
         `compute(first token, n)` returns the rows (n, width) of n blocks from this token on."""
         rows = self.rows

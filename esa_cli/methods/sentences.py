@@ -7,13 +7,11 @@ InfiniRetri (Ye et al., arXiv 2502.12962) selects the sentences of the `tokens` 
 
 As published, phrases have 8 tokens, and the best 300 tokens select whole sentences. The published
 method passes the text through the model in pieces, together with the sentences selected so far; in
-esa the question passes once after the stored document, the softmax is over all of M, and the KV
-cache is attended to. The package also weights question tokens by their mutual attention.
+esa the question passes once after the stored document, and the softmax is over all of M.
 
 ReContext (arXiv 2607.02509) selects the sentences of the 32 tokens that retrieval heads attend to.
-ReContext as published inserts the sentences as text, in several rounds, beside the document, and
-averages 16 heads over the prompt's last tokens; esa attends to the sentences' KV cache right before
-the question, and the preset's `score.heads` vote.
+The published method inserts the sentences as text in several rounds; esa attends to the KV cache of
+the sentences right before the question.
 """
 
 from __future__ import annotations

@@ -6,10 +6,9 @@
                        s_h(m) = scale * R(q_h,last, w) · k_g(h),m, w = 2048, keys unrotated,
                        q_h,last the chunk's last query; the k best of M, at distance w
 
-The preset decides I, L and k, so that methods are compared at one budget; the originals have 4, 10
-or 100 first tokens and 5 selected tokens. In esa L moves by whole chunks, in the originals with
-every token, and tokens that left L remain cached. w is half the trained window if that is less than
-2048. Sources: Xiao et al., arXiv 2309.17453; Han et al., arXiv 2308.16137, and its published code.
+The preset decides I, L and k, so that methods are compared at one budget. In esa the local tokens
+move by whole chunks, and tokens that left L remain cached. The distance w is at most half the
+trained window. Sources: Xiao et al., arXiv 2309.17453; Han et al., arXiv 2308.16137.
 """
 
 from __future__ import annotations

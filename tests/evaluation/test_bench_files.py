@@ -10,8 +10,8 @@ import pytest
 from bench_rows import longbench_row, records, stars_row, whole, write
 
 from esa_cli.errors import DocumentError
-from esa_cli.evaluation import bench
 from esa_cli.evaluation.bench import benchmarks
+from esa_cli.evaluation.bench import benchmarks as bench
 
 
 def test_longbench_prompts_and_records(tmp_path: Path) -> None:

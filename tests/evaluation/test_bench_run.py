@@ -10,9 +10,10 @@ import pytest
 from bench_rows import longbench_row, rows_of, write
 
 from esa_cli.errors import DocumentError
-from esa_cli.evaluation import bench
-from esa_cli.evaluation.bench import BenchRecord, bench_run
+from esa_cli.evaluation.bench import bench_run
+from esa_cli.evaluation.bench import benchmarks as bench
 from esa_cli.evaluation.bench.bench_run import BenchSelection
+from esa_cli.evaluation.bench.benchmarks import BenchRecord
 
 
 @pytest.mark.parametrize("second", [longbench_row("a"), longbench_row("b", input="")])

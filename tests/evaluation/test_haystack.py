@@ -9,8 +9,9 @@ import pytest
 from task_requests import CHRONICLE, words
 
 from esa_cli.errors import UsageError
-from esa_cli.evaluation.tasks import Haystack, chronicle_task
+from esa_cli.evaluation.tasks import chronicle_task
 from esa_cli.evaluation.tasks.task_sample import (
+    Haystack,
     choose_even_depths,
     find_sentence_ends,
     plant_sentences,

@@ -123,7 +123,7 @@ def test_choice(output: str, right: bool) -> None:
     [("B. func_a", True), ("**The error is** `func_a`", True), ("The answer is C", False)],
 )
 def test_code_debug(output: str, right: bool) -> None:
-    assert metrics.code_debug(output, ("func_a", "B")) == right
+    assert metrics.score_code_debug(output, ("func_a", "B")) == right
 
 
 def test_stars_are_the_numbers_of_the_list() -> None:
@@ -142,4 +142,9 @@ def test_stars_are_the_numbers_of_the_list() -> None:
 
 def test_reasoning_pays_less_with_the_mistake() -> None:
     # 1: right alone, 1. 2 with 6: 0.5. 3 without, 7 said: 0.25. 4: neither, 0. Of four.
-    assert metrics.score_star_reasoning({1, 2, 6, 7}, (1, 2, 3, 4), (5, 6, 7, 8)) == 1.75 / 4
+    assert (
+        metrics.score_listed_stars(
+            '"little_penguin": [1, 2, 6, 7]', ("1", "2", "3", "4"), (5, 6, 7, 8)
+        )
+        == 1.75 / 4
+    )

@@ -24,8 +24,8 @@ from esa_cli.evaluation.calibration.retrieval_heads import (
     rank_heads,
     sum_votes_by_window,
 )
-from esa_cli.evaluation.tasks import Haystack, find_task
-from esa_cli.evaluation.tasks.task_sample import TaskRequest, TaskSample
+from esa_cli.evaluation.tasks import find_task
+from esa_cli.evaluation.tasks.task_sample import Haystack, TaskRequest, TaskSample
 from esa_cli.methods.voting import VoteScore
 from esa_cli.models.loading.load import LoadedModel
 from esa_cli.qa.answering.prompt import PromptTokens

@@ -30,7 +30,7 @@ from esa_cli.evaluation.selftest.selftest_run import (
     SelftestRun,
     has_facts_in_view,
 )
-from esa_cli.evaluation.tasks import Haystack
+from esa_cli.evaluation.tasks.task_sample import Haystack
 from esa_cli.methods.infllm import InfLLMSelector
 from esa_cli.qa.answering.session import Session
 from esa_cli.qa.presets import preset
@@ -228,10 +228,10 @@ def test_recall_counts_selected_and_local_tokens_layer_by_layer() -> None:
     recall(seen_of(1, torch.tensor([0, 1, 2, 3])))
     # By head: the first has one of the four tokens, the second three.
     recall(seen_of(2, [torch.tensor([50]), torch.tensor([51, 52, 53])]))
-    assert recall.measure_shares_by_layer([range(50, 54)]) == [(0.5, 0.5), (0.0, 0.0), (0.5, 0.75)]
+    assert recall.measure_shares([range(50, 54)]) == [(0.5, 0.5), (0.0, 0.0), (0.5, 0.75)]
     # Tokens 90 and 91 are local, 88 and 89 are not.
-    assert recall.measure_shares_by_layer([range(88, 92)]) == [(0.5, 0.5)] * 3
-    both = recall.measure_shares_by_layer([range(50, 54), range(88, 92)])
+    assert recall.measure_shares([range(88, 92)]) == [(0.5, 0.5)] * 3
+    both = recall.measure_shares([range(50, 54), range(88, 92)])
     assert both == [(0.5, 0.5), (0.25, 0.25), (0.5, 0.625)]
     # Where each head selects, one with the fact in view is enough.
     assert has_facts_in_view([0.5, 0.5, *[0.0] * 6])

@@ -9,7 +9,8 @@ from dataclasses import asdict
 import pytest
 from task_requests import NAMES, samples
 
-from esa_cli.evaluation.tasks import TASKS, TaskQuestion
+from esa_cli.evaluation.tasks import TASKS
+from esa_cli.evaluation.tasks.task_sample import TaskQuestion
 
 DIGESTS = {
     "needle": "6a954cec670738b2",

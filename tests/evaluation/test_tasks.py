@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from task_requests import NAMES, pieces, samples, words
 
-from esa_cli.evaluation.tasks import Haystack, find_task
+from esa_cli.evaluation.tasks import find_task
+from esa_cli.evaluation.tasks.task_sample import Haystack
 
 
 @pytest.mark.parametrize("name", NAMES)

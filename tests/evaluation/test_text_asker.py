@@ -15,9 +15,9 @@ from reader_models import wide_model
 
 from esa_cli import models
 from esa_cli.errors import LengthError
-from esa_cli.evaluation import bench
-from esa_cli.evaluation.bench import BenchRecord
+from esa_cli.evaluation.bench import benchmarks as bench
 from esa_cli.evaluation.bench.bench_run import RecordAsker
+from esa_cli.evaluation.bench.benchmarks import BenchRecord
 from esa_cli.evaluation.selftest.selftest_run import (
     compute_covered_share,
     make_passage_recall_fields,
@@ -134,7 +134,7 @@ def test_a_benchmark_checks_questions_first_and_reads_a_document_once(
     rows = []
     for records in (made[:2], made[2:]):
         cases = asker.make_cases(bench.find_benchmark("longbench"), records)
-        assert cases.read()
+        assert cases.ingest()
         rows += [case.ask() for case in cases.cases]
     assert seen == ["a", "c"]
     assert rows[0]["output"] in TEXT

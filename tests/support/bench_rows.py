@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from esa_cli.evaluation import bench
-from esa_cli.evaluation.bench import BenchRecord
+from esa_cli.evaluation.bench import benchmarks as bench
+from esa_cli.evaluation.bench.benchmarks import BenchRecord
 
 
 def write(path: Path, rows: Sequence[Any]) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from esa_cli.evaluation.tasks import TASKS, Haystack, TaskRequest, TaskSample
+from esa_cli.evaluation.tasks import TASKS
+from esa_cli.evaluation.tasks.task_sample import Haystack, TaskRequest, TaskSample
 
 CHRONICLE = Haystack.from_chronicle(3)
 NAMES = [name for name in TASKS if name != "own"]

@@ -121,12 +121,9 @@ class RecordAsker:
     before a document is ingested, and returns progress(done, total)."""
 
     def __init__(
-        self,
-        session: Session,
-        method: str,
-        preset: Preset,
-        make_progress: Callable[[BenchRecord], Progress | None],
-    ) -> None:
+        self, session: Session, method: str, preset: Preset, make_progress: Callable[[BenchRecord],
+        Progress | None],
+    ) -> None:  # fmt: skip
         self.session, self.method, self.preset, self.make_progress = (
             session,
             method,
@@ -181,23 +178,18 @@ class RecordAsker:
         else:
             pieces: list[str] = []
             reply = self.session.ask(
-                record.question,
-                prime=record.prime,
-                max_new_tokens=record.longest,
-                temperature=0.0,
-                on_text=pieces.append,
-            )
+                record.question, prime=record.prime, max_new_tokens=record.longest,
+                temperature=0.0, on_text=pieces.append,
+            )  # fmt: skip
             text = "".join(pieces)
             margin = text[: len(text) - len(text.lstrip())]  # code is scored with its indentation
             output, document = margin + reply.text, self.session.document_tokens
         # The first question about a document includes the time of ingesting.
         seconds, self._started = time.monotonic() - self._started, time.monotonic()
         return {
-            "output": output,
-            "score": benchmark.score(record, output),
-            "tokens": document + reply.question_tokens,
-            "seconds": round(seconds, 2),
-        }
+            "output": output, "score": benchmark.score(record, output),
+            "tokens": document + reply.question_tokens, "seconds": round(seconds, 2),
+        }  # fmt: skip
 
 
 Scores = Mapping[str, Mapping[str, Sequence[float]]]

@@ -1,11 +1,9 @@
-"""The four public benchmarks of the paper: files, prompts, answer lengths and scores.
+"""Files, prompts, answer lengths and scores of the four public benchmarks of the paper.
 
-LongBench follows its `config/`, without the five Chinese tasks, and long prompts are not cut.
-InfiniteBench has the six tasks of the paper's table, with InfLLM's prompts and answer lengths,
-since the paper compares itself with InfLLM. Counting-Stars is asked in English. The prompt opens
-the list, as in the paper's sample, and mistaken counts come from the text. NeedleBench is version 1
-in English with three needles at once (M-RT), built from essays as in OpenCompass. Each task has ten
-prompts, which fits the paper's scores (multiples of 1/30), with needles at 25, 50 and 75 per cent.
+LongBench has no Chinese tasks, and its long prompts are not cut. InfiniteBench has the six tasks of
+the paper's table, with InfLLM's prompts and answer lengths. The prompt of Counting-Stars opens the
+list of counts, as in the paper's sample. NeedleBench is its version 1 in English with three needles
+at once (M-RT), at 25, 50 and 75 per cent of a text of essays; each task has ten prompts.
 """
 
 from __future__ import annotations
@@ -178,16 +176,12 @@ def load_longbench_records(folder: Path, task: str) -> Iterator[BenchRecord]:
     def make_record(row: LongBenchRow, line: int) -> BenchRecord:
         if task == "trec" and row.all_classes is None:
             raise ValueError("'all_classes' is missing")
+        prompt = split_prompt(form["prompt"], row.context, input=row.input)
+        data = {"classes": row.all_classes} if task == "trec" else {}
         return BenchRecord(
-            "longbench",
-            task,
-            str(row.name or line),
-            *split_prompt(form["prompt"], row.context, input=row.input),
-            answers=row.answers,
-            longest=form["longest"],
-            chat=form["chat"],
-            data={"classes": row.all_classes} if task == "trec" else {},
-        )
+            "longbench", task, str(row.name or line), *prompt, row.answers,
+            longest=form["longest"], chat=form["chat"], data=data,
+        )  # fmt: skip
 
     return read_json_lines(folder, [f"{task}.jsonl"], LongBenchRow, make_record)
 
@@ -264,7 +258,7 @@ def score_infinitebench_output(record: BenchRecord, output: str) -> float:
     """Scores an output of InfiniteBench as right (1) or wrong (0)."""
     match record.task:
         case "code_debug":
-            return metrics.code_debug(output, record.answers)
+            return metrics.score_code_debug(output, record.answers)
         case "longbook_choice_eng":
             return metrics.score_multiple_choice(output, record.answers)
         case "kv_retrieval":
@@ -320,11 +314,8 @@ def load_stars_records(folder: Path, task: str) -> Iterator[BenchRecord]:
 
 def score_stars_output(record: BenchRecord, output: str) -> float:
     """Scores the counts of stars that an output of Counting-Stars lists, by the task's rule."""
-    right = [int(count) for count in record.answers]
-    listed = metrics.parse_listed_stars(record.prime + output, len(right))
-    if record.task.startswith("reasoning"):
-        return metrics.score_star_reasoning(listed, right, record.data["mistaken"])
-    return metrics.score_star_search(listed, right)
+    mistaken = record.data["mistaken"] if record.task.startswith("reasoning") else None
+    return metrics.score_listed_stars(record.prime + output, record.answers, mistaken)
 
 
 ESSAYS, NEEDLES = "PaulGrahamEssays.jsonl", "needles.jsonl"

@@ -252,13 +252,9 @@ class CalibrationJob:
 
     @torch.no_grad()
     def measure_recall(
-        self,
-        rank: int | None,
-        methods: Sequence[str],
-        training: TrainingSettings,
-        ks: Sequence[int],
-        progress: Progress | None = None,
-    ) -> CalibrationStudy:
+        self, rank: int | None, methods: Sequence[str], training: TrainingSettings, ks:
+        Sequence[int], progress: Progress | None = None,
+    ) -> CalibrationStudy:  # fmt: skip
         """Fits projections of a rank (None takes the preset's rank) layer by layer, and measures
         their recall at each k. No k is larger than half the number of held-out keys."""
         rank = min(rank or int(self.preset.compressor.get("rank", DEFAULT_RANK)), self.stored.width)

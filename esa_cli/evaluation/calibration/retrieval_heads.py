@@ -260,12 +260,9 @@ def select_needle_questions(
 
 @torch.inference_mode()
 def find_retrieval_heads(
-    loaded: Any,
-    preset: Preset,
-    sample: TaskSample,
-    prefilling: Progress | None = None,
-    asking: Progress | None = None,
-) -> RetrievalHeads:
+    loaded: Any, preset: Preset, sample: TaskSample, prefilling: Progress | None = None, asking:
+    Progress | None = None,
+) -> RetrievalHeads:  # fmt: skip
     """Finds retrieval heads: prefills the sample's text, and compares the heads' votes for its
     questions. `prefilling` gets progress in tokens, and `asking` progress in questions. Raises
     UsageError, as `select_needle_questions`."""

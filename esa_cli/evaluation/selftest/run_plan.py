@@ -177,16 +177,9 @@ def prefill_for_group(
 
 
 def compare_methods(
-    loaded: Any,
-    preset: Preset,
-    groups: Sequence[MethodGroup],
-    text: str,
-    question: str,
-    *,
-    count: int,
-    reading: Callable[[Sequence[str]], Progress],
-    most: int | None,
-) -> list[dict[str, Any]]:
+    loaded: Any, preset: Preset, groups: Sequence[MethodGroup], text: str, question: str, *, count:
+    int, reading: Callable[[Sequence[str]], Progress], most: int | None,
+) -> list[dict[str, Any]]:  # fmt: skip
     """Answers one question by every method. Returns a row for each method, with times in seconds,
     the `count` most relevant passages, bytes of the KV cache (which methods may share), and the
     process's peak memory. `reading` is called with the methods' names before their prefill, and

@@ -55,7 +55,7 @@ class NeedleRecallRecorder:
         if not trace.decoding:
             self.last_chunks[trace.layer] = trace
 
-    def measure_shares_by_layer(self, facts: Sequence[range]) -> list[NeedleShare]:
+    def measure_shares(self, facts: Sequence[range]) -> list[NeedleShare]:
         """Returns for each layer the share of the facts' tokens in view, which are the initial,
         selected and local tokens. `facts` has the absolute positions of each fact's tokens."""
         out = []
@@ -327,23 +327,17 @@ class DocumentQuestions:
             self._use_preset(preset)
             recall, prompt = NeedleRecallRecorder(), session.prompt
             reply = session.ask(
-                question.text,
-                max_new_tokens=question.max_new_tokens,
-                prime=question.prime,
+                question.text, max_new_tokens=question.max_new_tokens, prime=question.prime,
                 trace=recall,
-            )
+            )  # fmt: skip
             score = round(score_of(question, question.prime + reply.text), 4)
             document, stored = session.document_tokens, session.cache.nbytes
             head = len(prompt.head())
-            places = [
-                find_token_positions(self._spans, fact.start, fact.end, head) for fact in facts
-            ]
+            places = [find_token_positions(self._spans, f.start, f.end, head) for f in facts]
             fields = {
                 "before": session.tokenizer.decode(prompt.head()),
                 "prompt": prompt.text(question.text, question.prime),
-                **make_layer_recall_fields(
-                    score, recall.measure_shares_by_layer(places) if places else []
-                ),
+                **make_layer_recall_fields(score, recall.measure_shares(places) if places else []),
             }
         return {
             # The mean depth of several facts would be a depth without a fact.
@@ -353,14 +347,12 @@ class DocumentQuestions:
             "score": score,
             "memory": {"kept_bytes": stored, "peak_bytes": peak_memory(str(session.model.device))},
             "time": {
-                "ask_s": round(reply.total_s, 3),
-                "first_token_s": round(reply.first_token_s, 3),
+                "ask_s": round(reply.total_s, 3), "first_token_s": round(reply.first_token_s, 3),
                 "read_s": round(self._read_s, 2),
             },
             **fields,
             "tokens": {
-                "document": document,
-                "question": reply.question_tokens,
+                "document": document, "question": reply.question_tokens,
                 "answer": reply.answer_tokens,
             },
-        }
+        }  # fmt: skip

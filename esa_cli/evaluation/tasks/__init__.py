@@ -1,9 +1,4 @@
-"""The tasks of `esa selftest`, which make documents and questions, and score answers, without a
-model.
-
-`task_sample` plants facts in haystacks. Each task has a function that makes samples and a function
-that scores an answer.
-"""
+"""The tasks of `esa selftest`, which make documents and questions, and score answers."""
 
 from __future__ import annotations
 
@@ -24,22 +19,17 @@ from esa_cli.evaluation.tasks.needle_tasks import (
     make_many_needles,
     make_own_document,
     make_single_needles,
-    score_listed_stars,
 )
-from esa_cli.evaluation.tasks.task_sample import (
-    Haystack,
-    Task,
-    TaskQuestion,
-    TaskRequest,
-    TaskSample,
-)
+from esa_cli.evaluation.tasks.task_sample import Task, TaskQuestion
 from esa_cli.system.registry import nearest
-
-__all__ = ["TASKS", "Haystack", "Task", "TaskQuestion", "TaskRequest", "TaskSample", "find_task"]
 
 
 def _score_whole_words(question: TaskQuestion, output: str) -> float:
     return float(contains_answer(output, question.answers))
+
+
+def _score_stars(question: TaskQuestion, output: str) -> float:
+    return metrics.score_listed_stars(output, question.answers, question.data.get("mistaken"))
 
 
 def _score_integer(question: TaskQuestion, output: str) -> float:
@@ -51,7 +41,7 @@ TASKS: dict[str, Task] = {
     "needles": Task(
         make_many_needles, lambda q, output: metrics.compute_keyword_share(output, q.answers)
     ),
-    "stars": Task(make_counting_stars, score_listed_stars),
+    "stars": Task(make_counting_stars, _score_stars),
     "passkey": Task(partial(make_hidden_keys, PASSKEY), _score_integer),
     "number": Task(partial(make_hidden_keys, NUMBER), _score_integer),
     "kv": Task(make_key_values, lambda q, output: metrics.score_answer_word(output, q.answers[0])),

@@ -1,10 +1,9 @@
 """Self-tests that hide keys and numbers in a long text, and ask many questions about each document.
 
 `passkey` and `number` are InfiniteBench's Retrieve.PassKey and Retrieve.Number (Zhang et al.,
-2024), with InfLLM's prompts; each key belongs to a gate of one colour. `kv` is Retrieve.KV: a JSON
-object of as many random UUIDs as the length allows, without a haystack. `niah` is RULER (Hsieh et
-al., 2024) with esa's own words. The questions ask for the number of the only word, for the number
-of one of four words, for the four numbers of one word, or for the numbers of four words.
+2024), with InfLLM's prompts; each key belongs to a gate of one colour. `kv` is Retrieve.KV, whose
+document is a JSON object of random UUIDs. `niah` is RULER (Hsieh et al., 2024) with esa's own
+words, and asks for one number or several.
 """
 
 from __future__ import annotations

@@ -214,7 +214,8 @@ def _find_retrieval_heads(
     from esa_cli.evaluation.calibration import retrieval_heads
     from esa_cli.evaluation.selftest.run_plan import parse_token_count
     from esa_cli.evaluation.selftest.selftest_run import count_tokens
-    from esa_cli.evaluation.tasks import Haystack, TaskRequest, find_task
+    from esa_cli.evaluation.tasks import find_task
+    from esa_cli.evaluation.tasks.task_sample import Haystack, TaskRequest
     from esa_cli.models.files.quiet_transformers import quiet_transformers
     from esa_cli.qa.opening import inspect_model
 

@@ -22,11 +22,11 @@ from esa_cli.system.progress import Progress
 
 if TYPE_CHECKING:
     from esa_cli.errors import LengthError
-    from esa_cli.evaluation.bench import BenchRecord
     from esa_cli.evaluation.bench.bench_run import BenchSelection
+    from esa_cli.evaluation.bench.benchmarks import BenchRecord
     from esa_cli.evaluation.row_run import QuestionCase
     from esa_cli.evaluation.selftest.run_plan import SelftestSettings
-    from esa_cli.evaluation.tasks import Haystack
+    from esa_cli.evaluation.tasks.task_sample import Haystack
     from esa_cli.qa.presets.preset import Preset
     from esa_cli.system.jsonl import Journal
 
@@ -91,7 +91,8 @@ def _check_and_read_haystack(
     settings: SelftestSettings, chosen: Preset, texts: Path | None, out: Path | None
 ) -> Haystack:
     """Checks names of tests, methods and files; returns the long text. Raises EsaError."""
-    from esa_cli.evaluation.tasks import TASKS, Haystack, find_task
+    from esa_cli.evaluation.tasks import TASKS, find_task
+    from esa_cli.evaluation.tasks.task_sample import Haystack
     from esa_cli.qa.presets.resolved_preset import compared
 
     if not settings.tests or not settings.methods:
@@ -316,13 +317,13 @@ def bench(
     """Run a public benchmark, and print a table like its paper's.
 
     esa bench longbench --data LongBench/data --methods preset,infllm --out longbench.jsonl"""
-    from esa_cli.evaluation.bench import find_benchmark
     from esa_cli.evaluation.bench.bench_run import (
         KEY,
         BenchSelection,
         choose_tasks,
         describe_invalid_row,
     )
+    from esa_cli.evaluation.bench.benchmarks import find_benchmark
     from esa_cli.qa.opening import inspect_model
     from esa_cli.qa.presets.resolved_preset import compared, resolve
     from esa_cli.system.jsonl import Journal
