@@ -47,14 +47,14 @@ def measure(session: Any, sample: Any, spans: Any, head: int) -> dict[str, Any]:
     """Recall of the needles over all questions of a sample."""
     from esa_cli.evaluation.selftest.selftest_run import (
         IN_VIEW,
-        NeedleRecallRecorder,
+        NeedleRecorder,
         find_token_positions,
         has_facts_in_view,
     )
 
     shares, started = [], time.perf_counter()
     for question in sample.questions:
-        recall = NeedleRecallRecorder()
+        recall = NeedleRecorder()
         session.ask(question.text, max_new_tokens=1, trace=recall)
         facts = [sample.facts[i] for i in question.facts]
         shares.append(

@@ -197,7 +197,7 @@ def build_esa_consensus_settings(base: Base) -> dict[str, Any]:
     }
 
 
-def standardise_window_scores(scores: Tensor, size: int) -> Tensor:
+def standardise_scores(scores: Tensor, size: int) -> Tensor:
     """Shifts and scales scores (M,) so that the means of all windows of `size` tokens have mean 0
     and standard deviation 1; returns zeros if all windows have the same mean.
 
@@ -228,10 +228,8 @@ class FusedConsensusSelector(ConsensusSelector):
 
     def select_best_tokens(self, scores: Tensor, step: Step, budget: int) -> Tensor:
         words: Score = registry.build_part("score", {"name": self.second}).for_single_layers()
-        second = standardise_window_scores(words.scores(step), self.passage)
-        both = standardise_window_scores(scores, self.passage) + self.weight * second.to(
-            scores.device
-        )
+        second = standardise_scores(words.scores(step), self.passage)
+        both = standardise_scores(scores, self.passage) + self.weight * second.to(scores.device)
         return super().select_best_tokens(both, step, budget)
 
 

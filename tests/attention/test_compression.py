@@ -160,9 +160,8 @@ def test_pca_is_the_svd_of_the_keys(rank: int) -> None:
 
 def test_pca_takes_its_directions_from_the_keys_alone() -> None:
     queries, keys = samples()
-    maps, other = (
-        fit_pca_projections(moments_of(q, keys), 3) for q in (queries, torch.randn_like(queries))
-    )
+    others = torch.randn_like(queries)
+    maps, other = (fit_pca_projections(moments_of(q, keys), 3) for q in (queries, others))
     assert torch.equal(maps.key_map, other.key_map)
     assert error(queries, keys, maps) > error(
         queries, keys, fit_closed_form_projections(moments_of(queries, keys), 3)

@@ -111,9 +111,8 @@ def test_weights_after_the_rotation() -> None:
     assert (rope.rotate_to_far_distance(query, 5) @ key.mT).item() == pytest.approx(
         logit(5, 0), rel=1e-5
     )
-    slow = rope.copy_with_frequencies(INVERSE / 2, 1.0, spare=False).rotate(
-        query, torch.tensor([18])
-    )
+    half = rope.copy_with_frequencies(INVERSE / 2, 1.0, spare=False)
+    slow = half.rotate(query, torch.tensor([18]))
     torch.testing.assert_close(slow, rope.rotate(query, torch.tensor([9])))
     with pytest.raises(ModelError, match="same sign"):
         WeightedRope(plain, query_weight, -key_weight)

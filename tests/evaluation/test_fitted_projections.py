@@ -61,9 +61,8 @@ def test_square_loss_is_eq_7() -> None:
 @pytest.mark.parametrize("rank", [1, 4])
 def test_training_approaches_the_closed_form_and_never_beats_it(rank: int) -> None:
     queries, keys = samples()
-    best = eq6(
-        queries, keys, fit_projections("closed-form", queries, keys, rank, TrainingSettings())
-    )
+    fitted = fit_projections("closed-form", queries, keys, rank, TrainingSettings())
+    best = eq6(queries, keys, fitted)
     start = train_projections(queries, keys, rank, TrainingSettings(epochs=0))
     trained = train_projections(queries, keys, rank, TrainingSettings(epochs=30, lr=2e-2, batch=64))
     assert best * (1 - 1e-4) <= eq6(queries, keys, trained)
@@ -75,9 +74,8 @@ def test_trained_maps_are_no_worse_than_the_first_ones(lr: float) -> None:
     """On the validation tokens, also where descent diverges."""
     queries, keys = samples()
     held_queries, held_keys = queries[360:], keys[360:]
-    start, trained = (
-        train_projections(queries, keys, 4, TrainingSettings(n, 64, lr)) for n in (0, 20)
-    )
+    settings = [TrainingSettings(n, 64, lr) for n in (0, 20)]
+    start, trained = (train_projections(queries, keys, 4, one) for one in settings)
     assert eq6(held_queries, held_keys, trained) <= eq6(held_queries, held_keys, start)
 
 

@@ -128,11 +128,7 @@ def test_code_debug(output: str, right: bool) -> None:
 
 def test_stars_are_the_numbers_of_the_list() -> None:
     prime = '```json\n{"little_penguin": ['
-    assert metrics.parse_listed_stars(f"{prime}15, 117, 42]}}\n```\nThere are 3.", 32) == {
-        15,
-        117,
-        42,
-    }
+    assert metrics.parse_listed_stars(f"{prime}15, 117, 42]}}\n```\nThree.", 32) == {15, 117, 42}
     assert metrics.parse_listed_stars(f"{prime}15, 117, 42]}}", 2) == {15, 117}
     assert metrics.parse_listed_stars(f"{prime}3, 4]}}\n[9]", 32) == {3, 4}
     assert metrics.parse_listed_stars(f"{prime}15, 117", 32) == {15, 117}
@@ -142,9 +138,5 @@ def test_stars_are_the_numbers_of_the_list() -> None:
 
 def test_reasoning_pays_less_with_the_mistake() -> None:
     # 1: right alone, 1. 2 with 6: 0.5. 3 without, 7 said: 0.25. 4: neither, 0. Of four.
-    assert (
-        metrics.score_listed_stars(
-            '"little_penguin": [1, 2, 6, 7]', ("1", "2", "3", "4"), (5, 6, 7, 8)
-        )
-        == 1.75 / 4
-    )
+    output = '"little_penguin": [1, 2, 6, 7]'
+    assert metrics.score_listed_stars(output, "1234", (5, 6, 7, 8)) == 1.75 / 4

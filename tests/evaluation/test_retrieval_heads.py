@@ -176,9 +176,8 @@ def test_heads_are_query_heads(kind: str, make_model: ModelFactory, loaded: Load
         replace(loaded, model=model), tiny("window.ending=0"), planted(loaded)
     )
     count = model.config.num_attention_heads
-    assert {one.layer_and_head for one in found.heads} == {
-        (at, h) for at in range(2) for h in range(count)
-    }
+    pairs = {(at, h) for at in range(2) for h in range(count)}
+    assert {one.layer_and_head for one in found.heads} == pairs
     assert all(0 <= one.margin <= 1 for one in found.heads)
     assert min(4, 2 * count) <= len(found.chosen) <= min(16, 2 * count)
 

@@ -19,17 +19,13 @@ from esa_cli.evaluation import row_run
 from esa_cli.evaluation.selftest.run_plan import (
     KEY,
     SelftestSettings,
-    build_shared_prefill_method,
+    build_shared_prefill,
     choose_ceiling_length,
     group_methods,
     make_ceiling_group,
     parse_token_count,
 )
-from esa_cli.evaluation.selftest.selftest_run import (
-    NeedleRecallRecorder,
-    SelftestRun,
-    has_facts_in_view,
-)
+from esa_cli.evaluation.selftest.selftest_run import NeedleRecorder, SelftestRun, has_facts_in_view
 from esa_cli.evaluation.tasks.task_sample import Haystack
 from esa_cli.methods.infllm import InfLLMSelector
 from esa_cli.qa.answering.session import Session
@@ -144,13 +140,13 @@ def test_a_shared_prefill_is_observed_by_methods_that_observe_once(loaded: Any) 
     infllm = resolve(
         group_methods(settings_of(methods=("infllm",)), TINY, 900)[0].presets[0]
     ).method
-    assert build_shared_prefill_method(base, [base, base]).selector == base.selector
+    assert build_shared_prefill(base, [base, base]).selector == base.selector
     other = replace(infllm, selector=InfLLMSelector(block=16))
     sums = []
     for methods in ([base, infllm], [infllm, other]):
         with Session(loaded.model, loaded.tokenizer, TINY) as session:
             session.read(
-                "The gate opens at nine. " * 40, method=build_shared_prefill_method(base, methods)
+                "The gate opens at nine. " * 40, method=build_shared_prefill(base, methods)
             )
             mass = session.cache.memory(0).states[0, InfLLMSelector].mass
             sums.append(mass.load_received_attention(0, session.document_tokens).clone())
@@ -223,7 +219,7 @@ def seen_of(layer: int, far: Any, *, start: int = 100, local: int = 10) -> Chunk
 
 
 def test_recall_counts_selected_and_local_tokens_layer_by_layer() -> None:
-    recall = NeedleRecallRecorder()
+    recall = NeedleRecorder()
     recall(seen_of(0, torch.tensor([0, 1, 2, 3, 50, 51])))
     recall(seen_of(1, torch.tensor([0, 1, 2, 3])))
     # By head: the first has one of the four tokens, the second three.

@@ -14,11 +14,7 @@ from conftest import build_step
 from esa_cli.attention.step import ChunkTrace, Step
 from esa_cli.attention.window import QueryState, TurnText
 from esa_cli.methods.bm25 import Bm25Score
-from esa_cli.methods.consensus import (
-    FusedConsensusSelector,
-    select_windows,
-    standardise_window_scores,
-)
+from esa_cli.methods.consensus import FusedConsensusSelector, select_windows, standardise_scores
 from esa_cli.methods.sentences import (
     PhraseScore,
     WholeSentenceSelector,
@@ -162,15 +158,13 @@ def plain_standard(scores: Sequence[float], size: int) -> list[float]:
 @pytest.mark.parametrize("size", [1, 4, 9])
 def test_windows_are_standardised(size: int) -> None:
     scores = torch.rand(40)
-    found = standardise_window_scores(scores, size)
+    found = standardise_scores(scores, size)
     assert found.tolist() == pytest.approx(plain_standard(scores.double().tolist(), size))
-    assert standardise_window_scores(torch.full((9,), 0.1), size).tolist() == [0] * 9
-    assert standardise_window_scores(torch.full((9,), float("-inf")), size).tolist() == [0] * 9
+    assert standardise_scores(torch.full((9,), 0.1), size).tolist() == [0] * 9
+    assert standardise_scores(torch.full((9,), float("-inf")), size).tolist() == [0] * 9
     scores[3] = float("-inf")
     lowest = scores.masked_fill(scores.isneginf(), float(scores[scores.isfinite()].min()))
-    assert torch.equal(
-        standardise_window_scores(scores, size), standardise_window_scores(lowest, size)
-    )
+    assert torch.equal(standardise_scores(scores, size), standardise_scores(lowest, size))
 
 
 def test_votes_and_words_are_added() -> None:

@@ -76,9 +76,8 @@ def test_maps_are_fitted_to_latents(tmp_path: Path) -> None:
     job.collect_activations()
     assert job.stored.width == 24
     training = TrainingSettings()
-    job.save_best_projections(
-        tmp_path / "maps", job.measure_recall(6, METHODS, training, [8]), training
-    )
+    study = job.measure_recall(6, METHODS, training, [8])
+    job.save_best_projections(tmp_path / "maps", study, training)
     path = tmp_path / "gate.txt"
     path.write_text(TEXT, "utf-8")
     maps = ["compressor.name=learned", f"compressor.file={tmp_path / 'maps'}"]

@@ -211,16 +211,11 @@ class InfiniteBenchRow(BaseModel):
 
 def load_infinitebench_records(folder: Path, task: str) -> Iterator[BenchRecord]:
     def make_record(row: InfiniteBenchRow, line: int) -> BenchRecord:
-        return BenchRecord(
-            "infinitebench",
-            task,
-            str(line),
-            *split_prompt(
-                INFINITEBENCH[task]["prompt"], row.context, **_make_prompt_fields(row, task)
-            ),
-            answers=_find_option_and_letter(row) if task in CHOICES else row.answer,
-            longest=100 if task == "kv_retrieval" else 32,
-        )
+        fields = _make_prompt_fields(row, task)
+        prompt = split_prompt(INFINITEBENCH[task]["prompt"], row.context, **fields)
+        answers = _find_option_and_letter(row) if task in CHOICES else row.answer
+        longest = 100 if task == "kv_retrieval" else 32
+        return BenchRecord("infinitebench", task, str(line), *prompt, answers, longest)
 
     return read_json_lines(folder, [f"{task}.jsonl"], InfiniteBenchRow, make_record)
 

@@ -150,7 +150,7 @@ class ObservingSelector(Selector):
             other.observe(step)
 
 
-def build_shared_prefill_method(base: Method, methods: Sequence[Method]) -> Method:
+def build_shared_prefill(base: Method, methods: Sequence[Method]) -> Method:
     """Returns a method for the shared prefill of several methods. The prefill attends only to
     initial and local tokens, calls `observe` of every method's selector, and fits the methods'
     common compressor."""
@@ -169,9 +169,7 @@ def prefill_for_group(
     started = time.perf_counter()
     method = None
     if group.reading == "shared":
-        method = build_shared_prefill_method(
-            build_method(base), [build_method(p) for p in group.presets]
-        )
+        method = build_shared_prefill(build_method(base), [build_method(p) for p in group.presets])
     session.read(text, progress, method)
     return time.perf_counter() - started
 

@@ -46,7 +46,7 @@ share, since one head with the fact in view is enough."""
 
 
 @dataclass
-class NeedleRecallRecorder:
+class NeedleRecorder:
     """Records the last chunk of a question in each layer, as the `trace` of `Session.ask`."""
 
     last_chunks: dict[int, ChunkTrace] = field(default_factory=dict)
@@ -325,7 +325,7 @@ class DocumentQuestions:
             }
         else:
             self._use_preset(preset)
-            recall, prompt = NeedleRecallRecorder(), session.prompt
+            recall, prompt = NeedleRecorder(), session.prompt
             reply = session.ask(
                 question.text, max_new_tokens=question.max_new_tokens, prime=question.prime,
                 trace=recall,

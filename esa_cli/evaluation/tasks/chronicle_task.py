@@ -280,7 +280,7 @@ class RewordedQuestion(NamedTuple):
     answers: tuple[str, ...]
 
 
-def load_reworded_questions() -> list[RewordedQuestion]:
+def load_questions() -> list[RewordedQuestion]:
     """Loads the demo's questions. The chronicle has no answer to the last question."""
     lines = Path(__file__).with_name("demo_questions.jsonl").read_text("utf-8").splitlines()
     rows = [json.loads(line) for line in lines]
