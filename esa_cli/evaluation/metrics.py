@@ -72,9 +72,8 @@ def compute_paragraph_share(output: str, gold: str) -> float:
 def compute_class_share(output: str, gold: str, classes: Sequence[str]) -> float:
     """Returns 1 / n if the output has n class names and the right class is among them, else 0.
 
-    Class names that are a part of the right name are removed first. The official loop removes
-    names from the list that the loop iterates over, so each removal skips the next name. This
-    function skips the same names."""
+    Class names that are a part of the right name are removed first, but each removal skips the next
+    name, as in the official code."""
     named = [name for name in classes if name in output]
     at = 0
     while at < len(named):
@@ -85,10 +84,8 @@ def compute_class_share(output: str, gold: str, classes: Sequence[str]) -> float
 
 
 def compute_code_similarity(output: str, gold: str) -> float:
-    """Returns difflib's similarity of the first line of code to the gold line, in whole per cent.
-
-    `fuzzywuzzy` uses another measure, twice the longest common subsequence, only where
-    python-Levenshtein is installed, and LongBench does not require that."""
+    """Returns difflib's similarity of the first line of code to the gold line, in whole per cent,
+    as `fuzzywuzzy` does without python-Levenshtein, which LongBench does not require."""
     lines = output.lstrip("\n").split("\n")
     line = next((line for line in lines if not any(m in line for m in ("`", "#", "//"))), "")
     return round(100 * SequenceMatcher(None, line, gold).ratio()) / 100
@@ -166,13 +163,12 @@ def score_multiple_choice(output: str, answers: Sequence[str]) -> float:
 
 
 def score_code_debug(output: str, answers: Sequence[str]) -> float:
-    """Scores an output of Code.Debug by InfLLM's rule: the output must begin with the right option,
+    """Scores an output of Code.Debug by InfLLM's rule. The output must begin with the right option,
     such as `B.` or `B:`, or name the right option as the answer.
 
-    If the output names no option, the rule guesses a letter, seeded with the function's name. An
-    empty answer is therefore right once in four, whereas InfiniteBench's own rule gives 0. The
-    paper reports 22.59 (89 of 394) for models that score 0 in all other tasks, which indicates
-    guesses. `answers` has the name and the letter of the right function."""
+    If the output names no option, the rule guesses a letter, seeded with the function's name, so an
+    empty answer is right once in four. `answers` has the name and the letter of the right
+    function."""
     name, letter = answers
     if output[:2] in (f"{letter}.", f"{letter}:"):
         return 1.0

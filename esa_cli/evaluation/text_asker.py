@@ -18,8 +18,8 @@ from esa_cli.system.progress import Progress
 
 class TextAsker:
     """Answers questions about one text at a time from passages, as `esa ask` does with the same
-    preset. `book` is the text that was ingested last. Clears the session's KV cache. Raises
-    PresetError, ModelError: the preset's adapter or finder is missing or fits another model."""
+    preset. `book` is the text that was ingested last. A new asker clears the session's KV cache.
+    Raises PresetError, ModelError: the preset's adapter or finder is missing or does not fit."""
 
     book: Book
     nbytes: int

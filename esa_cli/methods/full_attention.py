@@ -182,12 +182,10 @@ class YarnPositions(StretchedPositions):
 
 
 @register(
-    "position",
-    "rerope",
-    about="no token further away than a fixed distance",
+    "position", "rerope", about="no token further away than a fixed distance",
     source="Su 2023, Rectified Rotary Position Embeddings (ReRoPE)",
     cost=f"{ROTATED}, those of L and C twice, for two kinds of logits",
-)
+)  # fmt: skip
 @dataclass(frozen=True)
 class ReRopePositions(FixedDistancePositions):
     """Positions with distances of at most w, which are exact if L has at least w tokens.

@@ -60,7 +60,7 @@ def select_by_head(
 
 
 def expand_blocks(blocks: Tensor, size: int, middle: int) -> Tensor:
-    """Returns the offsets (K,) of the tokens of ascending blocks (n,); the last may be short."""
+    """Returns the token offsets (K,) of ascending blocks (n,), of which the last may be short."""
     tokens = blocks[:, None] * size + torch.arange(size, device=blocks.device)
     return tokens[tokens < middle]
 
@@ -146,7 +146,7 @@ class QuestSelector(Selector):
         )
 
     def _compute_upper_bounds(self, step: Step, bounds: GrowingRows) -> Blocks:
-        """Yields (first page, bounds u (H, C, n)); bounds of a short last page are recomputed."""
+        """Yields blocks of bounds, as pairs of the first page and the bounds u (H, C, n)."""
         heads, chunk, dim = step.queries.shape
         groups, whole = step.store.heads, step.middle // self.page
         q = step.rotated(True).float() * step.scale
@@ -254,7 +254,7 @@ class LokiSelector(Selector):
         return directions.basis
 
     def _head_logits(self, step: Step, basis: Tensor, reduced: GrowingRows) -> Blocks:
-        """Yields (offset into M, logits s_h (H, C, n)) in blocks of middle tokens."""
+        """Yields blocks of logits, as pairs of an offset into M and the logits s_h (H, C, n)."""
         heads, chunk, dim = step.queries.shape
         groups = step.store.heads
         q = step.rotated(self.rotate).float() * step.scale

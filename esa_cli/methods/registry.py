@@ -244,8 +244,7 @@ def find_recipe(name: str) -> Recipe:
     return Recipe(name, about, where, "", build_recipe_settings, False, where)
 
 
-# Hashes of plugin files and of files named in settings: documents stored with an earlier content
-# are not reused. Modules that these files import are not hashed.
+# Hashes of plugin files and of setting files, so that documents of earlier contents are not reused.
 
 _WITHOUT_FILE: WeakKeyDictionary[type, str] = WeakKeyDictionary()
 

@@ -417,16 +417,12 @@ BENCHMARKS: dict[str, Benchmark] = {
     "longbench": Benchmark(
         tasks=_make_tasks(LONGBENCH, "LongBench"),
         source="hf download THUDM/LongBench data.zip --repo-type dataset --local-dir DIR, unpacked",
-        read=load_longbench_records,
-        score=score_longbench_output,
-        length=32_000,
+        read=load_longbench_records, score=score_longbench_output, length=32_000,
     ),
     "infinitebench": Benchmark(
         tasks=_make_tasks(INFINITEBENCH, "InfiniteBench"),
         source="hf download xinrongzhang2022/InfiniteBench --repo-type dataset --local-dir DIR",
-        read=load_infinitebench_records,
-        score=score_infinitebench_output,
-        length=200_000,
+        read=load_infinitebench_records, score=score_infinitebench_output, length=200_000,
         notes={
             "code_debug": "Code.Debug: if an answer names no option, InfLLM's rule guesses one, so "
             "an empty answer is right once in four."
@@ -440,9 +436,7 @@ BENCHMARKS: dict[str, Benchmark] = {
         ),
         source="the English .jsonl files in test_data/ of github.com/nick7nlp/Counting-Stars",
         files=list_stars_file_names,
-        read=load_stars_records,
-        score=score_stars_output,
-        length=200_000,
+        read=load_stars_records, score=score_stars_output, length=200_000,
     ),
     "needlebench": Benchmark(
         tasks=tuple(BenchTask(f"m-rt-{k}k", f"{k}k", "NeedleBench M-RT", REPEATS) for k in LENGTHS),
@@ -456,7 +450,7 @@ BENCHMARKS: dict[str, Benchmark] = {
             "shorter, too, as in OpenCompass."
         },
     ),
-}
+}  # fmt: skip
 
 
 def find_benchmark(name: str) -> Benchmark:

@@ -227,7 +227,7 @@ class SelftestRun:
 
 class DocumentQuestions:
     """The questions about one document, asked by a group of methods with the KV cache or from text.
-    From text, the prompt is the preset's rather than the benchmark's."""
+    Questions from text have the preset's prompt instead of the benchmark's."""
 
     def __init__(
         self, run: SelftestRun, session: Session, sample: TaskSample, group: run_plan.MethodGroup
