@@ -47,24 +47,28 @@ def measure(session: Any, sample: Any, spans: Any, head: int) -> dict[str, Any]:
     """Recall of the needles over all questions of a sample."""
     from esa_cli.evaluation.selftest.selftest_run import (
         IN_VIEW,
-        NeedleRecall,
-        selects_facts,
-        token_positions,
+        NeedleRecorder,
+        find_token_positions,
+        has_facts_in_view,
     )
 
     shares, started = [], time.perf_counter()
     for question in sample.questions:
-        recall = NeedleRecall()
+        recall = NeedleRecorder()
         session.ask(question.text, max_new_tokens=1, trace=recall)
         facts = [sample.facts[i] for i in question.facts]
-        shares.append(recall.shares([token_positions(spans, f.start, f.end, head) for f in facts]))
+        shares.append(
+            recall.measure_shares(
+                [find_token_positions(spans, f.start, f.end, head) for f in facts]
+            )
+        )
     layers = [sum(layer) / len(shares) for layer in zip(*shares, strict=True)]
     return {
         "recall": round(sum(layers) / len(layers), 4),
         "layers_with_half": round(
             sum(share >= IN_VIEW for one in shares for share in one) / len(shares), 1
         ),
-        "selected": sum(selects_facts(one) for one in shares),
+        "selected": sum(has_facts_in_view(one) for one in shares),
         "of": len(shares),
         "layers": [round(layer, 3) for layer in layers],
         "s_per_question": round((time.perf_counter() - started) / len(shares), 2),
@@ -89,7 +93,7 @@ def main() -> None:
 
     size = token_counter(loaded.tokenizer)
 
-    hay = Haystack.chronicle(0)
+    hay = Haystack.from_chronicle(0)
     request = TaskRequest(arguments.length, size, hay, arguments.questions, 0)
     (sample,) = find_task("needle").samples(request)
     print(f"{size(sample.text):,} tokens, {len(sample.questions)} questions\n")

@@ -26,7 +26,7 @@ from typing import Any
 
 from common import append_line, load_lines
 
-from esa_cli.evaluation.metrics import bag_f1, bare_words
+from esa_cli.evaluation.metrics import compute_word_bag_f1, split_bare_words
 
 QUESTIONS = Path(__file__).with_suffix("")
 DEPTHS = (1, 3, 8)
@@ -72,14 +72,14 @@ def row(esa: Any, book: Any, question: dict[str, Any], most: int) -> dict[str, A
     accepted = list(question["also"])
     if question["answer"]:
         accepted.append(text[slice(*question["answer"])])
-    words, right = bare_words(reply.text), [bare_words(answer) for answer in accepted]
+    words, right = split_bare_words(reply.text), [split_bare_words(answer) for answer in accepted]
     return {
         "id": question["id"],
         "kind": question["kind"],
         "answer": reply.text,
         "exact": any(words == one for one in right),
         "contains": any(" ".join(one) in " ".join(words) for one in right),
-        "f1": round(max((bag_f1(words, one) for one in right), default=0.0), 4),
+        "f1": round(max((compute_word_bag_f1(words, one) for one in right), default=0.0), 4),
         "rank": rank(passages, question["passage"]),
         "said_absent": not reply.found,
         "s": round(spent, 2),

@@ -41,7 +41,7 @@ Range = Sequence[int]
 
 def planted(question: dict[str, Any], folder: Path) -> tuple[Path, list[list[int]]]:
     """A chronicle with the question's sentences in it, and the characters of those that fit."""
-    from esa_cli.evaluation.tasks.chronicle_task import ChronicleGenerator, weave
+    from esa_cli.evaluation.tasks.chronicle_task import ChronicleGenerator, plant_facts
 
     sentences = [*question["facts"], *question["near"]]
     random.Random(question["seed"]).shuffle(sentences)
@@ -49,7 +49,7 @@ def planted(question: dict[str, Any], folder: Path) -> tuple[Path, list[list[int
         {"fact": sentence, "depth": (number + 0.5) / len(sentences)}
         for number, sentence in enumerate(sentences)
     ]
-    text = weave(ChronicleGenerator(question["seed"]).write_background(WORDS), facts)
+    text = plant_facts(ChronicleGenerator(question["seed"]).write_background(WORDS), facts)
     path = folder / f"{question['id']}.md"
     path.write_text(text, "utf-8")
     return path, [[text.index(one), text.index(one) + len(one)] for one in question["facts"]]

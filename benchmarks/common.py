@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from esa_cli.evaluation.selftest.run_plan import parse_token_count as tokens
-from esa_cli.evaluation.tasks.chronicle_task import is_answered
+from esa_cli.evaluation.tasks.chronicle_task import contains_answer
 
 __all__ = ["tokens"]
 
-answered = is_answered
+answered = contains_answer
 ROOT = Path(__file__).parent.parent
 CHRONICLE = ROOT / "examples" / "chronicle.md"
 NEEDLES = ROOT / "esa_cli" / "evaluation" / "tasks" / "needles.jsonl"

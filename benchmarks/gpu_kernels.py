@@ -10,7 +10,7 @@ import torch
 from device_timing import seconds
 
 from esa_cli.attention.kernels import KERNELS, attend
-from esa_cli.attention.kernels import reference_attention as plain
+from esa_cli.attention.kernels import compute_reference_attention as plain
 
 SIZES = [
     # queries, keys, causal

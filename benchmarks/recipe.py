@@ -22,9 +22,9 @@ from common import NEEDLES, ROOT, answered, append_line, load_lines, token_count
 
 def paragraphs(haystack: str) -> list[str]:
     if haystack == "chronicle":
-        from esa_cli.evaluation.tasks.chronicle_task import build
+        from esa_cli.evaluation.tasks.chronicle_task import build_chronicle
 
-        text = build(words=60000, seed=11)
+        text = build_chronicle(words=60000, seed=11)
     else:
         text = Path(haystack).read_text(encoding="utf-8")
     return [" ".join(p.split()) for p in text.split("\n\n") if p.strip()]

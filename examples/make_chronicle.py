@@ -16,15 +16,15 @@ from pathlib import Path
 from esa_cli.evaluation.tasks.chronicle_task import (
     DEFAULT_SEED,
     DEFAULT_WORDS,
-    build,
-    load_material,
+    build_chronicle,
+    load_chronicle_material,
 )
 
 
 def questions_file(text: str) -> str:
     """Returns the chronicle's questions as JSON lines, each with the depth of its fact."""
     lines = []
-    for fact in load_material()["facts"]:
+    for fact in load_chronicle_material()["facts"]:
         row = {key: fact[key] for key in ("id", "question", "answers", "fact")}
         row["depth"] = round(text.index(fact["fact"]) / len(text), 3)
         lines.append(json.dumps(row) + "\n")
@@ -38,7 +38,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, help="text file (default: stdout)")
     parser.add_argument("--questions", type=Path, help="also write the questions to this file")
     args = parser.parse_args(argv)
-    text = build(args.words, args.seed)
+    text = build_chronicle(args.words, args.seed)
     if args.out:
         args.out.write_bytes(text.encode())
     else:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from esa_cli.attention.positions import consecutive_positions
+from esa_cli.attention.positions import place_tokens_in_order
 from esa_cli.methods import PositionEncoding, Positions, register
 
 
@@ -38,7 +38,7 @@ class Grouped(PositionEncoding):
 
     def near(self, local: int, chunk: int, start: int, far: int) -> Positions:
         """(C,) queries and (L + C,) keys, consecutive."""
-        return consecutive_positions(local, chunk)
+        return place_tokens_in_order(local, chunk)
 
     def far(self, at: Tensor, local: int, chunk: int, start: int) -> Positions:
         """(C,) queries and (n,) keys, grouped; the queries shifted by what L lost to grouping."""

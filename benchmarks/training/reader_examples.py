@@ -94,12 +94,16 @@ class ExampleText:
             example = self.right(pair, rng) if pair.answer else self.absent(pair, rng)
             if example is not None:
                 yield example
-            if example is not None and example.answer and rng.fraction() < swapped:
+            if example is not None and example.answer and rng.draw_fraction() < swapped:
                 other = swapped_question(example.question, example.passage, self.names, rng)
                 if other is not None:
                     yield ReaderExample(other, example.passage, None, "swapped")
-            if pair.answer and rng.fraction() < wrong and (windows := self.wrong_windows(pair)):
-                place = int(-math.log(1 - rng.fraction()) / DECAY)
+            if (
+                pair.answer
+                and rng.draw_fraction() < wrong
+                and (windows := self.wrong_windows(pair))
+            ):
+                place = int(-math.log(1 - rng.draw_fraction()) / DECAY)
                 window = windows[min(place, len(windows) - 1)]
                 yield ReaderExample(pair.question, window, None, "wrong")
 
@@ -115,7 +119,7 @@ class ExampleText:
     def absent(self, pair: AnswerPair, rng: StableRandom) -> ReaderExample | None:
         """A question that its passage does not answer, with that or with a window around it."""
         start, end = pair.passage
-        if rng.fraction() < 0.5:
+        if rng.draw_fraction() < 0.5:
             middle = (start + end) // 2
             start, end = self.around((middle, middle + 1), ABSENT_WORDS, rng)
         if end - start > LONGEST:
@@ -129,7 +133,7 @@ class ExampleText:
         wanted = words[0] + rng.draw_below(words[1] - words[0] + 1)
         total = sum(self.counts[first : last + 1])
         while total < wanted:
-            before = rng.fraction() < 0.5
+            before = rng.draw_fraction() < 0.5
             if before and first > 0:
                 first -= 1
                 total += self.counts[first]

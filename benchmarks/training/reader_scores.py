@@ -15,7 +15,7 @@ import torch
 from question_pairs import AnswerPair
 from reader_examples import ExampleText
 
-from esa_cli.evaluation.metrics import bag_f1, bare_words
+from esa_cli.evaluation.metrics import compute_word_bag_f1, split_bare_words
 from esa_cli.evaluation.tasks.task_sample import StableRandom
 from esa_cli.qa.reading.span import PassageReader
 
@@ -98,8 +98,8 @@ def _add(tally: _Tally, pair: AnswerPair, text: ExampleText, reader: PassageRead
     tally.wrong += reading.log_odds[1:]
     span = reading.span(0)
     said = example.passage[span.start : span.end] if span else ""
-    tally.exact.append(bare_words(said) == bare_words(example.answer))
-    tally.f1.append(bag_f1(bare_words(said), bare_words(example.answer)))
+    tally.exact.append(split_bare_words(said) == split_bare_words(example.answer))
+    tally.f1.append(compute_word_bag_f1(split_bare_words(said), split_bare_words(example.answer)))
 
 
 def _mean(values: Sequence[float]) -> float | None:

@@ -61,7 +61,7 @@ def cloze_example(text: ExampleText, rng: StableRandom) -> ReaderExample | None:
         return None
     answer = spans[rng.draw_below(len(spans))]
     question = sentence.replace(answer, BLANK)
-    if rng.fraction() >= ABSENT:
+    if rng.draw_fraction() >= ABSENT:
         return ReaderExample(question, rest, answer, "cloze")
     first, last = _window(text, rng)
     other = one_line(text.text[text.spans[first][0] : text.spans[last - 1][1]])

@@ -1,4 +1,4 @@
-"""Tensor algebra of attention: folded heads, fused outputs, soft caps, attention sinks, float64."""
+"""Functions that fold heads, fuse attention outputs, cap logits and add attention sinks."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def flatten_keys(k: Tensor) -> Tensor:
 def fuse_outputs(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     """Fuses partial attention outputs (out_i (H, C, D), lse_i (H, C)) into attention over all keys.
 
-    The sum follows steps 12-14 of Algorithm 1; subtracting the joint lse before exp prevents
-    overflow."""
+    The sum follows steps 12-14 of Algorithm 1; subtracting the joint log-sum-exp
+    first prevents overflow."""
     if len(parts) == 1:
         return parts[0]
     total = torch.stack([lse for _, lse in parts]).logsumexp(dim=0)
@@ -53,6 +53,6 @@ def add_attention_sink(out: Tensor, lse: Tensor, sink: Tensor | None) -> tuple[T
 
 
 def to_float64(x: Tensor) -> Tensor:
-    """Converts `x` to float64, for sums in which float32 loses digits. The result lies on the CPU
-    where the device (`mps`) has no float64, and may then need `.to(x.device)`."""
+    """Converts a tensor to float64, for sums in which float32 loses digits. On a device without
+    float64 (`mps`) the result is on the CPU."""
     return (x.cpu() if x.device.type == "mps" else x).double()

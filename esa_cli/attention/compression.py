@@ -1,5 +1,4 @@
-"""Query and key compression, equation (5): projections from F to R dimensions that minimise
-equation (7)."""
+"""Compressors, which project folded queries and keys to fewer dimensions (equation (5))."""
 
 from __future__ import annotations
 
@@ -18,8 +17,7 @@ from esa_cli.errors import PresetError
 
 @dataclass(frozen=True)
 class Linear(Projection):
-    """A pair of linear projections, equation (5), for queries and keys; each is an (F, R)
-    matrix."""
+    """A pair of linear projections, which are (F, R) matrices for queries and for keys."""
 
     query_map: Tensor
     key_map: Tensor
@@ -33,13 +31,13 @@ class Linear(Projection):
 
 @dataclass(frozen=True)
 class NoCompression(Compressor):
-    """A compressor that projects nothing: scores use all F dimensions of the folded keys."""
+    """A compressor that projects nothing, so that scores use whole folded keys."""
 
     def fit(self, layer: int, moments: Moments) -> Projection | None:
         return None
 
 
-def _square_roots(moment: Tensor, ridge: float) -> tuple[Tensor, Tensor]:
+def _compute_square_roots(moment: Tensor, ridge: float) -> tuple[Tensor, Tensor]:
     """Returns the square root and the inverse square root of a symmetric (F, F) moment."""
     values, vectors = torch.linalg.eigh(moment)
     values = values.clamp_min(0) + ridge * values.max().clamp_min(1e-12)
@@ -47,26 +45,25 @@ def _square_roots(moment: Tensor, ridge: float) -> tuple[Tensor, Tensor]:
     return vectors * roots @ vectors.T, vectors / roots @ vectors.T
 
 
-def _mean_moments(moments: Moments) -> tuple[Tensor, Tensor]:
+def _average_moments(moments: Moments) -> tuple[Tensor, Tensor]:
     """Returns the mean second moments of queries and keys, each (F, F)."""
     assert moments.queries is not None, "no moments"
     assert moments.keys is not None, "no moments"
     return moments.queries / moments.count, moments.keys / moments.count
 
 
-def fit_closed_form(moments: Moments, rank: int, ridge: float = 1e-6) -> Linear:
-    """Computes the best rank-R pair of projections under equation (7) by an SVD of Sq^(1/2)
-    Sk^(1/2).
+def fit_closed_form_projections(moments: Moments, rank: int, ridge: float = 1e-6) -> Linear:
+    """Computes the pair of projections of rank R with the smallest error of equation (7).
 
-    For independent queries and keys, equation (7) is || Sq^(1/2) (1 - A B^T) Sk^(1/2) ||_F^2 with
-    second moments Sq and Sk; the truncated SVD minimises it, and the inverse roots then give A and
-    B.
+    For independent queries and keys with second moments Sq and Sk, the error of projections A and B
+    is || Sq^(1/2) (1 - A B^T) Sk^(1/2) ||_F^2. The truncated singular value decomposition of
+    Sq^(1/2) Sk^(1/2) minimises this error, and the inverse roots then give A and B.
 
     Args:
         rank: R, at most F. ridge: added to the spectra, relative to their largest value."""
-    query_moment, key_moment = _mean_moments(moments)
-    q_root, q_inverse = _square_roots(query_moment, ridge)
-    k_root, k_inverse = _square_roots(key_moment, ridge)
+    query_moment, key_moment = _average_moments(moments)
+    q_root, q_inverse = _compute_square_roots(query_moment, ridge)
+    k_root, k_inverse = _compute_square_roots(key_moment, ridge)
     u, s, v = torch.linalg.svd(q_root @ k_root)
     weight = s[:rank].sqrt()
     return Linear(
@@ -74,10 +71,10 @@ def fit_closed_form(moments: Moments, rank: int, ridge: float = 1e-6) -> Linear:
     )
 
 
-def fit_pca(moments: Moments, rank: int) -> Linear:
+def fit_pca_projections(moments: Moments, rank: int) -> Linear:
     """Projects queries and keys on the R directions in which the keys are largest: the leading
     eigenvectors of the keys' uncentred second moment. Section 4 of the paper compares with this."""
-    _, vectors = torch.linalg.eigh(_mean_moments(moments)[1])
+    _, vectors = torch.linalg.eigh(_average_moments(moments)[1])
     directions = vectors.flip(1)[:, :rank].float()
     return Linear(directions, directions)
 
@@ -101,7 +98,9 @@ class ClosedFormCompressor(Compressor):
         return min(self.rank, folded)
 
     def fit(self, layer: int, moments: Moments) -> Projection | None:
-        return fit_closed_form(moments, self.stored_rank(len(_mean_moments(moments)[1])))
+        return fit_closed_form_projections(
+            moments, self.stored_rank(len(_average_moments(moments)[1]))
+        )
 
 
 @dataclass(frozen=True)
@@ -109,7 +108,7 @@ class PcaCompressor(ClosedFormCompressor):
     """A compressor that fits projections by PCA of the keys, with the settings of `closed-form`."""
 
     def fit(self, layer: int, moments: Moments) -> Projection | None:
-        return fit_pca(moments, self.stored_rank(len(_mean_moments(moments)[1])))
+        return fit_pca_projections(moments, self.stored_rank(len(_average_moments(moments)[1])))
 
 
 @dataclass(frozen=True)
@@ -146,19 +145,19 @@ class Learned(Compressor):
         return self._file_contents[1]
 
     def fit(self, layer: int, moments: Moments) -> Projection | None:
-        """Returns the file's projections for `layer`. Raises PresetError: it has none, or two
-        unlike ones."""
+        """Returns the file's projections for `layer`. Raises PresetError: the file has no pair of
+        equal shape for this layer."""
         weights = self._file_contents[0]
         pair = [weights.get(f"layers.{layer}.{name}") for name in ("query_map", "key_map")]
-        maps = [one for one in pair if one is not None]
-        shapes = [tuple(one.shape) for one in maps]
-        if len(maps) < 2 or shapes[0] != shapes[1] or len(shapes[0]) != 2:
+        matrices = [matrix for matrix in pair if matrix is not None]
+        shapes = [tuple(matrix.shape) for matrix in matrices]
+        if len(matrices) < 2 or shapes[0] != shapes[1] or len(shapes[0]) != 2:
             raise PresetError(
                 f"{self.file} must have two projections of one shape for layer {layer}, "
                 f"got {shapes}",
                 "make a file for this model with `esa calibrate`",
             )
-        return Linear(*maps)
+        return Linear(*matrices)
 
 
 def save_learned_projections(
@@ -171,9 +170,10 @@ def save_learned_projections(
 
 
 def name_projection_tensors(layers: Sequence[Linear | None]) -> dict[str, Tensor]:
-    """Returns projections as named tensors for safetensors; a layer of None has no tensors."""
-    pairs = [(f"layers.{i}", maps) for i, maps in enumerate(layers) if maps is not None]
-    named = {f"{name}.query_map": maps.query_map for name, maps in pairs}
-    named |= {f"{name}.key_map": maps.key_map for name, maps in pairs}
-    # Copies, because safetensors refuses shared tensors, and PCA has one map for both.
-    return {name: map_.detach().cpu().clone().contiguous() for name, map_ in named.items()}
+    """Returns projections as named tensors for a safetensors file, which has no tensors for a layer
+    without projections (None)."""
+    pairs = [(f"layers.{i}", pair) for i, pair in enumerate(layers) if pair is not None]
+    named = {f"{name}.query_map": pair.query_map for name, pair in pairs}
+    named |= {f"{name}.key_map": pair.key_map for name, pair in pairs}
+    # Copies, because safetensors refuses shared tensors, and PCA has one matrix for both.
+    return {name: matrix.detach().cpu().clone().contiguous() for name, matrix in named.items()}

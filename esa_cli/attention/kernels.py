@@ -1,5 +1,4 @@
-"""Attention with its log-sum-exp: four kernels, and the choice of a kernel by name or by the
-tensors.
+"""Four kernels that compute attention with its log-sum-exp, and the choice of a kernel.
 
 A kernel takes queries q (H, C, D), keys k and values v (G, N, D), query head h attending with key
 head h // (H / G). A kernel returns out (H, C, D) in the dtype of q and lse (H, C) in float32, the
@@ -22,13 +21,13 @@ from esa_cli.attention.step import Positions
 from esa_cli.errors import UsageError
 
 AT_ONCE = 128
-"""Most queries in a block of `attend_within_distance`."""
+"""The largest number of queries in a block of `attend_within_distance`."""
 
 Output = tuple[Tensor, Tensor]
 """Output (H, C, D) and log-sum-exp (H, C)."""
 
 
-def reference_attention(
+def compute_reference_attention(
     q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, cap: float = 0.0,
     seen: Tensor | None = None,
 ) -> Output:  # fmt: skip
@@ -37,7 +36,8 @@ def reference_attention(
 
     Args:
         causal: query i sees the first N - C + i + 1 keys (the last query sees all of them).
-        cap: soft cap of the logits; 0: none. seen: (C, N) bool, the keys that each query sees."""
+        cap: soft cap of the logits; 0 stands for none.
+        seen: bool (C, N), which says which keys each query sees."""
     keys, values = (x.repeat_interleave(len(q) // len(k), dim=0).float() for x in (k, v))
     logits = apply_soft_cap(q.float() @ keys.transpose(1, 2) * scale, cap)
     if causal:
@@ -51,9 +51,9 @@ def reference_attention(
 
 
 def _group_heads(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> list[Tensor]:
-    """Makes queries, keys and values of equally many heads with a batch axis, for torch's
-    operators. Without a mask, a group's H / G query heads are laid end to end and keys are never
-    repeated."""
+    """Reshapes queries, keys and values to equally many heads and a batch axis, for torch's
+    operators. Without a mask, the query heads that share a key head become one head with more
+    queries, so that keys are never repeated."""
     (heads, count, dim), groups = q.shape, k.shape[0]
     if not causal:
         return [q.reshape(1, groups, heads // groups * count, dim), k[None], v[None]]
@@ -72,7 +72,7 @@ def attend_by_torch_cpu(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: fl
 def attend_by_torch_cuda(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Output:
     """Computes attention on a GPU by torch's flash operator, or else its memory-efficient one."""
     query, keys, values = _group_heads(q, k, v, causal)
-    if _fits_flash(q):
+    if _supports_flash_attention(q):
         flash = torch.ops.aten._scaled_dot_product_flash_attention
         out, lse, *_ = flash(query, keys, values, 0.0, causal, False, scale=scale)
     else:
@@ -82,8 +82,8 @@ def attend_by_torch_cuda(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: f
     return out[0].reshape(q.shape), lse[0, :, : query.shape[2]].reshape(q.shape[:2]).float()
 
 
-def _fits_flash(q: Tensor) -> bool:
-    """Whether flash attention supports q: half precision, D up to 256, GPU of Ampere or later."""
+def _supports_flash_attention(q: Tensor) -> bool:
+    """Whether flash attention supports these queries, their head dimension, dtype and GPU."""
     half = q.dtype in (torch.float16, torch.bfloat16)
     new = torch.cuda.get_device_capability(q.device) >= (8, 0)
     return half and new and q.shape[-1] <= 256 and q.shape[-1] % 8 == 0
@@ -106,7 +106,7 @@ def attend_by_flash_attn(
     precision. The library takes (batch, tokens, heads, D) and returns lse (batch, heads,
     tokens)."""
     function = load_flash_attn()
-    if function is None or not _fits_flash(q):
+    if function is None or not _supports_flash_attention(q):
         raise UsageError(
             "kernel 'flash-attn' needs flash-attn 4, half precision, a head dimension up to 256",
             "run: pip install 'esa-cli[flash]', or try --set kernel=auto",
@@ -118,12 +118,12 @@ def attend_by_flash_attn(
 
 
 class Kernel(NamedTuple):
-    """An attention kernel; a `device` of None runs on any device. `auto` never chooses a kernel
-    with `only_by_name`, because esa has no measurements of such a kernel.
+    """An attention kernel.
 
     Args:
-        supports_soft_cap: the kernel can cap logits softly.
-        only_by_name: `auto` never chooses the kernel, because esa has no measurements of it."""
+        device: the type of device that the kernel runs on; None stands for every device.
+        supports_soft_cap: whether the kernel can cap logits softly.
+        only_by_name: whether `auto` never chooses the kernel, which esa has not measured."""
 
     attend: Callable[..., Output]
     device: str | None
@@ -139,15 +139,15 @@ class Kernel(NamedTuple):
 KERNELS: dict[str, Kernel] = {
     "torch-cuda": Kernel(attend_by_torch_cuda, "cuda"),
     "torch-cpu": Kernel(attend_by_torch_cpu, "cpu"),
-    "reference": Kernel(reference_attention, None, supports_soft_cap=True),
+    "reference": Kernel(compute_reference_attention, None, supports_soft_cap=True),
     "flash-attn": Kernel(attend_by_flash_attn, "cuda", supports_soft_cap=True, only_by_name=True),
 }
-"""In order of preference."""
+"""All attention kernels by name, in order of preference."""
 
 
 def choose_kernel(q: Tensor, name: str = "auto", cap: float = 0.0) -> str:
     """Returns the name of the kernel that computes attention for the queries q. Raises UsageError:
-    the named one is unknown, cannot run on this device, or computes no soft cap."""
+    the named kernel is unknown, cannot run on this device, or computes no soft cap."""
     usable = [
         key
         for key, kernel in KERNELS.items()
@@ -163,7 +163,7 @@ def choose_kernel(q: Tensor, name: str = "auto", cap: float = 0.0) -> str:
     return name
 
 
-def available_kernels() -> dict[str, bool]:
+def list_available_kernels() -> dict[str, bool]:
     """Returns whether this machine can run each kernel, for `esa doctor`."""
     devices = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
     return {key: any(map(kernel.runs_on, devices)) for key, kernel in KERNELS.items()}
@@ -181,7 +181,7 @@ def attend(
 
 
 def attend_within_distance(
-    q: Tensor, k: Tensor, v: Tensor, at: Positions, limit: int, rope: Rope, scale: float,
+    q: Tensor, k: Tensor, v: Tensor, positions: Positions, limit: int, rope: Rope, scale: float,
     cap: float = 0.0,
 ) -> Output:  # fmt: skip
     """Computes causal attention at distances min(query - key, limit), as ReRoPE does.
@@ -190,11 +190,12 @@ def attend_within_distance(
     and keys at 0. Source: Su, "Rectified Rotary Position Embeddings", 2023.
 
     Args:
-        q, k, v: unrotated. at: positions (C,) and (N,) of queries and keys. limit: in tokens."""
-    query, key = at.query.to(q.device), at.key.to(q.device)
+        q, k, v: unrotated queries, keys and values. limit: a distance in tokens.
+        positions: positions (C,) of the queries and (N,) of the keys."""
+    query, key = positions.query.to(q.device), positions.key.to(q.device)
     keys, values = (x.repeat_interleave(len(q) // len(k), dim=0).float() for x in (k, v))
     inside = rope.rotate(keys, key).transpose(1, 2)
-    outside = (keys * rope.key_gain(keys)).transpose(1, 2)
+    outside = (keys * rope.compute_key_gain(keys)).transpose(1, 2)
     out, lse = torch.empty_like(q), torch.empty(q.shape[:2], device=q.device)
     for start in range(0, q.shape[1], AT_ONCE):
         rows = slice(start, start + AT_ONCE)

@@ -20,29 +20,31 @@ from esa_cli.attention.algebra import add_attention_sink, fuse_outputs
 from esa_cli.attention.kernels import Output, attend, attend_within_distance
 from esa_cli.attention.method import LayerMemory, Method
 from esa_cli.attention.parts import blame_plugins, check_offsets, is_builtin
-from esa_cli.attention.positions import token_positions
+from esa_cli.attention.positions import place_single_query
 from esa_cli.attention.rope import Rope
 from esa_cli.attention.step import ChunkTrace, Positions, Selection, Step
 from esa_cli.attention.window import Chunk, Phase, QueryState, SurveyComplete
 
 Temperature = Callable[[Tensor], Tensor]
-"""Factors (n,) of queries at positions (n,) (Ministral 3)."""
+"""A function that returns the factors (n,) of queries at positions (n,), as in Ministral 3."""
 
 
-def query_temperatures(temperature: Temperature, at: Tensor, like: Tensor) -> Tensor:
+def compute_temperature_factors(
+    temperature: Temperature, positions: Tensor, like: Tensor
+) -> Tensor:
     """Returns the factors (n, 1) of queries at positions (n,), in dtype and device of `like`."""
-    return temperature(at.to(like.device, non_blocking=True))[:, None].to(like)
+    return temperature(positions.to(like.device, non_blocking=True))[:, None].to(like)
 
 
 class Attention:
     """Runs a method on the layers of one model, which share this object.
 
     Args:
-        rope: the transformers model's rotary embedding. scale: its factor of q . k.
-        cap: its soft cap of logits; 0: none.
-        layers: indices of the model's layers that run the method, ascending; empty: not known.
-        temperature: the model's factors of queries, which q contains at the positions in the text;
-            None: it has none."""
+        rope: the transformers model's rotary embedding. scale: the model's factor of q . k.
+        cap: the model's soft cap of logits; 0 stands for none.
+        layers: ascending indices of the layers that run the method; empty if they are unknown.
+        temperature: the model's factors of queries at their positions in the text, by which the
+            model has multiplied q; None if the model has no such factors."""
 
     def __init__(
         self, method: Method, rope: Rope, scale: float, cap: float = 0.0,
@@ -54,7 +56,7 @@ class Attention:
         self._builtin = is_builtin(method.selector) and is_builtin(method.score)
         self._changed: tuple[object, Rope] | None = None
 
-    def rope_for_length(self, length: int) -> Rope:
+    def choose_rope_for_length(self, length: int) -> Rope:
         """Returns the rotary embedding for `length` cached tokens: the model's, or one with the
         frequencies of the method's encoding. The latest changed embedding is cached."""
         if not self.rope.rotates:
@@ -66,7 +68,7 @@ class Attention:
         if self._changed is None or self._changed[0] != key:
             # Frequencies that changed once change again as the text grows: no larger table.
             spare = self._changed is None
-            self._changed = key, self.rope.with_frequencies(*changed, spare=spare)
+            self._changed = key, self.rope.copy_with_frequencies(*changed, spare=spare)
         return self._changed[1]
 
     def __call__(
@@ -83,7 +85,7 @@ class Attention:
         if query.phase is Phase.QUESTION and query.turn_start is None:
             query.turn_start = start
         if self.temperature is not None:
-            q = q / query_temperatures(self.temperature, torch.arange(start, stop), q)
+            q = q / compute_temperature_factors(self.temperature, torch.arange(start, stop), q)
         out = torch.empty_like(q)
         with blame_plugins(vars(method)):
             for chunk in method.window.cut_chunks(method.reading, start, stop, query):
@@ -99,7 +101,7 @@ class Attention:
         sink: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
         """Returns attention output (H, C, D) for a chunk's queries q (H, C, D) with stored keys."""
-        method, rope = self.method, self.rope_for_length(chunk.stop)
+        method, rope = self.method, self.choose_rope_for_length(chunk.stop)
         position, start, size = method.position, chunk.start, chunk.size
         memory.add_to_moments(method, rope, q, start)
         local = method.window.count_local_tokens(chunk, query)
@@ -137,8 +139,8 @@ class Attention:
         return out
 
     def _select_far_tokens(self, memory: LayerMemory, step: Step, chunk: Chunk) -> Selection:
-        """Returns absolute positions of I and M_k, equation (2): (I + K,), or one tensor per
-        head."""
+        """Returns the absolute positions (I + K,) of the initial and the selected tokens (equation
+        (2)), or a list with such a tensor for each query head."""
         selector, device = self.method.selector, step.queries.device
         initial = torch.arange(step.low, device=device)
         if not chunk.select or step.middle <= 0:
@@ -146,7 +148,7 @@ class Attention:
         budget = int(selector.allowance(step, self.method.window.selected))
         if budget <= 0:
             return initial
-        step = replace(step, projection=memory.project(self.method, step.high))
+        step = replace(step, projection=memory.reduce_keys(self.method, step.high))
         offsets = selector.select(step, budget)
         if not self._builtin:
             check_offsets(offsets, step, budget)
@@ -157,15 +159,15 @@ class Attention:
         return [torch.cat((initial, row.to(device) + step.low)) for row in offsets]
 
     def _scale_queries(self, q: Tensor, start: int, near: Positions) -> Tensor:
-        """Multiplies queries (H, C, D) by the factors of encoding and model at their positions."""
+        """Multiplies queries (H, C, D) by the position encoding's and the model's factors."""
         if self.temperature is not None:
-            q = q * query_temperatures(self.temperature, near.query, q)
+            q = q * compute_temperature_factors(self.temperature, near.query, q)
         at = torch.arange(start, start + q.shape[1], device=q.device)
         factors = self.method.position.query_scale(at)
         return q if factors is None else q * factors[:, None].to(q)
 
     def _attend_near_tokens(self, trace: ChunkTrace) -> list[Output]:
-        """Computes attention to L and causal attention of C to itself (step 10 of Algorithm 1)."""
+        """Computes attention of the chunk to the local tokens and to itself (step 10)."""
         rope, at, local = trace.rope, trace.near_positions, trace.local
         keys, values = trace.store.span(trace.start - local, trace.stop)
         limit = trace.max_distance
@@ -179,7 +181,7 @@ class Attention:
         return parts
 
     def _attend_far_tokens(self, trace: ChunkTrace) -> list[Output]:
-        """Computes attention to I and M_k (step 11 of Algorithm 1)."""
+        """Computes attention of the chunk to the initial and the selected tokens (step 11)."""
         q, rope, store = trace.scaled, trace.rope, trace.store
         if isinstance(trace.far, Tensor):
             if not trace.far.shape[0]:
@@ -199,10 +201,10 @@ class Attention:
         return [(out, lse)]
 
     def _attend_one_query(self, memory: LayerMemory, trace: ChunkTrace, chosen: Tensor) -> Output:
-        """Computes steps 10-14 for a single query in one kernel call. Far keys are rotated to
-        positions as far from the near query as the encoding places them."""
+        """Computes attention of a single query to far and near tokens in one kernel call. Each far
+        key is rotated to the distance from the query at which the encoding places it."""
         q, near, [far] = trace.scaled, trace.near_positions, trace.far_positions
-        at, positions = token_positions(q.device, near, far, trace.max_distance)
+        at, positions = place_single_query(q.device, near, far, trace.max_distance)
         keys, values = trace.store.span(trace.start - trace.local, trace.stop)
         if chosen.shape[0]:
             far_keys, far_values = memory.fetch_far_tokens(chosen)

@@ -45,7 +45,7 @@ class Method:
 
 
 FETCH_KEPT = 4096
-"""Most far tokens kept from one token of an answer to the next: 6 MB with 3 heads of 64."""
+"""The largest number of far tokens that are cached between two tokens of an answer."""
 
 
 @dataclass
@@ -54,7 +54,8 @@ class LayerMemory:
 
     Args:
         states: the selectors' layer states, by index of the layer and class of selector.
-        projection: the fitted compressor, Eq. (5). fitted: the fit was made, also without one.
+        projection: the fitted compressor (equation (5)), or None to score with whole keys.
+        fitted: whether the compressor has been fitted.
         fetched: positions, keys and values of the far tokens of the answer's last token."""
 
     layer: int
@@ -82,16 +83,16 @@ class LayerMemory:
             keys, _ = self.store.span(start, stop)
             moments.add_tokens(fold(q.float(), self.store.heads), flatten_keys(keys), stop)
 
-    def project(self, method: Method, upto: int) -> Projection | None:
-        """Returns the layer's projection, and adds reduced keys, equation (6), of tokens before
-        `upto`."""
+    def reduce_keys(self, method: Method, stop: int) -> Projection | None:
+        """Adds the reduced keys (equation (6)) of all tokens before position `stop`, and returns
+        the layer's projection."""
         if not method.score.features:
             return None
         if not self.fitted:
             self.projection = self._fit_projection(method)
             self.fitted, self.moments = True, Moments()
         if self.projection is not None:
-            for _, keys in self.store.key_blocks(self.store.reduced, upto):
+            for _, keys in self.store.key_blocks(self.store.reduced, stop):
                 self.store.append_features(self.projection.keys(flatten_keys(keys)))
         return self.projection
 
@@ -163,7 +164,7 @@ class SharedLayerMemory(LayerMemory):
     def add_to_moments(self, method: Method, rope: Rope, q: Tensor, start: int) -> None:
         """Does nothing, because the source layer fits the compressor."""
 
-    def project(self, method: Method, upto: int) -> Projection | None:
-        """Returns the source's projection; None, for whole keys, before the source layer selects,
+    def reduce_keys(self, method: Method, stop: int) -> Projection | None:
+        """Returns the projection of the source layer, or None until the source layer has fitted it,
         because fitting now would use too few tokens."""
-        return self.source.project(method, upto) if self.source.fitted else None
+        return self.source.reduce_keys(method, stop) if self.source.fitted else None

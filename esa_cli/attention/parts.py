@@ -26,7 +26,7 @@ class Moments:
     """Second moments of a layer's folded queries and keys, each (F, F) and summed over tokens.
 
     Args:
-        count: tokens added. seen: position after the last of them."""
+        count: number of added tokens. seen: position after the last added token."""
 
     count: int = 0
     seen: int = 0
@@ -58,8 +58,8 @@ def check_odd(**settings: int) -> None:
 
 
 class Score(ABC):
-    """A rule for the importance F_s(m; C) of each middle token: equation (3)-(4), or another
-    one."""
+    """A rule that gives each middle token its importance for the current tokens, such as the
+    paper's equations (3) and (4)."""
 
     @property
     def features(self) -> bool:
@@ -73,7 +73,7 @@ class Score(ABC):
 
     @property
     def last_layer(self) -> int | None:
-        """Index of the last layer with scores other than 0; None stands for the model's last."""
+        """Index of the last layer with scores other than 0; None stands for the last layer."""
         return None
 
     def for_single_layers(self) -> Score:
@@ -82,8 +82,8 @@ class Score(ABC):
 
     @abstractmethod
     def scores(self, step: Step) -> Tensor:
-        """Returns scores (M,); the highest are selected first, and -inf only if no others are
-        left."""
+        """Returns the scores (M,) of the middle tokens. Tokens with the highest scores are selected
+        first, and tokens with the score -inf only if no other tokens are left."""
 
 
 class Selector(ABC):
@@ -96,7 +96,7 @@ class Selector(ABC):
 
     @property
     def surveys(self) -> bool:
-        """Whether each question passes the model twice, first (the survey pass) for selection."""
+        """Whether each question passes through the model twice, first only for scores."""
         return False
 
     @property
@@ -126,7 +126,7 @@ class Selector(ABC):
         return None
 
     def new_turn_state(self) -> Any:
-        """Returns a new state of a turn (all layers) for `step.turn_state(self)` to return."""
+        """Returns a new state of a turn, which `step.turn_state(self)` returns in all layers."""
         return None
 
     def survey_complete(self, step: Step) -> bool:
@@ -139,11 +139,11 @@ class Selector(ABC):
 
 
 class Compressor(ABC):
-    """A rule that makes each layer's projection (equation 5), from a file or a document's first
-    tokens."""
+    """A rule that makes the projection of each layer (equation (5)), from a file or from the first
+    tokens of a document."""
 
     fit_tokens: int = 0
-    """Tokens of the document that `fit` needs moments of; 0: none."""
+    """Number of the document's first tokens whose moments `fit` needs."""
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -188,8 +188,8 @@ class PositionEncoding(ABC):
 
     @abstractmethod
     def near(self, local: int, chunk: int, start: int, far: int) -> Positions:
-        """Returns the positions for attention to [L, C], which have `local` and `chunk` tokens. C
-        begins at absolute position `start`, and the step has `far` far tokens."""
+        """Returns the positions for attention to `local` local tokens and `chunk` current tokens.
+        The current tokens begin at absolute position `start`, after `far` far tokens."""
 
     @abstractmethod
     def far(self, at: Tensor, local: int, chunk: int, start: int) -> Positions:
@@ -202,7 +202,7 @@ def is_builtin(part: object) -> bool:
 
 
 def check_offsets(offsets: Selection, step: Step, budget: int) -> None:
-    """Raises ValueError for a selection outside M or beyond the budget."""
+    """Raises ValueError for selected offsets outside the middle tokens or beyond the budget."""
     limit = min(budget, step.middle)
     for row in [offsets] if isinstance(offsets, Tensor) else offsets:
         inside = not row.numel() or (int(row[0]) >= 0 and int(row[-1]) < step.middle)

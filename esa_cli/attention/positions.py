@@ -1,6 +1,6 @@
 """Position encodings: positions of far tokens (I and M_k) and near tokens (L and C), Section 3.2.
 
-Encodings only return positions; `layer` rotates queries and keys.
+A position encoding only returns positions; `layer.py` rotates queries and keys.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ ROTATED = "F (I + K + L + C): each key attended to is rotated once"
 """Cost of a position encoding in one step."""
 
 
-def consecutive_positions(local: int, chunk: int, first: int = 0) -> Positions:
-    """Places the keys of [L, C] at first, first + 1, ..., and the queries at the last C of them."""
+def place_tokens_in_order(local: int, chunk: int, first: int = 0) -> Positions:
+    """Returns consecutive positions, from `first` on, of `local` and `chunk` tokens; the queries of
+    the `chunk` tokens have the same positions as their keys."""
     keys = torch.arange(first, first + local + chunk)
     return Positions(keys[local:], keys)
 
 
-def token_positions(
+def place_single_query(
     device: torch.device, near: Positions, far: Positions, limit: int | None
 ) -> tuple[Tensor, Tensor]:
     """Returns the position (1,) of a single query and the positions (n + l + 1,) of its n far keys,
@@ -45,7 +46,7 @@ def token_positions(
 
 @dataclass(frozen=True)
 class FixedDistancePositions(PositionEncoding):
-    """The paper's encoding: far queries at w, far keys at 0, near tokens in order.
+    """The paper's position encoding: far queries are at w, far keys at 0, near tokens in order.
 
     Args:
         distance: w, the relative position of every far token."""
@@ -53,7 +54,7 @@ class FixedDistancePositions(PositionEncoding):
     distance: int = 4096
 
     def near(self, local: int, chunk: int, start: int, far: int) -> Positions:
-        return consecutive_positions(local, chunk)
+        return place_tokens_in_order(local, chunk)
 
     def far(self, at: Tensor, local: int, chunk: int, start: int) -> Positions:
         keys = torch.zeros(at.shape[0], dtype=torch.long)
@@ -62,9 +63,9 @@ class FixedDistancePositions(PositionEncoding):
 
 @dataclass(frozen=True)
 class ContiguousPositions(PositionEncoding):
-    """Renumbers far tokens in reading order, right before the local tokens (as in TokenSelect).
+    """Renumbers far tokens in reading order, right before the local tokens, as TokenSelect does.
 
-    To the model this looks like a shorter text. All positions are below I + K + L + C.
+    To the model the tokens look like a shorter text. All positions are below I + K + L + C.
 
     Args:
         distance: distance of far tokens when scores use rotated queries."""
@@ -72,7 +73,7 @@ class ContiguousPositions(PositionEncoding):
     distance: int = 2048
 
     def near(self, local: int, chunk: int, start: int, far: int) -> Positions:
-        return consecutive_positions(local, chunk, first=far)
+        return place_tokens_in_order(local, chunk, first=far)
 
     def far(self, at: Tensor, local: int, chunk: int, start: int) -> Positions:
         count = at.shape[0]
@@ -89,7 +90,7 @@ class TruePositions(PositionEncoding):
     distance: int = 2048
 
     def near(self, local: int, chunk: int, start: int, far: int) -> Positions:
-        return consecutive_positions(local, chunk, first=start - local)
+        return place_tokens_in_order(local, chunk, first=start - local)
 
     def far(self, at: Tensor, local: int, chunk: int, start: int) -> Positions:
         return Positions(torch.arange(start, start + chunk), at)

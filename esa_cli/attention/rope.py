@@ -18,7 +18,8 @@ TABLE_LIMIT = 1 << 17
 """Integer positions below this come from a table; others are computed each time."""
 
 Pairs = Literal["half", "interleaved", "reversed"]
-"""Which of R dimensions rotate together: i and i + R/2; 2i and 2i + 1; the first, backwards."""
+"""Which of R dimensions rotate together: i and i + R/2 (`half`), 2i and 2i + 1 (`interleaved`), or
+those of `half` in the opposite direction (`reversed`)."""
 
 
 class Rope:
@@ -26,7 +27,7 @@ class Rope:
 
     Args:
         module: called as `module(x, position_ids) -> (cos, sin)`, each (1, n, R): R/2 angles twice.
-        spare: the table is made larger than needed, for later positions.
+        spare: whether the table is made larger than needed, for later positions.
         pairs: which dimensions rotate together."""
 
     rotates = True
@@ -42,8 +43,8 @@ class Rope:
         module = cast(Any, self.module)
         return module.inv_freq, float(getattr(module, "attention_scaling", 1.0))
 
-    def with_frequencies(self, inverse: Tensor, factor: float, spare: bool) -> Rope:
-        """Returns this embedding with other `frequencies`; for `spare` see `Rope`."""
+    def copy_with_frequencies(self, inverse: Tensor, factor: float, spare: bool) -> Rope:
+        """Returns a copy of this embedding that has other frequencies."""
         return Rope(FixedRotaryModule(inverse, factor), spare, self.pairs)
 
     def compute_cos_sin(self, positions: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
@@ -89,8 +90,9 @@ class Rope:
         out = (part * cos + turned * sin).to(x.dtype)
         return out if width == x.shape[-1] else torch.cat((out, x[..., width:]), dim=-1)
 
-    def key_gain(self, like: Tensor) -> Tensor:
-        """Factor of a key (..., D) at position 0, such as yarn's: a scalar, or (D,) where R < D."""
+    def compute_key_gain(self, like: Tensor) -> Tensor:
+        """Returns the factor by which rotation to position 0 multiplies keys (..., D), such as
+        YaRN's: a scalar, or (D,) if only a part of the head rotates."""
         cos, _ = self.look_up_cos_sin(torch.zeros(1, dtype=torch.long), like)
         rest = like.shape[-1] - cos.shape[-1]
         return torch.cat((cos[0], cos.new_ones(rest))) if rest else cos[0, 0]
@@ -98,7 +100,7 @@ class Rope:
     def rotate_to_far_distance(self, q: Tensor, distance: int) -> Tensor:
         """Rotates queries (H, n, D) so that their dot products with unrotated keys (G, m, D) equal
         those of attention to keys that are `distance` tokens away."""
-        return self.rotate(q, torch.full((q.shape[1],), distance)) * self.key_gain(q)
+        return self.rotate(q, torch.full((q.shape[1],), distance)) * self.compute_key_gain(q)
 
     def as_key(self, q: Tensor) -> Tensor:
         """Converts queries (H, n, D) of the attached model to the form of its cached keys."""
@@ -117,7 +119,7 @@ class NoRope(Rope):
     def frequencies(self) -> tuple[Tensor, float]:
         return torch.empty(0), 1.0
 
-    def key_gain(self, like: Tensor) -> Tensor:
+    def compute_key_gain(self, like: Tensor) -> Tensor:
         return like.new_ones(())
 
     def rotate(self, x: Tensor, positions: Tensor) -> Tensor:
@@ -136,10 +138,10 @@ class WeightedRope(Rope):
     keys, and queries converted by `as_key`.
 
     Args:
-        plain: the rotary embedding itself. query, key: w_q and w_k (D,).
+        plain: the rotary embedding without weights. query, key: the norm weights w_q, w_k (D,).
 
     Raises:
-        ModelError: a weight is 0, or those of a query and a key differ in their sign."""
+        ModelError: a norm weight is 0, or the weights of queries and keys differ in their sign."""
 
     def __init__(self, plain: Rope, query: Tensor, key: Tensor) -> None:
         super().__init__(plain.module, plain.spare, plain.pairs)
@@ -153,8 +155,8 @@ class WeightedRope(Rope):
         self._query, self._key = query, key
         self._before, self._after = 1 / key.float(), product.sqrt()
 
-    def with_frequencies(self, inverse: Tensor, factor: float, spare: bool) -> Rope:
-        plain = super().with_frequencies(inverse, factor, spare)
+    def copy_with_frequencies(self, inverse: Tensor, factor: float, spare: bool) -> Rope:
+        plain = super().copy_with_frequencies(inverse, factor, spare)
         return WeightedRope(plain, self._query, self._key)
 
     def compute_cos_sin(self, positions: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
@@ -163,9 +165,9 @@ class WeightedRope(Rope):
     def as_key(self, q: Tensor) -> Tensor:
         return q * (self._key / self._query).to(q)
 
-    def key_gain(self, like: Tensor) -> Tensor:
+    def compute_key_gain(self, like: Tensor) -> Tensor:
         weights = (self._before * self._after).to(like.device)
-        return (super().key_gain(like) * weights).to(like.dtype)
+        return (super().compute_key_gain(like) * weights).to(like.dtype)
 
     def _rotate_by_angles(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         turned = super()._rotate_by_angles(x.float() * self._before.to(x.device), cos, sin)
@@ -176,8 +178,8 @@ class FixedRotaryModule(nn.Module):
     """A rotary module with given frequencies, called like the transformers model's own module.
 
     Args:
-        inverse: (R / 2,) inverse frequencies, radians per token. factor: cosines and sines are
-            multiplied by it."""
+        inverse: inverse frequencies (R / 2,) in radians per token.
+        factor: the factor of cosines and sines."""
 
     def __init__(self, inverse: Tensor, factor: float) -> None:
         super().__init__()

@@ -1,5 +1,4 @@
-"""The paper's score, equation (3)-(4), or (6) on reduced keys, and its selector, equation (2) with
-(8)."""
+"""The paper's score, equations (3), (4) and (6), and its selector, equations (2) and (8)."""
 
 from __future__ import annotations
 
@@ -16,19 +15,17 @@ from esa_cli.attention.step import Step
 from esa_cli.errors import ModelError
 
 KEEP_ELEMENTS = 32 << 20
-"""Most numbers kept between two passes (128 MB in float32); more are computed twice."""
+"""The largest number of scores that are cached for a second pass; more are computed twice."""
 
 Blocks = Iterator[tuple[int, Tensor]]
-"""(offset of the first token or page, numbers (..., n) of the n from there on)."""
+"""Pairs of the offset of a block's first token or page, and the numbers (..., n) of the block."""
 
 
 def iterate_blocks_twice(
     blocks: Callable[[], Blocks], elements: int
 ) -> Callable[[], Iterable[tuple[int, Tensor]]]:
-    """Returns a function that yields the blocks, from a cache in the second pass if they are few.
-
-    Args:
-        blocks: computes the blocks. elements: numbers in all blocks."""
+    """Returns a function that yields all blocks each time it is called. If all blocks together have
+    few `elements`, the results of `blocks` are cached for the second call."""
     if elements > KEEP_ELEMENTS:
         return blocks
     kept = list(blocks())
@@ -37,11 +34,12 @@ def iterate_blocks_twice(
 
 @dataclass(frozen=True)
 class SumScore(Score):
-    """Sums over heads (equation (3)), less each query's maximum, then the chunk's maximum (equation
-    (4)).
+    """The paper's score: logits are summed over heads (equation (3)), less each query's maximum,
+    and a token's score is the maximum over the chunk's queries (equation (4)).
 
     Args:
-        rotate: rotate queries to the far distance first; the paper does not say whether."""
+        rotate: whether queries are first rotated to the far distance, which the paper leaves
+            open."""
 
     rotate: bool = False
 
@@ -69,7 +67,7 @@ def top_k(scores: Tensor, k: int) -> Tensor:
     """Returns the ascending indices of the k largest scores; among equal scores the earliest win.
 
     torch.topk leaves the order of equal scores to the device; this function gives the same result
-    on every device. Raises ModelError: NaN is among the scores, so that they have no order."""
+    on every device. Raises ModelError: a score is NaN."""
     if k <= 0 or k >= scores.shape[0]:
         return torch.arange(0 if k <= 0 else scores.shape[0], device=scores.device)
     largest = scores.topk(k).values  # NaN counts as larger than all numbers
@@ -85,7 +83,7 @@ def top_k(scores: Tensor, k: int) -> Tensor:
 
 
 def proximity(scores: Tensor, epsilon: int) -> Tensor:
-    """Raises each token's score to the maximum within epsilon tokens of it, inside M (equation
+    """Raises each token's score to the maximum of the scores within `epsilon` tokens (equation
     (8)).
 
     Args:

@@ -1,4 +1,4 @@
-"""Attention of layers that see only the last W tokens (Gemma, gpt-oss, OLMo 3), in every method."""
+"""Attention of layers that see only the last W tokens (Gemma, gpt-oss, OLMo 3)."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from esa_cli.attention.algebra import add_attention_sink
-from esa_cli.attention.kernels import reference_attention
+from esa_cli.attention.kernels import compute_reference_attention
 from esa_cli.attention.method import LayerMemory
 from esa_cli.attention.rope import Rope
 from esa_cli.attention.window import QueryState
 
 AT_ONCE = 512
-"""Most queries in a block, each of which is multiplied with up to AT_ONCE + W - 1 keys."""
+"""The largest number of queries in a block."""
 
 
 class SlidingAttention:
@@ -21,7 +21,7 @@ class SlidingAttention:
 
     Args:
         window: W, in tokens. rope: the layers' rotary embedding. scale: factor of q . k.
-        cap: soft cap of the logits; 0: none."""
+        cap: soft cap of the logits; 0 stands for none."""
 
     def __init__(self, window: int, rope: Rope, scale: float, cap: float = 0.0) -> None:
         self.window, self.rope, self.scale, self.cap = window, rope, scale, cap
@@ -52,7 +52,9 @@ class SlidingAttention:
         distance = (at[start - low :, None] - at[None]).to(q.device, non_blocking=True)
         seen = (distance >= 0) & (distance < self.window)
         if self.cap or sink is not None:  # which fused attention has not
-            part = reference_attention(query, keys, values, False, self.scale, self.cap, seen)
+            part = compute_reference_attention(
+                query, keys, values, False, self.scale, self.cap, seen
+            )
             return add_attention_sink(*part, sink)[0]
         one = stop - start == 1  # a single query sees all these keys, and needs no mask
         if not one:  # on a GPU, fused attention with a mask takes no fewer key heads

@@ -1,8 +1,8 @@
-"""What a method's parts exchange: steps, positions, selections, projections, a layer's KV store.
+"""The data that a method's parts exchange, such as steps, positions, selections and projections.
 
-Scores are computed in blocks of keys, and in float32 whatever the model's dtype: a sum over heads
-in bfloat16 has some dozens of values for thousands of tokens, and in float16 it overflows. Shapes
-use the letters of `esa_cli.attention` without a batch axis.
+Scores are computed in blocks of keys, and in float32 whatever the model's dtype: in bfloat16 the
+scores of thousands of tokens would have only some dozens of values, and in float16 sums over heads
+overflow. Shapes use the letters of `esa_cli.attention` without a batch axis.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from esa_cli.attention.rope import Rope
 from esa_cli.attention.window import QueryState, TurnText
 
 BLOCK_ELEMENTS = 4 << 20
-"""Most scores in one block, over heads, queries and keys (16 MB in float32)."""
+"""The largest number of scores in a block of heads, queries and keys (16 MB in float32)."""
 
 Selection = Tensor | list[Tensor]
-"""(K,) offsets into M, one selection for all heads; or H of them, one for each query head."""
+"""Offsets (K,) of selected middle tokens, or a list with such a tensor for each query head."""
 
 
-def tokens_per_block(logit_rows: int) -> int:
+def choose_tokens_per_block(logit_rows: int) -> int:
     """Returns the number of tokens in a block of logits that has `logit_rows` = H * C rows."""
     return max(256, BLOCK_ELEMENTS // max(logit_rows, 1))
 
@@ -41,11 +41,11 @@ class Positions(NamedTuple):
 
 
 class LayerState(ABC):
-    """A selector's data about one layer's tokens, which last from step to step; see `Selector`."""
+    """A selector's data about one layer's tokens, which persist from step to step."""
 
     @abstractmethod
     def crop(self, length: int) -> None:
-        """Drops data that depend on tokens from position `length` on, which were removed."""
+        """Drops the data that depend on tokens from position `length` on, which were removed."""
 
 
 class Projection(ABC):
@@ -61,7 +61,8 @@ class Projection(ABC):
         """Reduces folded keys (n, F) to (n, R)."""
 
     def at(self, key_index: int) -> Projection:
-        """Returns the projection of this cached key; concatenated documents have several."""
+        """Returns the projection of the cached key at this index, since each of several
+        concatenated documents has its own projection."""
         return self
 
 
@@ -71,7 +72,7 @@ class KVStore(Protocol):
     heads: int
     dim: int
     shared: bool
-    """Whether the keys are the values, too, and stored once."""
+    """Whether keys and values are the same numbers, which are then stored once."""
 
     @property
     def resident(self) -> bool:
@@ -99,15 +100,17 @@ class KVStore(Protocol):
     def key_blocks(
         self, start: int, stop: int, most: int = ..., groups: Sequence[int] | None = None
     ) -> Iterator[tuple[int, Tensor]]:
-        """Yields (absolute start, keys (G, n, D)) over [start, stop), for all or some key heads."""
+        """Yields blocks of the keys of the tokens [start, stop), as pairs of the first absolute
+        position and the keys (G, n, D) of all or some key heads."""
 
     def append_features(self, features: Tensor) -> None:
-        """Adds reduced keys (n, R) for the next n tokens that have none."""
+        """Adds reduced keys (n, R) for the next n tokens without reduced keys."""
 
     def feature_blocks(
         self, start: int, stop: int, most: int = ...
     ) -> Iterator[tuple[int, Tensor]]:
-        """Yields (absolute start, reduced keys (n, R)) over [start, stop)."""
+        """Yields blocks of the reduced keys of the tokens [start, stop), as pairs of the first
+        absolute position and the reduced keys (n, R)."""
 
     def crop(self, tokens: int) -> None:
         """Removes the last -tokens tokens; `tokens` is negative, as in transformers' caches."""
@@ -118,17 +121,17 @@ class Step:
     """A chunk's queries and a layer's middle tokens, which scores and selectors take as argument.
 
     Args:
-        layer: index of the layer. layers: indices of the model's layers that run the method,
-            ascending; empty: not known.
+        layer: index of the layer.
+        layers: ascending indices of the layers that run the method; empty if they are unknown.
         start: absolute position of the first current token.
         queries: (H, C, D), unrotated.
-        store: the layer's keys and values; the middle tokens M are its [low, high).
-        local: tokens in L, which ends at `start`.
-        distance: query position (keys at 0) of far tokens, from the position encoding.
-        scale: the model's factor of q . k. cap: its soft cap of logits; 0: none.
+        store: the layer's keys and values. low, high: the middle tokens M are [low, high).
+        local: number of local tokens L, which end at `start`.
+        distance: the position encoding's query position for far tokens, with keys at 0.
+        scale: the model's factor of q . k. cap: the model's soft cap of logits; 0 for none.
         score: the method's `Score`.
         projection: the fitted compressor of this layer, or None.
-        decoding: the chunk is one token of an answer.
+        decoding: whether the chunk is one token of an answer.
         query: the state of the turn. states: the layer states, by layer and class of selector.
         lse: (H, C) log-sum-exp of the chunk's whole attention; only where a selector observes."""
 
@@ -199,7 +202,9 @@ class Step:
     @property
     def own(self) -> Tensor | None:
         """Mask (C,) of current tokens inside the question span; None if the span is unknown."""
-        return None if self.query.question is None else self._mask_positions(*self.query.question)
+        return (
+            None if self.query.question is None else self._make_position_mask(*self.query.question)
+        )
 
     @property
     def around(self) -> Tensor | None:
@@ -207,9 +212,9 @@ class Step:
         own, end = self.own, self.query.answer_start
         if own is None:
             return None
-        return ~own if end is None else self._mask_positions(0, end) & ~own
+        return ~own if end is None else self._make_position_mask(0, end) & ~own
 
-    def _mask_positions(self, first: int, last: int) -> Tensor:
+    def _make_position_mask(self, first: int, last: int) -> Tensor:
         """Returns a bool mask (C,) of the current tokens at positions [first, last)."""
         at = torch.arange(self.queries.shape[1], device=self.queries.device) + self.start
         return (at >= first) & (at < last)
@@ -226,29 +231,29 @@ class Step:
     def head_logits(
         self, rotate: bool, heads: Sequence[int] | None = None
     ) -> Iterator[tuple[int, Tensor]]:
-        """Yields (offset into M, scale * q_h · k_g(h) (H, C, n)) in blocks, for all or some query
-        heads."""
+        """Yields blocks of the attention logits of middle tokens, as pairs of an offset into M and
+        the logits scale * q_h · k_g(h) (H, C, n) of all or some query heads."""
         q, groups = self.rotated(rotate), None
         if heads is not None:
             # Keys of these heads' groups only: on disk the others are not converted from 8 bits.
             share = q.shape[0] // self.store.heads
             groups = sorted({head // share for head in heads})
-        block = tokens_per_block((q.shape[0] if heads is None else len(heads)) * q.shape[1])
+        block = choose_tokens_per_block((q.shape[0] if heads is None else len(heads)) * q.shape[1])
         for at, keys in self.store.key_blocks(self.low, self.high, block, groups):
             yield at - self.low, self._compute_logits(q, keys, heads, groups)
 
     def head_logits_at(
         self, offsets: Tensor, rotate: bool, heads: Sequence[int] | None = None
     ) -> Tensor:
-        """Returns logits (H, C, K) of all or some heads for the middle tokens at `offsets` (K,)."""
+        """Returns the logits (H, C, K) of all or some heads for middle tokens at `offsets` (K,)."""
         keys, _ = self.store.gather(offsets + self.low)
         return self._compute_logits(self.rotated(rotate), keys, heads)
 
     def _compute_logits(
         self, q: Tensor, keys: Tensor, heads: Sequence[int] | None, groups: list[int] | None = None
     ) -> Tensor:
-        """Computes logits (H, C, n) of queries (H, C, D) and keys (G, n, D) of all or some
-        groups."""
+        """Computes the logits (H, C, n) of queries (H, C, D) for keys (G, n, D) of all or some key
+        heads."""
         count, chunk, dim = q.shape
         q, keys = q.float() * self.scale, keys.float()
         if heads is None:
@@ -260,31 +265,33 @@ class Step:
         return apply_soft_cap(logits, self.cap)
 
     def sums(self, rotate: bool) -> Iterator[tuple[int, Tensor]]:
-        """Yields (offset into M, f_s(m; c) (C, n)), equation (3), or equation (6) for reduced
-        keys."""
+        """Yields blocks of logits summed over heads, as pairs of an offset into M and the sums (C,
+        n). The sums are equation (6) if the layer has reduced keys, else equation (3)."""
         q = fold(self.rotated(rotate).float(), self.store.heads)
-        block = tokens_per_block(self.queries.shape[1])
+        block = choose_tokens_per_block(self.queries.shape[1])
         if self.projection is None:
             for at, keys in self.store.key_blocks(self.low, self.high, block):
                 yield at - self.low, q @ flatten_keys(keys).float().T
             return
         known: Projection | None = None
         for at, features in self.store.feature_blocks(self.low, self.high, block):
-            if (maps := self.projection.at(at)) is not known:  # another document's
-                known, reduced = maps, maps.queries(q)
+            if (here := self.projection.at(at)) is not known:  # another document's
+                known, reduced = here, here.queries(q)
             yield at - self.low, reduced @ features.float().T
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChunkTrace(Step):
-    """A step after selection: the tokens that one chunk of one layer attends to, with positions. If
+    """A record of the tokens that one chunk of one layer attends to, with their positions. If
     `decoding`, the chunk may be several tokens of an answer that share their far tokens.
 
     Args:
         far: absolute positions (n,) of I and the selected tokens, or one such tensor for each query
             head.
-        near_positions: of [L, C]. far_positions: of each tensor of `far`.
-        scaled: the queries times `query_scale`. max_distance: see `PositionEncoding`."""
+        near_positions: positions of local and current tokens.
+        far_positions: positions of the tokens in each tensor of `far`.
+        scaled: the queries times the factors of the position encoding.
+        max_distance: the largest distance of near tokens, or None."""
 
     far: Selection
     near_positions: Positions
@@ -305,5 +312,5 @@ class ChunkTrace(Step):
 
     @property
     def far_rows(self) -> Sequence[Tensor]:
-        """Positions of far tokens as a sequence: one tensor for all heads, or one per head."""
+        """Absolute positions of far tokens, as one tensor for all heads or one for each head."""
         return [self.far] if isinstance(self.far, Tensor) else self.far

@@ -20,18 +20,18 @@ class TurnText:
     Args:
         question: the question's own words, without the prompt around them.
         pieces: returns the text of each token of the documents; later tokens have none.
-        kept: results of `once` by key, as long as the documents are cached."""
+        results: results of `once` by key, which last as long as the documents are cached."""
 
     question: str
     pieces: Callable[[], Sequence[str]]
-    kept: MutableMapping[Hashable, Any] = field(default_factory=dict, repr=False)
+    results: MutableMapping[Hashable, Any] = field(default_factory=dict, repr=False)
 
     def once(self, key: Hashable, compute: Callable[[], T]) -> T:
-        """Returns what `compute` returned the first time for this key, such as an index of the
-        documents that all layers and later questions share."""
-        if key not in self.kept:
-            self.kept[key] = compute()
-        value: T = self.kept[key]
+        """Returns the cached result of `compute` for this key, such as an index of the documents,
+        which all layers and later questions share."""
+        if key not in self.results:
+            self.results[key] = compute()
+        value: T = self.results[key]
         return value
 
 
@@ -39,11 +39,11 @@ class Phase(Enum):
     """The phase of a forward call, which determines the chunks that select middle tokens."""
 
     AUTO = "auto"
-    """The last one, which is assumed to contain the question. For stock `generate`."""
+    """Only the last chunk selects, which presumably has the question (stock `generate`)."""
     PREFILL = "prefill"
-    """None, unless `Method.reading` is `select`."""
+    """No chunk selects, unless `Method.reading` is `select`."""
     QUESTION = "question"
-    """All. Single tokens from `answer_start` on are the answer's."""
+    """Every chunk selects. Single tokens from `answer_start` on belong to the answer."""
 
 
 class SurveyComplete(Exception):
@@ -56,13 +56,13 @@ class QueryState:
 
     Args:
         turn_start: position at which the turn begins, earlier turns of a conversation included;
-            None: where the first chunk of phase QUESTION begins.
-        question: positions [first, last) of the question span; None: not known.
-        answer_start: position at which the answer begins; None: not known.
-        surveying: this is the survey pass.
-        trace: called with each chunk's `ChunkTrace`.
-        text: the words of the turn; None: not known (stock `generate`, prefill).
-        dense: the question was processed with full attention, so its answer is, too.
+            None stands for the start of the first chunk of phase QUESTION.
+        question: positions [first, last) of the question span, or None if they are unknown.
+        answer_start: position at which the answer begins, or None if it is unknown.
+        surveying: whether this is the survey pass.
+        trace: a function that is called with each chunk's `ChunkTrace`.
+        text: the words of the turn, or None if they are unknown (stock `generate`, prefill).
+        dense: whether the question had full attention, which its answer then has, too.
         stop: position after the last token processed.
         selector: the selector's turn state, see `Selector.new_turn_state`."""
 
@@ -83,8 +83,8 @@ class Chunk:
     """One chunk of a forward call: the tokens at absolute positions [start, stop).
 
     Args:
-        select: the chunk attends to selected middle tokens. decoding: it is a token of the answer.
-    """
+        select: whether the chunk attends to selected middle tokens.
+        decoding: whether the chunk is one token of the answer."""
 
     start: int
     stop: int
@@ -106,10 +106,10 @@ class Window:
         selected: k, middle tokens selected in each step.
         local: l_L, the tokens right before the current ones; always attended to.
         chunk: l_C, current tokens that share one selection; longer inputs are cut into chunks.
-        ending: tokens at the document's end that a question and its answer attend to, besides
-            themselves. None: the paper's rule, the l_L tokens before the current ones.
-        dense: while at most this many tokens are cached, attention is full and causal at true
-            positions. None: l_I + k + l_L, that is, while everything fits."""
+        ending: number of tokens at the document's end that a question and its answer attend to;
+            None stands for the paper's rule, the l_L tokens before the current ones.
+        dense: the largest number of cached tokens with full causal attention at true positions;
+            None stands for l_I + k + l_L, with which all tokens fit into the budget."""
 
     initial: int = 64
     selected: int = 1024
@@ -139,8 +139,8 @@ class Window:
         return start <= self.dense_below
 
     def cut_chunks(self, reading: str, start: int, stop: int, query: QueryState) -> Iterator[Chunk]:
-        """Cuts a forward call over [start, stop) into chunks of at most l_C tokens, a short one
-        first."""
+        """Cuts a forward call over the positions [start, stop) into chunks of at most l_C tokens,
+        of which only the first may be shorter."""
         count, size = stop - start, self.chunk
         if query.surveying and not self.is_dense(start):
             # One chunk: scores of the question's words are compared with those of the prompt.

@@ -1,5 +1,4 @@
-"""The conformance suite: checks whether a registered part or recipe satisfies its interface. To
-check that results are right, compare them with a plain loop on steps of `make_step`."""
+"""The conformance suite, which checks whether a part or recipe of a plugin keeps its interface."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ from torch import Tensor
 from esa_cli.attention import parts
 from esa_cli.attention.algebra import flatten_keys, fuse_outputs
 from esa_cli.attention.compression import Linear
-from esa_cli.attention.kernels import reference_attention
+from esa_cli.attention.kernels import compute_reference_attention
 from esa_cli.attention.rope import FixedRotaryModule, Rope
 from esa_cli.attention.selection import SumScore
 from esa_cli.attention.step import Positions, Projection, Step
@@ -93,10 +92,10 @@ def check(
     load_installed_plugins()
     if kind not in (*SUITES, registry.RECIPES.kind):
         raise PluginError(f"there is no kind of part {kind!r}", nearest(kind, [*SUITES, "method"]))
-    checks = recipe_checks(name)
+    checks = check_recipe(name)
     if kind in SUITES:
         registry.find_part_class(kind, name)
-        checks = part_checks(kind, name, options or {}, folded)
+        checks = check_part(kind, name, options or {}, folded)
     findings: list[Finding] = []
     try:
         for check_name in checks:
@@ -120,7 +119,7 @@ def check_file(path: str | Path) -> dict[tuple[str, str], list[Finding]]:
     return {pair: check(*pair) for pair in pairs}
 
 
-def part_checks(kind: str, name: str, options: Mapping[str, Any], folded: int) -> Checks:
+def check_part(kind: str, name: str, options: Mapping[str, Any], folded: int) -> Checks:
     """Builds a part from its settings, and runs the checks for its kind."""
     yield "builds a frozen dataclass of its base class"
     cls: Any = registry.find_part_class(kind, name)
@@ -129,7 +128,7 @@ def part_checks(kind: str, name: str, options: Mapping[str, Any], folded: int) -
     _expect(issubclass(cls, base), f"{cls.__name__} is not derived from {base.__name__}")
     with _prefix_failures(f"check({kind!r}, {name!r}, options)"):
         part = registry.build_part(kind, {**options, "name": name})
-    yield from suite(part, folded) if suite is compressor_checks else suite(part)
+    yield from suite(part, folded) if suite is check_compressor else suite(part)
 
 
 BUDGET = 16
@@ -158,12 +157,12 @@ def _check_steps(call_part: Callable[..., list[Tensor]], cases: dict[str, dict[s
             before = first.setdefault(case, results)
             alike = len(before) == len(results) and all(map(torch.equal, before, results))
             _expect(alike, "equal steps give different results")
-            now, untouched = _step_tensors(step), _step_tensors(twin)
+            now, untouched = _list_step_tensors(step), _list_step_tensors(twin)
             changed = [name for name, x in untouched.items() if not torch.equal(x, now[name])]
             _expect(not changed, f"the part changed the {', '.join(changed)}")
 
 
-def _step_tensors(step: Step) -> dict[str, Tensor]:
+def _list_step_tensors(step: Step) -> dict[str, Tensor]:
     store = step.store
     keys, values = store.span(0, len(store))
     blocks = [block for _, block in store.feature_blocks(0, store.reduced)] if store.reduced else []
@@ -171,7 +170,7 @@ def _step_tensors(step: Step) -> dict[str, Tensor]:
     return {"queries": step.queries, "keys": keys, "values": values, "reduced keys": reduced}
 
 
-def selector_checks(selector: parts.Selector) -> Checks:
+def check_selector(selector: parts.Selector) -> Checks:
     """Checks that a selector returns valid selections within its allowance."""
     observe = selector.observe if selector.observes else None
 
@@ -186,7 +185,7 @@ def selector_checks(selector: parts.Selector) -> Checks:
             _expect(is_offsets, f"{row.dtype} of {row.ndim} dimensions, not torch.int64 (n,)")
         parts.check_offsets(out, step, allowed)
         if observe is not None:
-            observe(observed_step(step))
+            observe(make_observed_step(step))
         return rows
 
     yield "declares its members"
@@ -210,10 +209,10 @@ def selector_checks(selector: parts.Selector) -> Checks:
         select(step)
 
 
-def score_checks(score: parts.Score) -> Checks:
+def check_score(score: parts.Score) -> Checks:
     """Checks that a score gives each middle token a number, which may be -inf."""
 
-    def score_step(step: Step) -> list[Tensor]:
+    def score_random_step(step: Step) -> list[Tensor]:
         out: Any = score.scores(step)
         finite = out.where(~out.isneginf(), 0) if isinstance(out, Tensor) else out
         _expect_numbers("scores", finite, step.middle)
@@ -231,25 +230,25 @@ def score_checks(score: parts.Score) -> Checks:
         for dtype in (torch.float32, torch.bfloat16):
             options = {"score": score, "projection": maps, "dtype": dtype}
             cases[f"reduced keys, {dtype}"] = options
-    _check_steps(score_step, cases)
+    _check_steps(score_random_step, cases)
     yield "declares whether it rotates"
     # Compressors are fitted, and a stored KV cache is found again, by what `rotates` says.
     near, far = (score.scores(make_step(score=score, distance=n)) for n in (8, 4096))
     _expect(score.rotates or torch.equal(near, far), "rotates is False, but scores change")
 
 
-def compressor_checks(compressor: parts.Compressor, folded: int) -> Checks:
+def check_compressor(compressor: parts.Compressor, folded: int) -> Checks:
     """Checks a compressor for layer 0 and F = `folded`, which is fitted on few tokens and on as
     many tokens as the compressor asks for."""
 
-    def random_matrix(rows: int, seed: int) -> Tensor:
+    def make_random_matrix(rows: int, seed: int) -> Tensor:
         return torch.randn(rows, folded, generator=torch.Generator().manual_seed(seed))
 
-    def fit_projection(max_tokens: int) -> Any:
+    def fit_on_tokens(max_tokens: int) -> Any:
         moments, twin = parts.Moments(), parts.Moments()
         if count := min(compressor.fit_tokens, max_tokens):
             for each in (moments, twin):
-                each.add_tokens(random_matrix(count, 0), random_matrix(count, 1))
+                each.add_tokens(make_random_matrix(count, 0), make_random_matrix(count, 1))
         projection = compressor.fit(0, moments)
         for name, before in vars(twin).items():
             now = getattr(moments, name)
@@ -262,12 +261,12 @@ def compressor_checks(compressor: parts.Compressor, folded: int) -> Checks:
     yield "valid projections"
     for limit in (5, 4096):
         with _prefix_failures(f"fitted on at most {limit} tokens"):
-            first, again = fit_projection(limit), fit_projection(limit)
+            first, again = fit_on_tokens(limit), fit_on_tokens(limit)
             if first is None and again is None:  # a compressor may leave the keys whole
                 continue
             for rows in ((1, 1), (8, 100), (40, 3)):
                 for dtype in (torch.float32, torch.bfloat16):
-                    q, k = (random_matrix(n, n).to(dtype) for n in rows)
+                    q, k = (make_random_matrix(n, n).to(dtype) for n in rows)
                     _check_projection(first, again, q, k)
 
 
@@ -301,7 +300,7 @@ PLACES = {
 """Test cases of a position encoding: L, C, the first current token, and n far tokens."""
 
 
-def position_checks(encoding: parts.PositionEncoding) -> Checks:
+def check_position_encoding(encoding: parts.PositionEncoding) -> Checks:
     """Checks that a position encoding gives valid positions, query scales and frequencies."""
     yield "declares its members"
     _expect_type("distance", encoding.distance, int)
@@ -362,24 +361,23 @@ def _check_positions(
 
 
 SUITES: dict[str, tuple[type, Callable[..., Checks]]] = {
-    "selector": (parts.Selector, selector_checks),
-    "score": (parts.Score, score_checks),
-    "compressor": (parts.Compressor, compressor_checks),
-    "position": (parts.PositionEncoding, position_checks),
+    "selector": (parts.Selector, check_selector),
+    "score": (parts.Score, check_score),
+    "compressor": (parts.Compressor, check_compressor),
+    "position": (parts.PositionEncoding, check_position_encoding),
 }
 CASES: dict[str, tuple[int, tuple[int, int, int, int], int]] = {
     "usual": (8192, (64, 1024, 1024, 512), 100_000),
     "a small window": (512, (4, 64, 64, 32), 100_000),
-    "I = 0": (512, (0, 64, 64, 32), 100_000),
-    "k = 0": (512, (4, 0, 64, 32), 100_000),
+    "I = 0": (512, (0, 64, 64, 32), 100_000), "k = 0": (512, (4, 0, 64, 32), 100_000),
     "L = 0": (512, (4, 64, 0, 32), 100_000),
     "a short document": (8192, (64, 1024, 1024, 512), 100),
     "an unknown length": (8192, (64, 1024, 1024, 512), 0),
-}
+}  # fmt: skip
 """Test cases of a recipe: the model's trained window; I, k, L and C; the document's tokens."""
 
 
-def recipe_checks(name: str) -> Checks:
+def check_recipe(name: str) -> Checks:
     """Checks that a recipe returns valid settings in every case, and equal settings twice."""
     yield "valid settings"
     for case, (context, sizes, length) in CASES.items():
@@ -397,25 +395,12 @@ PLAIN = SumScore()
 
 
 def make_step(
-    *,
-    middle: int = 100,
-    chunk: int = 8,
-    initial: int = 4,
-    local: int = 16,
-    heads: int = 6,
-    groups: int = 2,
-    dim: int = 16,
-    dtype: torch.dtype = torch.float32,
-    spread: float = 1.0,
-    ties: bool = False,
-    distance: int = 64,
-    layer: int = 0,
-    decoding: bool = False,
-    score: parts.Score = PLAIN,
-    projection: Projection | None = None,
-    observe: Observe | None = None,
-    words: bool = True,
-) -> Step:
+    *, middle: int = 100, chunk: int = 8, initial: int = 4, local: int = 16, heads: int = 6,
+    groups: int = 2, dim: int = 16, dtype: torch.dtype = torch.float32, spread: float = 1.0, ties:
+    bool = False, distance: int = 64, layer: int = 0, decoding: bool = False, score: parts.Score =
+    PLAIN, projection: Projection | None = None, observe: Observe | None = None, words: bool =
+    True,
+) -> Step:  # fmt: skip
     """Makes a step over a random document of I initial, M middle, L local and C current tokens.
     Equal arguments give equal steps. `spread` is the standard deviation of queries (H, C, D), keys
     and values (G, N, D). With `ties` all keys are equal, and with `words` the step has a text.
@@ -440,27 +425,22 @@ def make_step(
         high = min(low + 256, start)
         store.append(keys[:, low:high], values[:, low:high])
         if observe is not None:
-            observe(observed_step(_step_at(step, low, queries[:, low:high])))
+            observe(make_observed_step(_move_step(step, low, queries[:, low:high])))
     store.append(keys[:, start:], values[:, start:])
     _reduce_keys(step)
     return step
 
 
 def advance(
-    step: Step,
-    chunk: int = 8,
-    *,
-    seed: int = 1,
-    decoding: bool = False,
-    back: int = 0,
-    observe: Observe | None = None,
-) -> Step:
+    step: Step, chunk: int = 8, *, seed: int = 1, decoding: bool = False, back: int = 0, observe:
+    Observe | None = None,
+) -> Step:  # fmt: skip
     """Makes the step after the given step, with `chunk` new random tokens and equal windows. First
     calls `observe` for the given step's chunk, if the store has the chunk. If `back` is not 0, then
     removes the last `back` tokens from the store and begins a new turn."""
     store = step.store
     if observe is not None and len(store) == step.start + step.queries.shape[1]:
-        observe(observed_step(step))
+        observe(make_observed_step(step))
     if back:
         store.crop(-back)
         for state in step.states.values():
@@ -471,25 +451,25 @@ def advance(
         torch.randn(rows, chunk, store.dim, generator=random).to(step.queries)
         for rows in (step.queries.shape[0], store.heads, store.heads)
     )
-    step = replace(_step_at(step, len(store), queries), decoding=decoding)
+    step = replace(_move_step(step, len(store), queries), decoding=decoding)
     store.append(keys, values)
     _reduce_keys(step)
     return step
 
 
-def observed_step(step: Step) -> Step:
+def make_observed_step(step: Step) -> Step:
     """Returns the step that `observe` gets after attention to initial and local tokens."""
     chunk, rope = step.queries.shape[1], step.rope
     places = torch.arange(step.local + chunk)
     keys, values = step.store.span(step.start - step.local, step.start + chunk)
     queries = rope.rotate(step.queries, places[step.local :])
-    near = reference_attention(queries, rope.rotate(keys, places), values, True, step.scale)
+    near = compute_reference_attention(queries, rope.rotate(keys, places), values, True, step.scale)
     keys, values = step.store.span(0, step.low)
-    far = reference_attention(step.rotated(True), keys, values, False, step.scale)
+    far = compute_reference_attention(step.rotated(True), keys, values, False, step.scale)
     return replace(step, low=0, projection=None, lse=fuse_outputs([near, far])[1])
 
 
-def _step_at(step: Step, start: int, queries: Tensor) -> Step:
+def _move_step(step: Step, start: int, queries: Tensor) -> Step:
     """Returns the step for a chunk whose queries (H, C, D) begin at position `start`."""
     local = min(step.local, start)
     high = start - local

@@ -1,7 +1,7 @@
-"""The main loop of self-tests and benchmarks: asks questions and writes a row for each answer.
+"""The main loop of self-tests and benchmarks, which writes a row for each answer.
 
 Every row is on disk before the next question is asked, so a stopped run can be resumed: a question
-that has a row is not asked again, and a document is not read if all of its questions have rows.
+that has a row is not asked again, and a document is only ingested if a question has no row.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SAME_FIELDS = ("record", "document", "settings", "reading")
 
 
 @dataclass(frozen=True)
-class Case:
+class QuestionCase:
     """A question to be answered by one method. `fields` are the known fields of its row. `ask`
     returns the other fields. `check` raises LengthError if the question is too long."""
 
@@ -30,11 +30,11 @@ class Case:
 
 @dataclass(frozen=True)
 class DocumentCases:
-    """The questions about one document. `read` reads the document, or returns False to skip the
+    """The questions about one document. `ingest` ingests the document, or returns False to skip the
     questions."""
 
-    cases: Sequence[Case]
-    read: Callable[[], bool]
+    cases: Sequence[QuestionCase]
+    ingest: Callable[[], bool]
 
 
 def has_row(journal: Journal, fields: Mapping[str, Any]) -> bool:
@@ -54,14 +54,11 @@ def has_row(journal: Journal, fields: Mapping[str, Any]) -> bool:
     return True
 
 
-def write_rows(
-    documents: Iterable[DocumentCases],
-    journal: Journal,
-    *,
-    until: float | None = None,
-    on_row: Callable[[dict[str, Any]], None] = lambda row: None,
-    on_left_out: Callable[[Case, LengthError], None] | None = None,
-) -> bool:
+def write_missing_rows(
+    documents: Iterable[DocumentCases], journal: Journal, *, until: float | None = None, on_row:
+    Callable[[dict[str, Any]], None] = lambda row: None, on_left_out: Callable[[QuestionCase,
+    LengthError], None] | None = None,
+) -> bool:  # fmt: skip
     """Asks the questions that have no row, and writes their rows. Returns False if the time
     `until`, by `time.monotonic`, came before the end.
 
@@ -92,7 +89,7 @@ def write_rows(
             continue
         if is_past_deadline():
             return False
-        if not document.read():
+        if not document.ingest():
             continue
         for case in cases:
             if is_past_deadline():

@@ -1,4 +1,4 @@
-"""Answers questions about one text from passages, as `esa ask` does with the same preset."""
+"""Answers the questions of self-tests and benchmarks from passages of a text."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from esa_cli.system.progress import Progress
 
 class TextAsker:
     """Answers questions about one text at a time from passages, as `esa ask` does with the same
-    preset. `book` is the text that was read most recently. Clears the session's KV cache. Raises
-    PresetError, ModelError: the preset's adapter or finder is missing or fits another model."""
+    preset. `book` is the text that was ingested last. A new asker clears the session's KV cache.
+    Raises PresetError, ModelError: the preset's adapter or finder is missing or does not fit."""
 
     book: Book
     nbytes: int
@@ -39,10 +39,10 @@ class TextAsker:
         self.session.clear()
         self.session.use(self.preset)
 
-    def check_length(self, question: str, longest: int) -> None:
+    def check_length(self, question: str, max_new_tokens: int) -> None:
         """Raises UsageError: the question is empty. LengthError: the question is too long."""
         assert self._esa.spans is not None
-        self._esa.spans.check(question, longest)
+        self._esa.spans.check(question, max_new_tokens)
 
     def ingest_text(self, text: str, progress: Progress | None = None) -> float:
         """Ingests a text, indexes its words for the preset's finder, and returns the seconds."""
@@ -56,14 +56,14 @@ class TextAsker:
         return time.perf_counter() - started
 
     def ask(
-        self, question: str, longest: int | None = None, temperature: float | None = None
+        self, question: str, max_new_tokens: int | None = None, temperature: float | None = None
     ) -> Reply:
-        """Answers a question. The reply has every passage that was read as evidence, best first.
-        Raises LengthError, UsageError, as `check`.
+        """Answers a question. The evidence of the reply is every passage that the reader got,
+        best first. Raises LengthError, UsageError, as `check_length`.
 
         Args:
-            longest: largest number of new tokens; None takes the preset's number."""
+            max_new_tokens: the largest number of new tokens; None stands for the preset's."""
         return self._esa.ask(
-            question, [self.book], max_new_tokens=longest, temperature=temperature,
+            question, [self.book], max_new_tokens=max_new_tokens, temperature=temperature,
             evidence=sys.maxsize,
         )  # fmt: skip

@@ -4,8 +4,8 @@
     s(w)      BM25 of the window's words for the question's, see `system.text`
     F_s(m)    the highest s(w) of the (at most two) windows that contain m
 
-Neither queries nor keys are used. The recipe has the window size, share, prompt and positions of
-`esa-consensus`, so that a comparison of the two compares only how they find windows. Source:
+The score uses neither queries nor keys. The recipe has the window size, share, prompt and positions
+of `esa-consensus`, so that a comparison of both compares only how they find windows. Source:
 Robertson et al., Okapi at TREC-3, 1994, as the library bm25s computes it.
 """
 
@@ -23,7 +23,7 @@ from torch.nn import functional
 
 from esa_cli.attention.parts import Score
 from esa_cli.attention.step import Step
-from esa_cli.methods.consensus import esa_consensus_settings
+from esa_cli.methods.consensus import build_esa_consensus_settings
 from esa_cli.methods.paper import ATTENDED
 from esa_cli.methods.registry import Base, recipe, register
 from esa_cli.system.text import (
@@ -58,7 +58,7 @@ class TokenWindowIndex:
         self._bm25 = Bm25Index.of(texts, len(self._vocabulary))
 
     def score_tokens(self, question: str) -> Tensor:
-        """Returns BM25 of each token's best window (tokens,); 0 without a shared word."""
+        """Returns each token's score, which is BM25 of its best window, as a tensor (tokens,)."""
         stems = sum(find_question_words(question, [self._language]), ())
         known = [self._vocabulary[stem] for stem in stems if stem in self._vocabulary]
         windows = self._bm25.scores(known)
@@ -72,12 +72,12 @@ class TokenWindowIndex:
 @register("score", "bm25", about="windows of tokens by the question's words")
 @dataclass(frozen=True)
 class Bm25Score(Score):
-    """BM25 of each token's window for the question's words; 0 if the text is unknown.
+    """A score that is BM25 of a token's window for the question's words; 0 without a known text.
 
     Args:
         window: tokens of a window, even.
-        layers: `first`: other layers score 0, for selectors that sum the layers; `all`: the same
-            scores in every layer, as other selectors get in any case."""
+        layers: the layers that score, which are the `first` for selectors that sum the layers, and
+            `all` for other selectors."""
 
     window: int = 64
     layers: Literal["first", "all"] = "first"
@@ -112,6 +112,6 @@ class Bm25Score(Score):
     source="this project: Robertson et al. 1994, Okapi at TREC-3, in place of attention scores",
     cost=f"M once a question, + {ATTENDED}",
 )
-def bm25_settings(base: Base) -> dict[str, Any]:
+def build_bm25_settings(base: Base) -> dict[str, Any]:
     score = {"name": "bm25", "window": 64, "layers": "first"}
-    return {**esa_consensus_settings(base), "score": score}
+    return {**build_esa_consensus_settings(base), "score": score}

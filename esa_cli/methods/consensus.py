@@ -5,12 +5,7 @@ it once M is large. So each layer adds its scores to those of earlier layers and
 The answer's tokens reuse the last layer's selection; with two rounds the question does so, too.
 
 The selector `fused-consensus` adds a second score, such as BM25. Both scores are standardised for
-each question, so that a score without clear winners does not outvote the other:
-
-    z(w)   a window's mean score, less the mean over all windows, by their standard deviation
-    F(w)   z of the scores summed over layers + weight * z of the second score
-
-This method is this project's addition to the paper, measured in docs/results.md.
+each question, so that a score without clear winners does not outvote the other.
 """
 
 from __future__ import annotations
@@ -29,16 +24,16 @@ from esa_cli.attention.step import Step
 from esa_cli.methods import registry
 from esa_cli.methods.paper import ATTENDED
 from esa_cli.methods.registry import Base, recipe, register
-from esa_cli.methods.voting import PLAIN, esa_vote_settings
+from esa_cli.methods.voting import PLAIN, build_esa_vote_settings
 
 
-def mean_window_scores(scores: Tensor, size: int, stride: int = 1) -> Tensor:
-    """Averages scores (X, M) over windows of `size` tokens, one every `stride` tokens: (X, W)."""
+def average_window_scores(scores: Tensor, size: int, stride: int = 1) -> Tensor:
+    """Averages scores (X, M) over windows of `size` tokens, which begin every `stride` tokens."""
     return functional.avg_pool1d(scores, size, stride)
 
 
-def centred_window_start(centre: Tensor, size: int, middle: int) -> Tensor:
-    """Returns first tokens of windows of `size` tokens around `centre`, inside the M tokens."""
+def find_centred_window_start(centre: Tensor, size: int, middle: int) -> Tensor:
+    """Returns the offset of a window of `size` tokens around `centre`, inside the M tokens."""
     return (centre - (size - 1) / 2).round().clamp(0, middle - size)
 
 
@@ -53,7 +48,7 @@ def select_windows(scores: Tensor, count: int, size: int, share: float = 0.0) ->
     left, first = to_float64(scores) - min(0.0, float(scores.min())), None
     taken = torch.zeros_like(left, dtype=torch.bool)
     for _ in range(count // size):
-        means = mean_window_scores(left[None], size)[0]
+        means = average_window_scores(left[None], size)[0]
         start = int(means.argmax())
         best = float(means[start])
         first = best if first is None else first
@@ -62,7 +57,7 @@ def select_windows(scores: Tensor, count: int, size: int, share: float = 0.0) ->
         chosen = left[start : start + size]
         offsets = torch.arange(size, device=left.device)
         centre = start + (chosen * offsets).sum() / chosen.sum()
-        start = int(centred_window_start(centre, size, scores.shape[0]))
+        start = int(find_centred_window_start(centre, size, scores.shape[0]))
         taken[start : start + size] = True
         left = torch.where(taken, 0.0, left)
     return torch.nonzero(taken)[:, 0].to(scores.device)
@@ -164,8 +159,8 @@ class LayerSumSelector(Selector):
 @register("selector", "consensus", about="whole windows, by the scores of all layers so far")
 @dataclass(frozen=True)
 class ConsensusSelector(LayerSumSelector):
-    """Selects windows of `passage` tokens with the highest sum of the scores of the layers so far;
-    for `share` see `select_windows`."""
+    """Selects windows of `passage` tokens with the highest sum of the scores of the layers so
+    far, except windows that score less than `share` times the best one."""
 
     passage: int = 64
     share: float = 0.0
@@ -189,11 +184,11 @@ class ConsensusSelector(LayerSumSelector):
     source="this project, after the paper",
     cost=f"F M for a question, 0 for an answer's token, + {ATTENDED}",
 )
-def esa_consensus_settings(base: Base) -> dict[str, Any]:
+def build_esa_consensus_settings(base: Base) -> dict[str, Any]:
     selector = {"name": "consensus", "passage": 64, "share": 0.5, "rounds": 2}
     vote = {"name": "vote", "rule": "softmax", "rotate": True, "contrast": True}
     return {
-        **esa_vote_settings(base),
+        **build_esa_vote_settings(base),
         "selector": selector,
         "score": {**PLAIN, **vote},
         "position": {"name": "contiguous", "distance": min(1024, base.context // 2)},
@@ -202,7 +197,7 @@ def esa_consensus_settings(base: Base) -> dict[str, Any]:
     }
 
 
-def standardise(scores: Tensor, size: int) -> Tensor:
+def standardise_scores(scores: Tensor, size: int) -> Tensor:
     """Shifts and scales scores (M,) so that the means of all windows of `size` tokens have mean 0
     and standard deviation 1; returns zeros if all windows have the same mean.
 
@@ -210,7 +205,7 @@ def standardise(scores: Tensor, size: int) -> Tensor:
     finite = to_float64(scores)
     finite = torch.where(finite.isneginf(), finite.nan_to_num(neginf=torch.inf).amin(), finite)
     finite = finite.nan_to_num(posinf=0.0)
-    means = mean_window_scores(finite[None], min(size, scores.shape[0]))[0]
+    means = average_window_scores(finite[None], min(size, scores.shape[0]))[0]
     spread = means.std(correction=0)
     if float(spread) <= 1e-12 * float(means.abs().amax()):
         return torch.zeros_like(finite)
@@ -233,8 +228,8 @@ class FusedConsensusSelector(ConsensusSelector):
 
     def select_best_tokens(self, scores: Tensor, step: Step, budget: int) -> Tensor:
         words: Score = registry.build_part("score", {"name": self.second}).for_single_layers()
-        second = standardise(words.scores(step), self.passage)
-        both = standardise(scores, self.passage) + self.weight * second.to(scores.device)
+        second = standardise_scores(words.scores(step), self.passage)
+        both = standardise_scores(scores, self.passage) + self.weight * second.to(scores.device)
         return super().select_best_tokens(both, step, budget)
 
 
@@ -244,8 +239,8 @@ class FusedConsensusSelector(ConsensusSelector):
     source="this project, after the paper and Robertson et al. 1994, Okapi at TREC-3",
     cost=f"F M for a question, 0 for an answer's token, + {ATTENDED}",
 )
-def esa_consensus_bm25_settings(base: Base) -> dict[str, Any]:
-    whole = esa_consensus_settings(base)
+def build_esa_consensus_bm25_settings(base: Base) -> dict[str, Any]:
+    whole = build_esa_consensus_settings(base)
     fused = {"name": "fused-consensus", "second": "bm25", "weight": 1.0}
     score = {key: value for key, value in whole["score"].items() if key != "heads"}
     return {**whole, "selector": {**whole["selector"], **fused}, "score": score}

@@ -1,4 +1,4 @@
-"""Full attention, and the position encodings that stretch the trained window for it.
+"""Full attention, and the position encodings that stretch a model's trained window.
 
     interpolation   positions, or equally frequencies, divided by s       Chen et al. 2023
     ntk             base b' = b s^(D / (D - 2))                           bloc97 2023
@@ -6,11 +6,9 @@
     yarn            slow frequencies interpolated, fast ones kept, a ramp between   Peng et al. 2023
     rerope          distances min(i - j, w)                               Su 2023
 
-Inverse frequencies are b^(-2i/D), i from 0 to D/2 - 1, in Python floats, so that they are the same
-on every device; only interpolation accepts other frequencies (llama3, yarn or linear scaling).
-Cached keys are unrotated, so `ntk-dynamic` rotates all tokens of a step by one base b', where N is
-the end of the chunk. The ESA paper does not say which form of NTK it runs; `ntk` is the fixed form.
-The factor s of a recipe is the document's length plus ROOM in trained windows, rounded up.
+Inverse frequencies are b^(-2i/D), i from 0 to D/2 - 1; only interpolation accepts models with other
+frequencies. Cached keys are unrotated, so `ntk-dynamic` rotates all tokens of a step by one base.
+The ESA paper does not say which form of NTK it runs; `ntk` is the fixed form.
 """
 
 from __future__ import annotations
@@ -30,10 +28,10 @@ from esa_cli.errors import PresetError
 from esa_cli.methods.registry import OWN_SCORE, Base, recipe, register
 
 ROOM = 256
-"""Tokens for the prompt, the question and the answer."""
+"""Number of tokens for the prompt, the question and the answer."""
 TOLERANCE = 0.01
-"""Largest relative error of a frequency that belongs to the series. Rounding to bfloat16 makes
-0.004, the scalings in use make far more."""
+"""The largest relative error of a frequency of the series b^(-2i/D). Rounding to bfloat16 makes
+errors of 0.004, and the scalings in use make far larger ones."""
 
 
 @register("selector", "full", about="all middle tokens, whatever the budget")
@@ -49,12 +47,9 @@ class AllTokensSelector(Selector):
 
 
 @register(
-    "selector",
-    "none",
-    about="no middle tokens: I and L only",
-    source="as Xiao et al., StreamingLLM, arXiv 2309.17453",
-    cost="nothing",
-)
+    "selector", "none", about="no middle tokens: I and L only",
+    source="as Xiao et al., StreamingLLM, arXiv 2309.17453", cost="nothing",
+)  # fmt: skip
 @dataclass(frozen=True)
 class NoTokensSelector(Selector):
     """Selects no middle token."""
@@ -163,14 +158,14 @@ class YarnPositions(StretchedPositions):
                 f"{self.beta_fast}"
             )
 
-    def uninterpolated_shares(self, base: float, dim: int) -> list[float]:
+    def compute_uninterpolated_shares(self, base: float, dim: int) -> list[float]:
         """Returns gamma_i, the share of each of the D / 2 frequencies that is not interpolated."""
 
-        def dimension_turning(turns: float) -> float:
+        def find_dimension_turning(turns: float) -> float:
             return dim * math.log(self.trained / (2 * math.pi * turns)) / (2 * math.log(base))
 
-        low: float = max(math.floor(dimension_turning(self.beta_fast)), 0)
-        high: float = min(math.ceil(dimension_turning(self.beta_slow)), dim - 1)
+        low: float = max(math.floor(find_dimension_turning(self.beta_fast)), 0)
+        high: float = min(math.ceil(find_dimension_turning(self.beta_slow)), dim - 1)
         if low == high:
             high += 0.001  # a step in place of a ramp, without dividing by zero
         ramp = ((i - low) / (high - low) for i in range(dim // 2))
@@ -179,7 +174,7 @@ class YarnPositions(StretchedPositions):
     def frequencies(self, inverse: Tensor, factor: float, length: int) -> tuple[Tensor, float]:
         dim = 2 * inverse.shape[0]
         base = find_rotary_base(inverse)
-        shares = self.uninterpolated_shares(base, dim)
+        shares = self.compute_uninterpolated_shares(base, dim)
         pairs = zip(list_rotary_rates(base, dim), shares, strict=True)
         rates = [rate * (kept + (1 - kept) / self.factor) for rate, kept in pairs]
         temperature = 0.1 * math.log(self.factor) + 1
@@ -187,15 +182,13 @@ class YarnPositions(StretchedPositions):
 
 
 @register(
-    "position",
-    "rerope",
-    about="no token further away than a fixed distance",
+    "position", "rerope", about="no token further away than a fixed distance",
     source="Su 2023, Rectified Rotary Position Embeddings (ReRoPE)",
     cost=f"{ROTATED}, those of L and C twice, for two kinds of logits",
-)
+)  # fmt: skip
 @dataclass(frozen=True)
 class ReRopePositions(FixedDistancePositions):
-    """Distances of at most w, exact if L has at least w tokens or if all tokens are near.
+    """Positions with distances of at most w, which are exact if L has at least w tokens.
 
     The original multiplies query i by max(1, ln(i + 1) / ln L_train). The ESA paper does not
     mention this factor, so esa omits it unless `trained`, L_train, is given. `distance` is w."""
@@ -223,17 +216,17 @@ def _add_recipe(
 ) -> None:
     """Registers full attention with a position encoding as a recipe."""
 
-    def recipe_settings(base: Base) -> dict[str, Any]:
+    def build_recipe_settings(base: Base) -> dict[str, Any]:
         everything = {"selector": {"name": "full"}, **OWN_SCORE, "reading": "select"}
         return {**everything, "position": position(base)}
 
     cost = "H C N D: every cached token is attended to"
     about = f"full attention{about}"
-    recipe(name, about=about, source=source, cost=cost, full=True)(recipe_settings)
+    recipe(name, about=about, source=source, cost=cost, full=True)(build_recipe_settings)
 
 
-def _stretch_factor(base: Base) -> float:
-    """Returns s, the number of trained windows that hold the document and ROOM, rounded up."""
+def _compute_stretch_factor(base: Base) -> float:
+    """Returns the factor s, the number of trained windows that hold the document and ROOM."""
     taken = base.length + ROOM if base.length else 0
     return float(max(1, math.ceil(taken / base.context)))
 
@@ -245,15 +238,16 @@ _add_recipe("full", ", far tokens where the preset's position encoding puts them
             lambda base: dict(base.position))  # fmt: skip
 _add_recipe("interpolation", ", positions divided to fit into the trained window",
             "Chen et al. 2023, position interpolation",
-            lambda base: {"name": "interpolation", "factor": _stretch_factor(base)})  # fmt: skip
+            lambda base: {"name": "interpolation",
+                          "factor": _compute_stretch_factor(base)})  # fmt: skip
 _add_recipe("ntk", ", a larger rotary base for the document's length",
             "bloc97 2023, NTK-aware scaling",
-            lambda base: {"name": "ntk", "factor": _stretch_factor(base)})  # fmt: skip
+            lambda base: {"name": "ntk", "factor": _compute_stretch_factor(base)})  # fmt: skip
 _add_recipe("ntk-dynamic", ", a rotary base that grows with the tokens cached",
             "emozilla 2023, dynamic NTK-aware scaling",
-            lambda base: {"name": "ntk-dynamic", "factor": _stretch_factor(base),
+            lambda base: {"name": "ntk-dynamic", "factor": _compute_stretch_factor(base),
                           "trained": base.context})  # fmt: skip
 _add_recipe("yarn", ", slow frequencies stretched to the document's length",
             "Peng et al. 2023, YaRN",
-            lambda base: {"name": "yarn", "factor": _stretch_factor(base),
+            lambda base: {"name": "yarn", "factor": _compute_stretch_factor(base),
                           "trained": base.context})  # fmt: skip

@@ -1,4 +1,4 @@
-"""InfLLM: whole blocks, scored by the few keys of each block that received most attention.
+"""InfLLM, which selects whole blocks by the few keys of each block that got most attention.
 
     r_h(m)   attention that token m received from head h while in L or C, at its true distance:
              sum over queries c of exp( scale * R(q_h,c) · R(k_m) - lse_h,c )
@@ -7,10 +7,9 @@
     choice   the blocks with the highest s that fit the budget, and the tokens after them
 
 A block is `block` tokens that have left L, counted from the first token of M. n_local - 1 is the
-position encoding's `distance`, which the recipe sets. Unlike the published code, all of C attends
-to all of L, the preset decides chunks and windows, tokens that do not fill a block count in the
-budget, and a block without r (prefilled with another method) has the mean of all its keys. Source:
-Xiao et al., arXiv 2402.04617.
+position encoding's `distance`, which the recipe sets. Unlike the published code, the preset decides
+chunks and windows, and a block without r has the mean of all its keys. Source: Xiao et al., arXiv
+2402.04617.
 """
 
 from __future__ import annotations
@@ -25,18 +24,18 @@ from esa_cli.attention.algebra import apply_soft_cap
 from esa_cli.attention.parts import Selector, check_at_least
 from esa_cli.attention.positions import FixedDistancePositions
 from esa_cli.attention.selection import top_k
-from esa_cli.attention.step import LayerState, Positions, Step, tokens_per_block
+from esa_cli.attention.step import LayerState, Positions, Step, choose_tokens_per_block
 from esa_cli.methods.paper import ATTENDED
 from esa_cli.methods.per_head import TOKENS_AT_ONCE, BlockRows, expand_blocks
 from esa_cli.methods.registry import OWN_SCORE, Base, recipe, register
 from esa_cli.storage.memory_store import GrowingRows
 
 KEPT_CHUNKS = 8
-"""Chunks that can be cropped exactly; a question is one or two."""
+"""The number of last chunks that can be cropped exactly; a question has one or two chunks."""
 TOKENS_ADDED_AT_ONCE = 8192
 
 
-def sum_attention(step: Step) -> Tensor:
+def sum_attention_weights(step: Step) -> Tensor:
     """Sums the attention weights of the chunk's queries to each token of L and C: (H, L + C)."""
     assert step.lse is not None, "observe needs a step with lse"
     heads, chunk, dim = step.queries.shape
@@ -46,7 +45,7 @@ def sum_attention(step: Step) -> Tensor:
     q = (step.rope.rotate(step.queries, own) * step.scale).float()
     q = q.reshape(groups, heads // groups * chunk, dim)
     out = torch.empty(heads, stop - first, device=device)
-    for start, keys in step.store.key_blocks(first, stop, tokens_per_block(heads * chunk)):
+    for start, keys in step.store.key_blocks(first, stop, choose_tokens_per_block(heads * chunk)):
         at = torch.arange(start - first, start - first + keys.shape[1], device=device)
         logits = apply_soft_cap(q @ step.rope.rotate(keys, at).float().transpose(1, 2), step.cap)
         shares = torch.exp(logits.view(heads, chunk, -1) - step.lse[..., None])
@@ -57,7 +56,7 @@ def sum_attention(step: Step) -> Tensor:
 
 @dataclass
 class AttentionMass:
-    """The attention r that every token received, as rows (N, H); zero for unobserved tokens.
+    """The attention r that every token received from each head, as numbers (N, H).
 
     r cannot be computed again, because queries are not stored. So `before_chunks` caches r (n, H)
     of the n tokens before each of the last chunks, and cropping tokens restores it."""
@@ -72,7 +71,7 @@ class AttentionMass:
         first, stop = step.start - step.local, step.start + step.queries.shape[1]
         if stop <= self.rows.length:
             return
-        shares = sum_attention(step).T
+        shares = sum_attention_weights(step).T
         self.rows.append(shares.new_zeros(stop - self.rows.length, self.rows.width))
         if not (self.answering and step.decoding):
             kept = {start: r for start, r in self.before_chunks.items() if start < step.start}
@@ -93,7 +92,7 @@ class AttentionMass:
             for at, view in self.rows.blocks(first, length, TOKENS_ADDED_AT_ONCE):
                 view.copy_(before[at - first : at - first + view.shape[0]])
 
-    def received_attention(self, start: int, stop: int) -> Tensor:
+    def load_received_attention(self, start: int, stop: int) -> Tensor:
         """Returns the attention r (stop - start, H) that the tokens [start, stop) received."""
         out = torch.zeros(stop - start, self.rows.width, device=self.rows.device)
         known = min(stop, self.rows.length)
@@ -104,7 +103,7 @@ class AttentionMass:
 
 @dataclass
 class InfLLMState(LayerState):
-    """Attention received by a layer's tokens, and representative keys of blocks by settings."""
+    """The attention that a layer's tokens received, and the representative keys of its blocks."""
 
     mass: AttentionMass | None = None
     keys: dict[tuple[int, int], BlockRows] = field(default_factory=dict)
@@ -160,7 +159,7 @@ class InfLLMSelector(Selector):
         def average_keys(start: int, count: int) -> Tensor:
             stop = start + count * self.block
             keys = step.store.span(start, stop)[0].reshape(-1, count, self.block, dim)
-            r = None if state.mass is None else state.mass.received_attention(start, stop)
+            r = None if state.mass is None else state.mass.load_received_attention(start, stop)
             return self._average_representatives(keys, r, heads)
 
         # A block that left L receives no more. After a crop it may be in L again: computed anew.
@@ -194,7 +193,7 @@ class InfLLMSelector(Selector):
     "Efficient Context Memory, arXiv 2402.04617",
     cost=f"H D M / 128 + {ATTENDED}",
 )
-def infllm_settings(base: Base) -> dict[str, Any]:
+def build_infllm_settings(base: Base) -> dict[str, Any]:
     selector = {"name": "infllm", "block": 128, "representatives": 4}
     position = {"name": "infllm", "distance": max(base.window.local - 1, 0)}
     return {"selector": selector, **OWN_SCORE, "position": position, "reading": "select"}
@@ -203,8 +202,8 @@ def infllm_settings(base: Base) -> dict[str, Any]:
 @register("position", "infllm", about="far tokens at one distance, the last inside L")
 @dataclass(frozen=True)
 class InfLLMPositions(FixedDistancePositions):
-    """Far queries at l_L - 1, far keys at 0, and near tokens in order; scores place far tokens at
-    `distance`, which the recipe sets to n_local - 1.
+    """Places far queries at l_L - 1, far keys at 0, and near tokens in order; scores place far
+    tokens at `distance`, which the recipe sets to n_local - 1.
 
     InfLLM cuts its window off at n_local tokens for each query; in esa, a chunk's last queries
     attend to near tokens up to l_C - 1 further away."""

@@ -1,4 +1,4 @@
-"""The paper's method by name: the registered parts of `attention/`, and the recipe `esa`.
+"""Registers the parts in `attention/`, and the paper's method as the recipe `esa`.
 
 The recipe sets every setting of its parts, so that none of them comes from the preset. Windows and
 compressor do come from the preset.
@@ -28,7 +28,7 @@ PAPER = (
     "Query-Key Compression, arXiv 2502.14477"
 )
 ATTENDED = "2 F (I + K + L)"
-"""Numbers of keys and values that a step attends to, where all heads share the selection."""
+"""The cost of attention in one step if all heads share the selection."""
 
 
 def choose_far_distance(base: Base) -> int:
@@ -42,7 +42,7 @@ def choose_far_distance(base: Base) -> int:
     source=PAPER,
     cost=f"R M + {ATTENDED}",
 )
-def esa_settings(base: Base) -> dict[str, Any]:
+def build_esa_settings(base: Base) -> dict[str, Any]:
     return {
         "selector": {"name": "topk", "proximity": 3},
         "score": {"name": "sum", "rotate": False},

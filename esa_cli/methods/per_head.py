@@ -1,4 +1,4 @@
-"""Quest and Loki: selection of pages or tokens for each query head, by cheap bounds or logits.
+"""Quest and Loki, which select pages or tokens for each query head by cheap bounds or logits.
 
 All queries of a chunk share one selection for each head, by equation (4) for that head alone:
 
@@ -13,11 +13,10 @@ arXiv 2406.02542), x is the logit in the first principal directions of the keys;
 best tokens is exact:
 
     P_g    (D, r) directions of largest variance of key head g's unrotated keys
-    s_h(m) = scale * (q_h P_g)(k_m P_g)^T, where k P_g is kept
+    s_h(m) = scale * (q_h P_g)(k_m P_g)^T, where k P_g is cached
 
-Unlike the originals, q is rotated to the far distance and keys are unrotated; every chunk selects
-tokens, not only an answer's tokens; P is fitted on the first tokens of M and not on another text;
-the newest page is not always selected, because L contains the newest tokens.
+Unlike the originals, q is rotated to the far distance, keys are unrotated, every chunk selects
+tokens, and P is fitted on the first tokens of M instead of another text.
 """
 
 from __future__ import annotations
@@ -32,13 +31,13 @@ from torch import Tensor
 from esa_cli.attention.algebra import to_float64
 from esa_cli.attention.parts import Selector, check_at_least
 from esa_cli.attention.selection import Blocks, iterate_blocks_twice, top_k
-from esa_cli.attention.step import LayerState, Step, tokens_per_block
+from esa_cli.attention.step import LayerState, Step, choose_tokens_per_block
 from esa_cli.methods.paper import choose_far_distance
 from esa_cli.methods.registry import OWN_SCORE, Base, recipe, register
 from esa_cli.storage.memory_store import GrowingRows
 
 TOKENS_AT_ONCE = 4096
-"""Tokens whose rows are computed at once."""
+"""The number of tokens whose reduced keys or bounds are computed at once."""
 
 
 def select_by_head(
@@ -61,17 +60,17 @@ def select_by_head(
 
 
 def expand_blocks(blocks: Tensor, size: int, middle: int) -> Tensor:
-    """Returns the offsets (K,) of the tokens of ascending blocks (n,); the last may be short."""
+    """Returns the token offsets (K,) of ascending blocks (n,), of which the last may be short."""
     tokens = blocks[:, None] * size + torch.arange(size, device=blocks.device)
     return tokens[tokens < middle]
 
 
 @dataclass
 class BlockRows(LayerState):
-    """Rows (n, width) of the first n whole blocks of `size` tokens from token `low` on.
+    """Cached numbers (n, width) of the first n whole blocks of `size` tokens from token `low` on.
 
-    M begins at the same token in every step and grows at its end, so the row of a whole block
-    remains valid until the block, or one of the `lookahead` tokens after the block, is cropped."""
+    M begins at the same token in every step and grows at its end, so the numbers of a whole block
+    remain valid until the block, or one of the `lookahead` tokens after the block, is cropped."""
 
     low: int = 0
     size: int = 0
@@ -83,13 +82,9 @@ class BlockRows(LayerState):
             self.rows.truncate((length - self.lookahead - self.low) // self.size)
 
     def extend_rows(
-        self,
-        step: Step,
-        size: int,
-        width: int,
-        compute: Callable[[int, int], Tensor],
-        lookahead: int = 0,
-    ) -> GrowingRows:
+        self, step: Step, size: int, width: int, compute: Callable[[int, int], Tensor], lookahead:
+        int = 0,
+    ) -> GrowingRows:  # fmt: skip
         """Returns rows (at least M // size, width) of the whole blocks of M, in the keys' dtype;
         `compute(first token, n)` returns the rows (n, width) of n blocks from this token on."""
         rows = self.rows
@@ -132,21 +127,26 @@ class QuestSelector(Selector):
             return torch.arange(step.middle, device=step.queries.device)
         bounds, pages = self._bound_whole_pages(step), -(-step.middle // self.page)
         chosen = select_by_head(
-            lambda: self._upper_bounds(step, bounds), step.queries, pages, budget // self.page
+            lambda: self._compute_upper_bounds(step, bounds),
+            step.queries,
+            pages,
+            budget // self.page,
         )
         return [expand_blocks(row, self.page, step.middle) for row in chosen]
 
     def _bound_whole_pages(self, step: Step) -> GrowingRows:
         """Returns the largest and smallest numbers of each whole page as rows (pages, G * 2 D)."""
 
-        def bound_span(start: int, count: int) -> Tensor:
-            return bound_keys(step.store.span(start, start + count * self.page)[0], self.page)
+        def bound_span_keys(start: int, count: int) -> Tensor:
+            return bound_page_keys(step.store.span(start, start + count * self.page)[0], self.page)
 
         rows: BlockRows = step.layer_state(self)
-        return rows.extend_rows(step, self.page, 2 * step.store.heads * step.store.dim, bound_span)
+        return rows.extend_rows(
+            step, self.page, 2 * step.store.heads * step.store.dim, bound_span_keys
+        )
 
-    def _upper_bounds(self, step: Step, bounds: GrowingRows) -> Blocks:
-        """Yields (first page, bounds u (H, C, n)); bounds of a short last page are recomputed."""
+    def _compute_upper_bounds(self, step: Step, bounds: GrowingRows) -> Blocks:
+        """Yields blocks of bounds, as pairs of the first page and the bounds u (H, C, n)."""
         heads, chunk, dim = step.queries.shape
         groups, whole = step.store.heads, step.middle // self.page
         q = step.rotated(True).float() * step.scale
@@ -158,14 +158,14 @@ class QuestSelector(Selector):
             pages = rows.float().view(-1, groups, 2 * dim).permute(1, 2, 0)
             return (both @ pages).view(heads, chunk, -1)
 
-        for first, rows in bounds.blocks(0, whole, tokens_per_block(heads * chunk)):
+        for first, rows in bounds.blocks(0, whole, choose_tokens_per_block(heads * chunk)):
             yield first, multiply_bounds(rows)
         if whole * self.page < step.middle:
             keys = step.store.span(step.low + whole * self.page, step.high)[0]
-            yield whole, multiply_bounds(bound_keys(keys, keys.shape[1]))
+            yield whole, multiply_bounds(bound_page_keys(keys, keys.shape[1]))
 
 
-def bound_keys(keys: Tensor, page: int) -> Tensor:
+def bound_page_keys(keys: Tensor, page: int) -> Tensor:
     """Returns the largest and smallest numbers (n, G * 2 D) of n pages of keys (G, n * page, D)."""
     pages = keys.reshape(keys.shape[0], -1, page, keys.shape[2])
     both = torch.cat((pages.amax(dim=2), pages.amin(dim=2)), dim=-1)
@@ -210,9 +210,9 @@ class LokiSelector(Selector):
     """Selects the best middle tokens of each query head by keys reduced to `rank` dimensions.
 
     Args:
-        rank: r; None: a quarter of D. fit_tokens: middle tokens that the directions are fitted on;
-            fewer, if the first selection comes before.
-        rotate: score the logit of attention at the far distance."""
+        rank: r; None stands for a quarter of D.
+        fit_tokens: the largest number of middle tokens on which the directions are fitted.
+        rotate: whether scores are the logits of attention at the far distance."""
 
     rank: int | None = None
     fit_tokens: int = 2048
@@ -254,12 +254,12 @@ class LokiSelector(Selector):
         return directions.basis
 
     def _head_logits(self, step: Step, basis: Tensor, reduced: GrowingRows) -> Blocks:
-        """Yields (offset into M, logits s_h (H, C, n)) in blocks of middle tokens."""
+        """Yields blocks of logits, as pairs of an offset into M and the logits s_h (H, C, n)."""
         heads, chunk, dim = step.queries.shape
         groups = step.store.heads
         q = step.rotated(self.rotate).float() * step.scale
         q = q.reshape(groups, heads // groups * chunk, dim) @ basis
-        for at, rows in reduced.blocks(0, step.middle, tokens_per_block(heads * chunk)):
+        for at, rows in reduced.blocks(0, step.middle, choose_tokens_per_block(heads * chunk)):
             keys = rows.float().view(rows.shape[0], groups, -1).permute(1, 2, 0)
             yield at, (q @ keys).view(heads, chunk, -1)
 
@@ -267,7 +267,7 @@ class LokiSelector(Selector):
 def _add_recipe(name: str, about: str, source: str, cost: str, options: dict[str, Any]) -> None:
     """Registers a selector with options as a recipe that places all far tokens at one distance."""
 
-    def recipe_settings(base: Base) -> dict[str, Any]:
+    def build_recipe_settings(base: Base) -> dict[str, Any]:
         return {
             "selector": {"name": name, **options},
             **OWN_SCORE,
@@ -277,9 +277,9 @@ def _add_recipe(name: str, about: str, source: str, cost: str, options: dict[str
 
     cost = (
         f"{cost} + 2 F (I + L) + 2 H D K as published; here {cost} + 2 F L + 2 H F (I + K), "
-        "as rows of all key heads are read for each query head"
+        "as keys of all heads are loaded for each query head"
     )
-    recipe(name, about=about, source=source, cost=cost)(recipe_settings)
+    recipe(name, about=about, source=source, cost=cost)(build_recipe_settings)
 
 
 _add_recipe("quest", "pages of 16 tokens for each head, by an upper bound of their best logit",

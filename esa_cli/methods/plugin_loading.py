@@ -141,10 +141,10 @@ def fill_plugin_template(name: str) -> str:
             f"{name!r} cannot name a method",
             f"use a letter, then letters, digits, '-' and '_', at most {MAX_NAME} in all",
         )
-    if name in registry.part_names("selector"):
+    if name in registry.list_part_names("selector"):
+        origin = registry.find_part_origin("selector", name)
         raise PluginError(
-            f"a selector {name!r} already exists, from {registry.part_origin('selector', name)}",
-            "choose another name",
+            f"a selector {name!r} already exists, from {origin}", "choose another name"
         )
     words = [word for word in re.split(r"[-_]", name) if word]
     class_name = "".join(word[0].upper() + word[1:] for word in words).removesuffix("Selector")

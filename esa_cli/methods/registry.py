@@ -1,4 +1,4 @@
-"""Registries of methods by name: parts (selectors, scores, compressors, positions) and recipes.
+"""Registries of recipes and of parts (selectors, scores, compressors, positions) by name.
 
 A part is a frozen dataclass; its fields are settings of a preset. A recipe is a whole published
 method: parts and windows at the preset's token budget I + K + L, so that methods can be compared.
@@ -56,7 +56,7 @@ def register(
     kind: str, name: str, *, about: str = "", source: str = "", cost: str = ""
 ) -> Callable[[T], T]:
     """Returns a class decorator that makes a dataclass available to presets as `kind: {name: ...}`.
-    Raises PluginError: unknown kind, not a dataclass, or the name is taken or reserved."""
+    Raises PluginError: the kind is unknown, the class is no dataclass, or the name is taken."""
 
     def add_part(cls: T) -> T:
         if kind not in KINDS:
@@ -87,21 +87,21 @@ def _check_method_name(name: str) -> None:
         )
 
 
-def part_names(kind: str) -> list[str]:
+def list_part_names(kind: str) -> list[str]:
     """Returns the sorted names of all registered parts of one kind."""
     return sorted(PARTS[kind])
 
 
-def part_origin(kind: str, name: str) -> str:
+def find_part_origin(kind: str, name: str) -> str:
     """Returns the module or plugin file that registered a part."""
     return PARTS[kind].origin(name)
 
 
 def list_parts() -> list[Part]:
-    """Returns every registered part, by kind and name, with source and cost as far as known."""
+    """Returns all registered parts, sorted by kind and name, with their source and cost."""
     found = []
-    for part in (PARTS[kind][name] for kind in KINDS for name in part_names(kind)):
-        where = part_origin(part.kind, part.name)
+    for part in (PARTS[kind][name] for kind in KINDS for name in list_part_names(kind)):
+        where = find_part_origin(part.kind, part.name)
         beside = [RECIPES[name] for name in RECIPES if RECIPES[name].origin == where]
         if beside:
             method = min(beside, key=lambda recipe: recipe.name != part.name)
@@ -112,9 +112,9 @@ def list_parts() -> list[Part]:
 
 
 def find_part_class(kind: str, name: str) -> type:
-    """Returns the class registered as `kind: name`. Raises PresetError: it is unknown."""
+    """Returns the class registered as `kind: name`. Raises PresetError: the name is unknown."""
     if name not in PARTS[kind]:
-        raise PresetError(f"unknown {kind} {name!r}", nearest(name, part_names(kind)))
+        raise PresetError(f"unknown {kind} {name!r}", nearest(name, list_part_names(kind)))
     return PARTS[kind][name].cls
 
 
@@ -122,13 +122,13 @@ def build_part(kind: str, options: Mapping[str, Any]) -> Any:
     """Makes the part named `options['name']`, with the other options as its fields.
 
     Raises:
-        PresetError: unknown name or field, a value of the wrong type, or one the class refuses.
+        PresetError: a name or field is unknown, or the class refuses a value.
         PluginError: a field has a type that a preset cannot hold."""
     fields = dict(options)
     name = fields.pop("name", None)
     if not isinstance(name, str):
         reason = "has no name" if name is None else f"has the name {name!r}: put it in quotes"
-        raise PresetError(f"{kind} {reason}", f"known: {', '.join(part_names(kind))}")
+        raise PresetError(f"{kind} {reason}", f"known: {', '.join(list_part_names(kind))}")
     cls = find_part_class(kind, name)
     known = sorted(field.name for field in dataclasses.fields(cls) if field.init)
     for key in fields:
@@ -160,8 +160,9 @@ class Base(NamedTuple):
     """The settings of a preset that a recipe may use.
 
     Args:
-        window: the token budget. context: the model's trained window, tokens.
-        position: the preset's position encoding. length: tokens of the document; 0: unknown."""
+        window: the token budget. context: number of tokens in the model's trained window.
+        position: the preset's position encoding.
+        length: number of tokens in the document; 0 if it is unknown."""
 
     window: Window
     context: int
@@ -179,7 +180,7 @@ class Base(NamedTuple):
 
 
 OWN_SCORE: dict[str, Any] = {"score": {"name": "vote", "shortlist": 0, "contrast": False}}
-"""For selectors with scores of their own: `vote` needs no reduced keys, so none are stored."""
+"""Settings for selectors that score by themselves; `vote` needs no reduced keys."""
 
 Settings = Callable[[Base], dict[str, Any]]
 LAID = ("window", "selector", "score", "compressor", "position", "reading")
@@ -188,9 +189,9 @@ LAID = ("window", "selector", "score", "compressor", "position", "reading")
 
 @dataclass(frozen=True)
 class Recipe:
-    """A method by name: a line about it, its paper, its cost per step in the letters of
-    docs/plugins.md, and a function that returns the settings to merge into a preset. `full` says
-    that attention is full whatever the budget; `origin` is the module or plugin file."""
+    """A method with its name, a line about it, its paper, and its cost per step in the letters of
+    docs/plugins.md. `settings` returns what replaces a preset's settings, `full` says that
+    attention is full whatever the budget, and `origin` is the module or plugin file."""
 
     name: str
     about: str
@@ -207,8 +208,8 @@ RECIPES: Registry[Recipe] = Registry("method")
 def recipe(
     name: str, *, about: str, source: str, cost: str, full: bool = False
 ) -> Callable[[Settings], Settings]:
-    """Returns a decorator for a function that returns a method's settings; see `Recipe`. Raises
-    PluginError: the name is taken by another function, or reserved."""
+    """Returns a decorator that registers a function, which returns a method's settings, as a
+    recipe. Raises PluginError: the name is taken or reserved."""
     _check_method_name(name)
 
     def add_recipe(settings: Settings) -> Settings:
@@ -227,24 +228,23 @@ def list_recipes() -> list[Recipe]:
 
 
 def find_recipe(name: str) -> Recipe:
-    """Returns the recipe of this name; a selector without a recipe gets one with the preset's other
-    settings. Raises UsageError: no recipe or selector has this name."""
+    """Returns the recipe of this name, or a recipe that only sets the selector of this name. Raises
+    UsageError: no recipe or selector has this name."""
     if name in RECIPES:
         return RECIPES[name]
-    selectors = part_names("selector")
+    selectors = list_part_names("selector")
     if name not in selectors:
         hint = nearest(name, {*RECIPES, *selectors})
         raise UsageError(f"unknown method {name!r}", f"{hint}; `esa methods` lists all methods")
 
-    def recipe_settings(base: Base) -> dict[str, Any]:
+    def build_recipe_settings(base: Base) -> dict[str, Any]:
         return {"selector": {"name": name}, "window": {"ending": base.window.ending}}
 
-    about, where = "the preset's settings with this selector", part_origin("selector", name)
-    return Recipe(name, about, where, "", recipe_settings, False, where)
+    about, where = "the preset's settings with this selector", find_part_origin("selector", name)
+    return Recipe(name, about, where, "", build_recipe_settings, False, where)
 
 
-# Hashes of plugin files and of files named in settings: documents stored with an earlier content
-# are not reused. Modules that these files import are not hashed.
+# Hashes of plugin files and of setting files, so that documents of earlier contents are not reused.
 
 _WITHOUT_FILE: WeakKeyDictionary[type, str] = WeakKeyDictionary()
 
@@ -257,23 +257,23 @@ def hash_part_sources(method: Method) -> dict[str, str]:
     for kind in KINDS:
         cls = type(getattr(method, kind))
         if not cls.__module__.startswith("esa_cli."):
-            file = _source_file(cls)
+            file = _find_source_file(cls)
             random = _WITHOUT_FILE.setdefault(cls, uuid.uuid4().hex)
             hashes[kind] = _hash_file(file) if file else random
     return hashes
 
 
-def first_part_without_file(method: Method) -> str:
+def find_part_without_file(method: Method) -> str:
     """Returns the first kind of part whose class has no source file, or an empty text."""
-    return next((kind for kind in KINDS if not _source_file(type(getattr(method, kind)))), "")
+    return next((kind for kind in KINDS if not _find_source_file(type(getattr(method, kind)))), "")
 
 
 def hash_setting_files(settings: Mapping[str, Any], files: Sequence[str] = ()) -> dict[str, Any]:
     """Replaces the file paths in the settings of one part by hashes of the files' contents.
 
     Args:
-        files: the part's files (`Compressor.files`); a setting called `file` names one, too. Files
-            that no setting names are hashed under `files`."""
+        files: paths of files that the part loads besides that of the setting `file`. Files that no
+            setting names are hashed under `files`."""
     hashed = dict(settings)
     for key, value in settings.items():
         if key == "file" or value in files:
@@ -282,7 +282,7 @@ def hash_setting_files(settings: Mapping[str, Any], files: Sequence[str] = ()) -
     return {**hashed, "files": others} if others else hashed
 
 
-def _source_file(cls: type) -> Path | None:
+def _find_source_file(cls: type) -> Path | None:
     try:
         return Path(inspect.getfile(cls))
     except (TypeError, OSError):  # a class defined in an interactive session

@@ -1,4 +1,4 @@
-"""Methods that select whole sentences: InfiniRetri and ReContext.
+"""The methods InfiniRetri and ReContext, which select whole sentences.
 
 InfiniRetri (Ye et al., arXiv 2502.12962) selects the sentences of the `tokens` best tokens by s:
 
@@ -7,13 +7,11 @@ InfiniRetri (Ye et al., arXiv 2502.12962) selects the sentences of the `tokens` 
 
 As published, phrases have 8 tokens, and the best 300 tokens select whole sentences. The published
 method passes the text through the model in pieces, together with the sentences selected so far; in
-esa the question passes once after the stored document, the softmax is over all of M, and the KV
-cache is attended to. The package also weights question tokens by their mutual attention.
+esa the question passes once after the stored document, and the softmax is over all of M.
 
 ReContext (arXiv 2607.02509) selects the sentences of the 32 tokens that retrieval heads attend to.
-ReContext as published inserts the sentences as text, in several rounds, beside the document, and
-averages 16 heads over the prompt's last tokens; esa attends to the sentences' KV cache right before
-the question, and the preset's `score.heads` vote.
+The published method inserts the sentences as text in several rounds; esa attends to the KV cache of
+the sentences right before the question.
 """
 
 from __future__ import annotations
@@ -33,16 +31,16 @@ from torch.nn import functional
 from esa_cli.attention.parts import Score, check_at_least
 from esa_cli.attention.selection import iterate_blocks_twice
 from esa_cli.attention.step import Step
-from esa_cli.methods.consensus import LayerSumSelector, esa_consensus_settings
+from esa_cli.methods.consensus import LayerSumSelector, build_esa_consensus_settings
 from esa_cli.methods.paper import ATTENDED
 from esa_cli.methods.registry import Base, recipe, register
 
 SENTENCE_END = re.compile(r"(?<![.!?])[.!?]+[\"'”’)\]]*(?=\s)|[。！？]+[\"”’」』]*|\n\s*\n")
 TOKENS_WITHOUT_TEXT = 32
-"""Tokens that count as a sentence where the text is not known (stock `generate`)."""
+"""The number of tokens that count as a sentence if the text is unknown (stock `generate`)."""
 
 
-def sentence_starts(pieces: Sequence[str]) -> Tensor:
+def find_sentence_starts(pieces: Sequence[str]) -> Tensor:
     """Returns the ascending positions (S,) of first tokens of sentences, then the text's end;
     `pieces` has each token's text. A token that spans a sentence's end belongs to the earlier
     sentence."""
@@ -58,7 +56,7 @@ class WholeSentenceSelector(LayerSumSelector):
     """Selects the whole sentences of the `tokens` best tokens by the sum of the layers' scores.
 
     Sentences are selected in the order of their best tokens until the budget is used; the last
-    sentence may be selected in part. Tokens with the lowest score of all select nothing."""
+    sentence may be selected in part. Tokens that share the lowest score select nothing."""
 
     rounds: Literal[1, 2] = 2
     tokens: int = 300
@@ -90,7 +88,7 @@ class WholeSentenceSelector(LayerSumSelector):
             inner = torch.arange(step.low, step.high, TOKENS_WITHOUT_TEXT)
         else:
             text = step.text
-            inner = text.once("sentences", lambda: sentence_starts(text.pieces()))
+            inner = text.once("sentences", lambda: find_sentence_starts(text.pieces()))
         inside = inner[(inner > step.low) & (inner < step.high)] - step.low
         return torch.cat((torch.tensor([0]), inside, torch.tensor([step.middle])))
 
@@ -108,9 +106,9 @@ class PhraseScore(Score):
     """Sums attention weights over M of all heads and question tokens over phrases.
 
     Args:
-        phrase: tokens of a phrase.
-        layers: `last`: other layers score 0, for selectors that sum the layers; `all`: every layer
-            scores, as other selectors need."""
+        phrase: number of tokens in a phrase.
+        layers: the layers that score, which are the `last` for selectors that sum the layers, and
+            `all` for other selectors."""
 
     phrase: int = 8
     layers: Literal["last", "all"] = "last"
@@ -145,24 +143,24 @@ class PhraseScore(Score):
     "infiniretri",
     about="whole sentences by the last layer's attention, as InfiniRetri chooses them",
     source="Ye et al., Infinite Retrieval: Attention Enhanced LLMs in Long-Context Processing, "
-    "arXiv 2502.12962; their stored rows in place of a second reading",
+    "arXiv 2502.12962; the stored KV cache in place of a second prefill",
     cost=f"F M in the last layer for a question, 0 for an answer's token, + {ATTENDED}",
 )
-def infiniretri_settings(base: Base) -> dict[str, Any]:
+def build_infiniretri_settings(base: Base) -> dict[str, Any]:
     selector = {"name": "sentences", "tokens": 300, "rounds": 2}
     score = {"name": "infiniretri", "phrase": 8, "layers": "last"}
-    return {**esa_consensus_settings(base), "selector": selector, "score": score}
+    return {**build_esa_consensus_settings(base), "selector": selector, "score": score}
 
 
 @recipe(
     "recontext",
     about="whole sentences of the retrieval heads' 32 best tokens, as ReContext chooses them",
     source="ReContext: Recursive Evidence Replay as an LLM Harness for Long-Context Reasoning, "
-    "arXiv 2607.02509; stored rows in place of replayed text",
+    "arXiv 2607.02509; the stored KV cache in place of replayed text",
     cost=f"F M for a question, 0 for an answer's token, + {ATTENDED}",
 )
-def recontext_settings(base: Base) -> dict[str, Any]:
-    whole = esa_consensus_settings(base)
+def build_recontext_settings(base: Base) -> dict[str, Any]:
+    whole = build_esa_consensus_settings(base)
     score = {key: value for key, value in whole["score"].items() if key != "heads"}
     return {
         **whole,

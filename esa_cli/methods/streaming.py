@@ -6,10 +6,9 @@
                        s_h(m) = scale * R(q_h,last, w) · k_g(h),m, w = 2048, keys unrotated,
                        q_h,last the chunk's last query; the k best of M, at distance w
 
-The preset decides I, L and k, so that methods are compared at one budget; the originals have 4, 10
-or 100 first tokens and 5 selected tokens. In esa L moves by whole chunks, in the originals with
-every token, and tokens that left L remain cached. w is half the trained window if that is less than
-2048. Sources: Xiao et al., arXiv 2309.17453; Han et al., arXiv 2308.16137, and its published code.
+The preset decides I, L and k, so that methods are compared at one budget. In esa the local tokens
+move by whole chunks, and tokens that left L remain cached. The distance w is at most half the
+trained window. Sources: Xiao et al., arXiv 2309.17453; Han et al., arXiv 2308.16137.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ import torch
 from torch import Tensor
 
 from esa_cli.attention.parts import PositionEncoding, Selector, check_at_least
-from esa_cli.attention.positions import FixedDistancePositions, consecutive_positions
+from esa_cli.attention.positions import FixedDistancePositions, place_tokens_in_order
 from esa_cli.attention.step import Positions, Step
 from esa_cli.methods.per_head import select_by_head
 from esa_cli.methods.registry import OWN_SCORE, Base, recipe, register
@@ -31,11 +30,11 @@ LM_INFINITE = (
     "arXiv 2308.16137"
 )
 FAR_DISTANCE = 2048
-"""w, the original's distance of middle tokens."""
+"""The distance w of middle tokens in the original LM-Infinite."""
 
 
-def _settings_without_middle(base: Base, position: str) -> dict[str, Any]:
-    """Returns settings that spend the whole budget on L, with a position encoding."""
+def _build_settings_without_middle(base: Base, position: str) -> dict[str, Any]:
+    """Returns settings that spend the whole budget on local tokens, with a position encoding."""
     parts = {"selector": {"name": "none"}, **OWN_SCORE, "position": {"name": position}}
     return {"window": base.local_only(), **parts, "reading": "local"}
 
@@ -47,8 +46,8 @@ def _settings_without_middle(base: Base, position: str) -> dict[str, Any]:
     "arXiv 2309.17453",
     cost="2 F (I + L), L taking the whole budget",
 )
-def streaming_llm_settings(base: Base) -> dict[str, Any]:
-    return _settings_without_middle(base, "contiguous")
+def build_streaming_llm_settings(base: Base) -> dict[str, Any]:
+    return _build_settings_without_middle(base, "contiguous")
 
 
 @recipe(
@@ -57,8 +56,8 @@ def streaming_llm_settings(base: Base) -> dict[str, Any]:
     source=LM_INFINITE,
     cost="2 F (I + L), L taking the whole budget",
 )
-def lm_infinite_settings(base: Base) -> dict[str, Any]:
-    return _settings_without_middle(base, "lm-infinite")
+def build_lm_infinite_settings(base: Base) -> dict[str, Any]:
+    return _build_settings_without_middle(base, "lm-infinite")
 
 
 @recipe(
@@ -66,9 +65,9 @@ def lm_infinite_settings(base: Base) -> dict[str, Any]:
     about="lm-infinite with middle tokens for each head, by the chunk's last query",
     source=LM_INFINITE,
     cost="F M + 2 F (I + L) + 2 H D K as published; here F M + 2 F L + 2 H F (I + K), "
-    "as rows of all key heads are read for each query head",
+    "as keys of all heads are loaded for each query head",
 )
-def lm_infinite_topk_settings(base: Base) -> dict[str, Any]:
+def build_lm_infinite_topk_settings(base: Base) -> dict[str, Any]:
     selector = {"name": "lm-infinite-topk", "first_layer": 4, "count": None}
     distance, initial = min(FAR_DISTANCE, base.context // 2), base.window.initial
     position = {"name": "lm-infinite-topk", "distance": distance, "initial": initial}
@@ -81,8 +80,9 @@ class LastQuerySelector(Selector):
     """Selects the best middle tokens of each head by the chunk's last query alone.
 
     Args:
-        first_layer: layers below take no middle token. count: k of each head, when the budget
-            allows; None: the whole budget. The original's is 5."""
+        first_layer: the first layer that selects middle tokens.
+        count: the largest number of tokens for each head, 5 in the original; None stands for the
+            whole budget."""
 
     first_layer: int = 4
     count: int | None = None
@@ -106,7 +106,7 @@ class LastQuerySelector(Selector):
 @register("position", "lm-infinite-topk", about="sinks at distance L, other far tokens at another")
 @dataclass(frozen=True)
 class TwoDistancePositions(PositionEncoding):
-    """Places `initial` tokens at distance L, other far tokens at `distance`, near ones in order."""
+    """Places `initial` tokens at distance L, and other far tokens at `distance`."""
 
     distance: int = FAR_DISTANCE
     initial: int = 64
@@ -115,7 +115,7 @@ class TwoDistancePositions(PositionEncoding):
         check_at_least(0, distance=self.distance, initial=self.initial)
 
     def near(self, local: int, chunk: int, start: int, far: int) -> Positions:
-        return consecutive_positions(local, chunk)
+        return place_tokens_in_order(local, chunk)
 
     def far(self, at: Tensor, local: int, chunk: int, start: int) -> Positions:
         query = max(local, self.distance)
@@ -140,12 +140,12 @@ class LMInfinitePositions(FixedDistancePositions):
 class StreamingPositions(PositionEncoding):
     """Places far keys in order from 0, far queries l_L after the last one, near tokens in order.
 
-    InfLLM's published code has this form of StreamingLLM: ordered sinks, a window away."""
+    InfLLM's published code has StreamingLLM in this form."""
 
     distance: int = 2048
 
     def near(self, local: int, chunk: int, start: int, far: int) -> Positions:
-        return consecutive_positions(local, chunk)
+        return place_tokens_in_order(local, chunk)
 
     def far(self, at: Tensor, local: int, chunk: int, start: int) -> Positions:
         count = at.shape[0]

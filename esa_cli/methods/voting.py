@@ -1,4 +1,4 @@
-"""The score `vote`: each head's logits are normalised over M before heads are combined.
+"""The score `vote`, which normalises each head's logits over M before heads are combined.
 
 Because of the normalisation, a head with large logits cannot outweigh the few retrieval heads. The
 recipes are `esa-vote`, `esa-individual` (the paper's ablation over heads), and `tokenselect`:
@@ -25,7 +25,7 @@ from esa_cli.attention.parts import Score, Selector, check_at_least, check_odd
 from esa_cli.attention.selection import SumScore, iterate_blocks_twice, proximity, top_k
 from esa_cli.attention.step import Step
 from esa_cli.errors import PresetError
-from esa_cli.methods.paper import ATTENDED, PAPER, esa_settings
+from esa_cli.methods.paper import ATTENDED, PAPER, build_esa_settings
 from esa_cli.methods.registry import OWN_SCORE, Base, recipe, register
 
 PLAIN: dict[str, Any] = {"shortlist": 0, "contrast": False, "normalise": "head", "heads": []}
@@ -34,8 +34,8 @@ PLAIN: dict[str, Any] = {"shortlist": 0, "contrast": False, "normalise": "head",
 def combine_votes(
     logits: Tensor, normaliser: Tensor, rule: str, contrasted: tuple[Tensor, Tensor] | None = None
 ) -> Tensor:
-    """Combines logits (H, C, n) with their rows' normalisers (H, C) into scores (n,). `contrasted`
-    has masks (C,) of queries whose scores count, and of queries whose scores are subtracted."""
+    """Combines logits (H, C, n), less their normalisers (H, C), into scores (n,). `contrasted` has
+    masks (C,) of queries whose scores count, and of queries whose scores are subtracted."""
     shifted = logits - normaliser[..., None]
     heads = shifted.exp_().sum(dim=0) if rule == "softmax" else shifted.amax(dim=0)
     if contrasted is None:
@@ -47,20 +47,20 @@ def combine_votes(
 @register("score", "vote", about="heads normalised over M, maximum over queries")
 @dataclass(frozen=True)
 class VoteScore(Score):
-    """Scores by logits normalised over M per head, then combined over heads, then over the chunk.
+    """A score from logits that are normalised over M, and combined over heads and the chunk.
 
     Args:
-        rule: `softmax`: sum over heads of each head's attention weight over M;
-            `max`: maximum over heads of the logit less that head's maximum.
-        normalise: for rule max, the maximum subtracted first: `head`, each head's over M, or
-            `query`, that of all heads, as in the paper's individual selection.
-        rotate: score the logit of attention at the far distance.
-        contrast: with rule softmax, where the question span is known, subtract the scores of the
-            prompt around it: a token that any prompt attends to (a sink, the document's title)
-            answers no question. Ours; measured in benchmarks/NOTES.md.
-        heads: (layer, query head) pairs that score; empty: all. Other layers score 0 and read no
-            keys. With selectors that do not sum the layers all heads score.
-        shortlist: tokens preselected by `sum` on reduced keys; 0: all of M is scored."""
+        rule: `softmax` sums the heads' attention weights over M, and `max` takes the maximum over
+            heads of the logit less a maximum over M.
+        normalise: which maximum the rule max subtracts, each head's (`head`) or that of all heads
+            (`query`), as in the paper's individual selection.
+        rotate: whether scores use the logits of attention at the far distance.
+        contrast: whether the rule softmax subtracts the scores of the prompt around the question,
+            since a token that any prompt attends to, such as the document's title, answers no
+            question. This is esa's addition, measured in benchmarks/NOTES.md.
+        heads: (layer, query head) pairs that score; empty stands for all. Other layers score 0 and
+            load no keys. With selectors that do not sum the layers, all heads score.
+        shortlist: number of tokens that the score `sum` preselects; 0 stands for all."""
 
     rule: Literal["softmax", "max"] = "softmax"
     rotate: bool = True
@@ -153,9 +153,9 @@ class VoteScore(Score):
     source=f"{PAPER}; its ablation over heads",
     cost=f"F M + {ATTENDED}",
 )
-def esa_individual_settings(base: Base) -> dict[str, Any]:
+def build_esa_individual_settings(base: Base) -> dict[str, Any]:
     vote = {"name": "vote", "rule": "max", "rotate": False, **PLAIN, "normalise": "query"}
-    return {**esa_settings(base), "score": vote}
+    return {**build_esa_settings(base), "score": vote}
 
 
 @recipe(
@@ -164,9 +164,9 @@ def esa_individual_settings(base: Base) -> dict[str, Any]:
     source="this project, after the paper",
     cost=f"F M + {ATTENDED}",
 )
-def esa_vote_settings(base: Base) -> dict[str, Any]:
+def build_esa_vote_settings(base: Base) -> dict[str, Any]:
     vote = {"name": "vote", "rule": "softmax", "rotate": True, **PLAIN}
-    return {**esa_settings(base), "selector": {"name": "topk", "proximity": 1}, "score": vote}
+    return {**build_esa_settings(base), "selector": {"name": "topk", "proximity": 1}, "score": vote}
 
 
 @register("selector", "tokenselect", about="softmax scores of all heads, for the mean query")
@@ -185,7 +185,7 @@ class TokenSelectSelector(Selector):
             return torch.arange(step.middle, device=step.queries.device)
         chunk = step.queries.shape[1]
         at = torch.arange(step.local, step.local + chunk, device=step.queries.device)
-        rotated = step.rope.rotate(step.queries, at) * step.rope.key_gain(step.queries)
+        rotated = step.rope.rotate(step.queries, at) * step.rope.compute_key_gain(step.queries)
         mean = rotated.float().mean(dim=1, keepdim=True).to(step.queries.dtype)
         votes = VoteScore(rotate=False).scores(replace(step, queries=mean, scale=1.0))
         return top_k(proximity(votes, self.pool // 2), budget)
@@ -198,6 +198,6 @@ class TokenSelectSelector(Selector):
     "LLMs via Dynamic Token-Level KV Cache Selection, arXiv 2411.02886",
     cost=f"F M + {ATTENDED}",
 )
-def tokenselect_settings(base: Base) -> dict[str, Any]:
+def build_tokenselect_settings(base: Base) -> dict[str, Any]:
     parts = {"selector": {"name": "tokenselect", "pool": 1}, "position": {"name": "contiguous"}}
     return {**parts, **OWN_SCORE, "reading": "select"}

@@ -15,8 +15,8 @@ from esa_cli.attention.compression import (
     Learned,
     Linear,
     PcaCompressor,
-    fit_closed_form,
-    fit_pca,
+    fit_closed_form_projections,
+    fit_pca_projections,
     save_learned_projections,
 )
 from esa_cli.attention.parts import Moments
@@ -85,7 +85,7 @@ def test_moments_add_up() -> None:
 
 def test_full_rank_reproduces_the_dot_product() -> None:
     queries, keys = samples()
-    maps = fit_closed_form(moments_of(queries, keys), WIDTH)
+    maps = fit_closed_form_projections(moments_of(queries, keys), WIDTH)
     exact = queries @ keys.T
     torch.testing.assert_close(
         maps.queries(queries) @ maps.keys(keys).T, exact, rtol=1e-3, atol=1e-3
@@ -95,7 +95,7 @@ def test_full_rank_reproduces_the_dot_product() -> None:
 def test_a_low_rank_product_needs_only_that_rank() -> None:
     queries, keys = samples()
     keys = keys @ torch.randn(WIDTH, 3) @ torch.randn(3, WIDTH)
-    maps = fit_closed_form(moments_of(queries, keys), 3)
+    maps = fit_closed_form_projections(moments_of(queries, keys), 3)
     exact = queries @ keys.T
     torch.testing.assert_close(
         maps.queries(queries) @ maps.keys(keys).T, exact, rtol=1e-2, atol=1e-3 * exact.std().item()
@@ -106,7 +106,7 @@ def test_a_low_rank_product_needs_only_that_rank() -> None:
 def test_no_other_pair_has_a_smaller_error(rank: int) -> None:
     """Eq. (7) over all queries and keys: random pairs, PCA of the keys, and descent from it."""
     queries, keys = samples()
-    maps = fit_closed_form(moments_of(queries, keys), rank)
+    maps = fit_closed_form_projections(moments_of(queries, keys), rank)
     assert maps.query_map.shape == maps.key_map.shape == (WIDTH, rank)
     best = error(queries, keys, maps)
 
@@ -150,7 +150,7 @@ def test_closed_form_fit_takes_at_most_the_dimensions_there_are() -> None:
 def test_pca_is_the_svd_of_the_keys(rank: int) -> None:
     """The same plane: a direction's sign, and turns inside the plane, change no product."""
     queries, keys = samples()
-    maps = fit_pca(moments_of(queries, keys), rank)
+    maps = fit_pca_projections(moments_of(queries, keys), rank)
     directions = torch.linalg.svd(keys.double(), full_matrices=False).Vh[:rank].T
     plane = maps.key_map.double()
     assert plane.shape == (WIDTH, rank)
@@ -160,10 +160,11 @@ def test_pca_is_the_svd_of_the_keys(rank: int) -> None:
 
 def test_pca_takes_its_directions_from_the_keys_alone() -> None:
     queries, keys = samples()
-    maps, other = (fit_pca(moments_of(q, keys), 3) for q in (queries, torch.randn_like(queries)))
+    others = torch.randn_like(queries)
+    maps, other = (fit_pca_projections(moments_of(q, keys), 3) for q in (queries, others))
     assert torch.equal(maps.key_map, other.key_map)
     assert error(queries, keys, maps) > error(
-        queries, keys, fit_closed_form(moments_of(queries, keys), 3)
+        queries, keys, fit_closed_form_projections(moments_of(queries, keys), 3)
     )
 
 

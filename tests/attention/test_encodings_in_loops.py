@@ -17,7 +17,7 @@ from esa_cli.attention.kernels import attend_within_distance
 from esa_cli.attention.layer import Attention
 from esa_cli.attention.method import LayerMemory, Method
 from esa_cli.attention.parts import PositionEncoding, Selector, check_at_least, check_odd
-from esa_cli.attention.positions import consecutive_positions, token_positions
+from esa_cli.attention.positions import place_single_query, place_tokens_in_order
 from esa_cli.attention.step import ChunkTrace, Positions, Step
 from esa_cli.attention.window import Chunk, Phase, QueryState, Window
 from esa_cli.storage.memory_store import MemoryStore
@@ -46,7 +46,7 @@ class Strange(PositionEncoding):
         return (inverse / 2, factor) if length > 20 else None
 
     def near(self, local: int, chunk: int, start: int, far: int) -> Positions:
-        return consecutive_positions(local, chunk, first=3)
+        return place_tokens_in_order(local, chunk, first=3)
 
     def far(self, at: Tensor, local: int, chunk: int, start: int) -> Positions:
         return Positions(torch.full((chunk,), 40), 2 * torch.arange(at.shape[0]) + 0.5)
@@ -156,7 +156,7 @@ def test_positions_of_one_token(
     want: tuple[int, list[int]],
 ) -> None:
     near_at, far_at = (Positions(*(torch.tensor(x) for x in both)) for both in (near, far))
-    query, keys = token_positions(torch.device("cpu"), near_at, far_at, limit)
+    query, keys = place_single_query(torch.device("cpu"), near_at, far_at, limit)
     assert (query.tolist(), keys.tolist()) == ([want[0]], want[1])
 
 

@@ -7,7 +7,7 @@ import torch
 from kernel_cases import draw
 
 from esa_cli.attention.algebra import fuse_outputs
-from esa_cli.attention.kernels import KERNELS, attend, available_kernels
+from esa_cli.attention.kernels import KERNELS, attend, list_available_kernels
 from esa_cli.errors import UsageError
 
 pytestmark = [
@@ -78,4 +78,4 @@ def test_fusion_of_parts_is_the_whole(kernel: str) -> None:
 
 
 def test_torchs_public_kernel_is_there() -> None:
-    assert all(runs for name, runs in available_kernels().items() if name != "flash-attn")
+    assert all(runs for name, runs in list_available_kernels().items() if name != "flash-attn")

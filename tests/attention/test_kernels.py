@@ -7,7 +7,7 @@ import torch
 from kernel_cases import DIM, GROUPS, close, draw, in_loops
 
 from esa_cli.attention.algebra import fuse_outputs
-from esa_cli.attention.kernels import KERNELS, attend, available_kernels, choose_kernel
+from esa_cli.attention.kernels import KERNELS, attend, choose_kernel, list_available_kernels
 from esa_cli.storage.memory_store import MemoryStore
 
 HERE = ["torch-cpu", "reference", "auto"]
@@ -125,5 +125,5 @@ def test_choose() -> None:
     assert choose_kernel(q) == "torch-cpu"
     for name in ("torch-cpu", "reference"):
         assert choose_kernel(q, name) == name
-        assert available_kernels()[name]
-    assert set(available_kernels()) == set(KERNELS)
+        assert list_available_kernels()[name]
+    assert set(list_available_kernels()) == set(KERNELS)

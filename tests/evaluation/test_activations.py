@@ -19,7 +19,7 @@ from esa_cli.attention.positions import FixedDistancePositions
 from esa_cli.attention.selection import SumScore
 from esa_cli.attention.window import Window
 from esa_cli.errors import ResourceError
-from esa_cli.evaluation.calibration.fitted_maps import Activations, CalibrationJob
+from esa_cli.evaluation.calibration.fitted_projections import Activations, CalibrationJob
 from esa_cli.models.attachment import attach as seam
 from esa_cli.models.attachment.fingerprint import fingerprint
 
@@ -42,7 +42,7 @@ def read(model: Model, folder: Path, method: Method | None = None) -> Activation
     stored = Activations(folder, of_model.groups * of_model.dim)
     whole_keys = replace(method or selective(), compressor=NoCompression())
     host: Any = SimpleNamespace(model=model)
-    CalibrationJob(host, cast(Any, unused), whole_keys, IDS, stored, of_model).collect()
+    CalibrationJob(host, cast(Any, unused), whole_keys, IDS, stored, of_model).collect_activations()
     return stored
 
 

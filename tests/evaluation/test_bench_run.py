@@ -10,9 +10,9 @@ import pytest
 from bench_rows import longbench_row, rows_of, write
 
 from esa_cli.errors import DocumentError
-from esa_cli.evaluation import bench
-from esa_cli.evaluation.bench import BenchRecord, bench_run
+from esa_cli.evaluation.bench import bench_run, benchmarks
 from esa_cli.evaluation.bench.bench_run import BenchSelection
+from esa_cli.evaluation.bench.benchmarks import BenchRecord
 
 
 @pytest.mark.parametrize("second", [longbench_row("a"), longbench_row("b", input="")])
@@ -20,14 +20,14 @@ def test_records_of_one_name_or_without_a_question_are_refused(
     second: dict[str, Any], tmp_path: Path
 ) -> None:
     write(tmp_path / "qasper.jsonl", [longbench_row("a"), second])
-    selection = BenchSelection(bench.find_benchmark("longbench"), tmp_path, ["qasper"])
+    selection = BenchSelection(benchmarks.find_benchmark("longbench"), tmp_path, ["qasper"])
     if second["_id"] == "b":
         read = selection.benchmark.read
         blank = [replace(record, question=" ") for record in read(tmp_path, "qasper")]
         benchmark = replace(selection.benchmark, read=lambda folder, task: iter(blank))
         selection = replace(selection, benchmark=benchmark)
     with pytest.raises(DocumentError):
-        selection.survey()
+        selection.survey_records()
 
 
 def test_all_of_a_record_but_its_name_counts() -> None:
@@ -43,7 +43,7 @@ def test_all_of_a_record_but_its_name_counts() -> None:
 def test_table_has_means_averages_and_counts() -> None:
     rows = [*rows_of("ours", qasper=[0.5, 1.0], trec=[0.0]), *rows_of("theirs", trec=[1.0, 0.5])]
     scores = bench_run.group_scores(rows)
-    headers, lines = bench_run.make_score_table(bench.find_benchmark("longbench"), scores)
+    headers, lines = bench_run.make_score_table(benchmarks.find_benchmark("longbench"), scores)
     assert headers == ["task", "records", "ours", "theirs"]
     assert lines == [
         ["Qasper", "2 / 0 of 200", "75.00", "-"],
@@ -51,6 +51,6 @@ def test_table_has_means_averages_and_counts() -> None:
         # (75 + 0) / 2: each task counts once, however many records
         ["LongBench average", "2 / 1 of 16 tasks", "37.50", "75.00"],
     ]
-    data = bench_run.as_dict(bench.find_benchmark("longbench"), scores)["ours"]
+    data = bench_run.make_score_dict(benchmarks.find_benchmark("longbench"), scores)["ours"]
     assert data["tasks"]["qasper"] == {"score": 75.0, "records": 2, "of": 200}
     assert data["averages"] == {"LongBench": {"score": 37.5, "tasks": 2, "of": 16}}

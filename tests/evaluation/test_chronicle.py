@@ -68,9 +68,9 @@ def test_facts_are_in_the_text_and_answer_their_questions(text: str) -> None:
 
 @pytest.mark.parametrize("words", [12_000, 60_000])
 def test_another_length_and_seed_keep_the_facts_at_their_depths(words: int) -> None:
-    text = chronicle.build(words, 3)
+    text = chronicle.build_chronicle(words, 3)
     with pytest.raises(ValueError, match="at least"):
-        chronicle.build(100, 3)
+        chronicle.build_chronicle(100, 3)
     assert words <= len(text.split()) < 1.1 * words
     assert len(repeated_sentences(text)) <= 3
     background = without_facts(text)

@@ -22,8 +22,8 @@ from esa_cli.methods import registry
 BUILT_IN = [
     (kind, name)
     for kind in registry.KINDS
-    for name in registry.part_names(kind)
-    if registry.part_origin(kind, name).startswith("esa_cli.") and name != "learned"
+    for name in registry.list_part_names(kind)
+    if registry.find_part_origin(kind, name).startswith("esa_cli.") and name != "learned"
 ]
 
 

@@ -24,23 +24,23 @@ def near(value: float) -> object:
     ],
 )
 def test_qa_f1(output: str, gold: str, score: float) -> None:
-    assert metrics.qa_f1(output, gold) == near(score)
+    assert metrics.compute_qa_f1(output, gold) == near(score)
 
 
 def test_count_is_the_share_of_right_numbers() -> None:
-    assert metrics.number_share("3 or 12, I say 3", "3") == 2 / 3
-    assert metrics.number_share("13", "3") == 0
-    assert metrics.number_share("none", "3") == 0
+    assert metrics.compute_number_share("3 or 12, I say 3", "3") == 2 / 3
+    assert metrics.compute_number_share("13", "3") == 0
+    assert metrics.compute_number_share("none", "3") == 0
 
 
 def test_classification() -> None:
     names = ("Date", "Speed", "person", "Title of a person")
-    assert metrics.class_share("Date or Speed", "Date", names) == 1 / 2
-    assert metrics.class_share("Speed", "Date", names) == 0
+    assert metrics.compute_class_share("Date or Speed", "Date", names) == 1 / 2
+    assert metrics.compute_class_share("Speed", "Date", names) == 0
     # `person` is named as well, but as a part of the right name
-    assert metrics.class_share("Title of a person", "Title of a person", names) == 1
+    assert metrics.compute_class_share("Title of a person", "Title of a person", names) == 1
     # a, b and `a b c` are named; taking a out of the list spares b: one of two is right
-    assert metrics.class_share("a b c", "a b c", ("a", "b", "a b c")) == 1 / 2
+    assert metrics.compute_class_share("a b c", "a b c", ("a", "b", "a b c")) == 1 / 2
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_classification() -> None:
     ],
 )
 def test_code_similarity(output: str, gold: str, score: float) -> None:
-    assert metrics.code_similarity(output, gold) == near(score)
+    assert metrics.compute_code_similarity(output, gold) == near(score)
 
 
 @pytest.mark.parametrize(
@@ -81,22 +81,22 @@ def test_code_similarity(output: str, gold: str, score: float) -> None:
     ],
 )
 def test_rouge_l(output: str, gold: str, score: float) -> None:
-    assert metrics.rouge_l(output, gold) == near(score)
+    assert metrics.compute_rouge_l(output, gold) == near(score)
 
 
 def test_first_integer_is_compared_digit_by_digit() -> None:
-    assert metrics.first_integer_match("The pass key is 08335, I think; 1.", "08335") == 1
-    assert metrics.first_integer_match("8335", "08335") == 0
-    assert metrics.first_integer_match("12 08335", "08335") == 0
-    assert metrics.first_integer_match("", "08335") == 0
+    assert metrics.score_first_integer("The pass key is 08335, I think; 1.", "08335") == 1
+    assert metrics.score_first_integer("8335", "08335") == 0
+    assert metrics.score_first_integer("12 08335", "08335") == 0
+    assert metrics.score_first_integer("", "08335") == 0
 
 
 def test_first_number_is_compared_by_value() -> None:
-    assert metrics.first_number_match("It is 98.", "98") == 1
-    assert metrics.first_number_match("98.0", "98") == 1
-    assert metrics.first_number_match("98.5", "98") == 0
-    assert metrics.first_number_match("97, or 98", "98") == 0
-    assert metrics.first_number_match("many", "98") == 0
+    assert metrics.score_first_number("It is 98.", "98") == 1
+    assert metrics.score_first_number("98.0", "98") == 1
+    assert metrics.score_first_number("98.5", "98") == 0
+    assert metrics.score_first_number("97, or 98", "98") == 0
+    assert metrics.score_first_number("many", "98") == 0
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_first_number_is_compared_by_value() -> None:
     ],
 )
 def test_choice(output: str, right: bool) -> None:
-    assert metrics.multiple_choice(output, ("the cook", "B")) == right
+    assert metrics.score_multiple_choice(output, ("the cook", "B")) == right
 
 
 @pytest.mark.parametrize(
@@ -123,19 +123,20 @@ def test_choice(output: str, right: bool) -> None:
     [("B. func_a", True), ("**The error is** `func_a`", True), ("The answer is C", False)],
 )
 def test_code_debug(output: str, right: bool) -> None:
-    assert metrics.code_debug(output, ("func_a", "B")) == right
+    assert metrics.score_code_debug(output, ("func_a", "B")) == right
 
 
 def test_stars_are_the_numbers_of_the_list() -> None:
     prime = '```json\n{"little_penguin": ['
-    assert metrics.listed_stars(f"{prime}15, 117, 42]}}\n```\nThere are 3.", 32) == {15, 117, 42}
-    assert metrics.listed_stars(f"{prime}15, 117, 42]}}", 2) == {15, 117}
-    assert metrics.listed_stars(f"{prime}3, 4]}}\n[9]", 32) == {3, 4}
-    assert metrics.listed_stars(f"{prime}15, 117", 32) == {15, 117}
-    assert metrics.listed_stars(f"{prime}none", 32) == set()
-    assert metrics.listed_stars("15, 117", 32) == set()
+    assert metrics.parse_listed_stars(f"{prime}15, 117, 42]}}\n```\nThree.", 32) == {15, 117, 42}
+    assert metrics.parse_listed_stars(f"{prime}15, 117, 42]}}", 2) == {15, 117}
+    assert metrics.parse_listed_stars(f"{prime}3, 4]}}\n[9]", 32) == {3, 4}
+    assert metrics.parse_listed_stars(f"{prime}15, 117", 32) == {15, 117}
+    assert metrics.parse_listed_stars(f"{prime}none", 32) == set()
+    assert metrics.parse_listed_stars("15, 117", 32) == set()
 
 
 def test_reasoning_pays_less_with_the_mistake() -> None:
     # 1: right alone, 1. 2 with 6: 0.5. 3 without, 7 said: 0.25. 4: neither, 0. Of four.
-    assert metrics.reasoning_score({1, 2, 6, 7}, (1, 2, 3, 4), (5, 6, 7, 8)) == 1.75 / 4
+    output = '"little_penguin": [1, 2, 6, 7]'
+    assert metrics.score_listed_stars(output, "1234", (5, 6, 7, 8)) == 1.75 / 4

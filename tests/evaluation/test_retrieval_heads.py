@@ -16,16 +16,16 @@ from esa_cli.attention.step import Step
 from esa_cli.attention.window import QueryState
 from esa_cli.evaluation.calibration.retrieval_heads import (
     ALL,
-    HeadRecord,
+    HeadResult,
     NeedleVotes,
+    choose_smallest_set_size,
     find_retrieval_heads,
-    needle_questions,
+    locate_needle_questions,
     rank_heads,
-    smallest_set_size,
-    window_sums,
+    sum_votes_by_window,
 )
-from esa_cli.evaluation.tasks import Haystack, find_task
-from esa_cli.evaluation.tasks.task_sample import TaskRequest, TaskSample
+from esa_cli.evaluation.tasks import find_task
+from esa_cli.evaluation.tasks.task_sample import Haystack, TaskRequest, TaskSample
 from esa_cli.methods.voting import VoteScore
 from esa_cli.models.loading.load import LoadedModel
 from esa_cli.qa.answering.prompt import PromptTokens
@@ -38,8 +38,8 @@ VOTING = [
 ]  # fmt: skip
 
 
-def head(layer: int, number: int, found: int, margin: float = 0.5) -> HeadRecord:
-    return HeadRecord(layer, number, found, 0, margin)
+def head(layer: int, number: int, found: int, margin: float = 0.5) -> HeadResult:
+    return HeadResult(layer, number, found, 0, margin)
 
 
 def test_heads_are_ranked_by_what_they_find_then_by_margin() -> None:
@@ -47,18 +47,18 @@ def test_heads_are_ranked_by_what_they_find_then_by_margin() -> None:
     margin = torch.tensor([[0.9, 0.6, 0.4], [0.7, 0.0, 0.4]])
     held_out = torch.tensor([[2, 1, 0], [3, 0, 1]])
     order = rank_heads(found, held_out, margin)
-    assert [one.pair for one in order] == [(1, 0), (0, 1), (0, 2), (1, 2), (0, 0), (1, 1)]
+    assert [one.layer_and_head for one in order] == [(1, 0), (0, 1), (0, 2), (1, 2), (0, 0), (1, 1)]
     assert (order[0].found, order[0].held_out) == (5, 3)
     assert order[0].margin == pytest.approx(0.7)
 
 
 def test_the_smallest_set_that_finds_as_much_as_all_is_enough() -> None:
     best = [head(n % 3, n, 9) for n in range(7)]
-    assert smallest_set_size(best, {4: 10, 5: 12, 6: 11, 7: 13}, 12) == 5
-    assert smallest_set_size(best, {4: 14, 5: 15, 6: 15, 7: 13}, 12) == 4, (
+    assert choose_smallest_set_size(best, {4: 10, 5: 12, 6: 11, 7: 13}, 12) == 5
+    assert choose_smallest_set_size(best, {4: 14, 5: 15, 6: 15, 7: 13}, 12) == 4, (
         "more than all is as good"
     )
-    assert smallest_set_size(best, {4: 8, 5: 11, 6: 11, 7: 10}, 12) == 5, (
+    assert choose_smallest_set_size(best, {4: 8, 5: 11, 6: 11, 7: 10}, 12) == 5, (
         "none is: the fewest of the best"
     )
 
@@ -105,7 +105,7 @@ def test_a_set_votes_by_the_sum_of_its_layers() -> None:
         sets, torch.stack([*needle_votes.together.values()]).sum(dim=0), strict=True
     ):
         votes = torch.stack([replace(score, heads=one).scores(step) for step in steps]).sum(dim=0)
-        torch.testing.assert_close(row, window_sums(votes, 8))
+        torch.testing.assert_close(row, sum_votes_by_window(votes, 8))
     assert needle_votes.judge_head_sets().shape == (4,)
 
 
@@ -117,7 +117,7 @@ def planted(loaded: Any, tokens: int = 1500, questions: int = 8) -> TaskSample:
     def size(text: str) -> int:
         return len(loaded.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
-    hay = Haystack.chronicle(0)
+    hay = Haystack.from_chronicle(0)
     request = TaskRequest(tokens, size, hay, questions, 0)
     return next(iter(find_task("needle").samples(request)))
 
@@ -160,7 +160,7 @@ def test_needles_stand_where_the_tokens_say(loaded: LoadedModel) -> None:
     prompt = PromptTokens(loaded.tokenizer, tiny().prompt)
     ids = prompt.document(sample.text)
     facts = {q.text: sample.facts[q.facts[0]].text for q in sample.questions}
-    asked = needle_questions(prompt, sample)
+    asked = locate_needle_questions(prompt, sample)
     assert [one.needle.start for one in asked] == sorted(one.needle.start for one in asked)
     for one in asked:
         words = loaded.tokenizer.decode(ids[one.needle.start : one.needle.stop])
@@ -176,7 +176,8 @@ def test_heads_are_query_heads(kind: str, make_model: ModelFactory, loaded: Load
         replace(loaded, model=model), tiny("window.ending=0"), planted(loaded)
     )
     count = model.config.num_attention_heads
-    assert {one.pair for one in found.heads} == {(at, h) for at in range(2) for h in range(count)}
+    pairs = {(at, h) for at in range(2) for h in range(count)}
+    assert {one.layer_and_head for one in found.heads} == pairs
     assert all(0 <= one.margin <= 1 for one in found.heads)
     assert min(4, 2 * count) <= len(found.chosen) <= min(16, 2 * count)
 

@@ -19,14 +19,14 @@ from esa_cli.evaluation import row_run
 from esa_cli.evaluation.selftest.run_plan import (
     KEY,
     SelftestSettings,
-    dense_group,
-    dense_length,
+    build_shared_prefill,
+    choose_ceiling_length,
     group_methods,
+    make_ceiling_group,
     parse_token_count,
-    shared_prefill_method,
 )
-from esa_cli.evaluation.selftest.selftest_run import NeedleRecall, SelftestRun, selects_facts
-from esa_cli.evaluation.tasks import Haystack
+from esa_cli.evaluation.selftest.selftest_run import NeedleRecorder, SelftestRun, has_facts_in_view
+from esa_cli.evaluation.tasks.task_sample import Haystack
 from esa_cli.methods.infllm import InfLLMSelector
 from esa_cli.qa.answering.session import Session
 from esa_cli.qa.presets import preset
@@ -69,7 +69,7 @@ def engine(
     **how: Any,
 ) -> SelftestRun:
     journal = Journal(path, {"command": "test"}, same=(), key=KEY)
-    hay = hay or Haystack.chronicle(settings.seed)
+    hay = hay or Haystack.from_chronicle(settings.seed)
     return SelftestRun(loaded, base, settings, hay, journal, Heard(), **how)
 
 
@@ -140,16 +140,16 @@ def test_a_shared_prefill_is_observed_by_methods_that_observe_once(loaded: Any) 
     infllm = resolve(
         group_methods(settings_of(methods=("infllm",)), TINY, 900)[0].presets[0]
     ).method
-    assert shared_prefill_method(base, [base, base]).selector == base.selector
+    assert build_shared_prefill(base, [base, base]).selector == base.selector
     other = replace(infllm, selector=InfLLMSelector(block=16))
     sums = []
     for methods in ([base, infllm], [infllm, other]):
         with Session(loaded.model, loaded.tokenizer, TINY) as session:
             session.read(
-                "The gate opens at nine. " * 40, method=shared_prefill_method(base, methods)
+                "The gate opens at nine. " * 40, method=build_shared_prefill(base, methods)
             )
             mass = session.cache.memory(0).states[0, InfLLMSelector].mass
-            sums.append(mass.received_attention(0, session.document_tokens).clone())
+            sums.append(mass.load_received_attention(0, session.document_tokens).clone())
     assert sums[0].sum() > 0
     assert torch.equal(*sums)
 
@@ -184,8 +184,8 @@ def test_no_selective_method_has_more_in_view_than_the_budget(loaded: Any) -> No
 
 
 def test_the_ceiling_is_plain_attention_inside_the_window(loaded: Any) -> None:
-    (made,) = dense_group(TINY).presets
-    assert dense_length(TINY) < made.context == made.window.dense
+    (made,) = make_ceiling_group(TINY).presets
+    assert choose_ceiling_length(TINY) < made.context == made.window.dense
     with Session(loaded.model, loaded.tokenizer, made) as session:
         seen: list[ChunkTrace] = []
         session.read("word " * 40)
@@ -219,16 +219,16 @@ def seen_of(layer: int, far: Any, *, start: int = 100, local: int = 10) -> Chunk
 
 
 def test_recall_counts_selected_and_local_tokens_layer_by_layer() -> None:
-    recall = NeedleRecall()
+    recall = NeedleRecorder()
     recall(seen_of(0, torch.tensor([0, 1, 2, 3, 50, 51])))
     recall(seen_of(1, torch.tensor([0, 1, 2, 3])))
     # By head: the first has one of the four tokens, the second three.
     recall(seen_of(2, [torch.tensor([50]), torch.tensor([51, 52, 53])]))
-    assert recall.shares([range(50, 54)]) == [(0.5, 0.5), (0.0, 0.0), (0.5, 0.75)]
+    assert recall.measure_shares([range(50, 54)]) == [(0.5, 0.5), (0.0, 0.0), (0.5, 0.75)]
     # Tokens 90 and 91 are local, 88 and 89 are not.
-    assert recall.shares([range(88, 92)]) == [(0.5, 0.5)] * 3
-    both = recall.shares([range(50, 54), range(88, 92)])
+    assert recall.measure_shares([range(88, 92)]) == [(0.5, 0.5)] * 3
+    both = recall.measure_shares([range(50, 54), range(88, 92)])
     assert both == [(0.5, 0.5), (0.25, 0.25), (0.5, 0.625)]
     # Where each head selects, one with the fact in view is enough.
-    assert selects_facts([0.5, 0.5, *[0.0] * 6])
-    assert not selects_facts([0.9, *[0.49] * 7])
+    assert has_facts_in_view([0.5, 0.5, *[0.0] * 6])
+    assert not has_facts_in_view([0.9, *[0.49] * 7])

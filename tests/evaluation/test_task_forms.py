@@ -9,16 +9,17 @@ from dataclasses import asdict
 import pytest
 from task_requests import NAMES, samples
 
-from esa_cli.evaluation.tasks import TASKS, TaskQuestion
+from esa_cli.evaluation.tasks import TASKS
+from esa_cli.evaluation.tasks.task_sample import TaskQuestion
 
 DIGESTS = {
-    "needle": "c465c945d6d06565",
-    "needles": "5dc0720c9324de3b",
-    "stars": "ab4310a6468509cf",
-    "passkey": "be1cbc2135e39605",
-    "number": "56505971e8c8e23d",
-    "kv": "723422e603f87f25",
-    "niah": "bf4adb3b33733811",
+    "needle": "6a954cec670738b2",
+    "needles": "615535ddffbb7254",
+    "stars": "b069e1b7d46b4c5f",
+    "passkey": "80b73bfff11044db",
+    "number": "9e52a690d86564ec",
+    "kv": "b44f90cf7eb74826",
+    "niah": "e74bdef5a24cc109",
 }
 """Of the cases of each task. Their prompts, questions and facts were held to the words of
 the benchmark that the task names; published rows were measured with them."""

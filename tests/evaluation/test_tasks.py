@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from task_requests import NAMES, pieces, samples, words
 
-from esa_cli.evaluation.tasks import Haystack, find_task
+from esa_cli.evaluation.tasks import find_task
+from esa_cli.evaluation.tasks.task_sample import Haystack
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -27,14 +28,14 @@ def test_facts_stand_where_they_are_said_to(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_lengths_are_kept(name: str, size: Any) -> None:
     length = 9000 if size is words else 1500
-    for sample in samples(name, length, size=size, samples=4):
+    for sample in samples(name, length, count_tokens=size, samples=4):
         assert abs(size(sample.text) - length) <= max(60, 0.02 * length)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_samples_are_complete_and_determined_by_the_seed(name: str) -> None:
     first = samples(name)
-    assert samples(name, haystack=Haystack.chronicle(3)) == first
+    assert samples(name, haystack=Haystack.from_chronicle(3)) == first
     other = samples(name, seed=2)
     assert [sample.facts for sample in other] != [sample.facts for sample in first]
     assert sum(len(sample.questions) for sample in first) == 6, "as many as asked for"

@@ -15,10 +15,10 @@ from reader_models import wide_model
 
 from esa_cli import models
 from esa_cli.errors import LengthError
-from esa_cli.evaluation import bench
-from esa_cli.evaluation.bench import BenchRecord
+from esa_cli.evaluation.bench import benchmarks
 from esa_cli.evaluation.bench.bench_run import RecordAsker
-from esa_cli.evaluation.selftest.selftest_run import covered_share, passage_recall_fields
+from esa_cli.evaluation.bench.benchmarks import BenchRecord
+from esa_cli.evaluation.selftest import selftest_run as run
 from esa_cli.evaluation.tasks.task_sample import Fact
 from esa_cli.evaluation.text_asker import TextAsker
 from esa_cli.qa.answering.session import Session
@@ -78,15 +78,15 @@ def evidence(start: int, end: int) -> Passage:
 
 def test_recall_is_of_the_first_three_and_the_reason_of_all_that_was_read() -> None:
     fact = Fact("x" * 10, 10, 20, 0.5)
-    assert covered_share(fact, [evidence(0, 15), evidence(12, 18)]) == 0.8, "what overlaps is once"
-    assert covered_share(fact, [evidence(20, 30)]) == 0
+    assert run.compute_covered_share(fact, [evidence(0, 15), evidence(12, 18)]) == 0.8
+    assert run.compute_covered_share(fact, [evidence(20, 30)]) == 0
     facts = [Fact("", 0, 10, 0.0), Fact("", 90, 100, 1.0)]
     passages = [evidence(0, 10), evidence(20, 30), evidence(40, 50), evidence(85, 100)]
-    made = passage_recall_fields(0.0, facts, passages)
+    made = run.make_passage_recall_fields(0.0, facts, passages)
     assert made == {"recall": {"mean": 0.5, "read": 1.0}, "why": "selected, not used"}
-    assert passage_recall_fields(1.0, facts, passages[:1])["why"] == "answered"
-    assert passage_recall_fields(0.5, facts, passages[1:3])["why"] == "not selected"
-    assert passage_recall_fields(1.0, [], passages) == {"recall": None, "why": None}
+    assert run.make_passage_recall_fields(1.0, facts, passages[:1])["why"] == "answered"
+    assert run.make_passage_recall_fields(0.5, facts, passages[1:3])["why"] == "not selected"
+    assert run.make_passage_recall_fields(1.0, [], passages) == {"recall": None, "why": None}
 
 
 def test_a_text_is_read_for_the_finder_and_no_rows_are(
@@ -125,11 +125,11 @@ def test_a_benchmark_checks_questions_first_and_reads_a_document_once(
         for name, text in (("a", TEXT), ("b", TEXT), ("c", TEXT[:600]))
     ]
     with pytest.raises(LengthError, match="a passage and the answer"):
-        asker.check(replace(made[0], question="Who? " * 3000))
+        asker.check_length(replace(made[0], question="Who? " * 3000))
     rows = []
     for records in (made[:2], made[2:]):
-        cases = asker.cases(bench.find_benchmark("longbench"), records)
-        assert cases.read()
+        cases = asker.make_cases(benchmarks.find_benchmark("longbench"), records)
+        assert cases.ingest()
         rows += [case.ask() for case in cases.cases]
     assert seen == ["a", "c"]
     assert rows[0]["output"] in TEXT

@@ -14,11 +14,11 @@ from conftest import build_step
 from esa_cli.attention.step import ChunkTrace, Step
 from esa_cli.attention.window import QueryState, TurnText
 from esa_cli.methods.bm25 import Bm25Score
-from esa_cli.methods.consensus import FusedConsensusSelector, select_windows, standardise
+from esa_cli.methods.consensus import FusedConsensusSelector, select_windows, standardise_scores
 from esa_cli.methods.sentences import (
     PhraseScore,
     WholeSentenceSelector,
-    sentence_starts,
+    find_sentence_starts,
     sum_phrases,
 )
 from esa_cli.qa.answering.session import Session
@@ -93,13 +93,13 @@ def test_only_the_last_layer_scores() -> None:
 )
 def test_sentences(text: str, starts: list[str]) -> None:
     pieces = list(text)
-    at = sentence_starts(pieces).tolist()
+    at = find_sentence_starts(pieces).tolist()
     assert at == [*(text.index(start) for start in starts), len(text)]
 
 
 def test_a_token_on_both_sides_of_an_end_belongs_to_the_first() -> None:
-    assert sentence_starts(["One", ". Two", " three", ". "]).tolist() == [0, 2, 4]
-    assert sentence_starts([]).tolist() == [0]
+    assert find_sentence_starts(["One", ". Two", " three", ". "]).tolist() == [0, 2, 4]
+    assert find_sentence_starts([]).tolist() == [0]
 
 
 def plain_sentences(
@@ -158,13 +158,13 @@ def plain_standard(scores: Sequence[float], size: int) -> list[float]:
 @pytest.mark.parametrize("size", [1, 4, 9])
 def test_windows_are_standardised(size: int) -> None:
     scores = torch.rand(40)
-    found = standardise(scores, size)
+    found = standardise_scores(scores, size)
     assert found.tolist() == pytest.approx(plain_standard(scores.double().tolist(), size))
-    assert standardise(torch.full((9,), 0.1), size).tolist() == [0] * 9
-    assert standardise(torch.full((9,), float("-inf")), size).tolist() == [0] * 9
+    assert standardise_scores(torch.full((9,), 0.1), size).tolist() == [0] * 9
+    assert standardise_scores(torch.full((9,), float("-inf")), size).tolist() == [0] * 9
     scores[3] = float("-inf")
     lowest = scores.masked_fill(scores.isneginf(), float(scores[scores.isfinite()].min()))
-    assert torch.equal(standardise(scores, size), standardise(lowest, size))
+    assert torch.equal(standardise_scores(scores, size), standardise_scores(lowest, size))
 
 
 def test_votes_and_words_are_added() -> None:
@@ -211,6 +211,6 @@ def test_every_layer_attends_to_the_same_sentences(loaded: Any, name: str) -> No
     assert 0 < len(chosen[0]) <= 100
     if name != "esa-consensus-bm25":
         assert len(chosen[0]) == 100, "whole sentences, the last one cut"
-        starts = {int(at) + head for at in sentence_starts(list(TEXT))}
+        starts = {int(at) + head for at in find_sentence_starts(list(TEXT))}
         runs = [at for at in chosen[0] if at - 1 not in chosen[0]]
         assert len(set(runs) - starts) <= 1

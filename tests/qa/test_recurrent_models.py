@@ -10,7 +10,7 @@ from conftest import KINDS, build_model
 
 from esa_cli import models
 from esa_cli.errors import UsageError
-from esa_cli.evaluation.calibration.fitted_maps import open_calibration_job
+from esa_cli.evaluation.calibration.fitted_projections import open_calibration_job
 from esa_cli.models.files.random_model import write_tokenizer
 from esa_cli.models.text_passes.model_forward import before_each_layer
 from esa_cli.qa.answering.session import Session

@@ -11,7 +11,7 @@ from stored_answers import check_stored_answers
 
 from esa_cli import models
 from esa_cli.errors import PresetError, UsageError
-from esa_cli.evaluation.calibration.fitted_maps import (
+from esa_cli.evaluation.calibration.fitted_projections import (
     METHODS,
     TrainingSettings,
     open_calibration_job,
@@ -73,10 +73,11 @@ def test_maps_are_fitted_to_latents(tmp_path: Path) -> None:
     loaded, chosen = load("deepseek_v3", tmp_path / "model"), preset.load("tiny-random")
     (tmp_path / "work").mkdir()
     job = open_calibration_job(loaded, chosen, TEXT, 200, tmp_path / "work")
-    job.collect()
+    job.collect_activations()
     assert job.stored.width == 24
     training = TrainingSettings()
-    job.save(tmp_path / "maps", job.study(6, METHODS, training, [8]), training)
+    study = job.measure_recall(6, METHODS, training, [8])
+    job.save_best_projections(tmp_path / "maps", study, training)
     path = tmp_path / "gate.txt"
     path.write_text(TEXT, "utf-8")
     maps = ["compressor.name=learned", f"compressor.file={tmp_path / 'maps'}"]

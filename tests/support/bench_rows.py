@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from esa_cli.evaluation import bench
-from esa_cli.evaluation.bench import BenchRecord
+from esa_cli.evaluation.bench import benchmarks
+from esa_cli.evaluation.bench.benchmarks import BenchRecord
 
 
 def write(path: Path, rows: Sequence[Any]) -> None:
@@ -31,7 +31,7 @@ def longbench_row(name: str, **changes: Any) -> dict[str, Any]:
 
 
 def records(name: str, folder: Path, *tasks: str, limit: int | None = None) -> list[BenchRecord]:
-    return list(bench.find_benchmark(name).load(folder, tasks, limit))
+    return list(benchmarks.find_benchmark(name).load_records(folder, tasks, limit))
 
 
 def whole(record: BenchRecord) -> str:

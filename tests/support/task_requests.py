@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from esa_cli.evaluation.tasks import TASKS, Haystack, TaskRequest, TaskSample
+from esa_cli.evaluation.tasks import TASKS
+from esa_cli.evaluation.tasks.task_sample import Haystack, TaskRequest, TaskSample
 
-CHRONICLE = Haystack.chronicle(3)
+CHRONICLE = Haystack.from_chronicle(3)
 NAMES = [name for name in TASKS if name != "own"]
 
 
@@ -22,7 +23,7 @@ def pieces(text: str) -> int:
 
 def request(length: int = 3000, **changes: Any) -> TaskRequest:
     given: dict[str, Any] = {
-        "size": words, "haystack": CHRONICLE, "samples": 6, "seed": 1,
+        "count_tokens": words, "haystack": CHRONICLE, "samples": 6, "seed": 1,
     }  # fmt: skip
     return TaskRequest(length, **{**given, **changes})
 

@@ -1,4 +1,4 @@
-"""Runs a public benchmark with several methods, and makes the table of scores.
+"""Runs a public benchmark with several methods, and makes the table of their scores.
 
 Methods over the KV cache get the prompt of the benchmark's official code. Decoding is greedy.
 Consecutive records about one document share one prefill.
@@ -16,7 +16,7 @@ from typing import Any
 
 from esa_cli.errors import DocumentError, UsageError
 from esa_cli.evaluation.bench.benchmarks import AGAIN, Benchmark, BenchRecord, BenchTask
-from esa_cli.evaluation.row_run import Case, DocumentCases, has_row
+from esa_cli.evaluation.row_run import DocumentCases, QuestionCase, has_row
 from esa_cli.evaluation.text_asker import TextAsker
 from esa_cli.qa.answering.session import Session
 from esa_cli.qa.presets import resolved_preset
@@ -41,7 +41,7 @@ def choose_tasks(benchmark: Benchmark, folder: Path, asked: Sequence[str] | None
     """Returns the tasks to run in the table's order: the requested tasks, or by default every task
     whose file is in the folder. Raises UsageError: a task is unknown. DocumentError: no file is."""
     if asked is None:
-        tasks = benchmark.tasks_in_folder(folder)
+        tasks = benchmark.list_tasks_in_folder(folder)
         if not tasks:
             raise DocumentError(
                 f"the folder {folder} has no file of the benchmark",
@@ -55,13 +55,13 @@ def choose_tasks(benchmark: Benchmark, folder: Path, asked: Sequence[str] | None
     return [name for name in known if name in asked]
 
 
-def settings_of(method: str, preset: Preset) -> str:
+def hash_method_settings(method: str, preset: Preset) -> str:
     """Returns a hash of a method's settings, except the prompt, which the benchmark sets."""
     return method_hash(method, preset, ("name", "description", "prompt", "generation"))
 
 
 @dataclass(frozen=True)
-class RecordSurvey:
+class BenchmarkSurvey:
     """The digest of every record by task and id, and the longest prompt of all records."""
 
     digests: Mapping[tuple[str, str], str]
@@ -72,7 +72,7 @@ class RecordSurvey:
         belongs to another record or to other settings."""
         complete = True
         for method, preset in presets.items():
-            settings = settings_of(method, preset)
+            settings = hash_method_settings(method, preset)
             for (task, name), digest in self.digests.items():
                 fields = {"method": method, "task": task, "id": name}
                 fields |= {"settings": settings, "record": digest}
@@ -90,21 +90,21 @@ class BenchSelection:
     limit: int | None = None
     shard: WorkShard = ALL_WORK
 
-    def records(self) -> Iterator[BenchRecord]:
+    def load_records(self) -> Iterator[BenchRecord]:
         """Yields the selected records for all shards. Raises DocumentError, UsageError."""
-        return self.benchmark.load(self.folder, self.tasks, self.limit)
+        return self.benchmark.load_records(self.folder, self.tasks, self.limit)
 
-    def documents(self) -> Iterator[list[BenchRecord]]:
-        """Yields this shard's records as lists of consecutive records about one document."""
-        documents = groupby(self.records(), lambda r: (r.task, r.before, r.document, r.chat))
+    def group_by_document(self) -> Iterator[list[BenchRecord]]:
+        """Yields lists of this shard's consecutive records about one document."""
+        documents = groupby(self.load_records(), lambda r: (r.task, r.before, r.document, r.chat))
         return self.shard.take(list(records) for _, records in documents)
 
-    def survey(self) -> RecordSurvey:
+    def survey_records(self) -> BenchmarkSurvey:
         """Reads every record once, so that an invalid record is found before any question is asked.
         Raises DocumentError, UsageError."""
         digests: dict[tuple[str, str], str] = {}
         longest = ""
-        for record in self.records():
+        for record in self.load_records():
             name = (record.task, record.id)
             if name in digests:  # the second answer would be taken for the first record's
                 raise DocumentError(f"{record.task} has two records {record.id!r}", AGAIN)
@@ -112,28 +112,30 @@ class BenchSelection:
                 raise DocumentError(f"{record.task}, record {record.id!r} has no question", AGAIN)
             digests[name] = record.digest
             longest = max(longest, record.before + record.document, key=len)
-        return RecordSurvey(digests, longest)
+        return BenchmarkSurvey(digests, longest)
 
 
 class RecordAsker:
     """Answers the questions of a benchmark's records with one method. A record's prompt replaces
-    the preset's prompt, except for a method that answers from text. `reading` is called before a
-    document is read, and returns progress(done, total)."""
+    the preset's prompt, except for a method that answers from text. `make_progress` is called
+    before a document is ingested, and returns progress(done, total)."""
 
     def __init__(
-        self,
-        session: Session,
-        method: str,
-        preset: Preset,
-        reading: Callable[[BenchRecord], Progress | None],
-    ) -> None:
-        self.session, self.method, self.preset, self.reading = session, method, preset, reading
-        self.settings = settings_of(method, preset)
+        self, session: Session, method: str, preset: Preset, make_progress: Callable[[BenchRecord],
+        Progress | None],
+    ) -> None:  # fmt: skip
+        self.session, self.method, self.preset, self.make_progress = (
+            session,
+            method,
+            preset,
+            make_progress,
+        )
+        self.settings = hash_method_settings(method, preset)
         from_text = method == resolved_preset.FROM_TEXT
         self._text = TextAsker(session, preset) if from_text else None
         self._started = 0.0
 
-    def cases(self, benchmark: Benchmark, records: Sequence[BenchRecord]) -> DocumentCases:
+    def make_cases(self, benchmark: Benchmark, records: Sequence[BenchRecord]) -> DocumentCases:
         """Returns a case for each of several records about one document."""
         cases = []
         for record in records:
@@ -143,14 +145,14 @@ class RecordAsker:
                 "benchmark": record.benchmark, "answers": list(record.answers),
             }  # fmt: skip
             ask = partial(self._ask_record, benchmark, record)
-            cases.append(Case(fields, ask, partial(self.check, record)))
-        return DocumentCases(cases, partial(self._read_document, records[0]))
+            cases.append(QuestionCase(fields, ask, partial(self.check_length, record)))
+        return DocumentCases(cases, partial(self._ingest_document, records[0]))
 
     def _use_prompt(self, record: BenchRecord) -> None:
         prompt = Prompt(before=record.before, after="{question}", chat=record.chat)
         self.session.use(self.preset.model_copy(update={"prompt": prompt}))
 
-    def check(self, record: BenchRecord) -> None:
+    def check_length(self, record: BenchRecord) -> None:
         """Raises LengthError: the question and the answer do not fit into the model's window."""
         if self._text is not None:
             self._text.check_length(record.question, record.longest)
@@ -159,9 +161,9 @@ class RecordAsker:
         self._use_prompt(record)
         self.session.check(record.question, prime=record.prime, max_new_tokens=record.longest)
 
-    def _read_document(self, record: BenchRecord) -> bool:
+    def _ingest_document(self, record: BenchRecord) -> bool:
         self._started = time.monotonic()
-        progress = self.reading(record)
+        progress = self.make_progress(record)
         if self._text is not None:
             self._text.ingest_text(record.document, progress)
         else:
@@ -176,23 +178,18 @@ class RecordAsker:
         else:
             pieces: list[str] = []
             reply = self.session.ask(
-                record.question,
-                prime=record.prime,
-                max_new_tokens=record.longest,
-                temperature=0.0,
-                on_text=pieces.append,
-            )
+                record.question, prime=record.prime, max_new_tokens=record.longest,
+                temperature=0.0, on_text=pieces.append,
+            )  # fmt: skip
             text = "".join(pieces)
             margin = text[: len(text) - len(text.lstrip())]  # code is scored with its indentation
             output, document = margin + reply.text, self.session.document_tokens
-        # The first question after a document was read includes the time of reading.
+        # The first question about a document includes the time of ingesting.
         seconds, self._started = time.monotonic() - self._started, time.monotonic()
         return {
-            "output": output,
-            "score": benchmark.score(record, output),
-            "tokens": document + reply.question_tokens,
-            "seconds": round(seconds, 2),
-        }
+            "output": output, "score": benchmark.score(record, output),
+            "tokens": document + reply.question_tokens, "seconds": round(seconds, 2),
+        }  # fmt: skip
 
 
 Scores = Mapping[str, Mapping[str, Sequence[float]]]
@@ -211,12 +208,12 @@ def _mean_score(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 
 
-def _tasks_by_group(benchmark: Benchmark) -> Iterator[tuple[str, list[BenchTask]]]:
+def _group_tasks(benchmark: Benchmark) -> Iterator[tuple[str, list[BenchTask]]]:
     for group in dict.fromkeys(task.group for task in benchmark.tasks):
         yield group, [task for task in benchmark.tasks if task.group == group]
 
 
-def _task_means(
+def _compute_task_means(
     tasks: Sequence[BenchTask], scores_by_task: Mapping[str, Sequence[float]]
 ) -> list[float]:
     """Returns the mean score of each task that has scores, since an average counts tasks once."""
@@ -227,13 +224,13 @@ def make_score_table(benchmark: Benchmark, scores: Scores) -> tuple[list[str], l
     """Returns headers and rows of the table of scores in per cent. The table has a row for each
     task in the paper's order and for each group's average, and a column for each method."""
     lines = []
-    for group, tasks in _tasks_by_group(benchmark):
+    for group, tasks in _group_tasks(benchmark):
         asked = [task for task in tasks if any(task.name in done for done in scores.values())]
         for task in asked:
             cells = [done.get(task.name, ()) for done in scores.values()]
             lines.append(_make_table_row(task.title, cells, f"{task.size}"))
         if asked:
-            means = [_task_means(tasks, done) for done in scores.values()]
+            means = [_compute_task_means(tasks, done) for done in scores.values()]
             lines.append(_make_table_row(f"{group} average", means, f"{len(tasks)} tasks"))
     return ["task", "records", *scores], lines
 
@@ -246,7 +243,7 @@ def _make_table_row(title: str, cells: Sequence[Sequence[float]], full_count: st
     return [title, f"{count} of {full_count}", *means]
 
 
-def as_dict(benchmark: Benchmark, scores: Scores) -> dict[str, Any]:
+def make_score_dict(benchmark: Benchmark, scores: Scores) -> dict[str, Any]:
     """Returns the scores of each method's tasks and groups in per cent, as JSON data."""
     sizes = {task.name: task.size for task in benchmark.tasks}
     out: dict[str, Any] = {}
@@ -257,8 +254,8 @@ def as_dict(benchmark: Benchmark, scores: Scores) -> dict[str, Any]:
         }
         averages = {
             group: {"score": 100 * _mean_score(means), "tasks": len(means), "of": len(members)}
-            for group, members in _tasks_by_group(benchmark)
-            if (means := _task_means(members, done))
+            for group, members in _group_tasks(benchmark)
+            if (means := _compute_task_means(members, done))
         }
         out[method] = {"tasks": tasks, "averages": averages}
     return out

@@ -1,11 +1,9 @@
-"""The four public benchmarks of the paper: files, prompts, answer lengths and scores.
+"""Files, prompts, answer lengths and scores of the four public benchmarks of the paper.
 
-LongBench follows its `config/`, without the five Chinese tasks, and long prompts are not cut.
-InfiniteBench has the six tasks of the paper's table, with InfLLM's prompts and answer lengths,
-since the paper compares itself with InfLLM. Counting-Stars is asked in English. The prompt opens
-the list, as in the paper's sample, and mistaken counts come from the text. NeedleBench is version 1
-in English with three needles at once (M-RT), built from essays as in OpenCompass. Each task has ten
-prompts, which fits the paper's scores (multiples of 1/30), with needles at 25, 50 and 75 per cent.
+LongBench has no Chinese tasks, and its long prompts are not cut. InfiniteBench has the six tasks of
+the paper's table, with InfLLM's prompts and answer lengths. The prompt of Counting-Stars opens the
+list of counts, as in the paper's sample. NeedleBench is its version 1 in English with three needles
+at once (M-RT), at 25, 50 and 75 per cent of a text of essays; each task has ten prompts.
 """
 
 from __future__ import annotations
@@ -81,32 +79,34 @@ class Benchmark:
     files: Callable[[str], Sequence[str]] = lambda task: [f"{task}.jsonl"]
     notes: Mapping[str, str] = field(default_factory=dict)
 
-    def tasks_in_folder(self, folder: Path) -> list[str]:
+    def list_tasks_in_folder(self, folder: Path) -> list[str]:
         """Returns the names of the tasks whose files are in the folder."""
-        return [task.name for task in self.tasks if find_file(folder, self.files(task.name))]
+        return [task.name for task in self.tasks if find_task_file(folder, self.files(task.name))]
 
-    def load(self, folder: Path, tasks: Sequence[str], limit: int | None) -> Iterator[BenchRecord]:
+    def load_records(
+        self, folder: Path, tasks: Sequence[str], limit: int | None
+    ) -> Iterator[BenchRecord]:
         """Yields the first `limit` records of each task. Raises DocumentError: a file is missing or
         has an invalid line. UsageError: a library for the score is missing."""
         for task in tasks:
-            if not find_file(folder, self.files(task)):
+            if not find_task_file(folder, self.files(task)):
                 missing = folder / self.files(task)[0]
                 raise DocumentError(f"{missing} is missing", f"get the files: {self.source}")
             yield from islice(self.read(folder, task), limit)
 
 
-def find_file(folder: Path, names: Sequence[str]) -> Path | None:
+def find_task_file(folder: Path, names: Sequence[str]) -> Path | None:
     """Finds the first file with one of these names in the folder or its subfolders."""
     paths = (path for name in names for path in folder.rglob(name) if path.is_file())
     return min(paths, key=lambda p: (names.index(p.name), len(p.parts), str(p)), default=None)
 
 
-def _as_texts(value: Any) -> list[Any]:
+def _convert_to_texts(value: Any) -> list[Any]:
     values = value if isinstance(value, list) else [value]
     return [str(item) if isinstance(item, int | float) else item for item in values]
 
 
-Texts = Annotated[tuple[str, ...], BeforeValidator(_as_texts), Field(min_length=1)]
+Texts = Annotated[tuple[str, ...], BeforeValidator(_convert_to_texts), Field(min_length=1)]
 """One or more texts or numbers, converted to texts."""
 Row = TypeVar("Row", bound=BaseModel)
 T = TypeVar("T")
@@ -118,7 +118,7 @@ def read_json_lines(
     """Reads a file of JSON lines, and converts each object, given with its line number from 1.
     Raises DocumentError: the file has no objects, an object is not of this kind, or `convert`
     raises a ValueError."""
-    path, empty = find_file(folder, names) or folder / names[0], True
+    path, empty = find_task_file(folder, names) or folder / names[0], True
     try:
         with path.open("rb") as lines:
             for number, line in enumerate(lines, 1):
@@ -168,35 +168,31 @@ class LongBenchRow(BaseModel):
     name: str | int | None = Field(None, alias="_id")
 
 
-def read_longbench(folder: Path, task: str) -> Iterator[BenchRecord]:
+def load_longbench_records(folder: Path, task: str) -> Iterator[BenchRecord]:
     form = LONGBENCH[task]
-    if form["score"] == "rouge_l":
+    if form["score"] == "compute_rouge_l":
         metrics.import_library("rouge")
 
     def make_record(row: LongBenchRow, line: int) -> BenchRecord:
         if task == "trec" and row.all_classes is None:
             raise ValueError("'all_classes' is missing")
+        prompt = split_prompt(form["prompt"], row.context, input=row.input)
+        data = {"classes": row.all_classes} if task == "trec" else {}
         return BenchRecord(
-            "longbench",
-            task,
-            str(row.name or line),
-            *split_prompt(form["prompt"], row.context, input=row.input),
-            answers=row.answers,
-            longest=form["longest"],
-            chat=form["chat"],
-            data={"classes": row.all_classes} if task == "trec" else {},
-        )
+            "longbench", task, str(row.name or line), *prompt, row.answers,
+            longest=form["longest"], chat=form["chat"], data=data,
+        )  # fmt: skip
 
     return read_json_lines(folder, [f"{task}.jsonl"], LongBenchRow, make_record)
 
 
-def longbench_score(record: BenchRecord, output: str) -> float:
+def score_longbench_output(record: BenchRecord, output: str) -> float:
     """Scores an output of LongBench by the answer that gives the highest score."""
     if record.task in ("trec", "triviaqa", "samsum"):
         output = metrics.first_line(output)
     if record.task == "trec":
         classes = record.data["classes"]
-        return max(metrics.class_share(output, gold, classes) for gold in record.answers)
+        return max(metrics.compute_class_share(output, gold, classes) for gold in record.answers)
     rule: Callable[[str, str], float] = getattr(metrics, LONGBENCH[record.task]["score"])
     return max(rule(output, gold) for gold in record.answers)
 
@@ -210,24 +206,21 @@ class InfiniteBenchRow(BaseModel):
     context: str = Field(validation_alias=AliasChoices("content", "context"))
     input: str
     answer: Texts
-    options: Annotated[tuple[str, ...], BeforeValidator(lambda v: _as_texts(v or []))] = ()
+    options: Annotated[tuple[str, ...], BeforeValidator(lambda v: _convert_to_texts(v or []))] = ()
 
 
-def read_infinitebench(folder: Path, task: str) -> Iterator[BenchRecord]:
+def load_infinitebench_records(folder: Path, task: str) -> Iterator[BenchRecord]:
     def make_record(row: InfiniteBenchRow, line: int) -> BenchRecord:
-        return BenchRecord(
-            "infinitebench",
-            task,
-            str(line),
-            *split_prompt(INFINITEBENCH[task]["prompt"], row.context, **_prompt_fields(row, task)),
-            answers=_option_and_letter(row) if task in CHOICES else row.answer,
-            longest=100 if task == "kv_retrieval" else 32,
-        )
+        fields = _make_prompt_fields(row, task)
+        prompt = split_prompt(INFINITEBENCH[task]["prompt"], row.context, **fields)
+        answers = _find_option_and_letter(row) if task in CHOICES else row.answer
+        longest = 100 if task == "kv_retrieval" else 32
+        return BenchRecord("infinitebench", task, str(line), *prompt, answers, longest)
 
     return read_json_lines(folder, [f"{task}.jsonl"], InfiniteBenchRow, make_record)
 
 
-def _option_and_letter(row: InfiniteBenchRow) -> tuple[str, ...]:
+def _find_option_and_letter(row: InfiniteBenchRow) -> tuple[str, ...]:
     answers = row.answer
     if len(answers) == 2 and answers[1] in "ABCD":
         return answers
@@ -236,7 +229,7 @@ def _option_and_letter(row: InfiniteBenchRow) -> tuple[str, ...]:
     return answers[0], "ABCD"[row.options.index(answers[0])]
 
 
-def _prompt_fields(row: InfiniteBenchRow, task: str) -> dict[str, str]:
+def _make_prompt_fields(row: InfiniteBenchRow, task: str) -> dict[str, str]:
     """Returns the values that fill a prompt template. Raises ValueError: the row lacks a value."""
     fields = {"input": row.input}
     if task in CHOICES:
@@ -256,18 +249,18 @@ def _prompt_fields(row: InfiniteBenchRow, task: str) -> dict[str, str]:
     return fields
 
 
-def infinitebench_score(record: BenchRecord, output: str) -> float:
+def score_infinitebench_output(record: BenchRecord, output: str) -> float:
     """Scores an output of InfiniteBench as right (1) or wrong (0)."""
     match record.task:
         case "code_debug":
-            return metrics.code_debug(output, record.answers)
+            return metrics.score_code_debug(output, record.answers)
         case "longbook_choice_eng":
-            return metrics.multiple_choice(output, record.answers)
+            return metrics.score_multiple_choice(output, record.answers)
         case "kv_retrieval":
-            return metrics.contains_word(output, record.answers[0])
+            return metrics.score_answer_word(output, record.answers[0])
         case "math_find":
-            return metrics.first_number_match(output, record.answers[0])
-    return metrics.first_integer_match(output, record.answers[0])
+            return metrics.score_first_number(output, record.answers[0])
+    return metrics.score_first_integer(output, record.answers[0])
 
 
 KINDS = ("searching", "reasoning")
@@ -285,7 +278,7 @@ class StarsRow(BaseModel):
     reference_counting_results: Annotated[tuple[int, ...], Field(min_length=1)]
 
 
-def stars_files(task: str) -> Sequence[str]:
+def list_stars_file_names(task: str) -> Sequence[str]:
     """Returns the two names that a Counting-Stars file has upstream and on the project's page."""
     kind, k, m, n = task.split("-")
     end = f"{k.removesuffix('k')}000_{m}_{n}.jsonl"
@@ -296,7 +289,7 @@ def stars_files(task: str) -> Sequence[str]:
     ]
 
 
-def read_stars(folder: Path, task: str) -> Iterator[BenchRecord]:
+def load_stars_records(folder: Path, task: str) -> Iterator[BenchRecord]:
     def make_record(row: StarsRow, line: int) -> BenchRecord:
         asked = row.retrieval_question
         document = row.question.removesuffix(asked)
@@ -311,16 +304,13 @@ def read_stars(folder: Path, task: str) -> Iterator[BenchRecord]:
             longest=256, prime=PRIME, data={"mistaken": mistaken},
         )  # fmt: skip
 
-    return read_json_lines(folder, stars_files(task), StarsRow, make_record)
+    return read_json_lines(folder, list_stars_file_names(task), StarsRow, make_record)
 
 
-def stars_score(record: BenchRecord, output: str) -> float:
+def score_stars_output(record: BenchRecord, output: str) -> float:
     """Scores the counts of stars that an output of Counting-Stars lists, by the task's rule."""
-    right = [int(count) for count in record.answers]
-    listed = metrics.listed_stars(record.prime + output, len(right))
-    if record.task.startswith("reasoning"):
-        return metrics.reasoning_score(listed, right, record.data["mistaken"])
-    return metrics.searching_score(listed, right)
+    mistaken = record.data["mistaken"] if record.task.startswith("reasoning") else None
+    return metrics.score_listed_stars(record.prime + output, record.answers, mistaken)
 
 
 ESSAYS, NEEDLES = "PaulGrahamEssays.jsonl", "needles.jsonl"
@@ -364,7 +354,7 @@ def load_gpt4_tokenizer() -> Any:
         ) from error
 
 
-def read_needlebench(folder: Path, task: str) -> Iterator[BenchRecord]:
+def load_needlebench_records(folder: Path, task: str) -> Iterator[BenchRecord]:
     """Yields NeedleBench's records, which have the same needles in different orders."""
     length = int(task.rpartition("-")[2].removesuffix("k")) * 1000
     needles = _draw_needles(folder, len(DEPTHS))
@@ -427,16 +417,12 @@ BENCHMARKS: dict[str, Benchmark] = {
     "longbench": Benchmark(
         tasks=_make_tasks(LONGBENCH, "LongBench"),
         source="hf download THUDM/LongBench data.zip --repo-type dataset --local-dir DIR, unpacked",
-        read=read_longbench,
-        score=longbench_score,
-        length=32_000,
+        read=load_longbench_records, score=score_longbench_output, length=32_000,
     ),
     "infinitebench": Benchmark(
         tasks=_make_tasks(INFINITEBENCH, "InfiniteBench"),
         source="hf download xinrongzhang2022/InfiniteBench --repo-type dataset --local-dir DIR",
-        read=read_infinitebench,
-        score=infinitebench_score,
-        length=200_000,
+        read=load_infinitebench_records, score=score_infinitebench_output, length=200_000,
         notes={
             "code_debug": "Code.Debug: if an answer names no option, InfLLM's rule guesses one, so "
             "an empty answer is right once in four."
@@ -449,24 +435,22 @@ BENCHMARKS: dict[str, Benchmark] = {
             for k, m, n in VERSIONS
         ),
         source="the English .jsonl files in test_data/ of github.com/nick7nlp/Counting-Stars",
-        files=stars_files,
-        read=read_stars,
-        score=stars_score,
-        length=200_000,
+        files=list_stars_file_names,
+        read=load_stars_records, score=score_stars_output, length=200_000,
     ),
     "needlebench": Benchmark(
         tasks=tuple(BenchTask(f"m-rt-{k}k", f"{k}k", "NeedleBench M-RT", REPEATS) for k in LENGTHS),
         source=NEEDLE_SOURCE,
         files=lambda task: [NEEDLES],
-        read=read_needlebench,
-        score=lambda record, output: metrics.keyword_share(output, record.answers),
+        read=load_needlebench_records,
+        score=lambda record, output: metrics.compute_keyword_share(output, record.answers),
         length=200_000,
         notes={
             "": "If all essays together are shorter than a task's length, the task's texts are "
             "shorter, too, as in OpenCompass."
         },
     ),
-}
+}  # fmt: skip
 
 
 def find_benchmark(name: str) -> Benchmark:

@@ -1,4 +1,4 @@
-"""Finds retrieval heads: the attention heads whose votes find the passage that answers a question.
+"""Finds retrieval heads, which are attention heads whose votes find the answer's passage.
 
 A text with needles is prefilled once. For half of the questions each head votes alone, which ranks
 the heads; for the other half, sets of the best heads are compared with all heads together. Wu et
@@ -23,7 +23,7 @@ from esa_cli.attention.step import Step
 from esa_cli.attention.window import Phase, QueryState
 from esa_cli.errors import UsageError
 from esa_cli.evaluation.tasks.task_sample import TaskSample
-from esa_cli.methods.consensus import centred_window_start, mean_window_scores
+from esa_cli.methods.consensus import average_window_scores, find_centred_window_start
 from esa_cli.methods.voting import VoteScore
 from esa_cli.models.attachment.attach import attach
 from esa_cli.qa.answering.prompt import PromptTokens
@@ -40,7 +40,7 @@ ALL: HeadSet = ()
 """The set of all heads, in the form of the setting `score.heads`."""
 MIN_QUESTIONS = 4
 MIN_HEADS, MAX_HEADS = 4, 16
-"""Sizes of the sets of heads: few heads cost little, but one unusual head must not decide."""
+"""The sizes of compared sets of heads. Few heads cost little, but one head must not decide."""
 COVER = 0.6
 """A window contains a needle if the window covers at least this share of the needle."""
 GOOD = 0.5
@@ -51,44 +51,46 @@ PASSAGE = 128
 """Number of tokens in a window if the preset does not select whole windows."""
 
 
-def window_stride(window_size: int) -> int:
+def choose_window_stride(window_size: int) -> int:
     """Returns the number of tokens from the start of one window to the start of the next."""
     return max(1, window_size // 8)
 
 
-def window_sums(votes: Tensor, window_size: int) -> Tensor:
+def sum_votes_by_window(votes: Tensor, window_size: int) -> Tensor:
     """Sums votes (M,), and votes times offsets, over windows of `window_size` tokens. Returns both
     sums (2, W), whose quotient is the mean offset of a window's votes. Layers' sums can be
     added."""
     window_size, votes = min(window_size, votes.shape[0]), votes.cpu().double()
     both = torch.stack((votes, votes * torch.arange(votes.shape[0])))
-    return mean_window_scores(both, window_size, window_stride(window_size)) * window_size
+    return average_window_scores(both, window_size, choose_window_stride(window_size)) * window_size
 
 
 def judge_voters(
     sums: Tensor, needle: range, middle: int, window_size: int
 ) -> tuple[Tensor, Tensor]:
-    """Judges which voters find a needle, by their `window_sums` (X, 2, W) and the needle's offsets.
+    """Judges which voters find a needle, by their sums of votes by window (X, 2, W).
 
     Returns hits and margins, both (X,). A hit is True if the best window, centred on its votes,
     contains the needle. With a the votes of the best window that contains the needle, and b those
     of the best window that does not touch it, the margin is a / (a + b), so 0.5 is a draw."""
     window_size, (votes, moments) = min(window_size, middle), sums.unbind(dim=1)
 
-    def needle_overlap(starts: Tensor) -> Tensor:
+    def measure_needle_overlap(starts: Tensor) -> Tensor:
         return (starts + window_size).clamp(max=needle.stop) - starts.clamp(min=needle.start)
 
-    def most_votes(is_window: Tensor) -> Tensor:
+    def find_most_votes(is_window: Tensor) -> Tensor:
         return torch.where(is_window, votes, 0.0).amax(dim=1)
 
-    inside = needle_overlap(torch.arange(votes.shape[1]) * window_stride(window_size))
+    inside = measure_needle_overlap(
+        torch.arange(votes.shape[1]) * choose_window_stride(window_size)
+    )
     enough = COVER * min(len(needle), window_size)
     highest, top = votes.max(dim=1, keepdim=True)
     centre = (moments.gather(1, top) / highest.clamp(min=TINY))[:, 0]
     hits = (highest[:, 0] > 0) & (
-        needle_overlap(centred_window_start(centre, window_size, middle)) >= enough
+        measure_needle_overlap(find_centred_window_start(centre, window_size, middle)) >= enough
     )
-    best, elsewhere = most_votes(inside >= enough), most_votes(inside <= 0)
+    best, elsewhere = find_most_votes(inside >= enough), find_most_votes(inside <= 0)
     return hits, best / (best + elsewhere).clamp(min=TINY)
 
 
@@ -109,24 +111,24 @@ class NeedleVotes(Selector):
     def select(self, step: Step, budget: int) -> Tensor:
         self.low, self.middle = step.low, step.middle
         singles = [((step.layer, head),) for head in range(step.queries.shape[0])]
-        self.alone[step.layer] = self._judge_sums(self._sum_votes(step, singles))
+        self.alone[step.layer] = self._judge_vote_sums(self._sum_votes(step, singles))
         if self.sets:
             self.together[step.layer] = self._sum_votes(step, self.sets)
         return torch.arange(0, device=step.queries.device)
 
     def _sum_votes(self, step: Step, sets: Sequence[HeadSet]) -> Tensor:
-        """Returns the `window_sums` (X, 2, W) of each set's votes in one layer."""
+        """Returns the sums by window (X, 2, W) of each set's votes in one layer."""
 
         @cache  # sets with the same heads in this layer have the same votes
-        def sum_set_votes(heads: HeadSet | None) -> Tensor:
+        def sum_votes_of_set(heads: HeadSet | None) -> Tensor:
             if heads is None:
-                return window_sums(torch.zeros(step.middle), self.size)
-            return window_sums(replace(self.score, heads=heads).scores(step), self.size)
+                return sum_votes_by_window(torch.zeros(step.middle), self.size)
+            return sum_votes_by_window(replace(self.score, heads=heads).scores(step), self.size)
 
         here = (s if s == ALL else tuple(p for p in s if p[0] == step.layer) or None for s in sets)
-        return torch.stack([sum_set_votes(heads) for heads in here])
+        return torch.stack([sum_votes_of_set(heads) for heads in here])
 
-    def _judge_sums(self, sums: Tensor) -> tuple[Tensor, Tensor]:
+    def _judge_vote_sums(self, sums: Tensor) -> tuple[Tensor, Tensor]:
         needle = range(self.needle.start - self.low, self.needle.stop - self.low)
         return judge_voters(sums, needle, self.middle, self.size)
 
@@ -138,14 +140,14 @@ class NeedleVotes(Selector):
         return torch.stack([row[0] for row in rows]), torch.stack([row[1] for row in rows])
 
     def judge_head_sets(self) -> Tensor:
-        """Returns which sets of heads find the needle by their votes in all layers: bool (X,)."""
-        return self._judge_sums(torch.stack([*self.together.values()]).sum(dim=0))[0]
+        """Returns which sets of heads find the needle by votes of all layers, as bool (X,)."""
+        return self._judge_vote_sums(torch.stack([*self.together.values()]).sum(dim=0))[0]
 
 
 @dataclass(frozen=True)
-class HeadRecord:
-    """The results of one head: how many needles it found among the questions that rank the heads
-    and among the held-out questions, and its mean margin (`judge_voters`) for the former."""
+class HeadResult:
+    """How many needles one head found, for the questions that rank the heads and for the held-out
+    questions, and its mean margin (see `judge_voters`) for the ranking questions."""
 
     layer: int
     head: int
@@ -154,23 +156,23 @@ class HeadRecord:
     margin: float
 
     @property
-    def pair(self) -> LayerHead:
+    def layer_and_head(self) -> LayerHead:
         return self.layer, self.head
 
 
-def rank_heads(found: Tensor, held_out: Tensor, margin: Tensor) -> list[HeadRecord]:
+def rank_heads(found: Tensor, held_out: Tensor, margin: Tensor) -> list[HeadResult]:
     """Sorts all heads by the number of needles found, then by margin, then by layer and head. All
     arguments have the shape (layers, H)."""
     heads = [
-        HeadRecord(layer, head, int(found[layer, head]), int(held_out[layer, head]), float(mean))
+        HeadResult(layer, head, int(found[layer, head]), int(held_out[layer, head]), float(mean))
         for layer, row in enumerate(margin)
         for head, mean in enumerate(row)
     ]
-    return sorted(heads, key=lambda head: (-head.found, -head.margin, head.pair))
+    return sorted(heads, key=lambda head: (-head.found, -head.margin, head.layer_and_head))
 
 
-def smallest_set_size(
-    best: Sequence[HeadRecord], hits: Mapping[int, int], all_heads_hits: int
+def choose_smallest_set_size(
+    best: Sequence[HeadResult], hits: Mapping[int, int], all_heads_hits: int
 ) -> int:
     """Returns the size of the smallest set of best heads that has as many held-out hits as all
     heads (`all_heads_hits`), or else of the smallest set with the most hits. `hits` is by size. If
@@ -188,7 +190,7 @@ class NeedleQuestion(NamedTuple):
     needle: range
 
 
-def needle_questions(prompt: PromptTokens, sample: TaskSample) -> list[NeedleQuestion]:
+def locate_needle_questions(prompt: PromptTokens, sample: TaskSample) -> list[NeedleQuestion]:
     """Returns a sample's questions in the order of their needles in the text."""
     spans, head = prompt.offsets(sample.text), len(prompt.head())
     starts, ends = [low for low, _ in spans], [high for _, high in spans]
@@ -206,7 +208,7 @@ class RetrievalHeads:
     set finds `hits` of `held_out` needles, and all heads together find `all_hits`. `ranked_by`
     questions rank the heads. `tokens` and `passage` are the lengths of the text and of a window."""
 
-    heads: list[HeadRecord]
+    heads: list[HeadResult]
     chosen: HeadSet
     ranked_by: int
     held_out: int
@@ -216,12 +218,12 @@ class RetrievalHeads:
     passage: int
 
     @property
-    def weak(self) -> bool:
+    def is_weak(self) -> bool:
         """Whether the chosen set misses more needles than it finds."""
         return 2 * self.hits < self.held_out
 
 
-def voting_method(preset: Preset) -> Method:
+def build_voting_method(preset: Preset) -> Method:
     """Returns the preset's method with all heads voting. Raises UsageError: the preset's method
     does not use chosen heads."""
     method = build_method(preset)
@@ -235,11 +237,13 @@ def voting_method(preset: Preset) -> Method:
     )
 
 
-def check_needles(tokenizer: Any, preset: Preset, sample: TaskSample) -> list[NeedleQuestion]:
+def select_needle_questions(
+    tokenizer: Any, preset: Preset, sample: TaskSample
+) -> list[NeedleQuestion]:
     """Returns the questions whose needle is in view only if it is selected. Raises UsageError:
     there are fewer than MIN_QUESTIONS such questions, or the method does not use chosen heads."""
-    prompt, window = PromptTokens(tokenizer, preset.prompt), voting_method(preset).window
-    asked, tokens = needle_questions(prompt, sample), len(prompt.document(sample.text))
+    prompt, window = PromptTokens(tokenizer, preset.prompt), build_voting_method(preset).window
+    asked, tokens = locate_needle_questions(prompt, sample), len(prompt.document(sample.text))
     near = window.local if window.ending is None else window.ending
     middle = range(window.initial, tokens - near)
     if tokens <= window.dense_below or window.selected == 0:
@@ -256,20 +260,17 @@ def check_needles(tokenizer: Any, preset: Preset, sample: TaskSample) -> list[Ne
 
 @torch.inference_mode()
 def find_retrieval_heads(
-    loaded: Any,
-    preset: Preset,
-    sample: TaskSample,
-    prefilling: Progress | None = None,
-    asking: Progress | None = None,
-) -> RetrievalHeads:
+    loaded: Any, preset: Preset, sample: TaskSample, prefilling: Progress | None = None, asking:
+    Progress | None = None,
+) -> RetrievalHeads:  # fmt: skip
     """Finds retrieval heads: prefills the sample's text, and compares the heads' votes for its
     questions. `prefilling` gets progress in tokens, and `asking` progress in questions. Raises
-    UsageError, as `check_needles`."""
-    method = voting_method(preset)
+    UsageError, as `select_needle_questions`."""
+    method = build_voting_method(preset)
     assert isinstance(method.score, VoteScore)
     # A shortlist only saves time, so heads vote over all middle tokens.
     score = replace(method.score, shortlist=0)
-    asked = check_needles(loaded.tokenizer, preset, sample)
+    asked = select_needle_questions(loaded.tokenizer, preset, sample)
     prompt = PromptTokens(loaded.tokenizer, preset.prompt)
     ids = prompt.document(sample.text)
     size = min(method.selector.window_size or PASSAGE, method.window.selected)
@@ -300,7 +301,7 @@ def find_retrieval_heads(
         ]
         found = torch.stack([hits for hits, _ in ranked]).sum(dim=0)
         margin = torch.stack([margins.double() for _, margins in ranked]).mean(dim=0)
-        pairs = tuple(head.pair for head in rank_heads(found, found, margin)[:MAX_HEADS])
+        pairs = tuple(head.layer_and_head for head in rank_heads(found, found, margin)[:MAX_HEADS])
         sets = {n: pairs[:n] for n in range(min(MIN_HEADS, len(pairs)), len(pairs) + 1)}
         held_out = [
             collect_votes(number, question, ALL, *sets.values())
@@ -310,7 +311,7 @@ def find_retrieval_heads(
     all_hits, *of_sets = torch.stack([v.judge_head_sets() for v in held_out]).sum(dim=0).tolist()
     by_size = dict(zip(sets, of_sets, strict=True))
     heads = rank_heads(found, held_out_hits, margin)
-    count = smallest_set_size(heads, by_size, all_hits)
+    count = choose_smallest_set_size(heads, by_size, all_hits)
     return RetrievalHeads(
         heads, sets[count], len(first), len(second), by_size[count], all_hits, len(ids), size
     )

@@ -1,6 +1,6 @@
 """Groups methods that can share one prefill, and compares several methods on one question.
 
-A method that is alone in its group prefills by its own rule, as in `esa ask`.
+A method that is alone in its group prefills as in `esa ask`.
 """
 
 from __future__ import annotations
@@ -94,13 +94,13 @@ def group_methods(settings: SelftestSettings, preset: Preset, length: int) -> li
     return [*together, *alone]
 
 
-def dense_length(preset: Preset) -> int:
+def choose_ceiling_length(preset: Preset) -> int:
     """Returns the length in tokens of the ceiling's document: nine tenths of the model's window,
     so that the chat template, the question and the answer fit in, too."""
     return min(int(preset.context * 0.9), preset.context - 256)
 
 
-def dense_group(preset: Preset) -> MethodGroup:
+def make_ceiling_group(preset: Preset) -> MethodGroup:
     """Returns the group of the ceiling, which is full attention at true positions."""
     over = {"window": {"dense": preset.context}, "compressor": {"name": "none"}}
     over["position"] = {"name": "true"}
@@ -124,7 +124,7 @@ def parse_token_count(text: str) -> int:
     return count
 
 
-def full_attention_note(tokens: int, presets: Sequence[Preset]) -> str | None:
+def describe_full_attention(tokens: int, presets: Sequence[Preset]) -> str | None:
     """Returns a note if the text is so short that every method uses full attention, else None."""
     plain = min((resolve(preset).method.window.dense_below for preset in presets), default=-1)
     if tokens > plain:
@@ -150,7 +150,7 @@ class ObservingSelector(Selector):
             other.observe(step)
 
 
-def shared_prefill_method(base: Method, methods: Sequence[Method]) -> Method:
+def build_shared_prefill(base: Method, methods: Sequence[Method]) -> Method:
     """Returns a method for the shared prefill of several methods. The prefill attends only to
     initial and local tokens, calls `observe` of every method's selector, and fits the methods'
     common compressor."""
@@ -169,22 +169,15 @@ def prefill_for_group(
     started = time.perf_counter()
     method = None
     if group.reading == "shared":
-        method = shared_prefill_method(build_method(base), [build_method(p) for p in group.presets])
+        method = build_shared_prefill(build_method(base), [build_method(p) for p in group.presets])
     session.read(text, progress, method)
     return time.perf_counter() - started
 
 
 def compare_methods(
-    loaded: Any,
-    preset: Preset,
-    groups: Sequence[MethodGroup],
-    text: str,
-    question: str,
-    *,
-    count: int,
-    reading: Callable[[Sequence[str]], Progress],
-    most: int | None,
-) -> list[dict[str, Any]]:
+    loaded: Any, preset: Preset, groups: Sequence[MethodGroup], text: str, question: str, *, count:
+    int, reading: Callable[[Sequence[str]], Progress], most: int | None,
+) -> list[dict[str, Any]]:  # fmt: skip
     """Answers one question by every method. Returns a row for each method, with times in seconds,
     the `count` most relevant passages, bytes of the KV cache (which methods may share), and the
     process's peak memory. `reading` is called with the methods' names before their prefill, and

@@ -1,4 +1,4 @@
-"""The tables of `esa selftest`: scores of methods, and reasons why answers were missed.
+"""The tables of `esa selftest` with scores of methods and reasons for missed answers.
 
     score     mean over the questions; in brackets its share of the dense score of the same test
     recall    mean over the questions with a recall
@@ -58,13 +58,13 @@ def _group_rows(rows: Iterable[Row], field: str) -> dict[Any, list[Row]]:
     return dict(sorted(groups.items()))
 
 
-def _known_mean(values: Iterable[float | None]) -> float | None:
+def _average_known_values(values: Iterable[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return math.fsum(known) / len(known) if known else None
 
 
 def _mean_score(rows: Iterable[Row]) -> float | None:
-    return _known_mean(row["score"] for row in rows)
+    return _average_known_values(row["score"] for row in rows)
 
 
 def _format_percent(share: float | None) -> str:
@@ -104,10 +104,11 @@ def _make_reason_table(by_test: Mapping[str, Sequence[Row]]) -> ScoreTable:
             counts = Counter(row.get("why") or REASONS[-1] for row in same)
             recalls = [row["recall"] for row in same if row.get("recall")]
             layers = map(
-                _known_mean, zip_longest(*(recall.get("layers") or [] for recall in recalls))
+                _average_known_values,
+                zip_longest(*(recall.get("layers") or [] for recall in recalls)),
             )
             least = min((share for share in layers if share is not None), default=None)
-            mean = _known_mean(recall.get("mean") for recall in recalls)
+            mean = _average_known_values(recall.get("mean") for recall in recalls)
             reasons = (str(counts[name]) for name in REASONS)
             lines.append([test, method, *reasons, _format_percent(mean), _format_percent(least)])
     note = (

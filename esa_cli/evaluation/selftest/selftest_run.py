@@ -9,7 +9,7 @@ from typing import Any
 
 from esa_cli.attention.step import ChunkTrace
 from esa_cli.errors import UsageError
-from esa_cli.evaluation.row_run import Case, DocumentCases, write_rows
+from esa_cli.evaluation.row_run import DocumentCases, QuestionCase, write_missing_rows
 from esa_cli.evaluation.selftest import run_plan
 from esa_cli.evaluation.tasks import find_task
 from esa_cli.evaluation.tasks.task_sample import (
@@ -46,7 +46,7 @@ share, since one head with the fact in view is enough."""
 
 
 @dataclass
-class NeedleRecall:
+class NeedleRecorder:
     """Records the last chunk of a question in each layer, as the `trace` of `Session.ask`."""
 
     last_chunks: dict[int, ChunkTrace] = field(default_factory=dict)
@@ -55,18 +55,18 @@ class NeedleRecall:
         if not trace.decoding:
             self.last_chunks[trace.layer] = trace
 
-    def shares(self, facts: Sequence[range]) -> list[NeedleShare]:
+    def measure_shares(self, facts: Sequence[range]) -> list[NeedleShare]:
         """Returns for each layer the share of the facts' tokens in view, which are the initial,
         selected and local tokens. `facts` has the absolute positions of each fact's tokens."""
         out = []
         for layer in sorted(self.last_chunks):
-            pairs = [_share_in_view(self.last_chunks[layer], fact) for fact in facts]
+            pairs = [_measure_share_in_view(self.last_chunks[layer], fact) for fact in facts]
             mean, best = (sum(column) / len(facts) for column in zip(*pairs, strict=True))
             out.append((mean, best))
         return out
 
 
-def _share_in_view(trace: ChunkTrace, fact: range) -> NeedleShare:
+def _measure_share_in_view(trace: ChunkTrace, fact: range) -> NeedleShare:
     near = trace.start - trace.local
     inside = sum(at >= near for at in fact)
     selected = [
@@ -76,19 +76,19 @@ def _share_in_view(trace: ChunkTrace, fact: range) -> NeedleShare:
     return (inside + mean) / size, (inside + max(selected)) / size
 
 
-def selects_facts(shares: Sequence[float]) -> bool:
+def has_facts_in_view(shares: Sequence[float]) -> bool:
     """Says whether the facts are in view of enough layers. `shares` has each best head's share."""
     return sum(share >= IN_VIEW for share in shares) >= LAYERS * len(shares)
 
 
-def _reason_of_miss(score: float, is_selected: bool) -> str:
+def _explain_missed_answer(score: float, is_selected: bool) -> str:
     """Returns why an answer was missed: the fact was not selected, or the model did not use it."""
     if score >= 1:
         return "answered"
     return "selected, not used" if is_selected else "not selected"
 
 
-def layer_recall_fields(score: float, shares: Sequence[NeedleShare]) -> dict[str, Any]:
+def make_layer_recall_fields(score: float, shares: Sequence[NeedleShare]) -> dict[str, Any]:
     """Returns the fields `recall` and `why` of a question's row from each layer's needle share."""
     if not shares:
         return {"recall": None, "why": None}
@@ -96,17 +96,19 @@ def layer_recall_fields(score: float, shares: Sequence[NeedleShare]) -> dict[str
     recall: dict[str, Any] = {"mean": round(sum(layers) / len(layers), 4), "layers": layers}
     if best != layers:
         recall["best_head"] = best
-    return {"recall": recall, "why": _reason_of_miss(score, selects_facts(best))}
+    return {"recall": recall, "why": _explain_missed_answer(score, has_facts_in_view(best))}
 
 
-def token_positions(spans: Sequence[tuple[int, int]], start: int, end: int, head: int) -> range:
+def find_token_positions(
+    spans: Sequence[tuple[int, int]], start: int, end: int, head: int
+) -> range:
     """Returns the absolute positions of the tokens that cover characters [start, end). `spans` has
     the characters of each token of the document, which begins after `head` prompt tokens."""
     inside = [at for at, (low, high) in enumerate(spans) if high > start and low < end]
     return range(inside[0] + head, inside[-1] + 1 + head) if inside else range(0)
 
 
-def covered_share(fact: Fact, passages: Sequence[Passage]) -> float:
+def compute_covered_share(fact: Fact, passages: Sequence[Passage]) -> float:
     """Returns the share of a fact's characters in the passages, which may overlap."""
     inside = {
         at
@@ -116,7 +118,7 @@ def covered_share(fact: Fact, passages: Sequence[Passage]) -> float:
     return len(inside) / max(1, fact.end - fact.start)
 
 
-def passage_recall_fields(
+def make_passage_recall_fields(
     score: float, facts: Sequence[Fact], passages: Sequence[Passage]
 ) -> dict[str, Any]:
     """Returns the fields `recall` and `why` of a question's row from the passages of its answer.
@@ -125,10 +127,13 @@ def passage_recall_fields(
     if not facts:
         return {"recall": None, "why": None}
     shown, read = (
-        round(sum(covered_share(fact, some) for fact in facts) / len(facts), 4)
+        round(sum(compute_covered_share(fact, some) for fact in facts) / len(facts), 4)
         for some in (passages[:SHOWN], passages)
     )
-    return {"recall": {"mean": shown, "read": read}, "why": _reason_of_miss(score, read >= IN_VIEW)}
+    return {
+        "recall": {"mean": shown, "read": read},
+        "why": _explain_missed_answer(score, read >= IN_VIEW),
+    }
 
 
 def count_tokens(tokenizer: Any, text: str) -> int:
@@ -162,16 +167,18 @@ class SelftestRun:
             self._check_questions(session)
             documents = (
                 DocumentQuestions(self, session, *pair).make_cases()
-                for pair in self.shard.take(self._documents_by_group())
+                for pair in self.shard.take(self._pair_documents_with_groups())
             )
-            return write_rows(documents, self.journal, until=self.until, on_row=self.listener.row)
+            return write_missing_rows(
+                documents, self.journal, until=self.until, on_row=self.listener.row
+            )
 
     def count_tokens(self, text: str) -> int:
         """Counts the tokens of a text with the model's tokenizer."""
         return count_tokens(self.loaded.tokenizer, text)
 
     @cached_property
-    def own_document_length(self) -> int:
+    def own_document_token_count(self) -> int:
         """Number of tokens of the user's text with the needles."""
         return next(self.make_samples(OWN, 0)).length
 
@@ -184,28 +191,30 @@ class SelftestRun:
         )
         return find_task(test).samples(request)
 
-    def _documents_by_group(self) -> Iterator[tuple[TaskSample, run_plan.MethodGroup]]:
+    def _pair_documents_with_groups(self) -> Iterator[tuple[TaskSample, run_plan.MethodGroup]]:
         """Yields each document with each group of methods that share its prefill."""
         for test in self.settings.tests:
             if self.settings.dense:
-                group = run_plan.dense_group(self.preset)
+                group = run_plan.make_ceiling_group(self.preset)
                 try:
-                    for sample in self.make_samples(test, run_plan.dense_length(self.preset)):
+                    for sample in self.make_samples(
+                        test, run_plan.choose_ceiling_length(self.preset)
+                    ):
                         yield sample, group
                 except UsageError as error:
                     self.listener.note(f"{test}: full attention was not measured: {error.message}")
-            for length in self._lengths_of_test(test):
+            for length in self._list_lengths_of_test(test):
                 for group in run_plan.group_methods(self.settings, self.preset, length):
                     yield from ((sample, group) for sample in self.make_samples(test, length))
 
-    def _lengths_of_test(self, test: str) -> tuple[int, ...]:
-        return (self.own_document_length,) if test == OWN else self.settings.lengths
+    def _list_lengths_of_test(self, test: str) -> tuple[int, ...]:
+        return (self.own_document_token_count,) if test == OWN else self.settings.lengths
 
     def _check_questions(self, session: Session) -> None:
         """Builds every method, and checks the questions of each test's first document, so that
         errors are reported before the first long prefill."""
         for test in self.settings.tests:
-            for length in self._lengths_of_test(test):
+            for length in self._list_lengths_of_test(test):
                 sample = next(self.make_samples(test, length))
                 for group in run_plan.group_methods(self.settings, self.preset, length):
                     for preset in group.presets if group.reading != "text" else ():
@@ -218,7 +227,7 @@ class SelftestRun:
 
 class DocumentQuestions:
     """The questions about one document, asked by a group of methods with the KV cache or from text.
-    From text, the prompt is the preset's rather than the benchmark's."""
+    Questions from text have the preset's prompt instead of the benchmark's."""
 
     def __init__(
         self, run: SelftestRun, session: Session, sample: TaskSample, group: run_plan.MethodGroup
@@ -230,7 +239,7 @@ class DocumentQuestions:
 
     def make_cases(self) -> DocumentCases:
         """Returns a case for each question and method."""
-        sample, group, cases = self.sample, self.group, list[Case]()
+        sample, group, cases = self.sample, self.group, list[QuestionCase]()
         document = text_digest(sample.text)[:16]
         for name, preset in zip(group.names, group.presets, strict=True):
             settings = method_hash(name, preset)
@@ -243,19 +252,19 @@ class DocumentQuestions:
                     "reading": group.reading,
                     "document": document,
                 }
-                cases.append(Case(fields, partial(self._ask_question, preset, question)))
-        return DocumentCases(cases, self._read_document)
+                cases.append(QuestionCase(fields, partial(self._ask_question, preset, question)))
+        return DocumentCases(cases, self._ingest_document)
 
     def check_lengths(self) -> None:
         """Raises LengthError: a question does not fit into the model's window."""
         for preset in self.group.presets:
             for question in self.sample.questions:
                 if self._asker is not None:
-                    self._asker.check_length(question.text, question.longest)
+                    self._asker.check_length(question.text, question.max_new_tokens)
                     continue
                 self._use_preset(preset)
                 self.session.check(
-                    question.text, prime=question.prime, max_new_tokens=question.longest
+                    question.text, prime=question.prime, max_new_tokens=question.max_new_tokens
                 )
 
     def _use_preset(self, preset: Preset) -> None:
@@ -266,7 +275,7 @@ class DocumentQuestions:
             preset = preset.model_copy(update={"prompt": prompt})
         self.session.use(preset)
 
-    def _read_document(self) -> bool:
+    def _ingest_document(self) -> bool:
         """Reads the document, or returns False if full attention does not fit into the window."""
         run, session, sample, group = self.run, self.session, self.sample, self.group
         if self._asker is None:
@@ -274,7 +283,9 @@ class DocumentQuestions:
             self._use_preset(group.presets[0])
             prompt, context = session.prompt, run.preset.context
             self._spans = prompt.offsets(sample.text)
-            asked = (len(prompt.question(q.text, q.prime)) + q.longest for q in sample.questions)
+            asked = (
+                len(prompt.question(q.text, q.prime)) + q.max_new_tokens for q in sample.questions
+            )
             if group.dense and len(prompt.document(sample.text)) + max(asked) > context:
                 run.listener.note(
                     f"{sample.test}: full attention was not measured: document, question, answer "
@@ -290,7 +301,7 @@ class DocumentQuestions:
         note = (
             None
             if group.dense
-            else run_plan.full_attention_note(session.document_tokens, group.presets)
+            else run_plan.describe_full_attention(session.document_tokens, group.presets)
         )
         if note is not None:
             run.listener.note(f"{sample.test}: {note}")
@@ -302,7 +313,7 @@ class DocumentQuestions:
         facts = [self.sample.facts[fact] for fact in question.facts]
         score_of = find_task(self.sample.test).score
         if asker is not None:
-            reply = asker.ask(question.text, question.longest)
+            reply = asker.ask(question.text, question.max_new_tokens)
             score = round(score_of(question, reply.text), 4)
             document, stored = len(asker.book.spans), asker.nbytes
             fields = {
@@ -310,22 +321,23 @@ class DocumentQuestions:
                 "prompt": preset.answer.prompt.replace("{question}", question.text),
                 "found": reply.found,
                 "quoted": reply.quotation is not None,
-                **passage_recall_fields(score, facts, reply.evidence),
+                **make_passage_recall_fields(score, facts, reply.evidence),
             }
         else:
             self._use_preset(preset)
-            recall, prompt = NeedleRecall(), session.prompt
+            recall, prompt = NeedleRecorder(), session.prompt
             reply = session.ask(
-                question.text, max_new_tokens=question.longest, prime=question.prime, trace=recall
-            )
+                question.text, max_new_tokens=question.max_new_tokens, prime=question.prime,
+                trace=recall,
+            )  # fmt: skip
             score = round(score_of(question, question.prime + reply.text), 4)
             document, stored = session.document_tokens, session.cache.nbytes
             head = len(prompt.head())
-            places = [token_positions(self._spans, fact.start, fact.end, head) for fact in facts]
+            places = [find_token_positions(self._spans, f.start, f.end, head) for f in facts]
             fields = {
                 "before": session.tokenizer.decode(prompt.head()),
                 "prompt": prompt.text(question.text, question.prime),
-                **layer_recall_fields(score, recall.shares(places) if places else []),
+                **make_layer_recall_fields(score, recall.measure_shares(places) if places else []),
             }
         return {
             # The mean depth of several facts would be a depth without a fact.
@@ -335,14 +347,12 @@ class DocumentQuestions:
             "score": score,
             "memory": {"kept_bytes": stored, "peak_bytes": peak_memory(str(session.model.device))},
             "time": {
-                "ask_s": round(reply.total_s, 3),
-                "first_token_s": round(reply.first_token_s, 3),
+                "ask_s": round(reply.total_s, 3), "first_token_s": round(reply.first_token_s, 3),
                 "read_s": round(self._read_s, 2),
             },
             **fields,
             "tokens": {
-                "document": document,
-                "question": reply.question_tokens,
+                "document": document, "question": reply.question_tokens,
                 "answer": reply.answer_tokens,
             },
-        }
+        }  # fmt: skip

@@ -1,9 +1,4 @@
-"""The tasks of `esa selftest`, which make documents and questions, and score answers, without a
-model.
-
-`task_sample` plants facts in haystacks. Each task has a function that makes samples and a function
-that scores an answer.
-"""
+"""The tasks of `esa selftest`, which make documents and questions, and score answers."""
 
 from __future__ import annotations
 
@@ -11,7 +6,7 @@ from functools import partial
 
 from esa_cli.errors import UsageError
 from esa_cli.evaluation import metrics
-from esa_cli.evaluation.tasks.chronicle_task import is_answered
+from esa_cli.evaluation.tasks.chronicle_task import contains_answer
 from esa_cli.evaluation.tasks.key_tasks import (
     NUMBER,
     PASSKEY,
@@ -24,37 +19,36 @@ from esa_cli.evaluation.tasks.needle_tasks import (
     make_many_needles,
     make_own_document,
     make_single_needles,
-    star_score,
 )
-from esa_cli.evaluation.tasks.task_sample import (
-    Haystack,
-    Task,
-    TaskQuestion,
-    TaskRequest,
-    TaskSample,
-)
+from esa_cli.evaluation.tasks.task_sample import Task, TaskQuestion
 from esa_cli.system.registry import nearest
 
-__all__ = ["TASKS", "Haystack", "Task", "TaskQuestion", "TaskRequest", "TaskSample", "find_task"]
+
+def _score_whole_words(question: TaskQuestion, output: str) -> float:
+    return float(contains_answer(output, question.answers))
 
 
-def _has_answer(question: TaskQuestion, output: str) -> float:
-    return float(is_answered(output, question.answers))
+def _score_stars(question: TaskQuestion, output: str) -> float:
+    return metrics.score_listed_stars(output, question.answers, question.data.get("mistaken"))
 
 
-def _has_integer(question: TaskQuestion, output: str) -> float:
-    return metrics.first_integer_match(output, question.answers[0])
+def _score_integer(question: TaskQuestion, output: str) -> float:
+    return metrics.score_first_integer(output, question.answers[0])
 
 
 TASKS: dict[str, Task] = {
-    "needle": Task(make_single_needles, _has_answer),
-    "needles": Task(make_many_needles, lambda q, output: metrics.keyword_share(output, q.answers)),
-    "stars": Task(make_counting_stars, star_score),
-    "passkey": Task(partial(make_hidden_keys, PASSKEY), _has_integer),
-    "number": Task(partial(make_hidden_keys, NUMBER), _has_integer),
-    "kv": Task(make_key_values, lambda q, output: metrics.contains_word(output, q.answers[0])),
-    "niah": Task(make_magic_numbers, lambda q, output: metrics.match_all(output, q.answers)),
-    "own": Task(make_own_document, _has_answer),
+    "needle": Task(make_single_needles, _score_whole_words),
+    "needles": Task(
+        make_many_needles, lambda q, output: metrics.compute_keyword_share(output, q.answers)
+    ),
+    "stars": Task(make_counting_stars, _score_stars),
+    "passkey": Task(partial(make_hidden_keys, PASSKEY), _score_integer),
+    "number": Task(partial(make_hidden_keys, NUMBER), _score_integer),
+    "kv": Task(make_key_values, lambda q, output: metrics.score_answer_word(output, q.answers[0])),
+    "niah": Task(
+        make_magic_numbers, lambda q, output: metrics.compute_share_of_answers(output, q.answers)
+    ),
+    "own": Task(make_own_document, _score_whole_words),
 }
 """The tasks of all self-tests by name."""
 

@@ -27,7 +27,7 @@ PRONOUNS = {"women": {"he": "she", "his": "her", "him": "her"}, "men": {}}
 
 
 @cache
-def load_material() -> dict[str, Any]:
+def load_chronicle_material() -> dict[str, Any]:
     """Loads the chronicle's vocabulary, sentence templates and facts."""
     path = Path(__file__).with_name("chronicle_material.json")
     material: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
@@ -36,7 +36,7 @@ def load_material() -> dict[str, Any]:
 
 def spell_number(number: int) -> str:
     """Spells a number below one thousand in words."""
-    units, tens = load_material()["units"], load_material()["tens"]
+    units, tens = load_chronicle_material()["units"], load_chronicle_material()["tens"]
     if number >= 100:
         rest = number % 100
         return f"{units[number // 100]} hundred" + (f" and {spell_number(rest)}" if rest else "")
@@ -54,7 +54,7 @@ class Person:
     sex: str
     met: bool = False
 
-    def name_or_pronoun(self, form: str) -> str:
+    def choose_name_or_pronoun(self, form: str) -> str:
         """Returns the form of the person's name, or the pronoun, that a template asks for."""
         if form in ("he", "his", "him") and self.met:
             return PRONOUNS[self.sex].get(form, form)
@@ -73,7 +73,7 @@ class Paragraph:
     sentences: list[str]
     loose: bool = False
 
-    def joined_text(self) -> str:
+    def join_sentences(self) -> str:
         # A letter quoted sentence by sentence becomes one quotation.
         return " ".join(self.sentences).replace("' '", " ")
 
@@ -92,7 +92,7 @@ class ChronicleGenerator:
     """Writes the chronicle from sentence templates, and never writes a sentence twice."""
 
     def __init__(self, seed: int) -> None:
-        self.material = material = load_material()
+        self.material = material = load_chronicle_material()
         facts = " ".join(fact["fact"].lower() for fact in material["facts"])
         # Counts below ten are too ordinary to give a fact away.
         self.reserved = {number for number in range(10, 100) if spell_number(number) in facts}
@@ -140,7 +140,7 @@ class ChronicleGenerator:
         """Returns the text for one slot of a template: a person, a shared word or a new word."""
         if key in ("A", "B", "C"):
             person = scene.people.get(key) or scene.people.setdefault(key, self.draw_person())
-            return person.name_or_pronoun(form)
+            return person.choose_name_or_pronoun(form)
         if key in SHARED and key not in scene.shared:
             scene.shared[key] = self.draw_word(SHARED[key], scene)
         text = scene.shared[key] if key in SHARED else self.draw_word(key, scene)
@@ -229,7 +229,7 @@ class ChronicleGenerator:
         count = 0
         for section in self.write_sections():
             blocks += section
-            count += sum(len(block.joined_text().split()) for block in section)
+            count += sum(len(block.join_sentences().split()) for block in section)
             if count >= words:
                 return [*blocks, Paragraph([self.material["closing"]])]
         raise ValueError(f"there is not enough material for {words} words")
@@ -238,10 +238,10 @@ class ChronicleGenerator:
 def generate_paragraphs(seed: int) -> Iterator[str]:
     """Yields the paragraphs of the chronicle without facts, about 980,000 words."""
     for section in ChronicleGenerator(seed).write_sections():
-        yield from (block.joined_text() for block in section)
+        yield from (block.join_sentences() for block in section)
 
 
-def weave(blocks: list[Paragraph], facts: list[dict[str, Any]]) -> str:
+def plant_facts(blocks: list[Paragraph], facts: list[dict[str, Any]]) -> str:
     """Plants every fact between sentences of a loose paragraph, and returns the whole text."""
     gaps: list[tuple[int, int, int]] = []
     offset = 0
@@ -251,7 +251,7 @@ def weave(blocks: list[Paragraph], facts: list[dict[str, Any]]) -> str:
             if block.loose and position >= 2:
                 gaps.append((start, index, position))
             start += len(sentence) + 1
-        offset += len(block.joined_text()) + 2
+        offset += len(block.join_sentences()) + 2
     total = offset + sum(len(fact["fact"]) + 1 for fact in facts)
     added = 0
     for fact in sorted(facts, key=lambda entry: float(entry["depth"])):
@@ -260,16 +260,16 @@ def weave(blocks: list[Paragraph], facts: list[dict[str, Any]]) -> str:
         gaps = gaps[gaps.index(gap) + 1 :]
         blocks[gap[1]].sentences[gap[2] - 1] += " " + fact["fact"]
         added += len(fact["fact"]) + 1
-    return "\n\n".join(block.joined_text() for block in blocks) + "\n"
+    return "\n\n".join(block.join_sentences() for block in blocks) + "\n"
 
 
-def build(words: int = DEFAULT_WORDS, seed: int = DEFAULT_SEED) -> str:
+def build_chronicle(words: int = DEFAULT_WORDS, seed: int = DEFAULT_SEED) -> str:
     """Builds the chronicle with its facts, of about `words` words."""
     if words < MIN_WORDS:
         raise ValueError(f"the facts need at least {MIN_WORDS} words, got {words}")
-    facts: list[dict[str, Any]] = load_material()["facts"]
+    facts: list[dict[str, Any]] = load_chronicle_material()["facts"]
     rest = words - sum(len(fact["fact"].split()) for fact in facts)
-    return weave(ChronicleGenerator(seed).write_background(rest), facts)
+    return plant_facts(ChronicleGenerator(seed).write_background(rest), facts)
 
 
 class RewordedQuestion(NamedTuple):
@@ -280,13 +280,13 @@ class RewordedQuestion(NamedTuple):
     answers: tuple[str, ...]
 
 
-def reworded() -> list[RewordedQuestion]:
+def load_questions() -> list[RewordedQuestion]:
     """Loads the demo's questions. The chronicle has no answer to the last question."""
     lines = Path(__file__).with_name("demo_questions.jsonl").read_text("utf-8").splitlines()
     rows = [json.loads(line) for line in lines]
     return [RewordedQuestion(row["id"], row["question"], tuple(row["answers"])) for row in rows]
 
 
-def is_answered(text: str, answers: Sequence[str]) -> bool:
+def contains_answer(text: str, answers: Sequence[str]) -> bool:
     """Says whether a text contains one of the accepted answers as whole words."""
     return any(re.search(rf"(?<!\w){re.escape(a)}(?!\w)", text, re.IGNORECASE) for a in answers)

@@ -1,10 +1,9 @@
 """Self-tests that hide keys and numbers in a long text, and ask many questions about each document.
 
 `passkey` and `number` are InfiniteBench's Retrieve.PassKey and Retrieve.Number (Zhang et al.,
-2024), with InfLLM's prompts; each key belongs to a gate of one colour. `kv` is Retrieve.KV: a JSON
-object of as many random UUIDs as the length allows, without a haystack. `niah` is RULER (Hsieh et
-al., 2024) with esa's own words. The questions ask for the number of the only word, for the number
-of one of four words, for the four numbers of one word, or for the numbers of four words.
+2024), with InfLLM's prompts; each key belongs to a gate of one colour. `kv` is Retrieve.KV, whose
+document is a JSON object of random UUIDs. `niah` is RULER (Hsieh et al., 2024) with esa's own
+words, and asks for one number or several.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from esa_cli.evaluation.tasks.task_sample import (
     TaskRequest,
     TaskSample,
     check_samples,
-    even_depths,
+    choose_even_depths,
     make_fact,
     plant_in_haystack,
 )
@@ -85,7 +84,7 @@ def make_hidden_keys(words: KeySentences, request: TaskRequest) -> Iterator[Task
         key, gate = words.draw(dice), f" of the {colour} gate"
         sentences.append(words.fact.format(key=key, gate=gate))
         asked = words.question.format(gate=gate)
-        questions.append(TaskQuestion(colour, asked, (key,), (fact,), longest=32))
+        questions.append(TaskQuestion(colour, asked, (key,), (fact,), max_new_tokens=32))
     text, facts = plant_in_haystack(request, sentences)
     yield TaskSample(
         words.name, request.length, 0, text, facts, tuple(questions), words.before,
@@ -112,12 +111,12 @@ def make_key_values(request: TaskRequest) -> Iterator[TaskSample]:
     text = HEAD + ", ".join(lines) + TAIL
     facts, questions = [], []
     # Questions ask for at most every second pair, so even depths give different pairs.
-    for fact, depth in enumerate(even_depths(count)):
+    for fact, depth in enumerate(choose_even_depths(count)):
         place = int(depth * len(pairs))
         facts.append(make_fact(text, text.index(lines[place]), lines[place]))
         key, value = pairs[place]
         asked = PAIR_QUESTION.format(key=key)
-        questions.append(TaskQuestion(f"pair-{fact}", asked, (value,), (fact,), longest=100))
+        questions.append(TaskQuestion(f"pair-{fact}", asked, (value,), (fact,), max_new_tokens=100))
     yield TaskSample(
         "kv", length, 0, text, tuple(facts), tuple(questions), PAIR_BEFORE, "\n\n\n{question} "
     )
@@ -125,13 +124,13 @@ def make_key_values(request: TaskRequest) -> Iterator[TaskSample]:
 
 def _draw_pairs(request: TaskRequest, dice: StableRandom) -> list[tuple[str, str]]:
     """Draws as many random pairs of key and value as the requested length allows."""
-    left = request.length - request.size(HEAD + TAIL)
+    left = request.length - request.count_tokens(HEAD + TAIL)
     out: list[tuple[str, str]] = []
     # Tokens are counted after another pair, since tokenizers may merge across pairs.
     lead = '"a": "b", '
     while True:
         key, value = dice.draw_uuid(), dice.draw_uuid()
-        taken = request.size(f'{lead}"{key}": "{value}", ') - request.size(lead)
+        taken = request.count_tokens(f'{lead}"{key}": "{value}", ') - request.count_tokens(lead)
         # The last pair is added if more than half of it fits, so that the length is nearest.
         if left < taken / 2:
             return out
@@ -173,9 +172,11 @@ def make_magic_numbers(request: TaskRequest) -> Iterator[TaskSample]:
         numbers |= single | multivalue | multiquery
         of_kind = (single, {four[0]: multiquery[four[0]]}, multivalue, multiquery)
         asked += [(f"{kind}-{group}", part) for kind, part in zip(KINDS, of_kind, strict=True)]
-    planted = dice.draw_items(_needle_sentences(numbers), len(_needle_sentences(numbers)))
+    planted = dice.draw_items(
+        _write_needle_sentences(numbers), len(_write_needle_sentences(numbers))
+    )
     text, facts = plant_in_haystack(request, planted)
-    questions = tuple(_number_question(*pair, planted) for pair in asked[: request.samples])
+    questions = tuple(_make_number_question(*pair, planted) for pair in asked[: request.samples])
     yield TaskSample(
         "niah", request.length, 0, text, facts, questions, MAGIC_BEFORE, after="\n{question}"
     )
@@ -189,17 +190,17 @@ def _draw_numbers(dice: StableRandom, words: Sequence[str], values: int) -> Numb
     }
 
 
-def _needle_sentences(numbers: Numbers) -> list[str]:
+def _write_needle_sentences(numbers: Numbers) -> list[str]:
     return [NEEDLE.format(key=word, value=value) for word in numbers for value in numbers[word]]
 
 
-def _number_question(key: str, numbers: Numbers, planted: Sequence[str]) -> TaskQuestion:
+def _make_number_question(key: str, numbers: Numbers, planted: Sequence[str]) -> TaskQuestion:
     """Makes the question about the words' numbers. `planted` has the document's facts in order."""
     words = list(numbers)
     query = ", ".join(words[:-1]) + ", and " + words[-1] if len(words) > 1 else words[0]
     answers = tuple(value for word in words for value in numbers[word])
     asked, prime = (ASK_ONE, PRIME_ONE) if len(answers) == 1 else (ASK_MANY, PRIME_MANY)
-    facts = tuple(planted.index(sentence) for sentence in _needle_sentences(numbers))
+    facts = tuple(planted.index(sentence) for sentence in _write_needle_sentences(numbers))
     return TaskQuestion(
         key, asked.format(query=query), answers, facts, 128, prime.format(query=query)
     )

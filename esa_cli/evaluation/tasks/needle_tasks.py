@@ -1,11 +1,9 @@
 """Self-tests that hide sentences in a long text, and ask several questions about each document.
 
-`needle` is Kamradt's needle in a haystack (2023), with 32 needles written for this repository; an
-answer must contain a needle's words. `own` hides the same needles in the user's own document.
-`needles` is NeedleBench M-RT (Li et al., 2024), version 1, as in OpenCompass: a question asks for
-three to five needles at once. `stars` is Counting-Stars (Song et al., 2024), with its searching and
-reasoning tasks in turn: an animal counts stars in eight places, with mistakes in the reasoning
-task. Answers start as in the ESA paper.
+`needle` is Kamradt's needle in a haystack (2023), with 32 needles written for this repository.
+`own` hides the same needles in the user's own document. `needles` is NeedleBench M-RT (Li et al.,
+2024), in which a question asks for three to five needles at once. `stars` is Counting-Stars (Song
+et al., 2024), in which an animal counts stars in eight places.
 """
 
 from __future__ import annotations
@@ -17,7 +15,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from esa_cli.errors import UsageError
-from esa_cli.evaluation import metrics
 from esa_cli.evaluation.tasks.task_sample import (
     StableRandom,
     TaskQuestion,
@@ -25,8 +22,8 @@ from esa_cli.evaluation.tasks.task_sample import (
     TaskSample,
     assign_places,
     check_samples,
+    choose_even_depths,
     divide_questions,
-    even_depths,
     plant_in_haystack,
     plant_sentences,
 )
@@ -64,7 +61,7 @@ def choose_needles(request: TaskRequest) -> list[Needle]:
     )
 
 
-def needle_questions(needles: Sequence[Needle]) -> tuple[TaskQuestion, ...]:
+def make_needle_questions(needles: Sequence[Needle]) -> tuple[TaskQuestion, ...]:
     """Makes a question about each needle. Needle i is fact i of the document."""
     return tuple(
         TaskQuestion(
@@ -78,7 +75,7 @@ def make_single_needles(request: TaskRequest) -> Iterator[TaskSample]:
     """Makes the one document of the test `needle`, which contains all needles."""
     needles = choose_needles(request)
     text, facts = plant_in_haystack(request, [needle.text for needle in needles])
-    yield TaskSample("needle", request.length, 0, text, facts, needle_questions(needles))
+    yield TaskSample("needle", request.length, 0, text, facts, make_needle_questions(needles))
 
 
 def make_own_document(request: TaskRequest) -> Iterator[TaskSample]:
@@ -90,8 +87,12 @@ def make_own_document(request: TaskRequest) -> Iterator[TaskSample]:
         )
     needles = choose_needles(request)
     sentences = [needle.text for needle in needles]
-    text, facts = plant_sentences(request.haystack.text, sentences, even_depths(len(needles)))
-    yield TaskSample("own", request.size(text), 0, text, facts, needle_questions(needles))
+    text, facts = plant_sentences(
+        request.haystack.text, sentences, choose_even_depths(len(needles))
+    )
+    yield TaskSample(
+        "own", request.count_tokens(text), 0, text, facts, make_needle_questions(needles)
+    )
 
 
 BEFORE = (
@@ -194,30 +195,13 @@ def make_counting_stars(request: TaskRequest) -> Iterator[TaskSample]:
         for which, variant in enumerate(variants):
             places = tuple(place for place, owner in enumerate(owners) if owner == which)
             who, reasoning = ANIMALS[which], variant == "reasoning"
-            questions.append(
-                TaskQuestion(
-                    key=variant if len(variants) == 1 else f"{variant}-{who}",
-                    text=STARS_QUESTION.format(
-                        who=who,
-                        correct="correct " if reasoning else "",
-                        correctly="correctly " if reasoning else "",
-                    ),
-                    answers=tuple(str(right[place]) for place in places),
-                    facts=places,
-                    longest=16 + 8 * len(places),
-                    prime=STARS_PRIME.format(who=who),
-                    data={"mistaken": tuple(wrong[at] for at in places)} if reasoning else {},
-                )
-            )
+            correct, correctly = ("correct ", "correctly ") if reasoning else ("", "")
+            asked = STARS_QUESTION.format(who=who, correct=correct, correctly=correctly)
+            answers = tuple(str(right[place]) for place in places)
+            data = {"mistaken": tuple(wrong[place] for place in places)} if reasoning else {}
+            key = variant if len(variants) == 1 else f"{variant}-{who}"
+            prime, limit = STARS_PRIME.format(who=who), 16 + 8 * len(places)
+            questions.append(TaskQuestion(key, asked, answers, places, limit, prime, data))
         yield TaskSample(
             "stars", request.length, index, text, facts, tuple(questions), after=STARS_AFTER
         )
-
-
-def star_score(question: TaskQuestion, output: str) -> float:
-    """Scores the numbers that an output lists, by the Counting-Stars rule for the question."""
-    right = [int(answer) for answer in question.answers]
-    listed = metrics.listed_stars(output, len(right))
-    if "mistaken" in question.data:
-        return metrics.reasoning_score(listed, right, question.data["mistaken"])
-    return metrics.searching_score(listed, right)

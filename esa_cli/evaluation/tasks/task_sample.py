@@ -28,7 +28,7 @@ class StableRandom:
     def __init__(self, *seeds: str | int) -> None:
         self._random = random.Random(" ".join(str(part) for part in seeds))
 
-    def fraction(self) -> float:
+    def draw_fraction(self) -> float:
         """Draws a random number from 0 to below 1."""
         return self._random.random()
 
@@ -71,14 +71,14 @@ class Fact:
 class TaskQuestion:
     """One question of a sample. `key` identifies the question in every run. `answers` are accepted
     answers, or texts that the score looks for one by one. `facts` has indices into the sample's
-    facts, `longest` limits the new tokens, `prime` is the start of the answer, which the prompt
+    facts, `max_new_tokens` limits the answer, `prime` is the start of the answer, which the prompt
     contains, and `data` has further values for the score."""
 
     key: str
     text: str
     answers: tuple[str, ...]
     facts: tuple[int, ...]
-    longest: int
+    max_new_tokens: int
     prime: str = ""
     data: Mapping[str, Any] = field(default_factory=dict)
 
@@ -101,11 +101,11 @@ class TaskSample:
 @dataclass(frozen=True)
 class TaskRequest:
     """The arguments of a task. `length` is the number of tokens in a document, and `samples` the
-    number of questions. All requests pass the same function `size`, which counts tokens, since the
+    number of questions. All requests pass the same function `count_tokens`, since the
     haystack caches counts by function."""
 
     length: int
-    size: TokenCounter
+    count_tokens: TokenCounter
     haystack: Haystack
     samples: int
     seed: int
@@ -143,17 +143,17 @@ class Haystack:
         return cls(name, [part for part in parts if part.strip()], text)
 
     @classmethod
-    def chronicle(cls, seed: int) -> Haystack:
+    def from_chronicle(cls, seed: int) -> Haystack:
         """Makes a haystack of the chronicle without facts, which has over a million tokens."""
         return cls("the chronicle", chronicle.generate_paragraphs(seed))
 
     @classmethod
-    def read(cls, source: str) -> Haystack:
+    def from_files(cls, source: str) -> Haystack:
         """Makes a haystack of a file or of all files in a folder. Raises DocumentError."""
         texts = [document.text.strip("\n") for document in read_documents([source])]
         return cls.from_text(Path(source).name or source, "\n\n".join(texts))
 
-    def cut(self, count_tokens: TokenCounter, length: int) -> list[str]:
+    def cut_beginning(self, count_tokens: TokenCounter, length: int) -> list[str]:
         """Returns the haystack's first paragraphs, which together have `length` tokens. The last
         paragraph may be cut after a sentence; a heading is never cut or left at the end. Raises
         UsageError: the haystack is shorter."""
@@ -183,12 +183,12 @@ class Haystack:
                 if part is None:
                     break
                 self._parts.append(part)
-            tokens = added_tokens(count_tokens, self._parts[len(ends)], "\n\n")
+            tokens = count_added_tokens(count_tokens, self._parts[len(ends)], "\n\n")
             ends.append((ends[-1] if ends else 0) + tokens)
         return ends
 
 
-def added_tokens(count_tokens: TokenCounter, text: str, joint: str) -> int:
+def count_added_tokens(count_tokens: TokenCounter, text: str, joint: str) -> int:
     """Counts the tokens that a text adds after a sentence, since tokenizers may merge both."""
     return count_tokens(f"a.{joint}{text}") - count_tokens("a.")
 
@@ -205,17 +205,19 @@ def cut_paragraph(paragraph: str, count_tokens: TokenCounter, length: int, total
     if is_heading(paragraph):
         return ""
 
-    def tokens_before(end: int) -> int:
-        return added_tokens(count_tokens, paragraph[:end], "\n\n") if end else 0
+    def count_tokens_before(end: int) -> int:
+        return count_added_tokens(count_tokens, paragraph[:end], "\n\n") if end else 0
 
     near = 0
     for boundary in (SENTENCE, WORD, CHARACTER):
         ends = [0, *(match.end() for match in boundary.finditer(paragraph)), len(paragraph)]
-        over = min(bisect_right(ends, length, key=tokens_before), len(ends) - 1)
+        over = min(bisect_right(ends, length, key=count_tokens_before), len(ends) - 1)
         near = min(
-            ends[max(over - 1, 0)], ends[over], key=lambda end: abs(tokens_before(end) - length)
+            ends[max(over - 1, 0)],
+            ends[over],
+            key=lambda end: abs(count_tokens_before(end) - length),
         )
-        if abs(tokens_before(near) - length) <= SLACK:
+        if abs(count_tokens_before(near) - length) <= SLACK:
             break
     return paragraph[:near]
 
@@ -230,7 +232,7 @@ LINE_END = re.compile(r"\S(?=[^\S\n]*(?:\n|\Z))")
 WORD_END = re.compile(r"\S(?=\s|\Z)")
 
 
-def sentence_ends(text: str) -> list[int]:
+def find_sentence_ends(text: str) -> list[int]:
     """Returns the offsets of the ends of all sentences in a text."""
     return [match.end() for match in SENTENCE_END.finditer(text) if _ends_sentence(text, match)]
 
@@ -247,7 +249,7 @@ def _ends_sentence(text: str, match: re.Match[str]) -> bool:
     return match[0][0] != "." or (len(last) > 1 and last not in ABBREVIATIONS)
 
 
-def even_depths(count: int) -> tuple[float, ...]:
+def choose_even_depths(count: int) -> tuple[float, ...]:
     """Returns `count` depths, which are the middles of equal parts of a text."""
     return tuple((i + 0.5) / count for i in range(count))
 
@@ -262,12 +264,12 @@ def plant_sentences(
     nearest to the sentence's depth. If the text has few sentences, plants after lines or words.
     Returns the new text, and the facts in the order of `sentences`. Raises UsageError: the text is
     too short."""
-    for kind in (sentence_ends, LINE_END, WORD_END):
+    for kind in (find_sentence_ends, LINE_END, WORD_END):
         gaps = kind(text) if callable(kind) else [m.end() for m in kind.finditer(text)]
         if len(gaps) >= 2 * len(sentences):
             break
     else:
-        raise _does_not_fit_error(sentences, f"a text of {len(text)} characters")
+        raise _make_does_not_fit_error(sentences, f"a text of {len(text)} characters")
     whole = len(text) + sum(len(sentence) + len("".join(joints)) for sentence in sentences)
     pieces: list[str] = []
     starts: dict[int, int] = {}
@@ -288,7 +290,7 @@ def plant_sentences(
     return out, tuple(make_fact(out, starts[i], sentence) for i, sentence in enumerate(sentences))
 
 
-def _does_not_fit_error(sentences: Sequence[str], place: str) -> UsageError:
+def _make_does_not_fit_error(sentences: Sequence[str], place: str) -> UsageError:
     return UsageError(
         f"{len(sentences)} planted sentences do not fit into {place}",
         "ask for fewer samples or a greater length",
@@ -309,11 +311,13 @@ def plant_in_haystack(
     """Cuts the haystack to the requested length, and plants the sentences, by default at even
     depths. Raises UsageError: the sentences would fill more than half of the document, or the
     haystack is too short."""
-    taken = sum(added_tokens(request.size, sentence, joints[0]) for sentence in sentences)
+    taken = sum(
+        count_added_tokens(request.count_tokens, sentence, joints[0]) for sentence in sentences
+    )
     if 2 * taken > request.length:
-        raise _does_not_fit_error(sentences, f"a length of {request.length} tokens")
-    parts = request.haystack.cut(request.size, request.length - taken)
-    depths = depths or even_depths(len(sentences))
+        raise _make_does_not_fit_error(sentences, f"a length of {request.length} tokens")
+    parts = request.haystack.cut_beginning(request.count_tokens, request.length - taken)
+    depths = depths or choose_even_depths(len(sentences))
     return plant_sentences("\n\n".join(parts), sentences, depths, joints)
 
 
@@ -327,7 +331,7 @@ def divide_questions(request: TaskRequest, limit: int, sentences: Sequence[str])
     """Divides the questions among documents, and yields each document's range of questions. A
     question needs the given sentences, which may fill a third of a document for at most `limit`
     questions."""
-    each = sum(added_tokens(request.size, sentence, " ") for sentence in sentences)
+    each = sum(count_added_tokens(request.count_tokens, sentence, " ") for sentence in sentences)
     count = max(1, min(limit, request.length // (3 * each)))
     for first in range(0, request.samples, count):
         yield range(first, min(first + count, request.samples))

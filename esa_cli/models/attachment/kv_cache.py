@@ -371,7 +371,7 @@ class EsaCache(Cache):
         """Fits compressors and computes reduced keys, as the first question would do."""
         for layer in self.own:
             if layer.memory and layer.layer in self._method_layers:
-                layer.memory.project(self.method, len(layer.memory.store))
+                layer.memory.reduce_keys(self.method, len(layer.memory.store))
 
     def _refuse_several_sequences(self, *args: Any, **kwargs: Any) -> Any:
         """Refuses the operations of transformers that need several sequences."""

@@ -10,7 +10,7 @@ from calibration_tools import small_files
 from command import TINY, Esa
 
 from esa_cli.attention.compression import Learned
-from esa_cli.evaluation.calibration.fitted_maps import METHODS
+from esa_cli.evaluation.calibration.fitted_projections import METHODS
 from esa_cli.models.attachment.fingerprint import fingerprint_in
 
 

@@ -21,7 +21,7 @@ from esa_cli.apps.cli.options.command_help import option
 from esa_cli.apps.cli.output.terminal import Reporter, print_json, print_table
 
 if TYPE_CHECKING:
-    from esa_cli.evaluation.calibration.fitted_maps import CalibrationStudy
+    from esa_cli.evaluation.calibration.fitted_projections import CalibrationStudy
     from esa_cli.evaluation.calibration.retrieval_heads import RetrievalHeads
     from esa_cli.qa.presets.preset import Preset
 
@@ -56,7 +56,7 @@ class CalibrationOptions:
         """Checks, before an hour of computation, that the output file may be written. Raises
         UsageError, DocumentError."""
         from esa_cli.documents.document import source_files
-        from esa_cli.evaluation.calibration.fitted_maps import refuse_foreign_file
+        from esa_cli.evaluation.calibration.fitted_projections import refuse_foreign_file
 
         files.check_output_file("--out", self.out, [*texts, *source_files(texts).paths])
         if self.out.exists():
@@ -97,7 +97,7 @@ def _fit_and_measure_compressors(
     """Fits and measures compressors, and writes the best one to a file. Returns the results, the
     preset whose queries were fitted, and the settings of the training."""
     from esa_cli.documents.document import join_documents
-    from esa_cli.evaluation.calibration import fitted_maps
+    from esa_cli.evaluation.calibration import fitted_projections
     from esa_cli.models.files.quiet_transformers import quiet_transformers
     from esa_cli.qa.opening import prepare
     from esa_cli.qa.presets.resolved_preset import ResolvedPreset
@@ -105,19 +105,23 @@ def _fit_and_measure_compressors(
     given = model.load_method_preset()
     text = join_documents(read_documents(texts, reporter).documents)
     ready = prepare(given, model.model_place, reporter, attaches=True)
-    chosen = fitted_maps.target_preset(flags.target, given)
+    chosen = fitted_projections.choose_target_preset(flags.target, given)
     loaded = ready.model.load(reporter)
-    methods = fitted_maps.METHODS if flags.method == "all" else (flags.method,)
-    training, progress = fitted_maps.TrainingSettings(), partial(reporter.stage, "fitting")
+    methods = fitted_projections.METHODS if flags.method == "all" else (flags.method,)
+    training, progress = fitted_projections.TrainingSettings(), partial(reporter.stage, "fitting")
     with TemporaryDirectory(prefix=".esa-calibrate-", dir=flags.out.resolve().parent) as folder:
-        job = fitted_maps.open_calibration_job(loaded, chosen, text, flags.tokens, Path(folder))
+        job = fitted_projections.open_calibration_job(
+            loaded, chosen, text, flags.tokens, Path(folder)
+        )
         total, planner = len(job.ids), ready.model.planner(ResolvedPreset(job.preset, job.method))
         planner.check(total)
         with quiet_transformers():
-            job.collect(reporter.make_prefill_progress(total, planner.plan(total).seconds))
+            job.collect_activations(
+                reporter.make_prefill_progress(total, planner.plan(total).seconds)
+            )
         reporter.clear_spinner()
-        study = job.study(flags.rank, methods, training, flags.k or [1024], progress)
-    job.save(flags.out, study, training)
+        study = job.measure_recall(flags.rank, methods, training, flags.k or [1024], progress)
+    job.save_best_projections(flags.out, study, training)
     return study, chosen, asdict(training)
 
 
@@ -188,7 +192,7 @@ def heads(
     rows = []
     for head in search.heads[:SHOWN_HEADS]:
         counts = map(str, (head.layer, head.head, head.found, head.held_out))
-        is_chosen = head.pair in search.chosen and not search.weak
+        is_chosen = head.layer_and_head in search.chosen and not search.is_weak
         rows.append((*counts, f"{head.margin:.2f}", "yes" if is_chosen else ""))
     ranked, held_out = f"found of {search.ranked_by}", f"of {search.held_out} held out"
     print_table(("layer", "head", ranked, held_out, "margin", "chosen"), rows)
@@ -196,7 +200,7 @@ def heads(
         f"\nof {search.held_out} held-out needles: {search.hits} first by these "
         f"{len(search.chosen)} heads, {search.all_hits} by all {len(search.heads)} heads"
     )
-    if search.weak:
+    if search.is_weak:
         print(f"a few heads of {result['model']} do not find what is asked for: let all heads vote")
     else:
         print(f"use them with {result['use']}")
@@ -210,19 +214,20 @@ def _find_retrieval_heads(
     from esa_cli.evaluation.calibration import retrieval_heads
     from esa_cli.evaluation.selftest.run_plan import parse_token_count
     from esa_cli.evaluation.selftest.selftest_run import count_tokens
-    from esa_cli.evaluation.tasks import Haystack, TaskRequest, find_task
+    from esa_cli.evaluation.tasks import find_task
+    from esa_cli.evaluation.tasks.task_sample import Haystack, TaskRequest
     from esa_cli.models.files.quiet_transformers import quiet_transformers
     from esa_cli.qa.opening import inspect_model
 
-    retrieval_heads.voting_method(chosen)
+    retrieval_heads.build_voting_method(chosen)
     length, place, texts = parse_token_count(flags.length), model.model_place, flags.haystack
-    hay = Haystack.read(str(texts)) if texts else Haystack.chronicle(0)
+    hay = Haystack.from_files(str(texts)) if texts else Haystack.from_chronicle(0)
     known = inspect_model(chosen, place, reporter)
     known.check({"preset": chosen}, length)
     size = partial(count_tokens, known.tokenizer)
     request = TaskRequest(length, size, hay, flags.questions, 0)
     sample = next(find_task("needle").samples(request))
-    retrieval_heads.check_needles(known.tokenizer, chosen, sample)
+    retrieval_heads.select_needle_questions(known.tokenizer, chosen, sample)
     with quiet_transformers():
         loaded = known.load(reporter)
         reporter.clear_spinner()
@@ -242,8 +247,8 @@ def _find_retrieval_heads(
         "heads_per_layer": len(search.heads) // layers,
         **asdict(search),
         "heads": [{**asdict(head), "margin": round(head.margin, 4)} for head in shown],
-        "weak": search.weak,
-        "use": None if search.weak else shlex.join(["--set", setting]),
+        "weak": search.is_weak,
+        "use": None if search.is_weak else shlex.join(["--set", setting]),
         "length": length,
         "needles": flags.questions,
         "haystack": hay.name,

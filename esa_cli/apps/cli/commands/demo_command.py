@@ -37,10 +37,10 @@ def demo(
     The command works in any folder and leaves no files. The first run fetches the model."""
     from esa_cli.apps.cli.model_and_documents import open_esa
     from esa_cli.documents.document import Document
-    from esa_cli.evaluation.tasks.chronicle_task import build
+    from esa_cli.evaluation.tasks.chronicle_task import build_chronicle
     from esa_cli.qa.opening import answerable
 
-    started, text = time.perf_counter(), build()
+    started, text = time.perf_counter(), build_chronicle()
     document = Document("chronicle.md", text, "esa demo", "utf-8", len(text.encode()))
     with Reporter(quiet) as reporter:
         chosen, size = model.load_preset(), format_size(document.bytes)
@@ -61,15 +61,15 @@ def demo(
 
 def choose_questions(count: int) -> list[RewordedQuestion]:
     """Returns some questions about the chronicle; the last of several questions has no answer."""
-    from esa_cli.evaluation.tasks.chronicle_task import reworded
+    from esa_cli.evaluation.tasks.chronicle_task import load_questions
 
-    *answered, unanswered = reworded()
+    *answered, unanswered = load_questions()
     return [*answered[: max(1, count - 1)], *[unanswered][: count - 1]]
 
 
 def _ask_and_check(esa: Esa, book: Book, question: RewordedQuestion, reporter: Reporter) -> bool:
     """Asks one question, prints its answer, and returns whether the answer is right."""
-    from esa_cli.evaluation.tasks.chronicle_task import is_answered
+    from esa_cli.evaluation.tasks.chronicle_task import contains_answer
 
     _print_line(question.question, "bold")
     sys.stdout.write("  ")
@@ -81,7 +81,7 @@ def _ask_and_check(esa: Esa, book: Book, question: RewordedQuestion, reporter: R
     if reply.doubtful:
         _print_line(f"  {answer_output.NOT_FOUND}")
     answers = question.answers
-    right = is_answered(reply.text, answers) if answers else not reply.found
+    right = contains_answer(reply.text, answers) if answers else not reply.found
     fact = f"the text says {answers[0]}" if answers else "the text does not say"
     verdict = "right" if right and answers else f"{'right' if right else 'wrong'}: {fact}"
     _print_line(f"  {verdict} ({format_duration(reply.total_s)})", "dim")

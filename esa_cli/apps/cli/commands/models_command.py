@@ -157,7 +157,7 @@ def methods(
     keys = ("name", "about", "source", "cost", "full", "origin")
     rows = [{"kind": "method", **{key: getattr(r, key) for key in keys}} for r in recipes]
     for part in parts:
-        origin = registry.part_origin(part.kind, part.name)
+        origin = registry.find_part_origin(part.kind, part.name)
         rows.append(
             {**part.text_fields(), "origin": origin, "settings": _format_part_settings(part.cls)}
         )

@@ -22,11 +22,11 @@ from esa_cli.system.progress import Progress
 
 if TYPE_CHECKING:
     from esa_cli.errors import LengthError
-    from esa_cli.evaluation.bench import BenchRecord
     from esa_cli.evaluation.bench.bench_run import BenchSelection
-    from esa_cli.evaluation.row_run import Case
+    from esa_cli.evaluation.bench.benchmarks import BenchRecord
+    from esa_cli.evaluation.row_run import QuestionCase
     from esa_cli.evaluation.selftest.run_plan import SelftestSettings
-    from esa_cli.evaluation.tasks import Haystack
+    from esa_cli.evaluation.tasks.task_sample import Haystack
     from esa_cli.qa.presets.preset import Preset
     from esa_cli.system.jsonl import Journal
 
@@ -91,7 +91,8 @@ def _check_and_read_haystack(
     settings: SelftestSettings, chosen: Preset, texts: Path | None, out: Path | None
 ) -> Haystack:
     """Checks names of tests, methods and files; returns the long text. Raises EsaError."""
-    from esa_cli.evaluation.tasks import TASKS, Haystack, find_task
+    from esa_cli.evaluation.tasks import TASKS, find_task
+    from esa_cli.evaluation.tasks.task_sample import Haystack
     from esa_cli.qa.presets.resolved_preset import compared
 
     if not settings.tests or not settings.methods:
@@ -106,10 +107,10 @@ def _check_and_read_haystack(
         raise UsageError(wrong, "add --haystack FILE")
     if texts is None:
         files.check_output_file("--out", out)
-        return Haystack.chronicle(settings.seed)
+        return Haystack.from_chronicle(settings.seed)
     sources = map(str, [texts, *texts.glob("*")])
     files.check_output_file("--out", out, sources, "one of the texts of --haystack")
-    return Haystack.read(str(texts))
+    return Haystack.from_files(str(texts))
 
 
 def _run_tests(
@@ -121,7 +122,7 @@ def _run_tests(
     reporter: terminal.Reporter,
 ) -> None:
     """Runs the tests and prints the scores of the methods. Raises EsaError."""
-    from esa_cli.evaluation.selftest.run_plan import KEY, dense_length
+    from esa_cli.evaluation.selftest.run_plan import KEY, choose_ceiling_length
     from esa_cli.evaluation.selftest.score_tables import describe_invalid_row
     from esa_cli.qa.opening import inspect_model
     from esa_cli.qa.presets.resolved_preset import compared
@@ -136,7 +137,7 @@ def _run_tests(
         "model": chosen.model,
         "preset": chosen.name,
         "context": chosen.context,
-        "dense_length": dense_length(chosen),
+        "dense_length": choose_ceiling_length(chosen),
         "settings": {
             # Rows of versions with these two settings are continued if they had the defaults.
             "depths": None,
@@ -263,7 +264,7 @@ def compare(
             ready.model.planner(ready.resolved).check(tokens)
         if len(presets) < len(names):
             ready.model.check({FROM_TEXT: chosen}, tokens)
-        if note := run_plan.full_attention_note(tokens, presets):
+        if note := run_plan.describe_full_attention(tokens, presets):
             reporter.note(f"esa: {note}", dim=False)
         with quiet_transformers():
             rows = run_plan.compare_methods(
@@ -311,7 +312,8 @@ def bench(
     """Run a public benchmark, and print a table like its paper's.
 
     esa bench longbench --data LongBench/data --methods preset,infllm --out longbench.jsonl"""
-    from esa_cli.evaluation.bench import bench_run, find_benchmark
+    from esa_cli.evaluation.bench import bench_run
+    from esa_cli.evaluation.bench.benchmarks import find_benchmark
     from esa_cli.qa.opening import inspect_model
     from esa_cli.qa.presets.resolved_preset import compared, resolve
     from esa_cli.system.jsonl import Journal
@@ -324,7 +326,7 @@ def bench(
     named = None if tasks is None else options.split_names(tasks)
     wanted = bench_run.choose_tasks(benchmark, data, named)
     selection = bench_run.BenchSelection(benchmark, data, wanted, limit, shard)
-    survey, length = selection.survey(), benchmark.length
+    survey, length = selection.survey_records(), benchmark.length
     reporter.stage("import", 0, None)
     names = rows.choose_compared_methods(chosen)
     presets = {method: compared(method, chosen, length) for method in names}
@@ -350,7 +352,7 @@ def bench(
     known.check(presets, known.count_tokens(survey.longest))
     left_out: list[dict[str, str]] = []
 
-    def report_left_out(case: Case, error: LengthError) -> None:
+    def report_left_out(case: QuestionCase, error: LengthError) -> None:
         row = {name: case.fields[name] for name in key}
         left_out.append({**row, "why": error.message})
         reporter.clear_spinner()
@@ -362,12 +364,14 @@ def bench(
     def ask_missing_questions() -> bool:
         if complete:
             return True
-        from esa_cli.evaluation.row_run import write_rows
+        from esa_cli.evaluation.row_run import write_missing_rows
         from esa_cli.models.files.quiet_transformers import quiet_transformers
         from esa_cli.qa.answering.session import Session
 
         until = rows.asking_deadline
-        write = partial(write_rows, journal=journal, until=until, on_left_out=report_left_out)
+        write = partial(
+            write_missing_rows, journal=journal, until=until, on_left_out=report_left_out
+        )
         with quiet_transformers():
             loaded = known.load(reporter)
             reporter.clear_spinner()
@@ -375,7 +379,9 @@ def bench(
                 for method, preset in presets.items():
                     progress = partial(show_reading_progress, method)
                     asker = bench_run.RecordAsker(session, method, preset, progress)
-                    documents = (asker.cases(benchmark, one) for one in selection.documents())
+                    documents = (
+                        asker.make_cases(benchmark, one) for one in selection.group_by_document()
+                    )
                     if not write(documents):
                         return False
         return True
@@ -399,7 +405,7 @@ def _print_scores(
     if as_json:
         result = {
             "complete": complete,
-            "scores": bench_run.as_dict(benchmark, scores),
+            "scores": bench_run.make_score_dict(benchmark, scores),
             "notes": notes,
             "left_out": left_out,
         }

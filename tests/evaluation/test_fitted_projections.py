@@ -14,18 +14,18 @@ from calibration_tools import selective, small_files
 from conftest import build_model
 from torch import Tensor
 
-from esa_cli.attention.compression import Learned, Linear, fit_closed_form
+from esa_cli.attention.compression import Learned, Linear, fit_closed_form_projections
 from esa_cli.attention.parts import Moments
 from esa_cli.errors import ResourceError
-from esa_cli.evaluation.calibration.fitted_maps import (
+from esa_cli.evaluation.calibration.fitted_projections import (
     METHODS,
     Activations,
     CalibrationJob,
     TrainingSettings,
-    fit_linear,
-    recall_at_k,
-    square_loss,
-    train_linear,
+    compute_recall_at_k,
+    compute_squared_loss,
+    fit_projections,
+    train_projections,
 )
 from esa_cli.models.attachment.fingerprint import fingerprint
 from esa_cli.qa.presets import preset
@@ -54,16 +54,17 @@ def test_square_loss_is_eq_7() -> None:
     queries, keys = (x[:9] for x in samples())
     maps = Linear(torch.randn(WIDTH, 3), torch.randn(WIDTH, 3))
     lists = (reference.plain(x) for x in (queries, keys, maps.query_map, maps.key_map))
-    got = square_loss(queries @ keys.T, maps.queries(queries) @ maps.keys(keys).T)
+    got = compute_squared_loss(queries @ keys.T, maps.queries(queries) @ maps.keys(keys).T)
     assert got.item() * 81 == pytest.approx(reference.eq7_error(*lists), rel=1e-4)
 
 
 @pytest.mark.parametrize("rank", [1, 4])
 def test_training_approaches_the_closed_form_and_never_beats_it(rank: int) -> None:
     queries, keys = samples()
-    best = eq6(queries, keys, fit_linear("closed-form", queries, keys, rank, TrainingSettings()))
-    start = train_linear(queries, keys, rank, TrainingSettings(epochs=0))
-    trained = train_linear(queries, keys, rank, TrainingSettings(epochs=30, lr=2e-2, batch=64))
+    fitted = fit_projections("closed-form", queries, keys, rank, TrainingSettings())
+    best = eq6(queries, keys, fitted)
+    start = train_projections(queries, keys, rank, TrainingSettings(epochs=0))
+    trained = train_projections(queries, keys, rank, TrainingSettings(epochs=30, lr=2e-2, batch=64))
     assert best * (1 - 1e-4) <= eq6(queries, keys, trained)
     assert eq6(queries, keys, trained) < best + 0.1 * (eq6(queries, keys, start) - best)
 
@@ -73,7 +74,8 @@ def test_trained_maps_are_no_worse_than_the_first_ones(lr: float) -> None:
     """On the validation tokens, also where descent diverges."""
     queries, keys = samples()
     held_queries, held_keys = queries[360:], keys[360:]
-    start, trained = (train_linear(queries, keys, 4, TrainingSettings(n, 64, lr)) for n in (0, 20))
+    settings = [TrainingSettings(n, 64, lr) for n in (0, 20)]
+    start, trained = (train_projections(queries, keys, 4, one) for one in settings)
     assert eq6(held_queries, held_keys, trained) <= eq6(held_queries, held_keys, start)
 
 
@@ -90,9 +92,9 @@ def test_recall_is_the_loops(k: int) -> None:
     full = torch.randn(6, 20)
     reduced = full + torch.randn(6, 20)
     want = recall_by_loops(reference.plain(full), reference.plain(reduced), k)
-    assert recall_at_k(full, reduced, k) == pytest.approx(want)
-    assert recall_at_k(full, full * 3, k) == 1.0
-    assert recall_at_k(full, -full, k) == pytest.approx(recall_by_loops(
+    assert compute_recall_at_k(full, reduced, k) == pytest.approx(want)
+    assert compute_recall_at_k(full, full * 3, k) == 1.0
+    assert compute_recall_at_k(full, -full, k) == pytest.approx(recall_by_loops(
         reference.plain(full), reference.plain(-full), k
     ))  # fmt: skip
 
@@ -119,13 +121,13 @@ QUICK = TrainingSettings(epochs=2, lr=1e-2)
 
 
 def test_study_measures_what_was_not_fitted_on(job: CalibrationJob) -> None:
-    found = job.study(4, METHODS, QUICK, [8, 1000])
+    found = job.measure_recall(4, METHODS, QUICK, [8, 1000])
     assert (found.tokens, found.held_out, found.ks, found.ranks) == (300, 60, [8, 30], [4, 4, 4])
     queries, keys = job.stored.load_layer(1)
     moments = Moments()
     moments.add_tokens(queries[:240], keys[:240])
-    maps = fit_closed_form(moments, 4)
-    torch.testing.assert_close(found.results["closed-form"].maps[1].key_map, maps.key_map)
+    maps = fit_closed_form_projections(moments, 4)
+    torch.testing.assert_close(found.results["closed-form"].projections[1].key_map, maps.key_map)
     full = queries[240:] @ keys[240:].T
     short = maps.queries(queries[240:]) @ maps.keys(keys[240:]).T
     for at, k in enumerate((8, 30)):
@@ -133,24 +135,24 @@ def test_study_measures_what_was_not_fitted_on(job: CalibrationJob) -> None:
         assert found.results["closed-form"].recall[1][at] == pytest.approx(want, abs=1e-3)
     assert found.best == "closed-form"
     assert found.results["closed-form"].recall[2][-1] > 0.99, "a layer of rank 2 loses nothing"
-    trained = train_linear(queries[:240], keys[:240], 4, replace(QUICK, seed=1000))
-    assert torch.equal(trained.key_map, found.results["learned"].maps[1].key_map)
+    trained = train_projections(queries[:240], keys[:240], 4, replace(QUICK, seed=1000))
+    assert torch.equal(trained.key_map, found.results["learned"].projections[1].key_map)
 
 
 def test_no_room_for_the_maps_leaves_those_that_were_there(
     job: CalibrationJob, tmp_path: Path
 ) -> None:
     settings = TrainingSettings()
-    done = job.study(3, ["pca"], settings, [8])
+    done = job.measure_recall(3, ["pca"], settings, [8])
     path, link = tmp_path / "maps.safetensors", tmp_path / "link.safetensors"
-    job.save(path, done, settings)
+    job.save_best_projections(path, done, settings)
     before = path.read_bytes()
     with small_files(500), pytest.raises(ResourceError, match=r"maps\.safetensors") as refused:
-        job.save(path, done, settings)
+        job.save_best_projections(path, done, settings)
     assert "--out" in refused.value.hint
     assert path.read_bytes() == before
     assert not list(tmp_path.glob(".maps*"))
     link.symlink_to(path)
-    job.save(link, done, settings)
+    job.save_best_projections(link, done, settings)
     assert link.is_symlink()
     assert Learned(str(path)).metadata["method"] == "pca"

@@ -1,4 +1,4 @@
-"""`esa calibrate`: prefills a text, fits each layer's projections, and measures their recall@k.
+"""Fits projections for reduced keys on a text, and measures their recall@k (`esa calibrate`).
 
 During prefill tokens are selected by whole queries and keys, as the paper prepares its training
 data. Training minimises Eq. (7) with Adam over batches of 128 queries and 128 keys, shuffled
@@ -25,8 +25,8 @@ from esa_cli.attention.compression import (
     Learned,
     Linear,
     NoCompression,
-    fit_closed_form,
-    fit_pca,
+    fit_closed_form_projections,
+    fit_pca_projections,
     save_learned_projections,
 )
 from esa_cli.attention.method import Method
@@ -51,9 +51,9 @@ from esa_cli.version import __version__
 
 METHODS = ("closed-form", "pca", "learned")
 HELD_OUT, VALIDATION = 0.2, 0.1
-"""Shares of the last tokens: held out for measuring recall, and for choosing the epoch."""
+"""Shares of the tokens that are held out for measuring recall, and for choosing the epoch."""
 QUERIES, COMPARED = 512, 1024
-"""Number of held-out queries for measuring recall, and of rows for the validation loss."""
+"""Numbers of queries for measuring recall, and of queries and keys for the validation loss."""
 MIN_TOKENS = 64
 DEFAULT_RANK = 48
 _MADE_BY = "esa_version"
@@ -77,13 +77,15 @@ def pick_spaced_rows(matrix: Tensor, limit: int) -> Tensor:
     return matrix[torch.linspace(0, matrix.shape[0] - 1, limit, device=matrix.device).long()]
 
 
-def square_loss(full_scores: Tensor, reduced_scores: Tensor) -> Tensor:
+def compute_squared_loss(full_scores: Tensor, reduced_scores: Tensor) -> Tensor:
     """Returns the loss of Eq. (7): the mean squared difference of two matrices of scores (Q, n)."""
     return (full_scores - reduced_scores).square().mean()
 
 
 @torch.enable_grad()
-def train_linear(queries: Tensor, keys: Tensor, rank: int, settings: TrainingSettings) -> Linear:
+def train_projections(
+    queries: Tensor, keys: Tensor, rank: int, settings: TrainingSettings
+) -> Linear:
     """Trains a projection of rank R on the folded queries and keys (n, F) of one layer."""
     count, device = queries.shape[0], queries.device
     cut = max(1, count - max(1, round(VALIDATION * count)))
@@ -93,8 +95,8 @@ def train_linear(queries: Tensor, keys: Tensor, rank: int, settings: TrainingSet
     random = torch.Generator().manual_seed(settings.seed)
     width = queries.shape[1]
     start = (2 * torch.rand(2, width, rank, generator=random) - 1) / math.sqrt(width)
-    maps = [part.clone().requires_grad_() for part in start.to(device)]
-    adam = torch.optim.Adam(maps, lr=settings.lr)
+    projections = [part.clone().requires_grad_() for part in start.to(device)]
+    adam = torch.optim.Adam(projections, lr=settings.lr)
     order = torch.Generator().manual_seed(settings.seed + 1)
     best, lowest = Linear(*start.to(device)), math.inf
     for epoch in range(settings.epochs + 1):
@@ -106,30 +108,34 @@ def train_linear(queries: Tensor, keys: Tensor, rank: int, settings: TrainingSet
                     for x, places in zip((queries, keys), shuffled, strict=True)
                 )
                 adam.zero_grad()
-                square_loss(q @ k.T, (q @ maps[0]) @ (k @ maps[1]).T).backward()  # type: ignore[no-untyped-call]
+                compute_squared_loss(
+                    q @ k.T, (q @ projections[0]) @ (k @ projections[1]).T
+                ).backward()  # type: ignore[no-untyped-call]
                 adam.step()
-        trained = Linear(*(part.detach().clone() for part in maps))
+        trained = Linear(*(part.detach().clone() for part in projections))
         reduced = trained.queries(held_queries) @ trained.keys(held_keys).T
-        loss = float(square_loss(held_scores, reduced))
+        loss = float(compute_squared_loss(held_scores, reduced))
         if loss < lowest:
             best, lowest = trained, loss
     return best
 
 
-def fit_linear(
+def fit_projections(
     method: str, queries: Tensor, keys: Tensor, rank: int, training: TrainingSettings
 ) -> Linear:
     """Fits a layer's projection, of rank min(R, F), on folded queries and keys (n, F)."""
     rank = min(rank, queries.shape[1])
     if method == "learned":
-        return train_linear(queries, keys, rank, training)
+        return train_projections(queries, keys, rank, training)
     moments = Moments()
     moments.add_tokens(queries, keys)
-    maps = (fit_closed_form if method == "closed-form" else fit_pca)(moments, rank)
-    return Linear(maps.query_map.contiguous(), maps.key_map.contiguous())
+    projections = (fit_closed_form_projections if method == "closed-form" else fit_pca_projections)(
+        moments, rank
+    )
+    return Linear(projections.query_map.contiguous(), projections.key_map.contiguous())
 
 
-def recall_at_k(full_scores: Tensor, reduced_scores: Tensor, k: int) -> float:
+def compute_recall_at_k(full_scores: Tensor, reduced_scores: Tensor, k: int) -> float:
     """Returns recall@k: the mean share of the top k keys that are also top k by reduced scores."""
     truth = torch.zeros(full_scores.shape, dtype=torch.bool, device=full_scores.device)
     truth.scatter_(1, full_scores.topk(k, dim=1).indices, True)
@@ -140,7 +146,7 @@ def recall_at_k(full_scores: Tensor, reduced_scores: Tensor, k: int) -> float:
 class MethodRecall:
     """The projection and recall of one method in each layer; `recall` is indexed by layer and k."""
 
-    maps: list[Linear] = field(default_factory=list)
+    projections: list[Linear] = field(default_factory=list)
     recall: list[list[float]] = field(default_factory=list)
 
     def mean(self, k_index: int = -1) -> float:
@@ -215,7 +221,7 @@ class CalibrationJob:
     of_model: Fingerprint
 
     @torch.inference_mode()
-    def collect(self, progress: Progress | None = None) -> None:
+    def collect_activations(self, progress: Progress | None = None) -> None:
         """Prefills the tokens, and stores their queries and keys. Raises ResourceError: the disk is
         full."""
         folder, layers = self.stored.folder, self.of_model.layers
@@ -229,7 +235,7 @@ class CalibrationJob:
             )
         with attach(self.loaded.model, self.method) as attachment:
 
-            def store_chunk(chunk: ChunkTrace) -> None:
+            def store_chunk_activations(chunk: ChunkTrace) -> None:
                 queries = chunk.queries
                 if self.method.score.rotates:
                     queries = chunk.rope.rotate_to_far_distance(
@@ -241,18 +247,14 @@ class CalibrationJob:
 
             cache = attachment.new_cache()
             cache.expect(len(self.ids))
-            cache.begin(QueryState(Phase.PREFILL, trace=store_chunk))
+            cache.begin(QueryState(Phase.PREFILL, trace=store_chunk_activations))
             feed(attachment.model, self.ids, cache, done=progress)
 
     @torch.no_grad()
-    def study(
-        self,
-        rank: int | None,
-        methods: Sequence[str],
-        training: TrainingSettings,
-        ks: Sequence[int],
-        progress: Progress | None = None,
-    ) -> CalibrationStudy:
+    def measure_recall(
+        self, rank: int | None, methods: Sequence[str], training: TrainingSettings, ks:
+        Sequence[int], progress: Progress | None = None,
+    ) -> CalibrationStudy:  # fmt: skip
         """Fits projections of a rank (None takes the preset's rank) layer by layer, and measures
         their recall at each k. No k is larger than half the number of held-out keys."""
         rank = min(rank or int(self.preset.compressor.get("rank", DEFAULT_RANK)), self.stored.width)
@@ -266,15 +268,21 @@ class CalibrationJob:
             full = asked @ apart.T
             own_training = replace(training, seed=training.seed + 1000 * layer)
             for method, result in results.items():
-                maps = fit_linear(method, queries[:-held], keys[:-held], rank, own_training)
-                reduced = maps.queries(asked) @ maps.keys(apart).T
-                result.recall.append([recall_at_k(full, reduced, k) for k in ks])
-                result.maps.append(Linear(maps.query_map.cpu(), maps.key_map.cpu()))
+                projections = fit_projections(
+                    method, queries[:-held], keys[:-held], rank, own_training
+                )
+                reduced = projections.queries(asked) @ projections.keys(apart).T
+                result.recall.append([compute_recall_at_k(full, reduced, k) for k in ks])
+                result.projections.append(
+                    Linear(projections.query_map.cpu(), projections.key_map.cpu())
+                )
             if progress:
                 progress(layer + 1, layers)
         return CalibrationStudy(len(self.ids), held, [rank] * layers, ks, results)
 
-    def save(self, path: Path, study: CalibrationStudy, training: TrainingSettings) -> None:
+    def save_best_projections(
+        self, path: Path, study: CalibrationStudy, training: TrainingSettings
+    ) -> None:
         """Writes the best method's projections and their provenance to a file. Raises
         ResourceError, DocumentError: the file cannot be written."""
         trained = asdict(training) if study.best == "learned" else {}
@@ -288,10 +296,10 @@ class CalibrationJob:
             "text": text_digest(json.dumps(self.ids)),
         }
         with _writing_errors(path), replacing(path.resolve()) as part:  # a link stays one
-            save_learned_projections(part, study.results[study.best].maps, metadata)
+            save_learned_projections(part, study.results[study.best].projections, metadata)
 
 
-def target_preset(name: str, preset: Preset) -> Preset:
+def choose_target_preset(name: str, preset: Preset) -> Preset:
     """Returns the preset with the settings of the method that is to use the projections. Raises
     UsageError: the method is unknown, or scores with whole keys."""
     target = resolved_preset.compared(name, preset)
