@@ -72,7 +72,6 @@ class Esa:
         reader: Reader | None = None,
         session: Session | None = None,
     ) -> None:
-        from esa_cli.qa.answering.prompt import PromptTokens
         from esa_cli.qa.finding.finder import load_finder
         from esa_cli.qa.finding.passage_finder import PassageSearch
         from esa_cli.qa.finding.words import make_lowercase_test
@@ -86,13 +85,12 @@ class Esa:
         check_reader_gets_passages(reader, resolved.preset)
         self.preset, self._resolved = resolved.preset, resolved
         self.loaded, self.tokenizer, self.reader = loaded, loaded.tokenizer, reader
-        self.prompt = PromptTokens(self.tokenizer, self.preset.prompt)
         answer, model = self.preset.answer, loaded.text_model
         encoder = load_finder(answer, model, self.tokenizer)
         self.search = PassageSearch(encoder, answer.words)
         self.spans = None
         if not answer.needs_rows:
-            self.spans = SpanReader(loaded, self.preset, self.prompt, self.window)
+            self.spans = SpanReader(loaded, self.preset, self.window)
         self._is_usually_lowercase = make_lowercase_test(self.tokenizer)
         host = self, library, keep, events, planner
         self.documents: Ingest = (
