@@ -31,7 +31,7 @@ if TYPE_CHECKING:  # they import torch
     from esa_cli.qa.answering.session import Session
     from esa_cli.qa.collecting import Collection, EarlierRun
     from esa_cli.qa.finding.books import Book
-    from esa_cli.qa.ingestion.ingest import Ingest, IngestEvents, Source
+    from esa_cli.qa.ingestion.ingest import IndexPlanner, Ingest, IngestEvents, Source
     from esa_cli.qa.opening import Notices, Preflight
     from esa_cli.qa.planning.plan import Planner
     from esa_cli.qa.presets.preset import Preset
@@ -68,7 +68,7 @@ class Esa:
         keep: bool = True,
         rows: str = "int8",
         events: IngestEvents | None = None,
-        planner: Planner | None = None,
+        planner: Planner | IndexPlanner | None = None,
         reader: Reader | None = None,
         session: Session | None = None,
     ) -> None:
@@ -150,7 +150,9 @@ class Esa:
         from esa_cli.qa.opening import SILENT
 
         loaded, other = ready.load(reader, notices or SILENT)
-        return cls(loaded, ready.resolved, planner=ready.planner, reader=other, **esa_arguments)
+        return cls(
+            loaded, ready.resolved, planner=ready.ingest_planner, reader=other, **esa_arguments
+        )
 
     def __enter__(self) -> Esa:
         return self

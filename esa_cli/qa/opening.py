@@ -25,7 +25,9 @@ from esa_cli.models.loading.quantization import (
     check_loadable_format,
     quantization_of_dtype,
     stored_as,
+    weight_bytes_in_memory,
 )
+from esa_cli.models.text_passes.small_decoder import MOST_BYTES
 from esa_cli.models.tokenization.tokenizer import load_tokenizer
 from esa_cli.qa.presets.preset import Preset
 from esa_cli.storage import check_cache, check_in_memory
@@ -34,6 +36,7 @@ from esa_cli.system import machine
 if TYPE_CHECKING:  # these import torch or the methods
     from esa_cli.qa.finding.books import TokenisedDocument
     from esa_cli.qa.finding.finder import FinderSizes
+    from esa_cli.qa.ingestion.ingest import IndexPlanner
     from esa_cli.qa.planning.plan import Planner
     from esa_cli.qa.presets.resolved_preset import ResolvedPreset
     from esa_cli.qa.reading.reader import Reader
@@ -101,6 +104,15 @@ class KnownModel:
     place: ModelPlace
     available: int
     attaches: bool = True
+
+    @property
+    def small_weight_bytes(self) -> int:
+        """The bytes of the model's weights if they are on this machine, are not quantised, and are
+        few enough for the CPU; else 0."""
+        if self.place.device != "cpu" or self.stored_as or models.path_of(self.ref) is None:
+            return 0
+        nbytes = weight_bytes_in_memory(self.folder, self.place.dtype.itemsize)
+        return nbytes if nbytes <= MOST_BYTES else 0
 
     @property
     def stored_as(self) -> str:
@@ -254,29 +266,51 @@ def from_text(chosen: Preset) -> Preset:
 
 @dataclass(frozen=True)
 class Preflight:
-    """A checked preset with its method, model files and planner, before the model is loaded.
+    """A checked preset with its method and model files, before the model is loaded.
 
     Args:
         index: the sizes of the token index, or None if no token index is computed.
-        texts: the documents, if the method is made for their length."""
+        texts: the documents, if the method is made for their length.
+        prefills: whether documents may be prefilled, for answers or to be stored."""
 
     resolved: ResolvedPreset
     model: KnownModel
-    planner: Planner
     index: FinderSizes | None = None
     texts: Sequence[TokenisedDocument] = ()
+    prefills: bool = False
+
+    @cached_property
+    def planner(self) -> Planner:
+        """The planner of memory and time by the sizes of the model's layers. Raises PresetError,
+        ModelError."""
+        by_words = self.index is None and not self.prefills
+        return self.model.planner(self.resolved, self.index, by_words)
+
+    @cached_property
+    def ingest_planner(self) -> Planner | IndexPlanner:
+        """The planner of ingests, which needs no sizes of layers for the token indexes of a small
+        model. Raises PresetError, ModelError."""
+        from esa_cli.qa.ingestion.ingest import IndexPlanner
+        from esa_cli.qa.planning.plan import INDEX, ingest_speed_key
+
+        weights = 0 if self.index is None else self.model.small_weight_bytes
+        if self.index is None or not weights:
+            return self.planner
+        row_bytes, place = self.index.layout.row_bytes, self.model.place
+        speed_key = ingest_speed_key(self.model.ref, place.dtype_name, place.device, INDEX)
+        return IndexPlanner(weights, row_bytes, self.model.available, speed_key)
 
     def load(
         self, choice: ReaderChoice | None = None, notices: Notices = SILENT
     ) -> tuple[models.LoadedModel | models.DeferredModel, Reader | None]:
-        """Loads the model, and the reader if the preset or `choice` names one. The reader's memory
-        is subtracted from the planner's. Raises UsageError: there is a reader, and answers come
+        """Loads the model, and the reader if the preset or `choice` names one; the reader's memory
+        is no longer available for ingests. Raises UsageError: there is a reader, and answers come
         from the KV cache. ModelError, ResourceError, ReaderError."""
         from esa_cli.qa.reading.reader_choice import check_reader_gets_passages, reader_of
 
         choice = choice or reader_of(self.resolved.preset)
         check_reader_gets_passages(choice, self.resolved.preset)
-        self.planner.check(1)
+        self.ingest_planner.check(1)
         place, reader = self.model.place, None
         if choice is not None and choice.address is not None:
             reader = choice.open()
@@ -286,7 +320,7 @@ class Preflight:
         loaded = load(notices)
         if choice is not None and choice.ref is not None:
             reader = choice.open(place.device, place.dtype_name, notices.stage)
-            self.planner.memory -= reader.nbytes
+            self.ingest_planner.memory -= reader.nbytes
         return loaded, reader
 
 
@@ -334,5 +368,6 @@ def prepare(
     if stores_rows and (why := hindrance(resolved.method)):
         refused = f"documents cannot be stored in the library: {why}"
         raise UsageError(refused, "ask without storing the documents, or use another method")
-    planner = model.planner(resolved, index, by_words=index is None and not runs)
-    return Preflight(resolved, model, planner, index, texts)
+    ready = Preflight(resolved, model, index, texts, runs)
+    _ = ready.ingest_planner  # raises errors of the model's sizes
+    return ready

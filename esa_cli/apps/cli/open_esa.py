@@ -11,7 +11,7 @@ from esa_cli.apps.cli.options.options import ModelOptions
 from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.documents.document import Document
 from esa_cli.errors import DiskError, UsageError
-from esa_cli.qa.ingestion.ingest import IngestEvents
+from esa_cli.qa.ingestion.ingest import IndexPlanner, IngestEvents
 from esa_cli.qa.opening import Preflight, prepare
 from esa_cli.qa.presets.preset import Preset
 from esa_cli.system.machine import size_text
@@ -33,7 +33,9 @@ class PrefillDisplay(IngestEvents):
     Args:
         must_store: whether a full disk is an error, not only a warning."""
 
-    def __init__(self, planner: Planner, reporter: Reporter, must_store: bool = True) -> None:
+    def __init__(
+        self, planner: Planner | IndexPlanner, reporter: Reporter, must_store: bool = True
+    ) -> None:
         self.planner, self.reporter, self.must_store = planner, reporter, must_store
         self._show: Any = None
         self._plan: Any = None
@@ -125,7 +127,7 @@ def open_esa(
     if stores and keep is None and not library.writable:
         reporter.warn(f"esa: documents are not stored: {library.root} cannot be written")
         stores = False
-    display = PrefillDisplay(ready.planner, reporter, must_store=keep is not None)
+    display = PrefillDisplay(ready.ingest_planner, reporter, must_store=keep is not None)
     with (
         quiet_transformers(imported=False),
         Esa.of(
