@@ -38,9 +38,8 @@ def main() -> None:
     given = parser.parse_args()
 
     from esa_cli import models
-    from esa_cli.qa.finding.books import Book
     from esa_cli.qa.finding.finder import ReducedKeys, load_finder
-    from esa_cli.qa.finding.passage_finder import PassageFinder, ReducedQueries
+    from esa_cli.qa.finding.passage_finder import Book, PassageFinder, ReducedQueries
     from esa_cli.qa.presets import preset
 
     chosen = preset.load(given.preset)

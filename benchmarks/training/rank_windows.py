@@ -20,9 +20,8 @@ from question_pairs import TrainingText, read_training_texts
 
 from esa_cli.documents.document import Document
 from esa_cli.models import load
-from esa_cli.qa.finding.books import Book
 from esa_cli.qa.finding.finder import ReducedKeys, TokenEncoder, load_finder
-from esa_cli.qa.finding.passage_finder import PassageFinder, ReducedQueries
+from esa_cli.qa.finding.passage_finder import Book, PassageFinder, ReducedQueries
 from esa_cli.qa.presets.preset import load as load_preset
 from esa_cli.system.files import replacing
 

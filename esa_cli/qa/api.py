@@ -30,7 +30,7 @@ if TYPE_CHECKING:  # they import torch
     from esa_cli.documents.document import Document
     from esa_cli.qa.answering.session import Session
     from esa_cli.qa.collecting import Collection, EarlierRun
-    from esa_cli.qa.finding.books import Book
+    from esa_cli.qa.finding.passage_finder import Book
     from esa_cli.qa.ingestion.ingest import IndexPlanner, Ingest, IngestEvents, Source
     from esa_cli.qa.opening import Notices, Preflight
     from esa_cli.qa.planning.plan import Planner
@@ -454,14 +454,14 @@ class Esa:
 
     def placed(self, books: Sequence[Book]) -> list[Book]:
         """Returns copies of books that know the positions of their tokens in a shared cache."""
-        from esa_cli.qa.finding.books import place_books
+        from esa_cli.qa.finding.passage_finder import place_books
 
         return place_books(books)
 
 
 def _distinct_books(books: Sequence[Book], purpose: str) -> list[Book]:
     """Drops each book whose text is a duplicate. Raises UsageError: there is no book."""
-    from esa_cli.qa.finding.books import distinct
+    from esa_cli.qa.finding.passage_finder import distinct
 
     if not books:
         raise UsageError(f"there is no document to {purpose}", "ingest a document first")

@@ -21,8 +21,8 @@ from esa_cli.attention.step import ChunkTrace, Positions
 from esa_cli.documents.sentences import LONGEST, Sentences
 from esa_cli.qa.answering.reply import Reply
 from esa_cli.qa.evidence import book_weights
-from esa_cli.qa.finding.books import Book
 from esa_cli.qa.finding.passage import Passage
+from esa_cli.qa.finding.passage_finder import Book
 
 if TYPE_CHECKING:
     from esa_cli.qa.answering.session import Session

@@ -15,9 +15,8 @@ from typing import Any, NamedTuple, Self
 import torch
 
 from esa_cli.qa.answering.reply import Reply, says_nothing_found
-from esa_cli.qa.finding.books import Book
 from esa_cli.qa.finding.passage import Passage
-from esa_cli.qa.finding.passage_finder import PassageSearch, standardise_scores
+from esa_cli.qa.finding.passage_finder import Book, PassageSearch, standardise_scores
 from esa_cli.qa.finding.words import sentence_spans
 from esa_cli.qa.reading.span import PassageReader, one_line
 from esa_cli.system.content_words import content_words

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from esa_cli.qa.answering.reply import HeatMap, Reply, ShadedSpan
-from esa_cli.qa.finding.books import Book
 from esa_cli.qa.finding.passage import Passage
-from esa_cli.qa.finding.passage_finder import token_bounds
+from esa_cli.qa.finding.passage_finder import Book, token_bounds
 
 LIGHT = {
     "page": "#ffffff", "raised": "#f4f5f7", "text": "#1b1d22", "soft": "#555b66",

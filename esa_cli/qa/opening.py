@@ -34,8 +34,8 @@ from esa_cli.storage import check_cache, check_in_memory
 from esa_cli.system import machine
 
 if TYPE_CHECKING:  # these import torch or the methods
-    from esa_cli.qa.finding.books import TokenisedDocument
     from esa_cli.qa.finding.finder import FinderSizes
+    from esa_cli.qa.finding.passage_finder import TokenisedDocument
     from esa_cli.qa.ingestion.ingest import IndexPlanner
     from esa_cli.qa.planning.plan import Planner
     from esa_cli.qa.presets.resolved_preset import ResolvedPreset
@@ -133,7 +133,7 @@ class KnownModel:
 
     def tokenise(self, documents: Iterable[Document]) -> list[TokenisedDocument]:
         """Tokenises documents with the model's tokenizer. Raises ModelError."""
-        from esa_cli.qa.finding.books import TokenisedDocument
+        from esa_cli.qa.finding.passage_finder import TokenisedDocument
 
         return [TokenisedDocument.tokenise(document, self.tokenizer) for document in documents]
 

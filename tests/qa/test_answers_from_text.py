@@ -16,7 +16,7 @@ from esa_cli.models.text_passes.generation import generate
 from esa_cli.models.text_passes.text_forward import LoraAdapter
 from esa_cli.qa.answering.reply import NOT_TOLD, Turn
 from esa_cli.qa.api import Esa
-from esa_cli.qa.finding.books import Book
+from esa_cli.qa.finding.passage_finder import Book
 from esa_cli.qa.presets import preset
 from esa_cli.qa.reading import span
 from esa_cli.qa.reading.span import one_line

@@ -23,7 +23,7 @@ from esa_cli.methods.per_head import LokiSelector
 from esa_cli.methods.voting import VoteScore
 from esa_cli.models.attachment.attach import Attachment, attach
 from esa_cli.qa.attention_evidence import FOUND, AttentionWeights, heaviest, strength, weigh_answer
-from esa_cli.qa.finding.books import Book
+from esa_cli.qa.finding.passage_finder import Book
 
 TOKENS = 40
 WINDOW = Window(initial=3, selected=9, local=6, chunk=8, dense=10)

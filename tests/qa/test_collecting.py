@@ -29,9 +29,8 @@ from esa_cli.qa.collecting import (
     distinct_places,
     find_quoted_words,
 )
-from esa_cli.qa.finding.books import Book, place_books
 from esa_cli.qa.finding.passage import Passage
-from esa_cli.qa.finding.passage_finder import PassageSearch
+from esa_cli.qa.finding.passage_finder import Book, PassageSearch, place_books
 from esa_cli.qa.presets import preset
 from esa_cli.qa.reading.reader import Sampling
 

@@ -14,8 +14,8 @@ from selectolax.lexbor import LexborHTMLParser
 from esa_cli.documents.document import Document
 from esa_cli.qa.answering.reply import Reply
 from esa_cli.qa.evidence import evidence_page, heat_maps, weighed_passages
-from esa_cli.qa.finding.books import Book, place_books
 from esa_cli.qa.finding.passage import Passage
+from esa_cli.qa.finding.passage_finder import Book, place_books
 
 NASTY = "<script>alert(1)</script> & \"quotes\" 'too' <img src=x onerror=y>"
 TEXT = "The gate opens at nine.\n\n  Nobody came.\tA bell rang.\n"

@@ -14,7 +14,7 @@ from esa_cli import models
 from esa_cli.errors import LibraryError
 from esa_cli.models.text_passes.text_forward import before_each_layer
 from esa_cli.qa.api import Esa
-from esa_cli.qa.finding.books import Book
+from esa_cli.qa.finding.passage_finder import Book
 from esa_cli.qa.planning.model_shape import shape_of
 from esa_cli.qa.presets import preset
 from esa_cli.storage.library import Entry, Library

@@ -18,8 +18,7 @@ from esa_cli.apps.server.allowed_documents import AllowedDocuments
 from esa_cli.apps.server.mcp_server import DocumentTools, load_esa_on_demand, open_mcp_server
 from esa_cli.documents.document import Document, read_document
 from esa_cli.qa.answering.reply import Reply
-from esa_cli.qa.finding.books import Book, place_books
-from esa_cli.qa.finding.passage_finder import Passage, PassageSearch
+from esa_cli.qa.finding.passage_finder import Book, Passage, PassageSearch, place_books
 from esa_cli.qa.ingestion.library_texts import restored
 from esa_cli.qa.presets.preset import load
 from esa_cli.storage.library import Entry, Library

@@ -21,9 +21,8 @@ from esa_cli.documents.document import Document, read_document
 from esa_cli.documents.readers.text_builder import first_names
 from esa_cli.documents.sources import SourceFiles
 from esa_cli.errors import DiskError, DocumentError, UsageError
-from esa_cli.qa.finding.books import Book, distinct, place_books
 from esa_cli.qa.finding.passage import Passage
-from esa_cli.qa.finding.passage_finder import PassageSearch
+from esa_cli.qa.finding.passage_finder import Book, PassageSearch, distinct, place_books
 from esa_cli.qa.ingestion import library_texts
 from esa_cli.qa.ingestion.library_texts import LibraryText, LibraryTexts
 from esa_cli.qa.presets.preset import Preset

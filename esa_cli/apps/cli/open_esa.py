@@ -18,7 +18,7 @@ from esa_cli.system.machine import size_text
 
 if TYPE_CHECKING:
     from esa_cli.qa.api import Esa
-    from esa_cli.qa.finding.books import Book
+    from esa_cli.qa.finding.passage_finder import Book
     from esa_cli.qa.planning.plan import Planner
     from esa_cli.qa.reading.reader_choice import ReaderChoice
     from esa_cli.storage.library import Library

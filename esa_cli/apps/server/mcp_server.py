@@ -40,7 +40,7 @@ from esa_cli.system.text import replace_lone_surrogates
 from esa_cli.version import __version__
 
 if TYPE_CHECKING:
-    from esa_cli.qa.finding.books import Book
+    from esa_cli.qa.finding.passage_finder import Book
     from esa_cli.qa.presets.preset import Preset
 
 INSTRUCTIONS = (
@@ -246,7 +246,7 @@ class DocumentTools:
 
 def _describe_passages(passages: Sequence[Passage], opened: Sequence[OpenDocument]) -> list[Result]:
     """Returns passages as JSON objects, with the ids and paths of their documents."""
-    from esa_cli.qa.finding.books import place_books
+    from esa_cli.qa.finding.passage_finder import place_books
 
     placed = place_books([document.book for document in opened]) if passages else []
     documents = {book.document.name: one for book, one in zip(placed, opened, strict=False)}

@@ -21,7 +21,7 @@ from esa_cli.evaluation.text_asker import TextAsker
 from esa_cli.methods import registry
 from esa_cli.qa.answering.session import Session
 from esa_cli.qa.attention_evidence import reply_from_kv_cache
-from esa_cli.qa.finding.books import Book
+from esa_cli.qa.finding.passage_finder import Book
 from esa_cli.qa.presets import resolved_preset
 from esa_cli.qa.presets.preset import Preset, merge, validated
 from esa_cli.qa.presets.resolved_preset import build_method, resolve

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from esa_cli.documents.document import Document, read_document
 from esa_cli.errors import DiskError, LibraryError, ResourceError, UsageError
-from esa_cli.qa.finding.books import Book, TokenisedDocument
 from esa_cli.qa.finding.finder import CONTEXT_TOKENS, PIECE, SEGMENT_TOKENS, Finder, ReducedKeys
+from esa_cli.qa.finding.passage_finder import Book, TokenisedDocument
 from esa_cli.qa.finding.words import SentenceWords, sentence_words
 from esa_cli.qa.ingestion.library_texts import INDEX, record_document, restored
 from esa_cli.storage.library import Entry, Layout, Library

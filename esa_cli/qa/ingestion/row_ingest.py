@@ -10,7 +10,7 @@ import torch
 from esa_cli.documents.document import Document
 from esa_cli.models.attachment.layer_traits import kv_dtype
 from esa_cli.models.files.families import key_shapes, latent_scale_block_size
-from esa_cli.qa.finding.books import Book, TokenisedDocument
+from esa_cli.qa.finding.passage_finder import Book, TokenisedDocument
 from esa_cli.qa.ingestion.ingest import Ingest, StoredForm
 from esa_cli.qa.planning.model_shape import shape_of
 from esa_cli.qa.planning.plan import STORED_AT_ONCE

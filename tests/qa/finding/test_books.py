@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from esa_cli.documents.document import Document
-from esa_cli.qa.finding.books import Book, distinct, place_books
+from esa_cli.qa.finding.passage_finder import Book, distinct, place_books
 
 
 def book(name: str, source: str, tokens: int = 3, text: str = "", entry: Any = None) -> Book:

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from esa_cli.documents.document import Document
-from esa_cli.qa.finding.books import Book, place_books
 from esa_cli.qa.finding.passage import Passage
 from esa_cli.qa.finding.passage_finder import (
     AROUND,
@@ -18,11 +17,13 @@ from esa_cli.qa.finding.passage_finder import (
     FITS,
     LATE,
     VAGUE,
+    Book,
     PassageFinder,
     PassageSearch,
     ReducedQueries,
     WindowScores,
     passages_with_words,
+    place_books,
     token_bounds,
 )
 from esa_cli.qa.finding.words import LexicalIndex

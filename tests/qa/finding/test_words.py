@@ -13,8 +13,7 @@ import torch
 from safetensors.numpy import load, save
 
 from esa_cli.documents.document import Document
-from esa_cli.qa.finding.books import Book
-from esa_cli.qa.finding.passage_finder import PassageFinder, passages_with_words
+from esa_cli.qa.finding.passage_finder import Book, PassageFinder, passages_with_words
 from esa_cli.qa.finding.words import (
     AROUND,
     WINDOW_WORDS,

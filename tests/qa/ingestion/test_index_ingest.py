@@ -16,8 +16,8 @@ from forked import child, ended, killed, taken
 from esa_cli.documents.document import Document
 from esa_cli.errors import LibraryError
 from esa_cli.qa.api import Esa
-from esa_cli.qa.finding.books import Book
 from esa_cli.qa.finding.finder import ReducedKeys, TokenEncoder, index_layout
+from esa_cli.qa.finding.passage_finder import Book
 from esa_cli.qa.ingestion import ingest as index_ingest
 from esa_cli.qa.ingestion.ingest import IngestEvents
 from esa_cli.qa.presets import preset

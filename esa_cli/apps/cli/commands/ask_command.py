@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from esa_cli.apps.cli.document_search import QuestionBooks
     from esa_cli.qa.answering.reply import Reply
     from esa_cli.qa.api import Esa
-    from esa_cli.qa.finding.books import Book
+    from esa_cli.qa.finding.passage_finder import Book
 
 Arguments = Annotated[
     list[str] | None,

@@ -25,7 +25,7 @@ from esa_cli.system.machine import size_text, time_text
 if TYPE_CHECKING:
     from esa_cli.evaluation.tasks.chronicle_task import RewordedQuestion
     from esa_cli.qa.api import Esa
-    from esa_cli.qa.finding.books import Book
+    from esa_cli.qa.finding.passage_finder import Book
 
 
 @options.typer_command

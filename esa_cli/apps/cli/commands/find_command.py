@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from esa_cli.apps.cli.document_search import LazyPassageFinder
     from esa_cli.qa.api import Esa
     from esa_cli.qa.collecting import CollectedPlace, Coverage
-    from esa_cli.qa.finding.books import Book
     from esa_cli.qa.finding.passage import Passage
+    from esa_cli.qa.finding.passage_finder import Book
 
 
 FIRST = "collect"
@@ -227,8 +227,7 @@ def _find_passages(
     reporter: terminal.Reporter,
 ) -> Sequence[Passage]:
     """Returns the passages that fit a question, the best first, or with --all in document order."""
-    from esa_cli.qa.finding.books import place_books
-    from esa_cli.qa.finding.passage_finder import passages_with_words
+    from esa_cli.qa.finding.passage_finder import passages_with_words, place_books
 
     placed = place_books(books)
     passages: Sequence[Passage]
