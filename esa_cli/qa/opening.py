@@ -155,7 +155,7 @@ class KnownModel:
         kernel runs. Raises ResourceError. PresetError, ModelError: adapter or finder is missing.
         UsageError: the cache is on disk, or a kernel cannot run here."""
         from esa_cli.qa.finding.finder import index_sizes
-        from esa_cli.qa.presets.adapter_files import check_adapter
+        from esa_cli.qa.presets.preset import check_adapter
         from esa_cli.qa.presets.resolved_preset import FROM_TEXT, resolve
 
         check_in_memory(self.place.cache)
@@ -347,7 +347,7 @@ def prepare(
     notices.stage("import", 0, None)
     from esa_cli.qa.finding.finder import index_sizes
     from esa_cli.qa.planning.row_storage import hindrance
-    from esa_cli.qa.presets.adapter_files import check_adapter
+    from esa_cli.qa.presets.preset import check_adapter
     from esa_cli.qa.presets.resolved_preset import apply, resolve, stretches
 
     model, texts = None, list[Any]()

@@ -157,7 +157,7 @@ class DocumentTools:
 
     def find_passages(self, arguments: FindArguments, job: Job) -> Result:
         from esa_cli.apps.cli.document_search import LazyPassageFinder
-        from esa_cli.qa.presets.adapter_files import preset_for_finding
+        from esa_cli.qa.presets.preset import preset_for_finding
 
         library = self.documents.library or Library()
         finder = LazyPassageFinder(

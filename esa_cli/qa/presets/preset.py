@@ -23,8 +23,10 @@ from esa_cli.errors import PresetError, UsageError
 from esa_cli.methods.registry import KINDS
 from esa_cli.qa.presets.preset_files import (
     FORMER,
+    adapter_folder,
     available,
     find_preset_file,
+    finder_folder,
     is_address,
     known_model_facts,
     known_models,
@@ -258,6 +260,30 @@ def preset_of_reader_model(preset: Preset) -> Preset:
     if preset.answer.reader is None:
         return preset
     return validated(preset.name, answer_from_kv_cache(preset.model_dump(exclude={"name"})))
+
+
+def check_adapter(settings: AnswerSettings) -> None:
+    """Raises PresetError if the preset's adapter or finder is missing."""
+    if settings.source == "text":
+        if settings.adapter is not None:
+            adapter_folder(settings.adapter)
+        if settings.finder is not None:
+            finder_folder(settings.finder)
+
+
+def preset_without_adapter(preset: Preset) -> Preset:
+    """Returns a copy of the preset for ingesting documents, without adapter and reader."""
+    answer = preset.answer.model_copy(update={"adapter": None, "reader": None})
+    return preset.model_copy(update={"answer": answer})
+
+
+def preset_for_finding(preset: Preset, words_alone: bool = False) -> Preset:
+    """Returns a copy of the preset for finding passages, without adapter and reader. With
+    `words_alone`, it has no finder either, so that passages are found with BM25 alone."""
+    answer = preset.answer
+    finder = None if words_alone else answer.finder
+    update = {"source": "text", "adapter": None, "reader": None, "finder": finder}
+    return preset.model_copy(update={"answer": answer.model_copy(update=update)})
 
 
 def _load_with_parents(path: Path, chain: tuple[Path, ...] = ()) -> dict[str, Any]:

@@ -160,7 +160,7 @@ def find(
     esa find book.txt "the white whale"
     """
     from esa_cli.apps.cli.document_search import LazyPassageFinder, QuestionBooks
-    from esa_cli.qa.presets.adapter_files import check_adapter, preset_for_finding
+    from esa_cli.qa.presets.preset import check_adapter, preset_for_finding
 
     flags.refuse_conflicting_flags()
     names, question = split_off_question(
@@ -357,8 +357,8 @@ def collect(
     from esa_cli.apps.cli.open_esa import open_esa
     from esa_cli.qa.collecting import FIT, NEAR, SIEVE, WHOLE, distinct_places
     from esa_cli.qa.opening import from_text
-    from esa_cli.qa.presets.adapter_files import check_adapter
     from esa_cli.qa.presets.cache_key import text_settings_hash
+    from esa_cli.qa.presets.preset import check_adapter
     from esa_cli.system.text import text_digest
 
     flags.refuse_conflicting_flags()

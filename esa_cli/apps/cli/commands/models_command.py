@@ -119,8 +119,7 @@ def show_preset(
 
     The output can be saved to a file and used as a preset. An invalid setting is refused, and so is
     a missing method, adapter or finder."""
-    from esa_cli.qa.presets.adapter_files import check_adapter
-    from esa_cli.qa.presets.preset import dump
+    from esa_cli.qa.presets.preset import check_adapter, dump
     from esa_cli.qa.presets.resolved_preset import resolve
 
     given = options.ModelOptions(name, settings=settings)
