@@ -58,7 +58,7 @@ def main() -> None:
         for question in questions:
             if question["kind"] == "absent":
                 continue
-            queries, weights = encoder.questions([question["question"]])
+            queries, weights = encoder.encode_questions([question["question"]])
             whole = ReducedQueries(queries[0], weights[0], chosen.answer.words)
             ways = (None, whole._replace(words=0.0), whole)
             within: dict[str, list[bool]] = {}

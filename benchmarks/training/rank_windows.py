@@ -74,7 +74,7 @@ def ranked(
     pairs = [pair for pair in text.pairs if pair.answer]
     for at in range(0, len(pairs), GROUP):
         group = pairs[at : at + GROUP]
-        queries, weights = encoder.questions([pair.question for pair in group])
+        queries, weights = encoder.encode_questions([pair.question for pair in group])
         for pair, query, weight in zip(group, queries, weights, strict=True):
             found = finder.find(pair.question, COUNT, reduced=ReducedQueries(query, weight, words))
             yield {"id": pair.id, "windows": [[one.start, one.end] for one in found]}

@@ -96,7 +96,7 @@ def _add(tally: _Tally, pair: AnswerPair, text: ExampleText, reader: PassageRead
         return
     tally.right.append(reading.log_odds[0])
     tally.wrong += reading.log_odds[1:]
-    span = reading.span(0)
+    span = reading.find_span(0)
     said = example.passage[span.start : span.end] if span else ""
     tally.exact.append(bare_words(said) == bare_words(example.answer))
     tally.f1.append(bag_f1(bare_words(said), bare_words(example.answer)))

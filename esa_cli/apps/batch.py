@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from esa_cli.apps.open_books import OpenBookCache
 from esa_cli.documents.document import LeftOut, SourceFiles, gather, source_files
 from esa_cli.errors import DocumentError, EsaError, UsageError
-from esa_cli.qa.answering.reply import Reply, lacking
+from esa_cli.qa.answering.reply import Reply, describe_missing_parts
 from esa_cli.system.jsonl import OrderedJsonLinesFile
 from esa_cli.system.progress import WorkShard
 from esa_cli.system.text import has_lone_surrogate, load_json, text_digest
@@ -243,7 +243,10 @@ def make_answer_row(
     reply: Reply, books: Sequence[Any], left_out: Sequence[LeftOut] = ()
 ) -> dict[str, Any]:
     """Returns a reply as a row, with notes on missing contents and on left-out documents."""
-    lists = {"missing": lacking(books), "left_out": [file.as_dict() for file in left_out]}
+    lists = {
+        "missing": describe_missing_parts(books),
+        "left_out": [file.as_dict() for file in left_out],
+    }
     return reply.as_row() | {name: value for name, value in lists.items() if value}
 
 

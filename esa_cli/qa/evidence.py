@@ -34,7 +34,7 @@ COLD = 1 / 64
 """A token with less than this share of the heaviest token's weight is not shaded."""
 
 
-def weighed_passages(
+def weigh_passages(
     passages: Sequence[Passage], books: Sequence[Book]
 ) -> tuple[list[Passage], Tensor]:
     """Weighs passages, and the tokens (N,) of all books, by the softmax of the passages' scores."""

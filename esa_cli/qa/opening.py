@@ -154,7 +154,7 @@ class KnownModel:
         """Checks for each method that documents of `tokens` tokens fit into memory, and that the
         kernel runs. Raises ResourceError. PresetError, ModelError: adapter or finder is missing.
         UsageError: the cache is on disk, or a kernel cannot run here."""
-        from esa_cli.qa.finding.finder import index_sizes
+        from esa_cli.qa.finding.finder import read_finder_sizes
         from esa_cli.qa.presets.preset import check_adapter
         from esa_cli.qa.presets.resolved_preset import FROM_TEXT, resolve
 
@@ -163,10 +163,10 @@ class KnownModel:
             resolved, index = resolve(chosen), None
             if name == FROM_TEXT:
                 check_adapter(chosen.answer)
-                index = index_sizes(chosen)
+                index = read_finder_sizes(chosen)
             else:
                 self.check_kernels(resolved)
-            if name != FROM_TEXT or index is not None or chosen.answer.needs_rows:
+            if name != FROM_TEXT or index is not None or chosen.answer.needs_kv_cache:
                 self.planner(resolved, index).check(tokens)
 
     def check_kernels(self, resolved: ResolvedPreset) -> None:
@@ -249,16 +249,16 @@ def runs_methods(chosen: Preset, notices: Notices = SILENT, *, loads: bool = Tru
     return load.runs_methods(fetch_small_files(chosen, notices), loads)
 
 
-def answerable(chosen: Preset, notices: Notices = SILENT, *, loads: bool = True) -> Preset:
+def adapt_to_model(chosen: Preset, notices: Notices = SILENT, *, loads: bool = True) -> Preset:
     """Returns the preset, changed to answer from passages if it does not set `answer.from` and
     ESA's methods cannot run in its model. The argument `loads` and the errors are those of
     `runs_methods`."""
     if chosen.answer.sets_answer_source or runs_methods(chosen, notices, loads=loads):
         return chosen
-    return from_text(chosen)
+    return answer_from_text(chosen)
 
 
-def from_text(chosen: Preset) -> Preset:
+def answer_from_text(chosen: Preset) -> Preset:
     """Returns the preset, changed to answer from passages of the text."""
     answer = chosen.answer.model_copy(update={"source": "text"})
     return chosen.model_copy(update={"answer": answer})
@@ -306,9 +306,12 @@ class Preflight:
         """Loads the model, and the reader if the preset or `choice` names one; the reader's memory
         is no longer available for ingests. Raises UsageError: there is a reader, and answers come
         from the KV cache. ModelError, ResourceError, ReaderError."""
-        from esa_cli.qa.reading.reader_choice import check_reader_gets_passages, reader_of
+        from esa_cli.qa.reading.reader_choice import (
+            check_reader_gets_passages,
+            choose_preset_reader,
+        )
 
-        choice = choice or reader_of(self.resolved.preset)
+        choice = choice or choose_preset_reader(self.resolved.preset)
         check_reader_gets_passages(choice, self.resolved.preset)
         self.ingest_planner.check(1)
         place, reader = self.model.place, None
@@ -345,27 +348,27 @@ def prepare(
     Raises UsageError: documents cannot be stored, a kernel cannot run here, or the method is
     unknown. PresetError, PluginError. ModelError: the model is missing or not supported."""
     notices.stage("import", 0, None)
-    from esa_cli.qa.finding.finder import index_sizes
-    from esa_cli.qa.planning.row_storage import hindrance
+    from esa_cli.qa.finding.finder import read_finder_sizes
+    from esa_cli.qa.planning.kv_cache_storage import find_storage_hindrance
     from esa_cli.qa.presets.preset import check_adapter
-    from esa_cli.qa.presets.resolved_preset import apply, resolve, stretches
+    from esa_cli.qa.presets.resolved_preset import apply, method_needs_length, resolve
 
     model, texts = None, list[Any]()
-    if method is not None and documents and stretches(method, chosen):
+    if method is not None and documents and method_needs_length(method, chosen):
         model = inspect_model(apply(method, chosen), place, notices)
         texts = model.tokenise(documents)
         length = sum(len(text.ids) for text in texts)
     resolved = resolve(chosen, method=method, length=length)
     answer = resolved.preset.answer
     check_adapter(answer)
-    index = index_sizes(resolved.preset)
-    runs = attaches or answer.needs_rows or (index is None and bool(keep))
+    index = read_finder_sizes(resolved.preset)
+    runs = attaches or answer.needs_kv_cache or (index is None and bool(keep))
     attaches = runs or not answer.by_words
     model = model or inspect_model(resolved.preset, place, notices, attaches)
     if runs:
         model.check_kernels(resolved)
     stores_rows = index is None and (keep or (place.cache == "disk" and not answer.by_words))
-    if stores_rows and (why := hindrance(resolved.method)):
+    if stores_rows and (why := find_storage_hindrance(resolved.method)):
         refused = f"documents cannot be stored in the library: {why}"
         raise UsageError(refused, "ask without storing the documents, or use another method")
     ready = Preflight(resolved, model, index, texts, runs)

@@ -22,7 +22,7 @@ from esa_cli.documents.readers.text_builder import first_names
 from esa_cli.documents.sources import SourceFiles
 from esa_cli.errors import DiskError, DocumentError, UsageError
 from esa_cli.qa.finding.passage import Passage
-from esa_cli.qa.finding.passage_finder import Book, PassageSearch, distinct, place_books
+from esa_cli.qa.finding.passage_finder import Book, PassageSearch, drop_duplicate_texts, place_books
 from esa_cli.qa.ingestion import library_texts
 from esa_cli.qa.ingestion.library_texts import LibraryText, LibraryTexts
 from esa_cli.qa.presets.preset import Preset
@@ -122,7 +122,7 @@ class QuestionBooks:
             self._reporter.warn_left_out(
                 f"{pluralize(skipped, 'document')} that cannot be read, or that another model read"
             )
-        return distinct([*self._books, *books])
+        return drop_duplicate_texts([*self._books, *books])
 
     def _open_candidate(self, candidate: LibraryText) -> Book | None:
         """Opens a candidate from the library or its file; returns None after an error."""
@@ -220,7 +220,7 @@ class LazyPassageFinder:
         """Returns the book of a document, or of the document at a path. Raises EsaError."""
         document = read_document(source) if isinstance(source, str) else source
         book = None
-        if self._preset.answer.has_index:
+        if self._preset.answer.makes_token_index:
             if self._read:
                 book = self._loaded_esa.ingest(document)
             elif text_digest(document.text) in self._indexed_digests:
@@ -236,7 +236,7 @@ class LazyPassageFinder:
         known = entry.provenance
         source = known.get("path") or known["source"]
         return self.open_book(
-            library_texts.restored(
+            library_texts.rebuild_document(
                 self._library.text(entry), entry.marks, {**known, "source": source}
             )
         )
@@ -248,7 +248,9 @@ class LazyPassageFinder:
         `minimum`."""
         if self.is_loaded:
             return self._loaded_esa.find_passages(question, books, count, minimum)
-        return PassageSearch().passages(question, place_books(distinct(books)), count, minimum)
+        return PassageSearch().passages(
+            question, place_books(drop_duplicate_texts(books)), count, minimum
+        )
 
     @cached_property
     def _indexed_digests(self) -> set[str]:

@@ -31,7 +31,7 @@ from esa_cli.apps.server.wire import ApiError
 from esa_cli.apps.server.worker import Job, QueueFullError, Worker
 from esa_cli.documents.readers.text_builder import first_names
 from esa_cli.errors import UsageError
-from esa_cli.qa.answering.reply import lacking
+from esa_cli.qa.answering.reply import describe_missing_parts
 from esa_cli.qa.api import Esa
 from esa_cli.qa.finding.passage import Passage
 from esa_cli.storage.library import Library
@@ -173,9 +173,12 @@ class DocumentTools:
         job.raise_if_cancelled()
         books = [document.book for document in opened]
         passages = finder.find_passages(arguments.query, books, arguments.limit, None)
-        unread = [book for book in books if not book.read and self._preset.answer.has_index]
+        unread = [book for book in books if not book.read and self._preset.answer.makes_token_index]
         results = _describe_passages(passages, opened)
-        return {"passages": results, "note": _join_notes([*notes, *lacking(books)], unread)}
+        return {
+            "passages": results,
+            "note": _join_notes([*notes, *describe_missing_parts(books)], unread),
+        }
 
     def ask_documents(self, arguments: AskArguments, job: Job) -> Result:
         notes, named = list[str](), self.documents.find_documents(arguments.documents)
@@ -186,7 +189,7 @@ class DocumentTools:
             books = [document.book for document in opened]
             reply = self.asker.ask(arguments.question, books, evidence=arguments.passages)
         notes += [ABSENT] if reply.doubtful else []
-        notes += lacking(books)
+        notes += describe_missing_parts(books)
         notes += ["the answer was cut off at its maximum length"] if reply.cut else []
         unread = [] if reply.read else [book for book in books if not book.read]
         results = _describe_passages(reply.evidence, opened)

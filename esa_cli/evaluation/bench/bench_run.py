@@ -20,7 +20,7 @@ from esa_cli.evaluation.row_run import Case, DocumentCases, has_row
 from esa_cli.evaluation.text_asker import TextAsker
 from esa_cli.qa.answering.session import Session
 from esa_cli.qa.presets import resolved_preset
-from esa_cli.qa.presets.cache_key import method_hash
+from esa_cli.qa.presets.cache_key import hash_method_settings
 from esa_cli.qa.presets.preset import Preset, Prompt
 from esa_cli.system.jsonl import Journal
 from esa_cli.system.progress import ALL_WORK, Progress, WorkShard
@@ -57,7 +57,7 @@ def choose_tasks(benchmark: Benchmark, folder: Path, asked: Sequence[str] | None
 
 def settings_of(method: str, preset: Preset) -> str:
     """Returns a hash of a method's settings, except the prompt, which the benchmark sets."""
-    return method_hash(method, preset, ("name", "description", "prompt", "generation"))
+    return hash_method_settings(method, preset, ("name", "description", "prompt", "generation"))
 
 
 @dataclass(frozen=True)

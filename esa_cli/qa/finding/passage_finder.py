@@ -26,7 +26,7 @@ from esa_cli.qa.finding.words import (
     LexicalIndex,
     SentenceWords,
     capitals_mean_names,
-    sentence_words,
+    make_sentence_words,
     unmentioned_share,
 )
 from esa_cli.storage.library import Entry
@@ -100,7 +100,7 @@ class Book:
         return len(self.prefilled.ids) if self.prefilled else len(self.spans)
 
 
-def distinct(books: Sequence[Book]) -> list[Book]:
+def drop_duplicate_texts(books: Sequence[Book]) -> list[Book]:
     """Drops books with a duplicate text, which would take selected tokens from other texts."""
     by_text: dict[str, Book] = {}
     for book in books:
@@ -202,7 +202,7 @@ class PassageFinder:
         words, fitting = standardise_scores(bm25), bm25 > 0
         if reduced is None or not self._indexed:
             return WindowScores(words, words, fitting, read=False)
-        late, total = self.late_scores(reduced), words.clone()
+        late, total = self.score_late_interaction(reduced), words.clone()
         fitting |= late[0] >= (-1.0 if fitting.any() else FITS)
         read = ~late[0].isnan()
         own, *around = (standardise_scores(scores[read]) for scores in late)
@@ -211,7 +211,7 @@ class PassageFinder:
         total[read] = LATE * (own + AROUND_WEIGHT * wide + beside[read])
         return WindowScores(total, words, fitting, read=True)
 
-    def late_scores(self, reduced: ReducedQueries) -> Tensor:
+    def score_late_interaction(self, reduced: ReducedQueries) -> Tensor:
         """Scores each window and its neighbourhoods by late interaction.
 
         Returns scores (1 + len(AROUND), windows), which are NaN for books without a token index."""
@@ -246,7 +246,7 @@ class PassageFinder:
                     overlapping.update(
                         n for n, share in self._overlapping_windows(at) if share >= 0.5
                     )
-        return [self.window_passage(at, scores.total) for at in picked]
+        return [self.make_window_passage(at, scores.total) for at in picked]
 
     def _overlapping_windows(self, window_number: int) -> Iterator[tuple[int, float]]:
         """Yields the windows that overlap a window, with the shared part of the shorter window."""
@@ -260,7 +260,7 @@ class PassageFinder:
                     break  # windows are in the order of their beginnings and of their ends
                 yield n, shared / min(window.end - window.start, other.end - other.start)
 
-    def window_passage(self, window_number: int, scores: Tensor) -> Passage:
+    def make_window_passage(self, window_number: int, scores: Tensor) -> Passage:
         """Returns window number `window_number` as a passage, with its score."""
         window, document = (
             self.index.windows[window_number],
@@ -303,7 +303,7 @@ class PassageSearch:
         """Encodes a question for late interaction; returns None if no book has a token index."""
         if self._encoder is None or all(book.index is None for book in books):
             return None
-        queries, weights = self._encoder.questions([question])
+        queries, weights = self._encoder.encode_questions([question])
         return ReducedQueries(queries[0].cpu(), weights[0].cpu(), self._words)
 
     @torch.inference_mode()
@@ -354,7 +354,7 @@ def passages_with_words(query: str, books: Sequence[Book]) -> WordPassages:
     """Returns the passages with most words of a query, best first; each adds a new sentence."""
     if not books:
         raise UsageError("there is no document to search", "name a document")
-    tables = [book.words or sentence_words(book.document.text) for book in books]
+    tables = [book.words or make_sentence_words(book.document.text) for book in books]
     finder = PassageFinder(books)
     index = finder.index
     wanted = list(dict.fromkeys(find_question_words(query, {table.language for table in tables})))
@@ -370,7 +370,7 @@ def passages_with_words(query: str, books: Sequence[Book]) -> WordPassages:
         window, rest = index.windows[at], unseen[index.documents[at]]
         if counts[at] == most and rest[window.first : window.last].any():
             rest[window.first : window.last] = False
-            passages.append(finder.window_passage(at, scores))
+            passages.append(finder.make_window_passage(at, scores))
     return WordPassages(passages, most, len(wanted))
 
 

@@ -20,8 +20,8 @@ from esa_cli.documents.document import Document, read_document
 from esa_cli.errors import DiskError, LibraryError, ResourceError, UsageError
 from esa_cli.qa.finding.finder import CONTEXT_TOKENS, PIECE, SEGMENT_TOKENS, Finder, ReducedKeys
 from esa_cli.qa.finding.passage_finder import Book, TokenisedDocument
-from esa_cli.qa.finding.words import SentenceWords, sentence_words
-from esa_cli.qa.ingestion.library_texts import INDEX, record_document, restored
+from esa_cli.qa.finding.words import SentenceWords, make_sentence_words
+from esa_cli.qa.ingestion.library_texts import INDEX, rebuild_document, record_document
 from esa_cli.storage.library import Entry, Layout, Library
 from esa_cli.storage.library.stored_document import DocumentWriter
 from esa_cli.storage.memory_store import split_rows
@@ -102,7 +102,7 @@ class Ingest(ABC):
         self._alive: list[ref[Book]] = []
 
     @abstractmethod
-    def usable_identities(self) -> list[str]:
+    def list_usable_identities(self) -> list[str]:
         """Returns the identities of stored documents that this class can open, the best first."""
 
     @abstractmethod
@@ -114,7 +114,7 @@ class Ingest(ABC):
         """Opens a library entry as a book. Raises LibraryError: it is damaged."""
 
     @abstractmethod
-    def stored_form(self, text: TokenisedDocument) -> StoredForm:
+    def make_stored_form(self, text: TokenisedDocument) -> StoredForm:
         """Returns the form in which a document will be stored."""
 
     @abstractmethod
@@ -128,9 +128,9 @@ class Ingest(ABC):
         """Computes a book that stays in memory."""
 
     @property
-    def needs_rows(self) -> bool:
+    def needs_kv_cache(self) -> bool:
         """Whether the preset answers from the KV cache."""
-        return bool(self.esa.preset.answer.needs_rows)
+        return bool(self.esa.preset.answer.needs_kv_cache)
 
     @property
     def reads_documents(self) -> bool:
@@ -155,7 +155,7 @@ class Ingest(ABC):
 
     def find(self, document: Document) -> Book | None:
         """Opens a document's book if the library has it. Raises LibraryError: it is damaged."""
-        for identity in self.usable_identities() if self.library else ():
+        for identity in self.list_usable_identities() if self.library else ():
             assert self.library is not None
             entry = self.library.find(self.library.key(identity, document.text))
             book = self._open_if_present(document, entry) if entry else None
@@ -172,14 +172,14 @@ class Ingest(ABC):
                 f"{entry.name} ({entry.id}) was ingested with another model or other settings",
                 "use the preset of the first ingest, or ingest the document with this preset",
             )
-        document = restored(self.library.text(entry), entry.marks, entry.provenance)
+        document = rebuild_document(self.library.text(entry), entry.marks, entry.provenance)
         book = self._count_book(self.open_entry(document, entry))
         self.events.found(book)
         return book
 
     def open(self, source: Source) -> Book:
         """Opens a source for questions; see `api.Esa.open`."""
-        return self._ingest_source(source, None, self.needs_rows)
+        return self._ingest_source(source, None, self.needs_kv_cache)
 
     def ingest(self, source: Source, progress: Progress | None = None) -> Book:
         """Ingests a source; see `api.Esa.ingest`."""
@@ -207,7 +207,7 @@ class Ingest(ABC):
     ) -> Book:
         """Computes a book in the library, where an interrupted ingest continues, or in memory."""
         on_progress = combined(self.events.progress, progress)
-        form = self.stored_form(text) if self.stores_documents else None
+        form = self.make_stored_form(text) if self.stores_documents else None
         while form is not None and form.ids:
             notice = WaitingCallback(self.events.waiting, progress, len(form.ids))
             try:
@@ -267,7 +267,7 @@ class Ingest(ABC):
                 record_document(catalogue, document)
         return book
 
-    def provenance(self, document: Document, rows: str) -> dict[str, Any]:
+    def make_provenance(self, document: Document, rows: str) -> dict[str, Any]:
         """Returns facts about a document; `rows` is the KV cache's format, or `INDEX`."""
         is_file = os.path.isfile(document.source)
         return {
@@ -348,7 +348,7 @@ class IndexIngest(Ingest):
         }
         return json.dumps(facts, sort_keys=True)
 
-    def usable_identities(self) -> list[str]:
+    def list_usable_identities(self) -> list[str]:
         return [self.identity]
 
     def owns_entry(self, entry: Entry) -> bool:
@@ -364,12 +364,12 @@ class IndexIngest(Ingest):
         payload = self.library.words(entry)
         words = None if payload is None else SentenceWords.of_bytes(payload)
         if words is None:  # they are missing, or this version would cut the text otherwise
-            words = sentence_words(document.text)
+            words = make_sentence_words(document.text)
             if self.keep:
                 self.library.store_word_index(entry, words.as_bytes())
         return Book(document, None, stored.offsets, entry, index=keys, words=words)
 
-    def stored_form(self, text: TokenisedDocument) -> StoredForm:
+    def make_stored_form(self, text: TokenisedDocument) -> StoredForm:
         return StoredForm(self.identity, text.ids, self.encoder.layout)
 
     def store_text(
@@ -383,7 +383,7 @@ class IndexIngest(Ingest):
             text=document.text,
             offsets=text.offsets,
             marks=[list(mark) for mark in document.marks],
-            provenance=self.provenance(document, INDEX),
+            provenance=self.make_provenance(document, INDEX),
         )
 
     def compute_book(self, text: TokenisedDocument, on_progress: Progress) -> Book:

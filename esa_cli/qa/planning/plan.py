@@ -27,8 +27,8 @@ from esa_cli.models.files.checkpoint_files import language_settings
 from esa_cli.models.files.prepared_models import home
 from esa_cli.models.text_passes.small_decoder import MOST_BYTES
 from esa_cli.qa.finding.finder import CONTEXT_TOKENS, PIECE, SEGMENT_TOKENS, FinderSizes
-from esa_cli.qa.planning.model_shape import ModelShape, measure_weights, shape_of
-from esa_cli.qa.planning.row_storage import hindrance, reduced_key_widths
+from esa_cli.qa.planning.kv_cache_storage import find_storage_hindrance, reduced_key_widths
+from esa_cli.qa.planning.model_shape import ModelShape, measure_weights, read_model_shape
 from esa_cli.qa.presets.resolved_preset import ResolvedPreset
 from esa_cli.storage import check_cache
 from esa_cli.storage.memory_store import RESERVE, MakeStore, StoreFactory
@@ -224,7 +224,9 @@ class CachePlacement:
         device, size = self.model.device, self.model.dtype.itemsize
         if self.cache in ("device", "disk") or not self._places.elsewhere(device):
             return False
-        costs = KvCacheCosts(shape_of(self.model.config.to_dict()), on_gpu=True, method=self.method)
+        costs = KvCacheCosts(
+            read_model_shape(self.model.config.to_dict()), on_gpu=True, method=self.method
+        )
         needed = costs.working_bytes(tokens, size) + costs.reduced_key_bytes(tokens, size)
         needed += costs.key_value_bytes(tokens, size)[0]
         return self.cache == "host" or needed > self._free(device)
@@ -282,7 +284,7 @@ class Planner:
         folder: of the model, with config.json at least. dtype: of weights and keys.
         device: of torch; see `models.load.choose_device`.
         memory: bytes available before anything was loaded; None means the bytes available now.
-        index: the sizes of the token index that is computed; see `index_sizes`.
+        index: the sizes of the token index that is computed; see `read_finder_sizes`.
         by_words: passages are found by their words, and no document is prefilled.
         cache: of `storage.CACHES`. packing: of the layers' weights, of `QUANTIZATIONS`; "": none.
 
@@ -295,7 +297,7 @@ class Planner:
         memory: int | None = None, index: FinderSizes | None = None, by_words: bool = False,
         cache: str = "auto", packing: str = "",
     ) -> None:  # fmt: skip
-        shape = shape_of(language_settings(folder))
+        shape = read_model_shape(language_settings(folder))
         self.weights = measure_weights(folder, device, dtype.itemsize, packing)
         on_gpu, body = device not in ("cpu", "mps"), self.weights.body
         self.costs, self.cache, how = TextCosts(shape, on_gpu, body, index), "device", INDEX
@@ -304,7 +306,7 @@ class Planner:
             method = resolved.method
             self.costs = KvCacheCosts(shape, on_gpu, body, method=method)
             self.cache, how = cache, method.reading
-            self.may_store_rows = not hindrance(method)
+            self.may_store_rows = not find_storage_hindrance(method)
         self.ratios = self.costs.paper_ratios
         self.dtype, self.device, self.packing = dtype, device, packing
         self.memory = machine.available_memory(device) if memory is None else memory

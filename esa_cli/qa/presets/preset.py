@@ -103,12 +103,12 @@ class AnswerSettings(_StrictModel):
         return prompt
 
     @property
-    def needs_rows(self) -> bool:
+    def needs_kv_cache(self) -> bool:
         """Whether answers come from the KV cache, so that documents must be prefilled."""
         return self.source == "rows"
 
     @property
-    def has_index(self) -> bool:
+    def makes_token_index(self) -> bool:
         """Whether documents get a token index."""
         return self.finder is not None
 
@@ -120,7 +120,7 @@ class AnswerSettings(_StrictModel):
     @property
     def by_words(self) -> bool:
         """Whether passages are found with BM25 alone, without a finder."""
-        return self.source == "text" and not self.has_index
+        return self.source == "text" and not self.makes_token_index
 
 
 class Prompt(_StrictModel):
@@ -259,7 +259,7 @@ def preset_of_reader_model(preset: Preset) -> Preset:
     """Returns the preset, changed to answer from the KV cache of its reader if it has a reader."""
     if preset.answer.reader is None:
         return preset
-    return validated(preset.name, answer_from_kv_cache(preset.model_dump(exclude={"name"})))
+    return validate_settings(preset.name, answer_from_kv_cache(preset.model_dump(exclude={"name"})))
 
 
 def check_adapter(settings: AnswerSettings) -> None:
@@ -365,10 +365,10 @@ def load(name: str = DEFAULT, overrides: Sequence[str] = ()) -> Preset:
     if "name" in data:
         hint = "save the preset under another file name"
         raise PresetError("--set cannot change a preset's name", hint)
-    return validated(path.stem, data)
+    return validate_settings(path.stem, data)
 
 
-def validated(name: str, data: Mapping[str, Any]) -> Preset:
+def validate_settings(name: str, data: Mapping[str, Any]) -> Preset:
     """Builds and validates a preset from its settings. Raises PresetError: settings are malformed
     or inconsistent."""
     try:

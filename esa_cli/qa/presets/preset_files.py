@@ -34,14 +34,14 @@ def shipped_preset_folder() -> Path:
     return inside if inside.is_dir() else package.parent / "presets"
 
 
-def user_dir() -> Path:
+def user_preset_folder() -> Path:
     """Returns the folder of the user's own presets."""
     return user_config_path("esa") / "presets"
 
 
 def available() -> dict[str, Path]:
     """Returns the names and files of all presets; the user's presets replace shipped presets."""
-    return dict(sorted({**shipped_presets(), **_preset_files_in(user_dir())}.items()))
+    return dict(sorted({**shipped_presets(), **_preset_files_in(user_preset_folder())}.items()))
 
 
 def shipped_presets() -> dict[str, Path]:
@@ -135,7 +135,7 @@ class ModelFacts:
     heads: list[list[int]] = field(default_factory=list)
     way: str = "chat"
 
-    def bytes_in(self, size: int) -> int:
+    def count_weight_bytes(self, size: int) -> int:
         """Returns the bytes of the weights, with `size` bytes for each number."""
         return round(self.weights * 1e9) * size
 

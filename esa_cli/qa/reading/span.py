@@ -56,7 +56,7 @@ CANDIDATES = 256
 """The number of most probable tokens in each step that are compared with the passage."""
 
 
-def one_line(text: str) -> str:
+def collapse_spaces(text: str) -> str:
     """Returns the text in one line, with each run of white space replaced by one space."""
     return " ".join(text.split())
 
@@ -81,18 +81,18 @@ class PassagePrompt:
 
     def __init__(self, tokenizer: Any, template: str, unanswered: str) -> None:
         self.tokenizer, self.template, self.unanswered = tokenizer, template, unanswered
-        self.unanswered_ids = self.answer_ids(unanswered)
+        self.unanswered_ids = self.encode_answer(unanswered)
         self.line_end = self._encode("\n")[-1]
 
-    def ids(self, question: str, passage: str) -> list[int]:
+    def encode_prompt(self, question: str, passage: str) -> list[int]:
         """Returns the token ids of a passage prompt, up to the beginning of the answer."""
-        pieces = {"{passage}": one_line(passage), "{question}": one_line(question)}
+        pieces = {"{passage}": collapse_spaces(passage), "{question}": collapse_spaces(question)}
         parts = re.split(r"(\{passage\}|\{question\})", self.template)
         return self._encode("".join(pieces.get(part, part) for part in parts))
 
-    def answer_ids(self, answer: str) -> list[int]:
+    def encode_answer(self, answer: str) -> list[int]:
         """Returns the token ids of an answer as the model writes it, with space and line end."""
-        return self._encode(f" {one_line(answer)}\n")
+        return self._encode(f" {collapse_spaces(answer)}\n")
 
     def _encode(self, text: str) -> list[int]:
         out = self.tokenizer(
@@ -124,7 +124,7 @@ class PassageReader:
             return FusedForward(self.model, adapter=self._adapter)
         return plain_forward(self.model)
 
-    def reading(self) -> AbstractContextManager[None]:
+    def activate_adapter(self) -> AbstractContextManager[None]:
         """Returns the context in which passages are read and spans are searched."""
         return nullcontext() if self._adapter is None or self._fuses else self._adapter.active()
 
@@ -140,11 +140,11 @@ class PassageReading:
         prompt, limit = reader.prompt, reader.max_tokens
         if limit is not None:
             passages = [
-                clip_text(passage, limit, lambda text: len(prompt.ids(question, text)))
+                clip_text(passage, limit, lambda text: len(prompt.encode_prompt(question, text)))
                 for passage in passages
             ]
         self._reader, self._passages = reader, passages
-        ids = [prompt.ids(question, passage) for passage in passages]
+        ids = [prompt.encode_prompt(question, passage) for passage in passages]
         self._batch = PromptBatch(reader.forward, ids)
         self.log_odds: list[float] = []
         if passages:
@@ -157,7 +157,7 @@ class PassageReading:
         probability covers as many tokens as are needed to rule out a quotation: ` (` may also begin
         a quotation of `(1867)`."""
         reader, ids = self._reader, self._reader.prompt.unanswered_ids
-        passage = one_line(self._passages[number]).encode()
+        passage = collapse_spaces(self._passages[number]).encode()
         out = self._batch.logits[number].log_softmax(-1)[ids[0]]
         text, continuation = reader.bytes_of(ids[0]), None
         for before, token in pairwise(ids):
@@ -168,12 +168,12 @@ class PassageReading:
             text += reader.bytes_of(token)
         return out
 
-    def span(self, number: int, above: float = -math.inf) -> Span | None:
+    def find_span(self, number: int, above: float = -math.inf) -> Span | None:
         """Returns a passage's most probable span; None if its log-probability is not over
         `above`."""
         passage, reader = self._passages[number], self._reader
         found = most_probable_span(
-            one_line(passage), self._batch.logits[number], self._batch.continuation(number),
+            collapse_spaces(passage), self._batch.logits[number], self._batch.continuation(number),
             reader.bytes_of, reader.prompt.line_end, above,
         )  # fmt: skip
         if found is None:
@@ -183,7 +183,7 @@ class PassageReading:
 
 
 def _passage_offsets(passage: str) -> list[int]:
-    """Returns the offset in `passage` of each character of `one_line(passage)`."""
+    """Returns the offset in `passage` of each character of `collapse_spaces(passage)`."""
     places: list[int] = []
     for word in re.finditer(r"\S+", passage):
         places += range(word.start() - bool(places), word.end())  # with the space before it
@@ -222,7 +222,7 @@ class SpanReader:
         """Counts the tokens of a question in its longest prompt. Raises UsageError: the question is
         empty, or not UTF-8. LengthError: the question is too long."""
         check_question(question)
-        tokens, answer_tokens = len(self.passages.prompt.ids(question, "")), 0
+        tokens, answer_tokens = len(self.passages.prompt.encode_prompt(question, "")), 0
         if self._wants_free_text(question):
             tokens = max(tokens, len(self._chat.question(question)))
             answer_tokens = max_new_tokens
@@ -247,7 +247,7 @@ class SpanReader:
             span_count: passages whose most probable span is looked for, by the highest scores.
             unmentioned_share: share of a name that no document has; lowers all log-odds."""
         doubt = UNMENTIONED * unmentioned_share
-        with self.passages.reading():
+        with self.passages.activate_adapter():
             reading = self.passages.read(question, [one.text for one in passages])
             out = [
                 replace(one, score=odds + self._settings.prior * one.score, log_odds=odds - doubt)
@@ -256,7 +256,7 @@ class SpanReader:
             order = sorted(range(len(out)), key=lambda n: -out[n].score)
             best, highest = -1, -math.inf
             for n in order[:span_count]:
-                if span := reading.span(n, highest - out[n].score):
+                if span := reading.find_span(n, highest - out[n].score):
                     start = out[n].start
                     out[n] = replace(out[n], quote=(start + span.start, start + span.end))
                     best, highest = n, span.log_probability + out[n].score
@@ -281,8 +281,8 @@ class SpanReader:
             return Reply(NOT_TOLD, found=False)
         start, end = best.quote
         quoted = best.text[start - best.start : end - best.start]
-        on_text(text := one_line(quoted))
-        tokens = len(self.passages.prompt.answer_ids(quoted)) - 1
+        on_text(text := collapse_spaces(quoted))
+        tokens = len(self.passages.prompt.encode_answer(quoted)) - 1
         return Reply(text, answer_tokens=tokens, quotation=Quotation(best.document, start, end))
 
     def close(self) -> None:

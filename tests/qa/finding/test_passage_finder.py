@@ -246,7 +246,7 @@ def test_what_fits_a_question_without_its_words() -> None:
     keys = torch.nn.functional.normalize(torch.randn(len(spans_of(text)), 3), dim=1)
     made = finder(text, FILLER, keys=[keys, None])
     reduced = ReducedQueries(torch.eye(3)[:1], torch.tensor([0.62]))
-    late = made.late_scores(reduced)
+    late = made.score_late_interaction(reduced)
     assert late.shape == (1 + len(AROUND), len(made.index))
     is_read = torch.tensor(made.index.documents) == 0
     assert torch.equal(~late[0].isnan(), is_read)

@@ -150,7 +150,7 @@ TOKENS = 100_000
 
 
 def costs_of(loaded: Any) -> plan.KvCacheCosts:
-    shape = model_shape.shape_of(loaded.model.config.to_dict())
+    shape = model_shape.read_model_shape(loaded.model.config.to_dict())
     return plan.KvCacheCosts(shape, on_gpu=True, method=resolve("tiny-random").method)
 
 

@@ -20,7 +20,7 @@ SHIPPED = sorted(path.stem for path in preset_files.shipped_preset_folder().glob
 @pytest.fixture(autouse=True)
 def no_user_presets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "user"
-    monkeypatch.setattr(preset_files, "user_dir", lambda: folder)
+    monkeypatch.setattr(preset_files, "user_preset_folder", lambda: folder)
     return folder
 
 
@@ -153,7 +153,9 @@ def test_a_preset_of_another_model_does_not(tmp_path: Path, own: str) -> None:
 def test_a_method_answers_from_rows() -> None:
     made = preset.load("tiny-random", [FROM_TEXT, "answer.passages=3"])
     assert resolved_preset.apply("esa", made).answer.source == "rows"
-    assert resolved_preset.compared(resolved_preset.AS_IS, made).answer.source == "text"
+    assert (
+        resolved_preset.apply_compared_method(resolved_preset.AS_IS, made).answer.source == "text"
+    )
 
 
 @pytest.fixture

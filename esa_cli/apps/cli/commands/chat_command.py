@@ -44,7 +44,7 @@ def chat(
     Without a terminal, each line of standard input is a question. Exit code 7 means that some lines
     got an error instead of an answer."""
     from esa_cli.apps.cli.open_esa import open_esa
-    from esa_cli.qa.opening import answerable
+    from esa_cli.qa.opening import adapt_to_model
 
     if "-" in documents:
         wrong = "standard input (-) cannot be a document, as it has the questions"
@@ -54,7 +54,7 @@ def chat(
     on_terminal = sys.stdin.isatty() and sys.stdout.isatty()
     with terminal.Reporter(quiet) as reporter:
         gathered = read_documents(documents, reporter).documents
-        chosen = chosen if method else answerable(chosen, reporter)
+        chosen = chosen if method else adapt_to_model(chosen, reporter)
         with open_esa(chosen, model, reporter, keep=keep, reader=reader) as esa:
             books = [esa.ingest(document) for document in gathered]
             reporter.clear_spinner()
@@ -113,14 +113,14 @@ def batch(
     After a stop, the same command continues where it was. Exit code 7 means that some questions got
     an error instead of an answer."""
     from esa_cli.apps.cli.open_esa import open_esa
-    from esa_cli.qa.opening import answerable
+    from esa_cli.qa.opening import adapt_to_model
 
     chosen = reader_options.load_preset(model, method)
     asking = {**generation_options.make_ask_arguments(), "evidence": top}
     reader, shard = reader_options.choose_reader(), shards.parse_shard(out)
     started = time.monotonic()
     with terminal.Reporter(quiet) as reporter:
-        chosen = chosen if method else answerable(chosen, reporter)
+        chosen = chosen if method else adapt_to_model(chosen, reporter)
         settings = chosen.model_dump(mode="json", exclude={"name", "description"})
         answer_settings = {**asking, **reader_options.reader_dependencies, "preset": settings}
         asked = _read_questions(questions, out, documents or [], answer_settings, reporter)

@@ -43,7 +43,7 @@ def demo(
     from esa_cli.apps.cli.open_esa import open_esa
     from esa_cli.documents.document import Document
     from esa_cli.evaluation.tasks.chronicle_task import build
-    from esa_cli.qa.opening import answerable
+    from esa_cli.qa.opening import adapt_to_model
 
     started, text = time.perf_counter(), build()
     document = Document("chronicle.md", text, "esa demo", "utf-8", len(text.encode()))
@@ -53,7 +53,7 @@ def demo(
         _print_line(
             f"esa demo: questions about {about}, in other words than the chronicle's", "bold"
         )
-        with open_esa(answerable(chosen, reporter), model, reporter, keep=False) as esa:
+        with open_esa(adapt_to_model(chosen, reporter), model, reporter, keep=False) as esa:
             book, window = esa.ingest(document), esa.preset.context
             times = f"{book.tokens / window:.1f} times the model's window of {window:,}"
             how = f", read once in {time_text(book.read_s)}" if book.read else ""

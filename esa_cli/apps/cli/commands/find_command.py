@@ -210,7 +210,7 @@ def find(
         else:
             print_passages(passages, question)
         unread = [book.document.name for book in books if not book.read]
-        if unread and chosen.answer.has_index:
+        if unread and chosen.answer.makes_token_index:
             which, them = first_names(unread), "it" if len(unread) == 1 else "them"
             note = f"not read, searched with BM25 alone: {which}; --read first reads {them}"
             reporter.note(f"esa: {note}")
@@ -265,7 +265,7 @@ def print_passages(passages: Sequence[Passage], question: str) -> None:
     """Prints each passage below its file and line. On a terminal the question's words are red."""
     from rich.text import Text
 
-    from esa_cli.qa.finding.words import matched_words
+    from esa_cli.qa.finding.words import find_shared_words
 
     console = terminal.make_console(sys.stdout)
     for number, passage in enumerate(passages):
@@ -276,7 +276,7 @@ def print_passages(passages: Sequence[Passage], question: str) -> None:
         heading = Text.assemble((place, "bold"), ("  " + ", ".join(details), "dim"))
         console.print("\n" * bool(number), heading, sep="", soft_wrap=True)
         body = Text(terminal.clean_text(passage.text.strip()))
-        for start, end in matched_words(body.plain, question):
+        for start, end in find_shared_words(body.plain, question):
             body.stylize("bold red", start, end)
         for line in body.split("\n", allow_blank=True):
             line.rstrip()
@@ -356,8 +356,8 @@ def collect(
     from esa_cli.apps.cli.document_search import QuestionBooks
     from esa_cli.apps.cli.open_esa import open_esa
     from esa_cli.qa.collecting import FIT, NEAR, SIEVE, WHOLE, distinct_places
-    from esa_cli.qa.opening import from_text
-    from esa_cli.qa.presets.cache_key import text_settings_hash
+    from esa_cli.qa.opening import answer_from_text
+    from esa_cli.qa.presets.cache_key import hash_text_settings
     from esa_cli.qa.presets.preset import check_adapter
     from esa_cli.system.text import text_digest
 
@@ -367,7 +367,7 @@ def collect(
     )
     CollectedPlacesFile.check_first_row(flags.out)
     with terminal.Reporter(flags.quiet) as reporter, ExitStack() as stack:
-        chosen = from_text(reader_options.load_preset(model))
+        chosen = answer_from_text(reader_options.load_preset(model))
         if flags.min_confidence is not None and chosen.answer.reader is not None:
             raise UsageError(
                 f"--least cannot be used with the reader {chosen.answer.reader}",
@@ -390,7 +390,7 @@ def collect(
         inputs = {
             "question": question,
             "documents": [(text_digest(b.document.text), b.index is not None) for b in books],
-            "preset": text_settings_hash(chosen),
+            "preset": hash_text_settings(chosen),
             "sieve": (WHOLE, SIEVE, NEAR, FIT),
             **flags.collect_arguments,
             **reader_options.reader_dependencies,

@@ -37,7 +37,7 @@ def list_models(
         facts = [{"name": name, **asdict(one)} for name, one in named.items()]
         head: tuple[str, ...] = ("model", "on the hub", "weights in bfloat16", "window")
         rows: list[tuple[str, ...]] = [
-            (name, one.model, size_text(one.bytes_in(2)), f"{one.window:,}")
+            (name, one.model, size_text(one.count_weight_bytes(2)), f"{one.window:,}")
             for name, one in named.items()
         ]
     else:
@@ -90,11 +90,11 @@ def remove_model(
 def list_presets() -> None:
     """List your own presets and the presets that came with esa."""
     from esa_cli.qa.presets.preset import load
-    from esa_cli.qa.presets.preset_files import available, user_dir
+    from esa_cli.qa.presets.preset_files import available, user_preset_folder
 
     rows = []
     for name, path in available().items():
-        whose = "yours" if path.parent == user_dir() else "shipped"
+        whose = "yours" if path.parent == user_preset_folder() else "shipped"
         try:
             text = load(name).description
         except PresetError as error:

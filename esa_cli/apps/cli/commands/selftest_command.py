@@ -92,7 +92,7 @@ def _check_and_read_haystack(
 ) -> Haystack:
     """Checks names of tests, methods and files; returns the long text. Raises EsaError."""
     from esa_cli.evaluation.tasks import TASKS, Haystack, find_task
-    from esa_cli.qa.presets.resolved_preset import compared
+    from esa_cli.qa.presets.resolved_preset import apply_compared_method
 
     if not settings.tests or not settings.methods:
         hint = f"tests: {', '.join(TASKS)}"
@@ -100,7 +100,7 @@ def _check_and_read_haystack(
     for test in settings.tests:
         find_task(test)
     for name in settings.methods:
-        compared(name, chosen, max(settings.lengths))
+        apply_compared_method(name, chosen, max(settings.lengths))
     if "own" in settings.tests and texts is None:
         wrong = "the test own needs --haystack with a text of yours"
         raise UsageError(wrong, "add --haystack FILE")
@@ -124,7 +124,7 @@ def _run_tests(
     from esa_cli.evaluation.selftest.run_plan import KEY, dense_length
     from esa_cli.evaluation.selftest.score_tables import describe_invalid_row
     from esa_cli.qa.opening import inspect_model
-    from esa_cli.qa.presets.resolved_preset import compared
+    from esa_cli.qa.presets.resolved_preset import apply_compared_method
     from esa_cli.system.jsonl import Journal
     from esa_cli.system.text import text_digest
 
@@ -156,7 +156,9 @@ def _run_tests(
     if "own" in settings.tests:
         lengths.append(known.count_tokens(haystack.text))
     longest = max(lengths)
-    known.check({name: compared(name, chosen, longest) for name in settings.methods}, longest)
+    known.check(
+        {name: apply_compared_method(name, chosen, longest) for name in settings.methods}, longest
+    )
     if journal.rows:
         reporter.note(f"esa: {len(journal.rows)} questions of an earlier run are kept")
 
@@ -324,7 +326,7 @@ def bench(
         describe_invalid_row,
     )
     from esa_cli.qa.opening import inspect_model
-    from esa_cli.qa.presets.resolved_preset import compared, resolve
+    from esa_cli.qa.presets.resolved_preset import apply_compared_method, resolve
     from esa_cli.system.jsonl import Journal
 
     benchmark, reporter = find_benchmark(name), terminal.Reporter(rows.quiet)
@@ -338,7 +340,7 @@ def bench(
     survey, length = selection.survey(), benchmark.length
     reporter.stage("import", 0, None)
     names = rows.compared_method_names(chosen)
-    presets = {method: compared(method, chosen, length) for method in names}
+    presets = {method: apply_compared_method(method, chosen, length) for method in names}
     for preset in presets.values():
         resolve(preset)
     place = model.model_place
