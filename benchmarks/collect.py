@@ -103,8 +103,7 @@ def scored(rows: Sequence[Range], question: dict[str, Any]) -> dict[str, Any]:
 
 def measured(esa: Any, book: Any, question: dict[str, Any], least: float | None) -> dict[str, Any]:
     """One question by each way."""
-    from esa_cli.qa.finding.books import place_books
-    from esa_cli.qa.finding.passage_finder import PassageSearch
+    from esa_cli.qa.finding.passage_finder import PassageSearch, place_books
 
     def ranges(passages: Sequence[Any]) -> list[Range]:
         return [(one.start, one.end) for one in sorted(passages, key=lambda one: one.start)]

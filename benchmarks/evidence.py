@@ -34,7 +34,12 @@ from common import (
 from torch import Tensor
 
 from esa_cli.attention.step import ChunkTrace
-from esa_cli.qa.attention_evidence import FOUND, AttentionWeights, heaviest, strength
+from esa_cli.qa.attention_evidence import (
+    FOUND,
+    AttentionWeights,
+    heaviest_passages,
+    weigh_best_sentence,
+)
 
 EXCERPTS = ((0.05, 5000), (0.28, 9000), (0.5, 13000), (0.72, 13000), (0.9, 11000))
 """Depth in the chronicle where each excerpt begins, and its approximate number of characters."""
@@ -146,7 +151,7 @@ def ask(session: Any, book: Plain, question: dict[str, Any], most: int) -> dict[
         "kind": question["kind"],
         "question": question["question"],
         "answer": answer.text,
-        "strength": round(strength(study.shipped.question_weights, [book]), 3),
+        "strength": round(weigh_best_sentence(study.shipped.question_weights, [book]), 3),
         "seconds": round(answer.total_s - study.study_s, 2),
         "witness_s": round(study.witness_s, 3),
     }
@@ -154,7 +159,7 @@ def ask(session: Any, book: Plain, question: dict[str, Any], most: int) -> dict[
         return row
     start = book.text.index(question["fact"])
     weightings = study.weightings()
-    passages = {name: heaviest(weights, [book], 3) for name, weights in weightings.items()}
+    passages = {name: heaviest_passages(weights, [book], 3) for name, weights in weightings.items()}
     end = start + len(question["fact"])
     return row | {
         "ok": answered(answer.text, question["answers"]),

@@ -38,9 +38,8 @@ def main() -> None:
     given = parser.parse_args()
 
     from esa_cli import models
-    from esa_cli.qa.finding.books import Book
     from esa_cli.qa.finding.finder import ReducedKeys, load_finder
-    from esa_cli.qa.finding.passage_finder import PassageFinder, ReducedQueries
+    from esa_cli.qa.finding.passage_finder import Book, PassageFinder, ReducedQueries
     from esa_cli.qa.presets import preset
 
     chosen = preset.load(given.preset)
@@ -59,7 +58,7 @@ def main() -> None:
         for question in questions:
             if question["kind"] == "absent":
                 continue
-            queries, weights = encoder.questions([question["question"]])
+            queries, weights = encoder.encode_questions([question["question"]])
             whole = ReducedQueries(queries[0], weights[0], chosen.answer.words)
             ways = (None, whole._replace(words=0.0), whole)
             within: dict[str, list[bool]] = {}

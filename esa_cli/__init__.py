@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from esa_cli.qa.answering.session import Session
     from esa_cli.qa.api import Esa
     from esa_cli.qa.collecting import CollectedPlace, Collection
-    from esa_cli.qa.finding.books import Book
     from esa_cli.qa.finding.passage import Passage
+    from esa_cli.qa.finding.passage_finder import Book
     from esa_cli.qa.presets.preset import load as load_preset
     from esa_cli.storage.library import Library
 
@@ -37,7 +37,7 @@ _MODULES = {
     "qa.answering.session": ("Session",),
     "qa.api": ("Esa",),
     "qa.collecting": ("CollectedPlace", "Collection"),
-    "qa.finding.books": ("Book",),
+    "qa.finding.passage_finder": ("Book",),
     "qa.finding.passage": ("Passage",),
     "qa.presets.preset": ("load_preset",),
     "storage.library": ("Library",),

@@ -33,8 +33,12 @@ class TokenExample:
 
 
 def encode(example: ReaderExample, prompt: PassagePrompt) -> TokenExample:
-    answer = prompt.unanswered_ids if example.answer is None else prompt.answer_ids(example.answer)
-    return TokenExample(prompt.ids(example.question, example.passage), answer, example.source)
+    answer = (
+        prompt.unanswered_ids if example.answer is None else prompt.encode_answer(example.answer)
+    )
+    return TokenExample(
+        prompt.encode_prompt(example.question, example.passage), answer, example.source
+    )
 
 
 class ExampleBatches:

@@ -90,7 +90,7 @@ def encoder_scores(
     rows = [torch.zeros(0, len(crops))]
     for at in range(0, len(questions), GROUP):
         group = [one.text for one in questions[at : at + GROUP]]
-        queries, weights = encoder.questions(group)
+        queries, weights = encoder.encode_questions(group)
         scores = [late_interaction(queries, weights, *some) for some in keys]
         rows.append(torch.cat(scores, 1).cpu())
         progress(len(crops) + at + len(group), total)

@@ -78,7 +78,7 @@ class FinderTrainer(Trainer):
     def _losses(self, batch: FinderBatch) -> Tensor:
         """Cross-entropy of each question's passage among those of the batch, (questions,)."""
         keys, within = crop_keys(self.encoder, batch.crops)
-        queries, weights = self.encoder.questions(batch.questions)
+        queries, weights = self.encoder.encode_questions(batch.questions)
         scores = late_interaction(queries, weights, keys, within)
         right = torch.tensor(batch.right, device=scores.device)
         factor = self.encoder.maps["scale"].exp()

@@ -20,9 +20,8 @@ from question_pairs import TrainingText, read_training_texts
 
 from esa_cli.documents.document import Document
 from esa_cli.models import load
-from esa_cli.qa.finding.books import Book
 from esa_cli.qa.finding.finder import ReducedKeys, TokenEncoder, load_finder
-from esa_cli.qa.finding.passage_finder import PassageFinder, ReducedQueries
+from esa_cli.qa.finding.passage_finder import Book, PassageFinder, ReducedQueries
 from esa_cli.qa.presets.preset import load as load_preset
 from esa_cli.system.files import replacing
 
@@ -75,7 +74,7 @@ def ranked(
     pairs = [pair for pair in text.pairs if pair.answer]
     for at in range(0, len(pairs), GROUP):
         group = pairs[at : at + GROUP]
-        queries, weights = encoder.questions([pair.question for pair in group])
+        queries, weights = encoder.encode_questions([pair.question for pair in group])
         for pair, query, weight in zip(group, queries, weights, strict=True):
             found = finder.find(pair.question, COUNT, reduced=ReducedQueries(query, weight, words))
             yield {"id": pair.id, "windows": [[one.start, one.end] for one in found]}

@@ -20,7 +20,7 @@ from swapped_questions import frequent_names, swapped_question
 
 from esa_cli.evaluation.tasks.task_sample import StableRandom
 from esa_cli.qa.finding.words import LexicalIndex, sentence_spans
-from esa_cli.qa.reading.span import one_line
+from esa_cli.qa.reading.span import collapse_spaces
 
 WORDS = (25, 105)
 """Fewest and most words of a window around an answer; it ends with the sentence."""
@@ -113,8 +113,8 @@ class ExampleText:
         start, end = self.around(pair.answer, WORDS, rng)
         if end - start > LONGEST:
             return None
-        answer = one_line(self.text[slice(*pair.answer)])
-        return ReaderExample(pair.question, one_line(self.text[start:end]), answer, "pair")
+        answer = collapse_spaces(self.text[slice(*pair.answer)])
+        return ReaderExample(pair.question, collapse_spaces(self.text[start:end]), answer, "pair")
 
     def absent(self, pair: AnswerPair, rng: StableRandom) -> ReaderExample | None:
         """A question that its passage does not answer, with that or with a window around it."""
@@ -124,7 +124,7 @@ class ExampleText:
             start, end = self.around((middle, middle + 1), ABSENT_WORDS, rng)
         if end - start > LONGEST:
             return None
-        return ReaderExample(pair.question, one_line(self.text[start:end]), None, "absent")
+        return ReaderExample(pair.question, collapse_spaces(self.text[start:end]), None, "absent")
 
     def around(self, span: Span, words: tuple[int, int], rng: StableRandom) -> Span:
         """Characters of a run of sentences that contains `span`, with a random number of words."""
@@ -152,14 +152,14 @@ class ExampleText:
 
     def _find_wrong(self, pair: AnswerPair) -> Iterator[str]:
         assert pair.answer is not None
-        answer = one_line(self.text[slice(*pair.answer)])
+        answer = collapse_spaces(self.text[slice(*pair.answer)])
         telling = re.compile(rf"(?<!\w){re.escape(answer)}(?!\w)", re.IGNORECASE)
         taken: list[Span] = [pair.passage]
         for first, last in self._ranked.get(pair.id) or self._best(pair.question):
             if any(first < end and start < last for start, end in taken):
                 continue
             taken.append((first, last))
-            text = one_line(self.text[first:last])
+            text = collapse_spaces(self.text[first:last])
             if not telling.search(text):
                 yield text
             if len(taken) > WRONG:

@@ -96,7 +96,7 @@ def _add(tally: _Tally, pair: AnswerPair, text: ExampleText, reader: PassageRead
         return
     tally.right.append(reading.log_odds[0])
     tally.wrong += reading.log_odds[1:]
-    span = reading.span(0)
+    span = reading.find_span(0)
     said = example.passage[span.start : span.end] if span else ""
     tally.exact.append(split_bare_words(said) == split_bare_words(example.answer))
     tally.f1.append(compute_word_bag_f1(split_bare_words(said), split_bare_words(example.answer)))

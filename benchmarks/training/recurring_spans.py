@@ -14,7 +14,7 @@ from name_pattern import BEGINNINGS, NAME
 from reader_examples import ExampleText, ReaderExample
 
 from esa_cli.evaluation.tasks.task_sample import StableRandom
-from esa_cli.qa.reading.span import one_line
+from esa_cli.qa.reading.span import collapse_spaces
 
 BLANK = "____"
 SENTENCE_WORDS = range(8, 41)
@@ -52,10 +52,10 @@ def cloze_example(text: ExampleText, rng: StableRandom) -> ReaderExample | None:
     if text.counts[chosen] not in SENTENCE_WORDS:
         return None
     start, end = text.spans[chosen]
-    sentence = one_line(text.text[start:end])
+    sentence = collapse_spaces(text.text[start:end])
     before = text.text[text.spans[first][0] : start]
     after = text.text[end : text.spans[last - 1][1]]
-    rest = one_line(f"{before} {after}")
+    rest = collapse_spaces(f"{before} {after}")
     spans = recurring_spans(sentence, rest)
     if not spans:
         return None
@@ -64,7 +64,7 @@ def cloze_example(text: ExampleText, rng: StableRandom) -> ReaderExample | None:
     if rng.draw_fraction() >= ABSENT:
         return ReaderExample(question, rest, answer, "cloze")
     first, last = _window(text, rng)
-    other = one_line(text.text[text.spans[first][0] : text.spans[last - 1][1]])
+    other = collapse_spaces(text.text[text.spans[first][0] : text.spans[last - 1][1]])
     return None if answer in other else ReaderExample(question, other, None, "cloze")
 
 

@@ -11,7 +11,7 @@ from esa_cli.models import LoadedModel
 from esa_cli.qa.answering.reply import Reply
 from esa_cli.qa.answering.session import Session
 from esa_cli.qa.api import Esa
-from esa_cli.qa.finding.books import Book
+from esa_cli.qa.finding.passage_finder import Book
 from esa_cli.qa.presets.preset import Preset
 from esa_cli.system.progress import Progress
 

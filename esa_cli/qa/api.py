@@ -30,8 +30,8 @@ if TYPE_CHECKING:  # they import torch
     from esa_cli.documents.document import Document
     from esa_cli.qa.answering.session import Session
     from esa_cli.qa.collecting import Collection, EarlierRun
-    from esa_cli.qa.finding.books import Book
-    from esa_cli.qa.ingestion.ingest import Ingest, IngestEvents, Source
+    from esa_cli.qa.finding.passage_finder import Book
+    from esa_cli.qa.ingestion.ingest import IndexPlanner, Ingest, IngestEvents, Source
     from esa_cli.qa.opening import Notices, Preflight
     from esa_cli.qa.planning.plan import Planner
     from esa_cli.qa.presets.preset import Preset
@@ -68,16 +68,15 @@ class Esa:
         keep: bool = True,
         rows: str = "int8",
         events: IngestEvents | None = None,
-        planner: Planner | None = None,
+        planner: Planner | IndexPlanner | None = None,
         reader: Reader | None = None,
         session: Session | None = None,
     ) -> None:
-        from esa_cli.qa.answering.prompt import PromptTokens
         from esa_cli.qa.finding.finder import load_finder
         from esa_cli.qa.finding.passage_finder import PassageSearch
         from esa_cli.qa.finding.words import make_lowercase_test
         from esa_cli.qa.ingestion.ingest import IndexIngest
-        from esa_cli.qa.ingestion.row_ingest import RowIngest
+        from esa_cli.qa.ingestion.kv_cache_ingest import KvCacheIngest
         from esa_cli.qa.presets.resolved_preset import resolve
         from esa_cli.qa.reading.reader_choice import check_reader_gets_passages
         from esa_cli.qa.reading.span import SpanReader
@@ -86,22 +85,21 @@ class Esa:
         check_reader_gets_passages(reader, resolved.preset)
         self.preset, self._resolved = resolved.preset, resolved
         self.loaded, self.tokenizer, self.reader = loaded, loaded.tokenizer, reader
-        self.prompt = PromptTokens(self.tokenizer, self.preset.prompt)
         answer, model = self.preset.answer, loaded.text_model
         encoder = load_finder(answer, model, self.tokenizer)
         self.search = PassageSearch(encoder, answer.words)
         self.spans = None
-        if not answer.needs_rows:
-            self.spans = SpanReader(loaded, self.preset, self.prompt, self.window)
+        if not answer.needs_kv_cache:
+            self.spans = SpanReader(loaded, self.preset, self.window)
         self._is_usually_lowercase = make_lowercase_test(self.tokenizer)
         host = self, library, keep, events, planner
         self.documents: Ingest = (
-            RowIngest(rows, *host) if encoder is None else IndexIngest(encoder, *host)
+            KvCacheIngest(rows, *host) if encoder is None else IndexIngest(encoder, *host)
         )
         self._cached: list[Book] = []  # whose KV caches are the session's
         self._last: tuple[Sequence[Book], Tensor] | None = None  # of the last answer, with weights
         self._session = session
-        if answer.needs_rows:
+        if answer.needs_kv_cache:
             self._session = self.session
 
     @classmethod
@@ -126,7 +124,7 @@ class Esa:
         Raises UsageError: the device, dtype or method is unknown, or a length is missing.
         PresetError, ModelError, ResourceError. ReaderError: the server cannot be used."""
         from esa_cli.qa.ingestion.ingest import ProgressEvents
-        from esa_cli.qa.opening import ModelPlace, answerable, prepare
+        from esa_cli.qa.opening import ModelPlace, adapt_to_model, prepare
         from esa_cli.qa.presets.preset import load
         from esa_cli.qa.reading.reader_choice import ReaderChoice
 
@@ -136,7 +134,7 @@ class Esa:
             choice, given = ReaderChoice.of(reader, reader_model), [*given, "answer.from=text"]
         place, chosen = ModelPlace.of(device, dtype, cache), load(name, [*given, *overrides])
         if method is None:
-            chosen = answerable(chosen)
+            chosen = adapt_to_model(chosen)
         return cls.of(
             prepare(chosen, place, method=method, length=length),
             library=library, keep=keep, rows=rows, reader=choice, events=ProgressEvents(progress),
@@ -152,7 +150,9 @@ class Esa:
         from esa_cli.qa.opening import SILENT
 
         loaded, other = ready.load(reader, notices or SILENT)
-        return cls(loaded, ready.resolved, planner=ready.planner, reader=other, **esa_arguments)
+        return cls(
+            loaded, ready.resolved, planner=ready.ingest_planner, reader=other, **esa_arguments
+        )
 
     def __enter__(self) -> Esa:
         return self
@@ -225,7 +225,7 @@ class Esa:
     @property
     def answers_unread(self) -> bool:
         """Whether questions can be asked about a document before it is ingested."""
-        return not self.preset.answer.needs_rows
+        return not self.preset.answer.needs_kv_cache
 
     def question_tokens(self, question: str, history: Sequence[Turn] = ()) -> int:
         """Counts the tokens of a question and its earlier turns. Raises UsageError: the question is
@@ -302,8 +302,8 @@ class Esa:
         empty, or a setting is out of range. LengthError: the question is too long; HistoryError:
         with its history. ReaderError: the other model gives no answer."""
         from esa_cli.models.files.families import has_state_layers
-        from esa_cli.qa.evidence import weighed_passages
-        from esa_cli.qa.planning.row_storage import check_asked_together
+        from esa_cli.qa.evidence import weigh_passages
+        from esa_cli.qa.planning.kv_cache_storage import check_asked_together
         from esa_cli.qa.presets.preset import choose_generation
         from esa_cli.qa.reading.reader import Sampling
 
@@ -339,7 +339,7 @@ class Esa:
             reader, sampling = self.reader, replace(sampling, max_new_tokens=max_new_tokens)
         with self.suspended():
             reply = reader.answer(question, passages, history, sampling, pass_on_piece)
-        passages, weights = weighed_passages(passages, placed)
+        passages, weights = weigh_passages(passages, placed)
         self._last = books, weights
         return replace(
             reply, evidence=tuple(passages[:evidence]), question_tokens=asked,
@@ -457,15 +457,15 @@ class Esa:
 
     def placed(self, books: Sequence[Book]) -> list[Book]:
         """Returns copies of books that know the positions of their tokens in a shared cache."""
-        from esa_cli.qa.finding.books import place_books
+        from esa_cli.qa.finding.passage_finder import place_books
 
         return place_books(books)
 
 
 def _distinct_books(books: Sequence[Book], purpose: str) -> list[Book]:
     """Drops each book whose text is a duplicate. Raises UsageError: there is no book."""
-    from esa_cli.qa.finding.books import distinct
+    from esa_cli.qa.finding.passage_finder import drop_duplicate_texts
 
     if not books:
         raise UsageError(f"there is no document to {purpose}", "ingest a document first")
-    return distinct(books)
+    return drop_duplicate_texts(books)

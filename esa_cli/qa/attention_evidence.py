@@ -21,8 +21,8 @@ from esa_cli.attention.step import ChunkTrace, Positions
 from esa_cli.documents.document import LONGEST, Sentences
 from esa_cli.qa.answering.reply import Reply
 from esa_cli.qa.evidence import book_weights
-from esa_cli.qa.finding.books import Book
 from esa_cli.qa.finding.passage import Passage
+from esa_cli.qa.finding.passage_finder import Book
 
 if TYPE_CHECKING:
     from esa_cli.qa.answering.session import Session
@@ -93,9 +93,9 @@ class AttentionWeights:
             self.clear()
         self._last = (trace.layer, trace.start)
         for share in self.attention_shares(trace) if trace.layer in self.layers else ():
-            self.note(trace, share)
+            self.raise_weights(trace, share)
 
-    def note(self, trace: ChunkTrace, share: AttentionShare) -> None:
+    def raise_weights(self, trace: ChunkTrace, share: AttentionShare) -> None:
         """Raises token weights to at least the weights in an attention share."""
         groups, at = share.lengths.shape[0], share.at.cpu()
         row = (self._answered if trace.decoding else self._asked)[self.layers.index(trace.layer)]
@@ -174,11 +174,11 @@ def reply_from_kv_cache(
     """Answers a question from the KV cache; also returns the weights (N,) of all cached tokens."""
     weights = AttentionWeights(session.layers, session.document_tokens)
     reply = session.ask(question, trace=weights, **asking)
-    passages, found = weigh_answer(weights, books, evidence)
+    passages, found = find_answer_evidence(weights, books, evidence)
     return replace(reply, evidence=passages, found=found), weights.weights
 
 
-def weigh_answer(
+def find_answer_evidence(
     attention: AttentionWeights, books: Sequence[Book], count: int
 ) -> tuple[tuple[Passage, ...], bool]:
     """Returns the heaviest passages, and whether the documents seem to contain the answer."""
@@ -186,12 +186,12 @@ def weigh_answer(
     total = sum(float(book_weights(book, weights).sum()) for book in books)
     evidence = tuple(
         Passage.of(books[one.book].document, one.start, one.end, weight=one.weight / total)
-        for one in heaviest(weights, books, count)
+        for one in heaviest_passages(weights, books, count)
     )
-    return evidence, strength(attention.question_weights, books) >= FOUND
+    return evidence, weigh_best_sentence(attention.question_weights, books) >= FOUND
 
 
-def strength(question_weights: Tensor, books: Sequence[Book]) -> float:
+def weigh_best_sentence(question_weights: Tensor, books: Sequence[Book]) -> float:
     """Returns the weight of the best sentence by the question's attention (N,). The weight is 1.0
     if in every layer some head pays all its attention to one token of the sentence."""
     sentences = [_weigh_sentences(book, book_weights(book, question_weights)) for book in books]
@@ -220,7 +220,7 @@ class _HeavyPassage:
         return True
 
 
-def heaviest(weights: Tensor, books: Sequence[Book], count: int) -> list[_HeavyPassage]:
+def heaviest_passages(weights: Tensor, books: Sequence[Book], count: int) -> list[_HeavyPassage]:
     """Returns the `count` heaviest passages by the weights (N,) of all tokens; none overlap."""
     sentences = [
         (weight, -number, -start, end)

@@ -15,11 +15,10 @@ from typing import Any, NamedTuple, Self
 import torch
 
 from esa_cli.qa.answering.reply import Reply, says_nothing_found
-from esa_cli.qa.finding.books import Book
 from esa_cli.qa.finding.passage import Passage
-from esa_cli.qa.finding.passage_finder import PassageSearch, standardise_scores
+from esa_cli.qa.finding.passage_finder import Book, PassageSearch, standardise_scores
 from esa_cli.qa.finding.words import sentence_spans
-from esa_cli.qa.reading.span import PassageReader, one_line
+from esa_cli.qa.reading.span import PassageReader, collapse_spaces
 from esa_cli.system.progress import Progress
 from esa_cli.system.text import find_content_words
 
@@ -70,7 +69,7 @@ def choose_passages(
     scores = standardise_scores(found.total)
     late = torch.full_like(scores, torch.nan)
     if reduced is not None:
-        late = finder.late_scores(reduced)[0]
+        late = finder.score_late_interaction(reduced)[0]
     unread, (factor, least) = late.isnan(), FIT
     fits = torch.where(unread, found.words.clamp(min=0), factor * (late - least))
     if all_passages or (minimum is None and len(index) <= WHOLE):
@@ -81,7 +80,7 @@ def choose_passages(
         wanted = unread | (scores >= SIEVE) | (late >= NEAR * late.nan_to_num(-1.0).max())
     numbers = wanted.nonzero().flatten().tolist()
     return ChosenPassages(
-        [finder.window_passage(at, scores) for at in numbers],
+        [finder.make_window_passage(at, scores) for at in numbers],
         [index.documents[at] for at in numbers],
         fits[wanted].tolist(),
         len(index),
@@ -116,11 +115,11 @@ def decide_by_log_odds(
     def decide(passages: Sequence[Passage], fits: Sequence[float]) -> list[list[AnswerSpan]]:
         out: list[list[AnswerSpan]] = [[] for _ in passages]
         texts = {number: passage.text for number, passage in enumerate(passages)}
-        with reader.reading():
+        with reader.activate_adapter():
             while texts:
                 reading, rest = reader.read(question, list(texts.values())), dict[int, str]()
                 for at, (number, odds) in enumerate(zip(texts, reading.log_odds, strict=True)):
-                    if odds + fits[number] < threshold or (span := reading.span(at)) is None:
+                    if odds + fits[number] < threshold or (span := reading.find_span(at)) is None:
                         continue
                     weight = odds + span.log_probability
                     out[number].append(AnswerSpan(span.start, span.end, weight, log_odds=odds))
@@ -146,7 +145,7 @@ def decide_by_reply(write_reply: Callable[[Passage], Reply]) -> Decision:
     passage."""
 
     def find_span(passage: Passage) -> list[AnswerSpan]:
-        answer = one_line(write_reply(passage).text)
+        answer = collapse_spaces(write_reply(passage).text)
         if not answer or says_nothing_found(answer):
             return []
         start, end = find_quoted_words(answer, passage.text)

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from esa_cli.qa.answering.reply import HeatMap, Reply, ShadedSpan
-from esa_cli.qa.finding.books import Book
 from esa_cli.qa.finding.passage import Passage
-from esa_cli.qa.finding.passage_finder import token_bounds
+from esa_cli.qa.finding.passage_finder import Book, token_bounds
 
 LIGHT = {
     "page": "#ffffff", "raised": "#f4f5f7", "text": "#1b1d22", "soft": "#555b66",
@@ -35,7 +34,7 @@ COLD = 1 / 64
 """A token with less than this share of the heaviest token's weight is not shaded."""
 
 
-def weighed_passages(
+def weigh_passages(
     passages: Sequence[Passage], books: Sequence[Book]
 ) -> tuple[list[Passage], Tensor]:
     """Weighs passages, and the tokens (N,) of all books, by the softmax of the passages' scores."""

@@ -16,18 +16,20 @@ from typing import TYPE_CHECKING, Any, Protocol
 from esa_cli import models
 from esa_cli.documents.document import Document
 from esa_cli.errors import ModelError, UsageError
-from esa_cli.models.files.checkpoint_files import language_settings
+from esa_cli.models.files.checkpoint_files import language_settings, weight_bytes_in_memory
 from esa_cli.models.files.families import check_model_type
 from esa_cli.models.loading.load import check_attachable, choose_device, choose_dtype
 from esa_cli.models.loading.quantization import QUANTIZATIONS, check_loadable_format, stored_as
+from esa_cli.models.text_passes.text_forward import MOST_BYTES
 from esa_cli.models.tokenization.tokenizer import load_tokenizer
 from esa_cli.qa.presets.preset import Preset
 from esa_cli.storage import check_cache_name, refuse_cache_on_disk
 from esa_cli.system import machine
 
 if TYPE_CHECKING:  # these import torch or the methods
-    from esa_cli.qa.finding.books import TokenisedDocument
     from esa_cli.qa.finding.finder import FinderSizes
+    from esa_cli.qa.finding.passage_finder import TokenisedDocument
+    from esa_cli.qa.ingestion.ingest import IndexPlanner
     from esa_cli.qa.planning.plan import Planner
     from esa_cli.qa.presets.resolved_preset import ResolvedPreset
     from esa_cli.qa.reading.reader import Reader
@@ -98,6 +100,15 @@ class KnownModel:
     attaches: bool = True
 
     @property
+    def small_weight_bytes(self) -> int:
+        """The bytes of the model's weights if they are on this machine, are not quantised, and are
+        few enough for the CPU; else 0."""
+        if self.place.device != "cpu" or self.stored_as or models.path_of(self.ref) is None:
+            return 0
+        nbytes = weight_bytes_in_memory(self.folder, self.place.dtype.itemsize)
+        return nbytes if nbytes <= MOST_BYTES else 0
+
+    @property
     def stored_as(self) -> str:
         """A description of how quantised weights are stored; empty if they are not quantised."""
         place = self.place
@@ -116,7 +127,7 @@ class KnownModel:
 
     def tokenise(self, documents: Iterable[Document]) -> list[TokenisedDocument]:
         """Tokenises documents with the model's tokenizer. Raises ModelError."""
-        from esa_cli.qa.finding.books import TokenisedDocument
+        from esa_cli.qa.finding.passage_finder import TokenisedDocument
 
         return [TokenisedDocument.tokenise(document, self.tokenizer) for document in documents]
 
@@ -137,8 +148,8 @@ class KnownModel:
         """Checks for each method that documents of `tokens` tokens fit into memory, and that the
         kernel runs. Raises ResourceError. PresetError, ModelError: adapter or finder is missing.
         UsageError: the cache is on disk, or a kernel cannot run here."""
-        from esa_cli.qa.finding.finder import index_sizes
-        from esa_cli.qa.presets.adapter_files import check_adapter
+        from esa_cli.qa.finding.finder import read_finder_sizes
+        from esa_cli.qa.presets.preset import check_adapter
         from esa_cli.qa.presets.resolved_preset import FROM_TEXT, resolve
 
         refuse_cache_on_disk(self.place.cache)
@@ -146,10 +157,10 @@ class KnownModel:
             resolved, index = resolve(chosen), None
             if name == FROM_TEXT:
                 check_adapter(chosen.answer)
-                index = index_sizes(chosen)
+                index = read_finder_sizes(chosen)
             else:
                 self.check_kernels(resolved)
-            if name != FROM_TEXT or index is not None or chosen.answer.needs_rows:
+            if name != FROM_TEXT or index is not None or chosen.answer.needs_kv_cache:
                 self.planner(resolved, index).check(tokens)
 
     def check_kernels(self, resolved: ResolvedPreset) -> None:
@@ -244,16 +255,16 @@ def runs_methods(chosen: Preset, notices: Notices = SILENT, *, loads: bool = Tru
     return True
 
 
-def answerable(chosen: Preset, notices: Notices = SILENT, *, loads: bool = True) -> Preset:
+def adapt_to_model(chosen: Preset, notices: Notices = SILENT, *, loads: bool = True) -> Preset:
     """Returns the preset, changed to answer from passages if it does not set `answer.from` and
     ESA's methods cannot run in its model. The argument `loads` and the errors are those of
     `runs_methods`."""
     if chosen.answer.sets_answer_source or runs_methods(chosen, notices, loads=loads):
         return chosen
-    return from_text(chosen)
+    return answer_from_text(chosen)
 
 
-def from_text(chosen: Preset) -> Preset:
+def answer_from_text(chosen: Preset) -> Preset:
     """Returns the preset, changed to answer from passages of the text."""
     answer = chosen.answer.model_copy(update={"source": "text"})
     return chosen.model_copy(update={"answer": answer})
@@ -261,29 +272,54 @@ def from_text(chosen: Preset) -> Preset:
 
 @dataclass(frozen=True)
 class Preflight:
-    """A checked preset with its method, model files and planner, before the model is loaded.
+    """A checked preset with its method and model files, before the model is loaded.
 
     Args:
         index: the sizes of the token index, or None if no token index is computed.
-        texts: the documents, if the method is made for their length."""
+        texts: the documents, if the method is made for their length.
+        prefills: whether documents may be prefilled, for answers or to be stored."""
 
     resolved: ResolvedPreset
     model: KnownModel
-    planner: Planner
     index: FinderSizes | None = None
     texts: Sequence[TokenisedDocument] = ()
+    prefills: bool = False
+
+    @cached_property
+    def planner(self) -> Planner:
+        """The planner of memory and time by the sizes of the model's layers. Raises PresetError,
+        ModelError."""
+        by_words = self.index is None and not self.prefills
+        return self.model.planner(self.resolved, self.index, by_words)
+
+    @cached_property
+    def ingest_planner(self) -> Planner | IndexPlanner:
+        """The planner of ingests, which needs no sizes of layers for the token indexes of a small
+        model. Raises PresetError, ModelError."""
+        from esa_cli.qa.ingestion.ingest import IndexPlanner
+        from esa_cli.qa.planning.plan import INDEX, ingest_speed_key
+
+        weights = 0 if self.index is None else self.model.small_weight_bytes
+        if self.index is None or not weights:
+            return self.planner
+        row_bytes, place = self.index.layout.row_bytes, self.model.place
+        speed_key = ingest_speed_key(self.model.ref, place.dtype_name, place.device, INDEX)
+        return IndexPlanner(weights, row_bytes, self.model.available, speed_key)
 
     def load(
         self, choice: ReaderChoice | None = None, notices: Notices = SILENT
     ) -> tuple[models.LoadedModel, Reader | None]:
-        """Loads the model, and the reader if the preset or `choice` names one. The reader's memory
-        is subtracted from the planner's. Raises UsageError: there is a reader, and answers come
+        """Loads the model, and the reader if the preset or `choice` names one; the reader's memory
+        is no longer available for ingests. Raises UsageError: there is a reader, and answers come
         from the KV cache. ModelError, ResourceError, ReaderError."""
-        from esa_cli.qa.reading.reader_choice import check_reader_gets_passages, reader_of
+        from esa_cli.qa.reading.reader_choice import (
+            check_reader_gets_passages,
+            choose_preset_reader,
+        )
 
-        choice = choice or reader_of(self.resolved.preset)
+        choice = choice or choose_preset_reader(self.resolved.preset)
         check_reader_gets_passages(choice, self.resolved.preset)
-        self.planner.check(1)
+        self.ingest_planner.check(1)
         place, reader = self.model.place, None
         if choice is not None and choice.address is not None:
             reader = choice.open()
@@ -293,7 +329,7 @@ class Preflight:
         loaded = load(notices)
         if choice is not None and choice.ref is not None:
             reader = choice.open(place.device, place.dtype_name, notices.stage)
-            self.planner.memory -= reader.nbytes
+            self.ingest_planner.memory -= reader.nbytes
         return loaded, reader
 
 
@@ -318,28 +354,29 @@ def prepare(
     Raises UsageError: documents cannot be stored, a kernel cannot run here, or the method is
     unknown. PresetError, PluginError. ModelError: the model is missing or not supported."""
     notices.stage("import", 0, None)
-    from esa_cli.qa.finding.finder import index_sizes
-    from esa_cli.qa.planning.row_storage import hindrance
-    from esa_cli.qa.presets.adapter_files import check_adapter
-    from esa_cli.qa.presets.resolved_preset import apply, resolve, stretches
+    from esa_cli.qa.finding.finder import read_finder_sizes
+    from esa_cli.qa.planning.kv_cache_storage import find_storage_hindrance
+    from esa_cli.qa.presets.preset import check_adapter
+    from esa_cli.qa.presets.resolved_preset import apply, method_needs_length, resolve
 
     model, texts = None, list[Any]()
-    if method is not None and documents and stretches(method, chosen):
+    if method is not None and documents and method_needs_length(method, chosen):
         model = inspect_model(apply(method, chosen), place, notices)
         texts = model.tokenise(documents)
         length = sum(len(text.ids) for text in texts)
     resolved = resolve(chosen, method=method, length=length)
     answer = resolved.preset.answer
     check_adapter(answer)
-    index = index_sizes(resolved.preset)
-    runs = attaches or answer.needs_rows or (index is None and bool(keep))
+    index = read_finder_sizes(resolved.preset)
+    runs = attaches or answer.needs_kv_cache or (index is None and bool(keep))
     attaches = runs or not answer.by_words
     model = model or inspect_model(resolved.preset, place, notices, attaches)
     if runs:
         model.check_kernels(resolved)
     stores_rows = index is None and (keep or (place.cache == "disk" and not answer.by_words))
-    if stores_rows and (why := hindrance(resolved.method)):
+    if stores_rows and (why := find_storage_hindrance(resolved.method)):
         refused = f"documents cannot be stored in the library: {why}"
         raise UsageError(refused, "ask without storing the documents, or use another method")
-    planner = model.planner(resolved, index, by_words=index is None and not runs)
-    return Preflight(resolved, model, planner, index, texts)
+    ready = Preflight(resolved, model, index, texts, runs)
+    _ = ready.ingest_planner  # raises errors of the model's sizes
+    return ready

@@ -17,9 +17,9 @@ from esa_cli.attention.parts import Compressor, Moments, Score
 from esa_cli.errors import PresetError
 from esa_cli.methods import plugin_loading, registry
 from esa_cli.methods.registry import find_part_without_file, hash_setting_files, register
-from esa_cli.qa.planning.row_storage import hindrance
+from esa_cli.qa.planning.kv_cache_storage import find_storage_hindrance
 from esa_cli.qa.presets import preset
-from esa_cli.qa.presets.cache_key import settings_hash
+from esa_cli.qa.presets.cache_key import hash_preset_settings
 from esa_cli.qa.presets.resolved_preset import resolve
 
 PLUGIN = """
@@ -43,17 +43,19 @@ def as_before(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def hashed(*overrides: str) -> str:
-    return settings_hash(preset.load("tiny-random", overrides))
+    return hash_preset_settings(preset.load("tiny-random", overrides))
 
 
 def test_settings_count_and_the_presets_name_does_not() -> None:
     plain = preset.load("tiny-random")
-    assert settings_hash(plain) == settings_hash(plain.model_copy(update={"name": "other"}))
-    assert settings_hash(plain) != hashed("window.selected=16")
+    assert hash_preset_settings(plain) == hash_preset_settings(
+        plain.model_copy(update={"name": "other"})
+    )
+    assert hash_preset_settings(plain) != hashed("window.selected=16")
     prompt = plain.model_copy(update={"description": "other"})
-    assert settings_hash(plain) != settings_hash(prompt)
+    assert hash_preset_settings(plain) != hash_preset_settings(prompt)
     some = ("name", "description")
-    assert settings_hash(plain, some) == settings_hash(prompt, some)
+    assert hash_preset_settings(plain, some) == hash_preset_settings(prompt, some)
 
 
 def test_the_code_of_a_plugin_counts(tmp_path: Path) -> None:
@@ -129,4 +131,4 @@ def test_a_class_without_a_file_is_only_itself(monkeypatch: pytest.MonkeyPatch) 
     assert typed()() != first
     method = resolve(preset.load("tiny-random", ["score.name=typed"])).method
     assert find_part_without_file(method) == "score"
-    assert hindrance(method).startswith("its score must be defined in a file")
+    assert find_storage_hindrance(method).startswith("its score must be defined in a file")

@@ -23,7 +23,7 @@ from esa_cli.models.files.checkpoint_files import language_settings
 from esa_cli.models.text_passes.text_forward import CONFIG, LoraAdapter
 from esa_cli.models.tokenization.tokenizer import count_tokens, load_tokenizer
 from esa_cli.qa.answering.prompt import PromptTokens
-from esa_cli.qa.planning.model_shape import shape_of
+from esa_cli.qa.planning.model_shape import read_model_shape
 from esa_cli.qa.presets.preset import Prompt
 
 __all__ = ["folder", "tiny_gguf"]
@@ -43,7 +43,7 @@ def refused_or_quick(seconds: float = 20) -> Iterator[None]:
 
 def open_model(folder: Path) -> Any:
     """What a command does with a model's folder, but for reading a document."""
-    shape_of(language_settings(folder))
+    read_model_shape(language_settings(folder))
     loaded = models.load(str(folder), device="cpu", dtype="float32")
     prompt = PromptTokens(loaded.tokenizer, Prompt())
     ids = prompt.document("The captain's name is Ahab.") + prompt.question("Who is it?")

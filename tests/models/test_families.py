@@ -26,7 +26,7 @@ from esa_cli.models.attachment.layer_traits import kv_dtype
 from esa_cli.models.files.families import FAMILIES, layer_kinds
 from esa_cli.models.text_passes.model_forward import ModelForward
 from esa_cli.models.text_passes.text_forward import PromptBatch
-from esa_cli.qa.planning.model_shape import shape_of
+from esa_cli.qa.planning.model_shape import read_model_shape
 from esa_cli.qa.presets.resolved_preset import resolve
 from esa_cli.storage.library import Layout, Library
 from esa_cli.storage.library.stored_cache import CacheWriter, StoredCache
@@ -283,7 +283,7 @@ def test_what_a_model_is_made_of(family: str) -> None:
         model(tokens(5), past_key_values=cache)
         store = cache.memory(attached.method_layers[0]).store
         assert (store.heads, store.dim) == (found.groups, found.dim)
-        assert store.nbytes == 5 * shape_of(before).row * 4
-        assert cache.nbytes - cache.states.nbytes == 5 * shape_of(before).numbers * 4
-        assert cache.states.nbytes == shape_of(before).states(4)
+        assert store.nbytes == 5 * read_model_shape(before).row * 4
+        assert cache.nbytes - cache.states.nbytes == 5 * read_model_shape(before).numbers * 4
+        assert cache.states.nbytes == read_model_shape(before).states(4)
     assert model.config.to_dict() == before

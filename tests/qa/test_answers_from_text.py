@@ -16,10 +16,10 @@ from esa_cli.errors import LengthError, ModelError, PresetError, UsageError
 from esa_cli.models.text_passes.generation import generate
 from esa_cli.qa.answering.reply import NOT_TOLD, Turn
 from esa_cli.qa.api import Esa
-from esa_cli.qa.finding.books import Book
+from esa_cli.qa.finding.passage_finder import Book
 from esa_cli.qa.presets import preset
 from esa_cli.qa.reading import span
-from esa_cli.qa.reading.span import one_line
+from esa_cli.qa.reading.span import collapse_spaces
 from esa_cli.storage.library import Library
 
 FILLER = "A grey boat lies at the pier and nobody in the town knows whose boat it is. " * 20
@@ -51,12 +51,12 @@ def book(asker: Esa, text: str, name: str = "story.txt") -> Book:
 def test_the_answer_is_quoted_from_the_passage_that_is_found(asker: Esa) -> None:
     reply = asker.ask(QUESTION, [book(asker, STORY)])
     first = reply.evidence[0]
-    assert one_line(GATE) in one_line(first.text)
+    assert collapse_spaces(GATE) in collapse_spaces(first.text)
     assert first.text == STORY[first.start : first.end]
     assert first.line == STORY[: first.start].count("\n") + 1
     assert reply.quotation is not None
     place = reply.quotation
-    assert one_line(STORY[place.start : place.end]) == reply.text
+    assert collapse_spaces(STORY[place.start : place.end]) == reply.text
     assert first.start <= place.start < place.end <= first.end
     assert (reply.found, reply.cut, reply.answered_from) == (True, False, "text")
     assert reply.answer_tokens == len(f" {reply.text}")
@@ -71,7 +71,7 @@ def test_which_of_several_documents(asker: Esa) -> None:
     assert reply.evidence[0].document == "2.txt"
     assert reply.quotation is not None
     assert reply.quotation.document == "2.txt"
-    assert one_line(STORY[reply.quotation.start : reply.quotation.end]) == reply.text
+    assert collapse_spaces(STORY[reply.quotation.start : reply.quotation.end]) == reply.text
     assert asker.ask("Who is Starbuck?", books).evidence[0].document == "3.txt"
     assert "<html" in asker.report(asker.ask(QUESTION, books), QUESTION, books)
 
@@ -83,7 +83,7 @@ def test_texts_and_questions_of_every_kind(loaded: Any, text: str, question: str
         reply = asker.ask(question, [book(asker, text)])
     assert reply.text
     if reply.quotation is not None:
-        assert one_line(text[reply.quotation.start : reply.quotation.end]) == reply.text
+        assert collapse_spaces(text[reply.quotation.start : reply.quotation.end]) == reply.text
     else:
         assert reply.text == NOT_TOLD
 
@@ -223,7 +223,7 @@ def test_the_adapter_reads_and_does_not_write_free_text(loaded: Any, tmp_path: P
         with esa(loaded, *more, base=["answer.from=text", "answer.passages=1"]) as asker:
             books = [book(asker, "Ahab opens the gate at nine, he said, and sleeps.")]
             reader = asker.spans.passages
-            with asker.session.attachment.suspended(), reader.reading():
+            with asker.session.attachment.suspended(), reader.activate_adapter():
                 number = reader.read(QUESTION, ["Ahab opens the gate."]).log_odds[0]
             free = asker.ask("Summarise it.", books, max_new_tokens=6).text
             replies.append((number, free))

@@ -29,8 +29,8 @@ WITH_KEYS = ["score.name=sum", "selector.name=topk", "reading=local"]
 def short_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     """Documents of a few hundred tokens have several segments."""
     monkeypatch.setattr("esa_cli.qa.answering.session.FEED", 64)
-    monkeypatch.setattr("esa_cli.qa.ingestion.row_ingest.SEGMENT", 128)
-    monkeypatch.setattr("esa_cli.qa.planning.row_storage.SEGMENT", 128)
+    monkeypatch.setattr("esa_cli.qa.ingestion.kv_cache_ingest.SEGMENT", 128)
+    monkeypatch.setattr("esa_cli.qa.planning.kv_cache_storage.SEGMENT", 128)
 
 
 @pytest.fixture
@@ -131,7 +131,7 @@ def test_the_memory_that_a_reading_takes_is_asked_for_before(
         del books[1]
         memory.ingest(boat)
         assert asked[2] == asked[1], "what was let go takes no room"
-    monkeypatch.setattr("esa_cli.qa.ingestion.row_ingest.STORED_AT_ONCE", 200)
+    monkeypatch.setattr("esa_cli.qa.ingestion.kv_cache_ingest.STORED_AT_ONCE", 200)
     with esa(loaded, library, planner=planner) as one:
         assert one.ingest(gate).tokens > 200
         one.ingest(gate)

@@ -22,8 +22,14 @@ from esa_cli.methods.full_attention import ReRopePositions
 from esa_cli.methods.per_head import LokiSelector
 from esa_cli.methods.voting import VoteScore
 from esa_cli.models.attachment.attach import Attachment, attach
-from esa_cli.qa.attention_evidence import FOUND, AttentionWeights, heaviest, strength, weigh_answer
-from esa_cli.qa.finding.books import Book
+from esa_cli.qa.attention_evidence import (
+    FOUND,
+    AttentionWeights,
+    find_answer_evidence,
+    heaviest_passages,
+    weigh_best_sentence,
+)
+from esa_cli.qa.finding.passage_finder import Book
 
 TOKENS = 40
 WINDOW = Window(initial=3, selected=9, local=6, chunk=8, dense=10)
@@ -133,7 +139,7 @@ def method_of(name: str) -> Method:
     return far[name]
 
 
-def feed(attachment: Attachment, cache: Any, ids: Sequence[int]) -> None:
+def prefill_tokens(attachment: Attachment, cache: Any, ids: Sequence[int]) -> None:
     attachment.model(input_ids=torch.tensor([list(ids)]), past_key_values=cache)
 
 
@@ -144,7 +150,7 @@ def ids_of(count: int) -> list[int]:
 def read(attachment: Attachment) -> Any:
     cache = attachment.new_cache()
     cache.begin(QueryState(Phase.PREFILL))
-    feed(attachment, cache, ids_of(TOKENS))
+    prefill_tokens(attachment, cache, ids_of(TOKENS))
     watch(cache, None)
     return cache
 
@@ -156,9 +162,9 @@ def watch(cache: Any, trace: Any) -> Any:
 
 
 def ask(attachment: Attachment, cache: Any, question: Sequence[int], answer: int = 3) -> None:
-    feed(attachment, cache, question)
+    prefill_tokens(attachment, cache, question)
     for token in ids_of(answer):
-        feed(attachment, cache, [token])
+        prefill_tokens(attachment, cache, [token])
 
 
 @pytest.mark.parametrize("kind", ["llama", "mistral", "qwen3"])
@@ -248,16 +254,16 @@ def test_what_was_read_before_the_question_does_not_count(make_model: ModelFacto
     question, turns = ids_of(5), ids_of(9)
     with attach(make_model("llama"), method_of("contiguous")) as attachment:
         cache = read(attachment)
-        feed(attachment, cache, turns)
+        prefill_tokens(attachment, cache, turns)
         plain = watch(cache, AttentionWeights(range(2), TOKENS))
-        feed(attachment, cache, question)
+        prefill_tokens(attachment, cache, question)
         want = plain.weights
         cache.truncate(TOKENS)
         witness = watch(cache, AttentionWeights(range(2), TOKENS))
-        feed(attachment, cache, turns)
-        feed(attachment, cache, ids_of(5))
+        prefill_tokens(attachment, cache, turns)
+        prefill_tokens(attachment, cache, ids_of(5))
         cache.truncate(TOKENS + len(turns))
-        feed(attachment, cache, question)
+        prefill_tokens(attachment, cache, question)
     assert torch.equal(witness.weights, want)
 
 
@@ -298,7 +304,7 @@ def books() -> Iterator[list[Book]]:
 def test_passages_are_whole_sentences_heaviest_first(books: list[Book]) -> None:
     weights = weighed(books, (0, "opens", 2.0), (1, "bees", 3.0), (0, "rang", 1.0))
     weights[:4] = 100.0  # the prompt's head belongs to no book
-    evidence, found = weigh_answer(Told(weights, weights), books, 3)  # type: ignore[arg-type]
+    evidence, found = find_answer_evidence(Told(weights, weights), books, 3)  # type: ignore[arg-type]
     assert found
     assert [one.text for one in evidence] == [
         "Mr. Holt keeps bees.", "The gate opens at nine.", "A bell rang twice.",
@@ -315,15 +321,15 @@ def test_passages_are_whole_sentences_heaviest_first(books: list[Book]) -> None:
 def test_sentences_that_weigh_alike_and_follow_each_other_are_one(books: list[Book]) -> None:
     weights = weighed(books, (0, "rang", 2.0), (0, "fell", 1.2), (0, "deaf", 0.4))
     weights += weighed(books, (0, "came", 0.9))
-    found = [books[0].document.text[p.start : p.end] for p in heaviest(weights, books, 3)]
+    found = [books[0].document.text[p.start : p.end] for p in heaviest_passages(weights, books, 3)]
     assert found == ["A bell rang twice. Then it fell.", "Nobody came.", "The mayor is deaf."]
-    assert len(heaviest(weights, books, 1)) == 1
+    assert len(heaviest_passages(weights, books, 1)) == 1
 
 
 def test_found_is_the_strongest_sentence_of_the_question(books: list[Book]) -> None:
     asked = weighed(books, (0, "opens", FOUND - 0.2), (0, "nine", 0.1), (1, "bees", 0.5))
-    assert strength(asked, books) == pytest.approx(FOUND - 0.1)
+    assert weigh_best_sentence(asked, books) == pytest.approx(FOUND - 0.1)
     weights = asked * 5  # the answer's words do not make up for the question's
-    assert weigh_answer(Told(asked, weights), books, 1)[1] is False  # type: ignore[arg-type]
+    assert find_answer_evidence(Told(asked, weights), books, 1)[1] is False  # type: ignore[arg-type]
     asked = weighed(books, (0, "opens", FOUND - 0.2), (0, "nine", 0.3), (1, "bees", 0.5))
-    assert weigh_answer(Told(asked, asked), books, 1)[1] is True  # type: ignore[arg-type]
+    assert find_answer_evidence(Told(asked, asked), books, 1)[1] is True  # type: ignore[arg-type]

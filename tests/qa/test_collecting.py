@@ -29,9 +29,8 @@ from esa_cli.qa.collecting import (
     distinct_places,
     find_quoted_words,
 )
-from esa_cli.qa.finding.books import Book, place_books
 from esa_cli.qa.finding.passage import Passage
-from esa_cli.qa.finding.passage_finder import PassageSearch
+from esa_cli.qa.finding.passage_finder import Book, PassageSearch, place_books
 from esa_cli.qa.presets import preset
 from esa_cli.qa.reading.reader import Sampling
 
@@ -260,7 +259,7 @@ def test_the_shorter_place_of_words_is_the_surer() -> None:
 class AgeReader:
     """A reader that is sure where a text has an age, and quotes the first one."""
 
-    reading = nullcontext
+    activate_adapter = nullcontext
 
     def read(self, question: str, texts: Sequence[str]) -> Any:
         found = [re.search(r"\d+", text) for text in texts]
@@ -270,7 +269,7 @@ class AgeReader:
             assert one is not None
             return SimpleNamespace(start=one.start(), end=one.end(), log_probability=-1.0)
 
-        return SimpleNamespace(log_odds=[3.0 if one else -3.0 for one in found], span=span)
+        return SimpleNamespace(log_odds=[3.0 if one else -3.0 for one in found], find_span=span)
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 7])

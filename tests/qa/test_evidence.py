@@ -13,9 +13,9 @@ from selectolax.lexbor import LexborHTMLParser
 
 from esa_cli.documents.document import Document
 from esa_cli.qa.answering.reply import Reply
-from esa_cli.qa.evidence import evidence_page, heat_maps, weighed_passages
-from esa_cli.qa.finding.books import Book, place_books
+from esa_cli.qa.evidence import evidence_page, heat_maps, weigh_passages
 from esa_cli.qa.finding.passage import Passage
+from esa_cli.qa.finding.passage_finder import Book, place_books
 
 NASTY = "<script>alert(1)</script> & \"quotes\" 'too' <img src=x onerror=y>"
 TEXT = "The gate opens at nine.\n\n  Nobody came.\tA bell rang.\n"
@@ -48,7 +48,7 @@ def test_weights_are_shared_by_the_tokens_of_a_passage() -> None:
         Passage.of(books[book].document, start, end, score=score)
         for book, start, end, score in places
     ]
-    weighed, weights = weighed_passages(passages, books)
+    weighed, weights = weigh_passages(passages, books)
     total = sum(math.exp(score) for *_, score in places)
     want = [0.0] * books[1].rows.stop
     for one, (book, start, end, score) in zip(weighed, places, strict=True):

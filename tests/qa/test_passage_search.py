@@ -11,8 +11,7 @@ from finder_asker import asker as asker
 from esa_cli.documents.document import Document, Mark
 from esa_cli.errors import UsageError
 from esa_cli.qa.api import Esa
-from esa_cli.qa.finding.books import Book, place_books
-from esa_cli.qa.finding.passage_finder import Passage, PassageSearch
+from esa_cli.qa.finding.passage_finder import Book, Passage, PassageSearch, place_books
 from esa_cli.qa.presets import preset
 
 FILLER = "A grey boat lies at the pier and nobody in the town knows whose boat it is. " * 40

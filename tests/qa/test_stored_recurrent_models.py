@@ -14,8 +14,8 @@ from esa_cli import models
 from esa_cli.errors import LibraryError
 from esa_cli.models.text_passes.model_forward import before_each_layer
 from esa_cli.qa.api import Esa
-from esa_cli.qa.finding.books import Book
-from esa_cli.qa.planning.model_shape import shape_of
+from esa_cli.qa.finding.passage_finder import Book
+from esa_cli.qa.planning.model_shape import read_model_shape
 from esa_cli.qa.presets import preset
 from esa_cli.storage.library import Entry, Library
 from esa_cli.storage.library.disk import LibraryPaths, write_small_file
@@ -52,8 +52,8 @@ def path(tmp_path: Path) -> Path:
 @pytest.fixture
 def short_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 256 tokens, in two pieces each."""
-    monkeypatch.setattr("esa_cli.qa.ingestion.row_ingest.SEGMENT", 256)
-    monkeypatch.setattr("esa_cli.qa.planning.row_storage.SEGMENT", 256)
+    monkeypatch.setattr("esa_cli.qa.ingestion.kv_cache_ingest.SEGMENT", 256)
+    monkeypatch.setattr("esa_cli.qa.planning.kv_cache_storage.SEGMENT", 256)
     monkeypatch.setattr("esa_cli.qa.answering.session.FEED", 128)
 
 
@@ -102,7 +102,7 @@ def test_a_stored_book_answers_as_one_in_memory(
     for stored in states[1:]:
         assert all(map(torch.equal, stored, states[0]))
     [entry] = Library(tmp_path / "library").entries()
-    size = shape_of(loaded.model.config.to_dict()).states(4)
+    size = read_model_shape(loaded.model.config.to_dict()).states(4)
     assert size < entry.sizes["states"] < size + 1000
 
 

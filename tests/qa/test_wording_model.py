@@ -62,7 +62,7 @@ def test_a_method_runs_in_the_model(own: str, tmp_path: Path) -> None:
     for more, method in (([], "esa"), (["answer.from=rows"], None)):
         chosen = resolve(own, [f"model={folder}", *more], method).preset
         assert (chosen.model, chosen.answer.reader) == (folder, None)
-        assert chosen.answer.needs_rows
+        assert chosen.answer.needs_kv_cache
 
 
 def test_a_model_with_a_finder_of_its_own_finds_by_it(own: str) -> None:

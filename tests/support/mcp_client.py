@@ -18,9 +18,8 @@ from esa_cli.apps.server.allowed_documents import AllowedDocuments
 from esa_cli.apps.server.mcp_server import DocumentTools, load_esa_on_demand, open_mcp_server
 from esa_cli.documents.document import Document, read_document
 from esa_cli.qa.answering.reply import Reply
-from esa_cli.qa.finding.books import Book, place_books
-from esa_cli.qa.finding.passage_finder import Passage, PassageSearch
-from esa_cli.qa.ingestion.library_texts import restored
+from esa_cli.qa.finding.passage_finder import Book, Passage, PassageSearch, place_books
+from esa_cli.qa.ingestion.library_texts import rebuild_document
 from esa_cli.qa.presets.preset import load
 from esa_cli.storage.library import Entry, Library
 
@@ -47,7 +46,7 @@ class FakeDocumentAsker(FakeAsker):
         return None
 
     def stored(self, entry: Entry) -> Book:
-        return book_of(restored(self.library.text(entry), entry.marks, entry.provenance))
+        return book_of(rebuild_document(self.library.text(entry), entry.marks, entry.provenance))
 
     def find_passages(
         self, question: str, books: Sequence[Book], count: Any = None, minimum: Any = None

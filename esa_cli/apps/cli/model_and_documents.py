@@ -23,11 +23,10 @@ from esa_cli.documents.document import Document, read_document
 from esa_cli.documents.readers.text_builder import shorten_list
 from esa_cli.documents.sources import SourceFiles
 from esa_cli.errors import DiskError, DocumentError, UsageError
-from esa_cli.qa.finding.books import Book, distinct, place_books
 from esa_cli.qa.finding.passage import Passage
-from esa_cli.qa.finding.passage_finder import PassageSearch
+from esa_cli.qa.finding.passage_finder import Book, PassageSearch, drop_duplicate_texts, place_books
 from esa_cli.qa.ingestion import library_texts
-from esa_cli.qa.ingestion.ingest import IngestEvents
+from esa_cli.qa.ingestion.ingest import IndexPlanner, IngestEvents
 from esa_cli.qa.ingestion.library_texts import LibraryText, LibraryTexts
 from esa_cli.qa.opening import Preflight, prepare
 from esa_cli.qa.presets.preset import Preset
@@ -48,7 +47,9 @@ class PrefillDisplay(IngestEvents):
     """Shows the progress of ingesting documents, and remembers the speed for later estimates. With
     `must_store` a full disk is an error, otherwise a warning."""
 
-    def __init__(self, planner: Planner, reporter: Reporter, must_store: bool = True) -> None:
+    def __init__(
+        self, planner: Planner | IndexPlanner, reporter: Reporter, must_store: bool = True
+    ) -> None:
         self.planner, self.reporter, self.must_store = planner, reporter, must_store
         self._show: Any = None
         self._plan: Any = None
@@ -139,7 +140,7 @@ def open_esa(
     if stores and keep is None and not library.writable:
         reporter.warn(f"esa: documents are not stored: {library.root} cannot be written")
         stores = False
-    display = PrefillDisplay(ready.planner, reporter, must_store=keep is not None)
+    display = PrefillDisplay(ready.ingest_planner, reporter, must_store=keep is not None)
     with (
         quiet_transformers(imported=False),
         Esa.of(
@@ -243,7 +244,7 @@ class QuestionBooks:
             self._reporter.warn_left_out(
                 f"{pluralize(skipped, 'document')} that cannot be read, or that another model read"
             )
-        return distinct([*self._books, *books])
+        return drop_duplicate_texts([*self._books, *books])
 
     def _open_candidate(self, candidate: LibraryText) -> Book | None:
         """Opens a candidate from the library or its file; returns None after an error."""
@@ -344,7 +345,7 @@ class LazyPassageFinder:
         """Returns the book of a document, or of the document at a path. Raises EsaError."""
         document = read_document(source) if isinstance(source, str) else source
         book = None
-        if self._preset.answer.has_index:
+        if self._preset.answer.makes_token_index:
             if self._read:
                 book = self._loaded_esa.ingest(document)
             elif text_digest(document.text) in self._indexed_digests:
@@ -360,7 +361,7 @@ class LazyPassageFinder:
         known = entry.provenance
         source = known.get("path") or known["source"]
         return self.open_book(
-            library_texts.restored(
+            library_texts.rebuild_document(
                 self._library.text(entry), entry.marks, {**known, "source": source}
             )
         )
@@ -372,7 +373,9 @@ class LazyPassageFinder:
         `minimum`."""
         if self.is_loaded:
             return self._loaded_esa.find_passages(question, books, count, minimum)
-        return PassageSearch().passages(question, place_books(distinct(books)), count, minimum)
+        return PassageSearch().passages(
+            question, place_books(drop_duplicate_texts(books)), count, minimum
+        )
 
     @cached_property
     def _indexed_digests(self) -> set[str]:

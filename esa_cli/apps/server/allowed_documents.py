@@ -21,7 +21,12 @@ from esa_cli.documents.document import Document, read_document
 from esa_cli.documents.readers.text_builder import shorten_list
 from esa_cli.documents.sources import FoundFiles, find_readable_files
 from esa_cli.errors import DiskError, DocumentError, LibraryError
-from esa_cli.qa.ingestion.library_texts import FileIndexing, LibraryText, library_texts, restored
+from esa_cli.qa.ingestion.library_texts import (
+    FileIndexing,
+    LibraryText,
+    library_texts,
+    rebuild_document,
+)
 from esa_cli.storage.library import Library
 from esa_cli.system.progress import Progress
 from esa_cli.system.text import has_lone_surrogate, text_bytes
@@ -234,7 +239,9 @@ class AllowedDocuments:
             entry = named.text.entries[0]
             known = entry.provenance
             source = known.get("path") or known["source"]
-            return restored(self.library.text(entry), entry.marks, {**known, "source": source})
+            return rebuild_document(
+                self.library.text(entry), entry.marks, {**known, "source": source}
+            )
         try:
             return read_document(named.text.path if named.text else named.path)
         except DocumentError as error:

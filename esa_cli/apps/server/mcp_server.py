@@ -31,7 +31,7 @@ from esa_cli.apps.server.wire import ApiError
 from esa_cli.apps.server.worker import Job, QueueFullError, Worker
 from esa_cli.documents.readers.text_builder import shorten_list
 from esa_cli.errors import UsageError
-from esa_cli.qa.answering.reply import lacking
+from esa_cli.qa.answering.reply import describe_missing_parts
 from esa_cli.qa.api import Esa
 from esa_cli.qa.finding.passage import Passage
 from esa_cli.storage.library import Library
@@ -40,7 +40,7 @@ from esa_cli.system.text import replace_lone_surrogates
 from esa_cli.version import __version__
 
 if TYPE_CHECKING:
-    from esa_cli.qa.finding.books import Book
+    from esa_cli.qa.finding.passage_finder import Book
     from esa_cli.qa.presets.preset import Preset
 
 INSTRUCTIONS = (
@@ -157,7 +157,7 @@ class DocumentTools:
 
     def find_passages(self, arguments: FindArguments, job: Job) -> Result:
         from esa_cli.apps.cli.model_and_documents import LazyPassageFinder
-        from esa_cli.qa.presets.adapter_files import preset_for_finding
+        from esa_cli.qa.presets.preset import preset_for_finding
 
         library = self.documents.library or Library()
         finder = LazyPassageFinder(
@@ -170,9 +170,12 @@ class DocumentTools:
         job.raise_if_cancelled()
         books = [document.book for document in opened]
         passages = finder.find_passages(arguments.query, books, arguments.limit, None)
-        unread = [book for book in books if not book.read and self._preset.answer.has_index]
+        unread = [book for book in books if not book.read and self._preset.answer.makes_token_index]
         results = _describe_passages(passages, opened)
-        return {"passages": results, "note": _join_notes([*notes, *lacking(books)], unread)}
+        return {
+            "passages": results,
+            "note": _join_notes([*notes, *describe_missing_parts(books)], unread),
+        }
 
     def ask_documents(self, arguments: AskArguments, job: Job) -> Result:
         notes, named = list[str](), self.documents.find_documents(arguments.documents)
@@ -183,7 +186,7 @@ class DocumentTools:
             books = [document.book for document in opened]
             reply = self.asker.ask(arguments.question, books, evidence=arguments.passages)
         notes += [ABSENT] if reply.doubtful else []
-        notes += lacking(books)
+        notes += describe_missing_parts(books)
         notes += ["the answer was cut off at its maximum length"] if reply.cut else []
         unread = [] if reply.read else [book for book in books if not book.read]
         results = _describe_passages(reply.evidence, opened)
@@ -243,7 +246,7 @@ class DocumentTools:
 
 def _describe_passages(passages: Sequence[Passage], opened: Sequence[OpenDocument]) -> list[Result]:
     """Returns passages as JSON objects, with the ids and paths of their documents."""
-    from esa_cli.qa.finding.books import place_books
+    from esa_cli.qa.finding.passage_finder import place_books
 
     placed = place_books([document.book for document in opened]) if passages else []
     documents = {book.document.name: one for book, one in zip(placed, opened, strict=False)}

@@ -20,7 +20,7 @@ from esa_cli.evaluation.row_run import DocumentCases, QuestionCase, has_row
 from esa_cli.evaluation.text_asker import TextAsker
 from esa_cli.qa.answering.session import Session
 from esa_cli.qa.presets import resolved_preset
-from esa_cli.qa.presets.cache_key import method_hash
+from esa_cli.qa.presets.cache_key import hash_method_settings
 from esa_cli.qa.presets.preset import Preset, Prompt
 from esa_cli.system.jsonl import Journal
 from esa_cli.system.progress import ALL_WORK, Progress, WorkShard
@@ -55,9 +55,9 @@ def choose_tasks(benchmark: Benchmark, folder: Path, asked: Sequence[str] | None
     return [name for name in known if name in asked]
 
 
-def hash_method_settings(method: str, preset: Preset) -> str:
+def hash_benchmark_settings(method: str, preset: Preset) -> str:
     """Returns a hash of a method's settings, except the prompt, which the benchmark sets."""
-    return method_hash(method, preset, ("name", "description", "prompt", "generation"))
+    return hash_method_settings(method, preset, ("name", "description", "prompt", "generation"))
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class BenchmarkSurvey:
         belongs to another record or to other settings."""
         complete = True
         for method, preset in presets.items():
-            settings = hash_method_settings(method, preset)
+            settings = hash_benchmark_settings(method, preset)
             for (task, name), digest in self.digests.items():
                 fields = {"method": method, "task": task, "id": name}
                 fields |= {"settings": settings, "record": digest}
@@ -130,7 +130,7 @@ class RecordAsker:
             preset,
             make_progress,
         )
-        self.settings = hash_method_settings(method, preset)
+        self.settings = hash_benchmark_settings(method, preset)
         from_text = method == resolved_preset.FROM_TEXT
         self._text = TextAsker(session, preset) if from_text else None
         self._started = 0.0

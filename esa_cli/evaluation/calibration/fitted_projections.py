@@ -39,7 +39,7 @@ from esa_cli.models.attachment.fingerprint import KEY, Fingerprint, fingerprint,
 from esa_cli.models.files.families import has_state_layers, layer_windows
 from esa_cli.models.loading.load import LoadedModel
 from esa_cli.qa.answering.prompt import PromptTokens
-from esa_cli.qa.answering.session import feed
+from esa_cli.qa.answering.session import prefill_tokens
 from esa_cli.qa.presets import resolved_preset
 from esa_cli.qa.presets.preset import Preset
 from esa_cli.qa.presets.resolved_preset import resolve
@@ -248,7 +248,7 @@ class CalibrationJob:
             cache = attachment.new_cache()
             cache.expect(len(self.ids))
             cache.begin(QueryState(Phase.PREFILL, trace=store_chunk_activations))
-            feed(attachment.model, self.ids, cache, done=progress)
+            prefill_tokens(attachment.model, self.ids, cache, done=progress)
 
     @torch.no_grad()
     def measure_recall(
@@ -302,7 +302,7 @@ class CalibrationJob:
 def choose_target_preset(name: str, preset: Preset) -> Preset:
     """Returns the preset with the settings of the method that is to use the projections. Raises
     UsageError: the method is unknown, or scores with whole keys."""
-    target = resolved_preset.compared(name, preset)
+    target = resolved_preset.apply_compared_method(name, preset)
     if not resolve(target).method.score.features:
         raise UsageError(
             f"method {name!r} scores with whole keys, and would not use a compressor",

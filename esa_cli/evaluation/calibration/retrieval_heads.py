@@ -27,7 +27,7 @@ from esa_cli.methods.consensus import average_window_scores, find_centred_window
 from esa_cli.methods.voting import VoteScore
 from esa_cli.models.attachment.attach import attach
 from esa_cli.qa.answering.prompt import PromptTokens
-from esa_cli.qa.answering.session import feed
+from esa_cli.qa.answering.session import prefill_tokens
 from esa_cli.qa.presets.preset import Preset
 from esa_cli.qa.presets.resolved_preset import build_method
 from esa_cli.storage.memory_store import RESERVE
@@ -279,7 +279,7 @@ def find_retrieval_heads(
         cache = attachment.new_cache()
         cache.expect(len(ids) + RESERVE)
         cache.begin(QueryState(Phase.PREFILL))
-        feed(attachment.model, ids, cache, done=prefilling)
+        prefill_tokens(attachment.model, ids, cache, done=prefilling)
 
         def collect_votes(done: int, question: NeedleQuestion, *sets: HeadSet) -> NeedleVotes:
             """Processes a question after the text, and then crops the KV cache to the text."""

@@ -21,9 +21,9 @@ from esa_cli.evaluation.text_asker import TextAsker
 from esa_cli.methods import registry
 from esa_cli.qa.answering.session import Session
 from esa_cli.qa.attention_evidence import reply_from_kv_cache
-from esa_cli.qa.finding.books import Book
+from esa_cli.qa.finding.passage_finder import Book
 from esa_cli.qa.presets import resolved_preset
-from esa_cli.qa.presets.preset import Preset, merge, validated
+from esa_cli.qa.presets.preset import Preset, merge, validate_settings
 from esa_cli.qa.presets.resolved_preset import build_method, resolve
 from esa_cli.system.machine import peak_memory
 from esa_cli.system.progress import Progress
@@ -69,7 +69,7 @@ def group_methods(settings: SelftestSettings, preset: Preset, length: int) -> li
     shared: dict[str, list[tuple[str, Preset]]] = {}
     alone, distance = [], resolve(preset).method.position.distance
     for name in dict.fromkeys(settings.methods):
-        chosen = resolved_preset.compared(name, preset, length)
+        chosen = resolved_preset.apply_compared_method(name, preset, length)
         if name == resolved_preset.FROM_TEXT:
             alone.append(MethodGroup((name,), (chosen,), "text"))
             continue
@@ -105,7 +105,7 @@ def make_ceiling_group(preset: Preset) -> MethodGroup:
     over = {"window": {"dense": preset.context}, "compressor": {"name": "none"}}
     over["position"] = {"name": "true"}
     data = merge(preset.model_dump(exclude={"name"}), over)
-    return MethodGroup((DENSE,), (validated(preset.name, data),), dense=True)
+    return MethodGroup((DENSE,), (validate_settings(preset.name, data),), dense=True)
 
 
 def parse_token_count(text: str) -> int:

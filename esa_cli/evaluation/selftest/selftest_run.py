@@ -22,7 +22,7 @@ from esa_cli.evaluation.tasks.task_sample import (
 from esa_cli.evaluation.text_asker import TextAsker
 from esa_cli.qa.answering.session import Session
 from esa_cli.qa.finding.passage import Passage
-from esa_cli.qa.presets.cache_key import method_hash
+from esa_cli.qa.presets.cache_key import hash_method_settings
 from esa_cli.qa.presets.preset import Preset, Prompt
 from esa_cli.system.jsonl import Journal
 from esa_cli.system.machine import peak_memory
@@ -242,7 +242,7 @@ class DocumentQuestions:
         sample, group, cases = self.sample, self.group, list[QuestionCase]()
         document = text_digest(sample.text)[:16]
         for name, preset in zip(group.names, group.presets, strict=True):
-            settings = method_hash(name, preset)
+            settings = hash_method_settings(name, preset)
             for question in sample.questions:
                 key = (sample.test, name, sample.length, sample.index, question.key)
                 fields = {

@@ -13,12 +13,12 @@ from functools import cached_property
 from typing import Any
 
 from esa_cli.attention.window import Window
-from esa_cli.errors import HistoryError, LengthError, ModelError, UsageError
+from esa_cli.errors import HistoryError, LengthError, ModelError
 from esa_cli.models.files.checkpoint_files import reading
 from esa_cli.models.tokenization.tokenizer import WINDOW, limited_rendering, tokenise
+from esa_cli.qa.answering.question_form import check_question
 from esa_cli.qa.answering.reply import Turn
 from esa_cli.qa.presets.preset import Prompt
-from esa_cli.system.text import has_lone_surrogate
 
 DOCUMENT, QUESTION, ANSWER = "\ue000document\ue000", "\ue000question\ue000", "\ue000answer\ue000"
 """Markers in the rendered prompt, made of private-use characters that no template contains."""
@@ -162,12 +162,7 @@ class PromptTokens:
             answer_prefix: the first words of the answer, which the model continues.
 
         Raises UsageError: the question is empty, or not UTF-8."""
-        if not text.strip():
-            raise UsageError(
-                "the question must not be empty", 'ask for example: esa ask book.txt "Who is Ahab?"'
-            )
-        if has_lone_surrogate(text):
-            raise UsageError("the question must be UTF-8", "use a terminal that sends UTF-8")
+        check_question(text)
         pieces = self._question_pieces(text, answer_prefix, later)
         return [token for piece in pieces for token in self._encode_text(*piece)]
 

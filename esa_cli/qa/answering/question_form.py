@@ -1,11 +1,14 @@
-"""Recognises questions that ask for more than a quotation, or refer to the previous turn."""
+"""Checks a question, and recognises questions that ask for more than a quotation, or that refer to
+the previous turn."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 
+from esa_cli.errors import UsageError
 from esa_cli.qa.answering.reply import Turn, says_nothing_found
+from esa_cli.system.text import has_lone_surrogate
 
 FREE = re.compile(
     r"\s*(?:"
@@ -66,6 +69,16 @@ DUMMIES = re.compile(
     re.IGNORECASE,
 )
 """Matches pronouns that have only a grammatical function, and refer to no earlier turn."""
+
+
+def check_question(question: str) -> None:
+    """Raises UsageError if a question is empty, or not UTF-8."""
+    if not question.strip():
+        raise UsageError(
+            "the question must not be empty", 'ask for example: esa ask book.txt "Who is Ahab?"'
+        )
+    if has_lone_surrogate(question):
+        raise UsageError("the question must be UTF-8", "use a terminal that sends UTF-8")
 
 
 def wants_free_text(question: str) -> bool:

@@ -116,7 +116,7 @@ class HasDocument(Protocol):
     def document(self) -> Document: ...
 
 
-def lacking(books: Sequence[HasDocument]) -> list[str]:
+def describe_missing_parts(books: Sequence[HasDocument]) -> list[str]:
     """Describes the parts of documents that could not be extracted, each as `NAME: PART`."""
     documents = [book.document for book in books]
     return [f"{document.name}: {part}" for document in documents for part in document.missing]

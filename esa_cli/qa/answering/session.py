@@ -23,8 +23,8 @@ from esa_cli.models.files.families import has_state_layers
 from esa_cli.models.text_passes.generation import AnswerStreamer, end_token_ids, generate
 from esa_cli.qa.answering.prompt import EncodedQuestion, PromptTokens
 from esa_cli.qa.answering.reply import Reply, Turn
+from esa_cli.qa.planning.kv_cache_storage import check_states_can_join
 from esa_cli.qa.planning.plan import FEED, CachePlacement
-from esa_cli.qa.planning.row_storage import check_states_can_join
 from esa_cli.qa.presets.preset import Preset, choose_generation, max_answer_tokens
 from esa_cli.qa.presets.resolved_preset import (
     ResolvedPreset,
@@ -85,7 +85,7 @@ class CachedText:
         return TurnText(question, cached_pieces, self._kept)
 
 
-def feed(
+def prefill_tokens(
     model: Any, ids: Sequence[int], cache: EsaCache, start: int = 0, done: Progress | None = None
 ) -> None:
     """Prefills ids[start:] into a cache, FEED tokens at a time; `done` is called after each piece.
@@ -245,7 +245,7 @@ class Session:
         self.cache.begin(QueryState(Phase.PREFILL), self._read_by)
         self.cache.truncate(done)
         try:
-            feed(self.model, ids, self.cache, done, record_progress)
+            prefill_tokens(self.model, ids, self.cache, done, record_progress)
             self.cache.project()
         finally:
             self.cache.truncate(len(self._ids))

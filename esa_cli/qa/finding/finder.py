@@ -29,8 +29,8 @@ from esa_cli.models.text_passes.text_forward import (
     grouped,
     padded,
 )
-from esa_cli.qa.presets.adapter_files import MAPS, finder_folder
 from esa_cli.qa.presets.preset import AnswerSettings, Preset
+from esa_cli.qa.presets.preset_files import MAPS, finder_folder
 from esa_cli.storage.library import SEGMENT, Layout
 from esa_cli.storage.library.document_files import decode_records, encode_rows
 
@@ -44,7 +44,7 @@ TILE = 4096
 """The number of tokens whose keys are decoded at once: 2 MB with R = 128 fit the CPU's cache."""
 
 
-def index_layout(dim: int) -> Layout:
+def make_index_layout(dim: int) -> Layout:
     """Returns the layout of reduced keys of dimension `dim`, stored as halves: key and value."""
     if dim < 2 or dim % 2:
         raise ValueError(f"the dimension of a reduced key must be even, got {dim}")
@@ -153,7 +153,7 @@ class Finder(Protocol):
     def encode(self, ids: Sequence[int], first: int, last: int) -> Tensor:
         """Returns the reduced keys (last - first, R) of document tokens, as float32 on the CPU."""
 
-    def questions(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
+    def encode_questions(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
         """Returns R-dimensional reduced queries (B, M, R) of unit length for the M tokens of B
         questions, and token weights (B, M) that sum to 1."""
 
@@ -209,7 +209,7 @@ class TokenEncoder:
 
     @property
     def layout(self) -> Layout:
-        return index_layout(self.dim)
+        return make_index_layout(self.dim)
 
     @property
     def digest(self) -> str:
@@ -223,7 +223,7 @@ class TokenEncoder:
             digest.update(plain.view(torch.uint8).numpy().tobytes())
         return digest.hexdigest()
 
-    def questions(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
+    def encode_questions(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
         """Encodes questions as in `Finder.questions`; padding has weight 0. Keeps gradients."""
         sequences = [
             self._encode_question(self.prompt.replace("{question}", text)) for text in texts
@@ -237,7 +237,7 @@ class TokenEncoder:
         weights = nn.functional.softplus(logits) * within
         return self._project_states(states, "query_map"), weights / weights.sum(1, keepdim=True)
 
-    def tokens(self, sequences: Sequence[Sequence[int]]) -> Tensor:
+    def encode_tokens(self, sequences: Sequence[Sequence[int]]) -> Tensor:
         """Returns reduced keys (B, T, R) of B token sequences, zero-padded. Keeps gradients."""
         return self._project_states(self._hidden_states(sequences)[0], "key_map")
 
@@ -302,7 +302,7 @@ class FinderSizes(NamedTuple):
     @property
     def layout(self) -> Layout:
         """The layout of a stored token index."""
-        return index_layout(self.dim)
+        return make_index_layout(self.dim)
 
 
 def load_finder(settings: AnswerSettings, model: Any, tokenizer: Any) -> TokenEncoder | None:
@@ -313,11 +313,11 @@ def load_finder(settings: AnswerSettings, model: Any, tokenizer: Any) -> TokenEn
     return TokenEncoder.load(finder_folder(settings.finder), model, tokenizer, fixed=True)
 
 
-def index_sizes(preset: Preset) -> FinderSizes | None:
+def read_finder_sizes(preset: Preset) -> FinderSizes | None:
     """Reads the sizes of the preset's finder; None if there is no finder. Raises PresetError,
     ModelError."""
     settings = preset.answer
-    if settings.needs_rows or settings.finder is None:
+    if settings.needs_kv_cache or settings.finder is None:
         return None
     path = finder_folder(settings.finder) / MAPS
     with reading(f"the finder {path.parent}", HINT), safe_open(path, "pt") as file:

@@ -1,30 +1,36 @@
-"""Ranks the sentence windows of documents by how likely a window answers a question.
+"""Books, and the search for passages of books that are likely to answer a question.
 
-The score of a window is its BM25 score in standard deviations. If the document has a token index,
-the late-interaction score is added, with a larger weight. Constants are chosen on the development
-questions of benchmarks/book_questions.
+A book is a document with its tokens, and with what a model has computed from these tokens. Sentence
+windows of books are ranked. The score of a window is its BM25 score in standard deviations. If the
+book has a token index, the late-interaction score is added, with a larger weight. Constants are
+chosen on the development questions of benchmarks/book_questions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy
 import torch
 from torch import Tensor
 
+from esa_cli.documents.document import Document
 from esa_cli.errors import UsageError
-from esa_cli.qa.finding.books import Book
+from esa_cli.models.tokenization.tokenizer import tokenise
 from esa_cli.qa.finding.finder import Finder, ReducedKeys, pool_products, window_products
 from esa_cli.qa.finding.passage import Passage
 from esa_cli.qa.finding.words import (
     LexicalIndex,
     SentenceWords,
     capitals_mean_names,
-    sentence_words,
+    make_sentence_words,
     unmentioned_share,
 )
+from esa_cli.storage.library import Entry
+from esa_cli.storage.memory_store import PrefilledDocument, find_text_ranges
 from esa_cli.system.text import find_question_words
 
 AROUND = (4, 32, 128)
@@ -46,6 +52,84 @@ FITS = 0.6
 COUNT = 8
 ABOVE = 2.0
 """The minimum score if all passages are requested; about one window in thirty reaches 2.0."""
+
+
+@dataclass(frozen=True, eq=False)
+class TokenisedDocument:
+    """A document with its tokens; token i has the characters `offsets[i]`, [start, end)."""
+
+    document: Document
+    ids: Sequence[int]
+    offsets: Tensor
+
+    @classmethod
+    def tokenise(cls, document: Document, tokenizer: Any) -> TokenisedDocument:
+        """Tokenises a document. Raises DocumentError: see `windowed_tokenizer`."""
+        ids, offsets = tokenise(tokenizer, document.text)
+        return cls(document, ids, torch.from_numpy(offsets))
+
+
+@dataclass(frozen=True)
+class Book:
+    """A document that questions can be asked about.
+
+    Args:
+        prefilled: its KV cache, for answers. index: its reduced keys (n, R), for finding.
+        spans: (n, 2) characters [start, end) of each token of its text.
+        entry: its place in the library. words: of its sentences. Both if they are stored.
+        read_s: seconds that the model took to read the document; 0: it was stored.
+        rows: the places of its tokens among those of all books of a question."""
+
+    document: Document
+    prefilled: PrefilledDocument | None
+    spans: Tensor
+    entry: Entry | None = None
+    read_s: float = 0.0
+    index: ReducedKeys | None = None
+    words: SentenceWords | None = None
+    rows: range = range(0)
+
+    @property
+    def read(self) -> bool:
+        """Whether the document has a KV cache or a token index."""
+        return self.prefilled is not None or self.index is not None
+
+    @property
+    def tokens(self) -> int:
+        """The number of document tokens; with a KV cache, the prompt before it is included."""
+        return len(self.prefilled.ids) if self.prefilled else len(self.spans)
+
+
+def drop_duplicate_texts(books: Sequence[Book]) -> list[Book]:
+    """Drops books with a duplicate text, which would take selected tokens from other texts."""
+    by_text: dict[str, Book] = {}
+    for book in books:
+        by_text.setdefault(book.document.text, book)
+    return list(by_text.values())
+
+
+def place_books(books: Sequence[Book]) -> list[Book]:
+    """Returns the books of a question with unique names, and with the positions of their tokens."""
+    prefilled = [book.prefilled for book in books if book.prefilled]
+    if len(prefilled) == len(books):
+        rows = find_text_ranges(prefilled)
+    else:  # their texts, one after the other
+        ends = list(accumulate(len(book.spans) for book in books))
+        rows = [range(end - len(book.spans), end) for book, end in zip(books, ends, strict=True)]
+    names = [book.document.name for book in books]
+    sources = [
+        book.document.source if names.count(name) > 1 else name
+        for book, name in zip(books, names, strict=True)
+    ]
+    placed = []
+    for number, (book, name, at) in enumerate(zip(books, sources, rows, strict=True), 1):
+        if sources.count(name) > 1:
+            name = f"{name} ({book.entry.id if book.entry else number})"
+        document = book.document  # it knows the places of its lines, so it is kept if it can be
+        if document.name != name:
+            document = replace(document, name=name)
+        placed.append(replace(book, document=document, rows=at))
+    return placed
 
 
 class ReducedQueries(NamedTuple):
@@ -118,7 +202,7 @@ class PassageFinder:
         words, fitting = standardise_scores(bm25), bm25 > 0
         if reduced is None or not self._indexed:
             return WindowScores(words, words, fitting, read=False)
-        late, total = self.late_scores(reduced), words.clone()
+        late, total = self.score_late_interaction(reduced), words.clone()
         fitting |= late[0] >= (-1.0 if fitting.any() else FITS)
         read = ~late[0].isnan()
         own, *around = (standardise_scores(scores[read]) for scores in late)
@@ -127,7 +211,7 @@ class PassageFinder:
         total[read] = LATE * (own + AROUND_WEIGHT * wide + beside[read])
         return WindowScores(total, words, fitting, read=True)
 
-    def late_scores(self, reduced: ReducedQueries) -> Tensor:
+    def score_late_interaction(self, reduced: ReducedQueries) -> Tensor:
         """Scores each window and its neighbourhoods by late interaction.
 
         Returns scores (1 + len(AROUND), windows), which are NaN for books without a token index."""
@@ -162,7 +246,7 @@ class PassageFinder:
                     overlapping.update(
                         n for n, share in self._overlapping_windows(at) if share >= 0.5
                     )
-        return [self.window_passage(at, scores.total) for at in picked]
+        return [self.make_window_passage(at, scores.total) for at in picked]
 
     def _overlapping_windows(self, window_number: int) -> Iterator[tuple[int, float]]:
         """Yields the windows that overlap a window, with the shared part of the shorter window."""
@@ -176,7 +260,7 @@ class PassageFinder:
                     break  # windows are in the order of their beginnings and of their ends
                 yield n, shared / min(window.end - window.start, other.end - other.start)
 
-    def window_passage(self, window_number: int, scores: Tensor) -> Passage:
+    def make_window_passage(self, window_number: int, scores: Tensor) -> Passage:
         """Returns window number `window_number` as a passage, with its score."""
         window, document = (
             self.index.windows[window_number],
@@ -219,7 +303,7 @@ class PassageSearch:
         """Encodes a question for late interaction; returns None if no book has a token index."""
         if self._encoder is None or all(book.index is None for book in books):
             return None
-        queries, weights = self._encoder.questions([question])
+        queries, weights = self._encoder.encode_questions([question])
         return ReducedQueries(queries[0].cpu(), weights[0].cpu(), self._words)
 
     @torch.inference_mode()
@@ -270,7 +354,7 @@ def passages_with_words(query: str, books: Sequence[Book]) -> WordPassages:
     """Returns the passages with most words of a query, best first; each adds a new sentence."""
     if not books:
         raise UsageError("there is no document to search", "name a document")
-    tables = [book.words or sentence_words(book.document.text) for book in books]
+    tables = [book.words or make_sentence_words(book.document.text) for book in books]
     finder = PassageFinder(books)
     index = finder.index
     wanted = list(dict.fromkeys(find_question_words(query, {table.language for table in tables})))
@@ -286,7 +370,7 @@ def passages_with_words(query: str, books: Sequence[Book]) -> WordPassages:
         window, rest = index.windows[at], unseen[index.documents[at]]
         if counts[at] == most and rest[window.first : window.last].any():
             rest[window.first : window.last] = False
-            passages.append(finder.window_passage(at, scores))
+            passages.append(finder.make_window_passage(at, scores))
     return WordPassages(passages, most, len(wanted))
 
 

@@ -156,7 +156,7 @@ def _table_version() -> str:
 
 
 @lru_cache(maxsize=2)  # a document is asked before its index is computed, and then again
-def sentence_words(text: str) -> SentenceWords:
+def make_sentence_words(text: str) -> SentenceWords:
     """Returns the table of the sentences of a text and their content words."""
     spans, language = sentence_spans(text), detect_language(text)
     vocabulary, ids, ends = dict[str, int](), list[int](), [0]
@@ -181,7 +181,7 @@ class LexicalIndex:
         self, texts: Sequence[str], words: Sequence[SentenceWords | None] | None = None
     ) -> None:
         known = words or [None] * len(texts)
-        tables = [one or sentence_words(text) for one, text in zip(known, texts, strict=True)]
+        tables = [one or make_sentence_words(text) for one, text in zip(known, texts, strict=True)]
         self._languages = dict.fromkeys(table.language for table in tables)
         self._vocabulary: dict[str, int] = {}
         for stem in chain.from_iterable(table.vocabulary for table in tables):
@@ -250,7 +250,7 @@ def _nearest_windows(
     return torch.tensor(out, dtype=torch.long)
 
 
-def matched_words(text: str, question: str) -> list[tuple[int, int]]:
+def find_shared_words(text: str, question: str) -> list[tuple[int, int]]:
     """Returns the characters [start, end) of each content word shared by text and question."""
     language = detect_language(text)
     wanted = {stem for stems in find_question_words(question, [language]) for stem in stems}

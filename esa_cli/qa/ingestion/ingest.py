@@ -8,7 +8,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import ref
@@ -18,10 +18,10 @@ from torch import Tensor
 
 from esa_cli.documents.document import Document, read_document
 from esa_cli.errors import DiskError, LibraryError, ResourceError, UsageError
-from esa_cli.qa.finding.books import Book, TokenisedDocument
 from esa_cli.qa.finding.finder import CONTEXT_TOKENS, PIECE, SEGMENT_TOKENS, Finder, ReducedKeys
-from esa_cli.qa.finding.words import SentenceWords, sentence_words
-from esa_cli.qa.ingestion.library_texts import INDEX, record_document, restored
+from esa_cli.qa.finding.passage_finder import Book, TokenisedDocument
+from esa_cli.qa.finding.words import SentenceWords, make_sentence_words
+from esa_cli.qa.ingestion.library_texts import INDEX, rebuild_document, record_document
 from esa_cli.storage.library import Entry, Layout, Library
 from esa_cli.storage.library.library import DocumentWriter
 from esa_cli.system.files import resolve_folder_links
@@ -33,6 +33,11 @@ if TYPE_CHECKING:
 
 Source = str | Document | TokenisedDocument
 """A path, - for standard input, a document, or a tokenised document."""
+COPIES = 2.5
+"""The bytes of a small model's weights, of their fused copies for finding and reading, and of
+activations, in relation to the bytes of the weights alone."""
+ASSUMED_SPEED = 1000.0
+"""The tokens per second that are assumed for a token index if none was measured."""
 FORMAT = 1
 """The version of the index format, increased when newly computed indexes would differ."""
 
@@ -89,14 +94,14 @@ class Ingest(ABC):
 
     def __init__(
         self, esa: Any, library: Library | None = None, keep: bool = True,
-        events: IngestEvents | None = None, planner: Planner | None = None,
+        events: IngestEvents | None = None, planner: Planner | IndexPlanner | None = None,
     ) -> None:  # fmt: skip
         self.esa, self.library, self.keep = esa, library, keep
         self.events, self.planner = events or IngestEvents(), planner
         self._alive: list[ref[Book]] = []
 
     @abstractmethod
-    def usable_identities(self) -> list[str]:
+    def list_usable_identities(self) -> list[str]:
         """Returns the identities of stored documents that this class can open, the best first."""
 
     @abstractmethod
@@ -108,7 +113,7 @@ class Ingest(ABC):
         """Opens a library entry as a book. Raises LibraryError: it is damaged."""
 
     @abstractmethod
-    def stored_form(self, text: TokenisedDocument) -> StoredForm:
+    def make_stored_form(self, text: TokenisedDocument) -> StoredForm:
         """Returns the form in which a document will be stored."""
 
     @abstractmethod
@@ -122,9 +127,9 @@ class Ingest(ABC):
         """Computes a book that stays in memory."""
 
     @property
-    def needs_rows(self) -> bool:
+    def needs_kv_cache(self) -> bool:
         """Whether the preset answers from the KV cache."""
-        return bool(self.esa.preset.answer.needs_rows)
+        return bool(self.esa.preset.answer.needs_kv_cache)
 
     @property
     def reads_documents(self) -> bool:
@@ -149,7 +154,7 @@ class Ingest(ABC):
 
     def find(self, document: Document) -> Book | None:
         """Opens a document's book if the library has it. Raises LibraryError: it is damaged."""
-        for identity in self.usable_identities() if self.library else ():
+        for identity in self.list_usable_identities() if self.library else ():
             assert self.library is not None
             entry = self.library.find_entry(self.library.key(identity, document.text))
             book = self._open_if_present(document, entry) if entry else None
@@ -166,14 +171,14 @@ class Ingest(ABC):
                 f"{entry.name} ({entry.id}) was ingested with another model or other settings",
                 "use the preset of the first ingest, or ingest the document with this preset",
             )
-        document = restored(self.library.text(entry), entry.marks, entry.provenance)
+        document = rebuild_document(self.library.text(entry), entry.marks, entry.provenance)
         book = self._count_book(self.open_entry(document, entry))
         self.events.found(book)
         return book
 
     def open(self, source: Source) -> Book:
         """Opens a source for questions; see `api.Esa.open`."""
-        return self._ingest_source(source, None, self.needs_rows)
+        return self._ingest_source(source, None, self.needs_kv_cache)
 
     def ingest(self, source: Source, progress: Progress | None = None) -> Book:
         """Ingests a source; see `api.Esa.ingest`."""
@@ -201,7 +206,7 @@ class Ingest(ABC):
     ) -> Book:
         """Computes a book in the library, where an interrupted ingest continues, or in memory."""
         on_progress = combined(self.events.progress, progress)
-        form = self.stored_form(text) if self.stores_documents else None
+        form = self.make_stored_form(text) if self.stores_documents else None
         while form is not None and form.ids:
             notice = WaitingCallback(self.events.waiting, progress, len(form.ids))
             try:
@@ -260,7 +265,7 @@ class Ingest(ABC):
                 record_document(catalogue, document)
         return book
 
-    def provenance(self, document: Document, rows: str) -> dict[str, Any]:
+    def make_provenance(self, document: Document, rows: str) -> dict[str, Any]:
         """Returns facts about a document; `rows` is the KV cache's format, or `INDEX`."""
         is_file = os.path.isfile(document.source)
         return {
@@ -274,6 +279,52 @@ class Ingest(ABC):
             "esa": __version__,
             "rows": rows,
         }
+
+
+class IndexPlan(NamedTuple):
+    """The estimated time of making the token index of `tokens` tokens."""
+
+    tokens: int
+    seconds: float
+
+
+@dataclass
+class IndexPlanner:
+    """Plans token indexes of a small model by the bytes of its weights; see `plan.Planner`.
+
+    Args:
+        weights: bytes of the model's weights. row_bytes: bytes of a token in the index.
+        memory: bytes available before the model was loaded.
+        speed_key: the key under which the tokens per second of the last index are stored."""
+
+    weights: int
+    row_bytes: int
+    memory: int
+    speed_key: str
+
+    def check(self, tokens: int) -> None:
+        """Raises ResourceError, with remedies, if the model and the index of `tokens` tokens do not
+        fit into memory."""
+        from esa_cli.qa.planning import plan
+
+        size = self.row_bytes + plan.TOKEN_BYTES
+        fixed = int(COPIES * self.weights) + plan.LIBRARIES
+        if fixed + tokens * size > self.memory:
+            remedies = plan.last_remedies((self.memory - fixed) // size, "cpu")
+            needed = fixed + tokens * size
+            raise plan.memory_error(tokens, needed, self.memory, "cpu", "cpu", remedies)
+
+    def plan(self, tokens: int) -> IndexPlan:
+        """Estimates the time of an index of `tokens` tokens by the speed of the last index."""
+        from esa_cli.qa.planning.plan import load_ingest_speeds
+
+        return IndexPlan(tokens, tokens / load_ingest_speeds().get(self.speed_key, ASSUMED_SPEED))
+
+    def remember(self, plan: IndexPlan, seconds: float) -> None:
+        """Saves the speed of a planned index that took `seconds` seconds, if possible."""
+        from esa_cli.qa.planning.plan import save_ingest_speed
+
+        save_ingest_speed(self.speed_key, plan.tokens / seconds)
 
 
 class IndexIngest(Ingest):
@@ -295,7 +346,7 @@ class IndexIngest(Ingest):
         }
         return json.dumps(facts, sort_keys=True)
 
-    def usable_identities(self) -> list[str]:
+    def list_usable_identities(self) -> list[str]:
         return [self.identity]
 
     def owns_entry(self, entry: Entry) -> bool:
@@ -308,12 +359,12 @@ class IndexIngest(Ingest):
         payload = self.library.read_word_index(entry)
         words = None if payload is None else SentenceWords.of_bytes(payload)
         if words is None:  # they are missing, or this version would cut the text otherwise
-            words = sentence_words(document.text)
+            words = make_sentence_words(document.text)
             if self.keep:
                 self.library.store_word_index(entry, words.as_bytes())
         return Book(document, None, stored.offsets, entry, index=keys, words=words)
 
-    def stored_form(self, text: TokenisedDocument) -> StoredForm:
+    def make_stored_form(self, text: TokenisedDocument) -> StoredForm:
         return StoredForm(self.identity, text.ids, self.encoder.layout)
 
     def store_text(
@@ -330,7 +381,7 @@ class IndexIngest(Ingest):
             text=document.text,
             offsets=text.offsets,
             marks=[list(mark) for mark in document.marks],
-            provenance=self.provenance(document, INDEX),
+            provenance=self.make_provenance(document, INDEX),
         )
 
     def compute_book(self, text: TokenisedDocument, on_progress: Progress) -> Book:

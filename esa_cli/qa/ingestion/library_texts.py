@@ -23,7 +23,7 @@ INDEX = "index"
 """The value of `rows` in the provenance of a token index."""
 
 
-def restored(text: str, marks: Sequence[Any], provenance: Mapping[str, Any]) -> Document:
+def rebuild_document(text: str, marks: Sequence[Any], provenance: Mapping[str, Any]) -> Document:
     """Rebuilds a document from its stored text, marks and provenance."""
     name, source, size, missing = (
         provenance[key] for key in ("name", "source", "bytes", "missing")

@@ -66,7 +66,7 @@ class ModelShape:
         return self.stateful * (self.convolved * size + self.recurrent * 4)
 
 
-def shape_of(config: dict[str, Any]) -> ModelShape:
+def read_model_shape(config: dict[str, Any]) -> ModelShape:
     """Returns the layer sizes in a config.json. Raises ModelError: a size is missing."""
     if "model_type" in config and config["model_type"] not in FAMILIES:  # only by its sizes
         sizes = ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size")

@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -26,8 +26,8 @@ from esa_cli.models.attachment.layer_traits import kv_layers
 from esa_cli.models.files.checkpoint_files import language_settings
 from esa_cli.models.text_passes.text_forward import MOST_BYTES
 from esa_cli.qa.finding.finder import CONTEXT_TOKENS, PIECE, SEGMENT_TOKENS, FinderSizes
-from esa_cli.qa.planning.model_shape import ModelShape, measure_weights, shape_of
-from esa_cli.qa.planning.row_storage import hindrance, reduced_key_widths
+from esa_cli.qa.planning.kv_cache_storage import find_storage_hindrance, reduced_key_widths
+from esa_cli.qa.planning.model_shape import ModelShape, measure_weights, read_model_shape
 from esa_cli.qa.presets.resolved_preset import ResolvedPreset
 from esa_cli.storage import check_cache_name
 from esa_cli.storage.memory_store import RESERVE, MakeStore, StoreFactory
@@ -51,6 +51,8 @@ STORED_AT_ONCE = 8192
 """The maximum number of tokens with keys and values in memory while a document is stored."""
 SEQUENCE = SEGMENT_TOKENS + CONTEXT_TOKENS
 """The number of tokens that the model processes for each segment of a token index."""
+INDEX = "token index"
+"""The kind of an ingest that makes a token index, in the keys of remembered speeds."""
 SECONDS = 0.15
 """The seconds for which the speed of a matrix product is measured."""
 EFFICIENCY = 0.6
@@ -222,7 +224,9 @@ class CachePlacement:
         device, size = self.model.device, self.model.dtype.itemsize
         if self.cache in ("device", "disk") or not self._places.elsewhere(device):
             return False
-        costs = KvCacheCosts(shape_of(self.model.config.to_dict()), on_gpu=True, method=self.method)
+        costs = KvCacheCosts(
+            read_model_shape(self.model.config.to_dict()), on_gpu=True, method=self.method
+        )
         needed = costs.working_bytes(tokens, size) + costs.reduced_key_bytes(tokens, size)
         needed += costs.key_value_bytes(tokens, size)[0]
         return self.cache == "host" or needed > self._free(device)
@@ -241,16 +245,35 @@ def measure_speed(shape: ModelShape, dtype: torch.dtype, device: str) -> float:
 
 
 def ingest_speed_file() -> Path:
-    """Returns the path of `rates.json`, which has the operations per second of previous ingests."""
+    """Returns the path of `rates.json`, which has the speeds of previous ingests: operations per
+    second of a prefill, and tokens per second of a token index."""
     return esa_home() / "rates.json"
 
 
-def load_ingest_speeds() -> dict[str, Any]:
-    """Reads the operations per second of previous ingests; empty if the file cannot be read."""
+def ingest_speed_key(model: str, dtype_name: str, device: str, ingest_kind: str) -> str:
+    """Returns the key of a speed in `rates.json`; `ingest_kind` is `INDEX`, or how the method
+    prefills a document."""
+    return f"{model}|{dtype_name}|{device}|{ingest_kind}|{torch.get_num_threads()} threads"
+
+
+def load_ingest_speeds() -> dict[str, float]:
+    """Reads the speeds of previous ingests; empty if the file cannot be read."""
     with contextlib.suppress(OSError, ValueError):
         data = json.loads(ingest_speed_file().read_text("utf-8"))
-        return data if isinstance(data, dict) else {}
+        speeds = data if isinstance(data, dict) else {}
+        return {key: one for key, one in speeds.items() if isinstance(one, int | float) and one > 0}
     return {}
+
+
+def save_ingest_speed(key: str, speed: float) -> None:
+    """Saves the speed of an ingest among those of previous ingests, if the file can be written."""
+    path = ingest_speed_file()
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as part:
+            part.write_text(
+                json.dumps({**load_ingest_speeds(), key: speed}, indent=1) + "\n", "utf-8"
+            )
 
 
 class Planner:
@@ -261,7 +284,7 @@ class Planner:
         folder: of the model, with config.json at least. dtype: of weights and keys.
         device: of torch; see `models.load.choose_device`.
         memory: bytes available before anything was loaded; None means the bytes available now.
-        index: the sizes of the token index that is computed; see `index_sizes`.
+        index: the sizes of the token index that is computed; see `read_finder_sizes`.
         by_words: passages are found by their words, and no document is prefilled.
         cache: of `storage.CACHES`. packing: of the layers' weights, of `QUANTIZATIONS`; "": none.
 
@@ -274,22 +297,23 @@ class Planner:
         memory: int | None = None, index: FinderSizes | None = None, by_words: bool = False,
         cache: str = "auto", packing: str = "",
     ) -> None:  # fmt: skip
-        shape = shape_of(language_settings(folder))
+        shape = read_model_shape(language_settings(folder))
         self.weights = measure_weights(folder, device, dtype.itemsize, packing)
         on_gpu, body = device not in ("cpu", "mps"), self.weights.body
-        self.costs, self.cache, how = TextCosts(shape, on_gpu, body, index), "device", "index"
+        self.costs, self.cache, how = TextCosts(shape, on_gpu, body, index), "device", INDEX
         self.may_store_rows = False
         if index is None and not by_words:
             method = resolved.method
             self.costs = KvCacheCosts(shape, on_gpu, body, method=method)
             self.cache, how = cache, method.reading
-            self.may_store_rows = not hindrance(method)
+            self.may_store_rows = not find_storage_hindrance(method)
         self.ratios = self.costs.paper_ratios
         self.dtype, self.device, self.packing = dtype, device, packing
         self.memory = machine.available_memory(device) if memory is None else memory
         self.host_memory = machine.available_memory("cpu") if on_gpu else 0
-        model, threads = resolved.preset.model, torch.get_num_threads()
-        self.rate_key = f"{model}|{self.dtype_name}|{device}|{how}|{threads} threads"
+        self.rate_key = ingest_speed_key(resolved.preset.model, self.dtype_name, device, how)
+        # The speed of an index is saved in tokens per second, as it is for `IndexPlanner`.
+        self._saved_unit = self.costs.operation_count(1) if index else 1.0
 
     @property
     def dtype_name(self) -> str:
@@ -298,8 +322,8 @@ class Planner:
     @cached_property
     def measured_rate(self) -> float | None:
         """The operations per second of the last ingest, or None if there was no ingest."""
-        rate = load_ingest_speeds().get(self.rate_key)
-        return float(rate) if isinstance(rate, int | float) and rate > 0 else None
+        speed = load_ingest_speeds().get(self.rate_key)
+        return None if speed is None else speed * self._saved_unit
 
     @cached_property
     def operations_per_second(self) -> float:
@@ -345,12 +369,7 @@ class Planner:
     def remember(self, plan: IngestPlan, seconds: float) -> None:
         """Saves the speed of a planned ingest that took `seconds` seconds, if possible."""
         self.measured_rate = self.operations_per_second = plan.operations / seconds
-        path = ingest_speed_file()
-        with contextlib.suppress(OSError):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            rates = {**load_ingest_speeds(), self.rate_key: self.operations_per_second}
-            with replacing(path) as part:
-                part.write_text(json.dumps(rates, indent=1) + "\n", "utf-8")
+        save_ingest_speed(self.rate_key, self.operations_per_second / self._saved_unit)
 
 
 @dataclass(frozen=True)
@@ -399,7 +418,6 @@ class IngestPlan:
             return ()
         planner, size = self.planner, self.planner.dtype.itemsize
         cache, on_gpu = planner.cache, planner.costs.on_gpu
-        most = planner.most_tokens(size)
 
         def fits(size: int, cache: str | None = None) -> bool:
             return planner.plan(self.tokens, size, cache).fits
@@ -411,11 +429,9 @@ class IngestPlan:
             (on_gpu and cache == "device" and fits(size, "host"), "use --cache host, which fits"),
             (to_disk and fits(size, "disk"), "use --cache disk, which fits"),
             (on_cpu, "use --device cpu, where it fits"),
-            (most > 0, f"give fewer or shorter documents: {most:,} tokens fit"),
-            (True, "use a smaller model with --model"),
-            (True, "raise ESA_MEMORY_LIMIT" if _is_capped(self.device) else "free some memory"),
         )
-        return tuple(text for helps, text in ways if helps)
+        elsewhere = [text for helps, text in ways if helps]
+        return (*elsewhere, *last_remedies(self.most_tokens, self.device))
 
     def check(self) -> None:
         """Raises ResourceError, with remedies, if the plan does not fit into memory."""
@@ -424,12 +440,27 @@ class IngestPlan:
         need, have, place = self.needed, self.available, self.device
         if need <= have:
             need, have, place = self.host_keys_values, self.host_available, "the host"
-        has = "ESA_MEMORY_LIMIT allows" if _is_capped(self.device) else f"{place} has"
-        raise ResourceError(
-            f"{self.tokens:,} tokens need {machine.format_size(need)} of memory, and "
-            f"{has} {machine.format_size(have)}",
-            "; or ".join(self.remedies),
-        )
+        raise memory_error(self.tokens, need, have, place, self.device, self.remedies)
+
+
+def memory_error(
+    tokens: int, needed: int, available: int, place: str, device: str, remedies: Sequence[str]
+) -> ResourceError:
+    """Returns the error that `tokens` tokens need more bytes than are available in a place: a
+    torch device, or the host of this device."""
+    has = "ESA_MEMORY_LIMIT allows" if _is_capped(device) else f"{place} has"
+    return ResourceError(
+        f"{tokens:,} tokens need {machine.format_size(needed)} of memory, and "
+        f"{has} {machine.format_size(available)}",
+        "; or ".join(remedies),
+    )
+
+
+def last_remedies(tokens_that_fit: int, device: str) -> list[str]:
+    """Returns what a person can do if the documents fit into no other place."""
+    fewer = f"give fewer or shorter documents: {tokens_that_fit:,} tokens fit"
+    free = "raise ESA_MEMORY_LIMIT" if _is_capped(device) else "free some memory"
+    return [*([fewer] if tokens_that_fit > 0 else []), "use a smaller model with --model", free]
 
 
 def _is_capped(device: str) -> bool:

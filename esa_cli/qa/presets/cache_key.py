@@ -21,8 +21,8 @@ from esa_cli.models.attachment.fingerprint import LOADED_PLAIN, fingerprint, wei
 from esa_cli.models.files.checkpoint_files import reading
 from esa_cli.models.files.families import family_of
 from esa_cli.models.tokenization.tokenizer import PlainTokenizer
-from esa_cli.qa.presets.adapter_files import adapter_folder, finder_folder
 from esa_cli.qa.presets.preset import Preset
+from esa_cli.qa.presets.preset_files import adapter_folder, finder_folder
 from esa_cli.qa.presets.resolved_preset import FROM_TEXT, resolve
 from esa_cli.storage.library.document_files import Layout
 from esa_cli.system.text import text_digest
@@ -109,12 +109,14 @@ def _tokenizer_digest(tokenizer: Any) -> str:
     return text_digest(text)
 
 
-def method_hash(name: str, preset: Preset, left_out: tuple[str, ...] = ("name",)) -> str:
+def hash_method_settings(name: str, preset: Preset, left_out: tuple[str, ...] = ("name",)) -> str:
     """Returns the hash of the settings of method `name` in a comparison."""
-    return text_settings_hash(preset) if name == FROM_TEXT else settings_hash(preset, left_out)
+    return (
+        hash_text_settings(preset) if name == FROM_TEXT else hash_preset_settings(preset, left_out)
+    )
 
 
-def text_settings_hash(preset: Preset) -> str:
+def hash_text_settings(preset: Preset) -> str:
     """Returns the hash of a preset that answers from text, and of its adapter and finder files.
     Raises PresetError: the adapter or the finder is missing."""
     answer, hashes = preset.answer, {}
@@ -125,7 +127,7 @@ def text_settings_hash(preset: Preset) -> str:
     return _short_hash({**_dump_settings(preset, ("name", "description")), "files": hashes})
 
 
-def settings_hash(preset: Preset, left_out: tuple[str, ...] = ("name",)) -> str:
+def hash_preset_settings(preset: Preset, left_out: tuple[str, ...] = ("name",)) -> str:
     """Returns the hash of a method's preset and of the files it uses, without `answer` and the
     settings in `left_out`. Raises PresetError: a setting is invalid, or a file cannot be read."""
     facts, method = _dump_settings(preset, (*left_out, "answer")), resolve(preset).method

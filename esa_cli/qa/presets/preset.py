@@ -23,8 +23,10 @@ from esa_cli.errors import PresetError, UsageError
 from esa_cli.methods.registry import KINDS
 from esa_cli.qa.presets.preset_files import (
     FORMER,
+    adapter_folder,
     available,
     find_preset_file,
+    finder_folder,
     is_address,
     known_model_facts,
     known_models,
@@ -101,12 +103,12 @@ class AnswerSettings(_StrictModel):
         return prompt
 
     @property
-    def needs_rows(self) -> bool:
+    def needs_kv_cache(self) -> bool:
         """Whether answers come from the KV cache, so that documents must be prefilled."""
         return self.source == "rows"
 
     @property
-    def has_index(self) -> bool:
+    def makes_token_index(self) -> bool:
         """Whether documents get a token index."""
         return self.finder is not None
 
@@ -118,7 +120,7 @@ class AnswerSettings(_StrictModel):
     @property
     def by_words(self) -> bool:
         """Whether passages are found with BM25 alone, without a finder."""
-        return self.source == "text" and not self.has_index
+        return self.source == "text" and not self.makes_token_index
 
 
 class Prompt(_StrictModel):
@@ -257,7 +259,31 @@ def preset_of_reader_model(preset: Preset) -> Preset:
     """Returns the preset, changed to answer from the KV cache of its reader if it has a reader."""
     if preset.answer.reader is None:
         return preset
-    return validated(preset.name, answer_from_kv_cache(preset.model_dump(exclude={"name"})))
+    return validate_settings(preset.name, answer_from_kv_cache(preset.model_dump(exclude={"name"})))
+
+
+def check_adapter(settings: AnswerSettings) -> None:
+    """Raises PresetError if the preset's adapter or finder is missing."""
+    if settings.source == "text":
+        if settings.adapter is not None:
+            adapter_folder(settings.adapter)
+        if settings.finder is not None:
+            finder_folder(settings.finder)
+
+
+def preset_without_adapter(preset: Preset) -> Preset:
+    """Returns a copy of the preset for ingesting documents, without adapter and reader."""
+    answer = preset.answer.model_copy(update={"adapter": None, "reader": None})
+    return preset.model_copy(update={"answer": answer})
+
+
+def preset_for_finding(preset: Preset, words_alone: bool = False) -> Preset:
+    """Returns a copy of the preset for finding passages, without adapter and reader. With
+    `words_alone`, it has no finder either, so that passages are found with BM25 alone."""
+    answer = preset.answer
+    finder = None if words_alone else answer.finder
+    update = {"source": "text", "adapter": None, "reader": None, "finder": finder}
+    return preset.model_copy(update={"answer": answer.model_copy(update=update)})
 
 
 def _load_with_parents(path: Path, chain: tuple[Path, ...] = ()) -> dict[str, Any]:
@@ -339,10 +365,10 @@ def load(name: str = DEFAULT, overrides: Sequence[str] = ()) -> Preset:
     if "name" in data:
         hint = "save the preset under another file name"
         raise PresetError("--set cannot change a preset's name", hint)
-    return validated(path.stem, data)
+    return validate_settings(path.stem, data)
 
 
-def validated(name: str, data: Mapping[str, Any]) -> Preset:
+def validate_settings(name: str, data: Mapping[str, Any]) -> Preset:
     """Builds and validates a preset from its settings. Raises PresetError: settings are malformed
     or inconsistent."""
     try:

@@ -1,4 +1,5 @@
-"""Finds and reads preset files and the table of known models."""
+"""Finds the files that presets consist of and name: preset files, adapters, finders, and the table
+of known models."""
 
 from __future__ import annotations
 
@@ -16,6 +17,8 @@ from esa_cli.system.registry import nearest
 from esa_cli.system.strict_parsing import load_yaml
 
 SUFFIXES = (".yaml", ".yml")
+MAPS = "maps.safetensors"
+"""The name of the file with a finder's projections."""
 FORMER = {
     "smollm2-135m": "default",
     "llama3-8b-paper": "paper",
@@ -31,14 +34,14 @@ def shipped_preset_folder() -> Path:
     return inside if inside.is_dir() else package.parent / "presets"
 
 
-def user_dir() -> Path:
+def user_preset_folder() -> Path:
     """Returns the folder of the user's own presets."""
     return user_config_path("esa") / "presets"
 
 
 def available() -> dict[str, Path]:
     """Returns the names and files of all presets; the user's presets replace shipped presets."""
-    return dict(sorted({**shipped_presets(), **_preset_files_in(user_dir())}.items()))
+    return dict(sorted({**shipped_presets(), **_preset_files_in(user_preset_folder())}.items()))
 
 
 def shipped_presets() -> dict[str, Path]:
@@ -95,6 +98,30 @@ def read_file(path: Path) -> dict[str, Any]:
     return data
 
 
+def adapter_folder(name: str) -> Path:
+    """Finds the folder of an adapter by its path or its shipped name. Raises PresetError."""
+    from esa_cli.models.text_passes.text_forward import CONFIG
+
+    return _find_folder(name, "adapter", CONFIG)
+
+
+def finder_folder(name: str) -> Path:
+    """Finds the folder of a finder by its path or its shipped name. Raises PresetError."""
+    return _find_folder(name, "finder", MAPS)
+
+
+def _find_folder(name: str, kind: str, file: str) -> Path:
+    own = expand_home_folder(name, f"answer.{kind}", PresetError)
+    shipped = [] if "/" in name else [shipped_preset_folder() / f"{kind}s" / name]
+    for folder in (*shipped, own):
+        if name and (folder / file).is_file():
+            return folder
+    raise PresetError(
+        f"answer.{kind} must be a folder with {file}, got {name!r}",
+        f"give the path of such a folder, or use --set answer.{kind}=null",
+    )
+
+
 TABLE = Path(__file__).with_name("models.yaml")
 
 
@@ -108,7 +135,7 @@ class ModelFacts:
     heads: list[list[int]] = field(default_factory=list)
     way: str = "chat"
 
-    def bytes_in(self, size: int) -> int:
+    def count_weight_bytes(self, size: int) -> int:
         """Returns the bytes of the weights, with `size` bytes for each number."""
         return round(self.weights * 1e9) * size
 

@@ -14,7 +14,14 @@ import torch
 
 from esa_cli.errors import NOT_BLAMED, EsaError, ModelError, PluginError, PresetError, UsageError
 from esa_cli.methods import registry
-from esa_cli.qa.presets.preset import DEFAULT, Preset, answer_from_kv_cache, load, merge, validated
+from esa_cli.qa.presets.preset import (
+    DEFAULT,
+    Preset,
+    answer_from_kv_cache,
+    load,
+    merge,
+    validate_settings,
+)
 from esa_cli.system.registry import nearest
 
 if TYPE_CHECKING:
@@ -65,9 +72,9 @@ def resolve(
         return preset
     chosen = load(preset, overrides) if isinstance(preset, str) else preset
     if method is not None:
-        chosen = apply_for_length(method, chosen, length)
+        chosen = apply_method_for_length(method, chosen, length)
     resolved = ResolvedPreset(chosen)
-    if chosen.answer.needs_rows:
+    if chosen.answer.needs_kv_cache:
         _ = resolved.method
     return resolved
 
@@ -135,7 +142,7 @@ def apply(name: str, preset: Preset, length: int = 0) -> Preset:
     if recipe.full or laid["selector"]["name"] == "full":
         # With `local`, the keys of a text would depend on I and L alone.
         laid["reading"] = "select"
-    changed = validated(preset.name, laid)
+    changed = validate_settings(preset.name, laid)
     if not recipe.full and changed.window.budget != preset.window.budget:
         raise PresetError(
             f"method {name!r} must take the preset's {preset.window.budget} tokens, got "
@@ -165,7 +172,7 @@ def _recipe_settings(recipe: registry.Recipe, base: registry.Base) -> Mapping[st
     return settings
 
 
-def compared(name: str, preset: Preset, length: int = 0) -> Preset:
+def apply_compared_method(name: str, preset: Preset, length: int = 0) -> Preset:
     """Applies the method `name` of a comparison; `preset` and `text` leave the preset unchanged.
     Raises the errors of `apply`, and UsageError: the preset does not answer from text."""
     if name not in (AS_IS, FROM_TEXT):
@@ -184,10 +191,10 @@ def default_compared_methods(preset: Preset) -> tuple[str, ...]:
     return (AS_IS, FROM_TEXT) if preset.answer.source == "text" else (AS_IS,)
 
 
-def apply_for_length(name: str, preset: Preset, length: int) -> Preset:
+def apply_method_for_length(name: str, preset: Preset, length: int) -> Preset:
     """Applies a method for documents of `length` tokens; 0 means that the length is unknown. Raises
     the errors of `apply`, and UsageError: the method needs a length."""
-    if not length and stretches(name, preset):
+    if not length and method_needs_length(name, preset):
         raise UsageError(
             f"method {name!r} needs the length of its documents, which is unknown here",
             f"use `esa ask DOC... QUESTION --method {name}`, or set `length` in Python",
@@ -195,7 +202,7 @@ def apply_for_length(name: str, preset: Preset, length: int) -> Preset:
     return apply(name, preset, length)
 
 
-def stretches(name: str, preset: Preset) -> bool:
+def method_needs_length(name: str, preset: Preset) -> bool:
     """Whether a method depends on the length of documents, as NTK and YaRN do. Raises UsageError:
     the method is unknown. PresetError: a setting is invalid."""
     return apply(name, preset) != apply(name, preset, 1000 * preset.context)

@@ -85,7 +85,7 @@ def number_passages(passages: Sequence[Passage]) -> str:
     return "\n\n".join(parts)
 
 
-def chat_messages(
+def make_chat_messages(
     question: str, passages: Sequence[Passage], history: Sequence[Turn]
 ) -> list[dict[str, str]]:
     """Returns the prompt as chat messages; a turn without an answer joins the system message."""
@@ -142,13 +142,13 @@ class ChatReader:
     ) -> Reply:  # fmt: skip
         """Answers as `Reader.answer` describes, from as many passages as fit into the window."""
         limit = sampling.max_new_tokens or min(MAX_TOKENS, self._window // 4)
-        ids = self.prompt_ids(question, passages[:MAX_PASSAGES], history, limit)
+        ids = self.encode_prompt(question, passages[:MAX_PASSAGES], history, limit)
         return generate_reply(self.model, self.prompt.tokenizer, ids, sampling, limit, on_text)
 
     def close(self) -> None:
         """Closes nothing, as this reader has no connections."""
 
-    def prompt_ids(
+    def encode_prompt(
         self, question: str, passages: Sequence[Passage], history: Sequence[Turn], max_tokens: int
     ) -> list[int]:
         """Returns the prompt with as many of the best passages as fit. Raises LengthError."""

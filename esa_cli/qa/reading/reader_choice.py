@@ -131,7 +131,7 @@ class ReaderChoice:
         return ChatReader(models.load(self.ref, device=device, dtype=dtype, progress=progress))
 
 
-def reader_bytes(choice: ReaderChoice, size: int, packing: str = "") -> int | None:
+def count_reader_bytes(choice: ReaderChoice, size: int, packing: str = "") -> int | None:
     """Returns the bytes that a reader's weights will take, or None if the size is unknown."""
     if choice.ref is None:
         return 0
@@ -139,13 +139,15 @@ def reader_bytes(choice: ReaderChoice, size: int, packing: str = "") -> int | No
     if folder is not None:
         return weight_bytes_in_memory(folder, size, bytes_per_weight(packing, size))
     facts = preset_files.known_model_facts(choice.ref.name)
-    return None if facts is None else facts.bytes_in(size)
+    return None if facts is None else facts.count_weight_bytes(size)
 
 
-def reader_of(chosen: preset.Preset) -> ReaderChoice | None:
+def choose_preset_reader(chosen: preset.Preset) -> ReaderChoice | None:
     """Returns the reader that the preset names, or None if the preset's own model is the reader."""
     answer = chosen.answer
-    return None if answer.reader is None or answer.needs_rows else ReaderChoice.of(answer.reader)
+    return (
+        None if answer.reader is None or answer.needs_kv_cache else ReaderChoice.of(answer.reader)
+    )
 
 
 def check_reader_gets_passages(reader: object | None, chosen: preset.Preset) -> None:

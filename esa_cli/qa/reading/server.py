@@ -16,7 +16,7 @@ import requests
 from esa_cli.errors import ReaderError, first_line
 from esa_cli.qa.answering.reply import Reply, Turn, says_nothing_found
 from esa_cli.qa.finding.passage import Passage
-from esa_cli.qa.reading.reader import MAX_PASSAGES, Sampling, chat_messages, ignore_text
+from esa_cli.qa.reading.reader import MAX_PASSAGES, Sampling, ignore_text, make_chat_messages
 from esa_cli.system.machine import is_loopback
 
 CONNECT_S = 10.0
@@ -89,7 +89,7 @@ class ServerReader:
     ) -> Reply:  # fmt: skip
         body = {
             "model": self.name,
-            "messages": chat_messages(question, passages[:MAX_PASSAGES], history),
+            "messages": make_chat_messages(question, passages[:MAX_PASSAGES], history),
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
             "max_tokens": sampling.max_new_tokens,

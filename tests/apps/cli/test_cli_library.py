@@ -44,8 +44,8 @@ def small_segments(surroundings: None, tmp_path: Path, monkeypatch: pytest.Monke
     """Documents of a few hundred tokens have several segments."""
     monkeypatch.setenv("ESA_LIBRARY", str(tmp_path / "library"))
     monkeypatch.setattr("esa_cli.qa.answering.session.FEED", 128)
-    monkeypatch.setattr("esa_cli.qa.ingestion.row_ingest.SEGMENT", 256)
-    monkeypatch.setattr("esa_cli.qa.planning.row_storage.SEGMENT", 256)
+    monkeypatch.setattr("esa_cli.qa.ingestion.kv_cache_ingest.SEGMENT", 256)
+    monkeypatch.setattr("esa_cli.qa.planning.kv_cache_storage.SEGMENT", 256)
     for name, text in (("gate.txt", GATE), ("boat.txt", BOAT), ("long.txt", LONG)):
         Path(name).write_text(text, "utf-8")
 

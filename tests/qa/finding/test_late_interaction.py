@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from esa_cli.qa.finding import finder as late_interaction
-from esa_cli.qa.finding.finder import ReducedKeys, index_layout, pool_products, window_products
+from esa_cli.qa.finding.finder import ReducedKeys, make_index_layout, pool_products, window_products
 
 
 def window_scores(
@@ -72,7 +72,7 @@ def test_tiles_change_nothing(monkeypatch: pytest.MonkeyPatch, tile: int) -> Non
     tokens = 900
     queries = torch.nn.functional.normalize(torch.randn(9, 16), dim=1)
     keys = ReducedKeys.of(
-        torch.nn.functional.normalize(torch.randn(tokens, 16), dim=1), index_layout(16)
+        torch.nn.functional.normalize(torch.randn(tokens, 16), dim=1), make_index_layout(16)
     )
     weights = torch.rand(9).softmax(0)
     # Windows of all lengths, within a tile and over several, that overlap and leave gaps.

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from esa_cli.documents.document import Document
-from esa_cli.qa.finding.books import Book, place_books
 from esa_cli.qa.finding.passage import Passage
 from esa_cli.qa.finding.passage_finder import (
     AROUND,
@@ -18,11 +17,13 @@ from esa_cli.qa.finding.passage_finder import (
     FITS,
     LATE,
     VAGUE,
+    Book,
     PassageFinder,
     PassageSearch,
     ReducedQueries,
     WindowScores,
     passages_with_words,
+    place_books,
     token_bounds,
 )
 from esa_cli.qa.finding.words import LexicalIndex
@@ -245,7 +246,7 @@ def test_what_fits_a_question_without_its_words() -> None:
     keys = torch.nn.functional.normalize(torch.randn(len(spans_of(text)), 3), dim=1)
     made = finder(text, FILLER, keys=[keys, None])
     reduced = ReducedQueries(torch.eye(3)[:1], torch.tensor([0.62]))
-    late = made.late_scores(reduced)
+    late = made.score_late_interaction(reduced)
     assert late.shape == (1 + len(AROUND), len(made.index))
     is_read = torch.tensor(made.index.documents) == 0
     assert torch.equal(~late[0].isnan(), is_read)

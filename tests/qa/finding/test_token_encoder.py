@@ -29,7 +29,9 @@ def encoder(loaded: Any) -> TokenEncoder:
 
 def test_queries_have_unit_length_and_weights_sum_to_one(encoder: TokenEncoder) -> None:
     with torch.no_grad():
-        queries, weights = encoder.questions(["who is it", "what was the name of the ship at sea"])
+        queries, weights = encoder.encode_questions(
+            ["who is it", "what was the name of the ship at sea"]
+        )
     assert queries.shape[:2] == weights.shape
     torch.testing.assert_close(weights.sum(1), torch.ones(2))
     assert (weights[:, :2] == 0).all()
@@ -51,7 +53,7 @@ def test_weights_are_softplus_of_the_mapped_states(encoder: TokenEncoder) -> Non
         raw.append(math.log1p(math.exp(logit)))
     want = torch.tensor([0.0, 0.0, *(number / sum(raw) for number in raw)])
     with torch.no_grad():
-        _, weights = encoder.questions([text])
+        _, weights = encoder.encode_questions([text])
     torch.testing.assert_close(weights[0, : len(want)], want, atol=1e-5, rtol=1e-4)
 
 
@@ -68,7 +70,7 @@ def test_a_document_is_the_same_in_every_division(
     assert all("layers.1." in name for name in encoder.adapter.matrices), "from the first on"
     torch.testing.assert_close(parts, whole, atol=1e-5, rtol=1e-5)
     with torch.no_grad():
-        one = encoder.tokens([ids[5:16]])[0, 3:]
+        one = encoder.encode_tokens([ids[5:16]])[0, 3:]
     torch.testing.assert_close(whole[8:16], one, atol=1e-5, rtol=1e-5)
 
 
@@ -90,8 +92,8 @@ def test_saved_and_loaded(encoder: TokenEncoder, tmp_path: Path) -> None:
 def test_gradients_reach_maps_and_adapter(encoder: TokenEncoder) -> None:
     for one in (*adapter_matrices(encoder.adapter), *encoder.maps.values()):
         one.requires_grad_(True)
-    queries, weights = encoder.questions(["who is it"])
-    keys = encoder.tokens([list(range(1, 20))])
+    queries, weights = encoder.encode_questions(["who is it"])
+    keys = encoder.encode_tokens([list(range(1, 20))])
     (weights[0] * (queries[0] @ keys[0].T).amax(1)).sum().backward()
     trained = [one for name, one in encoder.maps.items() if name != "scale"]
     trained += [matrix for pair in encoder.adapter.matrices.values() for matrix in pair]
@@ -101,14 +103,14 @@ def test_gradients_reach_maps_and_adapter(encoder: TokenEncoder) -> None:
 def test_sizes_come_from_the_file_of_the_preset(encoder: TokenEncoder, tmp_path: Path) -> None:
     save_finder(encoder, tmp_path, "tiny")
     chosen = preset.load("tiny-random", ["answer.from=text", f"answer.finder={tmp_path}"])
-    sizes = token_encoder.index_sizes(chosen)
+    sizes = token_encoder.read_finder_sizes(chosen)
     assert sizes is not None
     assert (sizes.layers, sizes.dim, sizes.layout) == (2, 6, encoder.layout)
     loaded = token_encoder.load_finder(chosen.answer, encoder.model, encoder.tokenizer)
     assert loaded is not None
     assert (loaded.layers, loaded.dim) == (2, 6)
     rows = preset.load("tiny-random")
-    assert token_encoder.index_sizes(rows) is None
+    assert token_encoder.read_finder_sizes(rows) is None
     assert token_encoder.load_finder(rows.answer, encoder.model, encoder.tokenizer) is None
 
 
@@ -130,7 +132,7 @@ def test_encoded_keys_are_projected_states_of_unit_length(encoder: TokenEncoder)
     """Against one forward pass of the model's own layers for each sequence."""
     sequences = [[5, 9, 2], [7, 7, 1, 30, 4], [8]]
     with torch.no_grad():
-        found = encoder.tokens(sequences)
+        found = encoder.encode_tokens(sequences)
         for row, ids in zip(found, sequences, strict=True):
             with encoder.adapter.active():
                 out = encoder.model(torch.tensor([ids]), output_hidden_states=True)

@@ -13,8 +13,7 @@ import torch
 from safetensors.numpy import load, save
 
 from esa_cli.documents.document import Document
-from esa_cli.qa.finding.books import Book
-from esa_cli.qa.finding.passage_finder import PassageFinder, passages_with_words
+from esa_cli.qa.finding.passage_finder import Book, PassageFinder, passages_with_words
 from esa_cli.qa.finding.words import (
     AROUND,
     WINDOW_WORDS,
@@ -23,10 +22,10 @@ from esa_cli.qa.finding.words import (
     TextWindow,
     capitals_mean_names,
     cut_sentence_windows,
+    find_shared_words,
     make_lowercase_test,
-    matched_words,
+    make_sentence_words,
     sentence_spans,
-    sentence_words,
     unmentioned_share,
 )
 from esa_cli.system.text import count_words_of_text, find_content_words
@@ -134,7 +133,10 @@ def of_each_sentence(words: SentenceWords) -> list[list[str]]:
 
 @pytest.mark.parametrize("text", TEXTS)
 def test_the_words_of_each_sentence_are_stored_and_read(text: str) -> None:
-    spans, stored = sentence_spans(text), SentenceWords.of_bytes(sentence_words(text).as_bytes())
+    spans, stored = (
+        sentence_spans(text),
+        SentenceWords.of_bytes(make_sentence_words(text).as_bytes()),
+    )
     assert stored is not None
     assert list(map(tuple, stored.spans.tolist())) == spans
     assert stored.counts.tolist() == [count_words_of_text(text[a:b]) for a, b in spans]
@@ -143,7 +145,7 @@ def test_the_words_of_each_sentence_are_stored_and_read(text: str) -> None:
 
 
 def test_another_version_or_form_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    data = sentence_words(TEXTS[3]).as_bytes()
+    data = make_sentence_words(TEXTS[3]).as_bytes()
     assert SentenceWords.of_bytes(b"") is SentenceWords.of_bytes(b"x" * 99) is None
     less = {name: one for name, one in load(data).items() if name != "ends"}
     assert SentenceWords.of_bytes(save(less)) is None
@@ -163,7 +165,7 @@ def test_another_version_or_form_is_not_used(monkeypatch: pytest.MonkeyPatch) ->
     ],
 )
 def test_the_words_of_the_question_are_found(text: str, question: str, words: list[str]) -> None:
-    assert [text[start:end] for start, end in matched_words(text, question)] == words
+    assert [text[start:end] for start, end in find_shared_words(text, question)] == words
 
 
 TEXT = (

@@ -16,8 +16,8 @@ from forked import child, ended, killed, taken
 from esa_cli.documents.document import Document
 from esa_cli.errors import LibraryError
 from esa_cli.qa.api import Esa
-from esa_cli.qa.finding.books import Book
-from esa_cli.qa.finding.finder import ReducedKeys, TokenEncoder, index_layout
+from esa_cli.qa.finding.finder import ReducedKeys, TokenEncoder, make_index_layout
+from esa_cli.qa.finding.passage_finder import Book
 from esa_cli.qa.ingestion import ingest as index_ingest
 from esa_cli.qa.ingestion.ingest import IngestEvents
 from esa_cli.qa.presets import preset
@@ -99,7 +99,7 @@ def index_of(book: Book) -> torch.Tensor:
 
 def rounded(keys: torch.Tensor) -> torch.Tensor:
     """Reduced keys (n, R) as they would be read from the library."""
-    return ReducedKeys.of(keys, index_layout(keys.shape[1])).decode_keys(0, keys.shape[0])
+    return ReducedKeys.of(keys, make_index_layout(keys.shape[1])).decode_keys(0, keys.shape[0])
 
 
 def test_an_index_is_stored_found_and_opened_as_it_is_computed(
@@ -111,13 +111,13 @@ def test_an_index_is_stored_found_and_opened_as_it_is_computed(
         assert one.find(note()) is not None
     assert made.entry is not None
     tokens = made.tokens
-    size = library.estimate_size(tokens, index_layout(DIM))
+    size = library.estimate_size(tokens, make_index_layout(DIM))
     assert seen.told[0] == ("started", tokens, size)
     assert seen.told[1:-2] == [*range(PIECE, tokens, PIECE), tokens]
     assert seen.told[-2:] == ["finished", "found"]
     assert (made.prefilled, made.spans.shape) == (None, (tokens, 2))
     assert tokens == made.entry.tokens > 2 * SEGMENT
-    assert (made.entry.head, made.entry.layout) == (0, index_layout(DIM))
+    assert (made.entry.head, made.entry.layout) == (0, make_index_layout(DIM))
     assert abs(made.entry.nbytes - size) < size / 2
     want = at_once(loaded, finder)
     torch.testing.assert_close(index_of(made), want, atol=0.01, rtol=0)
@@ -217,7 +217,7 @@ def test_the_words_are_stored_beside_the_index(
         assert found.words.ids.tolist() == made.words.ids.tolist()  # type: ignore[union-attr]
 
     with monkeypatch.context() as patch:
-        patch.setattr(index_ingest, "sentence_words", None)  # the stored words are used
+        patch.setattr(index_ingest, "make_sentence_words", None)  # the stored words are used
         opened()
     foreign = pack_small_file("words", b"0" * 40 + b"\n" + made.words.as_bytes())[0]
     for damaged in (b"", stored[:-1] + bytes([stored[-1] ^ 1]), foreign, None):

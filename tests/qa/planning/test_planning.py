@@ -16,6 +16,8 @@ from esa_cli.errors import PresetError, ResourceError
 from esa_cli.models.attachment.attach import attach
 from esa_cli.models.attachment.layer_traits import attention_modules
 from esa_cli.qa.answering.session import Session
+from esa_cli.qa.finding.finder import FinderSizes
+from esa_cli.qa.ingestion.ingest import IndexPlanner
 from esa_cli.qa.planning import model_shape, plan
 from esa_cli.qa.planning.plan import CachePlacement
 from esa_cli.qa.presets import preset
@@ -85,8 +87,6 @@ def test_the_papers_ratios() -> None:
 
 
 def test_an_index_takes_its_keys_alone_and_the_layers_that_run() -> None:
-    from esa_cli.qa.finding.finder import FinderSizes
-
     def index(tokens: int, layers: int, dtype: torch.dtype = torch.float32) -> plan.Plan:
         return make_plan(tokens, dtype=dtype, index=FinderSizes(layers, 128))
 
@@ -129,13 +129,28 @@ def test_what_does_not_fit_is_refused_with_what_would(monkeypatch: pytest.Monkey
     assert half.keys_values * 2 == make_plan().keys_values
 
 
+def test_a_small_models_index_is_planned_by_its_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ESA_MEMORY_LIMIT", "450MiB")
+    need = plan.LIBRARIES + 2_500_000 + 1000 * (136 + plan.TOKEN_BYTES)
+    key = plan.ingest_speed_key("random:llama", "float32", "cpu", plan.INDEX)
+    planner = IndexPlanner(1_000_000, 136, need, key)
+    planner.check(1000)
+    with pytest.raises(ResourceError, match=r"1,001 tokens need .* ESA_MEMORY_LIMIT") as caught:
+        planner.check(1001)
+    assert "1,000 tokens fit; or use a smaller model" in caught.value.hint
+    planner.remember(planner.plan(3000), 2.0)
+    assert planner.plan(6000).seconds == pytest.approx(4.0)
+    whole = make_plan(6000, index=FinderSizes(1, 128))
+    assert (whole.rate_from, whole.seconds) == ("measured", pytest.approx(4.0)), "of any planner"
+
+
 TEXT = "The gate opens at nine and the market closes at dusk. " * 30
 QUESTION = "When does the gate open?"
 TOKENS = 100_000
 
 
 def costs_of(loaded: Any) -> plan.KvCacheCosts:
-    shape = model_shape.shape_of(loaded.model.config.to_dict())
+    shape = model_shape.read_model_shape(loaded.model.config.to_dict())
     return plan.KvCacheCosts(shape, on_gpu=True, method=resolve("tiny-random").method)
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from conftest import build_model
 
-from esa_cli.qa.planning.row_storage import hindrance
+from esa_cli.qa.planning.kv_cache_storage import find_storage_hindrance
 from esa_cli.qa.presets import preset
 from esa_cli.qa.presets.cache_key import SAMPLES, cache_key, model_facts
 from esa_cli.qa.presets.resolved_preset import resolve
@@ -119,7 +119,7 @@ def test_states_are_of_one_version_of_transformers(monkeypatch: pytest.MonkeyPat
 def test_what_can_be_stored(settings: list[str], stored: bool) -> None:
     """Not what a selector gathers while it reads; and keys fitted on more than a segment would be
     fitted on the first segment alone in the library, in memory on all."""
-    assert (hindrance(resolve("tiny-random", settings).method) == "") == stored
+    assert (find_storage_hindrance(resolve("tiny-random", settings).method) == "") == stored
 
 
 def test_of_plain_weights_parameters_count_alone(loaded: Any) -> None:

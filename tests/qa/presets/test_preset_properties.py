@@ -60,14 +60,14 @@ def expect_key(error: PresetError, keys: list[str]) -> None:
 def test_presets_are_valid_or_refused_with_the_key(changes: dict[str, Any]) -> None:
     data = with_changes(changes)
     try:
-        made = preset.validated("made", data)
+        made = preset.validate_settings("made", data)
     except PresetError as error:
         expect_one_line(error)
         expect_key(error, [part for key in changes for part in key.split(".")])
         return
-    assert preset.validated("made", made.model_dump(exclude={"name"}, by_alias=True)) == made or (
-        "nan" in repr(changes)
-    )
+    assert preset.validate_settings(
+        "made", made.model_dump(exclude={"name"}, by_alias=True)
+    ) == made or ("nan" in repr(changes))
     try:
         build_method(made)
     except EsaError as error:

@@ -9,9 +9,9 @@ import pytest
 from esa_cli.errors import PresetError
 from esa_cli.models import parse_reference
 from esa_cli.models.text_passes.text_forward import CONFIG
-from esa_cli.qa.presets import adapter_files, preset, preset_files, resolved_preset
-from esa_cli.qa.presets.adapter_files import adapter_folder
+from esa_cli.qa.presets import preset, preset_files, resolved_preset
 from esa_cli.qa.presets.preset import AnswerSettings
+from esa_cli.qa.presets.preset_files import adapter_folder
 from esa_cli.qa.presets.resolved_preset import resolve
 
 SHIPPED = sorted(path.stem for path in preset_files.shipped_preset_folder().glob("*.yaml"))
@@ -20,7 +20,7 @@ SHIPPED = sorted(path.stem for path in preset_files.shipped_preset_folder().glob
 @pytest.fixture(autouse=True)
 def no_user_presets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "user"
-    monkeypatch.setattr(preset_files, "user_dir", lambda: folder)
+    monkeypatch.setattr(preset_files, "user_preset_folder", lambda: folder)
     return folder
 
 
@@ -153,13 +153,15 @@ def test_a_preset_of_another_model_does_not(tmp_path: Path, own: str) -> None:
 def test_a_method_answers_from_rows() -> None:
     made = preset.load("tiny-random", [FROM_TEXT, "answer.passages=3"])
     assert resolved_preset.apply("esa", made).answer.source == "rows"
-    assert resolved_preset.compared(resolved_preset.AS_IS, made).answer.source == "text"
+    assert (
+        resolved_preset.apply_compared_method(resolved_preset.AS_IS, made).answer.source == "text"
+    )
 
 
 @pytest.fixture
 def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of shipped adapters; the working directory is an empty one."""
-    monkeypatch.setattr(adapter_files, "shipped_preset_folder", lambda: tmp_path / "presets")
+    monkeypatch.setattr(preset_files, "shipped_preset_folder", lambda: tmp_path / "presets")
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     return tmp_path / "presets" / "adapters"

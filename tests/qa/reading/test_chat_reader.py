@@ -16,7 +16,7 @@ from esa_cli.qa.finding.passage import Passage
 from esa_cli.qa.presets import preset
 from esa_cli.qa.reading import reader as reader_module
 from esa_cli.qa.reading import reader_choice
-from esa_cli.qa.reading.reader import SYSTEM, ChatReader, Sampling, chat_messages
+from esa_cli.qa.reading.reader import SYSTEM, ChatReader, Sampling, make_chat_messages
 from esa_cli.qa.reading.reader_choice import ReaderChoice
 
 PASSAGES = [Passage("a.txt", "a.txt", None, n, None, 0, 9, f"Passage {n}. " * 20) for n in range(8)]
@@ -38,7 +38,7 @@ def opened(ref: str) -> ChatReader:
 
 
 def prompt(one: ChatReader, *history: Turn, question: str = "When?") -> str:
-    ids = one.prompt_ids(question, PASSAGES, history, 6)
+    ids = one.encode_prompt(question, PASSAGES, history, 6)
     return str(one.prompt.tokenizer.decode(ids))
 
 
@@ -115,7 +115,7 @@ def test_chat_messages_begin_with_the_passages(turns: int) -> None:
         Passage("a.txt", "", 2, 1, "One", 0, 4, " x\ny "),
         Passage("b.txt", "", None, 1, None, 0, 1, "z"),
     ]
-    found = chat_messages(" When? ", passages, history)
+    found = make_chat_messages(" When? ", passages, history)
     assert [(one["role"], one["content"]) for one in found] == want[:-1]
 
 
@@ -125,15 +125,15 @@ def test_the_prompt_has_as_many_passages_as_fit(tmp_path: Path) -> None:
     sizes = []
     for count in range(1, 9):
         one._window = 10**6
-        sizes.append(len(one.prompt_ids("When?", PASSAGES[:count], (), 0)))
+        sizes.append(len(one.encode_prompt("When?", PASSAGES[:count], (), 0)))
     for count, size in enumerate(sizes, 1):
         for spare, want in ((0, count), (-1, count - 1)):
             one._window = size + 20 + spare
             if want:
-                assert len(one.prompt_ids("When?", PASSAGES, (), 20)) == sizes[want - 1]
+                assert len(one.encode_prompt("When?", PASSAGES, (), 20)) == sizes[want - 1]
             else:
                 with pytest.raises(LengthError):
-                    one.prompt_ids("When?", PASSAGES, (), 20)
+                    one.encode_prompt("When?", PASSAGES, (), 20)
 
 
 def test_an_answer_has_a_quarter_of_the_window(
@@ -164,12 +164,15 @@ def test_a_time_limit_is_above_zero_and_at_most_a_day(seconds: float) -> None:
 
 def test_what_a_reader_takes_and_who_has_one() -> None:
     server = ReaderChoice.of("http://127.0.0.1:9/v1")
-    assert reader_choice.reader_bytes(server, 4) == 0
-    assert reader_choice.reader_bytes(ReaderChoice.of("some/model"), 4) is None
+    assert reader_choice.count_reader_bytes(server, 4) == 0
+    assert reader_choice.count_reader_bytes(ReaderChoice.of("some/model"), 4) is None
     plain, text = preset.load("tiny-random"), preset.load("tiny-random", ["answer.from=text"])
     named = preset.load("tiny-random", ["answer.from=text", "answer.reader=some/model"])
-    assert (reader_choice.reader_of(plain), reader_choice.reader_of(text)) == (None, None)
-    assert reader_choice.reader_of(named) == ReaderChoice.of("some/model")
+    assert (
+        reader_choice.choose_preset_reader(plain),
+        reader_choice.choose_preset_reader(text),
+    ) == (None, None)
+    assert reader_choice.choose_preset_reader(named) == ReaderChoice.of("some/model")
     reader_choice.check_reader_gets_passages(None, plain)
     reader_choice.check_reader_gets_passages(server, text)
     with pytest.raises(UsageError, match="KV cache"):

@@ -16,17 +16,17 @@ from esa_cli.errors import LengthError
 from esa_cli.qa.answering.reply import NOT_TOLD, Quotation, Reply
 from esa_cli.qa.finding.passage import Passage
 from esa_cli.qa.presets.preset import PROMPT, UNANSWERED
-from esa_cli.qa.reading import span, span_search
+from esa_cli.qa.reading import span
 from esa_cli.qa.reading.reader import Sampling
 from esa_cli.qa.reading.span import (
     PassagePrompt,
     PassageReader,
     PassageReading,
+    Span,
     SpanReader,
     clip_text,
-    one_line,
+    collapse_spaces,
 )
-from esa_cli.qa.reading.span_search import Span
 
 __all__ = ["byte_level", "byte_model"]
 
@@ -45,16 +45,16 @@ def reader(model: Any, tokenizer: Any, adapter: Any = None, **options: Any) -> P
 
 def test_both_fields_are_in_one_line_and_text(byte_level: Any) -> None:
     made = PassagePrompt(byte_level, PROMPT, UNANSWERED)
-    ids = made.ids(" Who is\nAhab? ", "Ahab,\n  the\tcaptain.\n")
+    ids = made.encode_prompt(" Who is\nAhab? ", "Ahab,\n  the\tcaptain.\n")
     assert byte_level.decode(ids) == (
         "Question: Who is Ahab?\nText: Ahab, the captain.\nQuestion: Who is Ahab?\nAnswer:"
     )
     plain = PassagePrompt(byte_level, "{passage}|{question}", UNANSWERED)
-    ids = plain.ids("{passage}?", "{question} <|im_end|>")
+    ids = plain.encode_prompt("{passage}?", "{question} <|im_end|>")
     assert byte_level.decode(ids) == "{question} <|im_end|>|{passage}?"
     assert byte_level.convert_tokens_to_ids("<|im_end|>") not in ids
-    assert byte_level.decode(made.answer_ids("Ahab,\nhe")) == " Ahab, he\n"
-    assert made.answer_ids("x")[-1] == made.line_end
+    assert byte_level.decode(made.encode_answer("Ahab,\nhe")) == " Ahab, he\n"
+    assert made.encode_answer("x")[-1] == made.line_end
 
 
 @pytest.mark.parametrize("text", ["one two three four five six", "x" * 40, "鯨" * 30, "", "a\nb c"])
@@ -86,11 +86,11 @@ def log_probability(model: Any, before: list[int], after: list[int]) -> float:
 
 def test_log_odds_are_of_any_answer_against_none(byte_model: Any, byte_level: Any) -> None:
     made = reader(byte_model, byte_level)
-    with made.reading():
+    with made.activate_adapter():
         found = made.read(QUESTION, PASSAGES).log_odds
     assert len(found) == len(PASSAGES)
     for odds, passage in zip(found, PASSAGES, strict=True):
-        ids, words = made.prompt.ids(QUESTION, passage), made.prompt.unanswered_ids
+        ids, words = made.prompt.encode_prompt(QUESTION, passage), made.prompt.unanswered_ids
         # A space begins every answer; ` (` no quotation but one in brackets.
         said = [byte_level.decode(words[:count]).strip() for count in range(1, len(words) + 1)]
         first = next(count for count, one in enumerate(said, 1) if one not in passage)
@@ -102,8 +102,8 @@ def test_log_odds_are_of_any_answer_against_none(byte_model: Any, byte_level: An
 def test_the_span_is_the_most_probable_one_at_its_place_in_the_passage(
     byte_model: Any, byte_level: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(span_search, "BEAMS", 10_000)
-    monkeypatch.setattr(span_search, "CANDIDATES", 10_000)
+    monkeypatch.setattr(span, "BEAMS", 10_000)
+    monkeypatch.setattr(span, "CANDIDATES", 10_000)
     made = reader(byte_model, byte_level)
     reading = made.read(QUESTION, PASSAGES)
     ends = {0: ["Ahab", "Ahab was", "Ahab was one", "Ahab was one.", "was", "was one", "was one.",
@@ -112,18 +112,18 @@ def test_the_span_is_the_most_probable_one_at_its_place_in_the_passage(
                 "he said", "he said.", "said", "said."],
             4: ["x"]}  # fmt: skip
     for number, spans in ends.items():
-        before = made.prompt.ids(QUESTION, PASSAGES[number])
+        before = made.prompt.encode_prompt(QUESTION, PASSAGES[number])
         known = {
             span: max(
                 log_probability(byte_model, before, list(ids))
-                for ids in (made.prompt.answer_ids(span), made.prompt.answer_ids(span)[1:])
+                for ids in (made.prompt.encode_answer(span), made.prompt.encode_answer(span)[1:])
             )
             for span in spans
         }
-        found = reading.span(number)
+        found = reading.find_span(number)
         assert found is not None
         best = max(known, key=lambda span: known[span])
-        assert one_line(PASSAGES[number][found.start : found.end]) == best
+        assert collapse_spaces(PASSAGES[number][found.start : found.end]) == best
         assert found.log_probability == pytest.approx(known[best], abs=1e-3)
 
 
@@ -133,21 +133,21 @@ def test_offsets_are_those_of_the_original(byte_level: Any, make_model: Any, see
     passage = (
         "\n\n 「鯨」は 白い。\n\tHe  said:\r\n“Thar\u2003she\u00a0blows!”  It's\nold-time 42.\n"
     )
-    found = made.read(QUESTION, [passage, passage * 2]).span(0)
+    found = made.read(QUESTION, [passage, passage * 2]).find_span(0)
     assert found is not None
     text = passage[found.start : found.end]
     assert text == text.strip()
-    assert one_line(text) in one_line(passage)
-    again = made.read(QUESTION, [one_line(passage)]).span(0)
+    assert collapse_spaces(text) in collapse_spaces(passage)
+    again = made.read(QUESTION, [collapse_spaces(passage)]).find_span(0)
     assert again is not None
-    assert one_line(passage)[again.start : again.end] == one_line(text)
+    assert collapse_spaces(passage)[again.start : again.end] == collapse_spaces(text)
 
 
 def test_no_words_no_span_and_no_passages(byte_model: Any, byte_level: Any) -> None:
     made = reader(byte_model, byte_level)
     reading = made.read("?!", ["…", "", " \n"])
     assert len(reading.log_odds) == 3
-    assert [reading.span(n) for n in range(3)] == [None] * 3
+    assert [reading.find_span(n) for n in range(3)] == [None] * 3
     assert made.read(QUESTION, []).log_odds == []
 
 
@@ -169,8 +169,8 @@ def test_the_end_of_a_passage_beyond_the_window_is_not_read(
     long = "He walks about and says no more. " * 40
     made = reader(byte_model, byte_level, context=256)
     reading = made.read(QUESTION, [long, "Ahab was one.", "y" * 900])
-    assert max(reading._batch._lengths) <= 256 - span_search.MAX_TOKENS
-    found = reading.span(0)
+    assert max(reading._batch._lengths) <= 256 - span.MAX_TOKENS
+    found = reading.find_span(0)
     assert found is not None
     assert long[found.start : found.end].strip()
     short = reader(byte_model, byte_level).read(QUESTION, ["Ahab was one."])
@@ -189,12 +189,12 @@ class FixedReader:
         self.log_odds, self._spans = odds, spans
         self.bounds: list[float] = []
 
-    reading = nullcontext
+    activate_adapter = nullcontext
 
     def read(self, question: str, passages: Any) -> FixedReader:
         return self
 
-    def span(self, number: int, above: float) -> Span | None:
+    def find_span(self, number: int, above: float) -> Span | None:
         self.bounds.append(above)
         found = self._spans[number]
         return None if found is None or found <= above else Span(0, 2, found)
@@ -263,8 +263,8 @@ def span_reader(window: int = 100, **settings: Any) -> Any:
     made: Any = SpanReader.__new__(SpanReader)
     given = {"threshold": 1.0, "form": "span", "prior": 0.5, **settings}
     prompt = SimpleNamespace(
-        ids=lambda question, passage: [1] * (len(question) + 3),
-        answer_ids=lambda text: [1] * (len(text) + 2),
+        encode_prompt=lambda question, passage: [1] * (len(question) + 3),
+        encode_answer=lambda text: [1] * (len(text) + 2),
     )
     made.passages = SimpleNamespace(prompt=prompt)
     made._settings, made._chat, made._window = SimpleNamespace(**given), Chat(), window
@@ -323,11 +323,11 @@ def test_a_question_leaves_room_for_passages(form: str, tokens: int) -> None:
     for window in range(10, 60):
         made = span_reader(window=window, form=form)
         if tokens + window // 2 <= window:
-            assert made.check("What", 6) == 4
+            assert made.check("What", 6) == 7
         else:
             with pytest.raises(LengthError):
                 made.check("What", 6)
     large = span_reader(window=5000, form="span")
-    assert large.check("x" * (5000 - span.ROOM - 3), 0) == 5000 - span.ROOM - 3
+    assert large.check("x" * (5000 - span.ROOM - 3), 0) == 5000 - span.ROOM
     with pytest.raises(LengthError):
         large.check("x" * (5000 - span.ROOM - 2), 0)

@@ -15,8 +15,8 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from esa_cli.qa.reading import span_search
-from esa_cli.qa.reading.span_search import (
+from esa_cli.qa.reading import span
+from esa_cli.qa.reading.span import (
     Span,
     WordBoundaries,
     byte_of_letter,
@@ -110,8 +110,8 @@ def searched(passage: str, model: RandomModel) -> Span | None:
 def test_with_beams_enough_it_is_the_best_of_all_spans(
     passage: str, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(span_search, "BEAMS", 100_000)
-    monkeypatch.setattr(span_search, "MAX_TOKENS", 12)
+    monkeypatch.setattr(span, "BEAMS", 100_000)
+    monkeypatch.setattr(span, "MAX_TOKENS", 12)
     short = passage[:24]
     model = RandomModel(seed)
     found = searched(short, model)
@@ -230,12 +230,12 @@ class Endless(RandomModel):
 
 def test_a_span_has_at_most_so_many_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     """In a script without spaces three times as many; the likeliest beams alone go on."""
-    monkeypatch.setattr(span_search, "MAX_TOKENS", 3)
+    monkeypatch.setattr(span, "MAX_TOKENS", 3)
     for passage, calls in (("the " * 40, 3), ("雪鯨" * 20, 9)):
         model = Endless(2)
         searched(passage.strip(), model)
         assert model.calls == calls
-        assert len(model.rows) <= span_search.BEAMS
+        assert len(model.rows) <= span.BEAMS
 
 
 __all__ = ["byte_level"]

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from esa_cli.apps.cli.model_and_documents import QuestionBooks
     from esa_cli.qa.answering.reply import Reply
     from esa_cli.qa.api import Esa
-    from esa_cli.qa.finding.books import Book
+    from esa_cli.qa.finding.passage_finder import Book
 
 Arguments = Annotated[
     list[str] | None,
@@ -125,15 +125,15 @@ class AskRun:
         from esa_cli.apps.cli.model_and_documents import QuestionBooks, open_esa
         from esa_cli.models import path_of
         from esa_cli.models.tokenization.tokenizer import begin_loading_tokenizer
-        from esa_cli.qa.opening import answerable, prepare
-        from esa_cli.qa.planning.row_storage import check_asked_together
+        from esa_cli.qa.opening import adapt_to_model, prepare
+        from esa_cli.qa.planning.kv_cache_storage import check_asked_together
         from esa_cli.system.text import text_digest
 
         flags, reporter = self.flags, self.reporter
         files, library = source_files(names), Library()
         chosen = reader_options.load_preset(model, form=flags.form, later_method=flags.method)
         output_paths.check_output_file("--report", flags.report, files.paths)
-        chosen = chosen if flags.method else answerable(chosen, reporter)
+        chosen = chosen if flags.method else adapt_to_model(chosen, reporter)
         from_text = chosen.answer.source == "text" and flags.method is None
         if from_text and (folder := path_of(chosen.model)) is not None:
             begin_loading_tokenizer(folder)
@@ -146,14 +146,14 @@ class AskRun:
         sized = () if flags.library else named  # the documents of the library may have any length
         keep, place = flags.keep, model.model_place
         ready = prepare(chosen, place, reporter, method=flags.method, documents=sized, keep=keep)
-        needs_rows = ready.resolved.preset.answer.needs_rows
+        needs_kv_cache = ready.resolved.preset.answer.needs_kv_cache
         if len(named) > 1:
             is_stateful = ready.planner.costs.shape.stateful > 0
             check_asked_together(ready.resolved, ready.model.config["model_type"], is_stateful)
-        if flags.read == "never" and needs_rows:
+        if flags.read == "never" and needs_kv_cache:
             wrong = "--read never needs answers from passages, not from the KV cache"
             raise UsageError(wrong, "add --set answer.from=text, and leave out --method")
-        if needs_rows and not flags.keep:
+        if needs_kv_cache and not flags.keep:
             stored = library.list_text_digests()
             new = [one.text for one in named if text_digest(one.text) not in stored]
             ready.planner.check(sum(map(ready.model.count_tokens, new)))
@@ -166,7 +166,7 @@ class AskRun:
         self.started.append(time.perf_counter())
         open_book = esa.open if self.reads_later or flags.read == "never" else esa.ingest
         books = [open_book(source) for source in ready.texts or named]
-        self.documents.set_book_openers(books, esa.stored, None if needs_rows else open_book)
+        self.documents.set_book_openers(books, esa.stored, None if needs_kv_cache else open_book)
         self.books = self.documents.open_question_books(self.question)
         self.started.append(time.perf_counter())
 

@@ -20,7 +20,7 @@ from esa_cli.system.machine import format_duration, format_size
 if TYPE_CHECKING:
     from esa_cli.evaluation.tasks.chronicle_task import RewordedQuestion
     from esa_cli.qa.api import Esa
-    from esa_cli.qa.finding.books import Book
+    from esa_cli.qa.finding.passage_finder import Book
 
 
 @options.typer_command
@@ -38,7 +38,7 @@ def demo(
     from esa_cli.apps.cli.model_and_documents import open_esa
     from esa_cli.documents.document import Document
     from esa_cli.evaluation.tasks.chronicle_task import build_chronicle
-    from esa_cli.qa.opening import answerable
+    from esa_cli.qa.opening import adapt_to_model
 
     started, text = time.perf_counter(), build_chronicle()
     document = Document("chronicle.md", text, "esa demo", "utf-8", len(text.encode()))
@@ -48,7 +48,7 @@ def demo(
         _print_line(
             f"esa demo: questions about {about}, in other words than the chronicle's", "bold"
         )
-        with open_esa(answerable(chosen, reporter), model, reporter, keep=False) as esa:
+        with open_esa(adapt_to_model(chosen, reporter), model, reporter, keep=False) as esa:
             book, window = esa.ingest(document), esa.preset.context
             times = f"{book.tokens / window:.1f} times the model's window of {window:,}"
             how = f", read once in {format_duration(book.read_s)}" if book.read else ""

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from esa_cli.apps.cli.model_and_documents import LazyPassageFinder
     from esa_cli.qa.api import Esa
     from esa_cli.qa.collecting import CollectedPlace, Coverage
-    from esa_cli.qa.finding.books import Book
     from esa_cli.qa.finding.passage import Passage
+    from esa_cli.qa.finding.passage_finder import Book
 
 
 FIRST = "collect"
@@ -156,7 +156,7 @@ def find(
     esa find book.txt "the white whale"
     """
     from esa_cli.apps.cli.model_and_documents import LazyPassageFinder, QuestionBooks, open_esa
-    from esa_cli.qa.presets.adapter_files import check_adapter, preset_for_finding
+    from esa_cli.qa.presets.preset import check_adapter, preset_for_finding
 
     flags.refuse_conflicting_flags()
     names, question = split_off_question(
@@ -204,7 +204,7 @@ def find(
         else:
             print_passages(passages, question)
         unread = [book.document.name for book in books if not book.read]
-        if unread and chosen.answer.has_index:
+        if unread and chosen.answer.makes_token_index:
             which, them = shorten_list(unread), "it" if len(unread) == 1 else "them"
             note = f"not read, searched with BM25 alone: {which}; --read first reads {them}"
             reporter.note(f"esa: {note}")
@@ -221,8 +221,7 @@ def _find_passages(
     reporter: terminal.Reporter,
 ) -> Sequence[Passage]:
     """Returns the passages that fit a question, the best first, or with --all in document order."""
-    from esa_cli.qa.finding.books import place_books
-    from esa_cli.qa.finding.passage_finder import passages_with_words
+    from esa_cli.qa.finding.passage_finder import passages_with_words, place_books
 
     placed = place_books(books)
     passages: Sequence[Passage]
@@ -260,7 +259,7 @@ def print_passages(passages: Sequence[Passage], question: str) -> None:
     """Prints each passage below its file and line. On a terminal the question's words are red."""
     from rich.text import Text
 
-    from esa_cli.qa.finding.words import matched_words
+    from esa_cli.qa.finding.words import find_shared_words
 
     console = terminal.make_console(sys.stdout)
     for number, passage in enumerate(passages):
@@ -271,7 +270,7 @@ def print_passages(passages: Sequence[Passage], question: str) -> None:
         heading = Text.assemble((place, "bold"), ("  " + ", ".join(details), "dim"))
         console.print("\n" * bool(number), heading, sep="", soft_wrap=True)
         body = Text(terminal.clean_text(passage.text.strip()))
-        for start, end in matched_words(body.plain, question):
+        for start, end in find_shared_words(body.plain, question):
             body.stylize("bold red", start, end)
         for line in body.split("\n", allow_blank=True):
             line.rstrip()
@@ -350,9 +349,9 @@ def collect(
     """
     from esa_cli.apps.cli.model_and_documents import QuestionBooks, open_esa
     from esa_cli.qa.collecting import FIT, NEAR, SIEVE, WHOLE, distinct_places
-    from esa_cli.qa.opening import from_text
-    from esa_cli.qa.presets.adapter_files import check_adapter
-    from esa_cli.qa.presets.cache_key import text_settings_hash
+    from esa_cli.qa.opening import answer_from_text
+    from esa_cli.qa.presets.cache_key import hash_text_settings
+    from esa_cli.qa.presets.preset import check_adapter
     from esa_cli.system.text import text_digest
 
     flags.refuse_conflicting_flags()
@@ -361,7 +360,7 @@ def collect(
     )
     CollectedPlacesFile.check_first_row(flags.out)
     with terminal.Reporter(flags.quiet) as reporter, ExitStack() as stack:
-        chosen = from_text(reader_options.load_preset(model))
+        chosen = answer_from_text(reader_options.load_preset(model))
         if flags.min_confidence is not None and chosen.answer.reader is not None:
             raise UsageError(
                 f"--least cannot be used with the reader {chosen.answer.reader}",
@@ -384,7 +383,7 @@ def collect(
         inputs = {
             "question": question,
             "documents": [(text_digest(b.document.text), b.index is not None) for b in books],
-            "preset": text_settings_hash(chosen),
+            "preset": hash_text_settings(chosen),
             "sieve": (WHOLE, SIEVE, NEAR, FIT),
             **flags.collect_arguments,
             **reader_options.reader_dependencies,

@@ -88,7 +88,7 @@ def ingest(
 
     Later `esa ask` recognises a stored document by its text, and `esa ask --library` needs no names
     of documents. After a stop, the same command continues where it was."""
-    from esa_cli.qa.presets.adapter_files import preset_without_adapter
+    from esa_cli.qa.presets.preset import preset_without_adapter
 
     check_engine_installed(engine)
     is_local = engine == "local" and workers is None

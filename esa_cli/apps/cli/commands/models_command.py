@@ -37,7 +37,7 @@ def list_models(
         facts = [{"name": name, **asdict(one)} for name, one in named.items()]
         head: tuple[str, ...] = ("model", "on the hub", "weights in bfloat16", "window")
         rows: list[tuple[str, ...]] = [
-            (name, one.model, format_size(one.bytes_in(2)), f"{one.window:,}")
+            (name, one.model, format_size(one.count_weight_bytes(2)), f"{one.window:,}")
             for name, one in named.items()
         ]
     else:
@@ -90,11 +90,11 @@ def remove_model(
 def list_presets() -> None:
     """List your own presets and the presets that came with esa."""
     from esa_cli.qa.presets.preset import load
-    from esa_cli.qa.presets.preset_files import available, user_dir
+    from esa_cli.qa.presets.preset_files import available, user_preset_folder
 
     rows = []
     for name, path in available().items():
-        whose = "yours" if path.parent == user_dir() else "shipped"
+        whose = "yours" if path.parent == user_preset_folder() else "shipped"
         try:
             text = load(name).description
         except PresetError as error:
@@ -119,8 +119,7 @@ def show_preset(
 
     The output can be saved to a file and used as a preset. An invalid setting is refused, and so is
     a missing method, adapter or finder."""
-    from esa_cli.qa.presets.adapter_files import check_adapter
-    from esa_cli.qa.presets.preset import dump
+    from esa_cli.qa.presets.preset import check_adapter, dump
     from esa_cli.qa.presets.resolved_preset import resolve
 
     given = options.ModelOptions(name, settings=settings)

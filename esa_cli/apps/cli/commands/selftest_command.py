@@ -93,7 +93,7 @@ def _check_and_read_haystack(
     """Checks names of tests, methods and files; returns the long text. Raises EsaError."""
     from esa_cli.evaluation.tasks import TASKS, find_task
     from esa_cli.evaluation.tasks.task_sample import Haystack
-    from esa_cli.qa.presets.resolved_preset import compared
+    from esa_cli.qa.presets.resolved_preset import apply_compared_method
 
     if not settings.tests or not settings.methods:
         hint = f"tests: {', '.join(TASKS)}"
@@ -101,7 +101,7 @@ def _check_and_read_haystack(
     for test in settings.tests:
         find_task(test)
     for name in settings.methods:
-        compared(name, chosen, max(settings.lengths))
+        apply_compared_method(name, chosen, max(settings.lengths))
     if "own" in settings.tests and texts is None:
         wrong = "the test own needs --haystack with a text of yours"
         raise UsageError(wrong, "add --haystack FILE")
@@ -125,7 +125,7 @@ def _run_tests(
     from esa_cli.evaluation.selftest.run_plan import KEY, choose_ceiling_length
     from esa_cli.evaluation.selftest.score_tables import describe_invalid_row
     from esa_cli.qa.opening import inspect_model
-    from esa_cli.qa.presets.resolved_preset import compared
+    from esa_cli.qa.presets.resolved_preset import apply_compared_method
     from esa_cli.system.jsonl import Journal
     from esa_cli.system.text import text_digest
 
@@ -157,7 +157,9 @@ def _run_tests(
     if "own" in settings.tests:
         lengths.append(known.count_tokens(haystack.text))
     longest = max(lengths)
-    known.check({name: compared(name, chosen, longest) for name in settings.methods}, longest)
+    known.check(
+        {name: apply_compared_method(name, chosen, longest) for name in settings.methods}, longest
+    )
     if journal.rows:
         reporter.note(f"esa: {len(journal.rows)} questions of an earlier run are kept")
 
@@ -315,7 +317,7 @@ def bench(
     from esa_cli.evaluation.bench import bench_run
     from esa_cli.evaluation.bench.benchmarks import find_benchmark
     from esa_cli.qa.opening import inspect_model
-    from esa_cli.qa.presets.resolved_preset import compared, resolve
+    from esa_cli.qa.presets.resolved_preset import apply_compared_method, resolve
     from esa_cli.system.jsonl import Journal
 
     benchmark, reporter = find_benchmark(name), terminal.Reporter(rows.quiet)
@@ -329,7 +331,7 @@ def bench(
     survey, length = selection.survey_records(), benchmark.length
     reporter.stage("import", 0, None)
     names = rows.choose_compared_methods(chosen)
-    presets = {method: compared(method, chosen, length) for method in names}
+    presets = {method: apply_compared_method(method, chosen, length) for method in names}
     for preset in presets.values():
         resolve(preset)
     place = model.model_place

@@ -98,7 +98,7 @@ def serve(
     The page is for browsers, and the API is for programs made for OpenAI's API. The command prints
     the base URL when the server is ready; Ctrl-C ends the server."""
     from esa_cli.apps.cli.model_and_documents import open_esa
-    from esa_cli.qa.opening import answerable
+    from esa_cli.qa.opening import adapt_to_model
 
     names = documents or []
     check_serve_options(names, flags)
@@ -108,8 +108,8 @@ def serve(
     server_app.bind_socket(flags.host, flags.port).close()  # a taken port is reported at once
     with Reporter(quiet) as reporter:
         gathered = read_documents(names, reporter).documents
-        chosen = answerable(chosen, reporter)
-        limit = None if chosen.answer.needs_rows else chosen.answer.documents
+        chosen = adapt_to_model(chosen, reporter)
+        limit = None if chosen.answer.needs_kv_cache else chosen.answer.documents
         with open_esa(chosen, model, reporter, keep=bool(flags.keep), reader=reader) as esa:
             ingest_and_serve(esa, flags, gathered, reporter, limit)
 
@@ -185,11 +185,11 @@ def mcp(
 
         def load_esa() -> Esa:
             from esa_cli.apps.cli.model_and_documents import open_esa
-            from esa_cli.qa.opening import answerable, runs_methods
+            from esa_cli.qa.opening import adapt_to_model, runs_methods
 
-            library, preset = Library(), answerable(chosen, reporter)
+            library, preset = Library(), adapt_to_model(chosen, reporter)
             # A token index is stored by default; a disk that is full later is no error then.
-            has_rows = preset.answer.needs_rows or not preset.answer.has_index
+            has_rows = preset.answer.needs_kv_cache or not preset.answer.makes_token_index
             stores = has_rows and (not preset.answer.by_words or runs_methods(preset, reporter))
             keep = True if stores and library.writable else None
             return stack.enter_context(

@@ -16,7 +16,7 @@ from esa_cli.system.machine import peak_memory
 if TYPE_CHECKING:
     from esa_cli.documents.document import LeftOut
     from esa_cli.qa.api import Esa
-    from esa_cli.qa.finding.books import Book
+    from esa_cli.qa.finding.passage_finder import Book
 
 SHOWN = 3
 """The number of passages shown below an answer if --top does not set another."""

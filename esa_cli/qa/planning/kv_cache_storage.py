@@ -32,7 +32,7 @@ def check_states_can_join(model_type: str, has_state_layers: bool) -> None:
 
 def check_asked_together(resolved: ResolvedPreset, model_type: str, has_state_layers: bool) -> None:
     """Raises UsageError if one question cannot be asked about several documents."""
-    if not resolved.preset.answer.needs_rows:
+    if not resolved.preset.answer.needs_kv_cache:
         return
     check_states_can_join(model_type, has_state_layers)
     if resolved.method.selector.observes:
@@ -42,7 +42,7 @@ def check_asked_together(resolved: ResolvedPreset, model_type: str, has_state_la
         )
 
 
-def hindrance(method: Method) -> str:
+def find_storage_hindrance(method: Method) -> str:
     """Returns the reason why prefilled documents cannot be stored, or an empty text if they can be.
     The first segment is stored with the projections that were fitted on its tokens."""
     if method.selector.observes:

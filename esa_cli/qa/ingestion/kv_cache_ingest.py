@@ -11,11 +11,15 @@ import torch
 from esa_cli.documents.document import Document
 from esa_cli.models.attachment.layer_traits import kv_dtype
 from esa_cli.models.files.families import key_shapes, latent_scale_block_size
-from esa_cli.qa.finding.books import Book, TokenisedDocument
+from esa_cli.qa.finding.passage_finder import Book, TokenisedDocument
 from esa_cli.qa.ingestion.ingest import Ingest, StoredForm
-from esa_cli.qa.planning.model_shape import shape_of
+from esa_cli.qa.planning.kv_cache_storage import (
+    find_storage_hindrance,
+    kv_cache_layout,
+    storable_projections,
+)
+from esa_cli.qa.planning.model_shape import read_model_shape
 from esa_cli.qa.planning.plan import STORED_AT_ONCE
-from esa_cli.qa.planning.row_storage import hindrance, kv_cache_layout, storable_projections
 from esa_cli.qa.presets.cache_key import cache_key
 from esa_cli.storage.library import SEGMENT, Entry, Layout
 from esa_cli.storage.library.disk import LibraryPaths, make_damage_error
@@ -32,7 +36,7 @@ SERVES = {"int8": ("int8", "native"), "native": ("native",)}
 """Maps a requested number format to the stored formats that satisfy the request."""
 
 
-class RowIngest(Ingest):
+class KvCacheIngest(Ingest):
     """Makes books with a KV cache, which is stored as `int8`, or as an exact `native` copy."""
 
     def __init__(self, rows: str, *options: Any) -> None:
@@ -66,13 +70,13 @@ class RowIngest(Ingest):
     @property
     def reads_documents(self) -> bool:
         """Whether documents are prefilled, either for answers or only to store a KV cache."""
-        return self.needs_rows or self.stores_documents
+        return self.needs_kv_cache or self.stores_documents
 
     @property
     def _can_store(self) -> bool:
-        return self.esa.attaches and not hindrance(self.esa.method)
+        return self.esa.attaches and not find_storage_hindrance(self.esa.method)
 
-    def usable_identities(self) -> list[str]:
+    def list_usable_identities(self) -> list[str]:
         kinds = SERVES.get(self.rows, (self.rows,)) if self._can_store else ()
         return [self._identity(self._layout(kind)) for kind in kinds]
 
@@ -92,7 +96,7 @@ class RowIngest(Ingest):
         )  # fmt: skip
         return Book(document, prefilled, stored.offsets[entry.head :], entry)
 
-    def stored_form(self, text: TokenisedDocument) -> StoredForm:
+    def make_stored_form(self, text: TokenisedDocument) -> StoredForm:
         session, layout = self.esa.session, self._layout(self.rows)
         ids = [*session.prompt.head(), *text.ids]
         make_writer = partial(CacheWriter, devices=[session.model.device] * layout.layers)
@@ -102,7 +106,7 @@ class RowIngest(Ingest):
     @property
     def _document_state_bytes(self) -> int:
         model = self.esa.session.model
-        return shape_of(model.config.to_dict()).states(model.dtype.itemsize)
+        return read_model_shape(model.config.to_dict()).states(model.dtype.itemsize)
 
     def _place_states(self, states: Sequence[State], key: str) -> list[State]:
         """Moves stored states to the model's device. Raises LibraryError: a shape is wrong."""
@@ -145,7 +149,7 @@ class RowIngest(Ingest):
                 offsets=torch.cat((torch.zeros(head, 2, dtype=torch.int64), text.offsets)),
                 marks=[list(mark) for mark in document.marks],
                 head=head,
-                provenance=self.provenance(document, self.rows),
+                provenance=self.make_provenance(document, self.rows),
                 projections=storable_projections(session.project_keys()),
                 states=session.cache.states.taken(),
             )
