@@ -138,11 +138,8 @@ def test_names_that_are_not_utf_8(library: Library, tmp_path: Path) -> None:
         catalogue.texts.add_text(text, record.digest)
         catalogue.files.store_record(record)
         assert catalogue.files.find_record(path) == record
-        assert (
-            catalogue.files.list_synced_records()
-            == catalogue.files.list_records_below(str(tmp_path))
-            == [record]
-        )
+        synced = catalogue.files.list_synced_records()
+        assert synced == catalogue.files.list_records_below(str(tmp_path)) == [record]
         assert len(catalogue.texts.rank_texts("harp")) == 1
     assert library.synced_file_count == 1
     with library.catalogue() as catalogue, catalogue.transaction():
@@ -180,9 +177,8 @@ def test_damage_that_only_the_work_meets_is_mended(library: Library, damage: str
 def add_texts(library: Library, count: int) -> None:
     texts = (f"{text} {number}" for number in range(count) for text in TEXTS)
     with library.catalogue() as catalogue:
-        catalogue.carry_out_changes(
-            partial(catalogue.texts.add_text, one, text_digest(one)) for one in texts
-        )
+        add = catalogue.texts.add_text
+        catalogue.carry_out_changes(partial(add, one, text_digest(one)) for one in texts)
 
 
 def test_threads_with_files_of_one_text_keep_its_words(library: Library) -> None:

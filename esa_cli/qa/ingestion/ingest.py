@@ -80,7 +80,8 @@ class ProgressEvents(IngestEvents):
 
 
 class StoredForm(NamedTuple):
-    """How a document is stored; `states` is the number of bytes of its recurrent states."""
+    """How a document is stored. `make_writer` makes the writer of its files, and `states` is the
+    number of bytes of its recurrent states."""
 
     identity: str
     ids: Sequence[int]

@@ -139,9 +139,8 @@ class FileRecords:
         return [*map(_decode_record, self._db.execute(f"{_SELECT} ORDER BY path"))]
 
     def find_record(self, path: str) -> FileRecord | None:
-        rows = self._db.execute(
-            f"{_SELECT} WHERE path = ?", (_encode_lone_surrogates(path),)
-        ).fetchall()
+        values = (_encode_lone_surrogates(path),)
+        rows = self._db.execute(f"{_SELECT} WHERE path = ?", values).fetchall()
         return _decode_record(rows[0]) if rows else None
 
     def store_record(self, record: FileRecord) -> None:
@@ -294,8 +293,7 @@ class KnownFiles:
         return [record for record in known if record.is_current] or known
 
     def divide_entries(self, entries: Sequence[Entry]) -> DividedEntries:
-        """Divides documents into present and former documents. A damaged document counts as
-        present."""
+        """Divides documents into present and former ones. A damaged document counts as present."""
         divided = DividedEntries([], [])
         for entry in entries:
             present = entry if entry.error else self._find_present_entry(entry)
@@ -359,9 +357,8 @@ class Catalogue:
     def store_synced_records(self, folder: str) -> None:
         """Copies the records of a synchronised folder into a separate file, from which a new
         catalogue takes the records. Raises LibraryError, DiskError."""
-        records = [
-            one._asdict() for one in self.files.list_records_below(folder) if one.folder == folder
-        ]
+        below = self.files.list_records_below(folder)
+        records = [record._asdict() for record in below if record.folder == folder]
         path = _folder_path(self._paths, folder)
         payload = json.dumps({"folder": folder, "files": records}).encode()
         with self._paths.hold_lock(path.stem), disk.converting_write_errors(self._paths.root):
@@ -392,9 +389,8 @@ class Catalogue:
         text cannot be read. `progress` is called with the number of texts done and the number of
         all texts."""
         known, errors = self.texts.list_digests(), list[LibraryError]()
-        missing = [
-            key for digest, key in map_digests_to_keys(self._paths).items() if digest not in known
-        ]
+        keys = map_digests_to_keys(self._paths)
+        missing = [key for digest, key in keys.items() if digest not in known]
 
         def make_changes() -> Iterator[CatalogueChange]:
             for done, key in enumerate(missing, 1):
@@ -416,11 +412,8 @@ class Catalogue:
         stored = set(map_digests_to_keys(self._paths))
 
         def find_unused_texts() -> set[str]:
-            return (
-                self.texts.list_digests()
-                - stored
-                - {record.digest for record in self.files.list_records()}
-            )
+            recorded = {record.digest for record in self.files.list_records()}
+            return self.texts.list_digests() - stored - recorded
 
         if not find_unused_texts():
             return 0
@@ -441,8 +434,7 @@ class Catalogue:
 
 
 def map_digests_to_keys(paths: LibraryPaths) -> dict[str, str]:
-    """Returns a dictionary from the digest of each text to the key of its oldest stored
-    document."""
+    """Returns, for the digest of each text, the key of the oldest stored document with the text."""
     keys: dict[str, str] = {}
     entries = document_files.read_entries(paths)
     for entry in sorted(entries, key=lambda entry: (entry.created, entry.key)):

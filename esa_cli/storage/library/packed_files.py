@@ -1,4 +1,4 @@
-"""The small files of a stored document: how they are packed as bytes, unpacked and checked.
+"""Packs, unpacks and checks the small files of a stored document: tokens, states, projections.
 
 A stranger can write any contents with a valid checksum, so every file that is copied into the
 library from elsewhere is checked by `check_manifest` and `check_file`.
@@ -21,17 +21,9 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from esa_cli.attention.compression import Linear, name_projection_tensors
-from esa_cli.storage.library import disk
+from esa_cli.storage.library import disk, document_files
 from esa_cli.storage.library.disk import LibraryPaths
-from esa_cli.storage.library.document_files import (
-    Entry,
-    Layout,
-    Segment,
-    compute_segment_prefixes,
-    decode_manifest,
-    extract_segment_prefix,
-    list_needed_paths,
-)
+from esa_cli.storage.library.document_files import Entry, Layout, Segment
 from esa_cli.system.text import text_digest
 
 State = dict[str, Tensor]
@@ -142,7 +134,7 @@ def _matches_manifest(entry: Entry, kind: str, payload: bytes, path: Path) -> bo
         text = payload.decode("utf-8", "surrogatepass")
         facts = disk.document_key(identity, text), text_digest(text), len(text)
         return facts == (entry.key, entry.text_sha256, entry.characters)
-    prefixes = [*map(extract_segment_prefix, entry.segments)]
+    prefixes = [*map(document_files.extract_segment_prefix, entry.segments)]
     if kind == "states":
         return unpack_states(payload, path, layout, entry.key).segment == prefixes[-1]
     if kind == "tokens":
@@ -153,7 +145,7 @@ def _matches_manifest(entry: Entry, kind: str, payload: bytes, path: Path) -> bo
             and tuple(offsets.shape) == (len(ids), 2)
             and min(ids) >= 0
             and 0 <= int(offsets.min()) <= int(offsets.max()) <= entry.characters
-            and compute_segment_prefixes(identity, ids, layout) == prefixes
+            and document_files.compute_segment_prefixes(identity, ids, layout) == prefixes
         )
     tensors = load(payload)
     good = hash_projections(payload) == path.stem and int(tensors.pop("layers")) == layout.layers
@@ -170,7 +162,7 @@ def check_manifest(paths: LibraryPaths, key: str, data: bytes) -> Entry:
     payload = disk.unpack_small_file(data, "document", path, key)
     try:
         TypeAdapter(Entry).validate_json(payload)
-        entry = decode_manifest(paths, key, data)
+        entry = document_files.decode_manifest(paths, key, data)
         has_all = set(json.loads(payload)) == set(entry.make_manifest_fields())
         if not has_all or not _is_consistent(paths, entry):
             raise ValueError("its fields or numbers are wrong")
@@ -193,5 +185,5 @@ def _is_consistent(paths: LibraryPaths, entry: Entry) -> bool:
         and set(sizes) == {"segments", "fit", *entry.file_kinds}
         and set(entry.digests) == {"text", "tokens"}
         and all(name.partition("-")[2] == entry.fit for name in entry.segments)
-        and all(map(paths.has_finished_name, list_needed_paths(paths, entry)))
+        and all(map(paths.has_finished_name, document_files.list_needed_paths(paths, entry)))
     )

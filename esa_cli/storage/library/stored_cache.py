@@ -15,17 +15,9 @@ from torch import Tensor
 
 from esa_cli.attention.compression import Linear
 from esa_cli.errors import LibraryError
-from esa_cli.storage.library import disk, packed_files
+from esa_cli.storage.library import disk, document_files, packed_files
 from esa_cli.storage.library.disk import LibraryPaths
-from esa_cli.storage.library.document_files import (
-    NO_FIT,
-    Entry,
-    Layout,
-    Segment,
-    SegmentLayer,
-    decode_records,
-    extract_segment_prefix,
-)
+from esa_cli.storage.library.document_files import Entry, Layout, Segment, SegmentLayer
 from esa_cli.storage.library.library import DocumentWriter, StoredDocument
 from esa_cli.storage.library.packed_files import Projections, State, StoredStates
 from esa_cli.storage.memory_store import (
@@ -56,7 +48,7 @@ class SegmentStore(SegmentLayer):
         return len(self) * self.segment.layout.token_bytes(self.layer)
 
     def span(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        rows = decode_records(self.read_records(start, stop), self.layout)
+        rows = document_files.decode_records(self.read_records(start, stop), self.layout)
         return split_rows(rows.to(self.device), self.heads, self.shared)
 
     @torch.no_grad()
@@ -66,7 +58,7 @@ class SegmentStore(SegmentLayer):
         if self.layout.kind == "native":  # as numbers: several times as fast as bytes
             rows = records.view(getattr(torch, self.layout.dtype)).index_select(0, at)
         else:
-            rows = decode_records(records.index_select(0, at), self.layout)
+            rows = document_files.decode_records(records.index_select(0, at), self.layout)
         return split_rows(rows.to(self.device), self.heads, self.shared)
 
     def key_blocks(
@@ -76,7 +68,7 @@ class SegmentStore(SegmentLayer):
         for low in range(0, stop - start, most):
             block = records[low : low + most]
             vectors = as_slice_or_list(groups or range(self.heads))
-            keys = decode_records(block, self.layout, vectors).to(self.device)
+            keys = document_files.decode_records(block, self.layout, vectors).to(self.device)
             yield start + low, keys.view(block.shape[0], -1, self.dim).transpose(0, 1)
 
     @property
@@ -112,7 +104,7 @@ def read_states(paths: LibraryPaths, layout: Layout, key: str, segment: str = ""
 
 def _read_projections(paths: LibraryPaths, name: str, key: str) -> list[Linear | None] | None:
     """Reads the projections with this name, or returns None for `NO_FIT`. Raises LibraryError."""
-    if name == NO_FIT:
+    if name == document_files.NO_FIT:
         return None
     path = paths.projections_path(name)
     packed = disk.read_small_file(path, "fit", key)
@@ -132,7 +124,7 @@ class StoredCache:
         self.projections = _read_projections(paths, entry.fit, entry.key)
         self.states: list[State] = []
         if entry.layout.states:
-            last = extract_segment_prefix(entry.segments[-1])
+            last = document_files.extract_segment_prefix(entry.segments[-1])
             self.states = read_states(paths, entry.layout, entry.key, last).states
 
     def open_layers(self, devices: Sequence[torch.device] = ()) -> list[StoreChain]:
