@@ -245,7 +245,7 @@ class SegmentLayer:
     def reduced(self) -> int:
         return len(self) if self.segment.layout.reduced[self.layer] else 0
 
-    def feature_blocks(
+    def reduced_key_blocks(
         self, start: int, stop: int, most: int = BLOCK
     ) -> Iterator[tuple[int, Tensor]]:
         assert stop <= self.reduced, "all tokens must have reduced keys"
@@ -257,7 +257,7 @@ class SegmentLayer:
         for low in range(start, stop, most):
             yield low, features[low : min(low + most, stop)].to(self.device)
 
-    append = append_features = crop = refuse_change
+    append = append_reduced_keys = crop = refuse_change
 
 
 class DiskStore(StoreChain):
