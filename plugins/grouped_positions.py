@@ -4,7 +4,7 @@ A far token at p stands at floor(p / g), and query c at floor((start + c) / g) +
 so that distances go on from the local window instead of starting anew: the first token before L is
 seen about L tokens away, and every further group of g tokens one more. The order and the rough
 distance of far tokens are kept, in a window g times smaller than the document. Choose g so that
-document / g + L fits the model's trained window. The encoding does not depend on which tokens are selected.
+document / g + L fits the model's trained window. The selected tokens do not affect the encoding.
 Source: Jin et al., "LLM Maybe LongLM: Self-Extend", arXiv 2401.01325.
 """
 
