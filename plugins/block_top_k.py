@@ -1,4 +1,4 @@
-r"""Block top-k: whole blocks of middle tokens, by the mean logit of their keys.
+r"""A selector of whole blocks of middle tokens, by the mean logit of their keys.
 
 A block's mean logit is the logit of its mean key, so this is the block gating of Lu et al.,
 "MoBA: Mixture of Block Attention", arXiv 2502.13189, without training and with one choice for all
@@ -21,11 +21,11 @@ from esa_cli.methods import Selector, Step, register, top_k
 @register("selector", "block-topk", source="Lu et al., MoBA, arXiv 2502.13189", cost="F M")
 @dataclass(frozen=True)
 class BlockTopK(Selector):
-    """The best blocks of M, whole; a budget of less than `block` tokens selects none.
+    """Selects the best whole blocks of middle tokens; a budget below `block` tokens selects none.
 
     Args:
         block: tokens per block; the last block of M may be shorter.
-        rotate: score keys as attention will see them, at the far distance.
+        rotate: whether scores are the logits of attention at the far distance.
     """
 
     block: int = 64
@@ -36,7 +36,7 @@ class BlockTopK(Selector):
             raise ValueError(f"block must be at least 1, got {self.block}")
 
     def select(self, step: Step, budget: int) -> Tensor:
-        """(K,) int64 offsets into M: the tokens of the floor(budget / block) best blocks."""
+        """Returns the offsets (K,) of the tokens of the floor(budget / block) best blocks."""
         device = step.queries.device
         if budget >= step.middle:
             return torch.arange(step.middle, device=device)

@@ -1,10 +1,10 @@
-"""Grouped positions: near tokens stand where they are, far ones share positions in groups.
+"""A position encoding that groups far tokens: each group shares one position (Self-Extend).
 
 A far token at p stands at floor(p / g), and query c at floor((start + c) / g) + L - floor(L / g),
 so that distances go on from the local window instead of starting anew: the first token before L is
 seen about L tokens away, and every further group of g tokens one more. The order and the rough
 distance of far tokens are kept, in a window g times smaller than the document. Choose g so that
-document / g + L fits the model's trained window. It knows nothing about which tokens are selected.
+document / g + L fits the model's trained window. The selected tokens do not affect the encoding.
 Source: Jin et al., "LLM Maybe LongLM: Self-Extend", arXiv 2401.01325.
 """
 
@@ -22,7 +22,7 @@ from esa_cli.methods import PositionEncoding, Positions, register
 @register("position", "grouped")
 @dataclass(frozen=True)
 class Grouped(PositionEncoding):
-    """Exact positions for [L, C], grouped ones for far tokens.
+    """Places near tokens at exact positions, and far tokens at grouped positions.
 
     Args:
         group: g, tokens that share one far position; 1 gives true distances.
@@ -37,10 +37,10 @@ class Grouped(PositionEncoding):
             raise ValueError("group must be at least 1, and distance must not be negative")
 
     def near(self, local: int, chunk: int, start: int, far: int) -> Positions:
-        """(C,) queries and (L + C,) keys, consecutive."""
+        """Returns consecutive positions (C,) of queries and (L + C,) of keys."""
         return place_tokens_in_order(local, chunk)
 
     def far(self, at: Tensor, local: int, chunk: int, start: int) -> Positions:
-        """(C,) queries and (n,) keys, grouped; the queries shifted by what L lost to grouping."""
+        """Returns grouped positions (C,) of queries and (n,) of keys; queries are shifted by L."""
         query = torch.arange(start, start + chunk) // self.group
         return Positions(query + local - local // self.group, at // self.group)

@@ -253,7 +253,7 @@ def build_step(
     store.append(keys, torch.randn_like(keys))
     if projection is not None:
         flat = keys.transpose(0, 1).reshape(len(store), groups * dim)
-        store.append_features(projection.keys(flat))
+        store.append_reduced_keys(projection.keys(flat))
     return Step(
         layer=0,
         start=low + middle + after,

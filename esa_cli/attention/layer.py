@@ -92,7 +92,7 @@ class Attention:
                 own = slice(chunk.start - start, chunk.stop - start)
                 out[:, own] = self.attend_chunk(memory, q[:, own], chunk, query, sink)
                 if not chunk.decoding:
-                    query.dense = method.window.is_dense(chunk.start)
+                    query.dense = method.window.has_full_attention(chunk.start)
         query.stop = stop
         return out
 

@@ -93,7 +93,7 @@ class LayerMemory:
             self.fitted, self.moments = True, Moments()
         if self.projection is not None:
             for _, keys in self.store.key_blocks(self.store.reduced, stop):
-                self.store.append_features(self.projection.keys(flatten_keys(keys)))
+                self.store.append_reduced_keys(self.projection.keys(flatten_keys(keys)))
         return self.projection
 
     def _fit_projection(self, method: Method) -> Projection | None:

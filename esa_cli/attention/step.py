@@ -103,10 +103,10 @@ class KVStore(Protocol):
         """Yields blocks of the keys of the tokens [start, stop), as pairs of the first absolute
         position and the keys (G, n, D) of all or some key heads."""
 
-    def append_features(self, features: Tensor) -> None:
+    def append_reduced_keys(self, features: Tensor) -> None:
         """Adds reduced keys (n, R) for the next n tokens without reduced keys."""
 
-    def feature_blocks(
+    def reduced_key_blocks(
         self, start: int, stop: int, most: int = ...
     ) -> Iterator[tuple[int, Tensor]]:
         """Yields blocks of the reduced keys of the tokens [start, stop), as pairs of the first
@@ -274,7 +274,7 @@ class Step:
                 yield at - self.low, q @ flatten_keys(keys).float().T
             return
         known: Projection | None = None
-        for at, features in self.store.feature_blocks(self.low, self.high, block):
+        for at, features in self.store.reduced_key_blocks(self.low, self.high, block):
             if (here := self.projection.at(at)) is not known:  # another document's
                 known, reduced = here, here.queries(q)
             yield at - self.low, reduced @ features.float().T
@@ -311,6 +311,6 @@ class ChunkTrace(Step):
         return self.low
 
     @property
-    def far_rows(self) -> Sequence[Tensor]:
+    def far_tokens_by_head(self) -> Sequence[Tensor]:
         """Absolute positions of far tokens, as one tensor for all heads or one for each head."""
         return [self.far] if isinstance(self.far, Tensor) else self.far

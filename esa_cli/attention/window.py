@@ -130,19 +130,19 @@ class Window:
         return self.initial + self.selected + self.local
 
     @property
-    def dense_below(self) -> int:
+    def full_attention_limit(self) -> int:
         """The largest number of cached tokens for which attention is full."""
         return self.budget if self.dense is None else self.dense
 
-    def is_dense(self, start: int) -> bool:
+    def has_full_attention(self, start: int) -> bool:
         """Whether a chunk that begins at position `start` attends to all cached tokens."""
-        return start <= self.dense_below
+        return start <= self.full_attention_limit
 
     def cut_chunks(self, reading: str, start: int, stop: int, query: QueryState) -> Iterator[Chunk]:
         """Cuts a forward call over the positions [start, stop) into chunks of at most l_C tokens,
         of which only the first may be shorter."""
         count, size = stop - start, self.chunk
-        if query.surveying and not self.is_dense(start):
+        if query.surveying and not self.has_full_attention(start):
             # One chunk: scores of the question's words are compared with those of the prompt.
             size = count
         asking = query.phase is Phase.QUESTION
@@ -162,7 +162,7 @@ class Window:
         grows past `dense`; otherwise the document would drop out of view in mid-answer. With
         `ending`, L begins that many tokens before the turn and contains question and answer."""
         start = chunk.start
-        if self.is_dense(start) or (chunk.decoding and query.dense):
+        if self.has_full_attention(start) or (chunk.decoding and query.dense):
             return start
         turn = query.turn_start if query.phase is Phase.QUESTION else None
         if turn is None or self.ending is None or start < turn:

@@ -165,8 +165,8 @@ def _check_steps(call_part: Callable[..., list[Tensor]], cases: dict[str, dict[s
 def _list_step_tensors(step: Step) -> dict[str, Tensor]:
     store = step.store
     keys, values = store.span(0, len(store))
-    blocks = [block for _, block in store.feature_blocks(0, store.reduced)] if store.reduced else []
-    reduced = torch.cat(blocks) if blocks else torch.empty(0)
+    pairs = store.reduced_key_blocks(0, store.reduced) if store.reduced else ()
+    reduced = torch.cat([torch.empty(0), *(block for _, block in pairs)])
     return {"queries": step.queries, "keys": keys, "values": values, "reduced keys": reduced}
 
 
@@ -480,4 +480,4 @@ def _move_step(step: Step, start: int, queries: Tensor) -> Step:
 def _reduce_keys(step: Step) -> None:
     if step.projection is not None:
         for _, keys in step.store.key_blocks(step.store.reduced, step.high):
-            step.store.append_features(step.projection.keys(flatten_keys(keys)))
+            step.store.append_reduced_keys(step.projection.keys(flatten_keys(keys)))

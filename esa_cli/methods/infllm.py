@@ -203,10 +203,7 @@ def build_infllm_settings(base: Base) -> dict[str, Any]:
 @dataclass(frozen=True)
 class InfLLMPositions(FixedDistancePositions):
     """Places far queries at l_L - 1, far keys at 0, and near tokens in order; scores place far
-    tokens at `distance`, which the recipe sets to n_local - 1.
-
-    InfLLM cuts its window off at n_local tokens for each query; in esa, a chunk's last queries
-    attend to near tokens up to l_C - 1 further away."""
+    tokens at `distance`, which the recipe sets to n_local - 1."""
 
     distance: int = 4095
 

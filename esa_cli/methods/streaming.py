@@ -138,9 +138,7 @@ class LMInfinitePositions(FixedDistancePositions):
 @register("position", "streaming", about="far tokens in order, a whole L away")
 @dataclass(frozen=True)
 class StreamingPositions(PositionEncoding):
-    """Places far keys in order from 0, far queries l_L after the last one, near tokens in order.
-
-    InfLLM's published code has StreamingLLM in this form."""
+    """Places far tokens in order and a whole L away, as InfLLM's published code of StreamingLLM."""
 
     distance: int = 2048
 

@@ -56,8 +56,7 @@ class VoteScore(Score):
             (`query`), as in the paper's individual selection.
         rotate: whether scores use the logits of attention at the far distance.
         contrast: whether the rule softmax subtracts the scores of the prompt around the question,
-            since a token that any prompt attends to, such as the document's title, answers no
-            question. This is esa's addition, measured in benchmarks/NOTES.md.
+            since a token that any prompt attends to answers no question (esa's addition).
         heads: (layer, query head) pairs that score; empty stands for all. Other layers score 0 and
             load no keys. With selectors that do not sum the layers, all heads score.
         shortlist: number of tokens that the score `sum` preselects; 0 stands for all."""

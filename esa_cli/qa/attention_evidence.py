@@ -106,7 +106,7 @@ class AttentionWeights:
         """Yields the attention to document tokens, first to far tokens and then to local tokens."""
         heads = range(trace.queries.shape[0])
         joint = isinstance(trace.far, Tensor)
-        for head, far in enumerate(trace.far_rows):
+        for head, far in enumerate(trace.far_tokens_by_head):
             count = int((far < self.tokens).sum())
             if count:
                 own = heads if joint else range(head, head + 1)

@@ -222,13 +222,13 @@ class MemoryStore:
     def reduced(self) -> int:
         return self._features.length if self._features else 0
 
-    def append_features(self, features: Tensor) -> None:
+    def append_reduced_keys(self, features: Tensor) -> None:
         if self._features is None:
             self._features = GrowingRows(features.shape[1], features.dtype, features.device)
             self._features.expect(self._expected)
         self._features.append(features)
 
-    def feature_blocks(
+    def reduced_key_blocks(
         self, start: int, stop: int, most: int = BLOCK
     ) -> Iterator[tuple[int, Tensor]]:
         assert self._features is not None, "the store must have reduced keys"
@@ -369,14 +369,14 @@ class StoreChain:
                 return start + max(0, part.store.reduced - part.low)
         return len(self)
 
-    def feature_blocks(
+    def reduced_key_blocks(
         self, start: int, stop: int, most: int = BLOCK
     ) -> Iterator[tuple[int, Tensor]]:
         for begin, store, low, high in self._divide_by_store(start, stop):
-            for at, features in store.feature_blocks(low, high, most):
+            for at, features in store.reduced_key_blocks(low, high, most):
                 yield at - low + begin, features
 
-    append = append_features = crop = refuse_change
+    append = append_reduced_keys = crop = refuse_change
 
 
 class JoinedStore(StoreChain):
@@ -403,9 +403,9 @@ class JoinedStore(StoreChain):
     def append(self, k: Tensor, v: Tensor) -> None:
         self.tail.append(k, v)
 
-    def append_features(self, features: Tensor) -> None:
+    def append_reduced_keys(self, features: Tensor) -> None:
         assert self.reduced >= self.tail_start, "all parts must have reduced keys"
-        self.tail.append_features(features)
+        self.tail.append_reduced_keys(features)
 
     def replace_first_tail_tokens(self, store: KVStore) -> None:
         """Replaces the tail's first tokens by a read-only store that has the same tokens."""

@@ -110,7 +110,7 @@ def test_all_at_once(joint: bool, limit: int | None, monkeypatch: pytest.MonkeyP
                 want[head, i] = torch.tensor(out)
                 trace = next(one for one in traces if one.start == start)
                 assert trace.lse[head, i - start].item() == pytest.approx(lse, abs=2e-5)
-                rows = trace.far_rows
+                rows = trace.far_tokens_by_head
                 assert rows[head if len(rows) > 1 else 0].tolist() == far
     torch.testing.assert_close(torch.cat(got, 1), want, rtol=2e-5, atol=2e-5)
     assert [one.decoding for one in traces] == [False] * 7 + [True] * 3
@@ -173,8 +173,8 @@ def test_bounds_of_settings() -> None:
     for name, low in (("initial", -1), ("selected", -1), ("chunk", 0), ("ending", -1)):
         with pytest.raises(ValueError, match=rf"window\.{name} must be at least"):
             Window(**{name: low})
-    assert (Window(1, 20, 300).budget, Window(1, 20, 300).dense_below) == (321, 321)
-    assert [Window(dense=5).is_dense(at) for at in (4, 5, 6)] == [True, True, False]
+    assert (Window(1, 20, 300).budget, Window(1, 20, 300).full_attention_limit) == (321, 321)
+    assert [Window(dense=5).has_full_attention(at) for at in (4, 5, 6)] == [True, True, False]
 
 
 def test_local_tokens_of_a_chunk() -> None:

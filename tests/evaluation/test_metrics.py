@@ -138,5 +138,4 @@ def test_stars_are_the_numbers_of_the_list() -> None:
 
 def test_reasoning_pays_less_with_the_mistake() -> None:
     # 1: right alone, 1. 2 with 6: 0.5. 3 without, 7 said: 0.25. 4: neither, 0. Of four.
-    output = '"little_penguin": [1, 2, 6, 7]'
-    assert metrics.score_listed_stars(output, "1234", (5, 6, 7, 8)) == 1.75 / 4
+    assert metrics.score_listed_stars("little_p: [1, 2, 6, 7]", "1234", (5, 6, 7, 8)) == 1.75 / 4

@@ -180,7 +180,7 @@ def test_no_selective_method_has_more_in_view_than_the_budget(loaded: Any) -> No
             session.ask("Which word?", max_new_tokens=3, trace=seen.append)
         assert {one.decoding for one in seen} == {True, False}
         for one in seen:
-            assert one.local + max(len(row) for row in one.far_rows) <= 4 + 64 + 64, name
+            assert one.local + max(len(row) for row in one.far_tokens_by_head) <= 4 + 64 + 64, name
 
 
 def test_the_ceiling_is_plain_attention_inside_the_window(loaded: Any) -> None:

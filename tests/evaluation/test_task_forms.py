@@ -9,20 +9,14 @@ from dataclasses import asdict
 import pytest
 from task_requests import NAMES, samples
 
-from esa_cli.evaluation.tasks import TASKS
-from esa_cli.evaluation.tasks.task_sample import TaskQuestion
+from esa_cli.evaluation.tasks import TASKS, TaskQuestion
 
 DIGESTS = {
-    "needle": "6a954cec670738b2",
-    "needles": "615535ddffbb7254",
-    "stars": "b069e1b7d46b4c5f",
-    "passkey": "80b73bfff11044db",
-    "number": "9e52a690d86564ec",
-    "kv": "b44f90cf7eb74826",
+    "needle": "6a954cec670738b2", "needles": "615535ddffbb7254", "stars": "b069e1b7d46b4c5f",
+    "passkey": "80b73bfff11044db", "number": "9e52a690d86564ec", "kv": "b44f90cf7eb74826",
     "niah": "e74bdef5a24cc109",
-}
-"""Of the cases of each task. Their prompts, questions and facts were held to the words of
-the benchmark that the task names; published rows were measured with them."""
+}  # fmt: skip
+"""Digests of each task's cases, whose words were compared with those of the benchmark."""
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -126,7 +126,7 @@ def test_only_what_is_used_is_checked(kept: Library) -> None:
         one.span(0, 40)
         two.gather(torch.tensor([4, 6, 39]))
         two.span(6, 40)
-        list(two.feature_blocks(0, 40))
+        list(two.reduced_key_blocks(0, 40))
         for _ in range(2):
             with pytest.raises(LibraryError, match="row 5 of layer 1 changed"):
                 two.gather(torch.tensor([4, 5]))
@@ -217,7 +217,7 @@ def test_rows_of_several_sizes(tmp_path: Path, kind: Any) -> None:
         for layer, rows, one in zip(writer.layers, given, maps, strict=True):
             layer.append(*rows)
             if one is not None:
-                layer.append_features(one.keys(flatten_keys(rows[0])))
+                layer.append_reduced_keys(one.keys(flatten_keys(rows[0])))
         known = {"name": "x", "source": "x", "bytes": 1, "missing": []}
         entry = writer.finish(
             text="x", offsets=[(0, 1)] * count, projections=maps, provenance=known

@@ -36,7 +36,7 @@ def host() -> MemoryStore:
 def joined() -> JoinedStore:
     document = memory()
     document.append(*ROWS[:, :, :20])
-    document.append_features(FEATURES[:20])
+    document.append_reduced_keys(FEATURES[:20])
     return JoinedStore([StoreSlice(document, 0, 20)], memory())
 
 
@@ -47,7 +47,7 @@ def append(store: Any, first: int, last: int) -> None:
 
 def reduce(store: Any) -> None:
     for low in (30, 40):
-        store.append_features(FEATURES[low : low + 10])
+        store.append_reduced_keys(FEATURES[low : low + 10])
 
 
 ACTIONS: dict[str, Callable[[Any], None]] = {
@@ -65,21 +65,21 @@ def test_a_store_goes_on_after_an_interruption(make: Callable[[], Any], action: 
         store = make()
         before = len(store)
         append(store, 0, READ)
-        store.append_features(FEATURES[: READ if action == "crop" else REDUCED])
+        store.append_reduced_keys(FEATURES[: READ if action == "crop" else REDUCED])
         if action == "crop":
             append(store, 0, 1)
-            store.append_features(FEATURES[:1])
+            store.append_reduced_keys(FEATURES[:1])
         was = interrupted(lambda: ACTIONS[action](store), after, FOLDERS)  # noqa: B023
         if len(store) > before + READ:
             store.crop(before + READ - len(store))
         append(store, READ, 100)
         done = store.reduced - before
-        store.append_features(FEATURES[done:])
+        store.append_reduced_keys(FEATURES[done:])
         keys, values = (one[:, before:] for one in store.span(0, before + 100))
         assert torch.equal(torch.stack((keys, values)), ROWS), after
         at = torch.arange(before, before + 100, 3)
         assert torch.equal(torch.stack(store.gather(at)), ROWS[:, :, ::3]), after
-        found = [features for _, features in store.feature_blocks(before, before + 100)]
+        found = [features for _, features in store.reduced_key_blocks(before, before + 100)]
         assert torch.equal(torch.cat(found), FEATURES), after
         if not was:
             break

@@ -95,7 +95,7 @@ def read(
         for layer, maps in zip(writer.layers, projections or [], strict=bool(projections)):
             if maps is not None:
                 keys = layer.span(layer.reduced, len(layer))[0]
-                layer.append_features(maps.keys(flatten_keys(keys)))
+                layer.append_reduced_keys(maps.keys(flatten_keys(keys)))
         writer.flush(projections, states_of(ids, end, layout))
 
 
@@ -141,7 +141,7 @@ def assert_holds(layers: Sequence[KVStore], ids: Sequence[int], layout: Layout =
         maps = fit_of(ids, layout)[i]
         if maps is not None:
             assert layer.reduced == len(ids)
-            found = torch.cat([block for _, block in layer.feature_blocks(0, len(ids))])
+            found = torch.cat([block for _, block in layer.reduced_key_blocks(0, len(ids))])
             torch.testing.assert_close(found, maps.keys(flatten_keys(k)), rtol=1e-5, atol=1e-5)
 
 

@@ -40,7 +40,7 @@ def test_names_and_bytes_are_those_of_before(tmp_path: Path, layout: Layout, dig
         assert isinstance(writer, CacheWriter)
         for at, layer in enumerate(writer.layers):
             layer.append(*torch.arange(80.0).view(2, 2, 10, 2) - 30 + at)
-        writer.layers[0].append_features(torch.arange(20.0).view(10, 2))
+        writer.layers[0].append_reduced_keys(torch.arange(20.0).view(10, 2))
         maps = Linear(torch.arange(8.0).view(4, 2), -torch.arange(8.0).view(4, 2))
         entry = writer.finish(
             text=text,

@@ -101,7 +101,7 @@ class Model:
 
     def reduce(self, store: KVStore, count: int) -> None:
         features = torch.randn(count, RANK).to(self.dtype)
-        store.append_features(features)
+        store.append_reduced_keys(features)
         self.features = torch.cat((self.features, features))
 
     def step(self) -> None:
@@ -142,7 +142,7 @@ class Model:
                 assert torch.equal(keys, rows[:, start:place])
             assert place == high
         place, stop = min(low, store.reduced), min(high, store.reduced)
-        for start, features in store.feature_blocks(place, stop, most) if store.reduced else ():
+        for start, features in store.reduced_key_blocks(place, stop, most) if store.reduced else ():
             assert start == place
             assert 0 < features.shape[0] <= most
             place += features.shape[0]
@@ -206,7 +206,7 @@ def test_a_token_is_one_contiguous_row_and_the_first_can_be_taken_out() -> None:
     (_, whole), (_, last) = (next(store.key_blocks(0, 5, 5, groups)) for groups in (None, [2]))
     assert last.data_ptr() == whole[2].data_ptr(), "a view, not a copy"
     features = torch.randn(20, RANK)
-    store.append_features(features)
+    store.append_reduced_keys(features)
     first, reduced = store.read_first_rows(9)
     assert torch.equal(first, torch.cat((*rows[:, :, :9],)).transpose(0, 1).reshape(9, -1))
     assert reduced is not None
@@ -214,7 +214,7 @@ def test_a_token_is_one_contiguous_row_and_the_first_can_be_taken_out() -> None:
     store.drop_first_tokens(9)
     assert len(store) == store.reduced == 11
     assert torch.equal(store.span(0, 11)[1], rows[1, :, 9:])
-    assert torch.equal(torch.cat([b for _, b in store.feature_blocks(0, 11)]), features[9:])
+    assert torch.equal(torch.cat([b for _, b in store.reduced_key_blocks(0, 11)]), features[9:])
 
 
 def test_only_the_tail_of_a_joined_store_is_taken_back(tmp_path: Path) -> None:
@@ -225,12 +225,12 @@ def test_only_the_tail_of_a_joined_store_is_taken_back(tmp_path: Path) -> None:
     model.check()
     plain = MemoryStore(HEADS, DIM, model.dtype, CPU, model.shared)
     plain.append(model.keys, model.values)
-    plain.append_features(torch.randn(4, RANK))
+    plain.append_reduced_keys(torch.randn(4, RANK))
     for low, reduced in ((3, 1), (5, 0), (0, 4)):
         assert JoinedStore([StoreSlice(plain, low, 7)], model.in_memory()).reduced == reduced
     joined = JoinedStore([StoreSlice(plain, 0, 7)], model.in_memory())
     with pytest.raises(AssertionError, match="parts must have reduced keys"):
-        joined.append_features(torch.randn(1, RANK))
+        joined.append_reduced_keys(torch.randn(1, RANK))
 
 
 def test_a_later_document_leaves_out_the_head() -> None:

@@ -246,14 +246,15 @@ def select_needle_questions(
     asked, tokens = locate_needle_questions(prompt, sample), len(prompt.document(sample.text))
     near = window.local if window.ending is None else window.ending
     middle = range(window.initial, tokens - near)
-    if tokens <= window.dense_below or window.selected == 0:
+    limit = window.full_attention_limit
+    if tokens <= limit or window.selected == 0:
         middle = range(0)
     out = [q for q in asked if middle.start <= q.needle.start < q.needle.stop <= middle.stop]
     if len(out) < MIN_QUESTIONS:
         raise UsageError(
             f"at least {MIN_QUESTIONS} needles must be among the middle tokens, got {len(out)} "
             f"of {len(asked)}",
-            f"use a longer text: with up to {window.dense_below:,} tokens attention is full",
+            f"use a longer text: with up to {limit:,} tokens attention is full",
         )
     return out
 

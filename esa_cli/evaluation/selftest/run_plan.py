@@ -126,11 +126,12 @@ def parse_token_count(text: str) -> int:
 
 def describe_full_attention(tokens: int, presets: Sequence[Preset]) -> str | None:
     """Returns a note if the text is so short that every method uses full attention, else None."""
-    plain = min((resolve(preset).method.window.dense_below for preset in presets), default=-1)
-    if tokens > plain:
+    windows = [resolve(preset).method.window for preset in presets]
+    limit = min((window.full_attention_limit for window in windows), default=-1)
+    if tokens > limit:
         return None
     return (
-        f"every method attended to all {tokens:,} tokens, since attention is full up to {plain:,} "
+        f"every method attended to all {tokens:,} tokens, since attention is full up to {limit:,} "
         "tokens (window.dense); use --set window.dense=null to let the methods select tokens"
     )
 

@@ -69,9 +69,8 @@ class NeedleRecorder:
 def _measure_share_in_view(trace: ChunkTrace, fact: range) -> NeedleShare:
     near = trace.start - trace.local
     inside = sum(at >= near for at in fact)
-    selected = [
-        int(((row >= fact.start) & (row < min(fact.stop, near))).sum()) for row in trace.far_rows
-    ]
+    stop, rows = min(fact.stop, near), trace.far_tokens_by_head
+    selected = [int(((row >= fact.start) & (row < stop)).sum()) for row in rows]
     size, mean = max(1, len(fact)), sum(selected) / len(selected)
     return (inside + mean) / size, (inside + max(selected)) / size
 

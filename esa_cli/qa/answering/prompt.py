@@ -215,7 +215,7 @@ class EncodedQuestion:
         of `window.ending`. Raises HistoryError: the history is too long. LengthError: the question
         is too long."""
         asked = len(self.before) + len(self.ids) + answer_tokens
-        if self.last_chunk_start(window.chunk) <= window.dense_below:
+        if self.last_chunk_start(window.chunk) <= window.full_attention_limit:
             room, what = context - self.start, "the whole document"
         elif window.ending is not None:
             seen = window.initial + window.selected + window.ending

@@ -370,7 +370,7 @@ class Session:
         """If the selector surveys, runs the question once to sum the scores of all layers, and then
         removes the question from the cache."""
         length, method = self.cache.get_seq_length(), self.method
-        if asked.last_chunk_start(method.window.chunk) <= method.window.dense_below:
+        if asked.last_chunk_start(method.window.chunk) <= method.window.full_attention_limit:
             return  # full attention: nothing is selected
         if not method.selector.surveys:
             return

@@ -134,7 +134,7 @@ class KvCacheCosts(TextCosts):
         shape, window = self.shape, self.method.window
         if not on_host:
             return self._allocated_tokens(tokens) * shape.numbers * size, 0
-        local = max(window.local, window.dense_below, shape.window)
+        local = max(window.local, window.full_attention_limit, shape.window)
         near = (local + FEED + window.chunk + RESERVE) * shape.row * size
         return shape.rows * near, shape.rows * shape.row * size * tokens
 

@@ -70,7 +70,7 @@ def cache_key(
             **aim,
         }
     if preset.window.dense is None:  # the length of full attention follows from k
-        facts["window"] = window = {**window, "dense": method.window.dense_below}
+        facts["window"] = window = {**window, "dense": method.window.full_attention_limit}
     if layout.states:
         facts["transformers"] = version("transformers").split(".")[:2]
     if preset.reading == "select":
