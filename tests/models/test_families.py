@@ -20,10 +20,10 @@ from esa_cli.attention.window import Phase, QueryState, Window
 from esa_cli.methods.registry import list_recipes
 from esa_cli.methods.voting import VoteScore
 from esa_cli.models.attachment.attach import attach
-from esa_cli.models.attachment.fingerprint import fingerprint
+from esa_cli.models.attachment.fingerprint import compute_fingerprint
 from esa_cli.models.attachment.kv_cache import EsaCache
-from esa_cli.models.attachment.layer_traits import kv_dtype
-from esa_cli.models.files.families import FAMILIES, layer_kinds
+from esa_cli.models.attachment.layer_traits import get_kv_dtype
+from esa_cli.models.files.families import FAMILIES, list_layer_kinds
 from esa_cli.models.text_passes.model_forward import ModelForward
 from esa_cli.models.text_passes.text_forward import PromptBatch
 from esa_cli.qa.planning.model_shape import shape_of
@@ -270,14 +270,14 @@ def test_every_method_runs(name: str) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_what_a_model_is_made_of(family: str) -> None:
     model = family_model(family)
-    found, before = fingerprint(model), model.config.to_dict()
-    rows = sum(one in ("attention", "both") for one in layer_kinds(before))
+    found, before = compute_fingerprint(model), model.config.to_dict()
+    rows = sum(one in ("attention", "both") for one in list_layer_kinds(before))
     assert (found.kind, found.layers, found.heads) == (
         family,
         rows,
         model.config.num_attention_heads,
     )
-    assert kv_dtype(model) == torch.float32
+    assert get_kv_dtype(model) == torch.float32
     with attach(model, everything(7)) as attached:
         cache = attached.new_cache()
         model(tokens(5), past_key_values=cache)

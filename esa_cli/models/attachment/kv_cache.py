@@ -19,7 +19,7 @@ from esa_cli.attention.method import LayerMemory, Method, SharedLayerMemory
 from esa_cli.attention.step import KVStore, LayerState, Projection
 from esa_cli.attention.window import Phase, QueryState
 from esa_cli.errors import UsageError
-from esa_cli.models.files.families import family_of, layer_kinds, source_layers
+from esa_cli.models.files.families import get_family, list_layer_kinds, map_source_layers
 from esa_cli.storage.memory_store import MakeStore, MemoryStore
 
 
@@ -31,7 +31,7 @@ class CurrentCall:
     cache: ref[EsaCache] | None = None
     span: tuple[int, int] | None = None
 
-    def current_cache(self) -> EsaCache | None:
+    def get_current_cache(self) -> EsaCache | None:
         """Returns the cache of the call in progress, without keeping it in memory, or None."""
         return None if self.cache is None else self.cache()
 
@@ -234,7 +234,7 @@ class EsaCache(Cache):
         self, forward: CurrentCall, method: Method, config: Any, make: MakeStore,
         method_layers: Sequence[int],
     ) -> None:  # fmt: skip
-        latent = family_of(config).latent
+        latent = get_family(config).latent
         new: dict[str, Callable[[int], Any]] = {
             "attention": lambda layer: KvCacheLayer(layer, make, latent),
             "both": lambda layer: KvAndStateLayer(layer, make),
@@ -242,12 +242,12 @@ class EsaCache(Cache):
         }
         layers = [
             new.get(kind, lambda layer: DummyLayer())(i)  # type: ignore[no-untyped-call]
-            for i, kind in enumerate(layer_kinds(config.to_dict()))
+            for i, kind in enumerate(list_layer_kinds(config.to_dict()))
         ]
         super().__init__(layers=layers)
         self.own = [layer for layer in layers if isinstance(layer, KvCacheLayer)]
         self.states = StateHistory([layer for layer in layers if isinstance(layer, StateLayer)])
-        self._method_layers, self._sources = method_layers, source_layers(config)
+        self._method_layers, self._sources = method_layers, map_source_layers(config)
         self.forward_pass, self.method, self.query = forward, method, QueryState()
 
     def expect(self, tokens: int) -> None:
@@ -278,7 +278,7 @@ class EsaCache(Cache):
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        if self.forward_pass.current_cache() is not self:
+        if self.forward_pass.get_current_cache() is not self:
             self.check_owner(None)
         if layer_idx == self.own[0].layer:
             self._check_token_positions(key_states.shape[2])

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from esa_cli.errors import ModelError
-from esa_cli.models.files.families import FAMILIES, family_of
+from esa_cli.models.files.families import FAMILIES, get_family
 from esa_cli.system.machine import memory_ran_out
 
 
@@ -48,7 +48,7 @@ class _LastLayerReached(Exception):
     """An exception that ends a forward pass after the last layer that is needed."""
 
 
-def hidden_states(model: Any, ids: Tensor, layer_count: int) -> Tensor:
+def compute_hidden_states(model: Any, ids: Tensor, layer_count: int) -> Tensor:
     """Returns the hidden states (B, T, H), float32 and of RMS 1, of token ids (B, T) after the
     first `layer_count` layers of a model. Later layers do not run; gradients are computed if
     enabled."""
@@ -126,7 +126,7 @@ class ModelForward:
     def logits(self, states: Tensor) -> Tensor:
         """Returns logits, scaled and capped as the model's family does."""
         logits: Tensor = self._model.get_output_embeddings()(states).float()
-        config, family = self._model.config, family_of(self._model.config)
+        config, family = self._model.config, get_family(self._model.config)
         if family.multiply:
             logits = logits * getattr(config, family.multiply)
         if family.divide:
@@ -144,7 +144,7 @@ UNFIT = (
 
 
 @torch.inference_mode()
-def plain_forward(model: Any) -> ModelForward:
+def make_plain_forward(model: Any) -> ModelForward:
     """Returns the forward pass of a model without an attached method. A model of an unsupported
     family is tested first: a short text in two parts must give the same logits as in one pass.
     Raises ModelError: the logits differ, or are not numbers in the model's number type."""

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from esa_cli.errors import LengthError
 from esa_cli.models import LoadedModel, parse_reference
-from esa_cli.models.text_passes.model_forward import plain_forward
+from esa_cli.models.text_passes.model_forward import make_plain_forward
 from esa_cli.models.text_passes.text_forward import (
     FusedForward,
     LoraAdapter,
@@ -120,7 +120,7 @@ class PassageReader:
         """The forward pass of the model, for use within the context of `reading`."""
         if self._fuses:
             return FusedForward(self.model, adapter=self._adapter)
-        return plain_forward(self.model)
+        return make_plain_forward(self.model)
 
     def reading(self) -> AbstractContextManager[None]:
         """Returns the context in which passages are read and spans are searched."""
