@@ -173,7 +173,7 @@ def stored(
     kept = [one.store for one in cache.memories]
     first = kept[0]
     shapes = tuple((one.heads, one.dim) for one in kept)
-    states = cache.states.taken()
+    states = cache.states.copy_states()
     layout = Layout(
         len(kept), *shapes[0], "float32", segment=16, shared=first.shared, states=len(states),
         shapes=shapes if len({*shapes}) > 1 else (),
@@ -232,7 +232,7 @@ def check_prompts(forward: ModelForward, ids: torch.Tensor, want: torch.Tensor) 
     prompts = [ids[0, :length].tolist() for length in (64, 20, 66)]
     batch = PromptBatch(forward, prompts)
     close(batch.logits, want[0, [63, 19, 65]], 3e-5)
-    one = batch.continuation(0)
+    one = batch.start_continuation(0)
     close(one.append([0, 0], [5, *prompts[2][64:65]])[1], want[0, 64], 3e-5)
     close(one.append([1], prompts[2][65:])[0], want[0, 65], 3e-5)
     close(one.append([0], [ids[0, 66]])[0], want[0, 66], 3e-5)

@@ -22,7 +22,7 @@ from esa_cli.models.attachment.fingerprint import compute_fingerprint
 from esa_cli.models.attachment.layer_traits import get_kv_dtype, get_plain_weight
 from esa_cli.models.loading.quantization import (
     QUANTIZATIONS,
-    kept_bytes,
+    estimate_bytes_per_quantised_weight,
     read_quantization_method,
     stays_quantised,
 )
@@ -162,7 +162,7 @@ def test_bytes_of_a_weight_that_stays_quantised(
         {"text_config": {"quantization_config": settings}},
     ):
         assert read_quantization_method(config) == method
-        assert kept_bytes(config) == pytest.approx(size)
+        assert estimate_bytes_per_quantised_weight(config) == pytest.approx(size)
         assert stays_quantised(config, "cuda:1")
         assert stays_quantised(config, "cpu") == (method in ("bitsandbytes", "torchao"))
     assert not stays_quantised({}, "cuda")

@@ -33,7 +33,7 @@ def close(logits: torch.Tensor, model: Any, texts: list[list[int]]) -> None:
 
 def check_branches(model: Any, batch: PromptBatch, number: int, prompt: list[int]) -> None:
     """A prompt continued in several ways, some of which go on from the same one."""
-    more, branches = batch.continuation(number), [[3], [8], [3]]
+    more, branches = batch.start_continuation(number), [[3], [8], [3]]
     logits = more.append([0, 0, 0], [3, 8, 3])
     for parents, tokens in (([2, 1], [4, 5]), ([0, 0, 1], [6, 7, 8]), ([1], [9])):
         close(logits, model, [prompt + own for own in branches])
@@ -61,10 +61,10 @@ def test_prompts_and_continuations_are_those_of_each_alone(
     batch = PromptBatch(kind(model), texts)
     assert batch.logits.dtype == torch.float32
     close(batch.logits, model, texts)
-    first = batch.continuation(0).append([0], [5])
+    first = batch.start_continuation(0).append([0], [5])
     for number in (5, 2, 0):
         check_branches(model, batch, number, texts[number])
-    assert torch.equal(batch.continuation(0).append([0], [5]), first), "it was left as it was"
+    assert torch.equal(batch.start_continuation(0).append([0], [5]), first), "it was left as it was"
 
 
 SMALL: dict[str, Any] = {"vocab_size": 61, "hidden_size": 32, "num_attention_heads": 4}
@@ -109,7 +109,7 @@ def test_models_of_any_family(kind: str) -> None:
     close(batch.logits, model, texts)
     check_branches(model, batch, 1, texts[1])
     for own in (3, 8):
-        close(batch.continuation(2).append([0], [own]), model, [[*texts[2], own]])
+        close(batch.start_continuation(2).append([0], [own]), model, [[*texts[2], own]])
 
 
 def test_models_that_look_at_later_tokens_are_refused() -> None:

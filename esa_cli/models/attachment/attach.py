@@ -62,7 +62,8 @@ class IdentityRotaryEmbedding(nn.Module):
 
 
 def choose_last_token_options(config: Any) -> dict[str, int]:
-    """Returns the option, if any, by which layers without keys skip all tokens but the last."""
+    """Returns the option of a forward call by which layers that share the keys of others compute
+    the last token only, or {} if the model family has no such option."""
     return {"logits_to_keep": 1} if get_family(config).leaves_out else {}
 
 
@@ -196,7 +197,8 @@ class Attachment:
         return next((rope for rope in ropes if rope.rotates), ropes[0])
 
     def get_layer_attention(self, method: Method, layer: int) -> Attention | SlidingAttention:
-        """Returns the attention function of a layer: the method's, or sliding-window attention."""
+        """Returns the function that computes a layer's attention: the method's function, or
+        sliding-window attention."""
         traits = self.traits[layer]
         assert traits is not None, "the layer has no attention"
         found = self._attention.get(traits)
@@ -219,7 +221,7 @@ class Attachment:
 
     @contextmanager
     def suspended(self) -> Iterator[None]:
-        """Restores the model's own attention until the block ends; caches keep their tokens."""
+        """A context in which the model uses its own attention; the tokens in caches stay."""
         rotary, configs = self._bare
         own = [(module, module.config) for module, _ in configs]
         replaced = getattr(self.body, "rotary_emb", None)
@@ -230,7 +232,7 @@ class Attachment:
             _restore_model(self.body, replaced, own)
 
     def detach(self) -> None:
-        """Restores the model. A second call does nothing."""
+        """Restores the attached model; a second call does nothing."""
         if self._restore.alive:
             self.forward_pass.cache = None
             self._restore()
@@ -260,9 +262,10 @@ def _compute_esa_attention(
     if attachment is None:
         raise ModelError("no method is attached to this model", "call attach(model, method)")
     if (cache := attachment.forward_pass.get_current_cache()) is None:
-        raise UsageError("ESA needs its own cache", "pass past_key_values=attachment.new_cache()")
+        hint = "pass past_key_values=attachment.new_cache()"
+        raise UsageError("a model with ESA attached needs its own cache", hint)
     if attention_mask is not None:
-        raise UsageError("ESA accepts no attention mask", "omit attention_mask")
+        raise UsageError("ESA's attention accepts no attention mask", "omit attention_mask")
     layer: int = module.layer_idx  # type: ignore[assignment]
     latent, traits = attachment.latents[layer] if attachment.latents else None, attachment.traits
     q = latent.absorb_queries(query[0]) if latent else traits[layer].rope.as_key(query[0])  # type: ignore[union-attr]
@@ -276,5 +279,6 @@ def _refuse_padding_mask(*args: Any, attention_mask: Tensor | None = None, **kwa
     since ESA would attend to the padding."""
     if attention_mask is not None and not bool(torch.all(attention_mask)):
         raise UsageError(
-            "the attention mask hides tokens; ESA accepts no padding", "pass one unpadded sequence"
+            "the attention mask must not hide tokens, since ESA accepts no padding",
+            "pass one unpadded sequence",
         )

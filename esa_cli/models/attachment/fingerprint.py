@@ -155,7 +155,7 @@ def check_compressor_fits(compressor: Compressor, model: Any, method: Method | N
     wanted = read_fingerprint(metadata)
     if wanted is not None and wanted != (own := compute_fingerprint(model)):
         raise PresetError(
-            f"{file} was made for a {wanted}; this model is a {own}",
+            f"the compressor file {file} was made for a {wanted}; this model is a {own}",
             "make a file for this model by `esa calibrate`, or set compressor.name=closed-form",
         )
     if method is None or not method.score.features or ROTATE not in metadata:
@@ -163,7 +163,8 @@ def check_compressor_fits(compressor: Compressor, model: Any, method: Method | N
     fitted = {key: metadata[key] for key in (ROTATE, DISTANCE) if key in metadata}
     if fitted != (used := describe_query_rotation(method)):
         raise PresetError(
-            f"{file} was made for the query rotation {fitted}; this method uses {used}",
+            f"the compressor file {file} was made for queries with the rotation {fitted}; this "
+            f"method uses {used}",
             "set score.rotate and position.distance to these values, or make another file by "
             "`esa calibrate --for`",
         )

@@ -29,7 +29,7 @@ _ATTENTION = ("self_attn", "mixer", "attention")
 
 
 def list_attention_modules(model: Any) -> list[Any | None]:
-    """Returns the attention modules in running order, with None for layers without attention."""
+    """Returns the attention module of each layer of a model; None for layers without attention."""
     name, modules = get_family(model.config).projections[-1], list[Any | None]()
     readers = map_source_layers(model.config)
     for layer in model.base_model.layers:

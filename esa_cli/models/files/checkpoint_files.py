@@ -36,7 +36,7 @@ _UPGRADE = "upgrade transformers, or choose another model; esa never runs a mode
 @contextmanager
 def converting_read_errors(what: object, hint: str = _AGAIN) -> Iterator[None]:
     """Turns an error of another library, raised while it reads a file of a model, into a
-    ModelError; lack of memory stays as it is. The message calls the file `what`."""
+    ModelError whose message calls the file `what`. Errors for lack of memory are passed on."""
     try:
         yield
     except Exception as error:
@@ -86,7 +86,7 @@ def check_settings(settings: Mapping[str, Any], file: object) -> None:
 
 
 def _find_broken_rule(name: str, value: Any) -> str:
-    """Returns the rule that a setting's value breaks, or "" if the value is valid."""
+    """Returns the rule that the value of a setting in config.json breaks, or "" for no rule."""
     number = value if isinstance(value, (int, float)) and not isinstance(value, bool) else math.nan
     if name in _COUNTS or name in _TOKENS:
         low, high = _COUNTS.get(name, (-1, _LARGEST))
@@ -213,7 +213,8 @@ def weight_bytes_in_memory(
 
 
 def read_bits_per_weight(settings: Mapping[str, Any]) -> int:
-    """Returns the bits of a weight by the settings of quantised files, or 0 if unknown."""
+    """Returns the number of bits of a weight by the `quantization_config` of a model, or 0 if the
+    configuration does not say it."""
     text = str(settings).lower()
     bits = [int(count) for count in re.findall(r"'(?:n|num_)?bits': (\d+)", text)]
     if "'load_in_4bit': true" in text or "int4" in text:
@@ -352,7 +353,7 @@ def choose_loading_options(folder: Path) -> dict[str, Any]:
 
 
 def _rename_prefix(module: Any, prefixes: Mapping[str, str]) -> Any:
-    """Replaces the first matching prefix of a module's name; returns other values unchanged."""
+    """Replaces the first matching prefix of a module's name, and returns other values unchanged."""
     before = next((one for one in prefixes if str(module).startswith(one)), None)
     return prefixes[before] + module[len(before) :] if before else module
 

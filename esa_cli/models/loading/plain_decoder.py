@@ -186,8 +186,9 @@ class PlainDecoder(nn.Module):
 
 
 def _read_weights(path: Path, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Returns the tensors of a safetensors file by name, converted to `dtype`. What was read from a
-    file stays in memory until the file is closed, so it is opened for each few tensors anew."""
+    """Returns the tensors of a safetensors file by name, converted to `dtype`. The parts
+    of an open file that were read stay in memory, so the file is opened anew for every few tensors.
+    """
     weights: dict[str, Tensor] = {}
     with safe_open(path, "pt") as file:
         names = list(file.keys())

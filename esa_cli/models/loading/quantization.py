@@ -127,8 +127,8 @@ def check_loadable_format(config: Mapping[str, Any], device: str, ref: str) -> N
         raise ModelError(message, f"run pip install {package}, or {PLAIN_INSTEAD}")
 
 
-def kept_bytes(config: Mapping[str, Any]) -> float:
-    """Returns about how many bytes a weight that stays quantised takes, with its scales."""
+def estimate_bytes_per_quantised_weight(config: Mapping[str, Any]) -> float:
+    """Estimates the bytes of a weight that stays quantised, with its share of the scales."""
     bits = {"fp8": 8, "mxfp8": 8, "mxfp4": 4}.get(read_quantization_method(config))
     return (bits or read_bits_per_weight(find_quantization_config(config)) or 8) / 8 + 0.05
 

@@ -20,8 +20,8 @@ from esa_cli.system.machine import memory_ran_out
 @contextmanager
 def before_each_layer(model: Any, callback: Callable[[], None]) -> Iterator[None]:
     """Calls `callback` before each decoder layer of each forward pass of a model until the block
-    ends; an exception in `callback` ends the pass. Without known layers, each pass makes one call.
-    """
+    ends; an exception in `callback` ends the pass. In a model whose layers are unknown,
+    `callback` is called once in each pass."""
     layers = getattr(model.base_model, "layers", [model.base_model])
     handles = [layer.register_forward_pre_hook(lambda *_: callback()) for layer in layers]
     try:
@@ -116,7 +116,8 @@ class ModelForward:
         return all(type(layer) is DynamicLayer for layer in layers)
 
     def states(self, ids: Tensor, past: CachePast | None = None) -> tuple[Tensor, CachePast]:
-        """Returns the hidden states of token ids, and the cache extended by these tokens."""
+        """Returns the hidden states (B, T, hidden) of token ids (B, T), and the cache `past`
+        extended by these tokens; the old `past` must not be used again."""
         from transformers import DynamicCache
 
         cache = DynamicCache(config=self._model.config) if past is None else past.cache
@@ -124,7 +125,8 @@ class ModelForward:
         return out.last_hidden_state, CachePast(cache, ids.device)
 
     def logits(self, states: Tensor) -> Tensor:
-        """Returns logits, scaled and capped as the model's family does."""
+        """Returns the logits (..., vocabulary) of hidden states; scale and cap are those of the
+        model's family."""
         logits: Tensor = self._model.get_output_embeddings()(states).float()
         config, family = self._model.config, get_family(self._model.config)
         if family.multiply:

@@ -230,7 +230,7 @@ def can_be_fused(model: Any) -> bool:
 
 
 def has_plain_layers(config: object) -> bool:
-    """Whether `FusedForward` computes layers of this configuration."""
+    """Whether `FusedForward` can compute the layers of a model with this configuration."""
     others = ("sliding_window", "attention_chunk_size")  # attention that is not plain
     return (
         getattr(config, "model_type", None) in SMALL_FAMILIES
@@ -241,7 +241,7 @@ def has_plain_layers(config: object) -> bool:
 
 
 def get_head_dimension(config: Any) -> int:
-    """Returns the head dimension D."""
+    """Returns the dimension D of a model's attention heads."""
     return int(getattr(config, "head_dim", 0) or config.hidden_size // config.num_attention_heads)
 
 
@@ -262,7 +262,7 @@ def pad_sequences(sequences: Sequence[Sequence[int]]) -> Tensor:
 
 
 def iterate_groups(items: Sequence[int]) -> Iterator[Sequence[int]]:
-    """Yields groups of sequence numbers; each group is processed by one forward call."""
+    """Yields consecutive groups of at most `GROUP` sequence numbers, each for one forward call."""
     for at in range(0, len(items), GROUP):
         yield items[at : at + GROUP]
 
@@ -285,7 +285,7 @@ class PromptBatch:
                 self._places[n], logits[n] = (past, row), line
         self.logits = torch.stack(logits) if logits else torch.empty(0, 0)
 
-    def continuation(self, prompt_index: int) -> Continuation:
+    def start_continuation(self, prompt_index: int) -> Continuation:
         """Returns a `Continuation` of one prompt, to which tokens can be appended."""
         past, row = self._places[prompt_index]
         alone = past.select_sequences([row]).cut_to_length(self._lengths[prompt_index])
@@ -365,7 +365,7 @@ class LoraAdapter:
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """Adds the adapter to the outputs of the model's linear layers until the block ends."""
+        """A context in which the adapter changes the outputs of the model's linear layers."""
 
         def make_hook(name: str) -> Any:
             def add_output(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
@@ -380,7 +380,8 @@ class LoraAdapter:
             yield
 
     def compute_lora_products(self) -> dict[nn.Module, tuple[Tensor, Tensor]]:
-        """Returns A and `scale * B` for each linear layer, to whose weight B A is added."""
+        """Returns the matrices A and `scale * B` of each linear layer, whose product is added to
+        the layer's weight."""
         return {
             self._layers[name]: (a.detach(), b.detach() * self.scale)
             for name, (a, b) in self.matrices.items()

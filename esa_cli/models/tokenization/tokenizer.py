@@ -105,7 +105,7 @@ def load_plain_tokenizer(folder: Path) -> PlainTokenizer | None:
 
 def load_known_tokenizer(folder: Path) -> Any:
     """Loads the tokenizer in a model's folder, without transformers if possible. Raises ModelError:
-    it cannot be read."""
+    the tokenizer cannot be read."""
     return load_plain_tokenizer(folder) or load_tokenizer(folder)
 
 
@@ -232,7 +232,7 @@ class PlainTokenizer:
         return {name: rows[0] for name, rows in out.items()} if isinstance(text, str) else out
 
     def decode(self, token_ids: Any, skip_special_tokens: bool = False, **others: Any) -> str:
-        """Converts token ids to text."""
+        """Converts token ids to the text that these tokens stand for."""
         ids = [token_ids] if isinstance(token_ids, int) else token_ids
         known = isinstance(ids, (list, tuple)) and all(isinstance(one, int) for one in ids)
         if known and not any(others.values()):

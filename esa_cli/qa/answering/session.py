@@ -144,7 +144,7 @@ class Session:
         memories = self.cache.memories
         return PrefilledDocument(
             list(self._ids), [one.store for one in memories], self.project_keys(), self._head,
-            self._read_by, [one.states for one in memories], self.cache.states.taken(),
+            self._read_by, [one.states for one in memories], self.cache.states.copy_states(),
         )  # fmt: skip
 
     def project_keys(self) -> list[Projection | None]:

@@ -131,7 +131,7 @@ class RowIngest(Ingest):
         def flush_segment(tokens: int) -> None:
             if tokens % SEGMENT == 0:
                 projections = storable_projections(session.project_keys())
-                writer.flush(projections, session.cache.states.taken())
+                writer.flush(projections, session.cache.states.copy_states())
 
         try:
             session.begin(ids, done)
@@ -143,7 +143,7 @@ class RowIngest(Ingest):
                 head=head,
                 provenance=self.provenance(document, self.rows),
                 projections=storable_projections(session.project_keys()),
-                states=session.cache.states.taken(),
+                states=session.cache.states.copy_states(),
             )
         finally:
             session.clear()

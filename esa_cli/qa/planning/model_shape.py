@@ -27,8 +27,8 @@ from esa_cli.models.files.families import (
     list_unequal_key_shapes,
 )
 from esa_cli.models.loading.quantization import (
+    estimate_bytes_per_quantised_weight,
     get_bytes_per_weight,
-    kept_bytes,
     read_quantization_method,
     stays_quantised,
 )
@@ -186,7 +186,7 @@ def measure_weights(folder: Path, device: str, size: int, packing: str = "") -> 
             if not kept:
                 each = get_bytes_per_weight(packing, size)
             elif _is_expert_weight(tensor) or read_quantization_method(config) != "mxfp4":
-                each = kept_bytes(config)
+                each = estimate_bytes_per_quantised_weight(config)
         total += math.prod(tensor.shape) * each
     return WeightSizes(int(total), count_layer_weights(tensors, config), size)
 

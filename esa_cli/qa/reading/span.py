@@ -161,7 +161,7 @@ class PassageReading:
         for before, token in pairwise(ids):
             if text.strip() not in passage:
                 break
-            continuation = continuation or self._batch.continuation(number)
+            continuation = continuation or self._batch.start_continuation(number)
             out = out + continuation.append([0], [before])[0].log_softmax(-1)[token]
             text += reader.bytes_of(token)
         return out
@@ -171,7 +171,7 @@ class PassageReading:
         `above`."""
         passage, reader = self._passages[number], self._reader
         found = most_probable_span(
-            one_line(passage), self._batch.logits[number], self._batch.continuation(number),
+            one_line(passage), self._batch.logits[number], self._batch.start_continuation(number),
             reader.bytes_of, reader.prompt.line_end, above,
         )  # fmt: skip
         if found is None:
