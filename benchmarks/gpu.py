@@ -37,7 +37,7 @@ from torch.nn.attention.bias import causal_lower_right
 
 from esa_cli.attention.window import Phase, QueryState
 from esa_cli.models.attachment.attach import attach
-from esa_cli.models.text_passes.model_forward import hidden_states
+from esa_cli.models.text_passes.model_forward import compute_hidden_states
 from esa_cli.qa.presets import preset
 from esa_cli.qa.presets.resolved_preset import resolve
 from esa_cli.storage.memory_store import RESERVE, StoreFactory
@@ -165,7 +165,7 @@ class Reader:
             whole = piece.shape[1] // SEGMENT * SEGMENT
             for batch in (piece[:, :whole].reshape(-1, SEGMENT), piece[:, whole:]):
                 if batch.numel():
-                    hidden_states(self.model, batch, layers)
+                    compute_hidden_states(self.model, batch, layers)
         settled(self.device)
         return {"seconds": time.perf_counter() - started}
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from esa_cli import models
 from esa_cli.documents.document import Document
 from esa_cli.errors import ModelError, UsageError
-from esa_cli.models.files.checkpoint_files import language_settings, weight_bytes_in_memory
+from esa_cli.models.files.checkpoint_files import read_language_settings, weight_bytes_in_memory
 from esa_cli.models.files.families import check_model_type
 from esa_cli.models.loading.load import check_attachable, choose_device, choose_dtype
 from esa_cli.models.loading.quantization import QUANTIZATIONS, check_loadable_format, stored_as
@@ -219,7 +219,7 @@ def inspect_model(
     from esa_cli.qa.presets.resolved_preset import check_model
 
     folder, name = fetch_small_files(chosen, notices), models.parse_reference(chosen.model).name
-    config = language_settings(folder)
+    config = read_language_settings(folder)
     if attaches:
         check_model_type(config.get("model_type"))
         check_model(chosen, config, name)
@@ -247,7 +247,7 @@ def runs_methods(chosen: Preset, notices: Notices = SILENT, *, loads: bool = Tru
     ResourceError: the model cannot be fetched."""
     folder = fetch_small_files(chosen, notices)
     try:
-        check_model_type(language_settings(folder).get("model_type"))
+        check_model_type(read_language_settings(folder).get("model_type"))
         if loads:
             check_attachable(folder)
     except ModelError:

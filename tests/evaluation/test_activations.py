@@ -21,7 +21,7 @@ from esa_cli.attention.window import Window
 from esa_cli.errors import ResourceError
 from esa_cli.evaluation.calibration.fitted_projections import Activations, CalibrationJob
 from esa_cli.models.attachment import attach as seam
-from esa_cli.models.attachment.fingerprint import fingerprint
+from esa_cli.models.attachment.fingerprint import compute_fingerprint
 
 TOKENS = 100
 FEED = 24
@@ -38,7 +38,7 @@ Model = Any
 
 def read(model: Model, folder: Path, method: Method | None = None) -> Activations:
     folder.mkdir()
-    of_model, unused = fingerprint(model), None
+    of_model, unused = compute_fingerprint(model), None
     stored = Activations(folder, of_model.groups * of_model.dim)
     whole_keys = replace(method or selective(), compressor=NoCompression())
     host: Any = SimpleNamespace(model=model)

@@ -173,7 +173,7 @@ def test_heads_are_query_heads(kind: str, make_model: ModelFactory, loaded: Load
     size = len(loaded.tokenizer)
     model = make_model(kind, vocab_size=size)
     found = find_retrieval_heads(
-        replace(loaded, model=model), tiny("window.ending=0"), planted(loaded)
+        replace(loaded, text_model=model), tiny("window.ending=0"), planted(loaded)
     )
     count = model.config.num_attention_heads
     pairs = {(at, h) for at in range(2) for h in range(count)}

@@ -20,10 +20,10 @@ from esa_cli.attention.window import Phase, QueryState, Window
 from esa_cli.methods.registry import list_recipes
 from esa_cli.methods.voting import VoteScore
 from esa_cli.models.attachment.attach import attach
-from esa_cli.models.attachment.fingerprint import fingerprint
+from esa_cli.models.attachment.fingerprint import compute_fingerprint
 from esa_cli.models.attachment.kv_cache import EsaCache
-from esa_cli.models.attachment.layer_traits import kv_dtype
-from esa_cli.models.files.families import FAMILIES, layer_kinds
+from esa_cli.models.attachment.layer_traits import get_kv_dtype
+from esa_cli.models.files.families import FAMILIES, list_layer_kinds
 from esa_cli.models.text_passes.model_forward import ModelForward
 from esa_cli.models.text_passes.text_forward import PromptBatch
 from esa_cli.qa.planning.model_shape import read_model_shape
@@ -173,7 +173,7 @@ def stored(
     kept = [one.store for one in cache.memories]
     first = kept[0]
     shapes = tuple((one.heads, one.dim) for one in kept)
-    states = cache.states.taken()
+    states = cache.states.copy_states()
     layout = Layout(
         len(kept), *shapes[0], "float32", segment=16, shared=first.shared, states=len(states),
         shapes=shapes if len({*shapes}) > 1 else (),
@@ -232,7 +232,7 @@ def check_prompts(forward: ModelForward, ids: torch.Tensor, want: torch.Tensor) 
     prompts = [ids[0, :length].tolist() for length in (64, 20, 66)]
     batch = PromptBatch(forward, prompts)
     close(batch.logits, want[0, [63, 19, 65]], 3e-5)
-    one = batch.continuation(0)
+    one = batch.start_continuation(0)
     close(one.append([0, 0], [5, *prompts[2][64:65]])[1], want[0, 64], 3e-5)
     close(one.append([1], prompts[2][65:])[0], want[0, 65], 3e-5)
     close(one.append([0], [ids[0, 66]])[0], want[0, 66], 3e-5)
@@ -270,14 +270,14 @@ def test_every_method_runs(name: str) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_what_a_model_is_made_of(family: str) -> None:
     model = family_model(family)
-    found, before = fingerprint(model), model.config.to_dict()
-    rows = sum(one in ("attention", "both") for one in layer_kinds(before))
+    found, before = compute_fingerprint(model), model.config.to_dict()
+    rows = sum(one in ("attention", "both") for one in list_layer_kinds(before))
     assert (found.kind, found.layers, found.heads) == (
         family,
         rows,
         model.config.num_attention_heads,
     )
-    assert kv_dtype(model) == torch.float32
+    assert get_kv_dtype(model) == torch.float32
     with attach(model, everything(7)) as attached:
         cache = attached.new_cache()
         model(tokens(5), past_key_values=cache)

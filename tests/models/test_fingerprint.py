@@ -20,21 +20,21 @@ from esa_cli.methods.voting import VoteScore
 from esa_cli.models.attachment.fingerprint import (
     KEY,
     check_compressor_fits,
-    fingerprint,
-    fingerprint_in,
-    query_rotation,
+    compute_fingerprint,
+    describe_query_rotation,
+    read_fingerprint,
 )
 
 
 def test_the_fingerprint_knows_the_model() -> None:
     model = build_model("llama")
-    found = fingerprint(model)
+    found = compute_fingerprint(model)
     assert (found.kind, found.layers, found.heads, found.groups, found.dim) == ("llama", 2, 6, 2, 8)
-    assert fingerprint(build_model("llama")) == found
-    assert fingerprint_in({KEY: found.as_text()}) == found
-    assert fingerprint_in({}) is None
-    assert fingerprint(build_model("llama", seed=1)) != found
-    assert fingerprint(build_model("llama", num_hidden_layers=3)) != found
+    assert compute_fingerprint(build_model("llama")) == found
+    assert read_fingerprint({KEY: found.as_text()}) == found
+    assert read_fingerprint({}) is None
+    assert compute_fingerprint(build_model("llama", seed=1)) != found
+    assert compute_fingerprint(build_model("llama", num_hidden_layers=3)) != found
 
 
 def plain_digest(model: Any) -> str:
@@ -51,7 +51,7 @@ def plain_digest(model: Any) -> str:
 @pytest.mark.parametrize(("kind", "dtype"), [("llama", torch.float32), ("qwen2", torch.bfloat16)])
 def test_the_fingerprint_of_plain_weights_is_their_signs(kind: str, dtype: torch.dtype) -> None:
     model = build_model(kind).to(dtype)
-    assert fingerprint(model).weights == plain_digest(model)
+    assert compute_fingerprint(model).weights == plain_digest(model)
 
 
 class Packed(torch.nn.Module):
@@ -74,14 +74,14 @@ def packed(seed: int = 0) -> Any:
 
 def test_the_fingerprint_of_quantised_weights() -> None:
     model = packed()
-    before = fingerprint(model)
-    assert fingerprint(packed()) == before
-    assert fingerprint(packed(1)) != before
+    before = compute_fingerprint(model)
+    assert compute_fingerprint(packed()) == before
+    assert compute_fingerprint(packed(1)) != before
     model.model.layers[-1].self_attn.k_proj.codes[3, 5] += 1
-    changed = fingerprint(model)
+    changed = compute_fingerprint(model)
     assert changed != before
     model.model.layers[0].self_attn.q_proj.scale *= 2
-    assert fingerprint(model) != changed
+    assert compute_fingerprint(model) != changed
 
 
 def saved(path: Path, metadata: dict[str, str]) -> Learned:
@@ -91,12 +91,12 @@ def saved(path: Path, metadata: dict[str, str]) -> Learned:
 
 def test_a_file_of_another_model_is_refused(tmp_path: Path) -> None:
     mine = build_model("llama")
-    learned = saved(tmp_path / "maps.safetensors", {KEY: fingerprint(mine).as_text()})
+    learned = saved(tmp_path / "maps.safetensors", {KEY: compute_fingerprint(mine).as_text()})
     check_compressor_fits(learned, mine)
     for other in (build_model("qwen3"), build_model("llama", seed=1)):
         with pytest.raises(PresetError, match=r"maps\.safetensors was made for a llama") as refused:
             check_compressor_fits(learned, other)
-        assert fingerprint(other).weights[:8] in refused.value.message
+        assert compute_fingerprint(other).weights[:8] in refused.value.message
 
 
 def test_a_file_for_other_queries_is_refused(tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ def test_a_file_for_other_queries_is_refused(tmp_path: Path) -> None:
         for distance in (63, 64)
     )
     for made, used in ((plain, far), (far, plain), (far, near)):
-        learned = saved(tmp_path / "a.safetensors", query_rotation(made))
+        learned = saved(tmp_path / "a.safetensors", describe_query_rotation(made))
         check_compressor_fits(learned, model, made)
         with pytest.raises(PresetError):
             check_compressor_fits(learned, model, used)

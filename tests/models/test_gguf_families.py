@@ -17,7 +17,7 @@ from test_families import family_model
 
 from esa_cli import models
 from esa_cli.errors import ModelError
-from esa_cli.models.files.checkpoint_files import stored_weights
+from esa_cli.models.files.checkpoint_files import list_stored_weights
 
 __all__ = ["home"]
 
@@ -185,7 +185,7 @@ def test_16_bits_are_kept_where_they_hold_the_numbers(form: str, tmp_path: Path)
     """Of gpt-oss that is half of the disk."""
     model = tiny("gpt_oss", head_dim=16)
     folder = models.pull(str(write_model(tmp_path / "a.gguf", model, form)))
-    kept = {one.name: one.kind for one in stored_weights(folder)}
+    kept = {one.name: one.kind for one in list_stored_weights(folder)}
     short = {"BF16": "BF16", "MXFP4": "BF16", "F16": "F16", "Q8_0": "F32"}[form]
     assert kept["model.layers.1.mlp.experts.gate_up_proj"] == short
     assert kept["model.layers.1.self_attn.sinks"] == "F32"

@@ -109,7 +109,7 @@ def test_tokens_elsewhere_than_behind_the_cached_ones_are_refused(
 ) -> None:
     cache, ids = attached.new_cache(), tokens()
     attached.model(ids[:, :20], past_key_values=cache)
-    with pytest.raises(UsageError, match="must follow the 20 cached ones"):
+    with pytest.raises(UsageError, match="must follow the 20 cached tokens"):
         attached.model(
             ids[:, 20:], past_key_values=cache, position_ids=torch.arange(20)[None] + first
         )

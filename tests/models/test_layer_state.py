@@ -91,7 +91,7 @@ def test_states_have_no_gradients_and_serve_in_every_mode(model: Any) -> None:
             cache.snapshot()
         logits(attached, cache, 30, 40)
         logits(attached, cache, 40, 41)
-        assert not any(one.requires_grad for one in cache.states.taken()[0].values())
+        assert not any(one.requires_grad for one in cache.states.copy_states()[0].values())
         assert not any(
             one.requires_grad
             for layer in cache.states.layers

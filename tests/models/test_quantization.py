@@ -18,13 +18,13 @@ from esa_cli import models
 from esa_cli.attention.method import Method
 from esa_cli.errors import ModelError, UsageError
 from esa_cli.models.attachment.attach import attach
-from esa_cli.models.attachment.fingerprint import fingerprint
-from esa_cli.models.attachment.layer_traits import kv_dtype, plain_weight
+from esa_cli.models.attachment.fingerprint import compute_fingerprint
+from esa_cli.models.attachment.layer_traits import get_kv_dtype, get_plain_weight
 from esa_cli.models.loading.quantization import (
     QUANTIZATIONS,
-    kept_bytes,
+    estimate_bytes_per_quantised_weight,
+    read_quantization_method,
     stays_quantised,
-    stored_quantization_method,
 )
 from esa_cli.models.text_passes.text_forward import can_be_fused
 from esa_cli.qa.presets.cache_key import model_facts
@@ -74,12 +74,12 @@ def logits(model: Any) -> torch.Tensor:
 def test_quantised_weights_answer_nearly_alike(way: str, folder: Path) -> None:
     """The model, a method that is attached with everything in the window, and an adapter."""
     plain, packed = load(folder), load(folder, way)
-    assert plain_weight(packed.model.model.layers[0].self_attn.q_proj) is None
-    assert plain_weight(packed.model.model.embed_tokens) is not None
+    assert get_plain_weight(packed.model.model.layers[0].self_attn.q_proj) is None
+    assert get_plain_weight(packed.model.model.embed_tokens) is not None
     wanted, found = logits(plain.model), logits(packed.model)
     assert 0 < (found - wanted).norm() / wanted.norm() < (0.5 if way == "nf4" else 0.2)
     assert (can_be_fused(packed.model), can_be_fused(plain.model)) == (False, True)
-    assert kv_dtype(packed.model) == packed.dtype
+    assert get_kv_dtype(packed.model) == packed.dtype
     with attach(packed.model, Method()) as attached:
         own = attached.model(IDS, past_key_values=attached.new_cache()).logits.float()
     assert (own - found).norm() / found.norm() < 0.05
@@ -94,7 +94,7 @@ def test_quantised_weights_answer_nearly_alike(way: str, folder: Path) -> None:
 
 def test_quantised_models_have_keys_of_their_own(way: str, folder: Path) -> None:
     plain, packed, again = load(folder), load(folder, way), load(folder, way)
-    assert fingerprint(packed.model) != fingerprint(plain.model)
+    assert compute_fingerprint(packed.model) != compute_fingerprint(plain.model)
     facts = model_facts(packed.model, packed.tokenizer)
     assert facts["weights"] != model_facts(plain.model, plain.tokenizer)["weights"]
     assert facts == model_facts(again.model, again.tokenizer)
@@ -161,8 +161,8 @@ def test_bytes_of_a_weight_that_stays_quantised(
         {"quantization_config": settings},
         {"text_config": {"quantization_config": settings}},
     ):
-        assert stored_quantization_method(config) == method
-        assert kept_bytes(config) == pytest.approx(size)
+        assert read_quantization_method(config) == method
+        assert estimate_bytes_per_quantised_weight(config) == pytest.approx(size)
         assert stays_quantised(config, "cuda:1")
         assert stays_quantised(config, "cpu") == (method in ("bitsandbytes", "torchao"))
     assert not stays_quantised({}, "cuda")

@@ -17,7 +17,7 @@ from esa_cli.models.loading.plain_decoder import PlainDecoder, can_be_plain
 from esa_cli.models.text_passes import text_forward
 from esa_cli.models.text_passes.model_forward import (
     ModelForward,
-    hidden_states,
+    compute_hidden_states,
     normalise_hidden_states,
 )
 from esa_cli.models.text_passes.text_forward import (
@@ -26,8 +26,8 @@ from esa_cli.models.text_passes.text_forward import (
     LoraAdapter,
     TextForward,
     can_be_fused,
-    causal_attention,
-    padded,
+    compute_causal_attention,
+    pad_sequences,
 )
 
 WEIGHTS = "model.safetensors"
@@ -45,7 +45,7 @@ def test_equals_pytorchs_attention(
     key, value = torch.randn(2, 2, 2, length, 8)
     seen = torch.arange(length) <= torch.arange(length - count, length)[:, None]
     wanted = scaled_dot_product_attention(query, key, value, seen, enable_gqa=True)
-    torch.testing.assert_close(causal_attention(query, key, value), wanted.transpose(1, 2))
+    torch.testing.assert_close(compute_causal_attention(query, key, value), wanted.transpose(1, 2))
 
 
 def lively(model: Any) -> Any:
@@ -97,9 +97,9 @@ def test_first_layers_only(make_model: ModelFactory) -> None:
     with torch.no_grad():
         other = make_model("llama").base_model  # transformers leaves hooks of its own there
         every = other(input_ids=ids, output_hidden_states=True).hidden_states
-        found = hidden_states(model, ids, 1)
-        both = hidden_states(model, padded([[3, 4, 5, 6, 7, 8], [9, 8, 7]]), 1)
-        alone = hidden_states(model, torch.tensor([[9, 8, 7]]), 1)
+        found = compute_hidden_states(model, ids, 1)
+        both = compute_hidden_states(model, pad_sequences([[3, 4, 5, 6, 7, 8], [9, 8, 7]]), 1)
+        alone = compute_hidden_states(model, torch.tensor([[9, 8, 7]]), 1)
     handle.remove()
     assert not ran
     assert not any(layer._forward_hooks for layer in model.base_model.layers)  # type: ignore[union-attr]

@@ -16,7 +16,7 @@ from esa_cli.attention.step import ChunkTrace
 from esa_cli.attention.window import Phase, QueryState, Window
 from esa_cli.errors import ModelError
 from esa_cli.models.attachment.attach import attach
-from esa_cli.models.files.families import key_shape, layer_shapes, source_layers
+from esa_cli.models.files.families import get_key_shape, list_key_shapes, map_source_layers
 from esa_cli.qa.answering.session import Session
 from esa_cli.qa.presets import preset
 from esa_cli.qa.presets.resolved_preset import resolve
@@ -80,9 +80,9 @@ def test_sizes_of_layers_from_every_form_of_the_settings() -> None:
     first = {**written, "global_head_dim": 12, **changes}
     del first["per_layer_config"]
     for one in (config, SimpleNamespace(**written), SimpleNamespace(**first)):
-        assert key_shape(one) == (1, 12)
-        assert layer_shapes(one) == [(2, 8), (1, 12), (2, 8), (1, 12), (1, 12)]
-        assert source_layers(one) == {2: 0, 3: 1, 4: 1}
+        assert get_key_shape(one) == (1, 12)
+        assert list_key_shapes(one) == [(2, 8), (1, 12), (2, 8), (1, 12), (1, 12)]
+        assert map_source_layers(one) == {2: 0, 3: 1, 4: 1}
 
 
 @pytest.mark.parametrize("kind", FAMILIES)
@@ -103,7 +103,7 @@ def test_while_a_document_is_read_they_compute_one_token_of_each_piece(
     for whole in (False, True):
         if whole:
             monkeypatch.setattr(
-                "esa_cli.qa.answering.session.last_token_only_options", lambda config: {}
+                "esa_cli.qa.answering.session.choose_last_token_options", lambda config: {}
             )
         counts.clear()
         with Session(loaded.model, loaded.tokenizer, preset.load("tiny-random")) as session:

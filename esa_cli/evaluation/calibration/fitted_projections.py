@@ -35,8 +35,13 @@ from esa_cli.attention.step import ChunkTrace
 from esa_cli.attention.window import Phase, QueryState
 from esa_cli.errors import PresetError, ResourceError, UsageError
 from esa_cli.models.attachment.attach import attach
-from esa_cli.models.attachment.fingerprint import KEY, Fingerprint, fingerprint, query_rotation
-from esa_cli.models.files.families import has_state_layers, layer_windows
+from esa_cli.models.attachment.fingerprint import (
+    KEY,
+    Fingerprint,
+    compute_fingerprint,
+    describe_query_rotation,
+)
+from esa_cli.models.files.families import has_state_layers, list_layer_windows
 from esa_cli.models.loading.load import LoadedModel
 from esa_cli.qa.answering.prompt import PromptTokens
 from esa_cli.qa.answering.session import prefill_tokens
@@ -289,7 +294,7 @@ class CalibrationJob:
         metadata = {
             _MADE_BY: __version__,
             KEY: self.of_model.as_text(),
-            **query_rotation(self.method),
+            **describe_query_rotation(self.method),
             "method": study.best,
             "ranks": json.dumps(study.ranks),
             "training": json.dumps(trained, sort_keys=True),
@@ -319,7 +324,7 @@ def open_calibration_job(
     keys will be stored in an empty folder. Raises UsageError: the text is too short, or the model
     has sliding-window or recurrent layers."""
     config = loaded.model.config
-    if any(layer_windows(config)) or has_state_layers(config):
+    if any(list_layer_windows(config)) or has_state_layers(config):
         raise UsageError(
             "esa calibrate needs a model whose layers all attend to all tokens, but this "
             f"{config.model_type} model has sliding-window or recurrent layers",
@@ -332,7 +337,7 @@ def open_calibration_job(
             f"the text must have at least {MIN_TOKENS} tokens to fit projections, got {len(ids)}",
             "use a longer text, best with 50,000 tokens or more",
         )
-    of_model = fingerprint(loaded.model)
+    of_model = compute_fingerprint(loaded.model)
     method = replace(resolve(preset).method, compressor=NoCompression())
     stored = Activations(folder, of_model.groups * of_model.dim)
     return CalibrationJob(loaded, preset, method, ids, stored, of_model)

@@ -30,11 +30,11 @@ from esa_cli.models.attachment.kv_cache import CurrentCall, EsaCache
 from esa_cli.models.attachment.layer_traits import (
     LatentHeads,
     LayerTraits,
-    attention_modules,
-    kv_layers,
-    layer_traits,
+    list_attention_modules,
+    list_kv_layers,
+    make_layer_traits,
 )
-from esa_cli.models.files.families import check_supported, family_of, source_layers
+from esa_cli.models.files.families import check_supported, get_family, map_source_layers
 from esa_cli.storage.memory_store import MakeStore, StoreFactory
 
 NAME = "esa"
@@ -61,9 +61,10 @@ class IdentityRotaryEmbedding(nn.Module):
         return torch.complex(cos.float(), sin.float()) if self._as_complex else (cos, sin)
 
 
-def last_token_only_options(config: Any) -> dict[str, int]:
-    """Returns the option, if any, by which layers without keys skip all tokens but the last."""
-    return {"logits_to_keep": 1} if family_of(config).leaves_out else {}
+def choose_last_token_options(config: Any) -> dict[str, int]:
+    """Returns the option of a forward call by which layers that share the keys of others compute
+    the last token only, or {} if the model family has no such option."""
+    return {"logits_to_keep": 1} if get_family(config).leaves_out else {}
 
 
 def _copy_configs(model: nn.Module) -> list[tuple[Any, Any]]:
@@ -122,7 +123,7 @@ def _record_calls(body: Any, forward_pass: CurrentCall, has_readers: bool) -> li
         return None
 
     def after_call(module: Any, inputs: Any, options: Mapping[str, Any], output: Any) -> None:
-        if (cache := forward_pass.current_cache()) is not None:
+        if (cache := forward_pass.get_current_cache()) is not None:
             cache.states.end_call(cache.get_seq_length())
         forward_pass.cache = None
 
@@ -146,7 +147,7 @@ class Attachment:
         check_supported(model.config)
         self.model, self.method = model, method
         self.body = cast(Any, model.base_model)
-        modules, family = attention_modules(model), family_of(model.config)
+        modules, family = list_attention_modules(model), get_family(model.config)
         self._attending = [module for module in modules if module is not None]
         rotary = getattr(self.body, "rotary_emb", None)
         # The model, one that contains it or one inside it.
@@ -154,7 +155,7 @@ class Attachment:
             raise ModelError(
                 "this model is already attached", "call detach() on its first attachment"
             )
-        self.traits = layer_traits(model.config, rotary, modules)
+        self.traits = make_layer_traits(model.config, rotary, modules)
         self.forward_pass = CurrentCall()
         self.latents = [LatentHeads(module) for module in self._attending if family.latent]
         self.method_layers = [
@@ -164,7 +165,7 @@ class Attachment:
         AttentionInterface.register(NAME, _compute_esa_attention)
         AttentionMaskInterface.register(NAME, _refuse_padding_mask)
         self._bare = rotary, (configs := _copy_configs(model))
-        calls = _record_calls(self.body, self.forward_pass, bool(source_layers(model.config)))
+        calls = _record_calls(self.body, self.forward_pass, bool(map_source_layers(model.config)))
         self._restore = finalize(self, _restore_model, self.body, rotary, configs, calls)
         self._restore.atexit = False
         if family.switches:  # or `generate` drops the cache where the rotary embedding would change
@@ -187,7 +188,7 @@ class Attachment:
     @property
     def kv_layers(self) -> list[int]:
         """The indices of the layers that store keys and values."""
-        return kv_layers(self.model)
+        return list_kv_layers(self.model)
 
     @property
     def rope(self) -> Rope:
@@ -195,8 +196,9 @@ class Attachment:
         ropes = [traits.rope for traits in self.traits if traits is not None]
         return next((rope for rope in ropes if rope.rotates), ropes[0])
 
-    def layer_attention(self, method: Method, layer: int) -> Attention | SlidingAttention:
-        """Returns the attention function of a layer: the method's, or sliding-window attention."""
+    def get_layer_attention(self, method: Method, layer: int) -> Attention | SlidingAttention:
+        """Returns the function that computes a layer's attention: the method's function, or
+        sliding-window attention."""
         traits = self.traits[layer]
         assert traits is not None, "the layer has no attention"
         found = self._attention.get(traits)
@@ -219,7 +221,7 @@ class Attachment:
 
     @contextmanager
     def suspended(self) -> Iterator[None]:
-        """Restores the model's own attention until the block ends; caches keep their tokens."""
+        """A context in which the model uses its own attention; the tokens in caches stay."""
         rotary, configs = self._bare
         own = [(module, module.config) for module, _ in configs]
         replaced = getattr(self.body, "rotary_emb", None)
@@ -230,7 +232,7 @@ class Attachment:
             _restore_model(self.body, replaced, own)
 
     def detach(self) -> None:
-        """Restores the model. A second call does nothing."""
+        """Restores the attached model; a second call does nothing."""
         if self._restore.alive:
             self.forward_pass.cache = None
             self._restore()
@@ -259,14 +261,15 @@ def _compute_esa_attention(
     attachment = (_ATTACHED.get(module) or (lambda: None))()
     if attachment is None:
         raise ModelError("no method is attached to this model", "call attach(model, method)")
-    if (cache := attachment.forward_pass.current_cache()) is None:
-        raise UsageError("ESA needs its own cache", "pass past_key_values=attachment.new_cache()")
+    if (cache := attachment.forward_pass.get_current_cache()) is None:
+        hint = "pass past_key_values=attachment.new_cache()"
+        raise UsageError("a model with ESA attached needs its own cache", hint)
     if attention_mask is not None:
-        raise UsageError("ESA accepts no attention mask", "omit attention_mask")
+        raise UsageError("ESA's attention accepts no attention mask", "omit attention_mask")
     layer: int = module.layer_idx  # type: ignore[assignment]
     latent, traits = attachment.latents[layer] if attachment.latents else None, attachment.traits
     q = latent.absorb_queries(query[0]) if latent else traits[layer].rope.as_key(query[0])  # type: ignore[union-attr]
-    attention = attachment.layer_attention(cache.method, layer)
+    attention = attachment.get_layer_attention(cache.method, layer)
     out = attention(cache.memory(layer), q, cache.query, kwargs.get("s_aux"))
     return (latent.expand_outputs(out) if latent else out).transpose(0, 1)[None], None
 
@@ -276,5 +279,6 @@ def _refuse_padding_mask(*args: Any, attention_mask: Tensor | None = None, **kwa
     since ESA would attend to the padding."""
     if attention_mask is not None and not bool(torch.all(attention_mask)):
         raise UsageError(
-            "the attention mask hides tokens; ESA accepts no padding", "pass one unpadded sequence"
+            "the attention mask must not hide tokens, since ESA accepts no padding",
+            "pass one unpadded sequence",
         )

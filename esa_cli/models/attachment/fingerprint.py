@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from esa_cli.errors import ModelError, PresetError
-from esa_cli.models.attachment.layer_traits import plain_weight, qkv_modules
-from esa_cli.models.files.checkpoint_files import reading
-from esa_cli.models.files.families import key_shape
+from esa_cli.models.attachment.layer_traits import get_plain_weight, list_qkv_modules
+from esa_cli.models.files.checkpoint_files import converting_read_errors
+from esa_cli.models.files.families import get_key_shape
 from esa_cli.models.text_passes.text_forward import is_plain_weight
 
 if TYPE_CHECKING:
@@ -30,18 +30,18 @@ LOADED_PLAIN = "load the model in float32, bfloat16 or float16, without quantisa
 """The hint of errors about weights that cannot be read."""
 
 
-def weight_tensors(model: Any) -> Iterator[tuple[str, Tensor]]:
+def iterate_weight_tensors(model: Any) -> Iterator[tuple[str, Tensor]]:
     """Yields the name and tensor of each plain parameter, and then of everything else in the
     model's state. Quantised weights are flattened, because bitsandbytes changes their shape at
     their first use. Raises ModelError: the state contains something other than tensors."""
     parameters = dict(model.named_parameters(remove_duplicate=False))
     plain = {name for name, weight in parameters.items() if is_plain_weight(weight)}
     yield from ((name, weight) for name, weight in model.named_parameters() if name in plain)
-    for name, tensor in _module_tensors(model, plain):
+    for name, tensor in _iterate_module_tensors(model, plain):
         yield name, tensor.reshape(-1) if name in parameters else tensor
 
 
-def _module_tensors(
+def _iterate_module_tensors(
     module: Any, known_names: Set[str] = frozenset()
 ) -> Iterator[tuple[str, Tensor]]:
     """Yields the name and tensor of each entry of a module's state, except for `known_names`."""
@@ -57,19 +57,19 @@ def _module_tensors(
                     if isinstance(value, Tensor):
                         state[f"{prefix}weight.quant_state{at}.{key}"] = value
         for key in sorted(state.keys() - known_names):
-            yield from _tensors_in_state_entry(key, state[key])
+            yield from _iterate_state_entry_tensors(key, state[key])
 
 
-def _tensors_in_state_entry(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
+def _iterate_state_entry_tensors(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
     """Yields the name of each tensor inside one entry of a module's state, and the tensor."""
     if isinstance(value, Tensor) and hasattr(value, "__tensor_flatten__"):
         for inner in value.__tensor_flatten__()[0]:
-            yield from _tensors_in_state_entry(f"{name}.{inner}", getattr(value, inner))
+            yield from _iterate_state_entry_tensors(f"{name}.{inner}", getattr(value, inner))
     elif isinstance(value, Tensor):
         yield name, (value.dequantize() if value.is_quantized else value).detach()
     elif isinstance(value, (tuple, list)):
         for i, one in enumerate(value):
-            yield from _tensors_in_state_entry(f"{name}.{i}", one)
+            yield from _iterate_state_entry_tensors(f"{name}.{i}", one)
     elif not (value is None or isinstance(value, (torch.dtype, bool, int, float, str))):
         raise ModelError(
             f"{name} of this model must be a tensor, got {type(value).__name__}", LOADED_PLAIN
@@ -102,7 +102,7 @@ class Fingerprint:
         return json.dumps(asdict(self), sort_keys=True)
 
 
-def fingerprint(model: Any) -> Fingerprint:
+def compute_fingerprint(model: Any) -> Fingerprint:
     """Computes the fingerprint of a causal language model of transformers. Raises ModelError: the
     weights are not in memory, or cannot be read because of their quantisation."""
     if any(weight.is_meta for weight in model.parameters()):
@@ -110,25 +110,25 @@ def fingerprint(model: Any) -> Fingerprint:
             "some weights are not in memory, so that esa cannot compute the model's fingerprint",
             "load the whole model into memory, or use a smaller model",
         )
-    config, layers, digest = model.config, qkv_modules(model), hashlib.sha256()
-    with reading("a projection of this model", LOADED_PLAIN):
+    config, layers, digest = model.config, list_qkv_modules(model), hashlib.sha256()
+    with converting_read_errors("a projection of this model", LOADED_PLAIN):
         for projection in (*layers[0][:2], *layers[-1][:2]):
-            digest.update(_weight_bytes(projection))
-    sizes = len(layers), int(config.num_attention_heads), *key_shape(config)
+            digest.update(_read_identifying_bytes(projection))
+    sizes = len(layers), int(config.num_attention_heads), *get_key_shape(config)
     return Fingerprint(str(config.model_type), *sizes, digest.hexdigest())
 
 
-def _weight_bytes(projection: Any) -> bytes:
+def _read_identifying_bytes(projection: Any) -> bytes:
     """Returns the signs of a projection's weight, or all bytes and scales of a quantised one."""
-    if (weight := plain_weight(projection)) is not None:
+    if (weight := get_plain_weight(projection)) is not None:
         return torch.signbit(weight).to(torch.uint8).cpu().numpy().tobytes()
-    tensors = [tensor.reshape(-1).contiguous() for _, tensor in _module_tensors(projection)]
+    tensors = [tensor.reshape(-1).contiguous() for _, tensor in _iterate_module_tensors(projection)]
     if not tensors:
         raise ModelError("a projection of this model has no weights that can be read", LOADED_PLAIN)
     return b"".join(tensor.view(torch.uint8).cpu().numpy().tobytes() for tensor in tensors)
 
 
-def fingerprint_in(metadata: Mapping[str, str]) -> Fingerprint | None:
+def read_fingerprint(metadata: Mapping[str, str]) -> Fingerprint | None:
     """Returns the fingerprint in a file's metadata, or None. Raises PresetError: it is damaged."""
     try:
         return Fingerprint(**json.loads(metadata[KEY])) if KEY in metadata else None
@@ -137,7 +137,7 @@ def fingerprint_in(metadata: Mapping[str, str]) -> Fingerprint | None:
         raise PresetError(message, "make the file again by `esa calibrate`") from error
 
 
-def query_rotation(method: Method) -> dict[str, str]:
+def describe_query_rotation(method: Method) -> dict[str, str]:
     """Returns how a method rotates queries before reducing them, as metadata entries."""
     if not method.score.rotates:
         return {ROTATE: "false"}
@@ -152,18 +152,19 @@ def check_compressor_fits(compressor: Compressor, model: Any, method: Method | N
     with blame_plugins({"compressor": compressor}):
         metadata = compressor.metadata
     file = next(iter(compressor.files), "the compressor file")
-    wanted = fingerprint_in(metadata)
-    if wanted is not None and wanted != (own := fingerprint(model)):
+    wanted = read_fingerprint(metadata)
+    if wanted is not None and wanted != (own := compute_fingerprint(model)):
         raise PresetError(
-            f"{file} was made for a {wanted}; this model is a {own}",
+            f"the compressor file {file} was made for a {wanted}; this model is a {own}",
             "make a file for this model by `esa calibrate`, or set compressor.name=closed-form",
         )
     if method is None or not method.score.features or ROTATE not in metadata:
         return
     fitted = {key: metadata[key] for key in (ROTATE, DISTANCE) if key in metadata}
-    if fitted != (used := query_rotation(method)):
+    if fitted != (used := describe_query_rotation(method)):
         raise PresetError(
-            f"{file} was made for the query rotation {fitted}; this method uses {used}",
+            f"the compressor file {file} was made for queries with the rotation {fitted}; this "
+            f"method uses {used}",
             "set score.rotate and position.distance to these values, or make another file by "
             "`esa calibrate --for`",
         )

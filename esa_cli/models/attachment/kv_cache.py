@@ -19,7 +19,7 @@ from esa_cli.attention.method import LayerMemory, Method, SharedLayerMemory
 from esa_cli.attention.step import KVStore, LayerState, Projection
 from esa_cli.attention.window import Phase, QueryState
 from esa_cli.errors import UsageError
-from esa_cli.models.files.families import family_of, layer_kinds, source_layers
+from esa_cli.models.files.families import get_family, list_layer_kinds, map_source_layers
 from esa_cli.storage.memory_store import MakeStore, MemoryStore
 
 
@@ -31,7 +31,7 @@ class CurrentCall:
     cache: ref[EsaCache] | None = None
     span: tuple[int, int] | None = None
 
-    def current_cache(self) -> EsaCache | None:
+    def get_current_cache(self) -> EsaCache | None:
         """Returns the cache of the call in progress, without keeping it in memory, or None."""
         return None if self.cache is None else self.cache()
 
@@ -165,9 +165,9 @@ class StateHistory:
         self._automatic: dict[int, list[State]] = {}
 
     def snapshot(self) -> None:
-        """Stores a copy of the states; only the latest `KEPT` copies are stored."""
+        """Stores a copy of the layers' states, and forgets all but the latest `KEPT` copies."""
         if self.layers and self.tokens and self.tokens not in self._snapshots:
-            self._snapshots[self.tokens] = self.taken()
+            self._snapshots[self.tokens] = self.copy_states()
             for oldest in sorted(self._snapshots)[:-KEPT]:
                 del self._snapshots[oldest]
 
@@ -179,7 +179,7 @@ class StateHistory:
         if self.tokens is None:
             raise UsageError(*INTERRUPTED)
         if new_tokens > 1 and self.tokens not in self._snapshots:
-            self._automatic = {self.tokens: self.taken()}
+            self._automatic = {self.tokens: self.copy_states()}
         self.tokens = None
 
     def end_call(self, tokens: int) -> None:
@@ -206,8 +206,8 @@ class StateHistory:
             for later in [at for at in kept if at > tokens]:
                 del kept[later]
 
-    def taken(self) -> list[State]:
-        """Returns a copy of the states, one for each layer with a state."""
+    def copy_states(self) -> list[State]:
+        """Returns a copy of the state of each layer that has a state."""
         return [layer.copy_state() for layer in self.layers]
 
     def replace_states(self, states: Sequence[State], tokens: int) -> None:
@@ -234,7 +234,7 @@ class EsaCache(Cache):
         self, forward: CurrentCall, method: Method, config: Any, make: MakeStore,
         method_layers: Sequence[int],
     ) -> None:  # fmt: skip
-        latent = family_of(config).latent
+        latent = get_family(config).latent
         new: dict[str, Callable[[int], Any]] = {
             "attention": lambda layer: KvCacheLayer(layer, make, latent),
             "both": lambda layer: KvAndStateLayer(layer, make),
@@ -242,21 +242,21 @@ class EsaCache(Cache):
         }
         layers = [
             new.get(kind, lambda layer: DummyLayer())(i)  # type: ignore[no-untyped-call]
-            for i, kind in enumerate(layer_kinds(config.to_dict()))
+            for i, kind in enumerate(list_layer_kinds(config.to_dict()))
         ]
         super().__init__(layers=layers)
         self.own = [layer for layer in layers if isinstance(layer, KvCacheLayer)]
         self.states = StateHistory([layer for layer in layers if isinstance(layer, StateLayer)])
-        self._method_layers, self._sources = method_layers, source_layers(config)
+        self._method_layers, self._sources = method_layers, map_source_layers(config)
         self.forward_pass, self.method, self.query = forward, method, QueryState()
 
     def expect(self, tokens: int) -> None:
-        """Announces how many tokens will come, so that a GPU allocates memory only once."""
+        """Announces how many tokens will be cached, so that a GPU allocates memory only once."""
         for layer in self.own:
             layer.expected = tokens
 
     def begin(self, query: QueryState, method: Method | None = None) -> None:
-        """Begins a turn, with another `method` if given; the cache can be cropped to its start."""
+        """Begins a turn, to whose start the cache can be cropped; `method` replaces the cache's."""
         self.snapshot()
         self.query = query
         self.method = self.method if method is None else method
@@ -265,20 +265,20 @@ class EsaCache(Cache):
         """Raises UsageError where the cache belongs to another attached model."""
         if forward_pass is not self.forward_pass:
             raise UsageError(
-                "this cache was made for another model, or for a model that was detached",
+                "the KV cache belongs to another model, or to a model that was detached",
                 "call new_cache() of this model's attachment",
             )
 
     @property
     def is_plain_prefill(self) -> bool:
-        """Whether the next tokens are prefilled without a trace or an observing selector."""
+        """Whether the next forward call is a prefill that no trace or selector observes."""
         phase, trace = self.query.phase, self.query.trace
         return phase is Phase.PREFILL and trace is None and not self.method.selector.observes
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        if self.forward_pass.current_cache() is not self:
+        if self.forward_pass.get_current_cache() is not self:
             self.check_owner(None)
         if layer_idx == self.own[0].layer:
             self._check_token_positions(key_states.shape[2])
@@ -292,8 +292,8 @@ class EsaCache(Cache):
         span = self.forward_pass.span or (length, length + token_count - 1)
         if span != (length, length + token_count - 1):
             raise UsageError(
-                f"the positions of {token_count} tokens must follow the {length} cached ones, got "
-                f"{span[0]} to {span[1]}",
+                f"the positions of {token_count} tokens must follow the {length} cached tokens, "
+                f"got {span[0]} to {span[1]}",
                 "omit position_ids, and set use_cache=True",
             )
         if self.query.phase is Phase.AUTO and self.query.stop != length:
@@ -355,7 +355,8 @@ class EsaCache(Cache):
                 layer.crop(-extra)
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Removes the last -tokens_to_remove tokens. Raises UsageError: see `truncate`."""
+        """Removes the last tokens from the cache; `tokens_to_remove` is minus their number. Raises
+        UsageError: see `truncate`."""
         if tokens_to_remove > 0:
             raise ValueError(f"tokens_to_remove must be negative or 0, got {tokens_to_remove}")
         self.truncate(max(0, self.get_seq_length() + tokens_to_remove))
@@ -368,7 +369,8 @@ class EsaCache(Cache):
 
     @torch.no_grad()
     def project(self) -> None:
-        """Fits compressors and computes reduced keys, as the first question would do."""
+        """Fits compressors and computes the reduced keys of all cached tokens, which otherwise the
+        first question does."""
         for layer in self.own:
             if layer.memory and layer.layer in self._method_layers:
                 layer.memory.reduce_keys(self.method, len(layer.memory.store))

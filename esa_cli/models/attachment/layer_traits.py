@@ -13,7 +13,12 @@ from torch import Tensor, nn
 from esa_cli.attention.rope import FixedRotaryModule, NoRope, Rope, WeightedRope
 from esa_cli.errors import ModelError
 from esa_cli.models.files import families
-from esa_cli.models.files.families import ModelFamily, family_of, layer_types, source_layers
+from esa_cli.models.files.families import (
+    ModelFamily,
+    get_family,
+    list_layer_types,
+    map_source_layers,
+)
 from esa_cli.models.text_passes.text_forward import is_plain_weight
 
 if TYPE_CHECKING:
@@ -23,10 +28,10 @@ _ATTENTION = ("self_attn", "mixer", "attention")
 """The possible names of a layer's attention module."""
 
 
-def attention_modules(model: Any) -> list[Any | None]:
-    """Returns the attention modules in running order, with None for layers without attention."""
-    name, modules = family_of(model.config).projections[-1], list[Any | None]()
-    readers = source_layers(model.config)
+def list_attention_modules(model: Any) -> list[Any | None]:
+    """Returns the attention module of each layer of a model; None for layers without attention."""
+    name, modules = get_family(model.config).projections[-1], list[Any | None]()
+    readers = map_source_layers(model.config)
     for layer in model.base_model.layers:
         own = next((getattr(layer, one) for one in _ATTENTION if hasattr(layer, one)), None)
         for module in own if isinstance(own, nn.ModuleList) else [own]:
@@ -35,29 +40,29 @@ def attention_modules(model: Any) -> list[Any | None]:
     return modules
 
 
-def kv_layers(model: Any) -> list[int]:
+def list_kv_layers(model: Any) -> list[int]:
     """Returns the indices of the layers that store keys and values."""
-    readers, modules = source_layers(model.config), enumerate(attention_modules(model))
+    readers, modules = map_source_layers(model.config), enumerate(list_attention_modules(model))
     return [i for i, module in modules if module is not None and i not in readers]
 
 
-def qkv_modules(model: Any) -> list[list[Any]]:
+def list_qkv_modules(model: Any) -> list[list[Any]]:
     """Returns the modules that compute queries, keys and values in each layer with keys."""
-    names, modules = family_of(model.config).projections, attention_modules(model)
-    layers = [[getattr(modules[i], name, None) for name in names] for i in kv_layers(model)]
+    names, modules = get_family(model.config).projections, list_attention_modules(model)
+    layers = [[getattr(modules[i], name, None) for name in names] for i in list_kv_layers(model)]
     return [[part for part in parts if part is not None] for parts in layers]
 
 
-def plain_weight(module: Any) -> Tensor | None:
+def get_plain_weight(module: Any) -> Tensor | None:
     """Returns a module's weight if it is a plain floating-point tensor, else None."""
     weight = getattr(module, "weight", None)
     return weight.detach() if isinstance(weight, Tensor) and is_plain_weight(weight) else None
 
 
-def kv_dtype(model: Any) -> torch.dtype:
+def get_kv_dtype(model: Any) -> torch.dtype:
     """Returns the number type of keys and values: the type of the value projections or, if these
     are quantised, of the model. Raises ModelError: layers have different types."""
-    weights = [plain_weight(part[-1]) for part in qkv_modules(model)]
+    weights = [get_plain_weight(part[-1]) for part in list_qkv_modules(model)]
     types = {model.dtype if weight is None else weight.dtype for weight in weights}
     if len(types) > 1:
         kinds = ", ".join(sorted(str(kind).removeprefix("torch.") for kind in types))
@@ -85,17 +90,17 @@ class LayerTraits:
     temperature: Temperature | None = None
 
 
-def layer_traits(
+def make_layer_traits(
     config: Any, rotary: nn.Module | None, modules: Sequence[Any | None]
 ) -> list[LayerTraits | None]:
     """Returns the attention traits of each layer, or None for a layer without attention."""
-    family, types = family_of(config), layer_types(config)
+    family, types = get_family(config), list_layer_types(config)
     cap = float(getattr(config, family.attention_cap or "", None) or 0.0)
-    unrotated, temperature = NoRope(), _query_temperature(config)
+    unrotated, temperature = NoRope(), _make_query_temperature(config)
     attending = {*types} & {*families.ATTENTION_TYPES} if rotary is not None else ()
-    ropes = {kind: _rope_of_layer_type(config, family, rotary, kind) for kind in attending}
+    ropes = {kind: _make_rope_of_layer_type(config, family, rotary, kind) for kind in attending}
     traits = list[LayerTraits | None]()
-    windows, rotating = families.layer_windows(config), _find_rotating_layers(config, family)
+    windows, rotating = families.list_layer_windows(config), _find_rotating_layers(config, family)
     for module, kind, window, rotates in zip(modules, types, windows, rotating, strict=True):
         rope = ropes.get(kind, unrotated) if rotates else unrotated
         if module is not None and rotates and family.norms_after is not None:
@@ -107,7 +112,7 @@ def layer_traits(
 
 def _find_rotating_layers(config: Any, family: ModelFamily) -> list[bool]:
     """Returns, for each layer, whether the layer rotates queries and keys."""
-    types = layer_types(config)
+    types = list_layer_types(config)
     sliding, rule = [kind == "sliding_attention" for kind in types], family.rotating
     if rule == "hybrid":
         rule = "sliding" if config.sliding_window is not None else ""
@@ -120,7 +125,7 @@ def _find_rotating_layers(config: Any, family: ModelFamily) -> list[bool]:
     return [bool(one) for one in getattr(config, rule)] if rule else [True] * len(types)
 
 
-def _query_temperature(config: Any) -> Temperature | None:
+def _make_query_temperature(config: Any) -> Temperature | None:
     """Returns the query factors of a model whose queries grow with the logarithm of their position
     (Ministral 3), or None for other models."""
     parameters = getattr(config, "rope_parameters", None) or {}
@@ -131,12 +136,12 @@ def _query_temperature(config: Any) -> Temperature | None:
     return lambda at: 1 + beta * torch.log1p(torch.floor(at / original))
 
 
-def _rope_of_layer_type(config: Any, family: ModelFamily, rotary: Any, kind: str) -> Rope:
+def _make_rope_of_layer_type(config: Any, family: ModelFamily, rotary: Any, kind: str) -> Rope:
     """Returns the rotary embedding of the layers of one type, which fits texts of any length."""
     if hasattr(rotary, f"{kind}_inv_freq"):
         names = (f"{kind}_inv_freq", f"{kind}_attention_scaling")
         inverse, factor = (getattr(rotary, name) for name in names)
-    elif "longrope" in families.rope_types(config):
+    elif "longrope" in families.list_rope_types(config):
         from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
         # Of the two sets between which transformers switches at the original length, the one for
@@ -183,19 +188,21 @@ class LatentHeads:
         """Converts queries (H, C, N + R), with the rotary part last, to queries (H, C, R + L) that
         are multiplied with the shared vectors."""
         rest, rotary = torch.split(q, [self._rest, self._rotary], dim=-1)
-        return torch.cat((rotary, rest @ self._absorbed_projections(q)[:, : self._rest]), dim=-1)
+        return torch.cat(
+            (rotary, rest @ self._get_absorbed_projections(q)[:, : self._rest]), dim=-1
+        )
 
     def expand_outputs(self, rows: Tensor) -> Tensor:
         """Converts weighted sums of shared vectors (H, C, R + L) to those of values (H, C, V)."""
         latents = rows[..., self._rotary :]
-        return latents @ self._absorbed_projections(rows)[:, self._rest :].transpose(1, 2)
+        return latents @ self._get_absorbed_projections(rows)[:, self._rest :].transpose(1, 2)
 
-    def _absorbed_projections(self, same_type: Tensor) -> Tensor:
+    def _get_absorbed_projections(self, same_type: Tensor) -> Tensor:
         """Returns the projections A and B of each head, concatenated to (H, N + V, L)."""
         projection, weight = self._projection, self._dequantised
         adapted = bool(projection._forward_hooks)  # an adapter's output is not there for good
         if type(projection) is nn.Linear and not adapted:
-            weight = plain_weight(projection)
+            weight = get_plain_weight(projection)
         if weight is None or weight.is_meta or adapted:
             unit = torch.eye(self._latent, dtype=same_type.dtype, device=same_type.device)
             weight = projection(unit).T.contiguous()

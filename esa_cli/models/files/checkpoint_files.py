@@ -34,9 +34,9 @@ _UPGRADE = "upgrade transformers, or choose another model; esa never runs a mode
 
 
 @contextmanager
-def reading(what: object, hint: str = _AGAIN) -> Iterator[None]:
+def converting_read_errors(what: object, hint: str = _AGAIN) -> Iterator[None]:
     """Turns an error of another library, raised while it reads a file of a model, into a
-    ModelError; lack of memory stays as it is. The message calls the file `what`."""
+    ModelError whose message calls the file `what`. Errors for lack of memory are passed on."""
     try:
         yield
     except Exception as error:
@@ -62,7 +62,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     """Returns the contents of config.json. Raises ModelError: config.json is missing, or a setting
     in config.json or a token id in generation_config.json has a value that no model can have."""
     path, generation = folder / "config.json", folder / "generation_config.json"
-    with reading(path):
+    with converting_read_errors(path):
         config = json.loads(path.read_text("utf-8"))
     if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
         raise ModelError(f"{path} has no model_type, the setting that names the kind of model")
@@ -70,7 +70,7 @@ def read_config(folder: Path) -> dict[str, Any]:
         if isinstance(part, dict):
             check_settings(part, path)
     if generation.is_file():
-        with reading(generation):
+        with converting_read_errors(generation):
             tokens = dict(json.loads(generation.read_text("utf-8")))
         check_settings({name: tokens.get(name) for name in _TOKENS}, generation)
     return config
@@ -86,7 +86,7 @@ def check_settings(settings: Mapping[str, Any], file: object) -> None:
 
 
 def _find_broken_rule(name: str, value: Any) -> str:
-    """Returns the rule that a setting's value breaks, or "" if the value is valid."""
+    """Returns the rule that the value of a setting in config.json breaks, or "" for no rule."""
     number = value if isinstance(value, (int, float)) and not isinstance(value, bool) else math.nan
     if name in _COUNTS or name in _TOKENS:
         low, high = _COUNTS.get(name, (-1, _LARGEST))
@@ -126,13 +126,15 @@ class StoredWeight(NamedTuple):
     shape: tuple[int, ...]
 
 
-def stored_weights(folder: Path) -> list[StoredWeight]:
+def list_stored_weights(folder: Path) -> list[StoredWeight]:
     """Returns the tensors of the folder's safetensors files, according to the file headers. Raises
     ModelError: a file is missing, damaged or cut off."""
     weights = []
-    for path in weight_files(folder):
+    for path in list_weight_files(folder):
         with (
-            reading(f"the damaged file {path}", "delete the model and fetch it again"),
+            converting_read_errors(
+                f"the damaged file {path}", "delete the model and fetch it again"
+            ),
             safe_open(path, framework="np") as file,  # only headers are read, without torch
         ):
             for name in file.keys():  # noqa: SIM118
@@ -141,7 +143,7 @@ def stored_weights(folder: Path) -> list[StoredWeight]:
     return weights
 
 
-def weight_files(folder: Path) -> list[Path]:
+def list_weight_files(folder: Path) -> list[Path]:
     """Returns the paths of the folder's safetensors files. Raises ModelError: a file is missing."""
     single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
     if single.is_file():
@@ -152,7 +154,7 @@ def weight_files(folder: Path) -> list[Path]:
             "convert the weights to safetensors, or choose another model; esa refuses "
             "pickled weights (.bin, .pt), which can run code",
         )
-    with reading(index):
+    with converting_read_errors(index):
         names = sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))
     if missing := [name for name in names if not (folder / name).is_file()]:
         lacking = f"lacks {len(missing)} of {len(names)} weight files, such as {missing[0]}"
@@ -194,10 +196,10 @@ def weight_bytes_in_memory(
     """Returns how many bytes a folder's weights take in memory. A number takes `number_bytes`, or
     `matrix_bytes` in the matrices of layers that are quantised by esa. Weights that are stored
     quantised may be left as they are (`stays_packed`)."""
-    weights, settings = language_weights(folder), find_quantization_config(read_config(folder))
+    weights, settings = list_language_weights(folder), find_quantization_config(read_config(folder))
     check_weight_types(weights, settings)
     if stays_packed:
-        return sum(path.stat().st_size for path in weight_files(folder))
+        return sum(path.stat().st_size for path in list_weight_files(folder))
     total = 0.0
     for name, kind, shape in weights:
         count = math.prod(shape)
@@ -205,13 +207,14 @@ def weight_bytes_in_memory(
             matrix = len(shape) == 2 and ".layers." in name
             total += count * ((matrix and matrix_bytes) or number_bytes)
         elif not _BESIDE.search(name):
-            packed = {"U8": 2, "I32": 32 // (bits_per_weight(settings) or 8)}.get(kind, 1)
+            packed = {"U8": 2, "I32": 32 // (read_bits_per_weight(settings) or 8)}.get(kind, 1)
             total += count * packed * number_bytes
     return int(total)
 
 
-def bits_per_weight(settings: Mapping[str, Any]) -> int:
-    """Returns the bits of a weight by the settings of quantised files, or 0 if unknown."""
+def read_bits_per_weight(settings: Mapping[str, Any]) -> int:
+    """Returns the number of bits of a weight by the `quantization_config` of a model, or 0 if the
+    configuration does not say it."""
     text = str(settings).lower()
     bits = [int(count) for count in re.findall(r"'(?:n|num_)?bits': (\d+)", text)]
     if "'load_in_4bit': true" in text or "int4" in text:
@@ -245,21 +248,21 @@ def has_language_model_part(config: Mapping[str, Any]) -> bool:
     return str(text.get("model_type")) in _TEXT_KINDS
 
 
-def language_settings(folder: Path) -> dict[str, Any]:
+def read_language_settings(folder: Path) -> dict[str, Any]:
     """Returns the contents of config.json for a known family, or else the language model's settings
     as transformers completes them. Raises ModelError: see `read_config`."""
     config = read_config(folder)
     if config["model_type"] in FAMILIES:
         return config
     with nullcontext() if has_language_model_part(config) else suppress(ModelError):
-        known = language_config(folder)
+        known = read_language_config(folder)
         sizes = {name: getattr(known, name, None) for name in _COUNTS}  # families rename these
         settings = {"num_attention_heads": 1, **known.to_dict()}
         return settings | {name: size for name, size in sizes.items() if size is not None}
     return config
 
 
-def language_config(folder: Path) -> Any:
+def read_language_config(folder: Path) -> Any:
     """Returns transformers' configuration of the language model in a folder. Raises ModelError:
     transformers cannot read the configuration."""
     return _read_language_and_whole_configs(folder)[0]
@@ -269,7 +272,7 @@ def _read_language_and_whole_configs(folder: Path) -> tuple[Any, Any]:
     """Returns transformers' configurations of the language model and of the whole checkpoint.
     Settings of the checkpoint that concern the language model are copied to its configuration."""
     several = has_language_model_part(read_config(folder))
-    with quiet_transformers(), reading(folder / "config.json", _UPGRADE):
+    with quiet_transformers(), converting_read_errors(folder / "config.json", _UPGRADE):
         from transformers import AutoConfig
 
         whole: Any = AutoConfig.from_pretrained(
@@ -289,23 +292,23 @@ def _read_language_and_whole_configs(folder: Path) -> tuple[Any, Any]:
         return text, whole
 
 
-def language_weights(folder: Path) -> list[StoredWeight]:
+def list_language_weights(folder: Path) -> list[StoredWeight]:
     """Returns the stored tensors of the language model, under their names in the files. Raises
     ModelError: a file is damaged, or the checkpoint contains no language model."""
-    weights = stored_weights(folder)
+    weights = list_stored_weights(folder)
     if not has_language_model_part(read_config(folder)):
         return weights
     prefixes = _map_weight_prefixes(folder, [weight.name for weight in weights])
     return [weight for weight in weights if weight.name.startswith(tuple(prefixes))]
 
 
-def shapes_of_expected_weights(folder: Path) -> list[StoredWeight]:
+def list_expected_weights(folder: Path) -> list[StoredWeight]:
     """Returns the names and shapes of the weights that transformers would create for a folder's
     config.json, without using memory. Raises ModelError: transformers does not know the model."""
-    config = language_config(folder)
+    config = read_language_config(folder)
     if hasattr(config, "quantization_config"):
         del config.quantization_config
-    with quiet_transformers(), reading(folder / "config.json", _UPGRADE):
+    with quiet_transformers(), converting_read_errors(folder / "config.json", _UPGRADE):
         import torch
         from transformers import AutoModelForCausalLM
 
@@ -335,7 +338,7 @@ def choose_loading_options(folder: Path) -> dict[str, Any]:
     config, whole = _read_language_and_whole_configs(folder)
     if not has_language_model_part(read_config(folder)):
         return {"config": config}
-    prefixes = _map_weight_prefixes(folder, [weight.name for weight in stored_weights(folder)])
+    prefixes = _map_weight_prefixes(folder, [weight.name for weight in list_stored_weights(folder)])
     if "lm_head." not in prefixes.values():  # the whole decides; with a head, the part does
         config.tie_word_embeddings |= bool(whole.tie_word_embeddings)
     if isinstance(packing := getattr(config, "quantization_config", None), dict):
@@ -350,7 +353,7 @@ def choose_loading_options(folder: Path) -> dict[str, Any]:
 
 
 def _rename_prefix(module: Any, prefixes: Mapping[str, str]) -> Any:
-    """Replaces the first matching prefix of a module's name; returns other values unchanged."""
+    """Replaces the first matching prefix of a module's name, and returns other values unchanged."""
     before = next((one for one in prefixes if str(module).startswith(one)), None)
     return prefixes[before] + module[len(before) :] if before else module
 
@@ -361,7 +364,7 @@ _UNUSABLE = (OSError, ValueError, UsageError)
 """Errors of a cache that cannot be read or written; after such an error nothing is cached."""
 
 
-def _facts_file(kind: str, folder: Path, patterns: Sequence[str]) -> Path:
+def _find_facts_file(kind: str, folder: Path, patterns: Sequence[str]) -> Path:
     """Returns the cache file for facts that depend on the contents of files in a folder."""
     packages = f"{version('transformers')} {version('tokenizers')}"
     digest = hashlib.sha256(f"{kind} {packages}".encode())
@@ -376,7 +379,9 @@ def load_cached_facts(kind: str, folder: Path, patterns: Sequence[str]) -> dict[
     """Returns cached facts of a `kind` about a model's files, or None if the facts are missing or
     damaged, or come from another version of transformers."""
     with suppress(*_UNUSABLE):
-        digest, _, text = _facts_file(kind, folder, patterns).read_text("utf-8").partition("\n")
+        digest, _, text = (
+            _find_facts_file(kind, folder, patterns).read_text("utf-8").partition("\n")
+        )
         if digest == text_digest(text):
             facts: dict[str, Any] = json.loads(text)
             return facts
@@ -391,7 +396,7 @@ def cache_facts(
     if load_cached_facts(kind, folder, patterns) is None:
         text = json.dumps(facts(), default=str)
         with suppress(*_UNUSABLE):
-            path = _facts_file(kind, folder, patterns)
+            path = _find_facts_file(kind, folder, patterns)
             path.parent.mkdir(parents=True, exist_ok=True)
             with replacing(path) as part:
                 part.write_text(f"{text_digest(text)}\n{text}", "utf-8")

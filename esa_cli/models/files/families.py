@@ -99,9 +99,9 @@ FIXED_ALPHA = ("hunyuan_v1_dense", "hunyuan_v1_moe")
 STATIC_ROPE = ("default", "linear", "llama3", "yarn", "longrope", "proportional")
 
 
-def family_of(config: object) -> ModelFamily:
+def get_family(config: object) -> ModelFamily:
     """Returns the traits of a model's family. An unknown `model_type` gets Llama's traits, with a
-    soft cap of the logits if the configuration has one; `plain_forward` tests such models."""
+    soft cap of the logits if the configuration has one; `make_plain_forward` tests such models."""
     unknown = _CAPPED if hasattr(config, _CAPPED.cap) else _LLAMA
     return FAMILIES.get(getattr(config, "model_type", ""), unknown)
 
@@ -116,10 +116,10 @@ def check_supported(config: Any) -> None:
     """Raises ModelError when ESA cannot be attached to a model with this configuration."""
     kind = getattr(config, "model_type", "unknown")
     check_model_type(kind)
-    layer_windows(config)
+    list_layer_windows(config)
     if getattr(config, "use_bidirectional_attention", None) in (True, "all"):
         raise ModelError(f"this {kind} model attends to later tokens, too", INSTEAD)
-    if dynamic := sorted({*rope_types(config)} - {*STATIC_ROPE}):
+    if dynamic := sorted({*list_rope_types(config)} - {*STATIC_ROPE}):
         raise ModelError(
             f"the rotary embedding of type {dynamic[0]!r} changes with the input's length, "
             "so that cached keys would become wrong",
@@ -127,7 +127,7 @@ def check_supported(config: Any) -> None:
         )
 
 
-def rope_types(config: Any) -> list[str]:
+def list_rope_types(config: Any) -> list[str]:
     """Returns the types of a model's rotary embeddings; each type of layer may have its own."""
     parameters = getattr(config, "rope_parameters", None) or {}
     if config.model_type in FIXED_ALPHA and parameters.get("alpha"):  # the type is named dynamic
@@ -152,10 +152,10 @@ _OTHER_NAMES = {
 Nemotron's `hybrid_override_pattern`."""
 
 
-def layer_types(config: Any) -> list[str]:
+def list_layer_types(config: Any) -> list[str]:
     """Returns the type of each layer, named as in transformers, even if config.json lists no types.
     Raises AttributeError: the number of layers is missing."""
-    kind, family = getattr(config, "model_type", None), family_of(config)
+    kind, family = getattr(config, "model_type", None), get_family(config)
     for name in ("layer_types", "hybrid_override_pattern", "layers_block_type"):
         if not family.slides and (types := getattr(config, name, None)):
             return [_OTHER_NAMES.get(layer, layer) for layer in types]
@@ -177,14 +177,14 @@ def layer_types(config: Any) -> list[str]:
 def has_state_layers(config: Any) -> bool:
     """Whether some layers store a state instead of keys. A state cannot be cropped, and the states
     of several documents cannot be joined."""
-    return not {*STATE_TYPES, "hybrid"}.isdisjoint(layer_types(config))
+    return not {*STATE_TYPES, "hybrid"}.isdisjoint(list_layer_types(config))
 
 
-def layer_windows(config: Any) -> list[int | None]:
+def list_layer_windows(config: Any) -> list[int | None]:
     """Returns the window size of each layer, or None for a layer that attends to all tokens or has
     no attention. A window at least as long as the model's context counts as none. Raises
     ModelError: a layer type is unknown, or no layer attends to all tokens."""
-    types, window = layer_types(config), getattr(config, "sliding_window", None)
+    types, window = list_layer_types(config), getattr(config, "sliding_window", None)
     longest = getattr(config, "max_position_embeddings", None)
     if window is not None and longest is not None and window >= longest:
         window = None
@@ -200,19 +200,20 @@ def layer_windows(config: Any) -> list[int | None]:
     return [window if kind == "sliding_attention" else None for kind in types]
 
 
-def method_layers(config: Any) -> list[int]:
-    """Returns the indices of layers that run a method. Raises ModelError: see `layer_windows`."""
-    layers = enumerate(zip(layer_types(config), layer_windows(config), strict=True))
+def list_method_layers(config: Any) -> list[int]:
+    """Returns the indices of the layers that run a method. Raises ModelError: a layer type is
+    unknown, or no layer attends to all tokens."""
+    layers = enumerate(zip(list_layer_types(config), list_layer_windows(config), strict=True))
     return [i for i, (kind, window) in layers if kind in ATTENTION_TYPES and window is None]
 
 
-def source_layers(config: Any) -> dict[int, int]:
+def map_source_layers(config: Any) -> dict[int, int]:
     """Maps each layer without keys of its own to the layer whose keys it uses, the last layer of
     the same type before all layers that share keys. Raises ValueError: no such layer exists."""
-    count = int(getattr(config, family_of(config).sharing or "", None) or 0)
+    count = int(getattr(config, get_family(config).sharing or "", None) or 0)
     if not count:
         return {}
-    types = layer_types(config)
+    types = list_layer_types(config)
     start = len(types) - count
     storing = types[: max(0, start)][::-1]
     return {i: start - 1 - storing.index(types[i]) for i in range(start, len(types))}
@@ -224,55 +225,55 @@ _KINDS: dict[str, Kind] = {
 }  # fmt: skip
 
 
-def layer_kinds(settings: Mapping[str, Any]) -> list[Kind]:
+def list_layer_kinds(settings: Mapping[str, Any]) -> list[Kind]:
     """Returns what each layer contains, by the settings of a config.json: attention, attention to
     the keys of another layer ("reader"), a state, attention and a state, or neither ("idle")."""
     config = SimpleNamespace(**settings)
-    readers, types = source_layers(config), enumerate(layer_types(config))
+    readers, types = map_source_layers(config), enumerate(list_layer_types(config))
     return ["reader" if i in readers else _KINDS.get(kind, "attention") for i, kind in types]
 
 
-def latent_scale_block_size(config: Any) -> int:
+def get_latent_scale_block_size(config: Any) -> int:
     """Returns how many numbers of a latent share one scale when stored in 8 bits, or 0 without
     latents. Rotary parts need scales of their own, since they may be much larger."""
-    if not family_of(config).latent:
+    if not get_family(config).latent:
         return 0
     return gcd(int(config.qk_rope_head_dim), int(config.kv_lora_rank))
 
 
-def key_shape(config: Any) -> tuple[int, int]:
+def get_key_shape(config: Any) -> tuple[int, int]:
     """Returns the number of key heads G and the head dimension D of layers with full attention.
     Latents count as one head, whose dimension is the rotary plus the latent one. Raises
     AttributeError: the configuration lacks a size."""
-    if family_of(config).wide:
-        return _wide_key_shape(config, layer_types(config).index("full_attention"))
-    if family_of(config).latent:
+    if get_family(config).wide:
+        return _get_wide_key_shape(config, list_layer_types(config).index("full_attention"))
+    if get_family(config).latent:
         return 1, int(config.qk_rope_head_dim) + int(config.kv_lora_rank)
-    return _usual_key_shape(config)
+    return _get_usual_key_shape(config)
 
 
-def _usual_key_shape(config: Any) -> tuple[int, int]:
+def _get_usual_key_shape(config: Any) -> tuple[int, int]:
     """Returns the number G and dimension D of key heads by the names that most families use."""
     heads = int(config.num_attention_heads)
     dim = int(getattr(config, "head_dim", None) or config.hidden_size // heads)
     return int(getattr(config, "num_key_value_heads", None) or heads), dim
 
 
-def layer_shapes(config: Any) -> list[tuple[int, int]]:
+def list_key_shapes(config: Any) -> list[tuple[int, int]]:
     """Returns the number G and dimension D of the key heads that each layer attends to."""
-    layers = range(len(layer_types(config)))
-    if not family_of(config).wide:
-        return [key_shape(config)] * len(layers)
-    return [_wide_key_shape(config, layer) for layer in layers]
+    layers = range(len(list_layer_types(config)))
+    if not get_family(config).wide:
+        return [get_key_shape(config)] * len(layers)
+    return [_get_wide_key_shape(config, layer) for layer in layers]
 
 
-def key_shapes(config: Any) -> list[tuple[int, int]]:
+def list_unequal_key_shapes(config: Any) -> list[tuple[int, int]]:
     """Returns the number G and dimension D of key heads in each layer that stores keys, or [] if
     all these layers are alike."""
-    if not family_of(config).wide:
+    if not get_family(config).wide:
         return []
-    readers = source_layers(config)
-    shapes = [shape for i, shape in enumerate(layer_shapes(config)) if i not in readers]
+    readers = map_source_layers(config)
+    shapes = [shape for i, shape in enumerate(list_key_shapes(config)) if i not in readers]
     return shapes if len({*shapes}) > 1 else []
 
 
@@ -280,17 +281,17 @@ _WIDE_DIM = 512
 """The dimension of key heads in full layers of Gemma 4 if `global_head_dim` is missing."""
 
 
-def _wide_key_shape(config: Any, layer: int) -> tuple[int, int]:
+def _get_wide_key_shape(config: Any, layer: int) -> tuple[int, int]:
     """Returns the number G and dimension D of the key heads of one layer of a `wide` family. The
     configuration may be completed or written by transformers, or come from a config.json."""
     each: Any = getattr(config, "per_layer_config", None)
     if each is not None and not isinstance(each, Mapping):
         return int(each[layer].num_key_value_heads), int(each[layer].head_dim)
-    groups, dim = _usual_key_shape(config)
+    groups, dim = _get_usual_key_shape(config)
     if each is not None:
         changed = {int(i): settings for i, settings in each.items()}.get(layer, {})
         return int(changed.get("num_key_value_heads", groups)), int(changed.get("head_dim", dim))
-    if layer_types(config)[layer] == "full_attention":
+    if list_layer_types(config)[layer] == "full_attention":
         shared = getattr(config, "attention_k_eq_v", False)
         groups = int((shared and getattr(config, "num_global_key_value_heads", None)) or groups)
         dim = int(getattr(config, "global_head_dim", None) or _WIDE_DIM)

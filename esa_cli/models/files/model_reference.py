@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import IO, Any, Literal
 
 from esa_cli.errors import ModelError, ResourceError, first_line
-from esa_cli.models.files.checkpoint_files import check_tokenizer_files, weight_files
+from esa_cli.models.files.checkpoint_files import check_tokenizer_files, list_weight_files
 from esa_cli.models.files.random_model import NAMES
 from esa_cli.system.files import is_disk_full
 from esa_cli.system.machine import expand_home_folder
@@ -126,7 +126,7 @@ def find_snapshot(ref: ModelRef, with_weights: bool = True) -> Path | None:
 
     with suppress(LocalEntryNotFoundError, HFValidationError, ModelError):
         folder = _call_snapshot_download(ref, with_weights, local_files_only=True)
-        (weight_files if with_weights else check_tokenizer_files)(folder)
+        (list_weight_files if with_weights else check_tokenizer_files)(folder)
         return folder if (folder / "config.json").exists() else None
     return None
 

@@ -113,7 +113,7 @@ def build_folder(
     processes that need the model wait. An error removes the temporary folder; the next call removes
     the folder of a killed process. Raises ModelError: the cache cannot be written. ResourceError:
     the disk is full."""
-    folder = prepared_folder(ref)
+    folder = locate_prepared_folder(ref)
     if read_marker(folder):
         return folder
     hint = "set the environment variable ESA_HOME to a writable folder with free space"
@@ -152,7 +152,7 @@ def _temporary_folder(folder: Path) -> Path:
 # -- Models on this machine
 
 
-def prepared_folder(ref: ModelRef) -> Path:
+def locate_prepared_folder(ref: ModelRef) -> Path:
     """Returns the folder of a prepared model, named by a hash of the model's origin, which for a
     GGUF file is path, size and modification time. Raises ModelError: the GGUF file is missing."""
     if ref.kind == "wheel":
@@ -178,7 +178,7 @@ def _find_cached_folder(ref: str | ModelRef) -> Path | None:
     if re.fullmatch(r"[a-z0-9A-Z._-]+-[0-9a-f]{12}", str(ref)) and named.is_dir():
         return named
     ref = parse_reference(ref)
-    return None if ref.kind in ("hub", "folder") else prepared_folder(ref)
+    return None if ref.kind in ("hub", "folder") else locate_prepared_folder(ref)
 
 
 def read_marker(folder: Path) -> dict[str, Any] | None:

@@ -78,21 +78,21 @@ def load(
     check_cache_name(cache)
     report, ref = progress or show_nothing, parse_reference(ref)
     folder = pull(ref, progress=progress)
-    config = checkpoint_files.language_settings(folder)
+    config = checkpoint_files.read_language_settings(folder)
     checkpoint_files.check_tokenizer_files(folder)
-    checkpoint_files.stored_weights(folder)  # damage is found before the slow imports
+    checkpoint_files.list_stored_weights(folder)  # damage is found before the slow imports
     report("import", 0, None)
     with quiet_transformers():  # all together, so that later ones are quick
         from transformers import AutoModelForCausalLM  # noqa: F401
     place = choose_device(device)
     chosen, packing = choose_dtype(dtype, place), dtype if dtype in QUANTIZATIONS else ""
     quantization.check_loadable_format(config, place, ref.name)
-    method = quantization.stored_quantization_method(config)
+    method = quantization.read_quantization_method(config)
     if packing and method:
         message = f"{ref.name} is already quantised by {method}, so --dtype cannot be {packing}"
         raise UsageError(message, "omit --dtype, or use the model's unquantised weights")
     kept = quantization.stays_quantised(config, place)
-    size, matrix = chosen.itemsize, quantization.bytes_per_weight(packing, chosen.itemsize)
+    size, matrix = chosen.itemsize, quantization.get_bytes_per_weight(packing, chosen.itemsize)
     needed_bytes = checkpoint_files.weight_bytes_in_memory(folder, size, matrix, kept)
     check_weights_fit_memory(needed_bytes, place, ref)
     report("load", 0, None)
@@ -122,7 +122,7 @@ def converting_loading_errors(ref: ModelRef, config: dict[str, Any]) -> Iterator
     except Exception as error:
         if memory_ran_out(error) or "memory" in str(error).lower():
             raise ResourceError(f"not enough memory to load {ref.name}", _SMALLER) from error
-        method = quantization.stored_quantization_method(config)
+        method = quantization.read_quantization_method(config)
         kind = f"quantised by {method}" if method else f"of type '{config['model_type']}'"
         raise ModelError(
             f"{ref.name}, which is {kind}, cannot be loaded here: {first_line(error)[:300]}",
@@ -186,7 +186,7 @@ def check_attachable(folder: Path) -> None:
     """Raises ModelError, before minutes of loading, if ESA cannot be attached to the model in a
     folder. A folder that transformers cannot read passes this check; `load` reports the error."""
     try:
-        config = checkpoint_files.language_config(folder)
+        config = checkpoint_files.read_language_config(folder)
     except ModelError:
         return
     check_supported(config)

@@ -23,11 +23,11 @@ from esa_cli.attention.rope import FixedRotaryModule
 from esa_cli.models.files.checkpoint_files import (
     find_quantization_config,
     has_language_model_part,
-    language_config,
+    list_stored_weights,
+    list_weight_files,
     load_cached_facts,
     read_config,
-    stored_weights,
-    weight_files,
+    read_language_config,
 )
 from esa_cli.models.files.model_reference import ModelRef, parse_reference
 from esa_cli.models.files.prepared_models import path_of
@@ -38,7 +38,7 @@ from esa_cli.models.loading.load import (
     converting_loading_errors,
 )
 from esa_cli.models.text_passes.model_forward import share_layer_hooks
-from esa_cli.models.text_passes.text_forward import MOST_BYTES, has_plain_layers, head_dimension
+from esa_cli.models.text_passes.text_forward import MOST_BYTES, get_head_dimension, has_plain_layers
 from esa_cli.models.tokenization.tokenizer import load_known_tokenizer
 from esa_cli.system.progress import StageProgress, show_nothing
 
@@ -64,7 +64,7 @@ class DeferredModel(LoadedModel):
             untyped: Any = GenerationConfig
             file = self.folder / "generation_config.json"
             generation = untyped.from_pretrained(self.folder) if file.is_file() else None
-            settings = language_config(self.folder)
+            settings = read_language_config(self.folder)
             model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(settings)]
             model: Any = model_class.from_pretrained(
                 None, config=settings, state_dict=dict(self.text_model.named_parameters()),
@@ -94,7 +94,7 @@ def load_deferred(
     whole = not (find_quantization_config(config) or has_language_model_part(config))
     if settings is None or not whole or not can_be_plain(settings):
         return None
-    weight_count = sum(math.prod(weight.shape) for weight in stored_weights(folder))
+    weight_count = sum(math.prod(weight.shape) for weight in list_stored_weights(folder))
     check_weights_fit_memory(weight_count * dtype.itemsize, "cpu", ref)
     report("load", 0, None)
     if (model := PlainDecoder.load(folder, settings, dtype)) is None:
@@ -135,7 +135,8 @@ class PlainDecoder(nn.Module):
         self.config, self.device, self.dtype = config, torch.device("cpu"), torch.float32
         size, words = config.hidden_size, config.vocab_size
         theta = config.rope_parameters["rope_theta"]
-        numbers = torch.arange(0, head_dimension(config), 2, dtype=torch.float)
+        head = get_head_dimension(config)
+        numbers = torch.arange(0, head, 2, dtype=torch.float)
         self.model = nn.ModuleDict({
             # The class itself would draw numbers, by code of torch that takes a second to import.
             "embed_tokens": nn.Embedding.from_pretrained(  # type: ignore[no-untyped-call]
@@ -143,7 +144,7 @@ class PlainDecoder(nn.Module):
             ),
             "layers": nn.ModuleList(_make_layer(config) for _ in range(config.num_hidden_layers)),
             "norm": RmsNorm(size, config.rms_norm_eps),
-            "rotary_emb": FixedRotaryModule(1.0 / theta ** (numbers / head_dimension(config)), 1.0),
+            "rotary_emb": FixedRotaryModule(1.0 / theta ** (numbers / head), 1.0),
         })  # fmt: skip
         self.lm_head = nn.Linear(size, words, bias=False, device="meta")
         self.requires_grad_(False)
@@ -166,7 +167,7 @@ class PlainDecoder(nn.Module):
             return None
         weights: dict[str, Tensor] = {}
         try:
-            for path in weight_files(folder):
+            for path in list_weight_files(folder):
                 weights |= _read_weights(path, dtype)
         except (OSError, SafetensorError):
             return None
@@ -185,8 +186,9 @@ class PlainDecoder(nn.Module):
 
 
 def _read_weights(path: Path, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Returns the tensors of a safetensors file by name, converted to `dtype`. What was read from a
-    file stays in memory until the file is closed, so it is opened for each few tensors anew."""
+    """Returns the tensors of a safetensors file by name, converted to `dtype`. The parts
+    of an open file that were read stay in memory, so the file is opened anew for every few tensors.
+    """
     weights: dict[str, Tensor] = {}
     with safe_open(path, "pt") as file:
         names = list(file.keys())
@@ -213,7 +215,7 @@ class RmsNorm(nn.Module):
 
 def _make_layer(config: Any) -> nn.Module:
     """Returns the modules of one layer; the model family decides which projections have a bias."""
-    size, wide, head = config.hidden_size, config.intermediate_size, head_dimension(config)
+    size, wide, head = config.hidden_size, config.intermediate_size, get_head_dimension(config)
     heads, groups = config.num_attention_heads * head, config.num_key_value_heads * head
     bias = config.model_type in ("llama", "qwen3") and config.attention_bias
     inner = bias or config.model_type == "qwen2"

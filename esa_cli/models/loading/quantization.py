@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 from esa_cli.errors import ModelError, UsageError
 from esa_cli.models.files.checkpoint_files import (
     PLAIN_INSTEAD,
-    bits_per_weight,
     find_quantization_config,
+    read_bits_per_weight,
 )
 
 
@@ -57,7 +57,7 @@ def make_quantization_config(name: str, dtype: Any) -> Any:
     return untyped(bnb_4bit_compute_dtype=dtype, **way.options)
 
 
-def bytes_per_weight(way: str, size: int) -> float:
+def get_bytes_per_weight(way: str, size: int) -> float:
     """Returns the bytes of a weight that is quantised by `way`, or `size` if `way` is ""."""
     return QUANTIZATIONS[way].bytes if way else size
 
@@ -86,7 +86,7 @@ _KEPT = ("bitsandbytes", "torchao")
 """Methods whose weights stay quantised on a CPU; esa-cli has an extra of the same name for each."""
 
 
-def stored_quantization_method(config: Mapping[str, Any]) -> str:
+def read_quantization_method(config: Mapping[str, Any]) -> str:
     """Returns the method by which config.json says that weights are quantised, or ""."""
     if not (settings := find_quantization_config(config)):
         return ""
@@ -98,7 +98,7 @@ def stored_quantization_method(config: Mapping[str, Any]) -> str:
 
 def stays_quantised(config: Mapping[str, Any], device: str) -> bool:
     """Whether weights that are stored quantised stay quantised on a device from `choose_device`."""
-    method = stored_quantization_method(config)
+    method = read_quantization_method(config)
     return bool(method) and (device.startswith("cuda") or method in _KEPT)
 
 
@@ -106,7 +106,7 @@ def stored_as(config: dict[str, Any], device: str, way: str, dtype: str) -> str:
     """Describes how a model's weights are stored, and whether loading dequantises them; "" for
     weights that are not quantised. `way` is a name in `QUANTIZATIONS` or ""; `dtype` is the name of
     the computation's number type."""
-    if not (method := stored_quantization_method(config)):
+    if not (method := read_quantization_method(config)):
         return ""
     kept = not way and stays_quantised(config, device)
     return f"quantised by {method}, {'stays quantised' if kept else f'dequantised to {dtype}'}"
@@ -114,7 +114,7 @@ def stored_as(config: dict[str, Any], device: str, way: str, dtype: str) -> str:
 
 def check_loadable_format(config: Mapping[str, Any], device: str, ref: str) -> None:
     """Raises ModelError when quantised files cannot be loaded on a device from `choose_device`."""
-    method = stored_quantization_method(config)
+    method = read_quantization_method(config)
     if not method or device.startswith("cuda"):  # there transformers says what is missing
         return
     module = _MODULES.get(method, "")
@@ -127,10 +127,10 @@ def check_loadable_format(config: Mapping[str, Any], device: str, ref: str) -> N
         raise ModelError(message, f"run pip install {package}, or {PLAIN_INSTEAD}")
 
 
-def kept_bytes(config: Mapping[str, Any]) -> float:
-    """Returns about how many bytes a weight that stays quantised takes, with its scales."""
-    bits = {"fp8": 8, "mxfp8": 8, "mxfp4": 4}.get(stored_quantization_method(config))
-    return (bits or bits_per_weight(find_quantization_config(config)) or 8) / 8 + 0.05
+def estimate_bytes_per_quantised_weight(config: Mapping[str, Any]) -> float:
+    """Estimates the bytes of a weight that stays quantised, with its share of the scales."""
+    bits = {"fp8": 8, "mxfp8": 8, "mxfp4": 4}.get(read_quantization_method(config))
+    return (bits or read_bits_per_weight(find_quantization_config(config)) or 8) / 8 + 0.05
 
 
 def rearrange_bitsandbytes_weights(model: Any) -> None:
@@ -138,6 +138,6 @@ def rearrange_bitsandbytes_weights(model: Any) -> None:
     first use, so that the model's fingerprint never changes."""
     import torch
 
-    if stored_quantization_method(model.config.to_dict()) == "bitsandbytes":
+    if read_quantization_method(model.config.to_dict()) == "bitsandbytes":
         with torch.no_grad():
             model.eval()(input_ids=torch.zeros(1, 1, dtype=torch.long, device=model.device))

@@ -98,7 +98,7 @@ def generate(
     return new
 
 
-def end_token_ids(model: Any) -> list[int]:
+def list_end_token_ids(model: Any) -> list[int]:
     """Returns the token ids that end an answer."""
     ends = getattr(model.generation_config, "eos_token_id", None)
     return list(ends) if isinstance(ends, (list, tuple)) else [] if ends is None else [int(ends)]

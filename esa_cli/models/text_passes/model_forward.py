@@ -13,15 +13,15 @@ import torch
 from torch import Tensor, nn
 
 from esa_cli.errors import ModelError
-from esa_cli.models.files.families import FAMILIES, family_of
+from esa_cli.models.files.families import FAMILIES, get_family
 from esa_cli.system.machine import memory_ran_out
 
 
 @contextmanager
 def before_each_layer(model: Any, callback: Callable[[], None]) -> Iterator[None]:
     """Calls `callback` before each decoder layer of each forward pass of a model until the block
-    ends; an exception in `callback` ends the pass. Without known layers, each pass makes one call.
-    """
+    ends; an exception in `callback` ends the pass. In a model whose layers are unknown,
+    `callback` is called once in each pass."""
     layers = getattr(model.base_model, "layers", [model.base_model])
     handles = [layer.register_forward_pre_hook(lambda *_: callback()) for layer in layers]
     try:
@@ -48,7 +48,7 @@ class _LastLayerReached(Exception):
     """An exception that ends a forward pass after the last layer that is needed."""
 
 
-def hidden_states(model: Any, ids: Tensor, layer_count: int) -> Tensor:
+def compute_hidden_states(model: Any, ids: Tensor, layer_count: int) -> Tensor:
     """Returns the hidden states (B, T, H), float32 and of RMS 1, of token ids (B, T) after the
     first `layer_count` layers of a model. Later layers do not run; gradients are computed if
     enabled."""
@@ -116,7 +116,8 @@ class ModelForward:
         return all(type(layer) is DynamicLayer for layer in layers)
 
     def states(self, ids: Tensor, past: CachePast | None = None) -> tuple[Tensor, CachePast]:
-        """Returns the hidden states of token ids, and the cache extended by these tokens."""
+        """Returns the hidden states (B, T, hidden) of token ids (B, T), and the cache `past`
+        extended by these tokens; the old `past` must not be used again."""
         from transformers import DynamicCache
 
         cache = DynamicCache(config=self._model.config) if past is None else past.cache
@@ -124,9 +125,10 @@ class ModelForward:
         return out.last_hidden_state, CachePast(cache, ids.device)
 
     def logits(self, states: Tensor) -> Tensor:
-        """Returns logits, scaled and capped as the model's family does."""
+        """Returns the logits (..., vocabulary) of hidden states; scale and cap are those of the
+        model's family."""
         logits: Tensor = self._model.get_output_embeddings()(states).float()
-        config, family = self._model.config, family_of(self._model.config)
+        config, family = self._model.config, get_family(self._model.config)
         if family.multiply:
             logits = logits * getattr(config, family.multiply)
         if family.divide:
@@ -144,7 +146,7 @@ UNFIT = (
 
 
 @torch.inference_mode()
-def plain_forward(model: Any) -> ModelForward:
+def make_plain_forward(model: Any) -> ModelForward:
     """Returns the forward pass of a model without an attached method. A model of an unsupported
     family is tested first: a short text in two parts must give the same logits as in one pass.
     Raises ModelError: the logits differ, or are not numbers in the model's number type."""

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention, silu
 
 from esa_cli.errors import ModelError
-from esa_cli.models.files.checkpoint_files import reading
+from esa_cli.models.files.checkpoint_files import converting_read_errors
 from esa_cli.models.text_passes.model_forward import ModelForward, call_layer_hooks
 
 # -- The fast forward pass
@@ -59,7 +59,7 @@ MOST_BYTES = 1 << 30
 """The most bytes of weights that are copied: beyond it, the copy is not worth its memory."""
 
 
-def causal_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+def compute_causal_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """Returns the attention outputs (B, T, H, D) of queries (B, H, T, D) over keys and values (B,
     G, N, D), for B sequences with T new of N tokens, and H query and G key heads of dimension D.
     Query t attends to the keys up to N - T + t."""
@@ -85,9 +85,9 @@ def causal_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 
 
 def _compute_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Computes attention by torch or, for bfloat16 on CPUs, by the faster `causal_attention`."""
+    """Computes attention by torch or, for bfloat16 on CPUs, by `compute_causal_attention`."""
     if query.dtype == torch.bfloat16:
-        return causal_attention(query, key, value)
+        return compute_causal_attention(query, key, value)
     count, length = query.shape[2], key.shape[2]
     mask = None
     if 1 < count < length:
@@ -115,8 +115,8 @@ class FusedForward:
         self._model, self._base = model, model.base_model
         self.device: torch.device = model.base_model.embed_tokens.weight.device
         self.heads, self.groups = model.config.num_attention_heads, model.config.num_key_value_heads
-        self.size, self.eps = head_dimension(model.config), model.config.rms_norm_eps
-        products = {} if adapter is None else adapter.lora_products()
+        self.size, self.eps = get_head_dimension(model.config), model.config.rms_norm_eps
+        products = {} if adapter is None else adapter.compute_lora_products()
         self.layers = [_fuse_layer_weights(layer, products) for layer in self._base.layers[:layers]]
 
     @torch.inference_mode()
@@ -230,7 +230,7 @@ def can_be_fused(model: Any) -> bool:
 
 
 def has_plain_layers(config: object) -> bool:
-    """Whether `FusedForward` computes layers of this configuration."""
+    """Whether `FusedForward` can compute the layers of a model with this configuration."""
     others = ("sliding_window", "attention_chunk_size")  # attention that is not plain
     return (
         getattr(config, "model_type", None) in SMALL_FAMILIES
@@ -240,8 +240,8 @@ def has_plain_layers(config: object) -> bool:
     )
 
 
-def head_dimension(config: Any) -> int:
-    """Returns the head dimension D."""
+def get_head_dimension(config: Any) -> int:
+    """Returns the dimension D of a model's attention heads."""
     return int(getattr(config, "head_dim", 0) or config.hidden_size // config.num_attention_heads)
 
 
@@ -255,14 +255,14 @@ GROUP = 8
 """The number of sequences, of similar lengths to avoid padding, in a forward call."""
 
 
-def padded(sequences: Sequence[Sequence[int]]) -> Tensor:
+def pad_sequences(sequences: Sequence[Sequence[int]]) -> Tensor:
     """Returns the token ids (B, T) of sequences of different lengths, padded with zeros."""
     rows = [torch.tensor(list(ids), dtype=torch.long) for ids in sequences]
     return nn.utils.rnn.pad_sequence(rows, batch_first=True)
 
 
-def grouped(items: Sequence[int]) -> Iterator[Sequence[int]]:
-    """Yields groups of sequence numbers; each group is processed by one forward call."""
+def iterate_groups(items: Sequence[int]) -> Iterator[Sequence[int]]:
+    """Yields consecutive groups of at most `GROUP` sequence numbers, each for one forward call."""
     for at in range(0, len(items), GROUP):
         yield items[at : at + GROUP]
 
@@ -276,8 +276,8 @@ class PromptBatch:
         logits: list[Tensor] = [torch.empty(0)] * len(prompts)
         order = sorted(range(len(prompts)), key=lambda n: self._lengths[n])
         self._places: dict[int, tuple[Any, int]] = {}
-        for group in grouped(order) if forward.accepts_padding else [[n] for n in order]:
-            batch = padded([prompts[n] for n in group])
+        for group in iterate_groups(order) if forward.accepts_padding else [[n] for n in order]:
+            batch = pad_sequences([prompts[n] for n in group])
             states, past = forward.states(batch.to(forward.device))
             last = torch.tensor([self._lengths[n] - 1 for n in group])
             lines = forward.logits(states[torch.arange(len(group)), last])
@@ -285,7 +285,7 @@ class PromptBatch:
                 self._places[n], logits[n] = (past, row), line
         self.logits = torch.stack(logits) if logits else torch.empty(0, 0)
 
-    def continuation(self, prompt_index: int) -> Continuation:
+    def start_continuation(self, prompt_index: int) -> Continuation:
         """Returns a `Continuation` of one prompt, to which tokens can be appended."""
         past, row = self._places[prompt_index]
         alone = past.select_sequences([row]).cut_to_length(self._lengths[prompt_index])
@@ -340,7 +340,7 @@ class LoraAdapter:
         """Loads an adapter from its folder. Raises ModelError: the adapter is missing, damaged, of
         an unsupported kind (bias, DoRA, rank patterns) or of another model, or has numbers that are
         not finite."""
-        with reading(f"the adapter {folder}", "use --set answer.adapter=null"):
+        with converting_read_errors(f"the adapter {folder}", "use --set answer.adapter=null"):
             config = json.loads((folder / CONFIG).read_text("utf-8"))
             tensors = load_file(folder / WEIGHTS)
             others = ("use_dora", "rank_pattern", "alpha_pattern")
@@ -365,7 +365,7 @@ class LoraAdapter:
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """Adds the adapter to the outputs of the model's linear layers until the block ends."""
+        """A context in which the adapter changes the outputs of the model's linear layers."""
 
         def make_hook(name: str) -> Any:
             def add_output(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
@@ -379,8 +379,9 @@ class LoraAdapter:
                 stack.callback(layer.register_forward_hook(make_hook(name)).remove)
             yield
 
-    def lora_products(self) -> dict[nn.Module, tuple[Tensor, Tensor]]:
-        """Returns A and `scale * B` for each linear layer, to whose weight B A is added."""
+    def compute_lora_products(self) -> dict[nn.Module, tuple[Tensor, Tensor]]:
+        """Returns the matrices A and `scale * B` of each linear layer, whose product is added to
+        the layer's weight."""
         return {
             self._layers[name]: (a.detach(), b.detach() * self.scale)
             for name, (a, b) in self.matrices.items()

@@ -29,8 +29,8 @@ from esa_cli.errors import DocumentError, ModelError
 from esa_cli.models.files.checkpoint_files import (
     cache_facts,
     check_tokenizer_files,
+    converting_read_errors,
     load_cached_facts,
-    reading,
 )
 from esa_cli.models.files.quiet_transformers import quiet_transformers
 from esa_cli.system.text import text_digest
@@ -46,7 +46,7 @@ def load_tokenizer(folder: Path) -> Any:
     """Loads the tokenizer in a model's folder by transformers. Raises ModelError."""
     check_tokenizer_files(folder)
     hint = "fetch the model again, or use a model whose tokenizer needs no code of its own"
-    with reading(f"the tokenizer in {folder}", hint), quiet_transformers():
+    with converting_read_errors(f"the tokenizer in {folder}", hint), quiet_transformers():
         from transformers import AutoTokenizer
 
         tokenizer: Any = AutoTokenizer.from_pretrained(
@@ -105,7 +105,7 @@ def load_plain_tokenizer(folder: Path) -> PlainTokenizer | None:
 
 def load_known_tokenizer(folder: Path) -> Any:
     """Loads the tokenizer in a model's folder, without transformers if possible. Raises ModelError:
-    it cannot be read."""
+    the tokenizer cannot be read."""
     return load_plain_tokenizer(folder) or load_tokenizer(folder)
 
 
@@ -232,7 +232,7 @@ class PlainTokenizer:
         return {name: rows[0] for name, rows in out.items()} if isinstance(text, str) else out
 
     def decode(self, token_ids: Any, skip_special_tokens: bool = False, **others: Any) -> str:
-        """Converts token ids to text."""
+        """Converts token ids to the text that these tokens stand for."""
         ids = [token_ids] if isinstance(token_ids, int) else token_ids
         known = isinstance(ids, (list, tuple)) and all(isinstance(one, int) for one in ids)
         if known and not any(others.values()):
@@ -377,7 +377,7 @@ def tokenise(tokenizer: Any, text: str) -> TokenArrays:
 def count_tokens(folder: Path, text: str) -> int:
     """Returns the number of tokens of a document, counted by the tokenizer in a model's folder.
     Raises ModelError: the tokenizer cannot be read. DocumentError: the text cannot be divided."""
-    with reading(f"the tokenizer in {folder}"):
+    with converting_read_errors(f"the tokenizer in {folder}"):
         return len(tokenise(load_known_tokenizer(folder), text).ids)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from esa_cli.attention.window import Window
 from esa_cli.errors import HistoryError, LengthError, ModelError
-from esa_cli.models.files.checkpoint_files import reading
+from esa_cli.models.files.checkpoint_files import converting_read_errors
 from esa_cli.models.tokenization.tokenizer import WINDOW, limited_rendering, tokenise
 from esa_cli.qa.answering.question_form import check_question
 from esa_cli.qa.answering.reply import Turn
@@ -66,7 +66,10 @@ class PromptTokens:
         # Qwen3 would spend its tokens on thoughts. Llama 3 would write today's date before the
         # document, whose keys would change daily.
         switches = {"enable_thinking": False, "date_string": "26 Jul 2024"}
-        with reading("the model's chat template", _OTHER_PROMPT), limited_rendering():
+        with (
+            converting_read_errors("the model's chat template", _OTHER_PROMPT),
+            limited_rendering(),
+        ):
             return str(
                 self.tokenizer.apply_chat_template(
                     messages, tokenize=False, add_generation_prompt=True, **switches

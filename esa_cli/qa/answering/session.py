@@ -17,10 +17,10 @@ from esa_cli.attention.parts import blame_plugins
 from esa_cli.attention.step import ChunkTrace, Projection
 from esa_cli.attention.window import Phase, QueryState, SurveyComplete, TurnText
 from esa_cli.errors import UsageError
-from esa_cli.models.attachment.attach import attach, last_token_only_options
+from esa_cli.models.attachment.attach import attach, choose_last_token_options
 from esa_cli.models.attachment.kv_cache import EsaCache
 from esa_cli.models.files.families import has_state_layers
-from esa_cli.models.text_passes.generation import AnswerStreamer, end_token_ids, generate
+from esa_cli.models.text_passes.generation import AnswerStreamer, generate, list_end_token_ids
 from esa_cli.qa.answering.prompt import EncodedQuestion, PromptTokens
 from esa_cli.qa.answering.reply import Reply, Turn
 from esa_cli.qa.planning.kv_cache_storage import check_states_can_join
@@ -97,7 +97,7 @@ def prefill_tokens(
             cache.snapshot()
         tokens = torch.tensor([piece], device=model.device)
         model.base_model(
-            input_ids=tokens, past_key_values=cache, **last_token_only_options(model.config)
+            input_ids=tokens, past_key_values=cache, **choose_last_token_options(model.config)
         )
         if done:
             done(at + len(piece), len(ids))
@@ -144,7 +144,7 @@ class Session:
         memories = self.cache.memories
         return PrefilledDocument(
             list(self._ids), [one.store for one in memories], self.project_keys(), self._head,
-            self._read_by, [one.states for one in memories], self.cache.states.taken(),
+            self._read_by, [one.states for one in memories], self.cache.states.copy_states(),
         )  # fmt: skip
 
     def project_keys(self) -> list[Projection | None]:
@@ -342,7 +342,7 @@ class Session:
             answer_tokens=streamer.count,
             first_token_s=(streamer.first or time.perf_counter()) - started,
             total_s=time.perf_counter() - started,
-            cut=streamer.count >= tokens and streamer.last not in end_token_ids(self.model),
+            cut=streamer.count >= tokens and streamer.last not in list_end_token_ids(self.model),
         )
 
     def check(

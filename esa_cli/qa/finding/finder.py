@@ -20,14 +20,14 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from esa_cli.errors import ModelError
-from esa_cli.models.files.checkpoint_files import reading
-from esa_cli.models.text_passes.model_forward import hidden_states, normalise_hidden_states
+from esa_cli.models.files.checkpoint_files import converting_read_errors
+from esa_cli.models.text_passes.model_forward import compute_hidden_states, normalise_hidden_states
 from esa_cli.models.text_passes.text_forward import (
     FusedForward,
     LoraAdapter,
     can_be_fused,
-    grouped,
-    padded,
+    iterate_groups,
+    pad_sequences,
 )
 from esa_cli.qa.presets.preset import AnswerSettings, Preset
 from esa_cli.qa.presets.preset_files import MAPS, finder_folder
@@ -188,7 +188,7 @@ class TokenEncoder:
     @classmethod
     def load(cls, folder: Path, model: Any, tokenizer: Any, *, fixed: bool = False) -> TokenEncoder:
         """Loads an encoder from a folder. Raises ModelError: it is damaged or of another model."""
-        with reading(f"the finder {folder}", HINT):
+        with converting_read_errors(f"the finder {folder}", HINT):
             with safe_open(folder / MAPS, "pt") as file:
                 maps = {name: file.get_tensor(name).float() for name in file.keys()}  # noqa: SIM118
                 facts = json.loads(file.metadata()["finder"])
@@ -247,7 +247,7 @@ class TokenEncoder:
         context."""
         assert first % SEGMENT_TOKENS == 0, "first must be the beginning of a segment"
         pieces, fused = list[Tensor](), self._fused_weights()
-        for group in grouped(range(first, last, SEGMENT_TOKENS)):
+        for group in iterate_groups(range(first, last, SEGMENT_TOKENS)):
             begins = [max(0, at - CONTEXT_TOKENS) for at in group]
             ends = [min(last, at + SEGMENT_TOKENS) for at in group]
             segments = [ids[a:b] for a, b in zip(begins, ends, strict=True)]
@@ -281,12 +281,12 @@ class TokenEncoder:
         order = sorted(range(len(sequences)), key=lambda n: len(sequences[n]))
         rows: dict[int, Tensor] = {}
         with nullcontext() if fused else self.adapter.active():
-            for group in grouped(order):
-                ids = padded([sequences[n] for n in group])
+            for group in iterate_groups(order):
+                ids = pad_sequences([sequences[n] for n in group])
                 if fused:
                     states = normalise_hidden_states(fused.states(ids)[0])
                 else:
-                    states = hidden_states(self.model, ids, self.layers)
+                    states = compute_hidden_states(self.model, ids, self.layers)
                 for n, row in zip(group, states, strict=True):
                     size = len(sequences[n])
                     rows[n] = nn.functional.pad(row[:size], (0, 0, 0, width - size))
@@ -320,6 +320,6 @@ def read_finder_sizes(preset: Preset) -> FinderSizes | None:
     if settings.needs_kv_cache or settings.finder is None:
         return None
     path = finder_folder(settings.finder) / MAPS
-    with reading(f"the finder {path.parent}", HINT), safe_open(path, "pt") as file:
+    with converting_read_errors(f"the finder {path.parent}", HINT), safe_open(path, "pt") as file:
         facts = json.loads(file.metadata()["finder"])
         return FinderSizes(int(facts["layers"]), int(file.get_slice("key_map").get_shape()[1]))

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from esa_cli.documents.document import Document
-from esa_cli.models.attachment.layer_traits import kv_dtype
-from esa_cli.models.files.families import key_shapes, latent_scale_block_size
+from esa_cli.models.attachment.layer_traits import get_kv_dtype
+from esa_cli.models.files.families import get_latent_scale_block_size, list_unequal_key_shapes
 from esa_cli.qa.finding.passage_finder import Book, TokenisedDocument
 from esa_cli.qa.ingestion.ingest import Ingest, StoredForm
 from esa_cli.qa.planning.kv_cache_storage import (
@@ -50,12 +50,12 @@ class KvCacheIngest(Ingest):
         return kv_cache_layout(
             session.method,
             self.esa.facts["fingerprint"],
-            str(kv_dtype(session.model)).removeprefix("torch."),
+            str(get_kv_dtype(session.model)).removeprefix("torch."),
             rows,
             [i for i, at in enumerate(session.attachment.kv_layers) if at in running],
-            latent_scale_block_size(config),
+            get_latent_scale_block_size(config),
             len(session.cache.states.layers),
-            key_shapes(config),
+            list_unequal_key_shapes(config),
         )
 
     def _identity(self, layout: Layout) -> str:
@@ -139,7 +139,7 @@ class KvCacheIngest(Ingest):
         def flush_segment(tokens: int) -> None:
             if tokens % SEGMENT == 0:
                 projections = storable_projections(session.project_keys())
-                writer.flush(projections, session.cache.states.taken())
+                writer.flush(projections, session.cache.states.copy_states())
 
         try:
             session.begin(ids, done)
@@ -151,7 +151,7 @@ class KvCacheIngest(Ingest):
                 head=head,
                 provenance=self.make_provenance(document, self.rows),
                 projections=storable_projections(session.project_keys()),
-                states=session.cache.states.taken(),
+                states=session.cache.states.copy_states(),
             )
         finally:
             session.clear()

@@ -91,8 +91,8 @@ def kv_cache_layout(
         dtype: the type of keys and values, as "float32". number_format: `int8` or `native`.
         method_layers: which of the layers with a KV cache run the method; other layers have no
             reduced keys.
-        block: the result of `latent_scale_block_size`. state_layers: the number of layers with a
-            recurrent state. shapes: the result of `key_shapes`."""
+        block: the result of `get_latent_scale_block_size`. state_layers: the number of layers with
+            a recurrent state. shapes: the result of `list_unequal_key_shapes`."""
     from esa_cli.attention.parts import Moments
 
     folded, compressor = shape["groups"] * shape["dim"], method.compressor

@@ -13,18 +13,24 @@ from typing import Any
 from esa_cli.errors import ModelError
 from esa_cli.models.files.checkpoint_files import (
     StoredWeight,
-    language_weights,
+    list_expected_weights,
+    list_language_weights,
+    list_weight_files,
     read_config,
-    shapes_of_expected_weights,
     weight_bytes_in_memory,
-    weight_files,
 )
-from esa_cli.models.files.families import FAMILIES, family_of, key_shape, key_shapes, layer_kinds
+from esa_cli.models.files.families import (
+    FAMILIES,
+    get_family,
+    get_key_shape,
+    list_layer_kinds,
+    list_unequal_key_shapes,
+)
 from esa_cli.models.loading.quantization import (
-    bytes_per_weight,
-    kept_bytes,
+    estimate_bytes_per_quantised_weight,
+    get_bytes_per_weight,
+    read_quantization_method,
     stays_quantised,
-    stored_quantization_method,
 )
 
 
@@ -72,9 +78,9 @@ def read_model_shape(config: dict[str, Any]) -> ModelShape:
         sizes = ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size")
         config = {name: config[name] for name in sizes if name in config}
     try:
-        settings, kinds = SimpleNamespace(**config), layer_kinds(config)
-        groups, dim = key_shape(settings)
-        shared, shapes = family_of(settings).latent, tuple(key_shapes(settings))
+        settings, kinds = SimpleNamespace(**config), list_layer_kinds(config)
+        groups, dim = get_key_shape(settings)
+        shared, shapes = get_family(settings).latent, tuple(list_unequal_key_shapes(settings))
         rows = sum(kind in ("attention", "both") for kind in kinds)
         width = sum(own * size for own, size in shapes) if shapes else rows * groups * dim
         hidden = int(config["hidden_size"])
@@ -171,16 +177,16 @@ def measure_weights(folder: Path, device: str, size: int, packing: str = "") -> 
     config = read_config(folder)
     kept = not packing and stays_quantised(config, device)
     if _has_all_weight_files(folder):
-        nbytes = weight_bytes_in_memory(folder, size, bytes_per_weight(packing, size), kept)
-        return WeightSizes(nbytes, count_layer_weights(language_weights(folder), config), size)
-    tensors, total = shapes_of_expected_weights(folder), 0.0
+        nbytes = weight_bytes_in_memory(folder, size, get_bytes_per_weight(packing, size), kept)
+        return WeightSizes(nbytes, count_layer_weights(list_language_weights(folder), config), size)
+    tensors, total = list_expected_weights(folder), 0.0
     for tensor in tensors:
         each: float = size
         if _is_layer_matrix(tensor):
             if not kept:
-                each = bytes_per_weight(packing, size)
-            elif _is_expert_weight(tensor) or stored_quantization_method(config) != "mxfp4":
-                each = kept_bytes(config)
+                each = get_bytes_per_weight(packing, size)
+            elif _is_expert_weight(tensor) or read_quantization_method(config) != "mxfp4":
+                each = estimate_bytes_per_quantised_weight(config)
         total += math.prod(tensor.shape) * each
     return WeightSizes(int(total), count_layer_weights(tensors, config), size)
 
@@ -188,7 +194,7 @@ def measure_weights(folder: Path, device: str, size: int, packing: str = "") -> 
 def _has_all_weight_files(folder: Path) -> bool:
     """Whether a folder has all weight files, not only their index."""
     try:
-        weight_files(folder)
+        list_weight_files(folder)
     except ModelError:
         return False
     return True

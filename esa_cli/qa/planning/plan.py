@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from esa_cli.errors import ResourceError
-from esa_cli.models.attachment.layer_traits import kv_layers
-from esa_cli.models.files.checkpoint_files import language_settings
+from esa_cli.models.attachment.layer_traits import list_kv_layers
+from esa_cli.models.files.checkpoint_files import read_language_settings
 from esa_cli.models.text_passes.text_forward import MOST_BYTES
 from esa_cli.qa.finding.finder import CONTEXT_TOKENS, PIECE, SEGMENT_TOKENS, FinderSizes
 from esa_cli.qa.planning.kv_cache_storage import find_storage_hindrance, reduced_key_widths
@@ -218,7 +218,7 @@ class CachePlacement:
 
     def store_maker(self, tokens: int) -> MakeStore:
         """Returns the function that makes key-value stores for `tokens` tokens."""
-        return self._places.stores(kv_layers(self.model) if self._goes_to_host(tokens) else ())
+        return self._places.stores(list_kv_layers(self.model) if self._goes_to_host(tokens) else ())
 
     def _goes_to_host(self, tokens: int) -> bool:
         device, size = self.model.device, self.model.dtype.itemsize
@@ -297,7 +297,7 @@ class Planner:
         memory: int | None = None, index: FinderSizes | None = None, by_words: bool = False,
         cache: str = "auto", packing: str = "",
     ) -> None:  # fmt: skip
-        shape = read_model_shape(language_settings(folder))
+        shape = read_model_shape(read_language_settings(folder))
         self.weights = measure_weights(folder, device, dtype.itemsize, packing)
         on_gpu, body = device not in ("cpu", "mps"), self.weights.body
         self.costs, self.cache, how = TextCosts(shape, on_gpu, body, index), "device", INDEX

@@ -17,9 +17,13 @@ from typing import Any
 
 from esa_cli.attention.method import Method
 from esa_cli.methods.registry import PARTS, hash_part_sources, hash_setting_files
-from esa_cli.models.attachment.fingerprint import LOADED_PLAIN, fingerprint, weight_tensors
-from esa_cli.models.files.checkpoint_files import reading
-from esa_cli.models.files.families import family_of
+from esa_cli.models.attachment.fingerprint import (
+    LOADED_PLAIN,
+    compute_fingerprint,
+    iterate_weight_tensors,
+)
+from esa_cli.models.files.checkpoint_files import converting_read_errors
+from esa_cli.models.files.families import get_family
 from esa_cli.models.tokenization.tokenizer import PlainTokenizer
 from esa_cli.qa.presets.preset import Preset
 from esa_cli.qa.presets.preset_files import adapter_folder, finder_folder
@@ -37,7 +41,7 @@ def model_facts(model: Any, tokenizer: Any) -> dict[str, Any]:
     """Returns the properties of a model and its tokenizer on which its KV cache depends. Raises
     ModelError: its weights are not in memory, or cannot be read."""
     return {
-        "fingerprint": asdict(fingerprint(model)),
+        "fingerprint": asdict(compute_fingerprint(model)),
         "config": _config_facts(model.config),
         "weights": _weight_digest(model),
         "tokens": _tokenizer_digest(tokenizer),
@@ -82,7 +86,7 @@ def cache_key(
 def _config_facts(config: Any) -> dict[str, Any]:
     """Returns a model's configuration without paths and versions."""
     left_out = ["transformers_version", "dtype", "torch_dtype"]
-    if family_of(config).switches:  # attachment changes it, and `rope_parameters` has it, too
+    if get_family(config).switches:  # attachment changes it, and `rope_parameters` has it, too
         left_out.append("original_max_position_embeddings")
     facts = json.loads(json.dumps(config.to_dict(), default=str))
     return {key: facts[key] for key in facts if key[0] != "_" and key not in left_out}
@@ -91,8 +95,8 @@ def _config_facts(config: Any) -> dict[str, Any]:
 def _weight_digest(model: Any) -> str:
     """Returns a digest of the weights' names, shapes and some numbers, which training changes."""
     digest = sha256()
-    for name, weight in weight_tensors(model):
-        with reading(f"{name} of this model", LOADED_PLAIN):
+    for name, weight in iterate_weight_tensors(model):
+        with converting_read_errors(f"{name} of this model", LOADED_PLAIN):
             flat = weight.detach().reshape(-1)
             some = flat[:: max(1, flat.shape[0] // SAMPLES)][:SAMPLES].float().cpu()
         digest.update(f"{name} {tuple(weight.shape)}".encode())

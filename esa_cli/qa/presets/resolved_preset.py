@@ -266,7 +266,7 @@ def check_fits_model(method: Method, model: Any) -> None:
     """Raises PresetError if a method's projections or heads belong to another model."""
     from esa_cli.methods.voting import VoteScore
     from esa_cli.models.attachment.fingerprint import check_compressor_fits
-    from esa_cli.models.files.families import FAMILIES, method_layers
+    from esa_cli.models.files.families import FAMILIES, list_method_layers
 
     check_compressor_fits(method.compressor, model, method)
     last, layers = method.score.last_layer, model.config.num_hidden_layers
@@ -275,7 +275,7 @@ def check_fits_model(method: Method, model: Any) -> None:
             f"score.heads must name layers below the model's {layers}, got {last}", HEADS_HINT
         )
     if isinstance(method.score, VoteScore) and model.config.model_type in FAMILIES:
-        running = method_layers(model.config)
+        running = list_method_layers(model.config)
         others = [layer for layer, _ in method.score.heads if layer not in running]
         if others:
             raise PresetError(
@@ -289,14 +289,14 @@ def check_kernel(method: Method, config: dict[str, Any], device: str, dtype: tor
     """Checks that a method's kernel runs on a torch device for a model with this `config`. Raises
     UsageError: the kernel cannot run. ModelError: `config` lacks a size."""
     from esa_cli.attention.kernels import choose_kernel
-    from esa_cli.models.files.families import family_of, key_shape
+    from esa_cli.models.files.families import get_family, get_key_shape
 
     if method.kernel == "auto":
         return
     settings = SimpleNamespace(**config)
     try:
-        _, dim = key_shape(settings)
+        _, dim = get_key_shape(settings)
     except (AttributeError, ArithmeticError, TypeError) as error:
         raise ModelError(f"the model's config.json must have all sizes, got {error}") from error
-    cap = config.get(family_of(settings).attention_cap) or 0.0
+    cap = config.get(get_family(settings).attention_cap) or 0.0
     choose_kernel(torch.empty(1, 1, dim, dtype=dtype, device=device), method.kernel, cap)

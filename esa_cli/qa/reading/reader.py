@@ -14,7 +14,7 @@ import torch
 
 from esa_cli import models
 from esa_cli.errors import HistoryError, LengthError, ModelError
-from esa_cli.models.text_passes.generation import AnswerStreamer, end_token_ids, generate
+from esa_cli.models.text_passes.generation import AnswerStreamer, generate, list_end_token_ids
 from esa_cli.qa.answering.prompt import PromptTokens
 from esa_cli.qa.answering.reply import NOT_TOLD, Reply, Turn, says_nothing_found
 from esa_cli.qa.finding.passage import Passage
@@ -112,7 +112,7 @@ def generate_reply(
         top_p=sampling.top_p, seed=sampling.seed, streamer=streamer,
     )  # fmt: skip
     text = streamer.text.strip()
-    cut = streamer.count >= max_tokens and streamer.last not in end_token_ids(model)
+    cut = streamer.count >= max_tokens and streamer.last not in list_end_token_ids(model)
     return Reply(text, found=not says_nothing_found(text), answer_tokens=streamer.count, cut=cut)
 
 

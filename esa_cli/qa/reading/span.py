@@ -23,7 +23,7 @@ from torch import Tensor
 
 from esa_cli.errors import LengthError
 from esa_cli.models import LoadedModel, parse_reference
-from esa_cli.models.text_passes.model_forward import plain_forward
+from esa_cli.models.text_passes.model_forward import make_plain_forward
 from esa_cli.models.text_passes.text_forward import (
     FusedForward,
     LoraAdapter,
@@ -123,7 +123,7 @@ class PassageReader:
         """The forward pass of the model, for use within the context of `reading`."""
         if self._fuses:
             return FusedForward(self.model, adapter=self._adapter)
-        return plain_forward(self.model)
+        return make_plain_forward(self.model)
 
     def activate_adapter(self) -> AbstractContextManager[None]:
         """Returns the context in which passages are read and spans are searched."""
@@ -164,7 +164,7 @@ class PassageReading:
         for before, token in pairwise(ids):
             if text.strip() not in passage:
                 break
-            continuation = continuation or self._batch.continuation(number)
+            continuation = continuation or self._batch.start_continuation(number)
             out = out + continuation.append([0], [before])[0].log_softmax(-1)[token]
             text += reader.bytes_of(token)
         return out
@@ -174,7 +174,7 @@ class PassageReading:
         `above`."""
         passage, reader = self._passages[number], self._reader
         found = most_probable_span(
-            collapse_spaces(passage), self._batch.logits[number], self._batch.continuation(number),
+            collapse_spaces(passage), self._batch.logits[number], self._batch.start_continuation(number),
             reader.bytes_of, reader.prompt.line_end, above,
         )  # fmt: skip
         if found is None:

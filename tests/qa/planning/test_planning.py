@@ -14,7 +14,7 @@ from conftest import ModelFactory
 
 from esa_cli.errors import PresetError, ResourceError
 from esa_cli.models.attachment.attach import attach
-from esa_cli.models.attachment.layer_traits import attention_modules
+from esa_cli.models.attachment.layer_traits import list_attention_modules
 from esa_cli.qa.answering.session import Session
 from esa_cli.qa.finding.finder import FinderSizes
 from esa_cli.qa.ingestion.ingest import IndexPlanner
@@ -156,7 +156,7 @@ def costs_of(loaded: Any) -> plan.KvCacheCosts:
 
 def test_layers_are_counted_as_the_model_counts_them(make_model: ModelFactory) -> None:
     model: Any = make_model("lfm2")
-    kept = [i for i, one in enumerate(attention_modules(model)) if one is not None]
+    kept = [i for i, one in enumerate(list_attention_modules(model)) if one is not None]
     assert kept != [*range(len(kept))], "some keep a state"
     places = StoreFactory(lambda device: True)
     method = resolve(preset.load("tiny-random")).method
