@@ -131,17 +131,17 @@ class Esa:
         given = [] if model is None else [f"model={json.dumps(model)}"]
         choice = None
         if reader is not None:
-            choice, given = ReaderChoice.of(reader, reader_model), [*given, "answer.from=text"]
-        place, chosen = ModelPlace.of(device, dtype, cache), load(name, [*given, *overrides])
+            choice, given = ReaderChoice.parse(reader, reader_model), [*given, "answer.from=text"]
+        place, chosen = ModelPlace.choose(device, dtype, cache), load(name, [*given, *overrides])
         if method is None:
             chosen = adapt_to_model(chosen)
-        return cls.of(
+        return cls.from_preflight(
             prepare(chosen, place, method=method, length=length),
             library=library, keep=keep, rows=rows, reader=choice, events=ProgressEvents(progress),
         )  # fmt: skip
 
     @classmethod
-    def of(
+    def from_preflight(
         cls, ready: Preflight, *, reader: ReaderChoice | None = None,
         notices: Notices | None = None, **esa_arguments: Any,
     ) -> Esa:  # fmt: skip
@@ -305,7 +305,7 @@ class Esa:
         from esa_cli.qa.reading.reader import Sampling
 
         started, first = time.perf_counter(), list[float]()
-        books = _distinct_books(books, "ask about")
+        books = _drop_duplicate_books(books, "ask about")
         placed = self.placed(books)
         if len(books) > 1:
             config = self.loaded.text_model.config
@@ -361,11 +361,14 @@ class Esa:
         self, question: str, books: Sequence[Book], history: Sequence[Turn]
     ) -> list[Passage]:
         """Finds and reads passages for a question; the passage with the best span comes first."""
-        from esa_cli.qa.answering.question_form import complete_question, referenced_turn
+        from esa_cli.qa.answering.question_form import complete_question, find_referenced_text
         from esa_cli.qa.reading.span import SPANS
 
         assert self.spans is not None
-        whole, earlier = complete_question(question, history), referenced_turn(question, history)
+        whole, earlier = (
+            complete_question(question, history),
+            find_referenced_text(question, history),
+        )
         with self.suspended():
             found = self.search.find(whole, books, self.preset.answer.passages, earlier)
             finder = self.search.finder(books)
@@ -380,7 +383,7 @@ class Esa:
         there is no book, or the question is empty or too long."""
         self.question_tokens(question)  # raises
         with self.suspended():
-            placed = self.placed(_distinct_books(books, "search"))
+            placed = self.placed(_drop_duplicate_books(books, "search"))
             return self.search.passages(question, placed, count, minimum)
 
     def collect(
@@ -414,7 +417,7 @@ class Esa:
                 "answer.from must be text to collect places", "use the setting answer.from=text"
             )
         self.spans.check(question, 1)
-        placed, reader = self.placed(_distinct_books(books, "collect from")), self.reader
+        placed, reader = self.placed(_drop_duplicate_books(books, "collect from")), self.reader
         with self.suspended():
             chosen = collecting.choose_passages(self.search, question, placed, minimum, every)
         if reader is None:
@@ -435,19 +438,19 @@ class Esa:
         """Returns an HTML page of the last answer: its evidence, and the marked documents."""
         from esa_cli.qa.evidence import evidence_page
 
-        return evidence_page(reply, question, *self._weighed_books(books))
+        return evidence_page(reply, question, *self._find_weighed_books(books))
 
     def heat_maps(self, books: Sequence[Book]) -> list[HeatMap]:
         """Returns a heat map of each document of the last answer, with duplicate texts dropped.
         Raises UsageError: the answer was not about these books."""
         from esa_cli.qa.evidence import heat_maps
 
-        return heat_maps(*self._weighed_books(books))
+        return heat_maps(*self._find_weighed_books(books))
 
-    def _weighed_books(self, books: Sequence[Book]) -> tuple[list[Book], Tensor]:
+    def _find_weighed_books(self, books: Sequence[Book]) -> tuple[list[Book], Tensor]:
         """Returns the books of the last answer, and the evidence weights (N,) of their tokens.
         Raises UsageError: the answer was not about these books."""
-        books = _distinct_books(books, "report on")
+        books = _drop_duplicate_books(books, "report on")
         if self._last is None or list(map(id, books)) != list(map(id, self._last[0])):
             raise UsageError("a report must show the last answer", "ask about these books first")
         return self.placed(books), self._last[1]
@@ -459,7 +462,7 @@ class Esa:
         return place_books(books)
 
 
-def _distinct_books(books: Sequence[Book], purpose: str) -> list[Book]:
+def _drop_duplicate_books(books: Sequence[Book], purpose: str) -> list[Book]:
     """Drops each book whose text is a duplicate. Raises UsageError: there is no book."""
     from esa_cli.qa.finding.passage_finder import drop_duplicate_texts
 

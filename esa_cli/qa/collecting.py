@@ -124,7 +124,7 @@ def decide_by_log_odds(
                     weight = odds + span.log_probability
                     out[number].append(AnswerSpan(span.start, span.end, weight, log_odds=odds))
                     text, place = texts[number], (span.start, span.end)
-                    read = _overlapping_sentences(passages[number].text, *place)
+                    read = _find_overlapping_sentences(passages[number].text, *place)
                     for start, end in (*read, place):
                         text = text[:start] + " " * (end - start) + text[end:]
                     if repeat and text.strip():
@@ -135,7 +135,7 @@ def decide_by_log_odds(
     return decide
 
 
-def _overlapping_sentences(passage: str, start: int, end: int) -> list[tuple[int, int]]:
+def _find_overlapping_sentences(passage: str, start: int, end: int) -> list[tuple[int, int]]:
     """Returns the sentences of a passage that overlap the characters [start, end)."""
     return [at for at in sentence_spans(passage) if at[0] < end and start < at[1]]
 
@@ -301,7 +301,7 @@ class Collection:
         """Adds an answer span as a candidate, unless a better candidate shares a sentence."""
         passage, document = self._chosen.passages[number], self._chosen.documents[number]
         known = self._books[document].document
-        sentences = _overlapping_sentences(passage.text, span.start, span.end)
+        sentences = _find_overlapping_sentences(passage.text, span.start, span.end)
         sentences = sentences or [(span.start, span.end)]
         first, last = passage.start + sentences[0][0], passage.start + sentences[-1][1]
         if first < self._ends.get((known.source, known.name), 0):

@@ -79,7 +79,7 @@ class ModelPlace:
     packing: str = ""
 
     @classmethod
-    def of(cls, device: str = "auto", dtype: str = "auto", cache: str = "auto") -> ModelPlace:
+    def choose(cls, device: str = "auto", dtype: str = "auto", cache: str = "auto") -> ModelPlace:
         """Resolves the user's choices, such as `auto`. Raises UsageError: a choice is unknown."""
         check_cache(cache)
         place = choose_device(device)
@@ -184,7 +184,7 @@ class KnownModel:
                 raise
             way = "answers come from passages that are found with BM25 alone"
             notices.note(f"esa: {way}: {error.message}", dim=False)
-        loaded = models.load(self.ref, **self._loading_options(notices))
+        loaded = models.load(self.ref, **self._make_loading_options(notices))
         resume_garbage_collection()
         if files := self.stored_as:
             size = machine.size_text(sum(one.nbytes for one in loaded.model.parameters()))
@@ -193,11 +193,11 @@ class KnownModel:
 
     def load_for_text(self, notices: Notices = SILENT) -> models.LoadedModel | models.DeferredModel:
         """Loads the model to find and read passages, with deferred loading if possible."""
-        loaded = models.load_deferred(self.ref, **self._loading_options(notices))
+        loaded = models.load_deferred(self.ref, **self._make_loading_options(notices))
         resume_garbage_collection()
         return self.load(notices) if loaded is None else loaded
 
-    def _loading_options(self, notices: Notices) -> dict[str, Any]:
+    def _make_loading_options(self, notices: Notices) -> dict[str, Any]:
         # Where files of the model are missing, another program may have fetched a part of them.
         is_here = models.path_of(self.ref) is not None
         return {
@@ -291,13 +291,13 @@ class Preflight:
         """The planner of ingests, which needs no sizes of layers for the token indexes of a small
         model. Raises PresetError, ModelError."""
         from esa_cli.qa.ingestion.ingest import IndexPlanner
-        from esa_cli.qa.planning.plan import INDEX, ingest_speed_key
+        from esa_cli.qa.planning.plan import INDEX, make_ingest_speed_key
 
         weights = 0 if self.index is None else self.model.small_weight_bytes
         if self.index is None or not weights:
             return self.planner
         row_bytes, place = self.index.layout.row_bytes, self.model.place
-        speed_key = ingest_speed_key(self.model.ref, place.dtype_name, place.device, INDEX)
+        speed_key = make_ingest_speed_key(self.model.ref, place.dtype_name, place.device, INDEX)
         return IndexPlanner(weights, row_bytes, self.model.available, speed_key)
 
     def load(
@@ -351,11 +351,11 @@ def prepare(
     from esa_cli.qa.finding.finder import read_finder_sizes
     from esa_cli.qa.planning.kv_cache_storage import find_storage_hindrance
     from esa_cli.qa.presets.preset import check_adapter
-    from esa_cli.qa.presets.resolved_preset import apply, method_needs_length, resolve
+    from esa_cli.qa.presets.resolved_preset import apply_method, method_needs_length, resolve
 
     model, texts = None, list[Any]()
     if method is not None and documents and method_needs_length(method, chosen):
-        model = inspect_model(apply(method, chosen), place, notices)
+        model = inspect_model(apply_method(method, chosen), place, notices)
         texts = model.tokenise(documents)
         length = sum(len(text.ids) for text in texts)
     resolved = resolve(chosen, method=method, length=length)

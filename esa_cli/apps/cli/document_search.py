@@ -148,7 +148,7 @@ class QuestionBooks:
             catalogue = own_stack.enter_context(opened)
             stored = LibraryTexts()
             if self._in_library:
-                stored = library_texts.texts_in_catalogue(
+                stored = library_texts.list_texts_in_catalogue(
                     catalogue, reporter.make_progress("words of the files", "files")
                 )
                 reporter.clear_spinner()

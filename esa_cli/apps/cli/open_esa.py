@@ -130,7 +130,7 @@ def open_esa(
     display = PrefillDisplay(ready.ingest_planner, reporter, must_store=keep is not None)
     with (
         quiet_transformers(imported=False),
-        Esa.of(
+        Esa.from_preflight(
             ready, library=library, keep=stores, rows=rows, reader=reader, events=display,
             notices=reporter,
         ) as esa,

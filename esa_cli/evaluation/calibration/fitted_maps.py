@@ -318,7 +318,7 @@ def open_calibration_job(
             "use the closed-form compressor, which is fitted during prefill: "
             "--set compressor.name=closed-form",
         )
-    ids = PromptTokens(loaded.tokenizer, preset.prompt).document(text)[:tokens]
+    ids = PromptTokens(loaded.tokenizer, preset.prompt).encode_document(text)[:tokens]
     if len(ids) < MIN_TOKENS:
         raise UsageError(
             f"the text must have at least {MIN_TOKENS} tokens to fit projections, got {len(ids)}",

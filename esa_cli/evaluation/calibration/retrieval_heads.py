@@ -190,7 +190,7 @@ class NeedleQuestion(NamedTuple):
 
 def needle_questions(prompt: PromptTokens, sample: TaskSample) -> list[NeedleQuestion]:
     """Returns a sample's questions in the order of their needles in the text."""
-    spans, head = prompt.offsets(sample.text), len(prompt.head())
+    spans, head = prompt.find_token_offsets(sample.text), len(prompt.encode_head())
     starts, ends = [low for low, _ in spans], [high for _, high in spans]
     out = []
     for question in sample.questions:
@@ -239,7 +239,7 @@ def check_needles(tokenizer: Any, preset: Preset, sample: TaskSample) -> list[Ne
     """Returns the questions whose needle is in view only if it is selected. Raises UsageError:
     there are fewer than MIN_QUESTIONS such questions, or the method does not use chosen heads."""
     prompt, window = PromptTokens(tokenizer, preset.prompt), voting_method(preset).window
-    asked, tokens = needle_questions(prompt, sample), len(prompt.document(sample.text))
+    asked, tokens = needle_questions(prompt, sample), len(prompt.encode_document(sample.text))
     near = window.local if window.ending is None else window.ending
     middle = range(window.initial, tokens - near)
     if tokens <= window.dense_below or window.selected == 0:
@@ -271,7 +271,7 @@ def find_retrieval_heads(
     score = replace(method.score, shortlist=0)
     asked = check_needles(loaded.tokenizer, preset, sample)
     prompt = PromptTokens(loaded.tokenizer, preset.prompt)
-    ids = prompt.document(sample.text)
+    ids = prompt.encode_document(sample.text)
     size = min(method.selector.window_size or PASSAGE, method.window.selected)
     first, second = asked[::2], asked[1::2]
     with attach(loaded.model, method) as attachment:
@@ -285,7 +285,9 @@ def find_retrieval_heads(
             votes = NeedleVotes(question.needle, size, sets, score)
             start, stop = prompt.question_span(question.question)
             state = QueryState(Phase.QUESTION, question=(len(ids) + start, len(ids) + stop))
-            tokens = torch.tensor([prompt.question(question.question)], device=loaded.model.device)
+            tokens = torch.tensor(
+                [prompt.encode_question(question.question)], device=loaded.model.device
+            )
             cache.begin(state, replace(method, selector=votes, score=score))
             try:
                 attachment.body(input_ids=tokens, past_key_values=cache)

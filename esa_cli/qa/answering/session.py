@@ -72,7 +72,7 @@ class CachedText:
         self._pieces: list[str] = []
         self._kept: dict[Hashable, Any] = {}
 
-    def turn_text(self, ids: Sequence[int], question: str) -> TurnText:
+    def make_turn_text(self, ids: Sequence[int], question: str) -> TurnText:
         """Returns the text of a question and its documents for scores; `ids` only grows between
         calls."""
         if len(ids) != self._tokens:
@@ -195,7 +195,7 @@ class Session:
 
         Args:
             progress: called with (tokens prefilled, all tokens). method: replaces the preset's."""
-        self.begin(self.prompt.document(text), method=method)
+        self.begin(self.prompt.encode_document(text), method=method)
         self.resume(progress)
 
     def begin(
@@ -214,10 +214,10 @@ class Session:
         Raises UsageError: the cache is on disk, and `prefilled` has no stores there."""
         self.clear()
         self._read_by = method or self.method
-        self._todo, self._head = ids, len(self.prompt.head())
+        self._todo, self._head = ids, len(self.prompt.encode_head())
         if prefilled is None:
             check_in_memory(self.placement.cache)
-            self.cache = self.attachment.new_cache(self.placement.store_maker(len(ids)))
+            self.cache = self.attachment.new_cache(self.placement.choose_store_maker(len(ids)))
             self.cache.expect(len(ids) + reserve)
         else:
             self._ids = ids[: len(prefilled.ids)]
@@ -318,7 +318,7 @@ class Session:
         asked.check_length(self.method.window, self.preset.context, tokens)
         length, started = len(self._ids), time.perf_counter()
         streamer = AnswerStreamer(self.tokenizer, on_text)
-        text = self.text.turn_text(self._ids, question)
+        text = self.text.make_turn_text(self._ids, question)
         query = QueryState(Phase.QUESTION, turn_start=length, trace=trace, text=text)
         # A second Ctrl-C may have interrupted the cropping after the last question.
         self.cache.truncate(length)

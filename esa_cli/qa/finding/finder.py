@@ -123,7 +123,7 @@ def _products_between(queries: Tensor, keys: Tensor | ReducedKeys, bounds: Tenso
     return best
 
 
-def pool_products(products: Tensor, windows: int) -> Tensor:
+def pool_window_products(products: Tensor, windows: int) -> Tensor:
     """Returns the maximum of products (W, M) over each window and `windows` windows on each
     side."""
     if not products.shape[0]:
@@ -228,8 +228,8 @@ class TokenEncoder:
         sequences = [
             self._encode_question(self.prompt.replace("{question}", text)) for text in texts
         ]
-        fused = self._fused_weights() if self._fixed and not torch.is_grad_enabled() else None
-        states, lengths = self._hidden_states(sequences, fused)
+        fused = self._fuse_weights() if self._fixed and not torch.is_grad_enabled() else None
+        states, lengths = self._compute_hidden_states(sequences, fused)
         logits = states @ self.maps["query_weight"] / WEIGHT_SCALE + self.maps["query_bias"]
         at = torch.arange(states.shape[1], device=states.device)[None]
         # The first two tokens are the prompt's own, before the question.
@@ -239,19 +239,19 @@ class TokenEncoder:
 
     def encode_tokens(self, sequences: Sequence[Sequence[int]]) -> Tensor:
         """Returns reduced keys (B, T, R) of B token sequences, zero-padded. Keeps gradients."""
-        return self._project_states(self._hidden_states(sequences)[0], "key_map")
+        return self._project_states(self._compute_hidden_states(sequences)[0], "key_map")
 
     @torch.inference_mode()
     def encode(self, ids: Sequence[int], first: int, last: int) -> Tensor:
         """Encodes tokens as in `Finder.encode`, each segment with `CONTEXT_TOKENS` tokens of
         context."""
         assert first % SEGMENT_TOKENS == 0, "first must be the beginning of a segment"
-        pieces, fused = list[Tensor](), self._fused_weights()
+        pieces, fused = list[Tensor](), self._fuse_weights()
         for group in grouped(range(first, last, SEGMENT_TOKENS)):
             begins = [max(0, at - CONTEXT_TOKENS) for at in group]
             ends = [min(last, at + SEGMENT_TOKENS) for at in group]
             segments = [ids[a:b] for a, b in zip(begins, ends, strict=True)]
-            states, _ = self._hidden_states(segments, fused)
+            states, _ = self._compute_hidden_states(segments, fused)
             keys = self._project_states(states, "key_map")
             rows = zip(keys, group, begins, ends, strict=True)
             pieces += [row[at - a : b - a].cpu() for row, at, a, b in rows]
@@ -264,7 +264,7 @@ class TokenEncoder:
     def _project_states(self, states: Tensor, name: str) -> Tensor:
         return nn.functional.normalize(states @ self.maps[name], dim=-1)
 
-    def _fused_weights(self) -> FusedForward | None:
+    def _fuse_weights(self) -> FusedForward | None:
         """Returns the fused weights of layers and adapter; None if the model cannot be fused."""
         if self._fused_layers is not None or not can_be_fused(self.model):
             return self._fused_layers
@@ -272,7 +272,7 @@ class TokenEncoder:
         self._fused_layers = fused if self._fixed else None
         return fused
 
-    def _hidden_states(
+    def _compute_hidden_states(
         self, sequences: Sequence[Sequence[int]], fused: FusedForward | None = None
     ) -> tuple[Tensor, Tensor]:
         """Returns zero-padded hidden states (B, T, H) of B token sequences, and lengths (B,)."""

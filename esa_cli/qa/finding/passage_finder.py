@@ -20,7 +20,7 @@ from torch import Tensor
 from esa_cli.documents.document import Document
 from esa_cli.errors import UsageError
 from esa_cli.models.tokenization.tokenizer import tokenise
-from esa_cli.qa.finding.finder import Finder, ReducedKeys, pool_products, window_products
+from esa_cli.qa.finding.finder import Finder, ReducedKeys, pool_window_products, window_products
 from esa_cli.qa.finding.passage import Passage
 from esa_cli.qa.finding.words import (
     LexicalIndex,
@@ -170,7 +170,7 @@ class PassageFinder:
         for number, book in enumerate(books):
             own = (documents == number).nonzero()[:, 0]
             if book.index is not None and own.numel():
-                self._indexed.append((own, token_bounds(book.spans, windows[own]), book.index))
+                self._indexed.append((own, find_token_bounds(book.spans, windows[own]), book.index))
 
     def unmentioned_name_share(
         self, question: str, is_usually_lowercase: Callable[[str], bool]
@@ -218,7 +218,7 @@ class PassageFinder:
         out = torch.full((1 + len(AROUND), len(self.index)), torch.nan)
         for own, bounds, keys in self._indexed:
             products = window_products(reduced.queries, keys, *bounds)
-            wide = [pool_products(products, windows) for windows in AROUND]
+            wide = [pool_window_products(products, windows) for windows in AROUND]
             out[:, own] = torch.stack([products, *wide]) @ reduced.weights
         return out
 
@@ -227,7 +227,7 @@ class PassageFinder:
         if not bm25.numel() or bm25.max() == bm25.min():
             return VAGUE
         best, *others = bm25.argsort(descending=True, stable=True).tolist()
-        beside = dict(self._overlapping_windows(best))
+        beside = dict(self._find_overlapping_windows(best))
         second = next((at for at in others if at not in beside), best)
         low, high = SINGLED_OUT
         ratio = float(bm25[best]) / max(float(bm25[second]), 1e-9)
@@ -244,11 +244,11 @@ class PassageFinder:
                 if at not in overlapping:
                     picked.append(at)
                     overlapping.update(
-                        n for n, share in self._overlapping_windows(at) if share >= 0.5
+                        n for n, share in self._find_overlapping_windows(at) if share >= 0.5
                     )
         return [self.make_window_passage(at, scores.total) for at in picked]
 
-    def _overlapping_windows(self, window_number: int) -> Iterator[tuple[int, float]]:
+    def _find_overlapping_windows(self, window_number: int) -> Iterator[tuple[int, float]]:
         """Yields the windows that overlap a window, with the shared part of the shorter window."""
         windows, documents = self.index.windows, self.index.documents
         window = windows[window_number]
@@ -276,7 +276,7 @@ def standardise_scores(scores: Tensor) -> Tensor:
     return (scores - scores.mean()) / scores.std()
 
 
-def token_bounds(spans: Tensor, characters: Tensor) -> tuple[Tensor, Tensor]:
+def find_token_bounds(spans: Tensor, characters: Tensor) -> tuple[Tensor, Tensor]:
     """Returns the first and the end token (W,) of each of W ranges of characters (W, 2)."""
     spans, characters = spans.long(), characters.long()
     first = torch.searchsorted(spans[:, 1].contiguous(), characters[:, 0].contiguous(), right=True)
@@ -358,7 +358,7 @@ def passages_with_words(query: str, books: Sequence[Book]) -> WordPassages:
     finder = PassageFinder(books)
     index = finder.index
     wanted = list(dict.fromkeys(find_question_words(query, {table.language for table in tables})))
-    having = [_sentences_with_words(wanted, table) for table in tables]
+    having = [_mark_sentences_with_words(wanted, table) for table in tables]
     unseen = [sentences.any(1) for sentences in having]
     counts = [
         int(having[document][window.first : window.last].any(0).sum())
@@ -374,7 +374,7 @@ def passages_with_words(query: str, books: Sequence[Book]) -> WordPassages:
     return WordPassages(passages, most, len(wanted))
 
 
-def _sentences_with_words(wanted: Sequence[tuple[str, ...]], table: SentenceWords) -> Any:
+def _mark_sentences_with_words(wanted: Sequence[tuple[str, ...]], table: SentenceWords) -> Any:
     """Returns a bool table (sentences, words): whether a sentence contains a stem of a word."""
     numbers = {word: number for number, word in enumerate(table.vocabulary)}
     sentences = numpy.repeat(numpy.arange(len(table.counts)), numpy.diff(table.ends))

@@ -84,7 +84,7 @@ class ReaderChoice:
     timeout_s: float | None = None
 
     @classmethod
-    def of(
+    def parse(
         cls, name: str, model: str | None = None, timeout_s: float | None = None
     ) -> ReaderChoice:
         """Chooses a reader by a web address, a known model's name, a model reference, or a preset,
@@ -103,10 +103,10 @@ class ReaderChoice:
                 "omit the name and the time limit; --reader names the model itself",
             )
         known = list(preset_files.known_models())
-        is_preset = name in preset_files.available() or name.endswith(preset_files.SUFFIXES)
+        is_preset = name in preset_files.list_presets() or name.endswith(preset_files.SUFFIXES)
         if is_preset and name not in known:
             return cls(ref=models.parse_reference(preset.load(name).model))
-        ref = models.parse_reference(preset_files.reference(name))
+        ref = models.parse_reference(preset_files.resolve_model_name(name))
         if ref.kind == "hub" and "/" not in ref.repo:
             raise ModelError(
                 f"unknown model {name!r}",
@@ -137,7 +137,7 @@ def count_reader_bytes(choice: ReaderChoice, size: int, packing: str = "") -> in
     folder = models.path_of(choice.ref)
     if folder is not None:
         return weight_bytes_in_memory(folder, size, packing)
-    facts = preset_files.known_model_facts(choice.ref.name)
+    facts = preset_files.find_known_model_facts(choice.ref.name)
     return None if facts is None else facts.count_weight_bytes(size)
 
 
@@ -145,7 +145,9 @@ def choose_preset_reader(chosen: preset.Preset) -> ReaderChoice | None:
     """Returns the reader that the preset names, or None if the preset's own model is the reader."""
     answer = chosen.answer
     return (
-        None if answer.reader is None or answer.needs_kv_cache else ReaderChoice.of(answer.reader)
+        None
+        if answer.reader is None or answer.needs_kv_cache
+        else ReaderChoice.parse(answer.reader)
     )
 
 

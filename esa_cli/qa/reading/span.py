@@ -149,10 +149,10 @@ class PassageReading:
         self.log_odds: list[float] = []
         if passages:
             numbers = range(len(passages))
-            none = torch.stack([self._unanswered_log_probability(one) for one in numbers])
+            none = torch.stack([self._compute_unanswered_log_probability(one) for one in numbers])
             self.log_odds = (torch.log1p(-none.exp().clamp(max=1 - 1e-7)) - none).tolist()
 
-    def _unanswered_log_probability(self, number: int) -> Tensor:
+    def _compute_unanswered_log_probability(self, number: int) -> Tensor:
         """Returns the log-probability () that the answer to a passage is `unanswered`. The
         probability covers as many tokens as are needed to rule out a quotation: ` (` may also begin
         a quotation of `(1867)`."""
@@ -178,11 +178,11 @@ class PassageReading:
         )  # fmt: skip
         if found is None:
             return None
-        places = _passage_offsets(passage)
+        places = _locate_characters(passage)
         return Span(places[found.start], places[found.end - 1] + 1, found.log_probability)
 
 
-def _passage_offsets(passage: str) -> list[int]:
+def _locate_characters(passage: str) -> list[int]:
     """Returns the offset in `passage` of each character of `collapse_spaces(passage)`."""
     places: list[int] = []
     for word in re.finditer(r"\S+", passage):
@@ -224,7 +224,7 @@ class SpanReader:
         check_question(question)
         tokens, answer_tokens = len(self.passages.prompt.encode_prompt(question, "")), 0
         if self._wants_free_text(question):
-            tokens = max(tokens, len(self._chat.question(question)))
+            tokens = max(tokens, len(self._chat.encode_question(question)))
             answer_tokens = max_new_tokens
         need = tokens + answer_tokens + min(ROOM, self._window // 2)
         if need > self._window:
@@ -298,10 +298,10 @@ class SpanReader:
     ) -> Reply:
         """Writes an answer with the model without adapter, from as much of `text` as fits."""
         prompt, limit = self._chat, sampling.max_new_tokens or 0
-        asked = prompt.question(question)
+        asked = prompt.encode_question(question)
         room = self._window - len(asked) - limit
-        text = clip_text(text, room, lambda text: len(prompt.document(text)))
-        ids = prompt.document(text) + asked
+        text = clip_text(text, room, lambda text: len(prompt.encode_document(text)))
+        ids = prompt.encode_document(text) + asked
         return generate_reply(self._loaded.model, prompt.tokenizer, ids, sampling, limit, on_text)
 
 
@@ -353,7 +353,7 @@ def most_probable_span(
             for start in old.starts if text and total > above else ():
                 last = places.get(start + len(text))
                 if last is not None and words.can_end_span(last, is_preferred=ends >= goes_on):
-                    best = Span(*words.complete_span(places[start], last), total)
+                    best = Span(*words.extend_span(places[start], last), total)
                     above = total
                     break
             grown += longer
@@ -500,7 +500,7 @@ class WordBoundaries:
             return True
         return not (_is_letter(after) or self._is_joining_mark(offset))
 
-    def complete_span(self, start: int, end: int) -> tuple[int, int]:
+    def extend_span(self, start: int, end: int) -> tuple[int, int]:
         """Extends a span by its sign, its unit, and its missing closing brackets."""
         start = self._signs.get(start, start)
         if self.text[end - 1].isdecimal() and (unit := UNIT.match(self.text, end)):

@@ -252,10 +252,10 @@ class Chat:
 
     tokenizer = None
 
-    def question(self, text: str) -> list[int]:
+    def encode_question(self, text: str) -> list[int]:
         return [1] * len(text)
 
-    def document(self, text: str) -> list[int]:
+    def encode_document(self, text: str) -> list[int]:
         return [2] * (5 + len(text))
 
 
