@@ -150,9 +150,8 @@ class Esa:
         from esa_cli.qa.opening import SILENT
 
         loaded, other = ready.load(reader, notices or SILENT)
-        return cls(
-            loaded, ready.resolved, planner=ready.ingest_planner, reader=other, **esa_arguments
-        )
+        options = {"planner": ready.ingest_planner, "reader": other, **esa_arguments}
+        return cls(loaded, ready.resolved, **options)
 
     def __enter__(self) -> Esa:
         return self
@@ -185,7 +184,7 @@ class Esa:
 
     @property
     def attaches(self) -> bool:
-        """Whether the model can run the method in a session, or can only read passages."""
+        """Whether the model can run ESA's methods; else it only reads passages."""
         from esa_cli.models.loading.load import hindrance
 
         only_reads = self.preset.answer.by_words and isinstance(self.loaded, models.LoadedModel)
@@ -193,7 +192,7 @@ class Esa:
 
     @cached_property
     def facts(self) -> dict[str, Any]:
-        """The properties of the model that `model_facts` returns, computed on first use."""
+        """The properties of the model on which stored documents depend; see `model_facts`."""
         from esa_cli.qa.presets.cache_key import model_facts
 
         return model_facts(self.loaded.text_model, self.tokenizer)
@@ -353,7 +352,7 @@ class Esa:
         self._cached = []
         prefilled = [book.prefilled for book in books if book.prefilled]
         if len(prefilled) < len(books):
-            raise UsageError("a document has not been ingested", "call ingest() with it first")
+            raise UsageError("a document has not been ingested", "ingest the document first")
         self.session.open(prefilled)
         self._cached = list(books)
 
@@ -365,10 +364,8 @@ class Esa:
         from esa_cli.qa.reading.span import SPANS
 
         assert self.spans is not None
-        whole, earlier = (
-            complete_question(question, history),
-            find_referenced_text(question, history),
-        )
+        whole = complete_question(question, history)
+        earlier = find_referenced_text(question, history)
         with self.suspended():
             found = self.search.find(whole, books, self.preset.answer.passages, earlier)
             finder = self.search.finder(books)
@@ -456,14 +453,14 @@ class Esa:
         return self.placed(books), self._last[1]
 
     def placed(self, books: Sequence[Book]) -> list[Book]:
-        """Returns copies of books that know the positions of their tokens in a shared cache."""
+        """Returns copies of books with the places of their tokens among those of all books."""
         from esa_cli.qa.finding.passage_finder import place_books
 
         return place_books(books)
 
 
 def _drop_duplicate_books(books: Sequence[Book], purpose: str) -> list[Book]:
-    """Drops each book whose text is a duplicate. Raises UsageError: there is no book."""
+    """Returns the books without duplicate texts. Raises UsageError: there is no book."""
     from esa_cli.qa.finding.passage_finder import drop_duplicate_texts
 
     if not books:

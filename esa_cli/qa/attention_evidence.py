@@ -68,7 +68,7 @@ class AttentionWeights:
         self.clear()
 
     def clear(self) -> None:
-        """Resets all weights to zero."""
+        """Resets the weights of all tokens to zero."""
         self._asked = torch.zeros(len(self.layers), self.tokens)
         self._answered = torch.zeros(len(self.layers), self.tokens)
         self._rotated: dict[tuple[int, int], tuple[Rope, Tensor, Tensor, Tensor, Tensor]] = {}
@@ -96,7 +96,7 @@ class AttentionWeights:
             self.raise_weights(trace, share)
 
     def raise_weights(self, trace: ChunkTrace, share: AttentionShare) -> None:
-        """Raises token weights to at least the weights in an attention share."""
+        """Raises the weights of document tokens to at least their weights in an attention share."""
         groups, at = share.lengths.shape[0], share.at.cpu()
         row = (self._answered if trace.decoding else self._asked)[self.layers.index(trace.layer)]
         top = share.logs.view(groups, -1, len(at)).amax(dim=1).exp_()
@@ -209,7 +209,8 @@ class _HeavyPassage:
     top: float
 
     def try_add_sentence(self, book: int, start: int, end: int, weight: float, text: str) -> bool:
-        """Adds a heavy enough adjacent sentence of the paragraph; returns whether it was added."""
+        """Adds an adjacent sentence of the paragraph to the passage if the sentence is heavy
+        enough. Returns whether the sentence was added."""
         if book != self.book or weight < JOIN * self.top:
             return False
         first, last = min(start, self.start), max(end, self.end)

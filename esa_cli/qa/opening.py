@@ -80,7 +80,8 @@ class ModelPlace:
 
     @classmethod
     def choose(cls, device: str = "auto", dtype: str = "auto", cache: str = "auto") -> ModelPlace:
-        """Resolves the user's choices, such as `auto`. Raises UsageError: a choice is unknown."""
+        """Chooses the device, the number type and the placement that `auto` stands for. Raises
+        UsageError: a choice is unknown."""
         check_cache(cache)
         place = choose_device(device)
         return cls(place, choose_dtype(dtype, place), cache, quantization_of_dtype(dtype))
@@ -96,7 +97,7 @@ class KnownModel:
 
     Args:
         available: bytes of free memory before anything was loaded. attaches: whether ESA's methods
-            must be able to run in it; else it only reads passages."""
+            must be able to run in the model; else the model only reads passages."""
 
     ref: str
     folder: Path
@@ -176,7 +177,8 @@ class KnownModel:
         check_kernel(resolved.method, self.config, self.place.device, self.place.dtype)
 
     def load(self, notices: Notices = SILENT) -> models.LoadedModel:
-        """Loads the model after a check of its config.json. Raises ModelError, ResourceError."""
+        """Loads the model for ESA's methods, after a check of the model's config.json. Raises
+        ModelError, ResourceError."""
         try:
             check_attachable(self.folder)
         except ModelError as error:

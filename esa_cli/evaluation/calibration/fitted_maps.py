@@ -242,7 +242,7 @@ class CalibrationJob:
             cache = attachment.new_cache()
             cache.expect(len(self.ids))
             cache.begin(QueryState(Phase.PREFILL, trace=store_chunk))
-            prefill_tokens(attachment.model, self.ids, cache, done=progress)
+            prefill_tokens(attachment.model, self.ids, cache, progress=progress)
 
     @torch.no_grad()
     def study(

@@ -278,7 +278,7 @@ def find_retrieval_heads(
         cache = attachment.new_cache()
         cache.expect(len(ids) + RESERVE)
         cache.begin(QueryState(Phase.PREFILL))
-        prefill_tokens(attachment.model, ids, cache, done=prefilling)
+        prefill_tokens(attachment.model, ids, cache, progress=prefilling)
 
         def collect_votes(done: int, question: NeedleQuestion, *sets: HeadSet) -> NeedleVotes:
             """Processes a question after the text, and then crops the KV cache to the text."""

@@ -1,4 +1,4 @@
-"""Splits the prompt in two: the document's tokens, prefilled once, and each question's tokens.
+"""Encodes a document, which is prefilled once, and questions about it separately.
 
 The chat template is rendered with markers for document and question, and cut at the markers, so
 that the document's tokens do not depend on the question. Document and question are tokenised
@@ -58,9 +58,9 @@ class PromptTokens:
         if not self.chat:
             text = f"{ANSWER}\n\n".join(user + self._end for user in asked)
             return f"{self._system}\n\n{text}" if self._system else text
-        messages = (
-            [self._make_chat_message("system", self._system)] if self._system is not None else []
-        )
+        messages = list[dict[str, Any]]()
+        if self._system is not None:
+            messages.append(self._make_chat_message("system", self._system))
         for user in asked[:-1]:
             messages.append(self._make_chat_message("user", user))
             messages.append(self._make_chat_message("assistant", ANSWER))
@@ -170,7 +170,8 @@ class PromptTokens:
 
 
 def _split_spaces(between: str) -> tuple[str, str]:
-    """Splits off trailing spaces, because a space before a question belongs to its first token."""
+    """Splits the trailing spaces off a text before a question: a tokenizer joins such a space to
+    the first word of the question."""
     text = between.rstrip(" ")
     return text, between[len(text) :]
 
@@ -212,10 +213,9 @@ class EncodedQuestion:
         return self.start + len(self.before) + max(0, len(self.ids) - chunk)
 
     def check_length(self, window: Window, context: int, answer_tokens: int) -> None:
-        """Checks that a question with its answer fits the model's window. With full attention, the
-        window holds all tokens; else it holds I initial and K selected tokens, and the local tokens
-        of `window.ending`. Raises HistoryError: the history is too long. LengthError: the question
-        is too long."""
+        """Checks that a question with its answer fits the model's window beside the whole document,
+        or, if tokens are selected, beside the initial, selected and local tokens. Raises
+        HistoryError: the history is too long. LengthError: the question is too long."""
         asked = len(self.before) + len(self.ids) + answer_tokens
         if self.last_chunk_start(window.chunk) <= window.dense_below:
             room, what = context - self.start, "the whole document"

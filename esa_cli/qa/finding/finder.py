@@ -13,7 +13,7 @@ import json
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import safe_open
@@ -60,7 +60,7 @@ class ReducedKeys:
 
     @classmethod
     def of(cls, keys: Tensor, layout: Layout) -> ReducedKeys:
-        """Rounds keys (n, R) to the number format of the layout."""
+        """Stores keys (n, R) as records, which rounds numbers to the format of the layout."""
         return cls(encode_rows(keys, layout), layout)
 
     @classmethod
@@ -139,27 +139,8 @@ MAP_NAMES = {"query_map", "key_map", "query_weight", "query_bias", "scale"}
 HINT = "use --set answer.finder=null"
 
 
-class Finder(Protocol):
-    """Encodes documents and questions, independently of the model that writes the answer."""
-
-    @property
-    def layout(self) -> Layout:
-        """The layout of a stored token index."""
-
-    @property
-    def digest(self) -> str:
-        """A SHA-256 digest of everything that determines the reduced keys of a document."""
-
-    def encode(self, ids: Sequence[int], first: int, last: int) -> Tensor:
-        """Returns the reduced keys (last - first, R) of document tokens, as float32 on the CPU."""
-
-    def encode_questions(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """Returns R-dimensional reduced queries (B, M, R) of unit length for the M tokens of B
-        questions, and token weights (B, M) that sum to 1."""
-
-
 class TokenEncoder:
-    """A finder that runs the first layers of a model with an adapter, and projects their output.
+    """A finder, which runs the first layers of a model with an adapter, and projects their output.
 
     Args:
         maps: `query_map` and `key_map` (H, R), `query_weight` (H,), `query_bias` (1,), and `scale`
@@ -209,10 +190,12 @@ class TokenEncoder:
 
     @property
     def layout(self) -> Layout:
+        """The layout of a stored token index."""
         return make_index_layout(self.dim)
 
     @property
     def digest(self) -> str:
+        """A SHA-256 digest of everything that determines the reduced keys of a document."""
         digest = hashlib.sha256(f"{self.layers} {self.adapter.scale}".encode())
         tensors = {"key_map": self.maps["key_map"]}
         for name, (a, b) in sorted(self.adapter.matrices.items()):
@@ -224,7 +207,8 @@ class TokenEncoder:
         return digest.hexdigest()
 
     def encode_questions(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """Encodes questions as in `Finder.questions`; padding has weight 0. Keeps gradients."""
+        """Returns reduced queries (B, M, R) of unit length for the M tokens of B questions, and
+        token weights (B, M) that sum to 1. Padding has weight 0; gradients are recorded."""
         sequences = [
             self._encode_question(self.prompt.replace("{question}", text)) for text in texts
         ]
@@ -238,13 +222,13 @@ class TokenEncoder:
         return self._project_states(states, "query_map"), weights / weights.sum(1, keepdim=True)
 
     def encode_tokens(self, sequences: Sequence[Sequence[int]]) -> Tensor:
-        """Returns reduced keys (B, T, R) of B token sequences, zero-padded. Keeps gradients."""
+        """Returns reduced keys (B, T, R) of B token sequences, zero-padded, with gradients."""
         return self._project_states(self._compute_hidden_states(sequences)[0], "key_map")
 
     @torch.inference_mode()
     def encode(self, ids: Sequence[int], first: int, last: int) -> Tensor:
-        """Encodes tokens as in `Finder.encode`, each segment with `CONTEXT_TOKENS` tokens of
-        context."""
+        """Returns the reduced keys (last - first, R) of document tokens as float32 on the CPU. Each
+        segment is encoded with `CONTEXT_TOKENS` tokens of context."""
         assert first % SEGMENT_TOKENS == 0, "first must be the beginning of a segment"
         pieces, fused = list[Tensor](), self._fuse_weights()
         for group in grouped(range(first, last, SEGMENT_TOKENS)):

@@ -20,7 +20,12 @@ from torch import Tensor
 from esa_cli.documents.document import Document
 from esa_cli.errors import UsageError
 from esa_cli.models.tokenization.tokenizer import tokenise
-from esa_cli.qa.finding.finder import Finder, ReducedKeys, pool_window_products, window_products
+from esa_cli.qa.finding.finder import (
+    ReducedKeys,
+    TokenEncoder,
+    pool_window_products,
+    window_products,
+)
 from esa_cli.qa.finding.passage import Passage
 from esa_cli.qa.finding.words import (
     LexicalIndex,
@@ -101,7 +106,7 @@ class Book:
 
 
 def drop_duplicate_texts(books: Sequence[Book]) -> list[Book]:
-    """Drops books with a duplicate text, which would take selected tokens from other texts."""
+    """Returns the books without those whose text another book has, too."""
     by_text: dict[str, Book] = {}
     for book in books:
         by_text.setdefault(book.document.text, book)
@@ -109,7 +114,8 @@ def drop_duplicate_texts(books: Sequence[Book]) -> list[Book]:
 
 
 def place_books(books: Sequence[Book]) -> list[Book]:
-    """Returns the books of a question with unique names, and with the positions of their tokens."""
+    """Returns the books of a question with unique names, and with the positions of the tokens of
+    each book among the tokens of all books."""
     prefilled = [book.prefilled for book in books if book.prefilled]
     if len(prefilled) == len(books):
         rows = text_rows(prefilled)
@@ -189,9 +195,9 @@ class PassageFinder:
     def scores(
         self, question: str, *, earlier: str = "", reduced: ReducedQueries | None = None
     ) -> WindowScores:
-        """Scores all windows. A window fits if a word of the question occurs in or near the window.
-        With a token index, all windows fit if one has a word of the question, else windows that
-        reach `FITS`.
+        """Scores all windows. A window may answer if a word of the question occurs in or near the
+        window. With a token index, all windows may answer if any window has a word of the question,
+        else the windows whose late interaction reaches `FITS`.
 
         Args:
             earlier: text of earlier turns that the question refers to; its BM25 counts half.
@@ -270,7 +276,7 @@ class PassageFinder:
 
 
 def standardise_scores(scores: Tensor) -> Tensor:
-    """Returns scores in standard deviations above their mean; equal scores become 0."""
+    """Returns scores in standard deviations above the mean of all scores; equal scores become 0."""
     if scores.numel() < 2 or scores.min() == scores.max():
         return torch.zeros_like(scores)
     return (scores - scores.mean()) / scores.std()
@@ -287,7 +293,7 @@ def find_token_bounds(spans: Tensor, characters: Tensor) -> tuple[Tensor, Tensor
 class PassageSearch:
     """Searches books for passages, and caches the index of the books that were searched last."""
 
-    def __init__(self, encoder: Finder | None = None, words: float = 0.0) -> None:
+    def __init__(self, encoder: TokenEncoder | None = None, words: float = 0.0) -> None:
         self._encoder, self._words = encoder, words
         self._last: PassageFinder | None = None
 
@@ -329,7 +335,8 @@ class PassageSearch:
         if not books:
             raise UsageError("there is no document to search", "name a document")
         if count is not None and count < 1:
-            raise UsageError(f"count must be at least 1, got {count}", "set count to None for all")
+            hint = "set count to None to get all passages"
+            raise UsageError(f"count must be at least 1, got {count}", hint)
         finder = self.finder(books)
         scores = finder.scores(question, reduced=self.encode_question(question, books))
         total = standardise_scores(scores.total).masked_fill(~scores.fitting, -torch.inf)
@@ -351,7 +358,8 @@ class WordPassages(NamedTuple):
 
 
 def passages_with_words(query: str, books: Sequence[Book]) -> WordPassages:
-    """Returns the passages with most words of a query, best first; each adds a new sentence."""
+    """Returns the passages with the most words of a query, best first. Each passage has a sentence
+    that no better passage has."""
     if not books:
         raise UsageError("there is no document to search", "name a document")
     tables = [book.words or make_sentence_words(book.document.text) for book in books]

@@ -96,7 +96,7 @@ def read_model_shape(config: dict[str, Any]) -> ModelShape:
             window=_read_sliding_window(config),
         )
     except (ArithmeticError, LookupError, TypeError, ValueError, AttributeError) as error:
-        raise ModelError(f"the model's config.json must have all sizes, got {error}") from error
+        raise ModelError(f"config.json must have the sizes of all layers, got {error}") from error
 
 
 def _read_size(config: Mapping[str, Any], *names: str) -> int:

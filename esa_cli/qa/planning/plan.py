@@ -224,9 +224,8 @@ class CachePlacement:
         device, size = self.model.device, self.model.dtype.itemsize
         if self.cache in ("device", "disk") or not self._places.elsewhere(device):
             return False
-        costs = KvCacheCosts(
-            read_model_shape(self.model.config.to_dict()), on_gpu=True, method=self.method
-        )
+        shape = read_model_shape(self.model.config.to_dict())
+        costs = KvCacheCosts(shape, on_gpu=True, method=self.method)
         needed = costs.working_bytes(tokens, size) + costs.reduced_key_bytes(tokens, size)
         needed += costs.key_value_bytes(tokens, size)[0]
         return self.cache == "host" or needed > self._free(device)
@@ -271,9 +270,8 @@ def save_ingest_speed(key: str, speed: float) -> None:
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as part:
-            part.write_text(
-                json.dumps({**load_ingest_speeds(), key: speed}, indent=1) + "\n", "utf-8"
-            )
+            speeds = {**load_ingest_speeds(), key: speed}
+            part.write_text(json.dumps(speeds, indent=1) + "\n", "utf-8")
 
 
 class Planner:

@@ -114,9 +114,8 @@ def _digest_tokenizer(tokenizer: Any) -> str:
 
 def hash_method_settings(name: str, preset: Preset, left_out: tuple[str, ...] = ("name",)) -> str:
     """Returns the hash of the settings of method `name` in a comparison."""
-    return (
-        hash_text_settings(preset) if name == FROM_TEXT else hash_preset_settings(preset, left_out)
-    )
+    is_text = name == FROM_TEXT
+    return hash_text_settings(preset) if is_text else hash_preset_settings(preset, left_out)
 
 
 def hash_text_settings(preset: Preset) -> str:

@@ -256,7 +256,8 @@ def answer_from_kv_cache(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def preset_of_reader_model(preset: Preset) -> Preset:
-    """Returns the preset, changed to answer from the KV cache of its reader if it has a reader."""
+    """Returns the preset, changed to answer from the KV cache of its reader model, if it names
+    one."""
     if preset.answer.reader is None:
         return preset
     return validate_settings(preset.name, answer_from_kv_cache(preset.model_dump(exclude={"name"})))
@@ -416,8 +417,3 @@ def choose_generation(
             "omit the setting to use the preset's value",
         ) from error
     return chosen.max_new_tokens, chosen.temperature, chosen.top_p
-
-
-def max_answer_tokens(settings: GenerationSettings, max_tokens: int | None) -> int:
-    """Returns the maximum number of answer tokens. Raises UsageError: it is less than one."""
-    return choose_generation(settings, max_tokens, None, None)[0]

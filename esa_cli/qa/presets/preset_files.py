@@ -41,9 +41,8 @@ def user_preset_folder() -> Path:
 
 def list_presets() -> dict[str, Path]:
     """Returns the names and files of all presets; the user's presets replace shipped presets."""
-    return dict(
-        sorted({**list_shipped_presets(), **_list_preset_files_in(user_preset_folder())}.items())
-    )
+    own = _list_preset_files_in(user_preset_folder())
+    return dict(sorted({**list_shipped_presets(), **own}.items()))
 
 
 def list_shipped_presets() -> dict[str, Path]:

@@ -121,7 +121,7 @@ def build_method(preset: Preset) -> Method:
         raise PresetError(
             f"position.distance must be below the model's window of {preset.context}, "
             f"got {distance}",
-            "use about three quarters of the window; see benchmarks/NOTES.md",
+            "set position.distance to about three quarters of the window; see benchmarks/NOTES.md",
         )
     return Method(window=preset.window, reading=preset.reading, kernel=preset.kernel, **parts)
 
@@ -297,6 +297,6 @@ def check_kernel(method: Method, config: dict[str, Any], device: str, dtype: tor
     try:
         _, dim = key_shape(settings)
     except (AttributeError, ArithmeticError, TypeError) as error:
-        raise ModelError(f"the model's config.json must have all sizes, got {error}") from error
+        raise ModelError(f"config.json must have the sizes of all layers, got {error}") from error
     cap = config.get(family_of(settings).attention_cap) or 0.0
     choose_kernel(torch.empty(1, 1, dim, dtype=dtype, device=device), method.kernel, cap)

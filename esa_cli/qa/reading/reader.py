@@ -153,9 +153,8 @@ class ChatReader:
     ) -> list[int]:
         """Returns the prompt with as many of the best passages as fit. Raises LengthError."""
         prompt = self.prompt
-        after = prompt.encode_history(history) + prompt.encode_question(
-            question, later=bool(history)
-        )
+        after = prompt.encode_history(history)
+        after += prompt.encode_question(question, later=bool(history))
         for count in range(len(passages), 0, -1):
             ids = prompt.encode_document(number_passages(passages[:count])) + after
             if len(ids) + max_tokens <= self._window:

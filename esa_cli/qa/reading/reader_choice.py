@@ -91,7 +91,7 @@ class ReaderChoice:
         which stands for its model. Raises UsageError, PresetError, ModelError."""
         if timeout_s is not None and not 0 < timeout_s <= MAX_TIMEOUT_S:
             wrong = f"$ESA_READER_TIMEOUT must be above 0 and at most a day, got {timeout_s:g} s"
-            raise UsageError(wrong, "omit it to wait for up to 900 s")
+            raise UsageError(wrong, "omit the variable to wait for up to 900 s")
         if preset_files.is_address(name):
             if importlib.util.find_spec("requests") is None:
                 hint = "run pip install 'esa-cli[reader]'"
@@ -144,11 +144,9 @@ def count_reader_bytes(choice: ReaderChoice, size: int, packing: str = "") -> in
 def choose_preset_reader(chosen: preset.Preset) -> ReaderChoice | None:
     """Returns the reader that the preset names, or None if the preset's own model is the reader."""
     answer = chosen.answer
-    return (
-        None
-        if answer.reader is None or answer.needs_kv_cache
-        else ReaderChoice.parse(answer.reader)
-    )
+    if answer.reader is None or answer.needs_kv_cache:
+        return None
+    return ReaderChoice.parse(answer.reader)
 
 
 def check_reader_gets_passages(reader: object | None, chosen: preset.Preset) -> None:

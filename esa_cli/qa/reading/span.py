@@ -62,7 +62,7 @@ def collapse_spaces(text: str) -> str:
 
 
 def clip_text(text: str, limit: int, count_tokens: Callable[[str], int]) -> str:
-    """Returns the beginning of a text, with at most `limit` tokens; it may be empty."""
+    """Returns the beginning of a text, with at most `limit` tokens and without half a word."""
     least = count_tokens("")
     while text and (over := count_tokens(text) - limit) > 0:
         own = over + limit - least
@@ -134,7 +134,7 @@ class PassageReader:
 
 
 class PassageReading:
-    """Passages that were read with a question, and the log-odds that each has the answer."""
+    """Passages that were read with a question, and the log-odds that each contains the answer."""
 
     def __init__(self, reader: PassageReader, passages: Sequence[str], question: str) -> None:
         prompt, limit = reader.prompt, reader.max_tokens
@@ -169,8 +169,8 @@ class PassageReading:
         return out
 
     def find_span(self, number: int, above: float = -math.inf) -> Span | None:
-        """Returns a passage's most probable span; None if its log-probability is not over
-        `above`."""
+        """Returns the most probable span of passage `number`, or None if no span has a
+        log-probability over `above`."""
         passage, reader = self._passages[number], self._reader
         found = most_probable_span(
             collapse_spaces(passage), self._batch.logits[number], self._batch.continuation(number),
@@ -240,8 +240,8 @@ class SpanReader:
         self, question: str, passages: Sequence[Passage], span_count: int = SPANS,
         unmentioned_share: float = 0.0,
     ) -> list[Passage]:  # fmt: skip
-        """Reads passages, and returns them by descending score, after the passage with the best
-        span. The best span has the highest sum of log-probability and score of its passage.
+        """Reads passages, and returns the passage with the best span, and then the others by score.
+        The best span has the highest sum of log-probability and score of its passage.
 
         Args:
             span_count: passages whose most probable span is looked for, by the highest scores.
