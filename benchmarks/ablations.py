@@ -102,7 +102,10 @@ def main() -> None:
     read_with = ""
     session = Session(loaded.model, loaded.tokenizer, preset.load(arguments.preset, base))
     with session:
-        spans, head = session.prompt.offsets(sample.text), len(session.prompt.head())
+        spans, head = (
+            session.prompt.find_token_offsets(sample.text),
+            len(session.prompt.encode_head()),
+        )
         for group, name, overrides in ROWS:
             if arguments.only and group != arguments.only:
                 continue

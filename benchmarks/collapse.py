@@ -37,8 +37,8 @@ SETTINGS = {
 def needle_tokens(session: Any, text: str, needle: str) -> range:
     """Positions of the needle's tokens in the document."""
     start = text.index(needle.rstrip("."))
-    low = len(session.prompt.document(text[:start]))
-    return range(low, len(session.prompt.document(text[: start + len(needle) - 1])))
+    low = len(session.prompt.encode_document(text[:start]))
+    return range(low, len(session.prompt.encode_document(text[: start + len(needle) - 1])))
 
 
 def shares(session: Any, text: str, needles: list[dict[str, Any]]) -> dict[int, float]:

@@ -205,8 +205,8 @@ def rows(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
             continue
         with Session(loaded.model, loaded.tokenizer, chosen) as session:
             session.read(text)
-            head = len(session.prompt.head())
-            spans = torch.tensor(session.prompt.offsets(text))
+            head = len(session.prompt.encode_head())
+            spans = torch.tensor(session.prompt.find_token_offsets(text))
             book = Plain(name, text, spans, range(head, head + len(spans)))
             for question in questions:
                 yield ask(session, book, question, arguments.tokens)

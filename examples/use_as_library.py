@@ -44,7 +44,9 @@ def main() -> None:
     model, tokenizer = loaded.model, loaded.tokenizer
     # The chat template around the document and around each question.
     prompt = PromptTokens(tokenizer, preset.prompt)
-    document = torch.tensor([prompt.document(given.document.read_text("utf-8"))]).to(model.device)
+    document = torch.tensor([prompt.encode_document(given.document.read_text("utf-8"))]).to(
+        model.device
+    )
     sampling: dict[str, Any] = {"do_sample": False}
     if given.temperature > 0:
         torch.manual_seed(given.seed)
@@ -57,7 +59,7 @@ def main() -> None:
             model.base_model(piece, past_key_values=cache)  # 3: prefill needs no logits
         for question in given.questions:
             cache.begin(QueryState(Phase.QUESTION))
-            asked = torch.tensor([prompt.question(question)]).to(model.device)
+            asked = torch.tensor([prompt.encode_question(question)]).to(model.device)
             ids = torch.cat((document, asked), dim=1)
             print(f"> {question}")
             model.generate(  # 4

@@ -35,7 +35,7 @@ USES: list[tuple[str, str, Callable[[], object]]] = [
     ("mcp", "mcp", check_mcp_sdk),
     ("office", "pptx", lambda: import_optional("pptx", "python-pptx", "x", extra="office")),
     ("ray", "ray", lambda: check_engine_installed("ray")),
-    ("reader", "requests", lambda: ReaderChoice.of("http://127.0.0.1:9")),
+    ("reader", "requests", lambda: ReaderChoice.parse("http://127.0.0.1:9")),
     ("serve", "starlette", lambda: check_serve([], ServeOptions())),
     ("serve", "uvicorn", lambda: check_serve([], ServeOptions())),
 ]

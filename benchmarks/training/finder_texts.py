@@ -10,7 +10,7 @@ import torch
 from question_pairs import AnswerPair, Span, TrainingText
 
 from esa_cli.evaluation.tasks.task_sample import StableRandom
-from esa_cli.qa.finding.passage_finder import token_bounds
+from esa_cli.qa.finding.passage_finder import find_token_bounds
 
 CROP_TOKENS = (50, 120)
 """Fewest and most tokens of a crop; a shorter passage is taken whole."""
@@ -102,5 +102,5 @@ class FinderText:
         return TokenPassage(self._tokens(span), span, tuple(questions))
 
     def _tokens(self, span: Span) -> Span:
-        first, last = token_bounds(self._offsets, torch.tensor([span]))
+        first, last = find_token_bounds(self._offsets, torch.tensor([span]))
         return int(first), max(int(first) + 1, int(last))

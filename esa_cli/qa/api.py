@@ -131,17 +131,17 @@ class Esa:
         given = [] if model is None else [f"model={json.dumps(model)}"]
         choice = None
         if reader is not None:
-            choice, given = ReaderChoice.of(reader, reader_model), [*given, "answer.from=text"]
-        place, chosen = ModelPlace.of(device, dtype, cache), load(name, [*given, *overrides])
+            choice, given = ReaderChoice.parse(reader, reader_model), [*given, "answer.from=text"]
+        place, chosen = ModelPlace.choose(device, dtype, cache), load(name, [*given, *overrides])
         if method is None:
             chosen = adapt_to_model(chosen)
-        return cls.of(
+        return cls.from_preflight(
             prepare(chosen, place, method=method, length=length),
             library=library, keep=keep, rows=rows, reader=choice, events=ProgressEvents(progress),
         )  # fmt: skip
 
     @classmethod
-    def of(
+    def from_preflight(
         cls, ready: Preflight, *, reader: ReaderChoice | None = None,
         notices: Notices | None = None, **esa_arguments: Any,
     ) -> Esa:  # fmt: skip
@@ -150,9 +150,8 @@ class Esa:
         from esa_cli.qa.opening import SILENT
 
         loaded, other = ready.load(reader, notices or SILENT)
-        return cls(
-            loaded, ready.resolved, planner=ready.ingest_planner, reader=other, **esa_arguments
-        )
+        options = {"planner": ready.ingest_planner, "reader": other, **esa_arguments}
+        return cls(loaded, ready.resolved, **options)
 
     def __enter__(self) -> Esa:
         return self
@@ -185,7 +184,7 @@ class Esa:
 
     @property
     def attaches(self) -> bool:
-        """Whether the model can run the method in a session, or can only read passages."""
+        """Whether the model can run ESA's methods; else it only reads passages."""
         from esa_cli.models.files.families import check_supported
 
         with suppress(ModelError):
@@ -196,7 +195,7 @@ class Esa:
 
     @cached_property
     def facts(self) -> dict[str, Any]:
-        """The properties of the model that `model_facts` returns, computed on first use."""
+        """The properties of the model on which stored documents depend; see `model_facts`."""
         from esa_cli.qa.presets.cache_key import model_facts
 
         return model_facts(self.loaded.text_model, self.tokenizer)
@@ -308,7 +307,7 @@ class Esa:
         from esa_cli.qa.reading.reader import Sampling
 
         started, first = time.perf_counter(), list[float]()
-        books = _distinct_books(books, "ask about")
+        books = _drop_duplicate_books(books, "ask about")
         placed = self.placed(books)
         if len(books) > 1:
             config = self.loaded.text_model.config
@@ -356,7 +355,7 @@ class Esa:
         self._cached = []
         prefilled = [book.prefilled for book in books if book.prefilled]
         if len(prefilled) < len(books):
-            raise UsageError("a document has not been ingested", "call ingest() with it first")
+            raise UsageError("a document has not been ingested", "ingest the document first")
         self.session.open(prefilled)
         self._cached = list(books)
 
@@ -364,11 +363,12 @@ class Esa:
         self, question: str, books: Sequence[Book], history: Sequence[Turn]
     ) -> list[Passage]:
         """Finds and reads passages for a question; the passage with the best span comes first."""
-        from esa_cli.qa.answering.question_form import complete_question, referenced_turn
+        from esa_cli.qa.answering.question_form import complete_question, find_referenced_text
         from esa_cli.qa.reading.span import SPANS
 
         assert self.spans is not None
-        whole, earlier = complete_question(question, history), referenced_turn(question, history)
+        whole = complete_question(question, history)
+        earlier = find_referenced_text(question, history)
         with self.suspended():
             found = self.search.find(whole, books, self.preset.answer.passages, earlier)
             finder = self.search.finder(books)
@@ -383,7 +383,7 @@ class Esa:
         there is no book, or the question is empty or too long."""
         self.question_tokens(question)  # raises
         with self.suspended():
-            placed = self.placed(_distinct_books(books, "search"))
+            placed = self.placed(_drop_duplicate_books(books, "search"))
             return self.search.passages(question, placed, count, minimum)
 
     def collect(
@@ -417,7 +417,7 @@ class Esa:
                 "answer.from must be text to collect places", "use the setting answer.from=text"
             )
         self.spans.check(question, 1)
-        placed, reader = self.placed(_distinct_books(books, "collect from")), self.reader
+        placed, reader = self.placed(_drop_duplicate_books(books, "collect from")), self.reader
         with self.suspended():
             chosen = collecting.choose_passages(self.search, question, placed, minimum, every)
         if reader is None:
@@ -438,32 +438,32 @@ class Esa:
         """Returns an HTML page of the last answer: its evidence, and the marked documents."""
         from esa_cli.qa.evidence import evidence_page
 
-        return evidence_page(reply, question, *self._weighed_books(books))
+        return evidence_page(reply, question, *self._find_weighed_books(books))
 
     def heat_maps(self, books: Sequence[Book]) -> list[HeatMap]:
         """Returns a heat map of each document of the last answer, with duplicate texts dropped.
         Raises UsageError: the answer was not about these books."""
         from esa_cli.qa.evidence import heat_maps
 
-        return heat_maps(*self._weighed_books(books))
+        return heat_maps(*self._find_weighed_books(books))
 
-    def _weighed_books(self, books: Sequence[Book]) -> tuple[list[Book], Tensor]:
+    def _find_weighed_books(self, books: Sequence[Book]) -> tuple[list[Book], Tensor]:
         """Returns the books of the last answer, and the evidence weights (N,) of their tokens.
         Raises UsageError: the answer was not about these books."""
-        books = _distinct_books(books, "report on")
+        books = _drop_duplicate_books(books, "report on")
         if self._last is None or list(map(id, books)) != list(map(id, self._last[0])):
             raise UsageError("a report must show the last answer", "ask about these books first")
         return self.placed(books), self._last[1]
 
     def placed(self, books: Sequence[Book]) -> list[Book]:
-        """Returns copies of books that know the positions of their tokens in a shared cache."""
+        """Returns copies of books with the places of their tokens among those of all books."""
         from esa_cli.qa.finding.passage_finder import place_books
 
         return place_books(books)
 
 
-def _distinct_books(books: Sequence[Book], purpose: str) -> list[Book]:
-    """Drops each book whose text is a duplicate. Raises UsageError: there is no book."""
+def _drop_duplicate_books(books: Sequence[Book], purpose: str) -> list[Book]:
+    """Returns the books without duplicate texts. Raises UsageError: there is no book."""
     from esa_cli.qa.finding.passage_finder import drop_duplicate_texts
 
     if not books:

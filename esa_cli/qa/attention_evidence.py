@@ -68,7 +68,7 @@ class AttentionWeights:
         self.clear()
 
     def clear(self) -> None:
-        """Resets all weights to zero."""
+        """Resets the weights of all tokens to zero."""
         self._asked = torch.zeros(len(self.layers), self.tokens)
         self._answered = torch.zeros(len(self.layers), self.tokens)
         self._rotated: dict[tuple[int, int], tuple[Rope, Tensor, Tensor, Tensor, Tensor]] = {}
@@ -92,17 +92,17 @@ class AttentionWeights:
             # A new forward call of many words: an earlier turn, or the question, also once more.
             self.clear()
         self._last = (trace.layer, trace.start)
-        for share in self.attention_shares(trace) if trace.layer in self.layers else ():
+        for share in self.compute_attention_shares(trace) if trace.layer in self.layers else ():
             self.raise_weights(trace, share)
 
     def raise_weights(self, trace: ChunkTrace, share: AttentionShare) -> None:
-        """Raises token weights to at least the weights in an attention share."""
+        """Raises the weights of document tokens to at least their weights in an attention share."""
         groups, at = share.lengths.shape[0], share.at.cpu()
         row = (self._answered if trace.decoding else self._asked)[self.layers.index(trace.layer)]
         top = share.logs.view(groups, -1, len(at)).amax(dim=1).exp_()
         row[at] = torch.maximum(row[at], (top * share.lengths).amax(dim=0).cpu())
 
-    def attention_shares(self, trace: ChunkTrace) -> Iterator[AttentionShare]:
+    def compute_attention_shares(self, trace: ChunkTrace) -> Iterator[AttentionShare]:
         """Yields the attention to document tokens, first to far tokens and then to local tokens."""
         heads = range(trace.queries.shape[0])
         joint = isinstance(trace.far, Tensor)
@@ -111,13 +111,13 @@ class AttentionWeights:
             if count:
                 own = heads if joint else range(head, head + 1)
                 places = trace.far_positions[head]
-                yield from self._token_shares(trace, head, own, far[:count], places)
+                yield from self._compute_token_shares(trace, head, own, far[:count], places)
         first = trace.start - trace.local
         if first < self.tokens:
             at = torch.arange(first, self.tokens, device=trace.queries.device)
-            yield from self._token_shares(trace, NEAR, heads, at, trace.near_positions)
+            yield from self._compute_token_shares(trace, NEAR, heads, at, trace.near_positions)
 
-    def _token_shares(
+    def _compute_token_shares(
         self, trace: ChunkTrace, part: int, heads: range, token_indices: Tensor, places: Positions
     ) -> Iterator[AttentionShare]:
         """Yields the attention to the tokens `token_indices` (n,), in blocks of queries."""
@@ -131,14 +131,14 @@ class AttentionWeights:
         step = max(1, BLOCK_ELEMENTS // (len(heads) * token_indices.shape[0]))
         for low in range(0, queries.shape[1], step):
             rows = slice(low, low + step)
-            logits = _head_products(trace.rope.rotate(queries[:, rows], query[rows]), keys)
+            logits = _multiply_heads(trace.rope.rotate(queries[:, rows], query[rows]), keys)
             limit = trace.max_distance
             if part == NEAR and limit is not None and int(query[rows].max() - key.min()) > limit:
                 # Keys that are further away are attended to at the encoding's largest distance.
                 still, _ = trace.store.gather(token_indices)
                 still = trace.rope.rotate(still, torch.zeros_like(key))
                 limits = torch.full_like(query[rows], limit)
-                away = _head_products(trace.rope.rotate(queries[:, rows], limits), still)
+                away = _multiply_heads(trace.rope.rotate(queries[:, rows], limits), still)
                 logits = torch.where(query[rows, None] - key[None] > limit, away, logits)
             logs = apply_soft_cap(logits.float(), trace.cap).sub_(trace.lse[which, rows, None])
             yield AttentionShare(heads, trace.start + low, token_indices, logs, lengths)
@@ -162,7 +162,7 @@ class AttentionWeights:
         return keys, lengths
 
 
-def _head_products(q: Tensor, k: Tensor) -> Tensor:
+def _multiply_heads(q: Tensor, k: Tensor) -> Tensor:
     """Multiplies the queries q (h, C, D) of h heads with the keys k (g, n, D) of g heads."""
     heads, chunk, dim = q.shape
     return (q.reshape(k.shape[0], -1, dim) @ k.transpose(1, 2)).view(heads, chunk, -1)
@@ -209,7 +209,8 @@ class _HeavyPassage:
     top: float
 
     def try_add_sentence(self, book: int, start: int, end: int, weight: float, text: str) -> bool:
-        """Adds a heavy enough adjacent sentence of the paragraph; returns whether it was added."""
+        """Adds an adjacent sentence of the paragraph to the passage if the sentence is heavy
+        enough. Returns whether the sentence was added."""
         if book != self.book or weight < JOIN * self.top:
             return False
         first, last = min(start, self.start), max(end, self.end)

@@ -1,6 +1,7 @@
 """Collects all places in documents that answer a question, without duplicates.
 
-The reader reads all passages of a short text, and of a longer text those with high finder scores.
+The reader reads all passages of a short text, and the passages of a longer text that have high
+scores in finding.
 Log-odds, or the reply of another model, decide whether a passage contains an answer.
 """
 
@@ -63,7 +64,7 @@ def choose_passages(
         minimum: the minimum score, in standard deviations. None means all of at most `WHOLE`
             passages, else passages that reach `SIEVE` or `NEAR`, and all of documents without
             reduced keys, whose score misses passages that share no word with the question.
-        all_passages: whatever their scores are."""
+        all_passages: whether all passages are chosen, whatever their scores are."""
     finder, reduced = search.finder(books), search.encode_question(question, books)
     found, index = finder.scores(question, reduced=reduced), finder.index
     scores = standardise_scores(found.total)
@@ -88,7 +89,7 @@ def choose_passages(
 
 
 class AnswerSpan(NamedTuple):
-    """A span of a passage that answers; only the heaviest of the spans in a sentence counts."""
+    """A span of a passage that answers a question; in a sentence, only the heaviest span counts."""
 
     start: int
     end: int
@@ -104,7 +105,8 @@ Decision = Callable[[Sequence[Passage], Sequence[float]], list[list[AnswerSpan]]
 def decide_by_log_odds(
     reader: PassageReader, question: str, min_log_odds: float | None = None, repeat: bool = False
 ) -> Decision:
-    """Returns a decision that accepts the most probable span of a passage with enough log-odds.
+    """Returns a decision that accepts the most probable span of each passage whose log-odds of
+    containing an answer are high enough.
 
     Args:
         min_log_odds: the minimum of log-odds plus fit for an answer; None means `LEAST`.
@@ -124,7 +126,7 @@ def decide_by_log_odds(
                     weight = odds + span.log_probability
                     out[number].append(AnswerSpan(span.start, span.end, weight, log_odds=odds))
                     text, place = texts[number], (span.start, span.end)
-                    read = _overlapping_sentences(passages[number].text, *place)
+                    read = _find_overlapping_sentences(passages[number].text, *place)
                     for start, end in (*read, place):
                         text = text[:start] + " " * (end - start) + text[end:]
                     if repeat and text.strip():
@@ -135,14 +137,14 @@ def decide_by_log_odds(
     return decide
 
 
-def _overlapping_sentences(passage: str, start: int, end: int) -> list[tuple[int, int]]:
+def _find_overlapping_sentences(passage: str, start: int, end: int) -> list[tuple[int, int]]:
     """Returns the sentences of a passage that overlap the characters [start, end)."""
     return [at for at in sentence_spans(passage) if at[0] < end and start < at[1]]
 
 
 def decide_by_reply(write_reply: Callable[[Passage], Reply]) -> Decision:
-    """Returns a decision that searches a passage for the words of a model's reply to this
-    passage."""
+    """Returns a decision that has another model reply to each passage, and that searches the
+    passage for the words of the reply."""
 
     def find_span(passage: Passage) -> list[AnswerSpan]:
         answer = collapse_spaces(write_reply(passage).text)
@@ -203,7 +205,7 @@ class CollectedPlace(Passage):
 
 
 def distinct_places(places: Iterable[CollectedPlace]) -> list[CollectedPlace]:
-    """Drops each place whose `words` equal those of an earlier place."""
+    """Returns the places without those that have the words of an earlier place."""
     by_wording: dict[str, CollectedPlace] = {}
     for one in places:
         by_wording.setdefault(one.words, one)
@@ -231,8 +233,8 @@ class EarlierRun(NamedTuple):
 
 
 class _Candidate(NamedTuple):
-    """A place that is not yielded yet; its sentences are the characters [first, last) of a
-    document."""
+    """A collected place that may still be replaced by a better place in the same sentences, which
+    are the characters [first, last) of a document."""
 
     place: CollectedPlace
     document: int
@@ -301,7 +303,7 @@ class Collection:
         """Adds an answer span as a candidate, unless a better candidate shares a sentence."""
         passage, document = self._chosen.passages[number], self._chosen.documents[number]
         known = self._books[document].document
-        sentences = _overlapping_sentences(passage.text, span.start, span.end)
+        sentences = _find_overlapping_sentences(passage.text, span.start, span.end)
         sentences = sentences or [(span.start, span.end)]
         first, last = passage.start + sentences[0][0], passage.start + sentences[-1][1]
         if first < self._ends.get((known.source, known.name), 0):

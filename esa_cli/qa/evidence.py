@@ -11,7 +11,7 @@ from torch import Tensor
 
 from esa_cli.qa.answering.reply import HeatMap, Reply, ShadedSpan
 from esa_cli.qa.finding.passage import Passage
-from esa_cli.qa.finding.passage_finder import Book, token_bounds
+from esa_cli.qa.finding.passage_finder import Book, find_token_bounds
 
 LIGHT = {
     "page": "#ffffff", "raised": "#f4f5f7", "text": "#1b1d22", "soft": "#555b66",
@@ -23,7 +23,7 @@ DARK = {
 }  # fmt: skip
 
 
-def css_variables(colours: dict[str, str]) -> str:
+def format_css_variables(colours: dict[str, str]) -> str:
     """Returns the colours as declarations of CSS variables."""
     return "".join(f"--{name}:{value};" for name, value in colours.items())
 
@@ -44,7 +44,7 @@ def weigh_passages(
     weights = torch.zeros(max(book.rows.stop for book in books))
     for one in weighed:
         book = by_name[one.document]
-        first, last = token_bounds(book.spans, torch.tensor([(one.start, one.end)]))
+        first, last = find_token_bounds(book.spans, torch.tensor([(one.start, one.end)]))
         if count := int(last - first):
             start = book.rows.start + int(first)
             weights[start : start + count] += one.weight / count
@@ -103,7 +103,7 @@ def evidence_page(reply: Reply, question: str, books: Sequence[Book], weights: T
     doubt = "Nothing in the text stands out for this question: it may not contain the answer."
     listed = [
         f'<li><blockquote dir="auto">{escape(one.text)}</blockquote>'
-        f'<a href="#passage-{number}">{escape(_place_label(one))}</a> '
+        f'<a href="#passage-{number}">{escape(_format_place(one))}</a> '
         f'<span class="soft">{100 * one.weight:.0f} % of the attention</span></li>'
         for number, one in enumerate(reply.evidence, 1)
     ]
@@ -121,8 +121,8 @@ def evidence_page(reply: Reply, question: str, books: Sequence[Book], weights: T
 <meta http-equiv="Content-Security-Policy" content="{POLICY}">
 <title>{escape(question)}</title>
 <style>
-:root {{ {css_variables(LIGHT)} }}
-@media screen and (prefers-color-scheme: dark) {{ :root {{ {css_variables(DARK)} }} }}
+:root {{ {format_css_variables(LIGHT)} }}
+@media screen and (prefers-color-scheme: dark) {{ :root {{ {format_css_variables(DARK)} }} }}
 {STYLE}</style>
 </head>
 <body>
@@ -138,7 +138,7 @@ def evidence_page(reply: Reply, question: str, books: Sequence[Book], weights: T
     return page.encode("utf-8", "replace").decode("utf-8")
 
 
-def _place_label(passage: Passage) -> str:
+def _format_place(passage: Passage) -> str:
     """Returns a label with the document, page, line and chapter of a passage."""
     page = [] if passage.page is None else [f"page {passage.page}"]
     chapter = [passage.chapter] if passage.chapter else []

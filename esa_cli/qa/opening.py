@@ -72,8 +72,9 @@ class ModelPlace:
     packing: str = ""
 
     @classmethod
-    def of(cls, device: str = "auto", dtype: str = "auto", cache: str = "auto") -> ModelPlace:
-        """Resolves the user's choices, such as `auto`. Raises UsageError: a choice is unknown."""
+    def choose(cls, device: str = "auto", dtype: str = "auto", cache: str = "auto") -> ModelPlace:
+        """Chooses the device, the number type and the placement that `auto` stands for. Raises
+        UsageError: a choice is unknown."""
         check_cache_name(cache)
         place = choose_device(device)
         packing = dtype if dtype in QUANTIZATIONS else ""
@@ -90,7 +91,7 @@ class KnownModel:
 
     Args:
         available: bytes of free memory before anything was loaded. attaches: whether ESA's methods
-            must be able to run in it; else it only reads passages."""
+            must be able to run in the model; else the model only reads passages."""
 
     ref: str
     folder: Path
@@ -170,7 +171,8 @@ class KnownModel:
         check_kernel(resolved.method, self.config, self.place.device, self.place.dtype)
 
     def load(self, notices: Notices = SILENT) -> models.LoadedModel:
-        """Loads the model after a check of its config.json. Raises ModelError, ResourceError."""
+        """Loads the model for ESA's methods, after a check of the model's config.json. Raises
+        ModelError, ResourceError."""
         try:
             check_attachable(self.folder)
         except ModelError as error:
@@ -178,7 +180,7 @@ class KnownModel:
                 raise
             way = "answers come from passages that are found with BM25 alone"
             notices.note(f"esa: {way}: {error.message}", dim=False)
-        place, options = self.place, self._loading_options(notices)
+        place, options = self.place, self._make_loading_options(notices)
         loaded = models.load(self.ref, device=place.device, dtype=place.dtype_name, **options)
         resume_garbage_collection()
         if files := self.stored_as:
@@ -192,11 +194,11 @@ class KnownModel:
         if place.device == "cpu" and not place.packing:
             from esa_cli.models.loading.plain_decoder import load_deferred
 
-            loaded = load_deferred(self.ref, place.dtype, **self._loading_options(notices))
+            loaded = load_deferred(self.ref, place.dtype, **self._make_loading_options(notices))
             resume_garbage_collection()
         return self.load(notices) if loaded is None else loaded
 
-    def _loading_options(self, notices: Notices) -> dict[str, Any]:
+    def _make_loading_options(self, notices: Notices) -> dict[str, Any]:
         # Where files of the model are missing, another program may have fetched a part of them.
         is_here = models.path_of(self.ref) is not None
         tokenizer = self.__dict__.get("tokenizer") if is_here else None
@@ -297,13 +299,13 @@ class Preflight:
         """The planner of ingests, which needs no sizes of layers for the token indexes of a small
         model. Raises PresetError, ModelError."""
         from esa_cli.qa.ingestion.ingest import IndexPlanner
-        from esa_cli.qa.planning.plan import INDEX, ingest_speed_key
+        from esa_cli.qa.planning.plan import INDEX, make_ingest_speed_key
 
         weights = 0 if self.index is None else self.model.small_weight_bytes
         if self.index is None or not weights:
             return self.planner
         row_bytes, place = self.index.layout.row_bytes, self.model.place
-        speed_key = ingest_speed_key(self.model.ref, place.dtype_name, place.device, INDEX)
+        speed_key = make_ingest_speed_key(self.model.ref, place.dtype_name, place.device, INDEX)
         return IndexPlanner(weights, row_bytes, self.model.available, speed_key)
 
     def load(
@@ -357,11 +359,11 @@ def prepare(
     from esa_cli.qa.finding.finder import read_finder_sizes
     from esa_cli.qa.planning.kv_cache_storage import find_storage_hindrance
     from esa_cli.qa.presets.preset import check_adapter
-    from esa_cli.qa.presets.resolved_preset import apply, method_needs_length, resolve
+    from esa_cli.qa.presets.resolved_preset import apply_method, method_needs_length, resolve
 
     model, texts = None, list[Any]()
     if method is not None and documents and method_needs_length(method, chosen):
-        model = inspect_model(apply(method, chosen), place, notices)
+        model = inspect_model(apply_method(method, chosen), place, notices)
         texts = model.tokenise(documents)
         length = sum(len(text.ids) for text in texts)
     resolved = resolve(chosen, method=method, length=length)

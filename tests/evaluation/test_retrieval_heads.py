@@ -158,7 +158,7 @@ def test_needles_stand_where_the_tokens_say(loaded: LoadedModel) -> None:
     """The positions, read back through the tokenizer, hold the needle's words."""
     sample = planted(loaded)
     prompt = PromptTokens(loaded.tokenizer, tiny().prompt)
-    ids = prompt.document(sample.text)
+    ids = prompt.encode_document(sample.text)
     facts = {q.text: sample.facts[q.facts[0]].text for q in sample.questions}
     asked = locate_needle_questions(prompt, sample)
     assert [one.needle.start for one in asked] == sorted(one.needle.start for one in asked)

@@ -104,9 +104,11 @@ def chosen(loaded: Any, question: str, overrides: Sequence[str] = ()) -> list[se
         if not chunk.decoding and isinstance(chunk.far, torch.Tensor):
             found.append(set(chunk.far.tolist()) - set(range(chunk.initial)))
 
-    with Session(loaded.model, loaded.tokenizer, resolved_preset.apply("bm25", base)) as session:
+    with Session(
+        loaded.model, loaded.tokenizer, resolved_preset.apply_method("bm25", base)
+    ) as session:
         session.read(TEXT)
-        head = len(session.prompt.head())
+        head = len(session.prompt.encode_head())
         session.ask(question, max_new_tokens=2, trace=trace)
         twice = list(found)
         found.clear()

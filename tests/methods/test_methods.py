@@ -588,8 +588,8 @@ def test_a_recipe_that_takes_everything_reads_everything(monkeypatch: pytest.Mon
         return {"selector": {"name": "full"}, "reading": "local"}
 
     for name in ("all-of-it", "all-by-name"):
-        assert resolved_preset.apply(name, base).reading == "select"
-    assert resolved_preset.apply("topk", base).reading == "local"
+        assert resolved_preset.apply_method(name, base).reading == "select"
+    assert resolved_preset.apply_method("topk", base).reading == "local"
 
 
 @pytest.mark.parametrize(
@@ -605,7 +605,7 @@ def test_a_recipe_sets_the_method_and_no_more(
     copy_registries(monkeypatch)
     registry.recipe("wrong-of-it", about="", source="", cost="")(lambda base: settings)
     with pytest.raises(PluginError, match=f"method 'wrong-of-it' {message}") as error:
-        resolved_preset.apply("wrong-of-it", preset.load("tiny-random"))
+        resolved_preset.apply_method("wrong-of-it", preset.load("tiny-random"))
     assert hint in error.value.hint
 
 
@@ -613,14 +613,14 @@ def test_a_recipe_that_fails_is_the_plugins_fault(monkeypatch: pytest.MonkeyPatc
     copy_registries(monkeypatch)
     registry.recipe("failing", about="", source="", cost="")(lambda base: {}["local"])
     with pytest.raises(PluginError, match="method 'failing' fails: KeyError: 'local'"):
-        resolved_preset.apply("failing", preset.load("tiny-random"))
+        resolved_preset.apply_method("failing", preset.load("tiny-random"))
 
 
 @pytest.mark.parametrize("base", PRESETS)
 @pytest.mark.parametrize("name", NAMES)
 def test_recipes_make_methods_of_any_preset(name: str, base: str) -> None:
     given = preset.load(base)
-    made = resolved_preset.apply(name, given, length=100_000)
+    made = resolved_preset.apply_method(name, given, length=100_000)
     method = resolve(made).method
     assert method.window.budget == given.window.budget
     local_only = name in ("streaming-llm", "lm-infinite")

@@ -203,9 +203,11 @@ def test_every_layer_attends_to_the_same_sentences(loaded: Any, name: str) -> No
         assert isinstance(chunk.far, torch.Tensor)
         chosen[chunk.layer] = set(chunk.far.tolist()) - set(range(chunk.initial))
 
-    with Session(loaded.model, loaded.tokenizer, resolved_preset.apply(name, base)) as session:
+    with Session(
+        loaded.model, loaded.tokenizer, resolved_preset.apply_method(name, base)
+    ) as session:
         session.read(TEXT)
-        head = len(session.prompt.head())
+        head = len(session.prompt.encode_head())
         session.ask("When does gate number 9 open?", max_new_tokens=3, trace=trace)
     assert chosen[0] == chosen[1]
     assert 0 < len(chosen[0]) <= 100

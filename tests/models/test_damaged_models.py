@@ -46,7 +46,9 @@ def open_model(folder: Path) -> Any:
     read_model_shape(read_language_settings(folder))
     loaded = models.load(str(folder), device="cpu", dtype="float32")
     prompt = PromptTokens(loaded.tokenizer, Prompt())
-    ids = prompt.document("The captain's name is Ahab.") + prompt.question("Who is it?")
+    ids = prompt.encode_document("The captain's name is Ahab.") + prompt.encode_question(
+        "Who is it?"
+    )
     with torch.inference_mode():
         loaded.model(torch.tensor([ids[:64]]) % loaded.model.config.vocab_size)
     return loaded

@@ -283,7 +283,7 @@ def test_what_a_model_is_made_of(family: str) -> None:
         model(tokens(5), past_key_values=cache)
         store = cache.memory(attached.method_layers[0]).store
         assert (store.heads, store.dim) == (found.groups, found.dim)
-        assert store.nbytes == 5 * read_model_shape(before).row * 4
+        assert store.nbytes == 5 * read_model_shape(before).numbers_per_token * 4
         assert cache.nbytes - cache.states.nbytes == 5 * read_model_shape(before).numbers * 4
-        assert cache.states.nbytes == read_model_shape(before).states(4)
+        assert cache.states.nbytes == read_model_shape(before).count_state_bytes(4)
     assert model.config.to_dict() == before

@@ -147,7 +147,7 @@ def test_free_text_is_the_bare_models_own(asker: Esa, loaded: Any) -> None:
     reply = asker.ask(question, [book(asker, text)], max_new_tokens=9, on_text=pieces.append)
     prompt = asker.session.prompt
     asker.close()
-    ids = prompt.document(text) + prompt.question(question)
+    ids = prompt.encode_document(text) + prompt.encode_question(question)
     want = loaded.tokenizer.decode(
         generate(loaded.model, ids, None, max_new_tokens=9), skip_special_tokens=True
     )
@@ -264,9 +264,9 @@ def test_a_document_is_read_only_where_rows_are_needed_or_stored(
 
 
 def test_a_method_over_the_preset_answers_from_rows(loaded: Any) -> None:
-    from esa_cli.qa.presets.resolved_preset import apply
+    from esa_cli.qa.presets.resolved_preset import apply_method
 
-    made = apply("esa", preset.load("tiny-random", FROM_TEXT))
+    made = apply_method("esa", preset.load("tiny-random", FROM_TEXT))
     with Esa(loaded, made) as asker:
         read = asker.ingest(document(STORY))
         reply = asker.ask(QUESTION, [read], max_new_tokens=3)

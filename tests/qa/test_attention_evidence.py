@@ -101,7 +101,7 @@ class Checked(AttentionWeights):
         want = probabilities(self.attachment.method, self.attachment.traits[0].scale, seen)
         _, _values = seen.store.span(0, len(seen.store))
         got: dict[tuple[int, int, int], float] = {}
-        for share in self.attention_shares(seen):
+        for share in self.compute_attention_shares(seen):
             mass = share.logs.exp()
             heads, queries, tokens = mass.shape
             for h in range(heads):

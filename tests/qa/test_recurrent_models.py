@@ -63,7 +63,7 @@ def test_reading_is_resumed_before_a_last_piece_of_one_token(
             raise KeyboardInterrupt
 
     with session_of(loaded) as session:
-        ids = session.prompt.document(TEXT)
+        ids = session.prompt.encode_document(TEXT)
         monkeypatch.setattr("esa_cli.qa.answering.session.FEED", len(ids) - 1)
         session.read(TEXT)
         want = session.ask(QUESTION).text

@@ -143,7 +143,7 @@ def open_esa(
     display = PrefillDisplay(ready.ingest_planner, reporter, must_store=keep is not None)
     with (
         quiet_transformers(imported=False),
-        Esa.of(
+        Esa.from_preflight(
             ready, library=library, keep=stores, rows=rows, reader=reader, events=display,
             notices=reporter,
         ) as esa,
@@ -273,7 +273,7 @@ class QuestionBooks:
             catalogue = own_stack.enter_context(opened_catalogue)
             stored = LibraryTexts()
             if self._in_library:
-                stored = library_texts.texts_in_catalogue(
+                stored = library_texts.list_texts_in_catalogue(
                     catalogue, reporter.make_progress("words of the files", "files")
                 )
                 reporter.clear_spinner()

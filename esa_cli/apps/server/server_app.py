@@ -44,7 +44,7 @@ from esa_cli.apps.server.worker import Event, Job, QueueFullError, Worker
 from esa_cli.documents.document import Document
 from esa_cli.errors import DiskError, EsaError, LengthError, LibraryError, ReaderError, UsageError
 from esa_cli.qa.answering.reply import Reply, describe_missing_parts
-from esa_cli.qa.evidence import DARK, LIGHT, css_variables
+from esa_cli.qa.evidence import DARK, LIGHT, format_css_variables
 from esa_cli.system.machine import is_loopback
 from esa_cli.version import __version__
 
@@ -434,7 +434,7 @@ def make_browser_page() -> tuple[str, dict[str, str]]:
     The page contains nothing of the documents, so no token is needed to load the page. Its security
     policy allows only the scripts and the style of `page_files`, and requests to this server;
     scripts cannot turn text into elements (Trusted Types)."""
-    light, dark = css_variables(LIGHT), css_variables(DARK)
+    light, dark = format_css_variables(LIGHT), format_css_variables(DARK)
     colours = f":root{{{light}}}\n@media (prefers-color-scheme:dark){{:root{{{dark}}}}}\n"
     style = colours + _read_page_file("question.css")
     script = '"use strict";\n' + "".join(map(_read_page_file, SCRIPTS))

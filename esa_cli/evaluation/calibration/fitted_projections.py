@@ -253,7 +253,7 @@ class CalibrationJob:
             cache = attachment.new_cache()
             cache.expect(len(self.ids))
             cache.begin(QueryState(Phase.PREFILL, trace=store_chunk_activations))
-            prefill_tokens(attachment.model, self.ids, cache, done=progress)
+            prefill_tokens(attachment.model, self.ids, cache, progress=progress)
 
     @torch.no_grad()
     def measure_recall(
@@ -331,7 +331,7 @@ def open_calibration_job(
             "use the closed-form compressor, which is fitted during prefill: "
             "--set compressor.name=closed-form",
         )
-    ids = PromptTokens(loaded.tokenizer, preset.prompt).document(text)[:tokens]
+    ids = PromptTokens(loaded.tokenizer, preset.prompt).encode_document(text)[:tokens]
     if len(ids) < MIN_TOKENS:
         raise UsageError(
             f"the text must have at least {MIN_TOKENS} tokens to fit projections, got {len(ids)}",

@@ -192,7 +192,7 @@ class NeedleQuestion(NamedTuple):
 
 def locate_needle_questions(prompt: PromptTokens, sample: TaskSample) -> list[NeedleQuestion]:
     """Returns a sample's questions in the order of their needles in the text."""
-    spans, head = prompt.offsets(sample.text), len(prompt.head())
+    spans, head = prompt.find_token_offsets(sample.text), len(prompt.encode_head())
     starts, ends = [low for low, _ in spans], [high for _, high in spans]
     out = []
     for question in sample.questions:
@@ -243,7 +243,10 @@ def select_needle_questions(
     """Returns the questions whose needle is in view only if it is selected. Raises UsageError:
     there are fewer than MIN_QUESTIONS such questions, or the method does not use chosen heads."""
     prompt, window = PromptTokens(tokenizer, preset.prompt), build_voting_method(preset).window
-    asked, tokens = locate_needle_questions(prompt, sample), len(prompt.document(sample.text))
+    asked, tokens = (
+        locate_needle_questions(prompt, sample),
+        len(prompt.encode_document(sample.text)),
+    )
     near = window.local if window.ending is None else window.ending
     middle = range(window.initial, tokens - near)
     limit = window.full_attention_limit
@@ -273,21 +276,23 @@ def find_retrieval_heads(
     score = replace(method.score, shortlist=0)
     asked = select_needle_questions(loaded.tokenizer, preset, sample)
     prompt = PromptTokens(loaded.tokenizer, preset.prompt)
-    ids = prompt.document(sample.text)
+    ids = prompt.encode_document(sample.text)
     size = min(method.selector.window_size or PASSAGE, method.window.selected)
     first, second = asked[::2], asked[1::2]
     with attach(loaded.model, method) as attachment:
         cache = attachment.new_cache()
         cache.expect(len(ids) + RESERVE)
         cache.begin(QueryState(Phase.PREFILL))
-        prefill_tokens(attachment.model, ids, cache, done=prefilling)
+        prefill_tokens(attachment.model, ids, cache, progress=prefilling)
 
         def collect_votes(done: int, question: NeedleQuestion, *sets: HeadSet) -> NeedleVotes:
             """Processes a question after the text, and then crops the KV cache to the text."""
             votes = NeedleVotes(question.needle, size, sets, score)
             start, stop = prompt.question_span(question.question)
             state = QueryState(Phase.QUESTION, question=(len(ids) + start, len(ids) + stop))
-            tokens = torch.tensor([prompt.question(question.question)], device=loaded.model.device)
+            tokens = torch.tensor(
+                [prompt.encode_question(question.question)], device=loaded.model.device
+            )
             cache.begin(state, replace(method, selector=votes, score=score))
             try:
                 attachment.body(input_ids=tokens, past_key_values=cache)

@@ -23,7 +23,7 @@ from esa_cli.qa.answering.session import Session
 from esa_cli.qa.attention_evidence import reply_from_kv_cache
 from esa_cli.qa.finding.passage_finder import Book
 from esa_cli.qa.presets import resolved_preset
-from esa_cli.qa.presets.preset import Preset, merge, validate_settings
+from esa_cli.qa.presets.preset import Preset, merge_settings, validate_settings
 from esa_cli.qa.presets.resolved_preset import build_method, resolve
 from esa_cli.system.machine import peak_memory
 from esa_cli.system.progress import Progress
@@ -104,7 +104,7 @@ def make_ceiling_group(preset: Preset) -> MethodGroup:
     """Returns the group of the ceiling, which is full attention at true positions."""
     over = {"window": {"dense": preset.context}, "compressor": {"name": "none"}}
     over["position"] = {"name": "true"}
-    data = merge(preset.model_dump(exclude={"name"}), over)
+    data = merge_settings(preset.model_dump(exclude={"name"}), over)
     return MethodGroup((DENSE,), (validate_settings(preset.name, data),), dense=True)
 
 
@@ -186,8 +186,8 @@ def compare_methods(
     rows: list[dict[str, Any]] = []
     keys = ("start", "end", "weight", "text")
     with Session(loaded.model, loaded.tokenizer, preset, loaded.cache) as session:
-        spans = torch.tensor(session.prompt.offsets(text)).reshape(-1, 2)
-        head = len(session.prompt.head())
+        spans = torch.tensor(session.prompt.find_token_offsets(text)).reshape(-1, 2)
+        head = len(session.prompt.encode_head())
         document = Document("", text, source="", encoding="", bytes=0)
         book = Book(document, None, spans, rows=range(head, head + len(spans)))
         for group in groups:

@@ -281,11 +281,12 @@ class DocumentQuestions:
             session.clear()
             self._use_preset(group.presets[0])
             prompt, context = session.prompt, run.preset.context
-            self._spans = prompt.offsets(sample.text)
+            self._spans = prompt.find_token_offsets(sample.text)
             asked = (
-                len(prompt.question(q.text, q.prime)) + q.max_new_tokens for q in sample.questions
+                len(prompt.encode_question(q.text, q.prime)) + q.max_new_tokens
+                for q in sample.questions
             )
-            if group.dense and len(prompt.document(sample.text)) + max(asked) > context:
+            if group.dense and len(prompt.encode_document(sample.text)) + max(asked) > context:
                 run.listener.note(
                     f"{sample.test}: full attention was not measured: document, question, answer "
                     f"do not fit into the model's window of {context:,} tokens"
@@ -331,11 +332,11 @@ class DocumentQuestions:
             )  # fmt: skip
             score = round(score_of(question, question.prime + reply.text), 4)
             document, stored = session.document_tokens, session.cache.nbytes
-            head = len(prompt.head())
+            head = len(prompt.encode_head())
             places = [find_token_positions(self._spans, f.start, f.end, head) for f in facts]
             fields = {
-                "before": session.tokenizer.decode(prompt.head()),
-                "prompt": prompt.text(question.text, question.prime),
+                "before": session.tokenizer.decode(prompt.encode_head()),
+                "prompt": prompt.render_question(question.text, question.prime),
                 **make_layer_recall_fields(score, recall.measure_shares(places) if places else []),
             }
         return {

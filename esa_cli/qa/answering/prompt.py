@@ -1,4 +1,4 @@
-"""Splits the prompt in two: the document's tokens, prefilled once, and each question's tokens.
+"""Encodes a document, which is prefilled once, and questions about it separately.
 
 The chat template is rendered with markers for document and question, and cut at the markers, so
 that the document's tokens do not depend on the question. Document and question are tokenised
@@ -58,11 +58,13 @@ class PromptTokens:
         if not self.chat:
             text = f"{ANSWER}\n\n".join(user + self._end for user in asked)
             return f"{self._system}\n\n{text}" if self._system else text
-        messages = [self._chat_message("system", self._system)] if self._system is not None else []
+        messages = list[dict[str, Any]]()
+        if self._system is not None:
+            messages.append(self._make_chat_message("system", self._system))
         for user in asked[:-1]:
-            messages.append(self._chat_message("user", user))
-            messages.append(self._chat_message("assistant", ANSWER))
-        messages.append(self._chat_message("user", asked[-1]))
+            messages.append(self._make_chat_message("user", user))
+            messages.append(self._make_chat_message("assistant", ANSWER))
+        messages.append(self._make_chat_message("user", asked[-1]))
         # Qwen3 would spend its tokens on thoughts. Llama 3 would write today's date before the
         # document, whose keys would change daily.
         switches = {"enable_thinking": False, "date_string": "26 Jul 2024"}
@@ -76,7 +78,7 @@ class PromptTokens:
                 )
             )
 
-    def _chat_message(self, role: str, text: str) -> dict[str, Any]:
+    def _make_chat_message(self, role: str, text: str) -> dict[str, Any]:
         """Returns a chat message; some multimodal templates take only lists of parts."""
         return {"role": role, "content": [{"type": "text", "text": text}] if self._listed else text}
 
@@ -88,11 +90,11 @@ class PromptTokens:
         )
         return list(out["input_ids"])
 
-    def offsets(self, text: str) -> list[tuple[int, int]]:
+    def find_token_offsets(self, text: str) -> list[tuple[int, int]]:
         """Returns the characters [start, end) of each token of a document."""
         return [(low, high) for low, high in tokenise(self.tokenizer, text).offsets.tolist()]
 
-    def text(self, question: str, answer_prefix: str = "") -> str:
+    def render_question(self, question: str, answer_prefix: str = "") -> str:
         """Returns the text of the prompt after the document."""
         return "".join(piece for piece, _ in self._question_pieces(question, answer_prefix, False))
 
@@ -108,18 +110,18 @@ class PromptTokens:
         question = question if self._verbatim else question.strip()
         return [(between, True), (lead + question, False), (tail, True), (answer_prefix, False)]
 
-    def document(self, text: str) -> list[int]:
+    def encode_document(self, text: str) -> list[int]:
         """Returns the token ids of the prompt up to the end of the document."""
         if len(text) > WINDOW and self.tokenizer.is_fast:
-            return [*self.head(), *tokenise(self.tokenizer, text).ids]
-        return self.head() + self._encode_text(text, special=False)
+            return [*self.encode_head(), *tokenise(self.tokenizer, text).ids]
+        return self.encode_head() + self._encode_text(text, special=False)
 
-    def head(self) -> list[int]:
+    def encode_head(self) -> list[int]:
         """Returns the token ids of the prompt before the document."""
         ids = self._encode_text(self._head, special=True)
-        return ids if self.chat else self._bos_ids() + ids
+        return ids if self.chat else self._find_bos_ids() + ids
 
-    def _bos_ids(self) -> list[int]:
+    def _find_bos_ids(self) -> list[int]:
         """Returns the token id that the tokenizer puts before a text, if any. A tokenizer's setting
         `add_bos_token` is unreliable, for example in Llama 3."""
         first = self.tokenizer.bos_token_id
@@ -138,7 +140,7 @@ class PromptTokens:
         """The template's text between an earlier answer and the next question."""
         return _split_spaces(self._render_turns(1).split(ANSWER)[1].split(QUESTION)[0])
 
-    def history(self, turns: Sequence[Turn]) -> list[int]:
+    def encode_history(self, turns: Sequence[Turn]) -> list[int]:
         """Returns the token ids of earlier turns, which follow the document. Raises ModelError: the
         chat template drops or repeats an answer."""
         if not turns:
@@ -157,7 +159,7 @@ class PromptTokens:
                 ids += self._encode_text(*piece)
         return ids
 
-    def question(self, text: str, answer_prefix: str = "", later: bool = False) -> list[int]:
+    def encode_question(self, text: str, answer_prefix: str = "", later: bool = False) -> list[int]:
         """Returns the token ids of the prompt from the end of the document, or with `later` from
         the end of the history, to the beginning of the answer.
 
@@ -171,7 +173,8 @@ class PromptTokens:
 
 
 def _split_spaces(between: str) -> tuple[str, str]:
-    """Splits off trailing spaces, because a space before a question belongs to its first token."""
+    """Splits the trailing spaces off a text before a question: a tokenizer joins such a space to
+    the first word of the question."""
     text = between.rstrip(" ")
     return text, between[len(text) :]
 
@@ -203,9 +206,9 @@ class EncodedQuestion:
     ) -> EncodedQuestion:
         """Encodes a question after `start` cached tokens. Raises UsageError: it is empty."""
         later = bool(history)
-        ids, before = prompt.question(question, prime, later), prompt.history(history)
+        ids, before = prompt.encode_question(question, prime, later), prompt.encode_history(history)
         first, last = (start + len(before) + at for at in prompt.question_span(question, later))
-        prime_ids = len(ids) - len(prompt.question(question, "", later))
+        prime_ids = len(ids) - len(prompt.encode_question(question, "", later))
         return cls(before, ids, (first, last), prime_ids, start)
 
     def last_chunk_start(self, chunk: int) -> int:
@@ -213,10 +216,9 @@ class EncodedQuestion:
         return self.start + len(self.before) + max(0, len(self.ids) - chunk)
 
     def check_length(self, window: Window, context: int, answer_tokens: int) -> None:
-        """Checks that a question with its answer fits the model's window. With full attention, the
-        window holds all tokens; else it holds I initial and K selected tokens, and the local tokens
-        of `window.ending`. Raises HistoryError: the history is too long. LengthError: the question
-        is too long."""
+        """Checks that a question with its answer fits the model's window beside the whole document,
+        or, if tokens are selected, beside the initial, selected and local tokens. Raises
+        HistoryError: the history is too long. LengthError: the question is too long."""
         asked = len(self.before) + len(self.ids) + answer_tokens
         if self.last_chunk_start(window.chunk) <= window.full_attention_limit:
             room, what = context - self.start, "the whole document"

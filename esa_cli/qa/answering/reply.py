@@ -30,7 +30,7 @@ class Quotation:
 
 
 class ShadedSpan(NamedTuple):
-    """Characters [start, end) of a document, and the shade of their weight, from 1 to 8."""
+    """Characters [start, end) of a document, and their shade in a heat map, from 1 to 8."""
 
     start: int
     end: int
@@ -57,8 +57,8 @@ AnsweredFrom = Literal["rows", "text"]
 
 
 def says_nothing_found(text: str) -> bool:
-    """Whether an answer says that nothing was found: it begins with `NOT_TOLD`, or says, as other
-    models and older versions do, that the documents do not contain the answer."""
+    """Whether an answer says that nothing was found, in the words of `NOT_TOLD` or in the words of
+    other models and of older versions of esa."""
     return bool(_NOT_TOLD.match(text))
 
 

@@ -25,7 +25,7 @@ from esa_cli.qa.answering.prompt import EncodedQuestion, PromptTokens
 from esa_cli.qa.answering.reply import Reply, Turn
 from esa_cli.qa.planning.kv_cache_storage import check_states_can_join
 from esa_cli.qa.planning.plan import FEED, CachePlacement
-from esa_cli.qa.presets.preset import Preset, choose_generation, max_answer_tokens
+from esa_cli.qa.presets.preset import Preset, choose_generation
 from esa_cli.qa.presets.resolved_preset import (
     ResolvedPreset,
     check_fits_model,
@@ -42,8 +42,8 @@ INCOMPLETE = "\ufffd"
 
 
 def token_pieces(tokenizer: Any, ids: Sequence[int]) -> list[str]:
-    """Returns the text of each token; the joined texts are the text of `ids`. If tokens share a
-    character, the first token gets the text of all of these tokens, and the others get none."""
+    """Returns the text of each of the tokens `ids`. If several tokens share a character, the text
+    of the first is that of all of these tokens, and the texts of the others are empty."""
     # Each is decoded after another token: some tokenizers strip the space of a text's first word.
     before = list(tokenizer("a", add_special_tokens=False)["input_ids"])
 
@@ -72,7 +72,7 @@ class CachedText:
         self._pieces: list[str] = []
         self._kept: dict[Hashable, Any] = {}
 
-    def turn_text(self, ids: Sequence[int], question: str) -> TurnText:
+    def make_turn_text(self, ids: Sequence[int], question: str) -> TurnText:
         """Returns the text of a question and its documents for scores; `ids` only grows between
         calls."""
         if len(ids) != self._tokens:
@@ -86,11 +86,12 @@ class CachedText:
 
 
 def prefill_tokens(
-    model: Any, ids: Sequence[int], cache: EsaCache, start: int = 0, done: Progress | None = None
-) -> None:
-    """Prefills ids[start:] into a cache, FEED tokens at a time; `done` is called after each piece.
-    If the model allows it, layers that share keys and values of an earlier layer compute only the
-    last token of a piece."""
+    model: Any, ids: Sequence[int], cache: EsaCache, start: int = 0,
+    progress: Progress | None = None,
+) -> None:  # fmt: skip
+    """Prefills the token ids from number `start` into a KV cache, `FEED` at a time; `progress` is
+    called after each piece. If the model allows it, layers that share keys and values of an earlier
+    layer compute only the last token of a piece."""
     for at in range(start, len(ids), FEED):
         piece = list(ids[at : at + FEED])
         if len(piece) == 1:  # before longer ones a cache with states keeps a copy by itself
@@ -99,8 +100,8 @@ def prefill_tokens(
         model.base_model(
             input_ids=tokens, past_key_values=cache, **choose_last_token_options(model.config)
         )
-        if done:
-            done(at + len(piece), len(ids))
+        if progress:
+            progress(at + len(piece), len(ids))
 
 
 class Session:
@@ -195,7 +196,7 @@ class Session:
 
         Args:
             progress: called with (tokens prefilled, all tokens). method: replaces the preset's."""
-        self.begin(self.prompt.document(text), method=method)
+        self.begin(self.prompt.encode_document(text), method=method)
         self.resume(progress)
 
     def begin(
@@ -205,7 +206,7 @@ class Session:
         method: Method | None = None,
         reserve: int = RESERVE,
     ) -> None:
-        """Sets the token ids that `resume` prefills, as `prompt.document` returns them.
+        """Sets the token ids that `resume` prefills, as `prompt.encode_document` returns them.
 
         Args:
             prefilled: a part of them that the same method prefilled; its stores are continued.
@@ -214,10 +215,10 @@ class Session:
         Raises UsageError: the cache is on disk, and `prefilled` has no stores there."""
         self.clear()
         self._read_by = method or self.method
-        self._todo, self._head = ids, len(self.prompt.head())
+        self._todo, self._head = ids, len(self.prompt.encode_head())
         if prefilled is None:
             refuse_cache_on_disk(self.placement.cache)
-            self.cache = self.attachment.new_cache(self.placement.store_maker(len(ids)))
+            self.cache = self.attachment.new_cache(self.placement.choose_store_maker(len(ids)))
             self.cache.expect(len(ids) + reserve)
         else:
             self._ids = ids[: len(prefilled.ids)]
@@ -258,7 +259,7 @@ class Session:
         self.close()
 
     def close(self) -> None:
-        """Restores the model."""
+        """Restores the model that was attached."""
         self.attachment.detach()
 
     def use(self, preset: Preset | ResolvedPreset) -> None:
@@ -318,7 +319,7 @@ class Session:
         asked.check_length(self.method.window, self.preset.context, tokens)
         length, started = len(self._ids), time.perf_counter()
         streamer = AnswerStreamer(self.tokenizer, on_text)
-        text = self.text.turn_text(self._ids, question)
+        text = self.text.make_turn_text(self._ids, question)
         query = QueryState(Phase.QUESTION, turn_start=length, trace=trace, text=text)
         # A second Ctrl-C may have interrupted the cropping after the last question.
         self.cache.truncate(length)
@@ -352,7 +353,7 @@ class Session:
         """Checks that a question fits the model's window. Raises UsageError: the question is empty.
         LengthError: the question does not fit."""
         asked = EncodedQuestion.encode(self.prompt, question, prime, history, len(self._ids))
-        answer = max_answer_tokens(self.preset.generation, max_new_tokens)
+        answer, *_ = choose_generation(self.preset.generation, max_new_tokens, None, None)
         asked.check_length(self.method.window, self.preset.context, answer)
 
     def question_tokens(self, question: str, history: Sequence[Turn] = ()) -> int:

@@ -13,7 +13,7 @@ import json
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import safe_open
@@ -60,7 +60,7 @@ class ReducedKeys:
 
     @classmethod
     def of(cls, keys: Tensor, layout: Layout) -> ReducedKeys:
-        """Rounds keys (n, R) to the number format of the layout."""
+        """Stores keys (n, R) as records, which rounds numbers to the format of the layout."""
         return cls(encode_rows(keys, layout), layout)
 
     @classmethod
@@ -123,7 +123,7 @@ def _products_between(queries: Tensor, keys: Tensor | ReducedKeys, bounds: Tenso
     return best
 
 
-def pool_products(products: Tensor, windows: int) -> Tensor:
+def pool_window_products(products: Tensor, windows: int) -> Tensor:
     """Returns the maximum of products (W, M) over each window and `windows` windows on each
     side."""
     if not products.shape[0]:
@@ -139,27 +139,8 @@ MAP_NAMES = {"query_map", "key_map", "query_weight", "query_bias", "scale"}
 HINT = "use --set answer.finder=null"
 
 
-class Finder(Protocol):
-    """Encodes documents and questions, independently of the model that writes the answer."""
-
-    @property
-    def layout(self) -> Layout:
-        """The layout of a stored token index."""
-
-    @property
-    def digest(self) -> str:
-        """A SHA-256 digest of everything that determines the reduced keys of a document."""
-
-    def encode(self, ids: Sequence[int], first: int, last: int) -> Tensor:
-        """Returns the reduced keys (last - first, R) of document tokens, as float32 on the CPU."""
-
-    def encode_questions(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """Returns R-dimensional reduced queries (B, M, R) of unit length for the M tokens of B
-        questions, and token weights (B, M) that sum to 1."""
-
-
 class TokenEncoder:
-    """A finder that runs the first layers of a model with an adapter, and projects their output.
+    """A finder, which runs the first layers of a model with an adapter, and projects their output.
 
     Args:
         maps: `query_map` and `key_map` (H, R), `query_weight` (H,), `query_bias` (1,), and `scale`
@@ -209,10 +190,12 @@ class TokenEncoder:
 
     @property
     def layout(self) -> Layout:
+        """The layout of a stored token index."""
         return make_index_layout(self.dim)
 
     @property
     def digest(self) -> str:
+        """A SHA-256 digest of everything that determines the reduced keys of a document."""
         digest = hashlib.sha256(f"{self.layers} {self.adapter.scale}".encode())
         tensors = {"key_map": self.maps["key_map"]}
         for name, (a, b) in sorted(self.adapter.matrices.items()):
@@ -224,12 +207,13 @@ class TokenEncoder:
         return digest.hexdigest()
 
     def encode_questions(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """Encodes questions as in `Finder.questions`; padding has weight 0. Keeps gradients."""
+        """Returns reduced queries (B, M, R) of unit length for the M tokens of B questions, and
+        token weights (B, M) that sum to 1. Padding has weight 0; gradients are recorded."""
         sequences = [
             self._encode_question(self.prompt.replace("{question}", text)) for text in texts
         ]
-        fused = self._fused_weights() if self._fixed and not torch.is_grad_enabled() else None
-        states, lengths = self._hidden_states(sequences, fused)
+        fused = self._fuse_weights() if self._fixed and not torch.is_grad_enabled() else None
+        states, lengths = self._compute_hidden_states(sequences, fused)
         logits = states @ self.maps["query_weight"] / WEIGHT_SCALE + self.maps["query_bias"]
         at = torch.arange(states.shape[1], device=states.device)[None]
         # The first two tokens are the prompt's own, before the question.
@@ -238,20 +222,20 @@ class TokenEncoder:
         return self._project_states(states, "query_map"), weights / weights.sum(1, keepdim=True)
 
     def encode_tokens(self, sequences: Sequence[Sequence[int]]) -> Tensor:
-        """Returns reduced keys (B, T, R) of B token sequences, zero-padded. Keeps gradients."""
-        return self._project_states(self._hidden_states(sequences)[0], "key_map")
+        """Returns reduced keys (B, T, R) of B token sequences, zero-padded, with gradients."""
+        return self._project_states(self._compute_hidden_states(sequences)[0], "key_map")
 
     @torch.inference_mode()
     def encode(self, ids: Sequence[int], first: int, last: int) -> Tensor:
-        """Encodes tokens as in `Finder.encode`, each segment with `CONTEXT_TOKENS` tokens of
-        context."""
+        """Returns the reduced keys (last - first, R) of document tokens as float32 on the CPU. Each
+        segment is encoded with `CONTEXT_TOKENS` tokens of context."""
         assert first % SEGMENT_TOKENS == 0, "first must be the beginning of a segment"
-        pieces, fused = list[Tensor](), self._fused_weights()
+        pieces, fused = list[Tensor](), self._fuse_weights()
         for group in iterate_groups(range(first, last, SEGMENT_TOKENS)):
             begins = [max(0, at - CONTEXT_TOKENS) for at in group]
             ends = [min(last, at + SEGMENT_TOKENS) for at in group]
             segments = [ids[a:b] for a, b in zip(begins, ends, strict=True)]
-            states, _ = self._hidden_states(segments, fused)
+            states, _ = self._compute_hidden_states(segments, fused)
             keys = self._project_states(states, "key_map")
             rows = zip(keys, group, begins, ends, strict=True)
             pieces += [row[at - a : b - a].cpu() for row, at, a, b in rows]
@@ -264,7 +248,7 @@ class TokenEncoder:
     def _project_states(self, states: Tensor, name: str) -> Tensor:
         return nn.functional.normalize(states @ self.maps[name], dim=-1)
 
-    def _fused_weights(self) -> FusedForward | None:
+    def _fuse_weights(self) -> FusedForward | None:
         """Returns the fused weights of layers and adapter; None if the model cannot be fused."""
         if self._fused_layers is not None or not can_be_fused(self.model):
             return self._fused_layers
@@ -272,7 +256,7 @@ class TokenEncoder:
         self._fused_layers = fused if self._fixed else None
         return fused
 
-    def _hidden_states(
+    def _compute_hidden_states(
         self, sequences: Sequence[Sequence[int]], fused: FusedForward | None = None
     ) -> tuple[Tensor, Tensor]:
         """Returns zero-padded hidden states (B, T, H) of B token sequences, and lengths (B,)."""

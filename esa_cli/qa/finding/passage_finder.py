@@ -20,7 +20,12 @@ from torch import Tensor
 from esa_cli.documents.document import Document
 from esa_cli.errors import UsageError
 from esa_cli.models.tokenization.tokenizer import tokenise
-from esa_cli.qa.finding.finder import Finder, ReducedKeys, pool_products, window_products
+from esa_cli.qa.finding.finder import (
+    ReducedKeys,
+    TokenEncoder,
+    pool_window_products,
+    window_products,
+)
 from esa_cli.qa.finding.passage import Passage
 from esa_cli.qa.finding.words import (
     LexicalIndex,
@@ -101,7 +106,7 @@ class Book:
 
 
 def drop_duplicate_texts(books: Sequence[Book]) -> list[Book]:
-    """Drops books with a duplicate text, which would take selected tokens from other texts."""
+    """Returns the books without those whose text another book has, too."""
     by_text: dict[str, Book] = {}
     for book in books:
         by_text.setdefault(book.document.text, book)
@@ -109,7 +114,8 @@ def drop_duplicate_texts(books: Sequence[Book]) -> list[Book]:
 
 
 def place_books(books: Sequence[Book]) -> list[Book]:
-    """Returns the books of a question with unique names, and with the positions of their tokens."""
+    """Returns the books of a question with unique names, and with the positions of the tokens of
+    each book among the tokens of all books."""
     prefilled = [book.prefilled for book in books if book.prefilled]
     if len(prefilled) == len(books):
         rows = find_text_ranges(prefilled)
@@ -170,7 +176,7 @@ class PassageFinder:
         for number, book in enumerate(books):
             own = (documents == number).nonzero()[:, 0]
             if book.index is not None and own.numel():
-                self._indexed.append((own, token_bounds(book.spans, windows[own]), book.index))
+                self._indexed.append((own, find_token_bounds(book.spans, windows[own]), book.index))
 
     def unmentioned_name_share(
         self, question: str, is_usually_lowercase: Callable[[str], bool]
@@ -189,9 +195,9 @@ class PassageFinder:
     def scores(
         self, question: str, *, earlier: str = "", reduced: ReducedQueries | None = None
     ) -> WindowScores:
-        """Scores all windows. A window fits if a word of the question occurs in or near the window.
-        With a token index, all windows fit if one has a word of the question, else windows that
-        reach `FITS`.
+        """Scores all windows. A window may answer if a word of the question occurs in or near the
+        window. With a token index, all windows may answer if any window has a word of the question,
+        else the windows whose late interaction reaches `FITS`.
 
         Args:
             earlier: text of earlier turns that the question refers to; its BM25 counts half.
@@ -218,7 +224,7 @@ class PassageFinder:
         out = torch.full((1 + len(AROUND), len(self.index)), torch.nan)
         for own, bounds, keys in self._indexed:
             products = window_products(reduced.queries, keys, *bounds)
-            wide = [pool_products(products, windows) for windows in AROUND]
+            wide = [pool_window_products(products, windows) for windows in AROUND]
             out[:, own] = torch.stack([products, *wide]) @ reduced.weights
         return out
 
@@ -227,7 +233,7 @@ class PassageFinder:
         if not bm25.numel() or bm25.max() == bm25.min():
             return VAGUE
         best, *others = bm25.argsort(descending=True, stable=True).tolist()
-        beside = dict(self._overlapping_windows(best))
+        beside = dict(self._find_overlapping_windows(best))
         second = next((at for at in others if at not in beside), best)
         low, high = SINGLED_OUT
         ratio = float(bm25[best]) / max(float(bm25[second]), 1e-9)
@@ -244,11 +250,11 @@ class PassageFinder:
                 if at not in overlapping:
                     picked.append(at)
                     overlapping.update(
-                        n for n, share in self._overlapping_windows(at) if share >= 0.5
+                        n for n, share in self._find_overlapping_windows(at) if share >= 0.5
                     )
         return [self.make_window_passage(at, scores.total) for at in picked]
 
-    def _overlapping_windows(self, window_number: int) -> Iterator[tuple[int, float]]:
+    def _find_overlapping_windows(self, window_number: int) -> Iterator[tuple[int, float]]:
         """Yields the windows that overlap a window, with the shared part of the shorter window."""
         windows, documents = self.index.windows, self.index.documents
         window = windows[window_number]
@@ -270,13 +276,13 @@ class PassageFinder:
 
 
 def standardise_scores(scores: Tensor) -> Tensor:
-    """Returns scores in standard deviations above their mean; equal scores become 0."""
+    """Returns scores in standard deviations above the mean of all scores; equal scores become 0."""
     if scores.numel() < 2 or scores.min() == scores.max():
         return torch.zeros_like(scores)
     return (scores - scores.mean()) / scores.std()
 
 
-def token_bounds(spans: Tensor, characters: Tensor) -> tuple[Tensor, Tensor]:
+def find_token_bounds(spans: Tensor, characters: Tensor) -> tuple[Tensor, Tensor]:
     """Returns the first and the end token (W,) of each of W ranges of characters (W, 2)."""
     spans, characters = spans.long(), characters.long()
     first = torch.searchsorted(spans[:, 1].contiguous(), characters[:, 0].contiguous(), right=True)
@@ -287,7 +293,7 @@ def token_bounds(spans: Tensor, characters: Tensor) -> tuple[Tensor, Tensor]:
 class PassageSearch:
     """Searches books for passages, and caches the index of the books that were searched last."""
 
-    def __init__(self, encoder: Finder | None = None, words: float = 0.0) -> None:
+    def __init__(self, encoder: TokenEncoder | None = None, words: float = 0.0) -> None:
         self._encoder, self._words = encoder, words
         self._last: PassageFinder | None = None
 
@@ -329,7 +335,8 @@ class PassageSearch:
         if not books:
             raise UsageError("there is no document to search", "name a document")
         if count is not None and count < 1:
-            raise UsageError(f"count must be at least 1, got {count}", "set count to None for all")
+            hint = "set count to None to get all passages"
+            raise UsageError(f"count must be at least 1, got {count}", hint)
         finder = self.finder(books)
         scores = finder.scores(question, reduced=self.encode_question(question, books))
         total = standardise_scores(scores.total).masked_fill(~scores.fitting, -torch.inf)
@@ -351,14 +358,15 @@ class WordPassages(NamedTuple):
 
 
 def passages_with_words(query: str, books: Sequence[Book]) -> WordPassages:
-    """Returns the passages with most words of a query, best first; each adds a new sentence."""
+    """Returns the passages with the most words of a query, best first. Each passage has a sentence
+    that no better passage has."""
     if not books:
         raise UsageError("there is no document to search", "name a document")
     tables = [book.words or make_sentence_words(book.document.text) for book in books]
     finder = PassageFinder(books)
     index = finder.index
     wanted = list(dict.fromkeys(find_question_words(query, {table.language for table in tables})))
-    having = [_sentences_with_words(wanted, table) for table in tables]
+    having = [_mark_sentences_with_words(wanted, table) for table in tables]
     unseen = [sentences.any(1) for sentences in having]
     counts = [
         int(having[document][window.first : window.last].any(0).sum())
@@ -374,7 +382,7 @@ def passages_with_words(query: str, books: Sequence[Book]) -> WordPassages:
     return WordPassages(passages, most, len(wanted))
 
 
-def _sentences_with_words(wanted: Sequence[tuple[str, ...]], table: SentenceWords) -> Any:
+def _mark_sentences_with_words(wanted: Sequence[tuple[str, ...]], table: SentenceWords) -> Any:
     """Returns a bool table (sentences, words): whether a sentence contains a stem of a word."""
     numbers = {word: number for number, word in enumerate(table.vocabulary)}
     sentences = numpy.repeat(numpy.arange(len(table.counts)), numpy.diff(table.ends))

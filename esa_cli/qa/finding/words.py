@@ -121,7 +121,7 @@ class SentenceWords:
     def as_bytes(self) -> bytes:
         """Serialises the table to bytes, which `of_bytes` parses."""
         texts = {
-            "version": _table_version(),
+            "version": _compute_table_version(),
             "vocabulary": "\n".join(self.vocabulary),
             "language": self.language,
         }
@@ -136,7 +136,7 @@ class SentenceWords:
         """Returns a stored table, or None if this version of esa processes texts differently."""
         try:
             tensors = load(data)
-            if tensors["version"].tobytes().decode() != _table_version():
+            if tensors["version"].tobytes().decode() != _compute_table_version():
                 return None
             text = tensors["vocabulary"].tobytes().decode("utf-8", "surrogatepass")
             language = tensors["language"].tobytes().decode()
@@ -147,7 +147,7 @@ class SentenceWords:
 
 
 @cache
-def _table_version() -> str:
+def _compute_table_version() -> str:
     """Returns a digest of all code and data that determine a table, except the text."""
     digest = hashlib.sha256(f"{unicodedata.unidata_version} {compute_words_digest()}".encode())
     for file in (cut_sentences.__code__.co_filename, __file__):
@@ -194,7 +194,7 @@ class LexicalIndex:
         self._around: list[tuple[Bm25Index, Tensor, float]] = []
         for size, weight in AROUND:
             wide = [table.cut_windows(size) for table in tables]
-            nearest = _nearest_windows(narrow, wide)
+            nearest = _find_nearest_windows(narrow, wide)
             self._around.append((self._index_windows(tables, wide), nearest, weight))
 
     def _index_windows(
@@ -214,9 +214,9 @@ class LexicalIndex:
 
     def has_word(self, word: str) -> bool:
         """Whether any document contains a form of a content word."""
-        return bool(self._word_numbers(word))
+        return bool(self._find_word_numbers(word))
 
-    def _word_numbers(self, question: str) -> list[int]:
+    def _find_word_numbers(self, question: str) -> list[int]:
         """Returns the vocabulary numbers of the question's words that occur in the documents."""
         words = find_question_words(question, self._languages)
         return [
@@ -225,14 +225,14 @@ class LexicalIndex:
 
     def scores(self, question: str) -> Tensor:
         """Returns the BM25 score of each window for a question, as float32; 0 without a match."""
-        numbers = self._word_numbers(question)
+        numbers = self._find_word_numbers(question)
         total = self._own.scores(numbers)
         for bm25, nearest, weight in self._around:
             total = total + weight * bm25.scores(numbers)[nearest]
         return total
 
 
-def _nearest_windows(
+def _find_nearest_windows(
     narrow: Sequence[Sequence[TextWindow]], wide: Sequence[Sequence[TextWindow]]
 ) -> Tensor:
     """Returns, for each narrow window, the number of the wide window with the nearest middle."""

@@ -18,7 +18,13 @@ from torch import Tensor
 
 from esa_cli.documents.document import Document, read_document
 from esa_cli.errors import DiskError, LibraryError, ResourceError, UsageError
-from esa_cli.qa.finding.finder import CONTEXT_TOKENS, PIECE, SEGMENT_TOKENS, Finder, ReducedKeys
+from esa_cli.qa.finding.finder import (
+    CONTEXT_TOKENS,
+    PIECE,
+    SEGMENT_TOKENS,
+    ReducedKeys,
+    TokenEncoder,
+)
 from esa_cli.qa.finding.passage_finder import Book, TokenisedDocument
 from esa_cli.qa.finding.words import SentenceWords, make_sentence_words
 from esa_cli.qa.ingestion.library_texts import INDEX, rebuild_document, record_document
@@ -124,7 +130,7 @@ class Ingest(ABC):
         """Computes and stores the tokens of a document that are not on disk yet."""
 
     @abstractmethod
-    def compute_book(self, text: TokenisedDocument, on_progress: Progress) -> Book:
+    def compute_book_in_memory(self, text: TokenisedDocument, on_progress: Progress) -> Book:
         """Computes a book that stays in memory."""
 
     @property
@@ -220,7 +226,7 @@ class Ingest(ABC):
             if book is not None:
                 return book
             # Another process stored the document, and a third one has removed it since.
-        book = self.compute_book(text, on_progress)
+        book = self.compute_book_in_memory(text, on_progress)
         return self._count_book(replace(book, read_s=time.perf_counter() - started))
 
     def _store_book(
@@ -311,9 +317,9 @@ class IndexPlanner:
         size = self.row_bytes + plan.TOKEN_BYTES
         fixed = int(COPIES * self.weights) + plan.LIBRARIES
         if fixed + tokens * size > self.memory:
-            remedies = plan.last_remedies((self.memory - fixed) // size, "cpu")
+            remedies = plan.list_last_remedies((self.memory - fixed) // size, "cpu")
             needed = fixed + tokens * size
-            raise plan.memory_error(tokens, needed, self.memory, "cpu", "cpu", remedies)
+            raise plan.make_memory_error(tokens, needed, self.memory, "cpu", "cpu", remedies)
 
     def plan(self, tokens: int) -> IndexPlan:
         """Estimates the time of an index of `tokens` tokens by the speed of the last index."""
@@ -331,7 +337,7 @@ class IndexPlanner:
 class IndexIngest(Ingest):
     """Makes books with token indexes that a finder computes."""
 
-    def __init__(self, encoder: Finder, *options: Any) -> None:
+    def __init__(self, encoder: TokenEncoder, *options: Any) -> None:
         super().__init__(*options)
         self.encoder = encoder
 
@@ -385,7 +391,7 @@ class IndexIngest(Ingest):
             provenance=self.make_provenance(document, INDEX),
         )
 
-    def compute_book(self, text: TokenisedDocument, on_progress: Progress) -> Book:
+    def compute_book_in_memory(self, text: TokenisedDocument, on_progress: Progress) -> Book:
         tokens, layout = len(text.ids), self.encoder.layout
         self.check_memory(tokens)
         self.events.started(text.document, tokens, None)

@@ -60,7 +60,7 @@ class KvCacheIngest(Ingest):
 
     def _identity(self, layout: Layout) -> str:
         session = self.esa.session
-        head = session.prompt.head()
+        head = session.prompt.encode_head()
         return cache_key(self.esa.facts, head, session.preset, session.method, layout)
 
     @property
@@ -98,7 +98,7 @@ class KvCacheIngest(Ingest):
 
     def make_stored_form(self, text: TokenisedDocument) -> StoredForm:
         session, layout = self.esa.session, self._layout(self.rows)
-        ids = [*session.prompt.head(), *text.ids]
+        ids = [*session.prompt.encode_head(), *text.ids]
         make_writer = partial(CacheWriter, devices=[session.model.device] * layout.layers)
         identity, state_bytes = self._identity(layout), self._document_state_bytes
         return StoredForm(identity, ids, layout, make_writer, state_bytes)
@@ -106,7 +106,7 @@ class KvCacheIngest(Ingest):
     @property
     def _document_state_bytes(self) -> int:
         model = self.esa.session.model
-        return read_model_shape(model.config.to_dict()).states(model.dtype.itemsize)
+        return read_model_shape(model.config.to_dict()).count_state_bytes(model.dtype.itemsize)
 
     def _place_states(self, states: Sequence[State], key: str) -> list[State]:
         """Moves stored states to the model's device. Raises LibraryError: a shape is wrong."""
@@ -156,9 +156,9 @@ class KvCacheIngest(Ingest):
         finally:
             session.clear()
 
-    def compute_book(self, text: TokenisedDocument, on_progress: Progress) -> Book:
+    def compute_book_in_memory(self, text: TokenisedDocument, on_progress: Progress) -> Book:
         session = self.esa.session
-        ids = [*session.prompt.head(), *text.ids]
+        ids = [*session.prompt.encode_head(), *text.ids]
         self.check_memory(len(ids))
         self.events.started(text.document, len(ids), None)
         try:

@@ -173,7 +173,7 @@ def sync_folder(
     found = find_readable_files(folder)
     changes = FileIndexing(catalogue, folder).update(found.files, progress)
     record_removed_files(catalogue, folder, found, folder)
-    removed = [one for one in _removed_files(catalogue, folder, found) if one.folder]
+    removed = [one for one in _find_removed_files(catalogue, folder, found) if one.folder]
     if prune and removed and not found.files and not if_empty:
         raise DocumentError(
             f"no document is left in {folder}, so nothing is pruned",
@@ -191,7 +191,7 @@ def forget_removed(catalogue: Catalogue, folder: str, state: FolderState) -> Non
     catalogue.store_synced_records(folder)
 
 
-def _removed_files(catalogue: Catalogue, folder: str, found: FoundFiles) -> list[FileRecord]:
+def _find_removed_files(catalogue: Catalogue, folder: str, found: FoundFiles) -> list[FileRecord]:
     """Returns the records of files that a folder's listing lacks and that do not exist now."""
     left_out = [path for paths in found.left_out.values() for path in paths]
     listed = {os.path.abspath(path) for path in (*found.files, *left_out)}
@@ -208,7 +208,7 @@ def record_removed_files(
 ) -> None:
     """Records that files which were ingested one by one no longer exist."""
     stored = {entry.file for part in catalogue.entries() for entry in part}
-    gone = [one for one in _removed_files(catalogue, folder, found) if not one.folder]
+    gone = [one for one in _find_removed_files(catalogue, folder, found) if not one.folder]
     gone = [one for one in gone if one.digest and resolve_folder_links(one.path) in stored]
     if found.files and gone:
         with catalogue.transaction():
@@ -228,7 +228,7 @@ def record_ingested_folders(library: Library, names: Sequence[str]) -> None:
                 record_removed_files(catalogue, folder, find_readable_files(folder))
 
 
-def outdated_entries(
+def find_outdated_entries(
     catalogue: Catalogue, state: FolderState, entries: Iterable[Entry]
 ) -> list[Entry]:
     """Returns stored documents of a folder whose text is no longer the text of any file."""
@@ -282,14 +282,14 @@ def library_texts(library: Library, progress: Progress | None = None) -> Library
     if not library.exists:
         return LibraryTexts()
     with library.search_catalogue() as catalogue:
-        return texts_in_catalogue(catalogue, progress)
+        return list_texts_in_catalogue(catalogue, progress)
 
 
-def texts_in_catalogue(catalogue: Catalogue, progress: Progress | None = None) -> LibraryTexts:
+def list_texts_in_catalogue(catalogue: Catalogue, progress: Progress | None = None) -> LibraryTexts:
     """Parses changed files again, and returns the texts of a library."""
     divided = catalogue.entries()
     stored = [one for part in divided for one in part if not one.damage]
-    changed = _changed_files(catalogue, stored)
+    changed = _find_changed_files(catalogue, stored)
     FileIndexing(catalogue).update(changed, progress)
     present, former = catalogue.entries() if changed else divided
     texts = dict[str, LibraryText]()
@@ -313,7 +313,7 @@ def texts_in_catalogue(catalogue: Catalogue, progress: Progress | None = None) -
     return LibraryTexts(tuple(texts.values()), damaged, tuple(refused), tuple(former))
 
 
-def _changed_files(catalogue: Catalogue, stored: Sequence[Entry]) -> list[str]:
+def _find_changed_files(catalogue: Catalogue, stored: Sequence[Entry]) -> list[str]:
     """Returns the files whose text may have changed, or whose words are not indexed."""
     known, texts = catalogue.load_known_files(), {entry.text_sha256 for entry in stored}
     texts |= {"", *catalogue.texts.list_digests()}

@@ -63,11 +63,11 @@ class ModelShape:
     window: int = 0
 
     @property
-    def row(self) -> int:
+    def numbers_per_token(self) -> int:
         """How many numbers a layer with full attention caches for each token."""
         return (1 if self.shared else 2) * self.groups * self.dim
 
-    def states(self, size: int) -> int:
+    def count_state_bytes(self, size: int) -> int:
         """Returns the bytes of a document's states in all layers, with numbers of `size` bytes."""
         return self.stateful * (self.convolved * size + self.recurrent * 4)
 
@@ -84,14 +84,14 @@ def read_model_shape(config: dict[str, Any]) -> ModelShape:
         rows = sum(kind in ("attention", "both") for kind in kinds)
         width = sum(own * size for own, size in shapes) if shapes else rows * groups * dim
         hidden = int(config["hidden_size"])
-        convolved, recurrent = _state_sizes(config, hidden)
+        convolved, recurrent = _read_state_sizes(config, hidden)
         return ModelShape(
             layers=len(kinds),
             hidden=hidden,
             heads=int(config["num_attention_heads"]),
             groups=groups,
             dim=dim,
-            inner=_mlp_width(config, hidden),
+            inner=_read_mlp_width(config, hidden),
             shared=shared,
             rows=rows,
             numbers=(1 if shared else 2) * width,
@@ -99,10 +99,10 @@ def read_model_shape(config: dict[str, Any]) -> ModelShape:
             stateful=kinds.count("state") + kinds.count("both"),
             convolved=convolved,
             recurrent=recurrent,
-            window=_sliding_window(config),
+            window=_read_sliding_window(config),
         )
     except (ArithmeticError, LookupError, TypeError, ValueError, AttributeError) as error:
-        raise ModelError(f"the model's config.json must have all sizes, got {error}") from error
+        raise ModelError(f"config.json must have the sizes of all layers, got {error}") from error
 
 
 def _read_size(config: Mapping[str, Any], *names: str) -> int:
@@ -111,17 +111,17 @@ def _read_size(config: Mapping[str, Any], *names: str) -> int:
     return int(max(value) if isinstance(value, list) else value)
 
 
-def _mlp_width(config: Mapping[str, Any], hidden: int) -> int:
+def _read_mlp_width(config: Mapping[str, Any], hidden: int) -> int:
     dense = _read_size(config, "intermediate_size", "ffn_hidden_size", "block_ff_dim") or 4 * hidden
     width = _read_size(config, "moe_intermediate_size", "expert_ffn_hidden_size") or dense
-    return max(dense, width * _experts_per_token(config))
+    return max(dense, width * _count_experts_per_token(config))
 
 
-def _experts_per_token(config: Mapping[str, Any]) -> int:
+def _count_experts_per_token(config: Mapping[str, Any]) -> int:
     return _read_size(config, "num_experts_per_tok", "moe_topk", "moe_k", "top_k_experts")
 
 
-def _sliding_window(config: Mapping[str, Any]) -> int:
+def _read_sliding_window(config: Mapping[str, Any]) -> int:
     """Returns the size of the sliding window, or 0 if it is not used or never exceeded."""
     window = int(config.get("sliding_window") or 0)
     positions = config.get("max_position_embeddings")
@@ -129,7 +129,7 @@ def _sliding_window(config: Mapping[str, Any]) -> int:
     return 0 if unused or not config.get("use_sliding_window", True) else window
 
 
-def _state_sizes(config: Mapping[str, Any], hidden: int) -> tuple[int, int]:
+def _read_state_sizes(config: Mapping[str, Any], hidden: int) -> tuple[int, int]:
     """Returns how many numbers the convolution state and the recurrent state of a layer have."""
     kernel = _read_size(config, "linear_conv_kernel_dim", "mamba_d_conv", "conv_kernel") or 4
     if keys := _read_size(config, "linear_num_key_heads"):
@@ -206,7 +206,7 @@ def count_layer_weights(tensors: Iterable[StoredWeight], config: Mapping[str, An
     experts = _read_size(
         settings, "num_local_experts", "n_routed_experts", "num_experts", "moe_num_experts"
     )
-    share = min(1.0, _experts_per_token(settings) / experts) if experts else 1.0
+    share = min(1.0, _count_experts_per_token(settings) / experts) if experts else 1.0
     total = 0.0
     for tensor in tensors:
         if _is_layer_matrix(tensor):

@@ -135,8 +135,8 @@ class KvCacheCosts(TextCosts):
         if not on_host:
             return self._allocated_tokens(tokens) * shape.numbers * size, 0
         local = max(window.local, window.full_attention_limit, shape.window)
-        near = (local + FEED + window.chunk + RESERVE) * shape.row * size
-        return shape.rows * near, shape.rows * shape.row * size * tokens
+        near = (local + FEED + window.chunk + RESERVE) * shape.numbers_per_token * size
+        return shape.rows * near, shape.rows * shape.numbers_per_token * size * tokens
 
     def reduced_key_bytes(self, tokens: int, size: int) -> int:
         return self._allocated_tokens(tokens) * self.reduced_width * size
@@ -159,7 +159,7 @@ class KvCacheCosts(TextCosts):
         fitting = 0
         if score.features and self.method.compressor.fit_tokens:
             fitting = 8 * folded * folded * (2 * shape.rows + 8)
-        rest = scores + fitting + STATES * shape.states(size)
+        rest = scores + fitting + STATES * shape.count_state_bytes(size)
         return super().working_bytes(tokens, size) + gathered * size + rest
 
     def operation_count(self, tokens: int) -> float:
@@ -192,7 +192,7 @@ class KvCacheCosts(TextCosts):
         return (2 * scored + 1) / attended, self.reduced_width / shape.numbers
 
 
-def free_cache_bytes(device: torch.device) -> int:
+def measure_free_cache_bytes(device: torch.device) -> int:
     """Returns the bytes that a KV cache may take on a GPU: free memory, and torch's reserve."""
     reserved = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return machine.available_memory(str(device)) + reserved
@@ -210,13 +210,13 @@ class CachePlacement:
 
     def __init__(
         self, model: Any, method: Method, cache: str, places: StoreFactory | None = None,
-        free: Callable[[torch.device], int] = free_cache_bytes,
+        free: Callable[[torch.device], int] = measure_free_cache_bytes,
     ) -> None:  # fmt: skip
         check_cache_name(cache)
         self.model, self.method, self.cache = model, method, cache
         self._places, self._free = places or StoreFactory(), free
 
-    def store_maker(self, tokens: int) -> MakeStore:
+    def choose_store_maker(self, tokens: int) -> MakeStore:
         """Returns the function that makes key-value stores for `tokens` tokens."""
         return self._places.stores(list_kv_layers(self.model) if self._goes_to_host(tokens) else ())
 
@@ -224,9 +224,8 @@ class CachePlacement:
         device, size = self.model.device, self.model.dtype.itemsize
         if self.cache in ("device", "disk") or not self._places.elsewhere(device):
             return False
-        costs = KvCacheCosts(
-            read_model_shape(self.model.config.to_dict()), on_gpu=True, method=self.method
-        )
+        shape = read_model_shape(self.model.config.to_dict())
+        costs = KvCacheCosts(shape, on_gpu=True, method=self.method)
         needed = costs.working_bytes(tokens, size) + costs.reduced_key_bytes(tokens, size)
         needed += costs.key_value_bytes(tokens, size)[0]
         return self.cache == "host" or needed > self._free(device)
@@ -244,13 +243,13 @@ def measure_speed(shape: ModelShape, dtype: torch.dtype, device: str) -> float:
     return 2.0 * x.numel() * shape.inner * done / spent
 
 
-def ingest_speed_file() -> Path:
+def find_ingest_speed_file() -> Path:
     """Returns the path of `rates.json`, which has the speeds of previous ingests: operations per
     second of a prefill, and tokens per second of a token index."""
     return esa_home() / "rates.json"
 
 
-def ingest_speed_key(model: str, dtype_name: str, device: str, ingest_kind: str) -> str:
+def make_ingest_speed_key(model: str, dtype_name: str, device: str, ingest_kind: str) -> str:
     """Returns the key of a speed in `rates.json`; `ingest_kind` is `INDEX`, or how the method
     prefills a document."""
     return f"{model}|{dtype_name}|{device}|{ingest_kind}|{torch.get_num_threads()} threads"
@@ -259,7 +258,7 @@ def ingest_speed_key(model: str, dtype_name: str, device: str, ingest_kind: str)
 def load_ingest_speeds() -> dict[str, float]:
     """Reads the speeds of previous ingests; empty if the file cannot be read."""
     with contextlib.suppress(OSError, ValueError):
-        data = json.loads(ingest_speed_file().read_text("utf-8"))
+        data = json.loads(find_ingest_speed_file().read_text("utf-8"))
         speeds = data if isinstance(data, dict) else {}
         return {key: one for key, one in speeds.items() if isinstance(one, int | float) and one > 0}
     return {}
@@ -267,13 +266,12 @@ def load_ingest_speeds() -> dict[str, float]:
 
 def save_ingest_speed(key: str, speed: float) -> None:
     """Saves the speed of an ingest among those of previous ingests, if the file can be written."""
-    path = ingest_speed_file()
+    path = find_ingest_speed_file()
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as part:
-            part.write_text(
-                json.dumps({**load_ingest_speeds(), key: speed}, indent=1) + "\n", "utf-8"
-            )
+            speeds = {**load_ingest_speeds(), key: speed}
+            part.write_text(json.dumps(speeds, indent=1) + "\n", "utf-8")
 
 
 class Planner:
@@ -311,7 +309,7 @@ class Planner:
         self.dtype, self.device, self.packing = dtype, device, packing
         self.memory = machine.available_memory(device) if memory is None else memory
         self.host_memory = machine.available_memory("cpu") if on_gpu else 0
-        self.rate_key = ingest_speed_key(resolved.preset.model, self.dtype_name, device, how)
+        self.rate_key = make_ingest_speed_key(resolved.preset.model, self.dtype_name, device, how)
         # The speed of an index is saved in tokens per second, as it is for `IndexPlanner`.
         self._saved_unit = self.costs.operation_count(1) if index else 1.0
 
@@ -431,7 +429,7 @@ class IngestPlan:
             (on_cpu, "use --device cpu, where it fits"),
         )
         elsewhere = [text for helps, text in ways if helps]
-        return (*elsewhere, *last_remedies(self.most_tokens, self.device))
+        return (*elsewhere, *list_last_remedies(self.most_tokens, self.device))
 
     def check(self) -> None:
         """Raises ResourceError, with remedies, if the plan does not fit into memory."""
@@ -440,10 +438,10 @@ class IngestPlan:
         need, have, place = self.needed, self.available, self.device
         if need <= have:
             need, have, place = self.host_keys_values, self.host_available, "the host"
-        raise memory_error(self.tokens, need, have, place, self.device, self.remedies)
+        raise make_memory_error(self.tokens, need, have, place, self.device, self.remedies)
 
 
-def memory_error(
+def make_memory_error(
     tokens: int, needed: int, available: int, place: str, device: str, remedies: Sequence[str]
 ) -> ResourceError:
     """Returns the error that `tokens` tokens need more bytes than are available in a place: a
@@ -456,7 +454,7 @@ def memory_error(
     )
 
 
-def last_remedies(tokens_that_fit: int, device: str) -> list[str]:
+def list_last_remedies(tokens_that_fit: int, device: str) -> list[str]:
     """Returns what a person can do if the documents fit into no other place."""
     fewer = f"give fewer or shorter documents: {tokens_that_fit:,} tokens fit"
     free = "raise ESA_MEMORY_LIMIT" if _is_capped(device) else "free some memory"

@@ -42,9 +42,9 @@ def model_facts(model: Any, tokenizer: Any) -> dict[str, Any]:
     ModelError: its weights are not in memory, or cannot be read."""
     return {
         "fingerprint": asdict(compute_fingerprint(model)),
-        "config": _config_facts(model.config),
-        "weights": _weight_digest(model),
-        "tokens": _tokenizer_digest(tokenizer),
+        "config": _collect_config_facts(model.config),
+        "weights": _digest_weights(model),
+        "tokens": _digest_tokenizer(tokenizer),
     }
 
 
@@ -83,7 +83,7 @@ def cache_key(
     return json.dumps(facts, sort_keys=True)
 
 
-def _config_facts(config: Any) -> dict[str, Any]:
+def _collect_config_facts(config: Any) -> dict[str, Any]:
     """Returns a model's configuration without paths and versions."""
     left_out = ["transformers_version", "dtype", "torch_dtype"]
     if get_family(config).switches:  # attachment changes it, and `rope_parameters` has it, too
@@ -92,7 +92,7 @@ def _config_facts(config: Any) -> dict[str, Any]:
     return {key: facts[key] for key in facts if key[0] != "_" and key not in left_out}
 
 
-def _weight_digest(model: Any) -> str:
+def _digest_weights(model: Any) -> str:
     """Returns a digest of the weights' names, shapes and some numbers, which training changes."""
     digest = sha256()
     for name, weight in iterate_weight_tensors(model):
@@ -104,7 +104,7 @@ def _weight_digest(model: Any) -> str:
     return digest.hexdigest()
 
 
-def _tokenizer_digest(tokenizer: Any) -> str:
+def _digest_tokenizer(tokenizer: Any) -> str:
     """Returns a digest of a tokenizer's vocabulary and rules."""
     if isinstance(tokenizer, PlainTokenizer):
         return tokenizer.facts.digest
@@ -115,9 +115,8 @@ def _tokenizer_digest(tokenizer: Any) -> str:
 
 def hash_method_settings(name: str, preset: Preset, left_out: tuple[str, ...] = ("name",)) -> str:
     """Returns the hash of the settings of method `name` in a comparison."""
-    return (
-        hash_text_settings(preset) if name == FROM_TEXT else hash_preset_settings(preset, left_out)
-    )
+    is_text = name == FROM_TEXT
+    return hash_text_settings(preset) if is_text else hash_preset_settings(preset, left_out)
 
 
 def hash_text_settings(preset: Preset) -> str:
@@ -128,7 +127,7 @@ def hash_text_settings(preset: Preset) -> str:
         for path in [] if name is None else sorted(folder(name).iterdir()):
             if path.suffix in (".json", ".safetensors"):
                 hashes[f"{folder.__name__} {path.name}"] = sha256(path.read_bytes()).hexdigest()
-    return _short_hash({**_dump_settings(preset, ("name", "description")), "files": hashes})
+    return _hash_facts({**_dump_settings(preset, ("name", "description")), "files": hashes})
 
 
 def hash_preset_settings(preset: Preset, left_out: tuple[str, ...] = ("name",)) -> str:
@@ -142,12 +141,12 @@ def hash_preset_settings(preset: Preset, left_out: tuple[str, ...] = ("name",)) 
             if value != facts[kind].get(key):
                 files[f"{kind}.{key}"] = value
     # Without files the hash is that of older versions, whose rows can be continued.
-    return _short_hash({**facts, "files": files} if files else facts)
+    return _hash_facts({**facts, "files": files} if files else facts)
 
 
 def _dump_settings(preset: Preset, left_out: tuple[str, ...]) -> dict[str, Any]:
     return preset.model_dump(mode="json", exclude={*left_out})
 
 
-def _short_hash(facts: Mapping[str, Any]) -> str:
+def _hash_facts(facts: Mapping[str, Any]) -> str:
     return text_digest(json.dumps(facts, sort_keys=True))[:16]

@@ -24,15 +24,15 @@ from esa_cli.methods.registry import KINDS
 from esa_cli.qa.presets.preset_files import (
     FORMER,
     adapter_folder,
-    available,
+    find_known_model_facts,
     find_preset_file,
     finder_folder,
     is_address,
-    known_model_facts,
     known_models,
-    read_file,
-    reference,
-    shipped_presets,
+    list_presets,
+    list_shipped_presets,
+    read_preset_file,
+    resolve_model_name,
 )
 from esa_cli.system.registry import nearest
 from esa_cli.system.strict_parsing import MAX_DEPTH, dump_yaml, load_yaml
@@ -203,7 +203,7 @@ _WINDOW: Any = create_model("Window", __base__=_StrictModel, **_sizes)
 _HOLDER: Any = create_model("_HOLDER", window=(_WINDOW, ...))
 
 
-def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+def merge_settings(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """Returns `base` updated recursively with `over`; a renamed method part is replaced as a
     whole."""
     out = dict(base)
@@ -211,7 +211,7 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
         old = out.get(key)
         if isinstance(old, dict) and isinstance(value, dict):
             renamed = key in KINDS and value.get("name", old.get("name")) != old.get("name")
-            out[key] = dict(value) if renamed else merge(old, value)
+            out[key] = dict(value) if renamed else merge_settings(old, value)
         else:
             out[key] = value
     return out
@@ -221,7 +221,7 @@ def merge_presets(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str,
     """Merges the preset `over` into `base`. If `base` has a finder, another model in `over` becomes
     `answer.reader`, which writes the answers. Without a finder, the model in `over` replaces the
     model with its `score.heads` and `answer`."""
-    out = merge(base, over)
+    out = merge_settings(base, over)
     if "model" not in over or "model" not in base or over["model"] == base["model"]:
         return out
     below, above = base.get("answer") or {}, over.get("answer") or {}
@@ -234,7 +234,7 @@ def merge_presets(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str,
         out["answer"] = above
     if isinstance(out.get("score"), dict) and "heads" not in (over.get("score") or {}):
         out["score"] = {key: value for key, value in out["score"].items() if key != "heads"}
-        facts = known_model_facts(str(over["model"]))
+        facts = find_known_model_facts(str(over["model"]))
         if facts is not None and facts.heads and out["score"].get("name") == "vote":
             out["score"]["heads"] = facts.heads
     return out
@@ -256,7 +256,8 @@ def answer_from_kv_cache(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def preset_of_reader_model(preset: Preset) -> Preset:
-    """Returns the preset, changed to answer from the KV cache of its reader if it has a reader."""
+    """Returns the preset, changed to answer from the KV cache of its reader model, if it names
+    one."""
     if preset.answer.reader is None:
         return preset
     return validate_settings(preset.name, answer_from_kv_cache(preset.model_dump(exclude={"name"})))
@@ -291,7 +292,7 @@ def _load_with_parents(path: Path, chain: tuple[Path, ...] = ()) -> dict[str, An
     if path in chain:
         loop = " -> ".join(step.stem for step in (*chain, path))
         raise PresetError(f"presets extend each other in a circle: {loop}", "remove one `extends`")
-    data = read_file(path)
+    data = read_preset_file(path)
     parent = data.pop("extends", None)
     if parent is None:
         return data
@@ -301,30 +302,30 @@ def _load_with_parents(path: Path, chain: tuple[Path, ...] = ()) -> dict[str, An
     parent, model = split_preset_name(parent)
     below = find_preset_file(parent, near_folder=path.parent)
     if below.resolve() in chain:  # one's own preset lies over the shipped one of that name
-        below = shipped_presets().get(FORMER.get(parent, parent), below)
+        below = list_shipped_presets().get(FORMER.get(parent, parent), below)
     return merge_presets(merge_presets(_load_with_parents(below, chain), model), data)
 
 
 def split_preset_name(name: str) -> tuple[str, dict[str, Any]]:
     """Returns the preset that a name means, and settings that override it: the name of a known
     model means a preset with this model."""
-    if name not in available() and (facts := known_models().get(name)):
+    if name not in list_presets() and (facts := known_models().get(name)):
         return facts.way, {"model": facts.model}
     return name, {}
 
 
-def _setting_error(error: ValidationError, preset_name: str) -> PresetError:
+def _make_setting_error(error: ValidationError, preset_name: str) -> PresetError:
     first = error.errors()[0]
     *above, key = first["loc"]
     where = ".".join(map(str, first["loc"]))
-    message = f"preset {preset_name}: {where} {_broken_rule(error)}"
+    message = f"preset {preset_name}: {where} {_word_broken_rule(error)}"
     hint = "see `esa presets show`"
     if first["type"] == "extra_forbidden":
         message, before = (
             f"preset {preset_name} has no setting {where!r}",
             "".join(f"{p}." for p in above),
         )
-        hint = nearest(str(key), _section_settings(above), before)
+        hint = nearest(str(key), _list_section_settings(above), before)
     elif first["type"] == "missing":
         message = f"preset {preset_name} lacks {where!r}"
         hint = "set it, or extend a preset that sets it"
@@ -333,13 +334,13 @@ def _setting_error(error: ValidationError, preset_name: str) -> PresetError:
     return PresetError(message, hint)
 
 
-def _broken_rule(error: ValidationError) -> str:
+def _word_broken_rule(error: ValidationError) -> str:
     """Returns the rule that a value breaks, worded to follow the setting's name in a message."""
     message = error.errors()[0]["msg"].replace("Input should", "must")
     return message.replace("greater than or equal to", "at least")
 
 
-def _section_settings(key_path: Sequence[str | int]) -> list[str]:
+def _list_section_settings(key_path: Sequence[str | int]) -> list[str]:
     """Returns the names of the settings in a section of a preset."""
     sections = {"window": _WINDOW, "answer": AnswerSettings, "prompt": Prompt}
     section: Any = sections.get(str(key_path[0]), GenerationSettings) if key_path else Preset
@@ -353,12 +354,12 @@ def load(name: str = DEFAULT, overrides: Sequence[str] = ()) -> Preset:
     path = find_preset_file(way)
     # An override of one setting keeps the default part's name.
     defaults = {kind: Preset.model_fields[kind].default for kind in KINDS}
-    data = merge_presets(merge(defaults, _load_with_parents(path)), model)
+    data = merge_presets(merge_settings(defaults, _load_with_parents(path)), model)
     over: dict[str, Any] = {}
     for text in overrides:
-        over = merge(over, parse_override(text))
+        over = merge_settings(over, parse_override(text))
     if isinstance(over.get("model"), str):
-        over["model"] = reference(over["model"])
+        over["model"] = resolve_model_name(over["model"])
     data = merge_presets(data, over)
     if isinstance(data.get("answer"), dict) and data["answer"].get("from") == "rows":
         data = answer_from_kv_cache(data)
@@ -375,7 +376,7 @@ def validate_settings(name: str, data: Mapping[str, Any]) -> Preset:
         window = _HOLDER.model_validate({"window": data.get("window", {})}).window.model_dump()
         preset = Preset.model_validate({**data, "window": Window(**window), "name": name})
     except ValidationError as error:
-        raise _setting_error(error, name) from error
+        raise _make_setting_error(error, name) from error
     except ValueError as error:
         raise PresetError(f"preset {name}: {error}", "see `esa presets show`") from error
     sizes, limit = preset.window, f"at most the model's window of {preset.context}"
@@ -412,12 +413,7 @@ def choose_generation(
     except ValidationError as error:
         first = error.errors()[0]
         raise UsageError(
-            f"{first['loc'][0]} {_broken_rule(error)}, got {first['input']}",
+            f"{first['loc'][0]} {_word_broken_rule(error)}, got {first['input']}",
             "omit the setting to use the preset's value",
         ) from error
     return chosen.max_new_tokens, chosen.temperature, chosen.top_p
-
-
-def max_answer_tokens(settings: GenerationSettings, max_tokens: int | None) -> int:
-    """Returns the maximum number of answer tokens. Raises UsageError: it is less than one."""
-    return choose_generation(settings, max_tokens, None, None)[0]

@@ -39,17 +39,18 @@ def user_preset_folder() -> Path:
     return user_config_path("esa") / "presets"
 
 
-def available() -> dict[str, Path]:
+def list_presets() -> dict[str, Path]:
     """Returns the names and files of all presets; the user's presets replace shipped presets."""
-    return dict(sorted({**shipped_presets(), **_preset_files_in(user_preset_folder())}.items()))
+    own = _list_preset_files_in(user_preset_folder())
+    return dict(sorted({**list_shipped_presets(), **own}.items()))
 
 
-def shipped_presets() -> dict[str, Path]:
+def list_shipped_presets() -> dict[str, Path]:
     """Returns the names and files of the presets that come with the package."""
-    return _preset_files_in(shipped_preset_folder())
+    return _list_preset_files_in(shipped_preset_folder())
 
 
-def _preset_files_in(folder: Path) -> dict[str, Path]:
+def _list_preset_files_in(folder: Path) -> dict[str, Path]:
     files = sorted(folder.iterdir()) if folder.is_dir() else []
     return {path.stem: path for path in files if path.suffix in SUFFIXES}
 
@@ -66,7 +67,7 @@ def find_preset_file(name: str, near_folder: Path | None = None) -> Path:
             f"there is no preset file {name}",
             "check the path, or use a name from `esa presets list`",
         )
-    known = available()
+    known = list_presets()
     if name not in known:
         name = FORMER.get(name, name)
     if name not in known:
@@ -75,7 +76,7 @@ def find_preset_file(name: str, near_folder: Path | None = None) -> Path:
     return known[name]
 
 
-def read_file(path: Path) -> dict[str, Any]:
+def read_preset_file(path: Path) -> dict[str, Any]:
     """Reads the settings of a preset file. Raises PresetError: it cannot be parsed."""
     try:
         data = load_yaml(path.read_text(encoding="utf-8"))
@@ -148,12 +149,12 @@ def known_models() -> dict[str, ModelFacts]:
     return {name: ModelFacts(**facts) for name, facts in data.items()}
 
 
-def reference(named: str) -> str:
+def resolve_model_name(named: str) -> str:
     """Returns the hub id of a known model's name, and any other text unchanged."""
     return known_models()[named].model if named in known_models() else named
 
 
-def known_model_facts(model: str) -> ModelFacts | None:
+def find_known_model_facts(model: str) -> ModelFacts | None:
     """Returns the facts of the known model with a hub id, or None if the model is unknown."""
     return next((facts for facts in known_models().values() if facts.model == model), None)
 

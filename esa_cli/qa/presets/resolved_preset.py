@@ -19,7 +19,7 @@ from esa_cli.qa.presets.preset import (
     Preset,
     answer_from_kv_cache,
     load,
-    merge,
+    merge_settings,
     validate_settings,
 )
 from esa_cli.system.registry import nearest
@@ -121,12 +121,12 @@ def build_method(preset: Preset) -> Method:
         raise PresetError(
             f"position.distance must be below the model's window of {preset.context}, "
             f"got {distance}",
-            "use about three quarters of the window; see benchmarks/NOTES.md",
+            "set position.distance to about three quarters of the window; see benchmarks/NOTES.md",
         )
     return Method(window=preset.window, reading=preset.reading, kernel=preset.kernel, **parts)
 
 
-def apply(name: str, preset: Preset, length: int = 0) -> Preset:
+def apply_method(name: str, preset: Preset, length: int = 0) -> Preset:
     """Replaces the preset's method by the method `name` with the same token budget, for documents
     of `length` tokens. Raises UsageError: the method is unknown. PluginError: its recipe fails, or
     changes a forbidden setting. PresetError: a setting is invalid, or the budget differs."""
@@ -136,9 +136,9 @@ def apply(name: str, preset: Preset, length: int = 0) -> Preset:
     recipe = registry.find_recipe(name)
     base = registry.Base(preset.window, preset.context, preset.position, length)
     # A published method attends to the last tokens before the question whatever the preset says.
-    plain = merge(preset.model_dump(exclude={"name"}), {"window": {"ending": None}})
+    plain = merge_settings(preset.model_dump(exclude={"name"}), {"window": {"ending": None}})
     plain = answer_from_kv_cache(plain)
-    laid = merge(plain, _recipe_settings(recipe, base))
+    laid = merge_settings(plain, _make_recipe_settings(recipe, base))
     if recipe.full or laid["selector"]["name"] == "full":
         # With `local`, the keys of a text would depend on I and L alone.
         laid["reading"] = "select"
@@ -152,7 +152,7 @@ def apply(name: str, preset: Preset, length: int = 0) -> Preset:
     return changed
 
 
-def _recipe_settings(recipe: registry.Recipe, base: registry.Base) -> Mapping[str, Any]:
+def _make_recipe_settings(recipe: registry.Recipe, base: registry.Base) -> Mapping[str, Any]:
     """Returns the settings that a recipe makes. Raises PluginError: the recipe is invalid."""
     which = f"the recipe of method {recipe.name!r}"
     may_set = f"a recipe may set {', '.join(registry.LAID)}"
@@ -174,9 +174,9 @@ def _recipe_settings(recipe: registry.Recipe, base: registry.Base) -> Mapping[st
 
 def apply_compared_method(name: str, preset: Preset, length: int = 0) -> Preset:
     """Applies the method `name` of a comparison; `preset` and `text` leave the preset unchanged.
-    Raises the errors of `apply`, and UsageError: the preset does not answer from text."""
+    Raises the errors of `apply_method`, and UsageError: the preset does not answer from text."""
     if name not in (AS_IS, FROM_TEXT):
-        return apply(name, preset, length)
+        return apply_method(name, preset, length)
     if name == FROM_TEXT and preset.answer.source != "text":
         raise UsageError(
             f"method {name!r} needs a preset that answers from text, got "
@@ -186,26 +186,26 @@ def apply_compared_method(name: str, preset: Preset, length: int = 0) -> Preset:
     return preset
 
 
-def default_compared_methods(preset: Preset) -> tuple[str, ...]:
+def list_default_compared_methods(preset: Preset) -> tuple[str, ...]:
     """Returns the names of the methods that a comparison includes by default."""
     return (AS_IS, FROM_TEXT) if preset.answer.source == "text" else (AS_IS,)
 
 
 def apply_method_for_length(name: str, preset: Preset, length: int) -> Preset:
     """Applies a method for documents of `length` tokens; 0 means that the length is unknown. Raises
-    the errors of `apply`, and UsageError: the method needs a length."""
+    the errors of `apply_method`, and UsageError: the method needs a length."""
     if not length and method_needs_length(name, preset):
         raise UsageError(
             f"method {name!r} needs the length of its documents, which is unknown here",
             f"use `esa ask DOC... QUESTION --method {name}`, or set `length` in Python",
         )
-    return apply(name, preset, length)
+    return apply_method(name, preset, length)
 
 
 def method_needs_length(name: str, preset: Preset) -> bool:
     """Whether a method depends on the length of documents, as NTK and YaRN do. Raises UsageError:
     the method is unknown. PresetError: a setting is invalid."""
-    return apply(name, preset) != apply(name, preset, 1000 * preset.context)
+    return apply_method(name, preset) != apply_method(name, preset, 1000 * preset.context)
 
 
 HEADS_HINT = "use `esa heads` to find this model's heads, or set score.heads=[]"
@@ -297,6 +297,6 @@ def check_kernel(method: Method, config: dict[str, Any], device: str, dtype: tor
     try:
         _, dim = get_key_shape(settings)
     except (AttributeError, ArithmeticError, TypeError) as error:
-        raise ModelError(f"the model's config.json must have all sizes, got {error}") from error
+        raise ModelError(f"config.json must have the sizes of all layers, got {error}") from error
     cap = config.get(get_family(settings).attention_cap) or 0.0
     choose_kernel(torch.empty(1, 1, dim, dtype=dtype, device=device), method.kernel, cap)

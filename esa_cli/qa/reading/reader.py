@@ -153,9 +153,10 @@ class ChatReader:
     ) -> list[int]:
         """Returns the prompt with as many of the best passages as fit. Raises LengthError."""
         prompt = self.prompt
-        after = prompt.history(history) + prompt.question(question, later=bool(history))
+        after = prompt.encode_history(history)
+        after += prompt.encode_question(question, later=bool(history))
         for count in range(len(passages), 0, -1):
-            ids = prompt.document(number_passages(passages[:count])) + after
+            ids = prompt.encode_document(number_passages(passages[:count])) + after
             if len(ids) + max_tokens <= self._window:
                 return ids
         kind = HistoryError if history else LengthError

@@ -85,14 +85,14 @@ class ReaderChoice:
     timeout_s: float | None = None
 
     @classmethod
-    def of(
+    def parse(
         cls, name: str, model: str | None = None, timeout_s: float | None = None
     ) -> ReaderChoice:
         """Chooses a reader by a web address, a known model's name, a model reference, or a preset,
         which stands for its model. Raises UsageError, PresetError, ModelError."""
         if timeout_s is not None and not 0 < timeout_s <= MAX_TIMEOUT_S:
             wrong = f"$ESA_READER_TIMEOUT must be above 0 and at most a day, got {timeout_s:g} s"
-            raise UsageError(wrong, "omit it to wait for up to 900 s")
+            raise UsageError(wrong, "omit the variable to wait for up to 900 s")
         if preset_files.is_address(name):
             if importlib.util.find_spec("requests") is None:
                 hint = "run pip install 'esa-cli[reader]'"
@@ -104,10 +104,10 @@ class ReaderChoice:
                 "omit the name and the time limit; --reader names the model itself",
             )
         known = list(preset_files.known_models())
-        is_preset = name in preset_files.available() or name.endswith(preset_files.SUFFIXES)
+        is_preset = name in preset_files.list_presets() or name.endswith(preset_files.SUFFIXES)
         if is_preset and name not in known:
             return cls(ref=models.parse_reference(preset.load(name).model))
-        ref = models.parse_reference(preset_files.reference(name))
+        ref = models.parse_reference(preset_files.resolve_model_name(name))
         if ref.kind == "hub" and "/" not in ref.repo:
             raise ModelError(
                 f"unknown model {name!r}",
@@ -138,16 +138,16 @@ def count_reader_bytes(choice: ReaderChoice, size: int, packing: str = "") -> in
     folder = models.path_of(choice.ref)
     if folder is not None:
         return weight_bytes_in_memory(folder, size, get_bytes_per_weight(packing, size))
-    facts = preset_files.known_model_facts(choice.ref.name)
+    facts = preset_files.find_known_model_facts(choice.ref.name)
     return None if facts is None else facts.count_weight_bytes(size)
 
 
 def choose_preset_reader(chosen: preset.Preset) -> ReaderChoice | None:
     """Returns the reader that the preset names, or None if the preset's own model is the reader."""
     answer = chosen.answer
-    return (
-        None if answer.reader is None or answer.needs_kv_cache else ReaderChoice.of(answer.reader)
-    )
+    if answer.reader is None or answer.needs_kv_cache:
+        return None
+    return ReaderChoice.parse(answer.reader)
 
 
 def check_reader_gets_passages(reader: object | None, chosen: preset.Preset) -> None:

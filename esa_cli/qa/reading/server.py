@@ -80,7 +80,7 @@ class ServerReader:
         self._models: list[str] = []
         self._models = self._list_models()
         if not self.name and not self._models:
-            raise self._reader_error("lists no models", "name a model by --reader URL#MODEL")
+            raise self._make_reader_error("lists no models", "name a model by --reader URL#MODEL")
         self.name = self.name or self._models[0]
 
     def answer(
@@ -101,9 +101,11 @@ class ServerReader:
         pieces, tokens, reason = list[str](), None, None
         try:
             with self._request_answer(body) as response:
-                for piece, ended, count in _answer_parts(response):
+                for piece, ended, count in _parse_answer_parts(response):
                     if time.monotonic() > until:
-                        raise self._reader_error(f"took longer than {self._whole_s:g} s", _SLOW)
+                        raise self._make_reader_error(
+                            f"took longer than {self._whole_s:g} s", _SLOW
+                        )
                     reason, tokens = reason or ended, count or tokens
                     if piece:
                         pieces.append(piece)
@@ -111,11 +113,11 @@ class ServerReader:
             if reason is None:
                 raise BrokenAnswerError("the stream broke off")
         except (requests.RequestException, BrokenAnswerError) as error:
-            raise self._connection_error(error) from error
+            raise self._make_connection_error(error) from error
         text, cut = "".join(pieces).strip(), reason == "length"
         if not text:
             thoughts = ", which may have spent all tokens on thoughts" if cut else ""
-            raise self._reader_error(
+            raise self._make_reader_error(
                 f"sent an empty answer of its model {self.name}{thoughts}",
                 "allow more tokens, as with --max-new-tokens 1000, or use another model",
             )
@@ -166,7 +168,7 @@ class ServerReader:
             with response:
                 refused = _parse_refusal(response).get("param")
                 if refused not in RENAMED or refused in self._refused:
-                    raise self._refusal_error(response)
+                    raise self._make_refusal_error(response)
             self._refused.append(refused)
 
     def _list_models(self) -> list[str]:
@@ -176,34 +178,34 @@ class ServerReader:
             if response.status_code == 404 and self.name:
                 return []  # not every server lists its models
             if response.status_code != 200:
-                raise self._refusal_error(response)
+                raise self._make_refusal_error(response)
             models = json.loads(response.content).get("data") or ()
             return [str(one["id"]) for one in models]
         except (ValueError, AttributeError, KeyError, TypeError) as error:
             broken = BrokenAnswerError("it is not the JSON of a list of models")
-            raise self._connection_error(broken) from error
+            raise self._make_connection_error(broken) from error
         except requests.RequestException as error:
-            raise self._connection_error(error) from error
+            raise self._make_connection_error(error) from error
 
-    def _connection_error(self, error: Exception) -> ReaderError:
+    def _make_connection_error(self, error: Exception) -> ReaderError:
         """Builds the error for a server that is unreachable or silent, or sends no completion."""
         if isinstance(error, requests.Timeout) or "Read timed out" in str(error):
-            return self._reader_error(f"was silent for {self._silence_s:g} s", _SLOW)
+            return self._make_reader_error(f"was silent for {self._silence_s:g} s", _SLOW)
         if isinstance(error, requests.exceptions.ChunkedEncodingError):
-            return self._reader_error("broke off its answer", "ask again")
+            return self._make_reader_error("broke off its answer", "ask again")
         if isinstance(error, requests.RequestException):
             cause: BaseException = error
             while cause.__context__ is not None:  # the innermost reason, as the system words it
                 cause = cause.__context__
             reason = _shorten_message(getattr(cause, "strerror", None) or first_line(cause))
             hint = f"check that the server is running; {_ADDRESS}"
-            return self._reader_error(f"cannot be reached: {reason}", hint)
-        return self._reader_error(
+            return self._make_reader_error(f"cannot be reached: {reason}", hint)
+        return self._make_reader_error(
             f"sent an answer that cannot be used: {_shorten_message(str(error))}",
             "ask again; is it a server of OpenAI's chat completions?",
         )
 
-    def _refusal_error(self, response: requests.Response) -> ReaderError:
+    def _make_refusal_error(self, response: requests.Response) -> ReaderError:
         """Builds the error for an HTTP status other than 200."""
         status, error = response.status_code, _parse_refusal(response)
         message = _shorten_message(
@@ -217,13 +219,13 @@ class ServerReader:
         elif status == 404 and (self._models or "model" in message.lower()):
             names = ", ".join(self._models[:8]) or "its models"
             what, hint = f"has no model {self.name}", f"choose one of {names} by --reader URL#MODEL"
-        return self._reader_error(f"{what}: {message}", hint)
+        return self._make_reader_error(f"{what}: {message}", hint)
 
-    def _reader_error(self, problem: str, hint: str) -> ReaderError:
+    def _make_reader_error(self, problem: str, hint: str) -> ReaderError:
         return ReaderError(f"the reader at {self.url} {problem}", hint)
 
 
-def _answer_parts(response: requests.Response) -> Iterator[_AnswerPart]:
+def _parse_answer_parts(response: requests.Response) -> Iterator[_AnswerPart]:
     """Yields the parts of an answer as the server sends them; a part may be empty."""
     if not response.headers.get("content-type", "").lower().startswith("text/event-stream"):
         raise BrokenAnswerError("it is not a stream of events")

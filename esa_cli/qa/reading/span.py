@@ -63,7 +63,7 @@ def collapse_spaces(text: str) -> str:
 
 
 def clip_text(text: str, limit: int, count_tokens: Callable[[str], int]) -> str:
-    """Returns the beginning of a text, with at most `limit` tokens; it may be empty."""
+    """Returns the beginning of a text, with at most `limit` tokens and without half a word."""
     least = count_tokens("")
     while text and (over := count_tokens(text) - limit) > 0:
         own = over + limit - least
@@ -135,7 +135,7 @@ class PassageReader:
 
 
 class PassageReading:
-    """Passages that were read with a question, and the log-odds that each has the answer."""
+    """Passages that were read with a question, and the log-odds that each contains the answer."""
 
     def __init__(self, reader: PassageReader, passages: Sequence[str], question: str) -> None:
         prompt, limit = reader.prompt, reader.max_tokens
@@ -150,10 +150,10 @@ class PassageReading:
         self.log_odds: list[float] = []
         if passages:
             numbers = range(len(passages))
-            none = torch.stack([self._unanswered_log_probability(one) for one in numbers])
+            none = torch.stack([self._compute_unanswered_log_probability(one) for one in numbers])
             self.log_odds = (torch.log1p(-none.exp().clamp(max=1 - 1e-7)) - none).tolist()
 
-    def _unanswered_log_probability(self, number: int) -> Tensor:
+    def _compute_unanswered_log_probability(self, number: int) -> Tensor:
         """Returns the log-probability () that the answer to a passage is `unanswered`. The
         probability covers as many tokens as are needed to rule out a quotation: ` (` may also begin
         a quotation of `(1867)`."""
@@ -170,20 +170,20 @@ class PassageReading:
         return out
 
     def find_span(self, number: int, above: float = -math.inf) -> Span | None:
-        """Returns a passage's most probable span; None if its log-probability is not over
-        `above`."""
+        """Returns the most probable span of passage `number`, or None if no span has a
+        log-probability over `above`."""
         passage, reader = self._passages[number], self._reader
         found = most_probable_span(
-            collapse_spaces(passage), self._batch.logits[number], self._batch.start_continuation(number),
-            reader.bytes_of, reader.prompt.line_end, above,
+            collapse_spaces(passage), self._batch.logits[number],
+            self._batch.start_continuation(number), reader.bytes_of, reader.prompt.line_end, above,
         )  # fmt: skip
         if found is None:
             return None
-        places = _passage_offsets(passage)
+        places = _locate_characters(passage)
         return Span(places[found.start], places[found.end - 1] + 1, found.log_probability)
 
 
-def _passage_offsets(passage: str) -> list[int]:
+def _locate_characters(passage: str) -> list[int]:
     """Returns the offset in `passage` of each character of `collapse_spaces(passage)`."""
     places: list[int] = []
     for word in re.finditer(r"\S+", passage):
@@ -225,7 +225,7 @@ class SpanReader:
         check_question(question)
         tokens, answer_tokens = len(self.passages.prompt.encode_prompt(question, "")), 0
         if self._wants_free_text(question):
-            tokens = max(tokens, len(self._chat.question(question)))
+            tokens = max(tokens, len(self._chat.encode_question(question)))
             answer_tokens = max_new_tokens
         need = tokens + answer_tokens + min(ROOM, self._window // 2)
         if need > self._window:
@@ -241,8 +241,8 @@ class SpanReader:
         self, question: str, passages: Sequence[Passage], span_count: int = SPANS,
         unmentioned_share: float = 0.0,
     ) -> list[Passage]:  # fmt: skip
-        """Reads passages, and returns them by descending score, after the passage with the best
-        span. The best span has the highest sum of log-probability and score of its passage.
+        """Reads passages, and returns the passage with the best span, and then the others by score.
+        The best span has the highest sum of log-probability and score of its passage.
 
         Args:
             span_count: passages whose most probable span is looked for, by the highest scores.
@@ -299,10 +299,10 @@ class SpanReader:
     ) -> Reply:
         """Writes an answer with the model without adapter, from as much of `text` as fits."""
         prompt, limit = self._chat, sampling.max_new_tokens or 0
-        asked = prompt.question(question)
+        asked = prompt.encode_question(question)
         room = self._window - len(asked) - limit
-        text = clip_text(text, room, lambda text: len(prompt.document(text)))
-        ids = prompt.document(text) + asked
+        text = clip_text(text, room, lambda text: len(prompt.encode_document(text)))
+        ids = prompt.encode_document(text) + asked
         return generate_reply(self._loaded.model, prompt.tokenizer, ids, sampling, limit, on_text)
 
 
@@ -354,7 +354,7 @@ def most_probable_span(
             for start in old.starts if text and total > above else ():
                 last = places.get(start + len(text))
                 if last is not None and words.can_end_span(last, is_preferred=ends >= goes_on):
-                    best = Span(*words.complete_span(places[start], last), total)
+                    best = Span(*words.extend_span(places[start], last), total)
                     above = total
                     break
             grown += longer
@@ -501,7 +501,7 @@ class WordBoundaries:
             return True
         return not (_is_letter(after) or self._is_joining_mark(offset))
 
-    def complete_span(self, start: int, end: int) -> tuple[int, int]:
+    def extend_span(self, start: int, end: int) -> tuple[int, int]:
         """Extends a span by its sign, its unit, and its missing closing brackets."""
         start = self._signs.get(start, start)
         if self.text[end - 1].isdecimal() and (unit := UNIT.match(self.text, end)):

@@ -75,7 +75,7 @@ class SegmentStore(SegmentLayer):
     def reduced(self) -> int:
         return len(self) if self.segment.layout.reduced[self.layer] else 0
 
-    def feature_blocks(
+    def reduced_key_blocks(
         self, start: int, stop: int, most: int = BLOCK
     ) -> Iterator[tuple[int, Tensor]]:
         assert stop <= self.reduced, "all tokens must have reduced keys"
@@ -86,7 +86,7 @@ class SegmentStore(SegmentLayer):
         for low in range(start, stop, most):
             yield low, features[low : min(low + most, stop)].to(self.device)
 
-    append = append_features = crop = refuse_change
+    append = append_reduced_keys = crop = refuse_change
 
 
 def read_states(paths: LibraryPaths, layout: Layout, key: str, segment: str = "") -> StoredStates:

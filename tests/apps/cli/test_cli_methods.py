@@ -67,7 +67,7 @@ def test_a_method_is_a_preset_with_its_parts(base: str, length: int) -> None:
     chosen = preset.load(base, given)
     for one in registry.list_recipes():
         made = resolve(chosen, method=one.name, length=length)
-        assert made.preset == resolved_preset.apply(one.name, chosen, length), one.name
+        assert made.preset == resolved_preset.apply_method(one.name, chosen, length), one.name
         assert resolve(made) is made
         assert resolve(base, given, one.name, length) == made
 
@@ -77,6 +77,6 @@ def test_ask_answers_by_any_method(name: str, esa: Esa, note: str) -> None:
     done = esa("ask", note, "When?", *SHORT, "--json", "--method", name)
     assert done.code == 0, done.err
     data = json.loads(done.out)
-    made = resolved_preset.apply(name, preset.load("tiny-random"))
+    made = resolved_preset.apply_method(name, preset.load("tiny-random"))
     assert (data["selector"], data["position"]) == (made.selector["name"], made.position["name"])
     assert data["window"]["selected"] == made.window.selected

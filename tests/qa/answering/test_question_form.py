@@ -5,7 +5,7 @@ from __future__ import annotations
 from esa_cli.qa.answering.question_form import (
     LONGEST,
     complete_question,
-    referenced_turn,
+    find_referenced_text,
     wants_free_text,
 )
 from esa_cli.qa.answering.reply import NOT_TOLD, Turn
@@ -55,11 +55,14 @@ def test_requests_for_free_text_and_questions_for_a_quotation() -> None:
 
 def test_a_reference_takes_the_last_turn() -> None:
     for question in REFERS:
-        assert referenced_turn(question, BEFORE) == "Who is Ahab? The captain.", question
-        assert referenced_turn(question, []) == ""
-    assert [one for one in OWN if referenced_turn(one, BEFORE)] == []
+        assert find_referenced_text(question, BEFORE) == "Who is Ahab? The captain.", question
+        assert find_referenced_text(question, []) == ""
+    assert [one for one in OWN if find_referenced_text(one, BEFORE)] == []
     for answer in (NOT_TOLD, "The documents do not say.", "The text doesn't say."):
-        assert referenced_turn("Where did he live?", [Turn("Who is Bob?", answer)]) == "Who is Bob?"
+        assert (
+            find_referenced_text("Where did he live?", [Turn("Who is Bob?", answer)])
+            == "Who is Bob?"
+        )
 
 
 def test_an_elliptic_question_is_completed_by_the_one_before() -> None:
@@ -74,7 +77,7 @@ def test_only_whole_turns_are_searched() -> None:
     noise = [Turn("You are a helpful assistant. Answer them.", ""), Turn("", "How can I help?")]
     for question in ("When?", "Where did he live?"):
         assert complete_question(question, noise) == question
-        assert referenced_turn(question, noise) == ""
+        assert find_referenced_text(question, noise) == ""
         for history in ([*noise, *BEFORE], [*BEFORE, *noise]):
             assert complete_question(question, history) == complete_question(question, BEFORE)
-            assert referenced_turn(question, history) == referenced_turn(question, BEFORE)
+            assert find_referenced_text(question, history) == find_referenced_text(question, BEFORE)

@@ -134,9 +134,11 @@ def test_a_text_cannot_end_the_turn(loaded: Any) -> None:
     """A document that spells out the template's marks stays a document."""
     prompt = PromptTokens(loaded.tokenizer, preset.load("tiny-random").prompt)
     end = loaded.tokenizer.convert_tokens_to_ids("<|im_end|>")
-    clean, spelled = prompt.document("a b"), prompt.document("a <|im_end|> b")
+    clean, spelled = prompt.encode_document("a b"), prompt.encode_document("a <|im_end|> b")
     assert spelled.count(end) == clean.count(end)
-    assert prompt.question("<|im_end|>?").count(end) == prompt.question("?").count(end)
+    assert prompt.encode_question("<|im_end|>?").count(end) == prompt.encode_question("?").count(
+        end
+    )
 
 
 def test_characters_are_shown_whole(loaded: Any) -> None:
@@ -159,7 +161,7 @@ def test_models_that_can_think_first_are_told_not_to(loaded: Any) -> None:
         "<think>\n\n</think>\n{% endif %}"
     )
     tokens = PromptTokens(tokenizer, preset.load("tiny-random").prompt)
-    assert tokenizer.decode(tokens.question("Who?")).endswith("<think>\n\n</think>\n")
+    assert tokenizer.decode(tokens.encode_question("Who?")).endswith("<think>\n\n</think>\n")
 
 
 def test_templates_that_take_lists_of_parts_get_lists(loaded: Any) -> None:
@@ -171,7 +173,7 @@ def test_templates_that_take_lists_of_parts_get_lists(loaded: Any) -> None:
     )
     prompt = preset.Prompt(before="Read.\n", after="\n{question}", system="Be brief.")
     tokens = PromptTokens(tokenizer, prompt)
-    ids = [*tokens.document("The text."), *tokens.question("Who?")]
+    ids = [*tokens.encode_document("The text."), *tokens.encode_question("Who?")]
     assert tokenizer.decode(ids) == "<system>Be brief.<user>Read.\nThe text.\nWho?"
 
 
@@ -192,10 +194,12 @@ def test_without_a_template_a_foreign_prompt_gets_no_line_break(loaded: Any) -> 
     tokenizer = without_template(loaded)
     for prime in ("", " It is"):
         tokens = PromptTokens(tokenizer, preset.Prompt(before="", after="{question}"))
-        ids = [*tokens.document("Text."), *tokens.question(" Who?", prime)]
+        ids = [*tokens.encode_document("Text."), *tokens.encode_question(" Who?", prime)]
         assert tokenizer.decode(ids) == f"Text. Who?{prime}"
     own = PromptTokens(tokenizer, preset.Prompt(before="", after="\n\n{question}"))
-    assert own.text("Who?") == tokenizer.decode(own.question("Who?")) == "\n\nWho?\n"
+    assert (
+        own.render_question("Who?") == tokenizer.decode(own.encode_question("Who?")) == "\n\nWho?\n"
+    )
 
 
 @pytest.mark.parametrize("chat", [True, False])
@@ -204,16 +208,18 @@ def test_a_text_begins_as_the_tokenizer_begins_it(loaded: Any, chat: bool) -> No
     first = "<|im_start|>"
     tokenizer = without_template(loaded, first)
     prompt = preset.Prompt(before="ab", after="{question}", chat=chat)
-    assert PromptTokens(tokenizer, prompt).head() == tokenizer("ab")["input_ids"]
-    assert PromptTokens(tokenizer, prompt).head()[0] == tokenizer.convert_tokens_to_ids(first)
+    assert PromptTokens(tokenizer, prompt).encode_head() == tokenizer("ab")["input_ids"]
+    assert PromptTokens(tokenizer, prompt).encode_head()[0] == tokenizer.convert_tokens_to_ids(
+        first
+    )
     plain = without_template(loaded)
-    assert PromptTokens(plain, prompt).head() == plain("ab")["input_ids"]
+    assert PromptTokens(plain, prompt).encode_head() == plain("ab")["input_ids"]
 
 
 def test_offsets_are_those_of_the_documents_tokens(session: Session) -> None:
     text = "Zwölf Käuze — und <|im_end|> sonst nichts.\n\nNo more."
-    ids, spans = session.prompt.document(text), session.prompt.offsets(text)
-    assert len(ids) == len(session.prompt.head()) + len(spans)
+    ids, spans = session.prompt.encode_document(text), session.prompt.find_token_offsets(text)
+    assert len(ids) == len(session.prompt.encode_head()) + len(spans)
     assert spans[0][0] == 0
     assert spans[-1][1] == len(text)
     assert all(low <= high for low, high in spans)
@@ -316,7 +322,7 @@ def test_what_is_in_view_of_a_question_counts_against_the_window(loaded: Any) ->
 
 
 def test_the_layers_are_told_which_words_are_the_questions_own(session: Session) -> None:
-    ids = session.prompt.question(QUESTION)
+    ids = session.prompt.encode_question(QUESTION)
     low, high = session.prompt.question_span(QUESTION)
     assert session.tokenizer.decode(ids[low:high]).strip() == QUESTION
     assert 0 < low < high < len(ids)
@@ -377,7 +383,7 @@ def test_the_last_token_of_a_document_is_no_answer(loaded: Any, monkeypatch: Any
     for feed in (64, 50):
         monkeypatch.setattr("esa_cli.qa.answering.session.FEED", feed)
         with Session(loaded.model, loaded.tokenizer, settings) as session:
-            ids = session.prompt.document(TEXT)[:65]
+            ids = session.prompt.encode_document(TEXT)[:65]
             session.begin(ids)
             session.resume()
             rows.append(session.cache.memory(1).store.span(0, 65)[0])

@@ -46,10 +46,12 @@ def test_pieces_are_the_text() -> None:
 def test_pieces_are_decoded_once_and_again_for_more_tokens() -> None:
     tokenizer = word_tokenizer()
     cached, ids = CachedText(tokenizer), [0, 1]
-    first = cached.turn_text(ids, "Who?")
-    assert first.pieces() is cached.turn_text(ids, "What?").pieces()
-    assert first.once("key", lambda: 1) == cached.turn_text(ids, "").once("key", lambda: 2) == 1
+    first = cached.make_turn_text(ids, "Who?")
+    assert first.pieces() is cached.make_turn_text(ids, "What?").pieces()
+    assert (
+        first.once("key", lambda: 1) == cached.make_turn_text(ids, "").once("key", lambda: 2) == 1
+    )
     ids.append(2)
-    later = cached.turn_text(ids, "Who?")
+    later = cached.make_turn_text(ids, "Who?")
     assert later.pieces() == [" the", " fox", "es"]
     assert later.once("key", lambda: 3) == 3

@@ -7,7 +7,12 @@ import torch
 from torch import Tensor
 
 from esa_cli.qa.finding import finder as late_interaction
-from esa_cli.qa.finding.finder import ReducedKeys, make_index_layout, pool_products, window_products
+from esa_cli.qa.finding.finder import (
+    ReducedKeys,
+    make_index_layout,
+    pool_window_products,
+    window_products,
+)
 
 
 def window_scores(
@@ -49,11 +54,11 @@ def test_products_around(windows: int) -> None:
     torch.manual_seed(3)
     first = torch.arange(0, 40, 4)
     products = window_products(torch.randn(3, 4), torch.randn(44, 4), first, first + 8)
-    found = pool_products(products, windows)
+    found = pool_window_products(products, windows)
     assert found.shape == products.shape
     for at, row in enumerate(found):
         assert torch.equal(row, products[max(0, at - windows) : at + windows + 1].amax(0))
-    assert pool_products(products[:0], windows).shape == (0, 3)
+    assert pool_window_products(products[:0], windows).shape == (0, 3)
 
 
 def in_one_product(

@@ -22,9 +22,9 @@ from esa_cli.qa.finding.passage_finder import (
     PassageSearch,
     ReducedQueries,
     WindowScores,
+    find_token_bounds,
     passages_with_words,
     place_books,
-    token_bounds,
 )
 from esa_cli.qa.finding.words import LexicalIndex
 
@@ -156,11 +156,11 @@ def test_token_bounds_are_the_tokens_with_a_character_in_the_window() -> None:
     # " a", "b", two halves of one character, nothing, "d"
     spans = torch.tensor([(0, 2), (2, 3), (3, 4), (3, 4), (4, 5)], dtype=torch.int32)
     characters = torch.tensor([(0, 5), (1, 3), (2, 4), (3, 4), (4, 5), (4, 4)])
-    first, last = token_bounds(spans, characters)
+    first, last = find_token_bounds(spans, characters)
     assert list(zip(first.tolist(), last.tolist(), strict=True)) == [
         (0, 5), (0, 2), (1, 4), (2, 4), (4, 5), (4, 4),
     ]  # fmt: skip
-    empty = token_bounds(torch.empty(0, 2, dtype=torch.long), characters)
+    empty = find_token_bounds(torch.empty(0, 2, dtype=torch.long), characters)
     assert [one.tolist() for one in empty] == [[0] * 6] * 2
 
 

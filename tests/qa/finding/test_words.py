@@ -149,7 +149,7 @@ def test_another_version_or_form_is_not_used(monkeypatch: pytest.MonkeyPatch) ->
     assert SentenceWords.of_bytes(b"") is SentenceWords.of_bytes(b"x" * 99) is None
     less = {name: one for name, one in load(data).items() if name != "ends"}
     assert SentenceWords.of_bytes(save(less)) is None
-    monkeypatch.setattr("esa_cli.qa.finding.words._table_version", lambda: "another")
+    monkeypatch.setattr("esa_cli.qa.finding.words._compute_table_version", lambda: "another")
     assert SentenceWords.of_bytes(data) is None
 
 

@@ -132,7 +132,7 @@ def test_what_does_not_fit_is_refused_with_what_would(monkeypatch: pytest.Monkey
 def test_a_small_models_index_is_planned_by_its_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ESA_MEMORY_LIMIT", "450MiB")
     need = plan.LIBRARIES + 2_500_000 + 1000 * (136 + plan.TOKEN_BYTES)
-    key = plan.ingest_speed_key("random:llama", "float32", "cpu", plan.INDEX)
+    key = plan.make_ingest_speed_key("random:llama", "float32", "cpu", plan.INDEX)
     planner = IndexPlanner(1_000_000, 136, need, key)
     planner.check(1000)
     with pytest.raises(ResourceError, match=r"1,001 tokens need .* ESA_MEMORY_LIMIT") as caught:
@@ -161,13 +161,15 @@ def test_layers_are_counted_as_the_model_counts_them(make_model: ModelFactory) -
     places = StoreFactory(lambda device: True)
     method = resolve(preset.load("tiny-random")).method
     with attach(model, method) as attached:
-        cache = attached.new_cache(CachePlacement(model, method, "host", places).store_maker(10))
+        cache = attached.new_cache(
+            CachePlacement(model, method, "host", places).choose_store_maker(10)
+        )
         model(torch.arange(1, 40)[None], past_key_values=cache)
         assert [one.layer for one in cache.memories] == kept
         assert not any(one.store.resident for one in cache.memories)
         for room, hosted in ((0, True), (1 << 40, False)):
             auto = CachePlacement(model, method, "auto", places, lambda device, room=room: room)
-            cache = attached.new_cache(auto.store_maker(100_000))
+            cache = attached.new_cache(auto.choose_store_maker(100_000))
             model(torch.arange(1, 40)[None], past_key_values=cache)
             assert [one.store.resident for one in cache.memories] == [not hosted] * len(kept)
 
@@ -203,7 +205,7 @@ def test_what_is_counted_is_what_a_gpu_allocates(
     """Asked where it was read, or as a book, which is opened with a tail of its own."""
     monkeypatch.setattr("esa_cli.storage.memory_store.in_one_segment", lambda device: True)
     with Session(loaded.model, loaded.tokenizer, preset.load("tiny-random")) as session:
-        session.begin(session.prompt.document(TEXT), reserve=0 if opened else RESERVE)
+        session.begin(session.prompt.encode_document(TEXT), reserve=0 if opened else RESERVE)
         session.resume()
         if opened:
             session.open([session.prefilled_document()])

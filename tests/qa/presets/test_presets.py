@@ -152,7 +152,7 @@ def test_a_preset_of_another_model_does_not(tmp_path: Path, own: str) -> None:
 
 def test_a_method_answers_from_rows() -> None:
     made = preset.load("tiny-random", [FROM_TEXT, "answer.passages=3"])
-    assert resolved_preset.apply("esa", made).answer.source == "rows"
+    assert resolved_preset.apply_method("esa", made).answer.source == "rows"
     assert (
         resolved_preset.apply_compared_method(resolved_preset.AS_IS, made).answer.source == "text"
     )

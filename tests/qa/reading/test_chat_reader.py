@@ -32,7 +32,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def opened(ref: str) -> ChatReader:
-    found = ReaderChoice.of(ref).open("cpu", "float32")
+    found = ReaderChoice.parse(ref).open("cpu", "float32")
     assert isinstance(found, ChatReader)
     return found
 
@@ -78,12 +78,12 @@ def test_what_does_not_fit(tmp_path: Path) -> None:
 
 
 def test_a_preset_means_its_model(tmp_path: Path) -> None:
-    assert ReaderChoice.of("tiny-random").ref == models.parse_reference("random:llama")
+    assert ReaderChoice.parse("tiny-random").ref == models.parse_reference("random:llama")
     Path("own.yaml").write_text("extends: tiny-random\nmodel: some/model\n")
-    assert str(ReaderChoice.of("./own.yaml").ref).count("some/model")
-    assert ReaderChoice.of("some/model").address is None
+    assert str(ReaderChoice.parse("./own.yaml").ref).count("some/model")
+    assert ReaderChoice.parse("some/model").address is None
     (tmp_path / "model").mkdir()
-    found = ReaderChoice.of("model").ref
+    found = ReaderChoice.parse("model").ref
     assert found is not None
     assert found.kind == "folder"
 
@@ -100,7 +100,7 @@ def test_a_preset_means_its_model(tmp_path: Path) -> None:
 )
 def test_names_of_nothing(named: str, model: Any, kind: type[EsaError], words: str) -> None:
     with pytest.raises(kind, match=words):
-        ReaderChoice.of(named, model)
+        ReaderChoice.parse(named, model)
 
 
 @pytest.mark.parametrize("turns", [0, 1, 3])
@@ -155,24 +155,24 @@ def test_an_answer_has_a_quarter_of_the_window(
 @pytest.mark.parametrize("seconds", [0.0, -1.0, 86_401.0])
 def test_a_time_limit_is_above_zero_and_at_most_a_day(seconds: float) -> None:
     with pytest.raises(UsageError, match="ESA_READER_TIMEOUT"):
-        ReaderChoice.of("http://127.0.0.1:9/v1", None, seconds)
+        ReaderChoice.parse("http://127.0.0.1:9/v1", None, seconds)
     for fine in (0.1, 86_400.0):
-        assert ReaderChoice.of("http://127.0.0.1:9/v1", None, fine).timeout_s == fine
+        assert ReaderChoice.parse("http://127.0.0.1:9/v1", None, fine).timeout_s == fine
     with pytest.raises(UsageError, match="need a server"):
-        ReaderChoice.of("tiny-random", None, 5.0)
+        ReaderChoice.parse("tiny-random", None, 5.0)
 
 
 def test_what_a_reader_takes_and_who_has_one() -> None:
-    server = ReaderChoice.of("http://127.0.0.1:9/v1")
+    server = ReaderChoice.parse("http://127.0.0.1:9/v1")
     assert reader_choice.count_reader_bytes(server, 4) == 0
-    assert reader_choice.count_reader_bytes(ReaderChoice.of("some/model"), 4) is None
+    assert reader_choice.count_reader_bytes(ReaderChoice.parse("some/model"), 4) is None
     plain, text = preset.load("tiny-random"), preset.load("tiny-random", ["answer.from=text"])
     named = preset.load("tiny-random", ["answer.from=text", "answer.reader=some/model"])
     assert (
         reader_choice.choose_preset_reader(plain),
         reader_choice.choose_preset_reader(text),
     ) == (None, None)
-    assert reader_choice.choose_preset_reader(named) == ReaderChoice.of("some/model")
+    assert reader_choice.choose_preset_reader(named) == ReaderChoice.parse("some/model")
     reader_choice.check_reader_gets_passages(None, plain)
     reader_choice.check_reader_gets_passages(server, text)
     with pytest.raises(UsageError, match="KV cache"):

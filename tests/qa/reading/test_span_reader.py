@@ -157,7 +157,9 @@ def test_a_model_that_is_certain_has_finite_log_odds(
     for none, odds in ((0.0, math.log(1e-7)), (math.log(0.25), math.log(3))):
         certain = torch.tensor(none, dtype=torch.float64)
         monkeypatch.setattr(
-            PassageReading, "_unanswered_log_probability", lambda self, number, to=certain: to
+            PassageReading,
+            "_compute_unanswered_log_probability",
+            lambda self, number, to=certain: to,
         )
         reading = reader(byte_model, byte_level).read(QUESTION, ["Ahab was one."])
         assert reading.log_odds == pytest.approx([odds], rel=1e-3)
@@ -252,10 +254,10 @@ class Chat:
 
     tokenizer = None
 
-    def question(self, text: str) -> list[int]:
+    def encode_question(self, text: str) -> list[int]:
         return [1] * len(text)
 
-    def document(self, text: str) -> list[int]:
+    def encode_document(self, text: str) -> list[int]:
         return [2] * (5 + len(text))
 
 

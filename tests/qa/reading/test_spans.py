@@ -331,7 +331,7 @@ def test_no_span_divides_a_piece(seed: int) -> None:
         for end in ends:
             if end <= at:
                 continue
-            first, last = words.complete_span(at, end)
+            first, last = words.extend_span(at, end)
             assert first <= at
             assert last >= end
             for start, stop, within in places:
@@ -340,7 +340,7 @@ def test_no_span_divides_a_piece(seed: int) -> None:
                     assert not start < last < stop, (text[start:stop], text[first:last])
     for start, stop, _ in places:
         assert any(
-            words.complete_span(at, stop) == (start, stop) for at in starts if start <= at < stop
+            words.extend_span(at, stop) == (start, stop) for at in starts if start <= at < stop
         )
 
 
@@ -357,7 +357,7 @@ def test_no_span_divides_a_piece(seed: int) -> None:
     ],
 )
 def test_what_belongs_to_a_span(text: str, start: str, end: str, whole: str) -> None:
-    first, last = WordBoundaries(text).complete_span(text.index(start), text.index(end) + len(end))
+    first, last = WordBoundaries(text).extend_span(text.index(start), text.index(end) + len(end))
     assert text[first:last] == whole
 
 

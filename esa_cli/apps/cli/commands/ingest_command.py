@@ -245,7 +245,11 @@ def update_library_from_folder(
         reported_files: files that earlier updates reported; this update changes the set.
 
     Raises DocumentError, LibraryError, ResourceError."""
-    from esa_cli.qa.ingestion.library_texts import forget_removed, outdated_entries, sync_folder
+    from esa_cli.qa.ingestion.library_texts import (
+        find_outdated_entries,
+        forget_removed,
+        sync_folder,
+    )
 
     started, progress, outdated = time.perf_counter(), None, list[Entry]()
     if is_first:
@@ -279,7 +283,7 @@ def update_library_from_folder(
     if prune:
         with library.catalogue() as catalogue:
             entries = [entry for part in catalogue.entries() for entry in part]
-            outdated = outdated_entries(catalogue, state, entries)
+            outdated = find_outdated_entries(catalogue, state, entries)
         for entry in outdated:
             library.remove(entry)
         with library.catalogue() as catalogue:

@@ -67,9 +67,9 @@ def pull_model(
 ) -> None:
     """Fetch a model, and prepare it for loading."""
     from esa_cli.models import DEFAULT_MODEL, pull
-    from esa_cli.qa.presets.preset_files import reference
+    from esa_cli.qa.presets.preset_files import resolve_model_name
 
-    chosen = DEFAULT_MODEL if ref is None else reference(ref)
+    chosen = DEFAULT_MODEL if ref is None else resolve_model_name(ref)
     with terminal.Reporter(quiet) as reporter:
         folder = pull(chosen, from_file=from_file, progress=reporter.stage)
     print(folder)
@@ -90,10 +90,10 @@ def remove_model(
 def list_presets() -> None:
     """List your own presets and the presets that came with esa."""
     from esa_cli.qa.presets.preset import load
-    from esa_cli.qa.presets.preset_files import available, user_preset_folder
+    from esa_cli.qa.presets.preset_files import list_presets, user_preset_folder
 
     rows = []
-    for name, path in available().items():
+    for name, path in list_presets().items():
         whose = "yours" if path.parent == user_preset_folder() else "shipped"
         try:
             text = load(name).description

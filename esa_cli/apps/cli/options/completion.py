@@ -40,10 +40,10 @@ def complete_models(typed_text: str) -> list[str]:
 
 def complete_presets(typed_text: str) -> list[str]:
     """Returns completions for the name of a preset."""
-    from esa_cli.qa.presets.preset_files import available
+    from esa_cli.qa.presets.preset_files import list_presets
 
     try:
-        names = sorted(filter(_PLAIN.fullmatch, available()))
+        names = sorted(filter(_PLAIN.fullmatch, list_presets()))
     except OSError:
         return []
     return [name for name in names if name.startswith(typed_text)]

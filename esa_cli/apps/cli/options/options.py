@@ -106,7 +106,7 @@ class ModelOptions:
         """The device, dtype and cache of the model. Raises UsageError: an option is invalid."""
         from esa_cli.qa.opening import ModelPlace
 
-        return ModelPlace.of(self.device, self.dtype, self.cache)
+        return ModelPlace.choose(self.device, self.dtype, self.cache)
 
     def load_preset(self, method: str | None = None, settings: Sequence[str] = ()) -> LoadedPreset:
         """Runs the plugin files, and loads the preset with the settings of the command line.
@@ -227,7 +227,7 @@ class ReaderOptions:
         except ValueError:
             wrong = f"$ESA_READER_TIMEOUT must be a number of seconds, got {seconds}"
             raise UsageError(wrong, "for example: ESA_READER_TIMEOUT=600") from None
-        return ReaderChoice.of(address, model, timeout)
+        return ReaderChoice.parse(address, model, timeout)
 
     def load_preset(
         self,
@@ -313,11 +313,11 @@ class RowOptions(ShardOptions):
 
     def choose_compared_methods(self, preset: LoadedPreset) -> tuple[str, ...]:
         """Returns the methods to compare, which are named by --methods or else by the preset."""
-        from esa_cli.qa.presets.resolved_preset import default_compared_methods
+        from esa_cli.qa.presets.resolved_preset import list_default_compared_methods
 
         if self.methods is not None:
             return split_names(self.methods)
-        return default_compared_methods(preset)
+        return list_default_compared_methods(preset)
 
 
 def typer_command(function: Callable[..., None]) -> Callable[..., None]:
