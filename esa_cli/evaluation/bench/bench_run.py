@@ -97,7 +97,7 @@ class BenchSelection:
     def documents(self) -> Iterator[list[BenchRecord]]:
         """Yields this shard's records as lists of consecutive records about one document."""
         documents = groupby(self.records(), lambda r: (r.task, r.before, r.document, r.chat))
-        return self.shard.take(list(records) for _, records in documents)
+        return self.shard.select_items(list(records) for _, records in documents)
 
     def survey(self) -> RecordSurvey:
         """Reads every record once, so that an invalid record is found before any question is asked.

@@ -162,7 +162,7 @@ class SelftestRun:
             self._check_questions(session)
             documents = (
                 DocumentQuestions(self, session, *pair).make_cases()
-                for pair in self.shard.take(self._documents_by_group())
+                for pair in self.shard.select_items(self._documents_by_group())
             )
             return write_rows(documents, self.journal, until=self.until, on_row=self.listener.row)
 
