@@ -104,8 +104,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _silence_stderr() -> None:
-    """Discards everything that libraries print while the process ends. Garbage is never collected,
-    so nanobind (in triton) would report all of its functions as leaked."""
+    """Discards everything that libraries print while the process ends. As no garbage is
+    collected, nanobind (a part of triton) would report all of its functions as leaked."""
     with contextlib.suppress(OSError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 

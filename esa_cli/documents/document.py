@@ -167,7 +167,7 @@ def select_shard(files: SourceFiles, shard: WorkShard) -> SourceFiles:
     unique: dict[str, Source] = {}
     for source in files.sources:
         unique.setdefault(source.path, source)
-    return SourceFiles(tuple(shard.take(unique.values())), files.left_out, divided=True)
+    return SourceFiles(tuple(shard.select_items(unique.values())), files.left_out, divided=True)
 
 
 def gather(files: SourceFiles, read: Callable[[str], Document] | None = None) -> GatheredDocuments:

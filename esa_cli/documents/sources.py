@@ -221,8 +221,8 @@ def _explain_refusal(path: str) -> str:
 
 
 class _IgnoreRule(NamedTuple):
-    """One line of a .gitignore file: a pattern for the path below the file's folder, or with
-    `anywhere` for the last part of the path; newlines stand for slashes."""
+    """One line of a .gitignore file: a pattern for paths below the file's folder, in which newlines
+    stand for slashes, or with `anywhere` for the last name of a path."""
 
     pattern: re.Pattern[str]
     anywhere: bool
@@ -302,8 +302,8 @@ def _parse_rule(line: str) -> _IgnoreRule | None:
 
 
 def _translate_name(pattern: str) -> str:
-    """Translates the pattern of one name of a path into a regular expression. `fnmatch` makes
-    atomic groups, which take time of at most the product of the lengths of pattern and name."""
+    """Translates the pattern of one name of a path into a regular expression, whose search takes
+    time of at most the product of the lengths of pattern and name."""
     quoted = _QUOTED.sub(lambda found: f"[{found[1]}]" if found[1] in "*?[" else found[1], pattern)
     regex = fnmatch.translate(quoted.replace("[^", "[!"))
     return regex.removeprefix("(?s:").removesuffix(r")\Z").replace("[^", r"[^\n")

@@ -126,7 +126,8 @@ def lock_for_writing(path: Path) -> Iterator[None]:
         lock.acquire()
     except Timeout as error:
         message = f"another esa process is writing {path}"
-        raise UsageError(message, "wait until it ends, or choose another --out") from error
+        hint = "wait until that process ends, or choose another --out"
+        raise UsageError(message, hint) from error
     except OSError:
         pass  # a disk without locks, or a folder without write permission: rows can still be read
     try:
@@ -153,7 +154,7 @@ def to_esa_error(error: Exception) -> EsaError | None:
     if memory_ran_out(error):
         smaller = "try --dtype bfloat16, a smaller model or fewer documents"
         return ResourceError(
-            "the memory ran out", f"run `esa plan` to see what needs it, or {smaller}"
+            "the memory ran out", f"run `esa plan` to see what needs memory, or {smaller}"
         )
     if not isinstance(error, OSError):
         return None

@@ -32,10 +32,10 @@ class JsonLinesFile(ABC):
         self._file: FileIO | None = None
 
     @abstractmethod
-    def _load(self, path: Path) -> None:
+    def _load_rows(self, path: Path) -> None:
         """Reads the rows of the file. A file of another program is refused and stays unchanged."""
 
-    def _close(self, path: Path) -> None:  # noqa: B027
+    def _finish_file(self, path: Path) -> None:  # noqa: B027
         """Called before the file is unlocked at its end; subclasses may rewrite the file."""
 
     def __enter__(self) -> Self:
@@ -43,8 +43,8 @@ class JsonLinesFile(ABC):
             with self._write_errors_with_hint(self.path), ExitStack() as opened:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
                 opened.enter_context(lock_for_writing(self.path))
-                self._load(self.path)
-                opened.callback(self._close, self.path)
+                self._load_rows(self.path)
+                opened.callback(self._finish_file, self.path)
                 _complete_last_line(self.path)
                 self._file = opened.enter_context(self.path.open("ab", buffering=0))
                 if self.header and not self._file.tell():
@@ -91,7 +91,7 @@ class Journal(JsonLinesFile):
         self._joined: dict[tuple[str, ...], dict[str, Any]] = {}
         if path is not None and path.exists():
             with lock_for_writing(path):
-                self._load(path)
+                self._load_rows(path)
 
     @property
     def rows(self) -> list[dict[str, Any]]:
@@ -117,7 +117,7 @@ class Journal(JsonLinesFile):
         self._joined.clear()
         return self
 
-    def _load(self, path: Path) -> None:
+    def _load_rows(self, path: Path) -> None:
         for key, row in self._read_rows(path):
             self._done[key] = row
             self._joined.pop(key, None)
@@ -162,8 +162,7 @@ class OrderedJsonLinesFile(JsonLinesFile):
     results arrive, and sorted by place when the file is closed or opened again.
 
     A key may have two parts separated by a point: the first stands for the question, the second for
-    the documents. A row with a matching first part and a different second part is out of date, and
-    is removed.
+    the documents. A row is removed if the documents of its question have changed.
 
     Args:
         places: the key and id of each place.
@@ -185,7 +184,7 @@ class OrderedJsonLinesFile(JsonLinesFile):
         """The places of rows that have the field "error"."""
         return {at for at, row in self._rows.items() if "error" in row}
 
-    def _load(self, path: Path) -> None:
+    def _load_rows(self, path: Path) -> None:
         rows, good = list(self.read_rows_of(path)), dict[int, dict[str, Any]]()
         for number, row in enumerate(rows, 1):
             if "key" not in row:
@@ -205,7 +204,7 @@ class OrderedJsonLinesFile(JsonLinesFile):
         if list(self._rows.values()) != rows:
             _rewrite_file(path, self._rows.values())
 
-    def _close(self, path: Path) -> None:
+    def _finish_file(self, path: Path) -> None:
         """Sorts the rows of the file, if the disk has enough space for a sorted copy."""
         if list(self._rows) != sorted(self._rows):
             with suppress(OSError):

@@ -83,11 +83,11 @@ class WorkShard:
         """Whether the shard contains the whole list of work."""
         return self.count == 1
 
-    def take(self, items: Iterable[Item]) -> Iterator[Item]:
+    def select_items(self, items: Iterable[Item]) -> Iterator[Item]:
         """Yields the items of this shard in their order: every `count`-th item of the list."""
         return islice(items, self.number - 1, None, self.count)
 
-    def block(self, items: Sequence[Item]) -> Sequence[Item]:
+    def select_block(self, items: Sequence[Item]) -> Sequence[Item]:
         """Returns the items of this shard as one slice of the list, for lists whose neighbouring
         items share work. The slices of different shards differ in length by at most one item."""
         begin, end = (len(items) * at // self.count for at in (self.number - 1, self.number))

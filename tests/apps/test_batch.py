@@ -19,12 +19,6 @@ from asking_command import run_command
 from fake_asker import FakeAsker
 
 from esa_cli.apps.cli.commands import batch_command as batch
-from esa_cli.apps.cli.commands.batch_command import (
-    add_shard_answers,
-    make_answers_file,
-    read_questions,
-    run_batch,
-)
 from esa_cli.errors import PARTIAL, ResourceError, UsageError
 from esa_cli.system import files
 from esa_cli.system.jsonl import OrderedJsonLinesFile
@@ -68,9 +62,9 @@ def go(
     default: tuple[str, ...] = (),
     **settings: Any,
 ) -> OrderedJsonLinesFile:
-    questions = read_questions(path, default, settings)
-    with make_answers_file(out, questions, retry) as answers:
-        run_batch(asker, questions, answers, {"evidence": 2}, limit=limit)
+    questions = batch.read_questions(path, default, settings)
+    with batch.make_answers_file(out, questions, retry) as answers:
+        batch.run_batch(asker, questions, answers, {"evidence": 2}, limit=limit)
     return answers
 
 
@@ -442,7 +436,7 @@ def test_commands_that_cannot_be(
 def test_joined_rows_have_the_ids_of_their_questions_and_answers_stay(
     write: Write, tmp_path: Path
 ) -> None:
-    questions = read_questions(write(q("Who?", "a.txt"), q("Who?", "a.txt")), (), {})
+    questions = batch.read_questions(write(q("Who?", "a.txt"), q("Who?", "a.txt")), (), {})
     go(FakeAsker(), tmp_path / "q.jsonl", tmp_path / "good.jsonl")
     good = rows(tmp_path / "good.jsonl")[0]
     bad = {"id": 2, "question": "Who?", "documents": ["a.txt"], "error": "no", "key": good["key"]}
@@ -450,8 +444,10 @@ def test_joined_rows_have_the_ids_of_their_questions_and_answers_stay(
         (tmp_path / f"{name}.jsonl").write_text(json.dumps(row) + "\n", "utf-8")
     for order_of in (("one", "two"), ("two", "one")):
         out = tmp_path / f"{order_of[0]}-first.jsonl"
-        with make_answers_file(out, questions) as answers:
-            add_shard_answers(answers, questions, [tmp_path / f"{name}.jsonl" for name in order_of])
+        with batch.make_answers_file(out, questions) as answers:
+            batch.add_shard_answers(
+                answers, questions, [tmp_path / f"{name}.jsonl" for name in order_of]
+            )
         joined = rows(out)
         assert [row["id"] for row in joined] == [1, 2]
         assert [row["answer"] for row in joined] == [good["answer"]] * 2

@@ -134,7 +134,7 @@ class ShowArguments(ToolArguments):
 
 def load_esa_on_demand(load: Callable[[], Esa]) -> Esa:
     """Returns an `Esa` that is loaded when one of its attributes is first used. If loading fails,
-    the next use tries again."""
+    the next use of an attribute loads the `Esa` again."""
 
     class EsaOnDemand:
         asker = staticmethod(cache(load))

@@ -106,8 +106,8 @@ def make_uvicorn_server(app: ASGIApp) -> uvicorn.Server:
 
 
 def serve_app(app: ASGIApp, sock: socket.socket) -> None:
-    """Serves an application until Ctrl-C or SIGTERM. After it has ended, uvicorn raises the signal
-    again, which is ignored, so that the command ends normally."""
+    """Serves an application until Ctrl-C or SIGTERM. At its end uvicorn raises the signal again;
+    this second signal is ignored, so that the command ends normally."""
     is_main = threading.current_thread() is threading.main_thread()
     signals = (signal.SIGINT, signal.SIGTERM) if is_main else ()
     handlers = {number: signal.signal(number, signal.SIG_IGN) for number in signals}

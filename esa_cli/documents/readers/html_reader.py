@@ -86,7 +86,7 @@ def decode_markup(data: bytes, name: str) -> tuple[str, str]:
 
 
 def parse_html(text: str, name: str, *, xml: bool = False) -> Any:
-    """Returns the root node of an HTML text, or with `xml` of XHTML, repaired as browsers do."""
+    """Parses HTML or, with `xml`, XHTML as browsers do, and returns the root node."""
     lexbor = import_optional("selectolax.lexbor", "selectolax", name)
     text = text.replace("\r\n", "\n").replace("\r", "\n").replace("\0", "\ufffd")
     if xml:

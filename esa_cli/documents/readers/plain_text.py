@@ -145,8 +145,8 @@ def looks_like_cp1252(data: bytes) -> bool:
 
 
 def guess_encoding(data: bytes) -> str:
-    """Returns the encoding of `_COMMON` whose frequent characters occur in the text; "" if no
-    encoding is clearly the best."""
+    """Returns the legacy encoding whose frequent characters occur in the text, or "" if no encoding
+    is clearly the best."""
     shares: list[tuple[float, str]] = []
     for encoding, (common, least) in _COMMON.items():
         with suppress(UnicodeDecodeError):

@@ -39,8 +39,8 @@ class ExtractedText:
 class TextBuilder:
     """Builds a text and its marks from pieces in reading order.
 
-    `page` and `chapter` apply to the next piece. `left_out` counts omitted pictures, charts and
-    other contents by their name in the plural."""
+    The attributes `page` and `chapter` are the place of the next piece. `left_out` counts omitted
+    pictures, charts and other contents by their name in the plural."""
 
     def __init__(self) -> None:
         self.page: int | None = None
@@ -127,7 +127,7 @@ def make_damage_error(name: str, format_name: str, reason: str) -> DocumentError
     return DocumentError(
         f"{label_document(name)} cannot be read as {format_name}; it is damaged or cut off "
         f"({' '.join(reason.split())})",
-        "get the file again; if another program can open it, save a new copy in it",
+        "get the file again; if another program can open the file, save a copy with that program",
     )
 
 

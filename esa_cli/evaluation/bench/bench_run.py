@@ -97,7 +97,7 @@ class BenchSelection:
     def group_by_document(self) -> Iterator[list[BenchRecord]]:
         """Yields lists of this shard's consecutive records about one document."""
         documents = groupby(self.load_records(), lambda r: (r.task, r.before, r.document, r.chat))
-        return self.shard.take(list(records) for _, records in documents)
+        return self.shard.select_items(list(records) for _, records in documents)
 
     def survey_records(self) -> BenchmarkSurvey:
         """Reads every record once, so that an invalid record is found before any question is asked.

@@ -166,7 +166,7 @@ class SelftestRun:
             self._check_questions(session)
             documents = (
                 DocumentQuestions(self, session, *pair).make_cases()
-                for pair in self.shard.take(self._pair_documents_with_groups())
+                for pair in self.shard.select_items(self._pair_documents_with_groups())
             )
             return write_missing_rows(
                 documents, self.journal, until=self.until, on_row=self.listener.row

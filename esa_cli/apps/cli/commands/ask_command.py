@@ -46,7 +46,7 @@ Top = Annotated[
 
 @dataclass(frozen=True)
 class AskOptions(options.DocumentOptions):
-    """The options of `esa ask` that no other group of options has."""
+    """The options that only the command `esa ask` has."""
 
     read: Annotated[
         Literal["after", "first", "never"],

@@ -264,7 +264,7 @@ def group_questions(
 def shard_questions(questions: Sequence[BatchQuestion], shard: WorkShard) -> list[BatchQuestion]:
     """Returns the questions of one shard, chosen so that few documents are needed by two shards."""
     grouped = [index for group in group_questions(questions) for index, _ in group]
-    return [questions[index] for index in sorted(shard.block(grouped))]
+    return [questions[index] for index in sorted(shard.select_block(grouped))]
 
 
 def make_answers_file(

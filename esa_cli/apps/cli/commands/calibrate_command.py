@@ -30,7 +30,7 @@ SHOWN_HEADS = 16
 
 @dataclass(frozen=True)
 class CalibrationOptions:
-    """The options of `esa calibrate` that no other group of options has."""
+    """The options that only the command `esa calibrate` has."""
 
     target: Annotated[
         str,
@@ -157,7 +157,7 @@ def _print_recall(study: CalibrationStudy) -> None:
 
 @dataclass(frozen=True)
 class HeadsOptions:
-    """The options of `esa heads` that no other group of options has."""
+    """The options that only the command `esa heads` has."""
 
     length: Annotated[
         str, option("--length TOKENS", "Length in tokens of the text that contains the needles.")

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 FIRST = "collect"
 """The first field of the first row."""
 EVERY = 64
-"""The number of passages between two rows that store the progress."""
+"""The number of passages that are read between two rows that store the progress."""
 
 
 class CollectedPlacesFile(JsonLinesFile):
@@ -61,7 +61,7 @@ class CollectedPlacesFile(JsonLinesFile):
         if path is not None:
             check_first_field(path, FIRST)
 
-    def _load(self, path: Path) -> None:
+    def _load_rows(self, path: Path) -> None:
         from esa_cli.qa.collecting import CollectedPlace, EarlierRun
 
         self.check_first_row(path)
@@ -80,7 +80,7 @@ class CollectedPlacesFile(JsonLinesFile):
         self.earlier = EarlierRun(self._read, tuple(places))
 
     def write_progress(self, passages_read: int, coverage: Coverage, stopped: bool = False) -> None:
-        """Appends the number of read passages, after every `EVERY` passages and at the end."""
+        """Appends the number of passages read so far: every 64 passages, and at the end."""
         step = 1 if stopped or passages_read == coverage.chosen else EVERY
         if passages_read >= self._read + step:
             self.append({"read": passages_read, "chosen": coverage.chosen, "of": coverage.passages})
@@ -103,7 +103,7 @@ Read = Annotated[
 
 @dataclass(frozen=True)
 class FindOptions(options.DocumentOptions):
-    """The options of `esa find` that no other group of options has."""
+    """The options that only the command `esa find` has."""
 
     top: Annotated[int | None, option("--top N", "Passages to show; by default 8.", min=1)] = None
     minimum: Annotated[
@@ -279,7 +279,7 @@ def print_passages(passages: Sequence[Passage], question: str) -> None:
 
 @dataclass(frozen=True)
 class CollectOptions(options.DocumentOptions):
-    """The options of `esa collect` that no other group of options has."""
+    """The options that only the command `esa collect` has."""
 
     count: Annotated[bool, option("--count", "Print only the number of places.")] = False
     form: Annotated[

@@ -36,7 +36,7 @@ COMMON_SETTINGS = ("samples", "seed", "reading")
 
 @dataclass(frozen=True)
 class SelftestOptions:
-    """The options of `esa selftest` that no other group of options has."""
+    """The options that only the command `esa selftest` has."""
 
     lengths: Annotated[
         str, option("--len TOKENS,...", "Tokens of the document, for example 8k,16k,32k.")

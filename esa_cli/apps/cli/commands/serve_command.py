@@ -41,7 +41,7 @@ def check_allowed_folders(folders: Sequence[Path]) -> None:
 
 @dataclass(frozen=True)
 class ServeOptions:
-    """The options of `esa serve` that no other group of options has."""
+    """The options that only the command `esa serve` has."""
 
     allow: Allow = None
     host: Annotated[str, option("--host HOST", "The address to listen on.")] = "127.0.0.1"
