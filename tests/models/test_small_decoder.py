@@ -158,8 +158,10 @@ def loaded(folder: Path, settings: dict[str, Any], dtype: torch.dtype) -> PlainD
     ],
 )
 def test_it_computes_what_the_model_does(
-    family: str, changes: dict[str, Any], make_model: ModelFactory, tmp_path: Path
-) -> None:
+    family: str, changes: dict[str, Any], make_model: ModelFactory, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(plain_decoder, "AT_ONCE", 4)
     model: Any = make_model(family, **changes)
     settings = saved(model, tmp_path)
     plain = loaded(tmp_path, settings, torch.float32)
