@@ -24,8 +24,7 @@ from esa_cli.models.attachment.fingerprint import (
 )
 from esa_cli.models.files.families import family_of
 from esa_cli.models.tokenization.tokenizer import PlainTokenizer
-from esa_cli.qa.presets.preset import Preset
-from esa_cli.qa.presets.preset_files import adapter_folder, finder_folder
+from esa_cli.qa.presets.preset import Preset, adapter_folder, finder_folder
 from esa_cli.qa.presets.resolved_preset import FROM_TEXT, resolve
 from esa_cli.storage.library.manifest import Layout
 from esa_cli.system.text import text_digest
