@@ -26,7 +26,7 @@ from esa_cli.errors import ModelError, UsageError
 from esa_cli.models.loading.load import LoadedModel
 from esa_cli.models.text_passes.text_forward import CONFIG, WEIGHTS
 from esa_cli.qa.finding.finder import PROMPT, TokenEncoder
-from esa_cli.qa.presets.preset_files import MAPS
+from esa_cli.qa.presets.preset import MAPS
 
 RESULTS = ("finder", CONFIG, WEIGHTS, MAPS)
 """What a training makes, and its files."""

@@ -29,8 +29,7 @@ from esa_cli.models.text_passes.text_forward import (
     iterate_groups,
     pad_sequences,
 )
-from esa_cli.qa.presets.preset import AnswerSettings, Preset
-from esa_cli.qa.presets.preset_files import MAPS, finder_folder
+from esa_cli.qa.presets.preset import MAPS, AnswerSettings, Preset, finder_folder
 from esa_cli.storage.library import SEGMENT, Layout
 from esa_cli.storage.library.document_files import decode_records, encode_rows
 

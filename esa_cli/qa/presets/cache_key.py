@@ -25,8 +25,7 @@ from esa_cli.models.attachment.fingerprint import (
 from esa_cli.models.files.checkpoint_files import converting_read_errors
 from esa_cli.models.files.families import get_family
 from esa_cli.models.tokenization.tokenizer import PlainTokenizer
-from esa_cli.qa.presets.preset import Preset
-from esa_cli.qa.presets.preset_files import adapter_folder, finder_folder
+from esa_cli.qa.presets.preset import Preset, adapter_folder, finder_folder
 from esa_cli.qa.presets.resolved_preset import FROM_TEXT, resolve
 from esa_cli.storage.library.document_files import Layout
 from esa_cli.system.text import text_digest

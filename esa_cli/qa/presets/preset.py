@@ -23,17 +23,17 @@ from esa_cli.errors import PresetError, UsageError
 from esa_cli.methods.registry import KINDS
 from esa_cli.qa.presets.preset_files import (
     FORMER,
-    adapter_folder,
     find_known_model_facts,
     find_preset_file,
-    finder_folder,
     is_address,
     known_models,
     list_presets,
     list_shipped_presets,
     read_preset_file,
     resolve_model_name,
+    shipped_preset_folder,
 )
+from esa_cli.system.machine import expand_home_folder
 from esa_cli.system.registry import nearest
 from esa_cli.system.strict_parsing import MAX_DEPTH, dump_yaml, load_yaml
 
@@ -41,6 +41,8 @@ DEFAULT = "default"
 PROMPT = "Question: {question}\nText: {passage}\nQuestion: {question}\nAnswer:"
 FIELDS = ("{passage}", "{question}")
 UNANSWERED = "(not told)"
+MAPS = "maps.safetensors"
+"""The name of the file with a finder's projections."""
 TEMPERATURES = "0, or at least 1e-06 and finite"
 
 
@@ -270,6 +272,30 @@ def check_adapter(settings: AnswerSettings) -> None:
             adapter_folder(settings.adapter)
         if settings.finder is not None:
             finder_folder(settings.finder)
+
+
+def adapter_folder(name: str) -> Path:
+    """Finds the folder of an adapter by its path or its shipped name. Raises PresetError."""
+    from esa_cli.models.text_passes.text_forward import CONFIG
+
+    return _find_folder(name, "adapter", CONFIG)
+
+
+def finder_folder(name: str) -> Path:
+    """Finds the folder of a finder by its path or its shipped name. Raises PresetError."""
+    return _find_folder(name, "finder", MAPS)
+
+
+def _find_folder(name: str, kind: str, file: str) -> Path:
+    own = expand_home_folder(name, f"answer.{kind}", PresetError)
+    shipped = [] if "/" in name else [shipped_preset_folder() / f"{kind}s" / name]
+    for folder in (*shipped, own):
+        if name and (folder / file).is_file():
+            return folder
+    raise PresetError(
+        f"answer.{kind} must be a folder with {file}, got {name!r}",
+        f"give the path of such a folder, or use --set answer.{kind}=null",
+    )
 
 
 def preset_without_adapter(preset: Preset) -> Preset:

@@ -1,5 +1,4 @@
-"""Finds the files that presets consist of and name: preset files, adapters, finders, and the table
-of known models."""
+"""Finds and reads preset files and the table of known models."""
 
 from __future__ import annotations
 
@@ -17,8 +16,6 @@ from esa_cli.system.registry import nearest
 from esa_cli.system.strict_parsing import load_yaml
 
 SUFFIXES = (".yaml", ".yml")
-MAPS = "maps.safetensors"
-"""The name of the file with a finder's projections."""
 FORMER = {
     "smollm2-135m": "default",
     "llama3-8b-paper": "paper",
@@ -97,30 +94,6 @@ def read_preset_file(path: Path) -> dict[str, Any]:
             f"remove the key; this preset's name is {path.stem}",
         )
     return data
-
-
-def adapter_folder(name: str) -> Path:
-    """Finds the folder of an adapter by its path or its shipped name. Raises PresetError."""
-    from esa_cli.models.text_passes.text_forward import CONFIG
-
-    return _find_folder(name, "adapter", CONFIG)
-
-
-def finder_folder(name: str) -> Path:
-    """Finds the folder of a finder by its path or its shipped name. Raises PresetError."""
-    return _find_folder(name, "finder", MAPS)
-
-
-def _find_folder(name: str, kind: str, file: str) -> Path:
-    own = expand_home_folder(name, f"answer.{kind}", PresetError)
-    shipped = [] if "/" in name else [shipped_preset_folder() / f"{kind}s" / name]
-    for folder in (*shipped, own):
-        if name and (folder / file).is_file():
-            return folder
-    raise PresetError(
-        f"answer.{kind} must be a folder with {file}, got {name!r}",
-        f"give the path of such a folder, or use --set answer.{kind}=null",
-    )
 
 
 TABLE = Path(__file__).with_name("models.yaml")

@@ -35,8 +35,7 @@ from esa_cli.qa.answering.prompt import PromptTokens
 from esa_cli.qa.answering.question_form import check_question, complete_question, wants_free_text
 from esa_cli.qa.answering.reply import NOT_TOLD, Quotation, Reply, Turn
 from esa_cli.qa.finding.passage import Passage
-from esa_cli.qa.presets.preset import Preset
-from esa_cli.qa.presets.preset_files import adapter_folder
+from esa_cli.qa.presets.preset import Preset, adapter_folder
 from esa_cli.qa.reading.reader import Sampling, generate_reply, ignore_text
 from esa_cli.system.text import SPACELESS_CHARACTER
 

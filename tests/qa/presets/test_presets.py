@@ -10,8 +10,7 @@ from esa_cli.errors import PresetError
 from esa_cli.models import parse_reference
 from esa_cli.models.text_passes.text_forward import CONFIG
 from esa_cli.qa.presets import preset, preset_files, resolved_preset
-from esa_cli.qa.presets.preset import AnswerSettings
-from esa_cli.qa.presets.preset_files import adapter_folder
+from esa_cli.qa.presets.preset import AnswerSettings, adapter_folder
 from esa_cli.qa.presets.resolved_preset import resolve
 
 SHIPPED = sorted(path.stem for path in preset_files.shipped_preset_folder().glob("*.yaml"))
@@ -161,7 +160,7 @@ def test_a_method_answers_from_rows() -> None:
 @pytest.fixture
 def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of shipped adapters; the working directory is an empty one."""
-    monkeypatch.setattr(preset_files, "shipped_preset_folder", lambda: tmp_path / "presets")
+    monkeypatch.setattr(preset, "shipped_preset_folder", lambda: tmp_path / "presets")
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     return tmp_path / "presets" / "adapters"
