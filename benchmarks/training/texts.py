@@ -301,6 +301,33 @@ TEXTS: dict[str, tuple[str, str, Build]] = {
         "f7426cbe71a9a40180d6607f7d37e45cd22b4921",
         pages(r"^meetings/20(19|20|21|22)/.*\.md$"),
     ),
+    "digital_identity_guidelines": (
+        "usnistgov/800-63-3",
+        "ce8ada6277a2948308d85b16a4c568874f7d5abb",
+        pages(r"^sp800-63(-3|a|b|c)/(?!README|cover|errata|.*references).*\.md$"),
+    ),
+    "roberts_rules_of_order": (
+        "GITenberg/Robert-s-Rules-of-Order"
+        "Pocket-Manual-of-Rules-of-Order-for-Deliberative-Assemblies_9097",
+        "f61746a8a21b3689939e6c572d46b95d0723ca75",
+        book("9097.txt"),
+    ),
+    "handbook_for_boys": (
+        "gutenbergbooks/29558",
+        "bb36054ae514f4a00ccef3f74b2bfaa5682cbb54",
+        part("29558-0.txt", "CAMPCRAFT", "APPENDIX"),
+    ),
+    "science_in_the_kitchen": (
+        "GITenberg/Science-in-the-Kitchen"
+        "--13-A-Scientific-Treatise-On-Food-Substances-and-Their-Dietetic-Proper__12238",
+        "77fe3f124955df6db5f0696d80f2cdde5ecadc43",
+        part("12238-8.txt", "BREAKFAST DISHES", "THE ART OF DINING"),
+    ),
+    "cloud_service_agreement": (
+        "CommonPaper/CSA",
+        "4afc1f9d9ebad949a67a9585ed527e19f482492b",
+        pages(r"^CSA\.md$"),
+    ),
 }
 """Name -> repository, commit, and how the text is made from it."""
 
