@@ -328,6 +328,21 @@ TEXTS: dict[str, tuple[str, str, Build]] = {
         "4afc1f9d9ebad949a67a9585ed527e19f482492b",
         pages(r"^CSA\.md$"),
     ),
+    "sailing_alone": (
+        "GITenberg/Sailing-Alone-Around-the-World_6317",
+        "e71bb316b10300723a8f8e7dc834cf9eb0fd1cb3",
+        book("6317-8.txt"),
+    ),
+    "donner_party": (
+        "GITenberg/History-of-the-Donner-Party--A-Tragedy-of-the-Sierra_6077",
+        "cd6fd778689f2b13afd545a220716fdc5e3fcb34",
+        book("6077-8.txt"),
+    ),
+    "short_history_of_scotland": (
+        "GITenberg/A-Short-History-of-Scotland_15955",
+        "f541a128085dfb4cdd84d869aadd4c9e79368000",
+        book("15955.txt"),
+    ),
 }
 """Name -> repository, commit, and how the text is made from it."""
 
