@@ -75,6 +75,11 @@ def part(path: str, first: str, end: str) -> Build:
     return build
 
 
+def files(paths: Sequence[str]) -> Build:
+    """Some files as they are, one after the other."""
+    return lambda repository: "\n\n".join(repository.text(path).strip() for path in paths) + "\n"
+
+
 def pages(pattern: str) -> Build:
     """All Markdown pages of a site, one after the other."""
     return lambda repository: "".join(
@@ -142,6 +147,21 @@ PROPOSALS = (
     8, 257, 263, 318, 343, 380, 405, 420, 435, 440, 443, 450, 453, 492, 498, 505, 508, 517, 518,
     525, 526, 544, 557, 572, 585, 604, 612, 616, 618, 621, 636, 654, 657, 673, 684, 695, 701, 703,
 )  # fmt: skip
+
+MANUAL = (
+    "doc/020_installation.rst",
+    "doc/030_preparing_a_new_repo.rst",
+    "doc/040_backup.rst",
+    "doc/045_working_with_repos.rst",
+    "doc/047_tuning_parameters.rst",
+    "doc/050_restore.rst",
+    "doc/060_forget.rst",
+    "doc/070_encryption.rst",
+    "doc/077_troubleshooting.rst",
+    "doc/080_examples.rst",
+    "doc/design.rst",
+    "doc/faq.rst",
+)
 
 TEXTS: dict[str, tuple[str, str, Build]] = {
     "moby_dick": (
@@ -342,6 +362,32 @@ TEXTS: dict[str, tuple[str, str, Build]] = {
         "GITenberg/A-Short-History-of-Scotland_15955",
         "f541a128085dfb4cdd84d869aadd4c9e79368000",
         book("15955.txt"),
+    ),
+    "general_science": (
+        "GITenberg/General-Science_16593",
+        "aff47a348fe0d36566aef70d0b64abc6b4ad93f4",
+        book("16593-8.txt"),
+    ),
+    "school_history": (
+        "GITenberg/A-School-History-of-the-United-States_11313",
+        "83f274e173d03e96e3e2eb43a3de8bd9b8bb62e0",
+        part("11313-8.txt", "CHAPTER XIV", "CHAPTER XXX"),
+    ),
+    "notes_on_nursing": (
+        "GITenberg/Notes-on-NursingWhat-It-Is-and-What-It-Is-Not_17366",
+        "c8ae7f31b18544dda2d0b53c70558b1402e65884",
+        part("17366-8.txt", "I. VENTILATION AND WARMING", "APPENDIX"),
+    ),
+    "life_of_the_spider": (
+        "GITenberg/The-Life-of-the-Spider_1887",
+        "cd16f099c16d69fecd5d4bab69393ad856ec92cf",
+        book("1887.txt"),
+    ),
+    "backup_manual": ("restic/restic", "a80be1478a4c537f8396e0db2b05120aa78f11e0", files(MANUAL)),
+    "search_tool_guide": (
+        "BurntSushi/ripgrep",
+        "3fce3b5bb0236da2df6d99672afb8a719642eca7",
+        files(("GUIDE.md", "FAQ.md", "CHANGELOG.md")),
     ),
 }
 """Name -> repository, commit, and how the text is made from it."""
