@@ -162,8 +162,6 @@ class GatheredDocuments:
 
 def select_shard(files: SourceFiles, shard: WorkShard) -> SourceFiles:
     """Returns the files of a shard, each once; every shard lists what is left out of folders."""
-    if shard.whole:
-        return files
     unique: dict[str, Source] = {}
     for source in files.sources:
         unique.setdefault(source.path, source)

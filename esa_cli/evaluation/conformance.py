@@ -432,8 +432,8 @@ def make_step(
 
 
 def advance(
-    step: Step, chunk: int = 8, *, seed: int = 1, decoding: bool = False, back: int = 0, observe:
-    Observe | None = None,
+    step: Step, chunk: int = 8, *, decoding: bool = False, back: int = 0, observe: Observe | None =
+    None,
 ) -> Step:  # fmt: skip
     """Makes the step after the given step, with `chunk` new random tokens and equal windows. First
     calls `observe` for the given step's chunk, if the store has the chunk. If `back` is not 0, then
@@ -446,7 +446,7 @@ def advance(
         for state in step.states.values():
             state.crop(len(store))
         step = replace(step, query=QueryState(text=step.text))
-    random = torch.Generator().manual_seed(seed)
+    random = torch.Generator().manual_seed(1)
     queries, keys, values = (
         torch.randn(rows, chunk, store.dim, generator=random).to(step.queries)
         for rows in (step.queries.shape[0], store.heads, store.heads)

@@ -98,17 +98,15 @@ class Journal(JsonLinesFile):
         """The rows of the journal, one for each key, ordered by the first use of the key."""
         return list(self._done.values())
 
-    def add_shard_rows(self, paths: Iterable[Path]) -> int:
-        """Adds the rows of other shards' files whose keys this journal lacks, and returns how many;
-        opening the journal writes the added rows to its own file. Raises UsageError, DocumentError:
-        a file cannot be used, as for the journal's own file."""
-        before = len(self._done)
+    def add_shard_rows(self, paths: Iterable[Path]) -> None:
+        """Adds the rows of other shards' files whose keys this journal lacks; opening the journal
+        writes the added rows to its own file. Raises UsageError, DocumentError: a file cannot be
+        used, as for the journal's own file."""
         for path in paths:
             self._joined |= {
                 key: row for key, row in self._read_rows(path) if key not in self._done
             }
             self._done |= self._joined
-        return len(self._done) - before
 
     def __enter__(self) -> Self:
         super().__enter__()

@@ -56,10 +56,6 @@ class Registry(Generic[T]):
             )
         self._entries[name] = RegistryEntry(value, origin, qualname)
 
-    def remove(self, name: str) -> None:
-        """Removes the value that is registered under a name."""
-        del self._entries[name]
-
     def origin(self, name: str) -> str:
         """Returns the module or plugin file that registered the name."""
         return self._entries[name].origin
@@ -82,7 +78,7 @@ def remove_entries_of_origin(origin: str) -> None:
     """Removes all entries that a module or plugin file registered."""
     for registry in _REGISTRIES:
         for name in [name for name in registry if registry.origin(name) == origin]:
-            registry.remove(name)
+            del registry._entries[name]
 
 
 def nearest(word: str, known: Iterable[str], before: str = "") -> str:

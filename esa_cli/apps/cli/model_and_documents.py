@@ -358,13 +358,7 @@ class LazyPassageFinder:
 
     def open_stored_book(self, entry: Entry) -> Book:
         """Returns the book of a stored document. Raises LibraryError: the document is damaged."""
-        known = entry.provenance
-        source = known.get("path") or known["source"]
-        return self.open_book(
-            library_texts.rebuild_document(
-                self._library.text(entry), entry.marks, {**known, "source": source}
-            )
-        )
+        return self.open_book(library_texts.rebuild_stored_document(self._library, entry))
 
     def find_passages(
         self, question: str, books: list[Book], count: int | None, minimum: float | None

@@ -99,13 +99,6 @@ def parse_html(text: str, name: str, *, xml: bool = False) -> Any:
         raise MemoryError from error
 
 
-def extract_html(text: str, name: str) -> str:
-    """Returns the text of an HTML page that is part of the document `name`."""
-    out = TextBuilder()
-    write_html(parse_html(text, name), out, {})
-    return out.result().text
-
-
 def write_html(root: Any, out: TextBuilder, chapters: Mapping[str, str] | None = None) -> None:
     """Appends the text of a parsed page to `out`. `chapters` has titles by the id of the element at
     which a chapter begins; if `chapters` is None, headings are chapters."""

@@ -124,12 +124,8 @@ class RecordAsker:
         self, session: Session, method: str, preset: Preset, make_progress: Callable[[BenchRecord],
         Progress | None],
     ) -> None:  # fmt: skip
-        self.session, self.method, self.preset, self.make_progress = (
-            session,
-            method,
-            preset,
-            make_progress,
-        )
+        self.session, self.method, self.preset = session, method, preset
+        self.make_progress = make_progress
         self.settings = hash_benchmark_settings(method, preset)
         from_text = method == resolved_preset.FROM_TEXT
         self._text = TextAsker(session, preset) if from_text else None

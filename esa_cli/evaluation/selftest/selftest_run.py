@@ -195,11 +195,9 @@ class SelftestRun:
         for test in self.settings.tests:
             if self.settings.dense:
                 group = run_plan.make_ceiling_group(self.preset)
+                length = run_plan.choose_ceiling_length(self.preset)
                 try:
-                    for sample in self.make_samples(
-                        test, run_plan.choose_ceiling_length(self.preset)
-                    ):
-                        yield sample, group
+                    yield from ((sample, group) for sample in self.make_samples(test, length))
                 except UsageError as error:
                     self.listener.note(f"{test}: full attention was not measured: {error.message}")
             for length in self._list_lengths_of_test(test):
@@ -298,12 +296,8 @@ class DocumentQuestions:
             self._read_s = self._asker.ingest_text(sample.text, progress)
             return True
         self._read_s = run_plan.prefill_for_group(session, run.preset, group, sample.text, progress)
-        note = (
-            None
-            if group.dense
-            else run_plan.describe_full_attention(session.document_tokens, group.presets)
-        )
-        if note is not None:
+        note = run_plan.describe_full_attention(session.document_tokens, group.presets)
+        if note is not None and not group.dense:
             run.listener.note(f"{sample.test}: {note}")
         return True
 

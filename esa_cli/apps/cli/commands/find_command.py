@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 FIRST = "collect"
-"""The first field of the first row."""
+"""The first field of the first row that `esa collect` writes to its output file."""
 EVERY = 64
 """The number of passages that are read between two rows that store the progress."""
 
@@ -55,16 +55,10 @@ class CollectedPlacesFile(JsonLinesFile):
 
         self.earlier, self._read = EarlierRun(0, ()), 0
 
-    @staticmethod
-    def check_first_row(path: Path | None) -> None:
-        """Raises UsageError: the file exists and was not written by `esa collect`."""
-        if path is not None:
-            check_first_field(path, FIRST)
-
     def _load_rows(self, path: Path) -> None:
         from esa_cli.qa.collecting import CollectedPlace, EarlierRun
 
-        self.check_first_row(path)
+        check_first_field(path, FIRST)
         places = []
         for number, row in enumerate(read_lines(path), 1):
             if number == 1 and row.get("key") != self.header["key"]:
@@ -358,7 +352,8 @@ def collect(
     names, question = split_off_question(
         arguments or [], library_allowed=flags.library, command_name="collect"
     )
-    CollectedPlacesFile.check_first_row(flags.out)
+    if flags.out is not None:
+        check_first_field(flags.out, FIRST)
     with terminal.Reporter(flags.quiet) as reporter, ExitStack() as stack:
         chosen = answer_from_text(reader_options.load_preset(model))
         if flags.min_confidence is not None and chosen.answer.reader is not None:

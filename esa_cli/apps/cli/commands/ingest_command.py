@@ -41,12 +41,7 @@ CHANGES = {
 
 @options.typer_command
 def ingest(
-    documents: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="DOC...", help="Files, folders or patterns, or - for standard input."
-        ),
-    ],
+    documents: options.Documents,
     words: Annotated[
         bool, option("--words", "Index only the words of the files in folders, without a model.")
     ] = False,

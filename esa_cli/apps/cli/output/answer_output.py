@@ -69,6 +69,13 @@ def format_passage(
     return text if cell_len(text) <= width else set_cell_size(text, width - 1).rstrip() + "…"
 
 
+def format_passages(reply: Reply, count: int, is_terminal: bool) -> list[str]:
+    """Formats the best `count` passages of an answer as lines that fit the terminal or a pipe."""
+    width = max(40, shutil.get_terminal_size().columns) if is_terminal else PIPE_WIDTH
+    passages = reply.evidence[:count]
+    return [format_passage(one, width, reply.quotation, reply.found) for one in passages]
+
+
 def show_answer_notes(reply: Reply, count: int, reporter: Reporter) -> None:
     """Prints below an answer whether it is doubtful or cut off, and its best `count` passages."""
     if reply.doubtful:
@@ -77,9 +84,8 @@ def show_answer_notes(reply: Reply, count: int, reporter: Reporter) -> None:
         reporter.warn("  the answer was cut off; --max-new-tokens allows longer answers")
     if reply.evidence[:count]:
         reporter.note(WEIGHTS if reply.found else NEAREST)
-    width = shutil.get_terminal_size().columns if reporter.live else PIPE_WIDTH
-    for passage in reply.evidence[:count]:
-        reporter.warn(format_passage(passage, max(width, 40), reply.quotation, reply.found))
+    for line in format_passages(reply, count, reporter.live):
+        reporter.warn(line)
 
 
 def format_full_passages(evidence: Sequence[Passage], found: bool) -> str:
