@@ -26,7 +26,7 @@ from esa_cli.methods.plugin_loading import load_file, load_installed_plugins
 from esa_cli.qa.presets import resolved_preset
 from esa_cli.qa.presets.preset import Preset
 from esa_cli.storage.memory_store import MemoryStore
-from esa_cli.system.registry import nearest
+from esa_cli.system.registry import suggest
 
 Checks = Iterator[str]
 """Yields the name of each check before the check runs, and raises at the first failure."""
@@ -91,7 +91,7 @@ def check(
     model. Raises PluginError: the kind is unknown. PresetError: the method is unknown."""
     load_installed_plugins()
     if kind not in (*SUITES, registry.RECIPES.kind):
-        raise PluginError(f"there is no kind of part {kind!r}", nearest(kind, [*SUITES, "method"]))
+        raise PluginError(f"there is no kind of part {kind!r}", suggest(kind, [*SUITES, "method"]))
     checks = check_recipe(name)
     if kind in SUITES:
         registry.find_part_class(kind, name)
@@ -228,8 +228,7 @@ def check_score(score: parts.Score) -> Checks:
     if score.features:
         maps = Linear(*torch.randn(2, 32, 5, generator=torch.Generator().manual_seed(7)))
         for dtype in (torch.float32, torch.bfloat16):
-            options = {"score": score, "projection": maps, "dtype": dtype}
-            cases[f"reduced keys, {dtype}"] = options
+            cases[f"reduced keys, {dtype}"] = {"score": score, "projection": maps, "dtype": dtype}
     _check_steps(score_random_step, cases)
     yield "declares whether it rotates"
     # Compressors are fitted, and a stored KV cache is found again, by what `rotates` says.

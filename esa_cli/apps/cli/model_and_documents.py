@@ -182,7 +182,7 @@ class QuestionBooks:
         self._candidates: dict[str, LibraryText] = {}  # by the digests of their texts
         self.searched = 0
         """How many documents were searched for the last question; 0 if all of them were opened."""
-        named = SourceFiles(tuple(one for one in files.sources if not one.of), files.left_out)
+        named = SourceFiles(tuple(one for one in files.sources if not one.pattern), files.left_out)
         file_paths = [path for path in files.paths if path not in set(named.paths)]
         asks_library = in_library and library.exists
         if asks_library or (limit is not None and len(file_paths) > limit):

@@ -199,12 +199,11 @@ class DocumentTools:
             with self.asker.interruptible(job.raise_if_cancelled):
                 (opened,) = self.documents.open_documents([named], job.report_progress, read=True)
             book, document = opened.book, opened.book.document
-            result = {
+            results.append({
                 "id": opened.id, "document": document.name, "tokens": book.tokens,
                 "characters": len(document.text), "seconds": round(time.monotonic() - started, 1),
                 "stored": book.entry is not None, "missing": list(document.missing),
-            }  # fmt: skip
-            results.append(result)
+            })  # fmt: skip
         return {"documents": results}
 
     def list_documents(self, arguments: ListArguments) -> Result:
@@ -329,7 +328,7 @@ def open_mcp_server(tools: DocumentTools) -> Iterator[Server[Any]]:
             return _make_error_result(error.message, hint)
         except Exception as error:
             known = to_esa_error(error)
-            if known is None and not in_worker:  # the worker has printed its own
+            if known is None and not in_worker:  # the worker has printed the traceback
                 traceback.print_exc()
             message, hint = (known.message, known.hint) if known else (BUG, "")
             return _make_error_result(message, hint)

@@ -77,10 +77,10 @@ def decode_markup(data: bytes, name: str) -> tuple[str, str]:
         for declared in _DECLARED.findall(data[:_HEAD]):
             charset = re.sub(r"^x-|-[ie]$", "", declared.decode("ascii", "replace").lower())
             charset = re.sub(r"^(?:windows|dos)-(\d+)$", r"cp\1", charset)
-            with suppress(LookupError, ValueError):  # it is another one, or unknown
+            with suppress(LookupError, ValueError):  # the declared encoding is wrong or unknown
                 encoding = look_up_encoding(charset)
                 if encoding.startswith(("utf-16", "utf-32")):
-                    encoding = "utf-8"  # or the declaration could not be read as ASCII
+                    encoding = "utf-8"  # as the declaration was read as ASCII
                 return data.decode(encoding), encoding
     return decode_text(data, name)
 
@@ -95,7 +95,7 @@ def parse_html(text: str, name: str, *, xml: bool = False) -> Any:
     data = text.encode("utf-8", "replace")
     try:
         return lexbor.LexborHTMLParser(data, options=without_events, scripting=True).root
-    except lexbor.SelectolaxError as error:  # it repairs whatever it is given
+    except lexbor.SelectolaxError as error:  # lexbor repairs every page, so memory is short
         raise MemoryError from error
 
 

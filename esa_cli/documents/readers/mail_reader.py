@@ -42,13 +42,13 @@ _REGISTRY = HeaderRegistry()
 
 def _decode_field(name: str, value: str) -> Any:
     """Decodes a header field; a field that is too long or breaks the rules is not decoded."""
-    data = value.encode("utf-8", "surrogateescape")  # some send bytes as they are
+    data = value.encode("utf-8", "surrogateescape")  # some programs do not encode the bytes
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError:
         text = data.decode("cp1252", "replace")
     content = name.lower().startswith("content-")
-    with suppress(Exception):  # the parser raises what it meets
+    with suppress(Exception):  # the parser raises errors of many types
         if content or len(text) <= _MAX_FIELD:
             return _REGISTRY(name, text[: _MAX_FIELD // 4] if content else text)
     return _REGISTRY(name, "") if content else text
@@ -107,7 +107,7 @@ class _MailWriter:
             around = self.out.chapter
             for inner in part.get_payload():
                 if not inner.keys() and str(part["Content-Transfer-Encoding"]).lower() == "base64":
-                    data = b64decode(inner.get_payload())  # against the rules, and common
+                    data = b64decode(inner.get_payload())  # common, although forbidden
                     inner = message_from_bytes(data, policy=_POLICY)
                 self.write_message(inner)
             self.out.chapter = around

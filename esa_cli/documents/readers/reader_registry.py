@@ -195,7 +195,7 @@ def read_with_reader(reader: Reader | BuiltInReader, data: bytes, name: str) -> 
         extracted = reader.read(data, name)
     except (EsaError, MemoryError, *NOT_BLAMED):
         raise
-    except BaseException as error:  # a library's, about bytes that nobody foresaw, or a plugin's
+    except BaseException as error:  # of a library at unforeseen bytes, or of a plugin
         raise make_damage_error(name, reader.what, f"{type(error).__name__}: {error}") from error
     starts = [mark.start for mark in extracted.marks]
     ends = (-1, *starts, len(extracted.text) + 1)

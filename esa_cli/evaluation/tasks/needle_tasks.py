@@ -102,7 +102,6 @@ GUIDE = (
     "Please answer in the format of '{formats}'"
 )
 JOINT = "、"
-LONGEST_OF_MANY = 128
 SHARED_QUESTIONS = 8
 """The largest number of questions about one document, since there are no more needles."""
 
@@ -136,7 +135,7 @@ def make_many_needles(request: TaskRequest) -> Iterator[TaskSample]:
             key = f"{count}-needles" + (f"-{which + 1}" if len(counts) > 1 else "")
             asked += GUIDE.format(formats=JOINT.join(forms))
             answers = tuple(second for _, _, second in needles)
-            questions.append(TaskQuestion(key, asked, answers, tuple(places), LONGEST_OF_MANY))
+            questions.append(TaskQuestion(key, asked, answers, tuple(places), max_new_tokens=128))
         yield TaskSample(
             "needles", request.length, index, text, facts, tuple(questions), BEFORE, AFTER
         )

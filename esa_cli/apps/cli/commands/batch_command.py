@@ -91,7 +91,7 @@ def batch(
         answer_settings = {**asking, **reader_options.reader_dependencies, "preset": settings}
         asked = _read_questions(questions, out, documents or [], answer_settings, reporter)
         end = len(asked[:limit])
-        if not shard.whole:
+        if not shard.is_whole:
             count, asked = end, shard_questions(asked[:limit], shard)
             end = len(asked)
             reporter.note(f"esa: shard {shard}: {end} of {count} questions", dim=False)

@@ -153,9 +153,7 @@ def find(
     from esa_cli.qa.presets.preset import check_adapter, preset_for_finding
 
     flags.refuse_conflicting_flags()
-    names, question = split_off_question(
-        arguments or [], library_allowed=flags.library, command_name="find"
-    )
+    names, question = split_off_question(arguments, "find", library_allowed=flags.library)
     with terminal.Reporter(flags.quiet) as reporter, ExitStack() as stack:
         chosen = preset_for_finding(model.load_preset(), flags.is_word_search)
         check_adapter(chosen.answer)
@@ -349,9 +347,7 @@ def collect(
     from esa_cli.system.text import text_digest
 
     flags.refuse_conflicting_flags()
-    names, question = split_off_question(
-        arguments or [], library_allowed=flags.library, command_name="collect"
-    )
+    names, question = split_off_question(arguments, "collect", library_allowed=flags.library)
     if flags.out is not None:
         check_first_field(flags.out, FIRST)
     with terminal.Reporter(flags.quiet) as reporter, ExitStack() as stack:
