@@ -35,7 +35,7 @@ from esa_cli.system.machine import memory_ran_out
 if TYPE_CHECKING:
     from esa_cli.qa.api import Esa
 
-HINT = "use fewer --workers, as memory may be short; finished documents are stored"
+MEMORY_HINT = "use fewer --workers, as memory may be short; finished documents are stored"
 CONNECT_S = 5.0
 """Maximum seconds to connect to a Ray cluster; Ray itself would try for minutes."""
 
@@ -101,7 +101,7 @@ class IngestWorker:
         except Exception as error:
             if isinstance(error, EsaError) or not memory_ran_out(error):
                 raise
-            raise ResourceError("a worker process ran out of memory", HINT) from None
+            raise ResourceError("a worker process ran out of memory", MEMORY_HINT) from None
         return number, row, reporter.texts
 
     def _open_esa(self, reporter: Reporter) -> Esa:
@@ -168,7 +168,7 @@ def ingest_on_machine(
         for future in as_completed([pool.submit(_ingest_task, task) for task in tasks]):
             yield future.result()
     except BrokenProcessPool as error:
-        raise ResourceError("a worker process died", HINT) from error
+        raise ResourceError("a worker process died", MEMORY_HINT) from error
     except BaseException:
         for child in active_children():
             child.terminate()
@@ -238,6 +238,6 @@ def ingest_on_ray(
     except RayTaskError as error:
         raise error.cause from None
     except RayActorError as error:
-        raise ResourceError(f"a worker process died: {first_line(error)}", HINT) from error
+        raise ResourceError(f"a worker process died: {first_line(error)}", MEMORY_HINT) from error
     finally:
         ray.shutdown()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -22,7 +21,7 @@ from esa_cli.attention.step import Positions, Projection, Step
 from esa_cli.attention.window import QueryState, TurnText, Window
 from esa_cli.errors import NOT_BLAMED, PluginError
 from esa_cli.methods import registry
-from esa_cli.methods.plugin_loading import load_file, load_installed_plugins
+from esa_cli.methods.plugin_loading import describe_error, load_file, load_installed_plugins
 from esa_cli.qa.presets import resolved_preset
 from esa_cli.qa.presets.preset import Preset
 from esa_cli.storage.memory_store import MemoryStore
@@ -72,15 +71,12 @@ def _prefix_failures(case_name: str) -> Iterator[None]:
     except NOT_BLAMED:
         raise
     except BaseException as error:
-        raise _CheckFailure(f"{case_name}: {describe_error(error)}") from error
+        raise _CheckFailure(f"{case_name}: {describe_failure(error)}") from error
 
 
-def describe_error(error: BaseException) -> str:
-    """Describes an exception by its type, message and line."""
-    if isinstance(error, _CheckFailure):
-        return str(error)
-    file, line, *_ = traceback.extract_tb(error.__traceback__)[-1]
-    return f"raised {type(error).__name__}: {error} ({Path(file).name}, line {line})"
+def describe_failure(error: BaseException) -> str:
+    """Returns the reason of a failed check, or the error that the plugin's code raised."""
+    return str(error) if isinstance(error, _CheckFailure) else f"raised {describe_error(error)}"
 
 
 def check(
@@ -103,7 +99,7 @@ def check(
     except NOT_BLAMED:
         raise
     except BaseException as error:
-        findings[-1] = Finding(findings[-1].check, False, describe_error(error))
+        findings[-1] = Finding(findings[-1].check, False, describe_failure(error))
     return findings
 
 

@@ -367,9 +367,7 @@ class LazyPassageFinder:
         `minimum`."""
         if self.is_loaded:
             return self._loaded_esa.find_passages(question, books, count, minimum)
-        return PassageSearch().passages(
-            question, place_books(drop_duplicate_texts(books)), count, minimum
-        )
+        return PassageSearch().passages(question, place_books(books), count, minimum)
 
     @cached_property
     def _indexed_digests(self) -> set[str]:

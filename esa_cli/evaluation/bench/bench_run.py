@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from esa_cli.errors import DocumentError, UsageError
-from esa_cli.evaluation.bench.benchmarks import AGAIN, Benchmark, BenchRecord, BenchTask
+from esa_cli.evaluation.bench.benchmarks import REFETCH, Benchmark, BenchRecord, BenchTask
 from esa_cli.evaluation.row_run import DocumentCases, QuestionCase, has_row
 from esa_cli.evaluation.text_asker import TextAsker
 from esa_cli.qa.answering.session import Session
@@ -107,9 +107,9 @@ class BenchSelection:
         for record in self.load_records():
             name = (record.task, record.id)
             if name in digests:  # the second answer would be taken for the first record's
-                raise DocumentError(f"{record.task} has two records {record.id!r}", AGAIN)
+                raise DocumentError(f"{record.task} has two records {record.id!r}", REFETCH)
             if not record.question.strip():
-                raise DocumentError(f"{record.task}, record {record.id!r} has no question", AGAIN)
+                raise DocumentError(f"{record.task}, record {record.id!r} has no question", REFETCH)
             digests[name] = record.digest
             longest = max(longest, record.before + record.document, key=len)
         return BenchmarkSurvey(digests, longest)

@@ -25,7 +25,7 @@ from esa_cli.documents.readers.text_builder import shorten_list
 from esa_cli.documents.sources import source_files
 from esa_cli.errors import NOT_FOUND, DocumentError, UsageError
 from esa_cli.storage.library import Library
-from esa_cli.system.jsonl import ANOTHER, JsonLinesFile, check_first_field, read_lines
+from esa_cli.system.jsonl import OUT_HINT, JsonLinesFile, check_first_field, read_lines
 from esa_cli.system.progress import Progress
 
 if TYPE_CHECKING:
@@ -63,14 +63,14 @@ class CollectedPlacesFile(JsonLinesFile):
         for number, row in enumerate(read_lines(path), 1):
             if number == 1 and row.get("key") != self.header["key"]:
                 wrong = "places for another question, or from other documents or settings"
-                raise UsageError(f"{path} has {wrong}", ANOTHER)
+                raise UsageError(f"{path} has {wrong}", OUT_HINT)
             try:
                 if "text" in row:
                     places.append(CollectedPlace.of_row(row))
                 elif number > 1:
                     self._read = int(row["read"])
             except (KeyError, TypeError, ValueError) as error:
-                raise DocumentError(f"row {number} of {path} is incomplete", ANOTHER) from error
+                raise DocumentError(f"row {number} of {path} is incomplete", OUT_HINT) from error
         self.earlier = EarlierRun(self._read, tuple(places))
 
     def write_progress(self, passages_read: int, coverage: Coverage, stopped: bool = False) -> None:

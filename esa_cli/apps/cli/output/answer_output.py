@@ -22,7 +22,6 @@ SHOWN = 3
 """The number of passages shown below an answer if --top does not set another."""
 NOT_FOUND = "the documents may not contain the answer"
 WEIGHTS = "  passages, with how much each counts for the answer:"
-NEAREST = "  the nearest passages:"
 PIPE_WIDTH = 160
 
 
@@ -30,12 +29,12 @@ class AnswerStream:
     """Prints the pieces of an answer as they are generated, without leading white space."""
 
     def __init__(self, out: IO[str], reporter: Reporter) -> None:
-        self.out, self.reporter, self.any = out, reporter, False
+        self.out, self.reporter, self.has_text = out, reporter, False
 
     def __call__(self, piece: str) -> None:
-        piece = piece if self.any else piece.lstrip()
+        piece = piece if self.has_text else piece.lstrip()
         if piece:
-            self.any = True
+            self.has_text = True
             self.reporter.clear_spinner()
             self.out.write(clean_text(piece))
             self.out.flush()
@@ -83,7 +82,7 @@ def show_answer_notes(reply: Reply, count: int, reporter: Reporter) -> None:
     if reply.cut:
         reporter.warn("  the answer was cut off; --max-new-tokens allows longer answers")
     if reply.evidence[:count]:
-        reporter.note(WEIGHTS if reply.found else NEAREST)
+        reporter.note(WEIGHTS if reply.found else "  the nearest passages:")
     for line in format_passages(reply, count, reporter.live):
         reporter.warn(line)
 
