@@ -180,7 +180,7 @@ def _run_tests(
         else:
             _print_score_tables(journal.rows)
 
-    files.run_and_show_rows(journal, reporter, ask_missing_questions, show_results, rows.out)
+    files.run_and_show_rows(journal, reporter, ask_missing_questions, show_results)
 
 
 def _print_score_tables(rows: Sequence[dict[str, Any]]) -> None:
@@ -388,7 +388,7 @@ def bench(
 
     show_results = partial(_print_scores, selection, journal, left_out, rows.as_json)
     with reporter:
-        files.run_and_show_rows(journal, reporter, ask_missing_questions, show_results, rows.out)
+        files.run_and_show_rows(journal, reporter, ask_missing_questions, show_results)
 
 
 def _print_scores(

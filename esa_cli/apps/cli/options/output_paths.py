@@ -71,12 +71,11 @@ def run_and_show_rows(
     reporter: Reporter,
     add_missing_rows: Callable[[], bool],
     show_rows: Callable[[bool], None],
-    out: Path | None,
 ) -> None:
     """Calls `add_missing_rows`, which fills the journal and returns False if the time limit was
     reached. Then calls `show_rows` with whether all rows are complete, even after an error or
     Ctrl-C."""
-    continues = f"; the same command with --out {out} continues" if out else ""
+    continues = f"; the same command with --out {journal.path} continues" if journal.path else ""
     try:
         with journal:
             complete = add_missing_rows()
