@@ -161,7 +161,7 @@ def ingest_on_machine(
     cores = len(affinity(0)) if affinity else os.cpu_count() or 1
     threads = max(1, cores // workers)
     reporter.note(f"esa: {workers} workers, {threads} cores each", dim=False)
-    # As a pickle: unpickling imports torch, which reads OMP_NUM_THREADS then.
+    # The worker is a pickle, as unpickling imports torch, which reads OMP_NUM_THREADS then.
     about = pickle.dumps(worker), threads
     pool = ProcessPoolExecutor(workers, get_context("spawn"), _prepare_worker_process, about)
     try:
@@ -209,7 +209,7 @@ def ingest_on_ray(
     from ray.util import ActorPool
 
     try:
-        address = os.environ.get("RAY_ADDRESS") or "local"  # "" joins anybody's on this machine
+        address = os.environ.get("RAY_ADDRESS") or "local"  # "" joins any cluster here
         if host := re.fullmatch(r"(?:ray://)?([^:/]+):([0-9]+)", address):
             socket.create_connection((host[1], int(host[2])), CONNECT_S).close()
         ray.init(

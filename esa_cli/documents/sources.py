@@ -212,7 +212,7 @@ def _explain_refusal(path: str) -> str:
         if not stat.S_ISREG(info.st_mode):
             return "neither file nor folder"
         if not info.st_size:
-            return "hidden" if path.endswith(".lock") else "empty"  # a lock of esa's, in use
+            return "hidden" if path.endswith(".lock") else "empty"  # a lock file of esa
         with open(path, "rb") as stream:
             head = stream.read(_HEAD)
     except OSError:
@@ -280,7 +280,7 @@ def _parse_rule(line: str) -> _IgnoreRule | None:
         return None
     pattern = line.rstrip(" ")
     if (len(pattern) - len(pattern.rstrip("\\"))) % 2 and pattern != line:
-        pattern += " "  # a backslash makes the blank a letter
+        pattern += " "  # a backslash keeps the blank
     negated, pattern = pattern.startswith("!"), pattern.removeprefix("!")
     folders_only, pattern = pattern.endswith("/"), pattern.removesuffix("/")
     if not pattern or re.search(r"(?<!\\)(?:\\\\)*\\$", pattern):

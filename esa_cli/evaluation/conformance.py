@@ -144,7 +144,7 @@ def _check_steps(call_part: Callable[..., list[Tensor]], cases: dict[str, dict[s
     """Fails if `call_part` rejects the part's results, if equal steps give different results, or if
     the part changes a step. Each case has arguments of `make_step`, and may have a `budget`."""
     first: dict[str, list[Tensor]] = {}
-    for case in (*cases, *reversed(cases)):  # state kept from other steps shows in another order
+    for case in (*cases, *reversed(cases)):  # a second order shows state kept from other steps
         options = dict(cases[case])
         given = {"budget": options.pop("budget")} if "budget" in options else {}
         step, twin = make_step(**options), make_step(**{**options, "observe": None})

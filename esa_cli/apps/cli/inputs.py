@@ -40,7 +40,7 @@ def split_off_question(
 def _is_file(text: str) -> bool:
     try:
         return bool(text) and Path(text).exists()
-    except (OSError, ValueError):  # too long for a path, as questions may be
+    except (OSError, ValueError):  # a question may be too long for a path
         return False
 
 

@@ -125,7 +125,7 @@ class AllowedDocuments:
             raise ApiError(403, "requests to this server may not name documents", "documents")
         is_inside = False
         for folder in self.allowed:
-            # Suppressed are the errors of a loop of links, a zero byte, and too long a name.
+            # A loop of links, a zero byte and too long a name raise these errors.
             with suppress(OSError, ValueError, RuntimeError):
                 path = (folder / name).resolve()
                 if path.is_relative_to(folder):
@@ -257,7 +257,7 @@ class AllowedDocuments:
             left_out += [line.replace(str(folder), folder.name) for line in lines]
             for path in found.files:
                 id = Path(path).relative_to(folder).as_posix()
-                # A file may have been removed meanwhile; a name that is not UTF-8 is no JSON.
+                # A file may have been removed meanwhile; JSON cannot have a name that is not UTF-8.
                 with suppress(ApiError):
                     if not has_lone_surrogate(id):
                         ids.setdefault(self._resolve_file_path(id), id)

@@ -172,7 +172,7 @@ class _WordConverter:
         self._styles = _read_styles(parts.parse_xml_if_any("word/styles.xml"))
         self._lists = _WordLists(parts.parse_xml_if_any("word/numbering.xml"))
         self._notes = {kind: _read_notes(parts, kind) for kind in ("footnote", "endnote")}
-        self._blank = True  # nothing stands on the page yet, so that a mark is no further break
+        self._blank = True  # whether the page is still empty, so that a mark begins no other page
         self._section_ends = False
         self._sections = iter(list(root.iter(f"{W}sectPr")))
         first = _read_first_page(next(self._sections, None))

@@ -91,7 +91,7 @@ def parse_html(text: str, name: str, *, xml: bool = False) -> Any:
     text = text.replace("\r\n", "\n").replace("\r", "\n").replace("\0", "\ufffd")
     if xml:
         text = _EMPTY.sub(r"<\1\2></\1>", text)
-    without_events = lexbor.LexborDocumentOptions.WO_EVENTS.value  # quadratic in options of a list
+    without_events = lexbor.LexborDocumentOptions.WO_EVENTS.value  # quadratic in a list's options
     data = text.encode("utf-8", "replace")
     try:
         return lexbor.LexborHTMLParser(data, options=without_events, scripting=True).root
@@ -110,8 +110,8 @@ class _HtmlWriter:
 
     def __init__(self, out: TextBuilder, chapters: Mapping[str, str] | None) -> None:
         self._out, self._chapters = out, chapters
-        self._inside: Counter[str] = Counter()  # open elements by tag; of headings "h"
-        self._cells = 0  # of the current row
+        self._inside: Counter[str] = Counter()  # open elements by tag, which is "h" for headings
+        self._cells = 0  # number of cells of the current row so far
         self._lists: list[int | None] = []  # the next number of each open list; None has bullets
 
     def write_node(self, node: Any) -> None:
@@ -124,7 +124,7 @@ class _HtmlWriter:
         if tag in _SKIPPED:
             return
         hidden = tag != "math" and _is_hidden(tag, attributes)
-        # Formulas are read if they are hidden, too: then the page shows a picture of them.
+        # Hidden formulas are read, too, because the page shows pictures of them.
         for formula in [node] if tag == "math" else node.css("math") if hidden else []:
             self._out.flow(" ".join(_format_formula(formula).split()))
         if tag == "math" or hidden:
@@ -230,7 +230,7 @@ def _format_formula(node: Any) -> str:
         )
     text = last = ""
     for kind, part in parts:
-        if last and part and kind[0] != "-":  # "-": text of the element itself
+        if last and part and kind[0] != "-":  # "-" begins the kind of a text node
             words = kind in ("mi", "mtext") and last[-1:].isalpha() and len(last + part) > 2
             text += _FORMULA_BREAKS.get(kind, "") * (part.strip()[:1] not in _RELATIONS)
             text += " " * (words or kind in _FORMULA_BREAKS)

@@ -179,5 +179,5 @@ def _is_text_part(part: Any) -> bool:
     kind = part.get_content_type()
     if part.is_attachment() or kind in _NO_WORDS:
         return False
-    # A part that says it has parts and has none is text after all.
+    # A part that is declared as multipart but has no parts is text.
     return part.get_content_maintype() in ("text", "multipart") or kind in _PAGES

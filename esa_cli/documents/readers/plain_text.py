@@ -211,7 +211,7 @@ def find_headings(text: str) -> Iterator[tuple[int, str]]:
         elif found["fence"]:
             fence = found["fence"]
         elif found["line"]:
-            # Below a list, a quotation or a blank line it is a rule, not an underline.
+            # Below a list, a quotation or a blank line, such a line is a rule, not an underline.
             start = text.rfind("\n", after, max(after, found.start() - 1)) + 1 or after
             above = text[start : max(start, found.start() - 1)]
             if not _NO_TITLE.match(above):

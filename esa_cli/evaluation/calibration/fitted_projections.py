@@ -293,7 +293,7 @@ class CalibrationJob:
             "training": json.dumps(trained, sort_keys=True),
             "text": text_digest(json.dumps(self.ids)),
         }
-        with _writing_errors(path), replacing(path.resolve()) as part:  # a link stays one
+        with _writing_errors(path), replacing(path.resolve()) as part:  # a link stays a link
             save_learned_projections(part, study.results[study.best].projections, metadata)
 
 

@@ -216,7 +216,7 @@ class SelftestRun:
                 for group in run_plan.group_methods(self.settings, self.preset, length):
                     for preset in group.presets if group.reading != "text" else ():
                         session.use(preset)
-                        # Not every host has a base that can be changed.
+                        # Some position encodings cannot change the frequencies of some models.
                         host = session.attachment.rope.frequencies
                         session.method.position.frequencies(*host, length)
                     DocumentQuestions(self, session, sample, group).check_lengths()

@@ -134,7 +134,7 @@ def _read_questions(
             "a document must be a file, got standard input (-)", "save the text to a file"
         )
     output_paths.check_output_file("--out", out, [str(path)], "the questions file")
-    if out.exists() and not out.is_file():  # rows are read before they are written
+    if out.exists() and not out.is_file():  # as its rows are read first
         raise UsageError(f"--out must be a regular file, got {out}", "choose another --out")
     questions = read_questions(path, documents, answer_settings)
     for question in questions:

@@ -1,6 +1,6 @@
 """The commands `esa find`, for passages, and `esa collect`, for every place with an answer.
 
-`esa find` does not load the adapter. It loads the model only if a document has a token index.
+`esa find` does not load the adapter, and loads the model only if a document has a token index.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ def find(
         library, reads = Library(), flags.read == "first"
 
         def load_esa() -> Esa:
-            # Where nothing is read, a library that cannot be written is no matter.
+            # If nothing is read, nothing is stored, so the library need not be writable.
             keep = flags.keep if reads or library.writable else False
             opened = open_esa(chosen, model, reporter, keep=keep, library=library)
             return stack.enter_context(opened)
@@ -419,7 +419,7 @@ def _collect_places(
 ) -> tuple[list[CollectedPlace], Coverage]:
     """Collects the places, after the places of an earlier run, and prints them, even if the run is
     stopped. Returns the places, and how many passages were read."""
-    progress: Progress | None = None  # its clock starts when passages have been found
+    progress: Progress | None = None  # the clock starts when passages have been found
 
     def show_progress(done: int, total: int) -> None:
         nonlocal progress

@@ -138,7 +138,7 @@ def _run_tests(
         "context": chosen.context,
         "dense_length": choose_ceiling_length(chosen),
         "settings": {
-            # Rows of versions with these two settings are continued if they had the defaults.
+            # Files of earlier versions have these two settings; with these values they continue.
             "depths": None,
             "exact": False,
             **{key: getattr(settings, key) for key in COMMON_SETTINGS},

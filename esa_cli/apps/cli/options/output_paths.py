@@ -49,7 +49,7 @@ def write_text_file(path: Path, text: str) -> None:
     """Writes a text to a file, atomically if the folder is writable. Raises DocumentError,
     ResourceError: the disk is full."""
     with convert_writing_errors(path, "free some space, or name a file on another disk", WRITABLE):
-        place = path.resolve()  # a link stays one
+        place = path.resolve()  # a link stays a link
         if (place.is_file() or not place.exists()) and os.access(place.parent, os.W_OK):
             write_atomically(place, text)
         else:
