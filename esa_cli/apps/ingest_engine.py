@@ -35,7 +35,7 @@ from esa_cli.system.machine import memory_ran_out
 if TYPE_CHECKING:
     from esa_cli.qa.api import Esa
 
-HINT = "use fewer --workers, as memory may be short; finished documents are stored"
+MEMORY_HINT = "use fewer --workers, as memory may be short; finished documents are stored"
 CONNECT_S = 5.0
 """Maximum seconds to connect to a Ray cluster; Ray itself would try for minutes."""
 
@@ -101,7 +101,7 @@ class IngestWorker:
         except Exception as error:
             if isinstance(error, EsaError) or not memory_ran_out(error):
                 raise
-            raise ResourceError("a worker process ran out of memory", HINT) from None
+            raise ResourceError("a worker process ran out of memory", MEMORY_HINT) from None
         return number, row, reporter.texts
 
     def _open_esa(self, reporter: Reporter) -> Esa:
@@ -161,14 +161,14 @@ def ingest_on_machine(
     cores = len(affinity(0)) if affinity else os.cpu_count() or 1
     threads = max(1, cores // workers)
     reporter.note(f"esa: {workers} workers, {threads} cores each", dim=False)
-    # As a pickle: unpickling imports torch, which reads OMP_NUM_THREADS then.
+    # The worker is a pickle, as unpickling imports torch, which reads OMP_NUM_THREADS then.
     about = pickle.dumps(worker), threads
     pool = ProcessPoolExecutor(workers, get_context("spawn"), _prepare_worker_process, about)
     try:
         for future in as_completed([pool.submit(_ingest_task, task) for task in tasks]):
             yield future.result()
     except BrokenProcessPool as error:
-        raise ResourceError("a worker process died", HINT) from error
+        raise ResourceError("a worker process died", MEMORY_HINT) from error
     except BaseException:
         for child in active_children():
             child.terminate()
@@ -209,7 +209,7 @@ def ingest_on_ray(
     from ray.util import ActorPool
 
     try:
-        address = os.environ.get("RAY_ADDRESS") or "local"  # "" joins anybody's on this machine
+        address = os.environ.get("RAY_ADDRESS") or "local"  # "" joins any cluster here
         if host := re.fullmatch(r"(?:ray://)?([^:/]+):([0-9]+)", address):
             socket.create_connection((host[1], int(host[2])), CONNECT_S).close()
         ray.init(
@@ -238,6 +238,6 @@ def ingest_on_ray(
     except RayTaskError as error:
         raise error.cause from None
     except RayActorError as error:
-        raise ResourceError(f"a worker process died: {first_line(error)}", HINT) from error
+        raise ResourceError(f"a worker process died: {first_line(error)}", MEMORY_HINT) from error
     finally:
         ray.shutdown()

@@ -73,7 +73,7 @@ ORDINAL = re.compile(r"\b(?:der|das|dem|den|des|im|vom|zum|zur|beim)\s\d{1,2}\.$
 MONTH_NUMBER = re.compile(r"\b\d{1,2}\.\s?\d{1,2}\.$")
 LOOK_BACK = 24
 """Characters before and after a full stop that tell whether it ends a sentence."""
-WORDS = 5
+MIN_PROSE_WORDS = 5
 
 
 class TextLocation(NamedTuple):
@@ -131,7 +131,7 @@ def read_document(source: str, stdin: IO[Any] | None = None, *, limit: int = LIM
         data = _read_stdin(stdin or sys.stdin, limit)
     else:
         stamp = ""
-        with suppress(OSError, ValueError):  # reading says what is wrong
+        with suppress(OSError, ValueError):  # `_read_file` reports what is wrong
             stamp = compute_file_stamp(source)
         data = _read_file(source, limit)
     if len(data) > limit:
@@ -162,8 +162,6 @@ class GatheredDocuments:
 
 def select_shard(files: SourceFiles, shard: WorkShard) -> SourceFiles:
     """Returns the files of a shard, each once; every shard lists what is left out of folders."""
-    if shard.whole:
-        return files
     unique: dict[str, Source] = {}
     for source in files.sources:
         unique.setdefault(source.path, source)
@@ -220,7 +218,7 @@ def join_documents(documents: Sequence[Document]) -> str:
     parts = []
     for number, document in enumerate(documents, 1):
         name = document.name if names.count(document.name) == 1 else document.source
-        name = name.encode("utf-8", "replace").decode()  # a file's name may be no UTF-8
+        name = name.encode("utf-8", "replace").decode()  # a file's name may not be UTF-8
         head = f"===== Document {number} of {len(documents)}: {name} ====="
         parts.append(f"{head}\n\n{document.text.removesuffix(chr(10))}\n")
     return "\n".join(parts)
@@ -277,7 +275,7 @@ def _suggest_path(source: str) -> str:
         others = os.listdir(folder or ".")
     except OSError:
         return f"there is no folder {folder} either"
-    stems = {Path(other).stem: other for other in others}  # a common ending is no likeness
+    stems = {Path(other).stem: other for other in others}  # without endings, which many files share
     for similar in difflib.get_close_matches(Path(name).stem, stems, n=1):
         return f"did you mean {os.path.join(folder, stems[similar])}?"
     return "check the path; it is relative to the current folder"
@@ -368,7 +366,7 @@ def _continues_on_next_line(line: str, following_text: str) -> bool:
     """Returns True if a line of prose was wrapped to a width, so that its sentence may continue."""
     if not (following_text.isalpha() or following_text in "\"'“‘("):
         return False
-    return len(line) in PROSE and len(line.split()) >= WORDS and line[:1] not in "#|>-*"
+    return len(line) in PROSE and len(line.split()) >= MIN_PROSE_WORDS and line[:1] not in "#|>-*"
 
 
 def strip_span(text: str, start: int, end: int) -> tuple[int, int]:

@@ -40,10 +40,10 @@ _QUOTED = re.compile(r"\\(.)", re.DOTALL)
 
 
 class Source(NamedTuple):
-    """A document's path; `of` is the folder or pattern that stands for the document, or empty."""
+    """A document's path, and the folder or pattern that stands for the document, if any."""
 
     path: str
-    of: str = ""
+    pattern: str = ""
 
 
 class LeftOut(NamedTuple):
@@ -96,7 +96,7 @@ class FoundFiles:
         for why, paths in sorted(self.left_out.items()):
             several = why.replace("folder", "folders") if len(paths) > 1 else why
             reasons.append(f"{len(paths):,} {several}")
-            if why not in _UNNAMED:  # one may be missed: the first by name
+            if why not in _UNNAMED:  # someone may miss one of these files
                 if os.path.isdir(source):
                     paths = [os.path.relpath(path, source) for path in paths]
                 reasons[-1] += f" ({shorten_list(sorted(paths))})"
@@ -212,7 +212,7 @@ def _explain_refusal(path: str) -> str:
         if not stat.S_ISREG(info.st_mode):
             return "neither file nor folder"
         if not info.st_size:
-            return "hidden" if path.endswith(".lock") else "empty"  # a lock of esa's, in use
+            return "hidden" if path.endswith(".lock") else "empty"  # a lock file of esa
         with open(path, "rb") as stream:
             head = stream.read(_HEAD)
     except OSError:
@@ -248,7 +248,7 @@ class IgnoreRules:
         """Adds the rules of the .gitignore file in this folder, if there is one."""
         path = os.path.join(folder, ".gitignore")
         data = b""
-        # Not of a pipe or a device, which may have no end.
+        # Only a regular file is read, because a pipe or a device may have no end.
         with suppress(OSError):
             if os.path.isfile(path) and os.path.getsize(path) <= MAX_IGNORE_BYTES:
                 data = Path(path).read_bytes()
@@ -280,7 +280,7 @@ def _parse_rule(line: str) -> _IgnoreRule | None:
         return None
     pattern = line.rstrip(" ")
     if (len(pattern) - len(pattern.rstrip("\\"))) % 2 and pattern != line:
-        pattern += " "  # a backslash makes the blank a letter
+        pattern += " "  # a backslash keeps the blank
     negated, pattern = pattern.startswith("!"), pattern.removeprefix("!")
     folders_only, pattern = pattern.endswith("/"), pattern.removesuffix("/")
     if not pattern or re.search(r"(?<!\\)(?:\\\\)*\\$", pattern):
@@ -293,7 +293,7 @@ def _parse_rule(line: str) -> _IgnoreRule | None:
             groups += [""] if groups[-1] or len(groups) == 1 else []
         else:
             groups[-1] += _translate_name(name) + r"\n"
-    # The last one is empty after `a/**`, which is not the folder itself.
+    # The last group is empty after `a/**`, which does not match the folder `a` itself.
     groups[-1] = (groups[-1] or _translate_name("*") + r"\n").removesuffix(r"\n") + r"\Z"
     # A group after `**` is taken where it first fits.
     first, *others = groups

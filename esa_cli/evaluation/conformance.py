@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -22,11 +21,11 @@ from esa_cli.attention.step import Positions, Projection, Step
 from esa_cli.attention.window import QueryState, TurnText, Window
 from esa_cli.errors import NOT_BLAMED, PluginError
 from esa_cli.methods import registry
-from esa_cli.methods.plugin_loading import load_file, load_installed_plugins
+from esa_cli.methods.plugin_loading import describe_error, load_file, load_installed_plugins
 from esa_cli.qa.presets import resolved_preset
 from esa_cli.qa.presets.preset import Preset
 from esa_cli.storage.memory_store import MemoryStore
-from esa_cli.system.registry import nearest
+from esa_cli.system.registry import suggest
 
 Checks = Iterator[str]
 """Yields the name of each check before the check runs, and raises at the first failure."""
@@ -72,15 +71,12 @@ def _prefix_failures(case_name: str) -> Iterator[None]:
     except NOT_BLAMED:
         raise
     except BaseException as error:
-        raise _CheckFailure(f"{case_name}: {describe_error(error)}") from error
+        raise _CheckFailure(f"{case_name}: {describe_failure(error)}") from error
 
 
-def describe_error(error: BaseException) -> str:
-    """Describes an exception by its type, message and line."""
-    if isinstance(error, _CheckFailure):
-        return str(error)
-    file, line, *_ = traceback.extract_tb(error.__traceback__)[-1]
-    return f"raised {type(error).__name__}: {error} ({Path(file).name}, line {line})"
+def describe_failure(error: BaseException) -> str:
+    """Returns the reason of a failed check, or the error that the plugin's code raised."""
+    return str(error) if isinstance(error, _CheckFailure) else f"raised {describe_error(error)}"
 
 
 def check(
@@ -91,7 +87,7 @@ def check(
     model. Raises PluginError: the kind is unknown. PresetError: the method is unknown."""
     load_installed_plugins()
     if kind not in (*SUITES, registry.RECIPES.kind):
-        raise PluginError(f"there is no kind of part {kind!r}", nearest(kind, [*SUITES, "method"]))
+        raise PluginError(f"there is no kind of part {kind!r}", suggest(kind, [*SUITES, "method"]))
     checks = check_recipe(name)
     if kind in SUITES:
         registry.find_part_class(kind, name)
@@ -103,7 +99,7 @@ def check(
     except NOT_BLAMED:
         raise
     except BaseException as error:
-        findings[-1] = Finding(findings[-1].check, False, describe_error(error))
+        findings[-1] = Finding(findings[-1].check, False, describe_failure(error))
     return findings
 
 
@@ -148,7 +144,7 @@ def _check_steps(call_part: Callable[..., list[Tensor]], cases: dict[str, dict[s
     """Fails if `call_part` rejects the part's results, if equal steps give different results, or if
     the part changes a step. Each case has arguments of `make_step`, and may have a `budget`."""
     first: dict[str, list[Tensor]] = {}
-    for case in (*cases, *reversed(cases)):  # state kept from other steps shows in another order
+    for case in (*cases, *reversed(cases)):  # a second order shows state kept from other steps
         options = dict(cases[case])
         given = {"budget": options.pop("budget")} if "budget" in options else {}
         step, twin = make_step(**options), make_step(**{**options, "observe": None})
@@ -228,8 +224,7 @@ def check_score(score: parts.Score) -> Checks:
     if score.features:
         maps = Linear(*torch.randn(2, 32, 5, generator=torch.Generator().manual_seed(7)))
         for dtype in (torch.float32, torch.bfloat16):
-            options = {"score": score, "projection": maps, "dtype": dtype}
-            cases[f"reduced keys, {dtype}"] = options
+            cases[f"reduced keys, {dtype}"] = {"score": score, "projection": maps, "dtype": dtype}
     _check_steps(score_random_step, cases)
     yield "declares whether it rotates"
     # Compressors are fitted, and a stored KV cache is found again, by what `rotates` says.
@@ -432,8 +427,8 @@ def make_step(
 
 
 def advance(
-    step: Step, chunk: int = 8, *, seed: int = 1, decoding: bool = False, back: int = 0, observe:
-    Observe | None = None,
+    step: Step, chunk: int = 8, *, decoding: bool = False, back: int = 0, observe: Observe | None =
+    None,
 ) -> Step:  # fmt: skip
     """Makes the step after the given step, with `chunk` new random tokens and equal windows. First
     calls `observe` for the given step's chunk, if the store has the chunk. If `back` is not 0, then
@@ -446,7 +441,7 @@ def advance(
         for state in step.states.values():
             state.crop(len(store))
         step = replace(step, query=QueryState(text=step.text))
-    random = torch.Generator().manual_seed(seed)
+    random = torch.Generator().manual_seed(1)
     queries, keys, values = (
         torch.randn(rows, chunk, store.dim, generator=random).to(step.queries)
         for rows in (step.queries.shape[0], store.heads, store.heads)

@@ -157,7 +157,7 @@ def score_multiple_choice(output: str, answers: Sequence[str]) -> float:
     text = _replace_marks(text, "\n\"'.,?!{}")
     named = _find_text_after_phrase(text, ("answer is:", "answer:", "answer is", "option is"))
     if named is not None:
-        return float(named[1:].startswith(tuple(answers)))  # after a space
+        return float(named[1:].startswith(tuple(answers)))  # skips the space
     letter = next((word for word in text.split() if word in _LETTERS), "")
     return float(letter in answers)
 

@@ -41,7 +41,7 @@ def load_installed_plugins() -> None:
         except NOT_BLAMED:
             raise
         except BaseException as error:
-            reason = error.message if isinstance(error, PluginError) else _describe_error(error)
+            reason = error.message if isinstance(error, PluginError) else describe_error(error)
             raise PluginError(
                 f"plugin {point.name!r} ({point.value}) does not load: {reason}",
                 "update or uninstall the package of this plugin",
@@ -80,13 +80,13 @@ def load_file(path: str | Path) -> list[tuple[str, str]]:
         if isinstance(error, (PluginError, *NOT_BLAMED)):
             raise
         raise PluginError(
-            f"plugin {path} does not run: {_describe_error(error)}",
+            f"plugin {path} does not run: {describe_error(error)}",
             f"run `esa plugins check {path}` for details",
         ) from error
     return list_entries_of_origin(key)
 
 
-def _describe_error(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """Returns the error's text with the line of the plugin that raised it."""
     frames = traceback.extract_tb(error.__traceback__)
     where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""

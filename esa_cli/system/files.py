@@ -158,7 +158,7 @@ def to_esa_error(error: Exception) -> EsaError | None:
         )
     if not isinstance(error, OSError):
         return None
-    # EBADF: a stream opened for reading.
+    # EBADF means that the stream was opened for reading.
     takes_no_more = error.errno in (*NO_ROOM, errno.EIO, errno.EBADF)
     if takes_no_more or "temporary directory" in str(error):
         message = f"{error.filename or 'the output'} cannot be written: {error.strerror or error}"

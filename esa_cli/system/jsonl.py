@@ -17,7 +17,7 @@ from typing import Any, Self
 from esa_cli.errors import DocumentError, UsageError
 from esa_cli.system.files import convert_writing_errors, lock_for_writing, replacing
 
-ANOTHER = "choose another --out, or delete the file"
+OUT_HINT = "choose another --out, or delete the file"
 Row = Mapping[str, Any]
 
 
@@ -98,17 +98,15 @@ class Journal(JsonLinesFile):
         """The rows of the journal, one for each key, ordered by the first use of the key."""
         return list(self._done.values())
 
-    def add_shard_rows(self, paths: Iterable[Path]) -> int:
-        """Adds the rows of other shards' files whose keys this journal lacks, and returns how many;
-        opening the journal writes the added rows to its own file. Raises UsageError, DocumentError:
-        a file cannot be used, as for the journal's own file."""
-        before = len(self._done)
+    def add_shard_rows(self, paths: Iterable[Path]) -> None:
+        """Adds the rows of other shards' files whose keys this journal lacks; opening the journal
+        writes the added rows to its own file. Raises UsageError, DocumentError: a file cannot be
+        used, as for the journal's own file."""
         for path in paths:
             self._joined |= {
                 key: row for key, row in self._read_rows(path) if key not in self._done
             }
             self._done |= self._joined
-        return len(self._done) - before
 
     def __enter__(self) -> Self:
         super().__enter__()
@@ -144,7 +142,7 @@ class Journal(JsonLinesFile):
             # Through JSON and back as the file's header: tuples are lists there.
             old, new = header.get(name), json.loads(json.dumps(self.header.get(name)))
             if changes := "; ".join(_list_changed_settings(old, new, name)):
-                raise UsageError(f"{path} has results of other settings: {changes}", ANOTHER)
+                raise UsageError(f"{path} has results of other settings: {changes}", OUT_HINT)
 
     def _make_row_key(self, row: Row) -> tuple[str, ...]:
         return tuple(json.dumps(row.get(name)) for name in self.key)
@@ -196,7 +194,7 @@ class OrderedJsonLinesFile(JsonLinesFile):
                 raise UsageError(
                     f"{path}: row {number} answers none of the present questions: the questions or "
                     "the settings have changed",
-                    ANOTHER,
+                    OUT_HINT,
                 )
             if row["key"] == key:
                 good.setdefault(at, row)
@@ -216,7 +214,7 @@ class OrderedJsonLinesFile(JsonLinesFile):
         try:
             yield from read_lines(path)
         except DocumentError as error:
-            raise UsageError(error.message, ANOTHER) from error
+            raise UsageError(error.message, OUT_HINT) from error
 
     def has_row(self, place: int) -> bool:
         return place in self._rows

@@ -27,7 +27,7 @@ def show_nothing(stage: str, done: int, total: int | None, /) -> None:
     """A `StageProgress` callback that shows nothing."""
 
 
-def combined(*callbacks: Progress | None) -> Progress:
+def combine_callbacks(*callbacks: Progress | None) -> Progress:
     """Returns a progress callback that calls several progress callbacks, in their order."""
 
     def call_all(done: int, total: int) -> None:
@@ -79,7 +79,7 @@ class WorkShard:
         return shard
 
     @property
-    def whole(self) -> bool:
+    def is_whole(self) -> bool:
         """Whether the shard contains the whole list of work."""
         return self.count == 1
 

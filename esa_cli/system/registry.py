@@ -56,11 +56,7 @@ class Registry(Generic[T]):
             )
         self._entries[name] = RegistryEntry(value, origin, qualname)
 
-    def remove(self, name: str) -> None:
-        """Removes the value that is registered under a name."""
-        del self._entries[name]
-
-    def origin(self, name: str) -> str:
+    def find_origin(self, name: str) -> str:
         """Returns the module or plugin file that registered the name."""
         return self._entries[name].origin
 
@@ -75,17 +71,17 @@ def find_origin_of_definition(definition: object) -> str:
 
 def list_entries_of_origin(origin: str) -> list[tuple[str, str]]:
     """Returns the (kind, name) pairs of all entries that a module or plugin file registered."""
-    return [(r.kind, name) for r in _REGISTRIES for name in r if r.origin(name) == origin]
+    return [(r.kind, name) for r in _REGISTRIES for name in r if r.find_origin(name) == origin]
 
 
 def remove_entries_of_origin(origin: str) -> None:
     """Removes all entries that a module or plugin file registered."""
     for registry in _REGISTRIES:
-        for name in [name for name in registry if registry.origin(name) == origin]:
-            registry.remove(name)
+        for name in [name for name in registry if registry.find_origin(name) == origin]:
+            del registry._entries[name]
 
 
-def nearest(word: str, known: Iterable[str], before: str = "") -> str:
+def suggest(word: str, known: Iterable[str], before: str = "") -> str:
     """Returns a hint for an unknown name: 'did you mean X?' with a similar known name, preceded by
     `before`; without a similar name, the list of all known names, or the three nearest."""
     names = sorted(known)

@@ -19,7 +19,7 @@ Line = str | UsageError
 
 
 def split_off_question(
-    arguments: Sequence[str], *, library_allowed: bool = False, command_name: str = "ask"
+    arguments: Sequence[str] | None, command_name: str, *, library_allowed: bool = False
 ) -> tuple[list[str], str]:
     """Splits arguments into documents and the question, which comes last; with `library_allowed` no
     document is needed. Raises UsageError: a document or the question is missing."""
@@ -40,7 +40,7 @@ def split_off_question(
 def _is_file(text: str) -> bool:
     try:
         return bool(text) and Path(text).exists()
-    except (OSError, ValueError):  # too long for a path, as questions may be
+    except (OSError, ValueError):  # a question may be too long for a path
         return False
 
 
@@ -56,7 +56,7 @@ def read_documents(
     from esa_cli.documents.document import select_shard, source_files
 
     files = source_files(names)
-    if not shard.whole:
+    if not shard.is_whole:
         if "-" in names:
             raise UsageError("standard input (-) cannot have shards", "save the text to a file")
         count, files = len(files.paths), select_shard(files, shard)

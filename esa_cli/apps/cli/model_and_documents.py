@@ -182,7 +182,7 @@ class QuestionBooks:
         self._candidates: dict[str, LibraryText] = {}  # by the digests of their texts
         self.searched = 0
         """How many documents were searched for the last question; 0 if all of them were opened."""
-        named = SourceFiles(tuple(one for one in files.sources if not one.of), files.left_out)
+        named = SourceFiles(tuple(one for one in files.sources if not one.pattern), files.left_out)
         file_paths = [path for path in files.paths if path not in set(named.paths)]
         asks_library = in_library and library.exists
         if asks_library or (limit is not None and len(file_paths) > limit):
@@ -358,13 +358,7 @@ class LazyPassageFinder:
 
     def open_stored_book(self, entry: Entry) -> Book:
         """Returns the book of a stored document. Raises LibraryError: the document is damaged."""
-        known = entry.provenance
-        source = known.get("path") or known["source"]
-        return self.open_book(
-            library_texts.rebuild_document(
-                self._library.text(entry), entry.marks, {**known, "source": source}
-            )
-        )
+        return self.open_book(library_texts.rebuild_stored_document(self._library, entry))
 
     def find_passages(
         self, question: str, books: list[Book], count: int | None, minimum: float | None
@@ -373,9 +367,7 @@ class LazyPassageFinder:
         `minimum`."""
         if self.is_loaded:
             return self._loaded_esa.find_passages(question, books, count, minimum)
-        return PassageSearch().passages(
-            question, place_books(drop_duplicate_texts(books)), count, minimum
-        )
+        return PassageSearch().passages(question, place_books(books), count, minimum)
 
     @cached_property
     def _indexed_digests(self) -> set[str]:

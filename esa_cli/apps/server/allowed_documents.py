@@ -25,7 +25,7 @@ from esa_cli.qa.ingestion.library_texts import (
     FileIndexing,
     LibraryText,
     library_texts,
-    rebuild_document,
+    rebuild_stored_document,
 )
 from esa_cli.storage.library import Library
 from esa_cli.system.progress import Progress
@@ -81,7 +81,7 @@ class AllowedDocuments:
     ) -> None:
         self.asker, self.fixed = asker, list(fixed)
         self.allowed = [folder.resolve(strict=True) for folder in allowed]
-        self.library, self.has_stored, self._limit = library, stored, limit
+        self.library, self.has_stored, self._limit = library or Library(), stored, limit
         self._books = OpenBookCache(asker)
         self._given: dict[str, NamedDocument] = {}
         for number, book in enumerate(fixed, 1):
@@ -125,7 +125,7 @@ class AllowedDocuments:
             raise ApiError(403, "requests to this server may not name documents", "documents")
         is_inside = False
         for folder in self.allowed:
-            # Suppressed are the errors of a loop of links, a zero byte, and too long a name.
+            # A loop of links, a zero byte and too long a name raise these errors.
             with suppress(OSError, ValueError, RuntimeError):
                 path = (folder / name).resolve()
                 if path.is_relative_to(folder):
@@ -139,7 +139,7 @@ class AllowedDocuments:
     def list_stored_texts(self) -> dict[str, NamedDocument]:
         """Returns the library's texts that requests may name, by id. Raises LibraryError,
         DiskError."""
-        if not self.has_stored or self.library is None:
+        if not self.has_stored:
             return {}
         found = {}
         for text in library_texts(self.library).texts:
@@ -211,9 +211,7 @@ class AllowedDocuments:
         """Returns readable files and texts of the library, the best for the question first."""
         files = {one.path: one for one in named if one.path and not one.is_given}
         texts = {document.text.digest: document for document in named if document.text}
-        library = self.library
-        opened = library.search_catalogue() if library else Library().catalogue(keep=False)
-        with opened as catalogue:
+        with self.library.search_catalogue() as catalogue:
             changes = FileIndexing(catalogue).update(list(files), progress)
             if changes.refused:
                 names = shorten_list([files[record.path].id for record in changes.refused])
@@ -235,13 +233,8 @@ class AllowedDocuments:
     def _load_document(self, named: NamedDocument, key: str) -> Document:
         """Reads a document from its file or from the library. Raises DocumentError, whose message
         does not reveal where the allowed folders are."""
-        if named.text and named.text.entries and self.library is not None:
-            entry = named.text.entries[0]
-            known = entry.provenance
-            source = known.get("path") or known["source"]
-            return rebuild_document(
-                self.library.text(entry), entry.marks, {**known, "source": source}
-            )
+        if named.text and named.text.entries:
+            return rebuild_stored_document(self.library, named.text.entries[0])
         try:
             return read_document(named.text.path if named.text else named.path)
         except DocumentError as error:
@@ -264,7 +257,7 @@ class AllowedDocuments:
             left_out += [line.replace(str(folder), folder.name) for line in lines]
             for path in found.files:
                 id = Path(path).relative_to(folder).as_posix()
-                # A file may have been removed meanwhile; a name that is not UTF-8 is no JSON.
+                # A file may have been removed meanwhile; JSON cannot have a name that is not UTF-8.
                 with suppress(ApiError):
                     if not has_lone_surrogate(id):
                         ids.setdefault(self._resolve_file_path(id), id)

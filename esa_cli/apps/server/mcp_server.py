@@ -34,7 +34,6 @@ from esa_cli.errors import UsageError
 from esa_cli.qa.answering.reply import describe_missing_parts
 from esa_cli.qa.api import Esa
 from esa_cli.qa.finding.passage import Passage
-from esa_cli.storage.library import Library
 from esa_cli.system.files import to_esa_error
 from esa_cli.system.text import replace_lone_surrogates
 from esa_cli.version import __version__
@@ -159,9 +158,8 @@ class DocumentTools:
         from esa_cli.apps.cli.model_and_documents import LazyPassageFinder
         from esa_cli.qa.presets.preset import preset_for_finding
 
-        library = self.documents.library or Library()
         finder = LazyPassageFinder(
-            preset_for_finding(self._preset), self._model, library, self._reporter,
+            preset_for_finding(self._preset), self._model, self.documents.library, self._reporter,
             lambda: self.asker,
         )  # fmt: skip
         notes, named = list[str](), self.documents.find_documents(arguments.documents)
@@ -169,13 +167,10 @@ class DocumentTools:
         opened = self.documents.open_documents(named, None, query, notes, open_book=open_book)
         job.raise_if_cancelled()
         books = [document.book for document in opened]
-        passages = finder.find_passages(arguments.query, books, arguments.limit, None)
+        passages = finder.find_passages(query, books, arguments.limit, None)
         unread = [book for book in books if not book.read and self._preset.answer.makes_token_index]
-        results = _describe_passages(passages, opened)
-        return {
-            "passages": results,
-            "note": _join_notes([*notes, *describe_missing_parts(books)], unread),
-        }
+        note = _join_notes([*notes, *describe_missing_parts(books)], unread)
+        return {"passages": _describe_passages(passages, opened), "note": note}
 
     def ask_documents(self, arguments: AskArguments, job: Job) -> Result:
         notes, named = list[str](), self.documents.find_documents(arguments.documents)
@@ -204,12 +199,11 @@ class DocumentTools:
             with self.asker.interruptible(job.raise_if_cancelled):
                 (opened,) = self.documents.open_documents([named], job.report_progress, read=True)
             book, document = opened.book, opened.book.document
-            result = {
+            results.append({
                 "id": opened.id, "document": document.name, "tokens": book.tokens,
                 "characters": len(document.text), "seconds": round(time.monotonic() - started, 1),
                 "stored": book.entry is not None, "missing": list(document.missing),
-            }  # fmt: skip
-            results.append(result)
+            })  # fmt: skip
         return {"documents": results}
 
     def list_documents(self, arguments: ListArguments) -> Result:
@@ -327,20 +321,17 @@ def open_mcp_server(tools: DocumentTools) -> Iterator[Server[Any]]:
                 result = await anyio.to_thread.run_sync(run, arguments)
         except ValidationError as error:
             faults = [(".".join(map(str, one["loc"])), one["msg"]) for one in error.errors()]
-            return _make_error_result(
-                "; ".join(f"{at}: {m[:1].lower()}{m[1:]}" for at, m in faults)
-            )
+            texts = (f"{at}: {text[:1].lower()}{text[1:]}" for at, text in faults)
+            return _make_error_result("; ".join(texts))
         except ApiError as error:
-            return _make_error_result(
-                error.message, "call `list` to see which documents may be named"
-            )
+            hint = "call `list` to see which documents may be named"
+            return _make_error_result(error.message, hint)
         except Exception as error:
             known = to_esa_error(error)
-            if known is None and not in_worker:  # the worker has printed its own
+            if known is None and not in_worker:  # the worker has printed the traceback
                 traceback.print_exc()
-            return (
-                _make_error_result(known.message, known.hint) if known else _make_error_result(BUG)
-            )
+            message, hint = (known.message, known.hint) if known else (BUG, "")
+            return _make_error_result(message, hint)
         data = replace_lone_surrogates(_remove_none_fields(result))
         content = types.TextContent(type="text", text=json.dumps(data, ensure_ascii=False))
         return types.CallToolResult(content=[content], structured_content=data)

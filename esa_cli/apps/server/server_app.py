@@ -89,10 +89,10 @@ def bind_socket(host: str, port: int) -> socket.socket:
         ) from error
 
 
-def make_base_url(sock: socket.socket, path: str = "/v1") -> str:
+def make_base_url(sock: socket.socket) -> str:
     """Returns the URL of the server that clients must use as their base URL."""
     host, port = sock.getsockname()[:2]
-    return f"http://{f'[{host}]' if ':' in host else host}:{port}{path}"
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"
 
 
 def make_uvicorn_server(app: ASGIApp) -> uvicorn.Server:
@@ -348,8 +348,8 @@ class _ServerRoutes:
                 wrong = f"question and history must be at most {limit:,} tokens, got {tokens:,}"
                 hint = "ask a shorter question; `esa serve --max-question` allows longer ones"
                 raise LengthError(wrong, hint)
-            progress, missing = job.report_progress, completion.missing
-            opened = self.documents.open_documents(named, progress, question, missing)
+            missing = completion.missing
+            opened = self.documents.open_documents(named, job.report_progress, question, missing)
             books = [document.book for document in opened]
             missing.extend(describe_missing_parts(books))
             with self.asker.interruptible(job.raise_if_cancelled):

@@ -191,11 +191,8 @@ class DocumentTextQuery(BaseModel):
     length: int = Field(20_000, ge=1, le=100_000)
 
 
-_PARAMETERS = {
-    *ChatMessage.model_fields,
-    *ChatRequest.model_fields,
-    *DocumentTextQuery.model_fields,
-}
+_MODELS = (ChatMessage, ChatRequest, DocumentTextQuery)
+_PARAMETERS = {name for model in _MODELS for name in model.model_fields}
 
 
 def parse_request(data: bytes) -> ChatRequest:

@@ -71,7 +71,7 @@ class Job:
             return
         except (EsaError, ApiError) as error:
             event = ("error", error)
-        except BaseException as error:  # SystemExit of a library, too: the thread must live on
+        except BaseException as error:  # even SystemExit, as the thread must live on
             traceback.print_exc()
             is_exit = not isinstance(error, Exception)
             event = ("error", RuntimeError(type(error).__name__) if is_exit else error)

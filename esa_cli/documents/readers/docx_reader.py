@@ -24,7 +24,7 @@ _SYMBOLS = {"F0B7": "•", "F0A7": "▪", "F0E0": "→", "F0FC": "✓"}
 _SIGNS = {f"{W}tab": " ", f"{W}ptab": " ", f"{W}noBreakHyphen": "-"}
 _BULLET = "-"
 _LEVELS = 9
-_MAX_STYLES = 64  # that are based on each other
+_MAX_STYLES = 64  # in a chain of styles that are based on each other
 _ROMAN = (
     (1000, "m"), (900, "cm"), (500, "d"), (400, "cd"), (100, "c"), (90, "xc"), (50, "l"),
     (40, "xl"), (10, "x"), (9, "ix"), (5, "v"), (4, "iv"), (1, "i"),
@@ -172,7 +172,7 @@ class _WordConverter:
         self._styles = _read_styles(parts.parse_xml_if_any("word/styles.xml"))
         self._lists = _WordLists(parts.parse_xml_if_any("word/numbering.xml"))
         self._notes = {kind: _read_notes(parts, kind) for kind in ("footnote", "endnote")}
-        self._blank = True  # nothing stands on the page yet, so that a mark is no further break
+        self._blank = True  # whether the page is still empty, so that a mark begins no other page
         self._section_ends = False
         self._sections = iter(list(root.iter(f"{W}sectPr")))
         first = _read_first_page(next(self._sections, None))
@@ -192,7 +192,7 @@ class _WordConverter:
             elif tag == f"{W}br" and element.get(f"{W}type") == "page":
                 self._begin_page()
             elif tag == f"{W}r" and _read_value(element, "rPr/vertAlign") == "superscript":
-                last = element.getprevious()  # a number may be cut in two
+                last = element.getprevious()  # Word may cut a number in two
                 new = "small" if last is not None and last.tag in ("sup", "small") else "sup"
             elif tag in (f"{W}footnoteReference", f"{W}endnoteReference"):
                 notes = self._notes[tag[len(W) : -len("Reference")]]
@@ -221,7 +221,7 @@ class _WordConverter:
         if element.find(f"{W}pPr/{W}pageBreakBefore") is not None:
             self._begin_page()
         first = next(element.iter(*_SHOWN, f"{W}lastRenderedPageBreak"), None)
-        if first is not None and first.tag not in _SHOWN:  # the number is on the new page
+        if first is not None and first.tag not in _SHOWN:  # the list number is on the new page
             self._begin_page(only_if_begun=True)
         for properties in _find_children(element, "pPr"):
             element.remove(properties)

@@ -26,7 +26,7 @@ def read_epub(data: bytes, name: str) -> ExtractedText:
     """Reads the pages of an EPUB book in reading order."""
     parts = ZipParts(data, name)
     folder, pages, contents = _find_pages(parts, name)
-    encryption = parts.parse_xml_if_any("META-INF/encryption.xml")  # of fonts it does not matter
+    encryption = parts.parse_xml_if_any("META-INF/encryption.xml")  # encrypted fonts do not matter
     encrypted = () if encryption is None else encryption.iterfind(".//{*}CipherReference")
     if {unquote(reference.get("URI", "")) for reference in encrypted}.intersection(pages):
         raise DocumentError(
@@ -64,7 +64,7 @@ def _find_pages(parts: ZipParts, name: str) -> tuple[str, list[str], list[str]]:
             contents.append(file)
     spine = root.iterfind("{*}spine/{*}itemref")
     named = (items.get(itemref.get("idref", ""), ("", "")) for itemref in spine)
-    # A page that is named again is not another one.
+    # A page that the book names twice is read once.
     pages = dict.fromkeys(file for file, kind in named if kind in _PAGES or (file and not kind))
     if not pages:
         raise make_damage_error(name, "an EPUB book", "it names no pages")
@@ -80,7 +80,7 @@ def _read_chapter_titles(parts: ZipParts, contents: Sequence[str]) -> dict[str, 
     beginning), from the first table of contents that has entries."""
     for file in contents:
         chapters: dict[str, dict[str, str]] = {}
-        with suppress(Exception):  # damaged: headings take its place
+        with suppress(Exception):  # a damaged table of contents: headings take its place
             for href, words in _iterate_contents(parts.parse_xml(file)):
                 title = " ".join("".join(words.itertext()).split())
                 if href and title:

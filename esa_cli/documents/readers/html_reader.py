@@ -77,10 +77,10 @@ def decode_markup(data: bytes, name: str) -> tuple[str, str]:
         for declared in _DECLARED.findall(data[:_HEAD]):
             charset = re.sub(r"^x-|-[ie]$", "", declared.decode("ascii", "replace").lower())
             charset = re.sub(r"^(?:windows|dos)-(\d+)$", r"cp\1", charset)
-            with suppress(LookupError, ValueError):  # it is another one, or unknown
+            with suppress(LookupError, ValueError):  # the declared encoding is wrong or unknown
                 encoding = look_up_encoding(charset)
                 if encoding.startswith(("utf-16", "utf-32")):
-                    encoding = "utf-8"  # or the declaration could not be read as ASCII
+                    encoding = "utf-8"  # as the declaration was read as ASCII
                 return data.decode(encoding), encoding
     return decode_text(data, name)
 
@@ -91,19 +91,12 @@ def parse_html(text: str, name: str, *, xml: bool = False) -> Any:
     text = text.replace("\r\n", "\n").replace("\r", "\n").replace("\0", "\ufffd")
     if xml:
         text = _EMPTY.sub(r"<\1\2></\1>", text)
-    without_events = lexbor.LexborDocumentOptions.WO_EVENTS.value  # quadratic in options of a list
+    without_events = lexbor.LexborDocumentOptions.WO_EVENTS.value  # quadratic in a list's options
     data = text.encode("utf-8", "replace")
     try:
         return lexbor.LexborHTMLParser(data, options=without_events, scripting=True).root
-    except lexbor.SelectolaxError as error:  # it repairs whatever it is given
+    except lexbor.SelectolaxError as error:  # lexbor repairs every page, so memory is short
         raise MemoryError from error
-
-
-def extract_html(text: str, name: str) -> str:
-    """Returns the text of an HTML page that is part of the document `name`."""
-    out = TextBuilder()
-    write_html(parse_html(text, name), out, {})
-    return out.result().text
 
 
 def write_html(root: Any, out: TextBuilder, chapters: Mapping[str, str] | None = None) -> None:
@@ -117,8 +110,8 @@ class _HtmlWriter:
 
     def __init__(self, out: TextBuilder, chapters: Mapping[str, str] | None) -> None:
         self._out, self._chapters = out, chapters
-        self._inside: Counter[str] = Counter()  # open elements by tag; of headings "h"
-        self._cells = 0  # of the current row
+        self._inside: Counter[str] = Counter()  # open elements by tag, which is "h" for headings
+        self._cells = 0  # number of cells of the current row so far
         self._lists: list[int | None] = []  # the next number of each open list; None has bullets
 
     def write_node(self, node: Any) -> None:
@@ -131,7 +124,7 @@ class _HtmlWriter:
         if tag in _SKIPPED:
             return
         hidden = tag != "math" and _is_hidden(tag, attributes)
-        # Formulas are read if they are hidden, too: then the page shows a picture of them.
+        # Hidden formulas are read, too, because the page shows pictures of them.
         for formula in [node] if tag == "math" else node.css("math") if hidden else []:
             self._out.flow(" ".join(_format_formula(formula).split()))
         if tag == "math" or hidden:
@@ -237,7 +230,7 @@ def _format_formula(node: Any) -> str:
         )
     text = last = ""
     for kind, part in parts:
-        if last and part and kind[0] != "-":  # "-": text of the element itself
+        if last and part and kind[0] != "-":  # "-" begins the kind of a text node
             words = kind in ("mi", "mtext") and last[-1:].isalpha() and len(last + part) > 2
             text += _FORMULA_BREAKS.get(kind, "") * (part.strip()[:1] not in _RELATIONS)
             text += " " * (words or kind in _FORMULA_BREAKS)

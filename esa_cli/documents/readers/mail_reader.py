@@ -14,7 +14,7 @@ from email.headerregistry import HeaderRegistry
 from email.message import EmailMessage
 from typing import Any
 
-from esa_cli.documents.readers.html_reader import decode_markup, extract_html
+from esa_cli.documents.readers.html_reader import decode_markup, parse_html, write_html
 from esa_cli.documents.readers.plain_text import decode_lines, decode_text, look_up_encoding
 from esa_cli.documents.readers.text_builder import (
     ExtractedText,
@@ -42,13 +42,13 @@ _REGISTRY = HeaderRegistry()
 
 def _decode_field(name: str, value: str) -> Any:
     """Decodes a header field; a field that is too long or breaks the rules is not decoded."""
-    data = value.encode("utf-8", "surrogateescape")  # some send bytes as they are
+    data = value.encode("utf-8", "surrogateescape")  # some programs do not encode the bytes
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError:
         text = data.decode("cp1252", "replace")
     content = name.lower().startswith("content-")
-    with suppress(Exception):  # the parser raises what it meets
+    with suppress(Exception):  # the parser raises errors of many types
         if content or len(text) <= _MAX_FIELD:
             return _REGISTRY(name, text[: _MAX_FIELD // 4] if content else text)
     return _REGISTRY(name, "") if content else text
@@ -107,7 +107,7 @@ class _MailWriter:
             around = self.out.chapter
             for inner in part.get_payload():
                 if not inner.keys() and str(part["Content-Transfer-Encoding"]).lower() == "base64":
-                    data = b64decode(inner.get_payload())  # against the rules, and common
+                    data = b64decode(inner.get_payload())  # common, although forbidden
                     inner = message_from_bytes(data, policy=_POLICY)
                 self.write_message(inner)
             self.out.chapter = around
@@ -117,7 +117,10 @@ class _MailWriter:
             for inner in part.iter_parts():
                 self._write_mail_part(inner)
         elif _is_text_part(part):
-            self._write_plain_words(self._extract_part_text(part))
+            text = self._extract_part_text(part)
+            if text.strip():
+                self.out.start_paragraph()
+                self.out.exact_text(text.strip("\r\n"))
         else:
             self._record_attachment(part)
 
@@ -147,11 +150,6 @@ class _MailWriter:
         name = part.get_filename() or f"({part.get_content_type()})"
         self.attached.append(" ".join(name.split()))
 
-    def _write_plain_words(self, text: str) -> None:
-        if text.strip():
-            self.out.start_paragraph()
-            self.out.exact_text(text.strip("\r\n"))
-
     def _extract_part_text(self, part: Any) -> str:
         """Returns the text of a mail part; an HTML page is converted to the text that it shows."""
         data = part.get_payload(decode=True) or b""
@@ -161,7 +159,9 @@ class _MailWriter:
         page = ""
         with suppress(DocumentError):
             page = decode_markup(data, self._name)[0] if data and not charset else ""
-        return extract_html(page or self._decode_part_text(data, charset), self._name)
+        page, shown = page or self._decode_part_text(data, charset), TextBuilder()
+        write_html(parse_html(page, self._name), shown, chapters={})
+        return shown.result().text
 
     def _decode_part_text(self, data: bytes, charset: str | None) -> str:
         """Decodes a text by its declared encoding; if that fails, the encoding is guessed."""
@@ -179,5 +179,5 @@ def _is_text_part(part: Any) -> bool:
     kind = part.get_content_type()
     if part.is_attachment() or kind in _NO_WORDS:
         return False
-    # A part that says it has parts and has none is text after all.
+    # A part that is declared as multipart but has no parts is text.
     return part.get_content_maintype() in ("text", "multipart") or kind in _PAGES

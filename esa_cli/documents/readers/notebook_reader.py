@@ -38,11 +38,9 @@ def read_notebook(data: bytes, name: str) -> ExtractedText:
     for cell in notebook["cells"]:
         words = _join_lines(cell["source"]).replace("\r\n", "\n")
         if cell.get("cell_type") == "code":
-            outputs = [_extract_output(output, left_out) for output in cell.get("outputs", [])]
-            parts += [
-                _fence_code(words, ""),
-                _fence_code("\n".join(filter(None, outputs)), "output"),
-            ]
+            outputs = (_extract_output(output, left_out) for output in cell.get("outputs", []))
+            shown = "\n".join(filter(None, outputs))
+            parts += [_fence_code(words, ""), _fence_code(shown, "output")]
         else:
             parts.append(_EMBEDDED.sub("picture", words).strip("\n"))
     text = "\n\n".join(replace_unprintable(part) for part in parts if part.strip()) + "\n"

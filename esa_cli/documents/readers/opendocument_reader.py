@@ -66,10 +66,8 @@ def _rename_elements(body: Any, roots: list[Any], out: TextBuilder) -> None:
     for element in _find_elements(body, _NOT_SHOWN):
         _replace_content(element, "")
     for note in _find_elements(body, "//text:note"):
-        paragraphs = (
-            "".join(paragraph.itertext()) for paragraph in _find_elements(note, ".//text:p")
-        )
-        _replace_content(note, f" [note: {' '.join(' '.join(paragraphs).split())}]")
+        texts = ("".join(element.itertext()) for element in _find_elements(note, ".//text:p"))
+        _replace_content(note, f" [note: {' '.join(' '.join(texts).split())}]")
     page, begun = 1, False
     for element in list(body.iter("*")):
         tag, style = _read_tag(element), element.get(f"{{{_SPACES['text']}}}style-name", "")

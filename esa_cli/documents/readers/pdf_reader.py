@@ -41,14 +41,14 @@ def read_pdf(data: bytes, name: str) -> ExtractedText:
         document = pdfium.PdfDocument(data)
     except pdfium.PdfiumError as error:
         if "password" not in str(error).lower():
-            raise  # damaged
+            raise  # the file is damaged
         raise DocumentError(
             f"{label_document(name)} is protected by a password",
             f"save it without a password: qpdf --decrypt --password=... {path} open.pdf",
         ) from error
     has_form = document.get_formtype() != pdfium.raw.FORMTYPE_NONE
     if has_form:
-        document.init_forms()  # before its pages
+        document.init_forms()  # must come before the first page is loaded
     pages, pictures, damaged = [], list[int](), list[int]()
     for index in range(len(document)):
         text = ""

@@ -121,7 +121,7 @@ def look_up_encoding(charset: str) -> str:
     """Returns the Python name of a declared encoding, or of the superset that browsers use in its
     place. Raises LookupError, ValueError: the name is unknown, or no encoding of files."""
     codec = codecs.lookup(charset).name
-    if codec == "idna":  # of names of hosts
+    if codec == "idna":  # an encoding of host names
         raise LookupError(charset)
     if not codec.startswith(("utf-16", "utf-32")) and _ASCII.decode(codec) != _ASCII.decode():
         raise LookupError(charset)
@@ -137,9 +137,9 @@ def looks_like_cp1252(data: bytes) -> bool:
     used = set(data).intersection(_HIGH)
     others = sum(data.count(byte) for byte in used - _WESTERN) - len(_QUESTION.findall(data))
     rare = _RARE if high * 1000 > letters else _RARE // 10
-    if others * rare > high or used >= {0xF5, 0xFB}:  # the Hungarian long o and u
+    if others * rare > high or used >= {0xF5, 0xFB}:  # the Hungarian letters ő and ű
         return False
-    with suppress(UnicodeDecodeError):  # five bytes have no character
+    with suppress(UnicodeDecodeError):  # five bytes of Windows-1252 have no character
         return not _NOT_WESTERN.search(data) and bool(data.decode("cp1252"))
     return False
 
@@ -211,7 +211,7 @@ def find_headings(text: str) -> Iterator[tuple[int, str]]:
         elif found["fence"]:
             fence = found["fence"]
         elif found["line"]:
-            # Below a list, a quotation or a blank line it is a rule, not an underline.
+            # Below a list, a quotation or a blank line, such a line is a rule, not an underline.
             start = text.rfind("\n", after, max(after, found.start() - 1)) + 1 or after
             above = text[start : max(start, found.start() - 1)]
             if not _NO_TITLE.match(above):

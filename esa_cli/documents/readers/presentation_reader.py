@@ -14,7 +14,7 @@ from esa_cli.documents.readers.zip_parts import ZipParts
 
 def read_presentation(data: bytes, name: str) -> ExtractedText:
     """Reads the slides of a presentation in order."""
-    ZipParts(data, name)  # checks the size that it unpacks to
+    ZipParts(data, name)  # checks the unpacked size
     pptx = import_optional("pptx", "python-pptx", name, extra="office")
     out = TextBuilder()
     for number, slide in enumerate(pptx.Presentation(io.BytesIO(data)).slides, 1):

@@ -120,7 +120,7 @@ def _recognise_zip(head: bytes) -> str:
         return "epub"
     found = [part for part in _MAIN_PARTS if part.encode() in head]
     if found and head.count(b"PK\1\2") <= _MAX_PARTS:
-        with suppress(Exception):  # a damaged index; the reader reports what is wrong with it
+        with suppress(Exception):  # a damaged index, which the reader will report
             names = zipfile.ZipFile(io.BytesIO(head)).namelist()
             found = [part for part in found if part in names]
     return _MAIN_PARTS[found[0]] if found else ""
@@ -195,7 +195,7 @@ def read_with_reader(reader: Reader | BuiltInReader, data: bytes, name: str) -> 
         extracted = reader.read(data, name)
     except (EsaError, MemoryError, *NOT_BLAMED):
         raise
-    except BaseException as error:  # a library's, about bytes that nobody foresaw, or a plugin's
+    except BaseException as error:  # a library's at unforeseen bytes, or a plugin's
         raise make_damage_error(name, reader.what, f"{type(error).__name__}: {error}") from error
     starts = [mark.start for mark in extracted.marks]
     ends = (-1, *starts, len(extracted.text) + 1)

@@ -35,7 +35,7 @@ CLOCK = 5
 _LATE = getattr(signal, "SIGXCPU", None)
 """The signal that ends the child after its CPU time; Windows has none."""
 _LARGE = 256 << 20
-"""Bytes of memory above which the child ends after a document: not all is given back."""
+"""Bytes of memory above which the child process ends after a document to give memory back."""
 _NO_MEMORY = ("Memory allocation failed", "out of memory", "unknown error (<string>, line 0)")
 """Messages of lxml where memory is not enough."""
 _START = (
@@ -139,7 +139,7 @@ class ReadingProcess:
                 code = self._process.wait()
         finally:
             timer.cancel()
-            timer.join()  # which may be ending the process just now
+            timer.join()  # the timer may be killing the process just now
             if late.is_set() or reply.get("last", True):
                 self.end_process()
         if reply:

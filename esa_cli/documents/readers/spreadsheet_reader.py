@@ -210,7 +210,7 @@ class _Workbook:
         items = parts.iterate_elements(strings, "{*}si") if strings in parts else ()
         self._strings = [_join_string(item).replace("x005F_", "") for item in items]
         formats, styles = dict(self._numbers.BUILTIN_FORMATS), by_kind.get("styles", "")
-        self._formats: list[str] = []  # of each style of cells
+        self._formats: list[str] = []  # the number format of each style of cells
         if (root := parts.parse_xml_if_any(styles)) is not None:
             for custom in root.iterfind("{*}numFmts/{*}numFmt"):
                 formats[int(custom.get("numFmtId", "0"))] = custom.get("formatCode", "")

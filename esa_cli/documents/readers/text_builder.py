@@ -48,8 +48,8 @@ class TextBuilder:
         self.left_out = Counter[str]()
         self._parts: list[str] = []
         self._length = 0
-        self._newlines = 0  # to write before the next piece
-        self._space = False  # to write before the next piece
+        self._newlines = 0  # line breaks to write before the next piece
+        self._space = False  # whether to write a space before the next piece
         self._lead = ""
         self._marks: list[Mark] = []
 

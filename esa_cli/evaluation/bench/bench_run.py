@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from esa_cli.errors import DocumentError, UsageError
-from esa_cli.evaluation.bench.benchmarks import AGAIN, Benchmark, BenchRecord, BenchTask
+from esa_cli.evaluation.bench.benchmarks import REFETCH, Benchmark, BenchRecord, BenchTask
 from esa_cli.evaluation.row_run import DocumentCases, QuestionCase, has_row
 from esa_cli.evaluation.text_asker import TextAsker
 from esa_cli.qa.answering.session import Session
@@ -24,7 +24,7 @@ from esa_cli.qa.presets.cache_key import hash_method_settings
 from esa_cli.qa.presets.preset import Preset, Prompt
 from esa_cli.system.jsonl import Journal
 from esa_cli.system.progress import ALL_WORK, Progress, WorkShard
-from esa_cli.system.registry import nearest
+from esa_cli.system.registry import suggest
 
 KEY = ("method", "task", "id")
 """The fields that identify a row of a benchmark."""
@@ -51,7 +51,7 @@ def choose_tasks(benchmark: Benchmark, folder: Path, asked: Sequence[str] | None
     known = [task.name for task in benchmark.tasks]
     for name in asked:
         if name not in known:
-            raise UsageError(f"the benchmark has no task {name!r}", nearest(name, known))
+            raise UsageError(f"the benchmark has no task {name!r}", suggest(name, known))
     return [name for name in known if name in asked]
 
 
@@ -107,9 +107,9 @@ class BenchSelection:
         for record in self.load_records():
             name = (record.task, record.id)
             if name in digests:  # the second answer would be taken for the first record's
-                raise DocumentError(f"{record.task} has two records {record.id!r}", AGAIN)
+                raise DocumentError(f"{record.task} has two records {record.id!r}", REFETCH)
             if not record.question.strip():
-                raise DocumentError(f"{record.task}, record {record.id!r} has no question", AGAIN)
+                raise DocumentError(f"{record.task}, record {record.id!r} has no question", REFETCH)
             digests[name] = record.digest
             longest = max(longest, record.before + record.document, key=len)
         return BenchmarkSurvey(digests, longest)
@@ -124,12 +124,8 @@ class RecordAsker:
         self, session: Session, method: str, preset: Preset, make_progress: Callable[[BenchRecord],
         Progress | None],
     ) -> None:  # fmt: skip
-        self.session, self.method, self.preset, self.make_progress = (
-            session,
-            method,
-            preset,
-            make_progress,
-        )
+        self.session, self.method, self.preset = session, method, preset
+        self.make_progress = make_progress
         self.settings = hash_benchmark_settings(method, preset)
         from_text = method == resolved_preset.FROM_TEXT
         self._text = TextAsker(session, preset) if from_text else None

@@ -20,13 +20,13 @@ from typing import Annotated, Any, NamedTuple, TypeVar, cast
 
 from pydantic import AliasChoices, BaseModel, BeforeValidator, Field, ValidationError
 
-from esa_cli.errors import DocumentError, UsageError
+from esa_cli.errors import DocumentError, UsageError, first_line
 from esa_cli.evaluation import metrics
 from esa_cli.evaluation.tasks.needle_tasks import AFTER, BEFORE, GUIDE, JOINT
-from esa_cli.system.registry import nearest
+from esa_cli.system.registry import suggest
 from esa_cli.system.text import text_digest
 
-AGAIN = "fetch the official file again"
+REFETCH = "fetch the official file again"
 
 
 class BenchTask(NamedTuple):
@@ -135,13 +135,13 @@ def read_json_lines(
                     if isinstance(error, ValidationError):
                         first = error.errors(include_input=False)[0]
                         reason = f"{'.'.join(map(str, first['loc']))!r}: {first['msg']}"
-                    raise DocumentError(f"{path}, line {number}: {reason}", AGAIN) from error
+                    raise DocumentError(f"{path}, line {number}: {reason}", REFETCH) from error
                 empty = False
                 yield record
     except OSError as error:
-        raise DocumentError(f"{path} cannot be read: {error.strerror}", AGAIN) from error
+        raise DocumentError(f"{path} cannot be read: {error.strerror}", REFETCH) from error
     if empty:
-        raise DocumentError(f"{path} has no records", AGAIN)
+        raise DocumentError(f"{path} has no records", REFETCH)
 
 
 def split_prompt(template: str, context: str, **fields: str) -> tuple[str, str, str]:
@@ -321,7 +321,7 @@ LENGTHS = (4, 8, 16, 48, 80, 112, 128, 144, 176, 200)
 BUFFERS = {4000: 1000, 8000: 1300}
 """Tokens reserved for question and answer in a text of this length; by default 3000."""
 DEPTHS = (25, 50, 75)
-FORMAT = "Please answer in the format"
+FORMAT_PHRASE = "Please answer in the format"
 
 
 class EssayRow(BaseModel):
@@ -347,9 +347,8 @@ def load_gpt4_tokenizer() -> Any:
     try:
         return tiktoken.encoding_for_model("gpt-4")
     except Exception as error:
-        reason = (str(error) or type(error).__name__).splitlines()[0]
         raise DocumentError(
-            f"gpt-4's vocabulary cannot be downloaded: {reason}",
+            f"gpt-4's vocabulary cannot be downloaded: {first_line(error)}",
             "set TIKTOKEN_CACHE_DIR to a folder that tiktoken filled on a machine with a network",
         ) from error
 
@@ -388,8 +387,8 @@ def _draw_needles(folder: Path, count: int) -> list[NeedleRow]:
 
     def check_needle(row: NeedleRow, _: int) -> NeedleRow:
         question = row.retrieval_question
-        if row.language == "English" and (FORMAT not in question or question.count("'") < 2):
-            raise ValueError(f"'retrieval_question' does not say {FORMAT!r}")
+        if row.language == "English" and (FORMAT_PHRASE not in question or question.count("'") < 2):
+            raise ValueError(f"'retrieval_question' does not say {FORMAT_PHRASE!r}")
         if not (row.arg1.strip() and row.arg2.strip() and row.needle.strip()):
             raise ValueError("'arg1', 'arg2' and 'needle' must not be empty")
         return row
@@ -456,5 +455,5 @@ BENCHMARKS: dict[str, Benchmark] = {
 def find_benchmark(name: str) -> Benchmark:
     """Returns the benchmark called `name`. Raises UsageError: there is no such benchmark."""
     if name not in BENCHMARKS:
-        raise UsageError(f"there is no benchmark {name!r}", nearest(name, [*BENCHMARKS]))
+        raise UsageError(f"there is no benchmark {name!r}", suggest(name, [*BENCHMARKS]))
     return BENCHMARKS[name]

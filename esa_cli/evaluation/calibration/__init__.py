@@ -1,2 +1,1 @@
-"""Calibration: fits projections on a text (`esa calibrate`), finds retrieval heads (`esa
-heads`)."""
+"""Fits projections on a text (`esa calibrate`), and finds retrieval heads (`esa heads`)."""

@@ -134,9 +134,8 @@ def fit_projections(
         return train_projections(queries, keys, rank, training)
     moments = Moments()
     moments.add_tokens(queries, keys)
-    projections = (fit_closed_form_projections if method == "closed-form" else fit_pca_projections)(
-        moments, rank
-    )
+    fit = fit_closed_form_projections if method == "closed-form" else fit_pca_projections
+    projections = fit(moments, rank)
     return Linear(projections.query_map.contiguous(), projections.key_map.contiguous())
 
 
@@ -241,11 +240,9 @@ class CalibrationJob:
         with attach(self.loaded.model, self.method) as attachment:
 
             def store_chunk_activations(chunk: ChunkTrace) -> None:
-                queries = chunk.queries
+                queries, distance = chunk.queries, self.method.position.distance
                 if self.method.score.rotates:
-                    queries = chunk.rope.rotate_to_far_distance(
-                        queries, self.method.position.distance
-                    )
+                    queries = chunk.rope.rotate_to_far_distance(queries, distance)
                 keys, _ = chunk.store.span(chunk.start, chunk.stop)
                 folded = fold(queries.float(), chunk.store.heads)
                 self.stored.add_rows(chunk.layer, folded, flatten_keys(keys))
@@ -273,14 +270,10 @@ class CalibrationJob:
             full = asked @ apart.T
             own_training = replace(training, seed=training.seed + 1000 * layer)
             for method, result in results.items():
-                projections = fit_projections(
-                    method, queries[:-held], keys[:-held], rank, own_training
-                )
-                reduced = projections.queries(asked) @ projections.keys(apart).T
+                fitted = fit_projections(method, queries[:-held], keys[:-held], rank, own_training)
+                reduced = fitted.queries(asked) @ fitted.keys(apart).T
                 result.recall.append([compute_recall_at_k(full, reduced, k) for k in ks])
-                result.projections.append(
-                    Linear(projections.query_map.cpu(), projections.key_map.cpu())
-                )
+                result.projections.append(Linear(fitted.query_map.cpu(), fitted.key_map.cpu()))
             if progress:
                 progress(layer + 1, layers)
         return CalibrationStudy(len(self.ids), held, [rank] * layers, ks, results)
@@ -300,7 +293,7 @@ class CalibrationJob:
             "training": json.dumps(trained, sort_keys=True),
             "text": text_digest(json.dumps(self.ids)),
         }
-        with _writing_errors(path), replacing(path.resolve()) as part:  # a link stays one
+        with _writing_errors(path), replacing(path.resolve()) as part:  # a link stays a link
             save_learned_projections(part, study.results[study.best].projections, metadata)
 
 

@@ -8,7 +8,6 @@ Letters: X heads or sets of heads, W token windows, one every size / 8 tokens, a
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -22,6 +21,7 @@ from esa_cli.attention.parts import Selector
 from esa_cli.attention.step import Step
 from esa_cli.attention.window import Phase, QueryState
 from esa_cli.errors import UsageError
+from esa_cli.evaluation.selftest.selftest_run import find_token_positions
 from esa_cli.evaluation.tasks.task_sample import TaskSample
 from esa_cli.methods.consensus import average_window_scores, find_centred_window_start
 from esa_cli.methods.voting import VoteScore
@@ -81,15 +81,13 @@ def judge_voters(
     def find_most_votes(is_window: Tensor) -> Tensor:
         return torch.where(is_window, votes, 0.0).amax(dim=1)
 
-    inside = measure_needle_overlap(
-        torch.arange(votes.shape[1]) * choose_window_stride(window_size)
-    )
+    starts = torch.arange(votes.shape[1]) * choose_window_stride(window_size)
+    inside = measure_needle_overlap(starts)
     enough = COVER * min(len(needle), window_size)
     highest, top = votes.max(dim=1, keepdim=True)
     centre = (moments.gather(1, top) / highest.clamp(min=TINY))[:, 0]
-    hits = (highest[:, 0] > 0) & (
-        measure_needle_overlap(find_centred_window_start(centre, window_size, middle)) >= enough
-    )
+    centred = find_centred_window_start(centre, window_size, middle)
+    hits = (highest[:, 0] > 0) & (measure_needle_overlap(centred) >= enough)
     best, elsewhere = find_most_votes(inside >= enough), find_most_votes(inside <= 0)
     return hits, best / (best + elsewhere).clamp(min=TINY)
 
@@ -193,12 +191,11 @@ class NeedleQuestion(NamedTuple):
 def locate_needle_questions(prompt: PromptTokens, sample: TaskSample) -> list[NeedleQuestion]:
     """Returns a sample's questions in the order of their needles in the text."""
     spans, head = prompt.find_token_offsets(sample.text), len(prompt.encode_head())
-    starts, ends = [low for low, _ in spans], [high for _, high in spans]
     out = []
     for question in sample.questions:
         fact = sample.facts[question.facts[0]]
-        first, last = bisect_right(ends, fact.start), bisect_left(starts, fact.end)
-        out.append(NeedleQuestion(question.text, range(first + head, last + head)))
+        needle = find_token_positions(spans, fact.start, fact.end, head)
+        out.append(NeedleQuestion(question.text, needle))
     return sorted(out, key=lambda question: question.needle.start)
 
 
@@ -243,15 +240,11 @@ def select_needle_questions(
     """Returns the questions whose needle is in view only if it is selected. Raises UsageError:
     there are fewer than MIN_QUESTIONS such questions, or the method does not use chosen heads."""
     prompt, window = PromptTokens(tokenizer, preset.prompt), build_voting_method(preset).window
-    asked, tokens = (
-        locate_needle_questions(prompt, sample),
-        len(prompt.encode_document(sample.text)),
-    )
+    tokens, limit = len(prompt.encode_document(sample.text)), window.full_attention_limit
     near = window.local if window.ending is None else window.ending
-    middle = range(window.initial, tokens - near)
-    limit = window.full_attention_limit
-    if tokens <= limit or window.selected == 0:
-        middle = range(0)
+    has_middle = tokens > limit and window.selected != 0
+    middle = range(window.initial, tokens - near) if has_middle else range(0)
+    asked = locate_needle_questions(prompt, sample)
     out = [q for q in asked if middle.start <= q.needle.start < q.needle.stop <= middle.stop]
     if len(out) < MIN_QUESTIONS:
         raise UsageError(
@@ -290,9 +283,8 @@ def find_retrieval_heads(
             votes = NeedleVotes(question.needle, size, sets, score)
             start, stop = prompt.question_span(question.question)
             state = QueryState(Phase.QUESTION, question=(len(ids) + start, len(ids) + stop))
-            tokens = torch.tensor(
-                [prompt.encode_question(question.question)], device=loaded.model.device
-            )
+            asked_ids = prompt.encode_question(question.question)
+            tokens = torch.tensor([asked_ids], device=loaded.model.device)
             cache.begin(state, replace(method, selector=votes, score=score))
             try:
                 attachment.body(input_ids=tokens, past_key_values=cache)
@@ -302,9 +294,7 @@ def find_retrieval_heads(
                 asking(done + 1, len(asked))
             return votes
 
-        ranked = [
-            collect_votes(number, question).judge_heads() for number, question in enumerate(first)
-        ]
+        ranked = [collect_votes(at, question).judge_heads() for at, question in enumerate(first)]
         found = torch.stack([hits for hits, _ in ranked]).sum(dim=0)
         margin = torch.stack([margins.double() for _, margins in ranked]).mean(dim=0)
         pairs = tuple(head.layer_and_head for head in rank_heads(found, found, margin)[:MAX_HEADS])

@@ -103,11 +103,9 @@ def _make_reason_table(by_test: Mapping[str, Sequence[Row]]) -> ScoreTable:
         for method, same in _group_rows(rows, "method").items():
             counts = Counter(row.get("why") or REASONS[-1] for row in same)
             recalls = [row["recall"] for row in same if row.get("recall")]
-            layers = map(
-                _average_known_values,
-                zip_longest(*(recall.get("layers") or [] for recall in recalls)),
-            )
-            least = min((share for share in layers if share is not None), default=None)
+            by_layer = zip_longest(*(recall.get("layers") or [] for recall in recalls))
+            means = map(_average_known_values, by_layer)
+            least = min((share for share in means if share is not None), default=None)
             mean = _average_known_values(recall.get("mean") for recall in recalls)
             reasons = (str(counts[name]) for name in REASONS)
             lines.append([test, method, *reasons, _format_percent(mean), _format_percent(least)])

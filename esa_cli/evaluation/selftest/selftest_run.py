@@ -195,11 +195,9 @@ class SelftestRun:
         for test in self.settings.tests:
             if self.settings.dense:
                 group = run_plan.make_ceiling_group(self.preset)
+                length = run_plan.choose_ceiling_length(self.preset)
                 try:
-                    for sample in self.make_samples(
-                        test, run_plan.choose_ceiling_length(self.preset)
-                    ):
-                        yield sample, group
+                    yield from ((sample, group) for sample in self.make_samples(test, length))
                 except UsageError as error:
                     self.listener.note(f"{test}: full attention was not measured: {error.message}")
             for length in self._list_lengths_of_test(test):
@@ -218,7 +216,7 @@ class SelftestRun:
                 for group in run_plan.group_methods(self.settings, self.preset, length):
                     for preset in group.presets if group.reading != "text" else ():
                         session.use(preset)
-                        # Not every host has a base that can be changed.
+                        # Some position encodings cannot change the frequencies of some models.
                         host = session.attachment.rope.frequencies
                         session.method.position.frequencies(*host, length)
                     DocumentQuestions(self, session, sample, group).check_lengths()
@@ -298,12 +296,8 @@ class DocumentQuestions:
             self._read_s = self._asker.ingest_text(sample.text, progress)
             return True
         self._read_s = run_plan.prefill_for_group(session, run.preset, group, sample.text, progress)
-        note = (
-            None
-            if group.dense
-            else run_plan.describe_full_attention(session.document_tokens, group.presets)
-        )
-        if note is not None:
+        note = run_plan.describe_full_attention(session.document_tokens, group.presets)
+        if note is not None and not group.dense:
             run.listener.note(f"{sample.test}: {note}")
         return True
 

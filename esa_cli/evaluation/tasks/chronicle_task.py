@@ -275,7 +275,6 @@ def build_chronicle(words: int = DEFAULT_WORDS, seed: int = DEFAULT_SEED) -> str
 class RewordedQuestion(NamedTuple):
     """A question of the demo, in other words than the chronicle's, and its accepted answers."""
 
-    id: str
     question: str
     answers: tuple[str, ...]
 
@@ -284,7 +283,7 @@ def load_questions() -> list[RewordedQuestion]:
     """Loads the demo's questions. The chronicle has no answer to the last question."""
     lines = Path(__file__).with_name("demo_questions.jsonl").read_text("utf-8").splitlines()
     rows = [json.loads(line) for line in lines]
-    return [RewordedQuestion(row["id"], row["question"], tuple(row["answers"])) for row in rows]
+    return [RewordedQuestion(row["question"], tuple(row["answers"])) for row in rows]
 
 
 def contains_answer(text: str, answers: Sequence[str]) -> bool:

@@ -172,9 +172,8 @@ def make_magic_numbers(request: TaskRequest) -> Iterator[TaskSample]:
         numbers |= single | multivalue | multiquery
         of_kind = (single, {four[0]: multiquery[four[0]]}, multivalue, multiquery)
         asked += [(f"{kind}-{group}", part) for kind, part in zip(KINDS, of_kind, strict=True)]
-    planted = dice.draw_items(
-        _write_needle_sentences(numbers), len(_write_needle_sentences(numbers))
-    )
+    sentences = _write_needle_sentences(numbers)
+    planted = dice.draw_items(sentences, len(sentences))
     text, facts = plant_in_haystack(request, planted)
     questions = tuple(_make_number_question(*pair, planted) for pair in asked[: request.samples])
     yield TaskSample(

@@ -56,9 +56,8 @@ def choose_needles(request: TaskRequest) -> list[Needle]:
     seed. Raises UsageError: the file has fewer needles than samples are requested."""
     needles = load_needles()
     check_samples(request, len(needles), "ask for fewer samples; esa has no more needles")
-    return StableRandom("needle", request.seed).draw_items(
-        needles[: request.samples], request.samples
-    )
+    dice = StableRandom("needle", request.seed)
+    return dice.draw_items(needles[: request.samples], request.samples)
 
 
 def make_needle_questions(needles: Sequence[Needle]) -> tuple[TaskQuestion, ...]:
@@ -86,13 +85,10 @@ def make_own_document(request: TaskRequest) -> Iterator[TaskSample]:
             "give a text file with --haystack",
         )
     needles = choose_needles(request)
-    sentences = [needle.text for needle in needles]
-    text, facts = plant_sentences(
-        request.haystack.text, sentences, choose_even_depths(len(needles))
-    )
-    yield TaskSample(
-        "own", request.count_tokens(text), 0, text, facts, make_needle_questions(needles)
-    )
+    sentences, depths = [needle.text for needle in needles], choose_even_depths(len(needles))
+    text, facts = plant_sentences(request.haystack.text, sentences, depths)
+    length = request.count_tokens(text)
+    yield TaskSample("own", length, 0, text, facts, make_needle_questions(needles))
 
 
 BEFORE = (
@@ -106,7 +102,6 @@ GUIDE = (
     "Please answer in the format of '{formats}'"
 )
 JOINT = "、"
-LONGEST_OF_MANY = 128
 SHARED_QUESTIONS = 8
 """The largest number of questions about one document, since there are no more needles."""
 
@@ -123,17 +118,12 @@ def make_many_needles(request: TaskRequest) -> Iterator[TaskSample]:
     for index, numbers in enumerate(divide_questions(request, SHARED_QUESTIONS, [longest] * 5)):
         counts = [3 + number % 3 for number in numbers]
         dice = StableRandom("needles", request.length, request.seed, index)
-        pairs = [
-            (kind, first, second)
-            for kind in KINDS
-            for first, second in zip(
-                kind["first"], dice.draw_items(kind["second"], len(kind["second"])), strict=True
-            )
-        ]
+        pairs = []
+        for kind in KINDS:
+            shuffled = dice.draw_items(kind["second"], len(kind["second"]))
+            pairs += [(kind, *pair) for pair in zip(kind["first"], shuffled, strict=True)]
         drawn = dice.draw_items(pairs, sum(counts))
-        sentences = [
-            kind["needle"].format(arg1=first, arg2=second) for kind, first, second in drawn
-        ]
+        sentences = [kind["needle"].format(arg1=one, arg2=two) for kind, one, two in drawn]
         text, facts = plant_in_haystack(request, sentences)
         owners = assign_places(dice, counts)
         questions = []
@@ -141,13 +131,11 @@ def make_many_needles(request: TaskRequest) -> Iterator[TaskSample]:
             places = [place for place, owner in enumerate(owners) if owner == which]
             needles = [drawn[place] for place in places]
             asked = JOINT.join(kind["question"].format(arg1=first) for kind, first, _ in needles)
-            formats = JOINT.join(
-                kind["format"].format(arg1=first, arg2="______") for kind, first, _ in needles
-            )
+            forms = (kind["format"].format(arg1=one, arg2="______") for kind, one, _ in needles)
             key = f"{count}-needles" + (f"-{which + 1}" if len(counts) > 1 else "")
-            asked += GUIDE.format(formats=formats)
+            asked += GUIDE.format(formats=JOINT.join(forms))
             answers = tuple(second for _, _, second in needles)
-            questions.append(TaskQuestion(key, asked, answers, tuple(places), LONGEST_OF_MANY))
+            questions.append(TaskQuestion(key, asked, answers, tuple(places), max_new_tokens=128))
         yield TaskSample(
             "needles", request.length, index, text, facts, tuple(questions), BEFORE, AFTER
         )

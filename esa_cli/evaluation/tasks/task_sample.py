@@ -46,9 +46,8 @@ class StableRandom:
 
     def draw_digits(self, count: int, first_digits: str = "0123456789") -> str:
         """Draws a string of `count` random digits, the first of them from `first_digits`."""
-        return first_digits[self.draw_below(len(first_digits))] + "".join(
-            str(self.draw_below(10)) for _ in range(count - 1)
-        )
+        first = first_digits[self.draw_below(len(first_digits))]
+        return first + "".join(str(self.draw_below(10)) for _ in range(count - 1))
 
     def draw_uuid(self) -> str:
         """Draws a random UUID of version 4."""
@@ -166,9 +165,8 @@ class Haystack:
             )
         whole = bisect_left(ends, length)
         before = ends[whole - 1] if whole else 0
-        last = cut_paragraph(
-            self._parts[whole], count_tokens, length - before, ends[whole] - before
-        )
+        length, total = length - before, ends[whole] - before
+        last = cut_paragraph(self._parts[whole], count_tokens, length, total)
         out = [*self._parts[:whole], *([last] if last else [])]
         while out and is_heading(out[-1]):
             out.pop()
@@ -212,11 +210,8 @@ def cut_paragraph(paragraph: str, count_tokens: TokenCounter, length: int, total
     for boundary in (SENTENCE, WORD, CHARACTER):
         ends = [0, *(match.end() for match in boundary.finditer(paragraph)), len(paragraph)]
         over = min(bisect_right(ends, length, key=count_tokens_before), len(ends) - 1)
-        near = min(
-            ends[max(over - 1, 0)],
-            ends[over],
-            key=lambda end: abs(count_tokens_before(end) - length),
-        )
+        around = ends[max(over - 1, 0)], ends[over]
+        near = min(around, key=lambda end: abs(count_tokens_before(end) - length))
         if abs(count_tokens_before(near) - length) <= SLACK:
             break
     return paragraph[:near]

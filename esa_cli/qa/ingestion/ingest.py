@@ -31,7 +31,7 @@ from esa_cli.qa.ingestion.library_texts import INDEX, rebuild_document, record_d
 from esa_cli.storage.library import Entry, Layout, Library
 from esa_cli.storage.library.library import DocumentWriter
 from esa_cli.system.files import resolve_folder_links
-from esa_cli.system.progress import Progress, WaitingCallback, combined
+from esa_cli.system.progress import Progress, WaitingCallback, combine_callbacks
 from esa_cli.version import __version__
 
 if TYPE_CHECKING:
@@ -212,7 +212,7 @@ class Ingest(ABC):
         self, text: TokenisedDocument, progress: Progress | None, started: float
     ) -> Book:
         """Computes a book in the library, where an interrupted ingest continues, or in memory."""
-        on_progress = combined(self.events.progress, progress)
+        on_progress = combine_callbacks(self.events.progress, progress)
         form = self.make_stored_form(text) if self.stores_documents else None
         while form is not None and form.ids:
             notice = WaitingCallback(self.events.waiting, progress, len(form.ids))

@@ -32,6 +32,14 @@ def rebuild_document(text: str, marks: Sequence[Any], provenance: Mapping[str, A
     return Document(name, text, source, "utf-8", size, places, tuple(missing))
 
 
+def rebuild_stored_document(library: Library, entry: Entry) -> Document:
+    """Rebuilds the document of a library's entry; its source is the path of its file, if known.
+    Raises LibraryError: the document is damaged."""
+    known = entry.provenance
+    source = known.get("path") or known["source"]
+    return rebuild_document(library.text(entry), entry.marks, {**known, "source": source})
+
+
 @dataclass
 class FileChanges:
     """The changes that an update of file records has made.

@@ -34,7 +34,7 @@ from esa_cli.qa.presets.preset_files import (
     shipped_preset_folder,
 )
 from esa_cli.system.machine import expand_home_folder
-from esa_cli.system.registry import nearest
+from esa_cli.system.registry import suggest
 from esa_cli.system.strict_parsing import MAX_DEPTH, dump_yaml, load_yaml
 
 DEFAULT = "default"
@@ -351,7 +351,7 @@ def _make_setting_error(error: ValidationError, preset_name: str) -> PresetError
             f"preset {preset_name} has no setting {where!r}",
             "".join(f"{p}." for p in above),
         )
-        hint = nearest(str(key), _list_section_settings(above), before)
+        hint = suggest(str(key), _list_section_settings(above), before)
     elif first["type"] == "missing":
         message = f"preset {preset_name} lacks {where!r}"
         hint = "set it, or extend a preset that sets it"

@@ -12,7 +12,7 @@ from platformdirs import user_config_path
 
 from esa_cli.errors import PresetError
 from esa_cli.system.machine import expand_home_folder
-from esa_cli.system.registry import nearest
+from esa_cli.system.registry import suggest
 from esa_cli.system.strict_parsing import load_yaml
 
 SUFFIXES = (".yaml", ".yml")
@@ -68,7 +68,7 @@ def find_preset_file(name: str, near_folder: Path | None = None) -> Path:
     if name not in known:
         name = FORMER.get(name, name)
     if name not in known:
-        hint = f"{nearest(name, list(known))}; `esa presets list` lists all"
+        hint = f"{suggest(name, list(known))}; `esa presets list` lists all"
         raise PresetError(f"unknown preset {name!r}", hint)
     return known[name]
 

@@ -15,7 +15,7 @@ from esa_cli.models.loading.quantization import get_bytes_per_weight
 from esa_cli.qa.presets import preset, preset_files
 from esa_cli.system.machine import is_loopback
 from esa_cli.system.progress import StageProgress
-from esa_cli.system.registry import nearest
+from esa_cli.system.registry import suggest
 
 if TYPE_CHECKING:  # it imports torch
     from esa_cli.qa.reading.reader import Reader
@@ -111,7 +111,7 @@ class ReaderChoice:
         if ref.kind == "hub" and "/" not in ref.repo:
             raise ModelError(
                 f"unknown model {name!r}",
-                f"{nearest(name, known)}; a hub id is OWNER/NAME, and a server such as Ollama is "
+                f"{suggest(name, known)}; a hub id is OWNER/NAME, and a server such as Ollama is "
                 "--reader http://localhost:11434",
             )
         return cls(ref=ref)

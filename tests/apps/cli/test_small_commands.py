@@ -103,8 +103,8 @@ def short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A text of some windows in place of the chronicle, and a folder where the library may be."""
     text = "The gate opens at nine, and the miller keeps the key. " * 25
     monkeypatch.setattr("esa_cli.evaluation.tasks.chronicle_task.build_chronicle", lambda: text)
-    known = [RewordedQuestion(f"q{number}", ASKED, ("the miller",)) for number in range(8)]
-    asked = [*known, RewordedQuestion("none", "Who is she?", ())]
+    known = [RewordedQuestion(ASKED, ("the miller",))] * 8
+    asked = [*known, RewordedQuestion("Who is she?", ())]
     monkeypatch.setattr("esa_cli.evaluation.tasks.chronicle_task.load_questions", lambda: asked)
     monkeypatch.setenv("ESA_LIBRARY", str(tmp_path / "library"))
 

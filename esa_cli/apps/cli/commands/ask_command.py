@@ -89,7 +89,7 @@ def ask(
 
     esa ask book.txt "Who is Ahab?"
     """
-    names, question = split_off_question(arguments or [], library_allowed=flags.library)
+    names, question = split_off_question(arguments, "ask", library_allowed=flags.library)
     options.refuse_both("--keep", "--read never", flags.keep and flags.read == "never")
     with Reporter(flags.quiet) as reporter, ExitStack() as stack:
         run = AskRun(question, flags, generation_options.make_ask_arguments(), reporter)

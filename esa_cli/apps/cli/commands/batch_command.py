@@ -91,7 +91,7 @@ def batch(
         answer_settings = {**asking, **reader_options.reader_dependencies, "preset": settings}
         asked = _read_questions(questions, out, documents or [], answer_settings, reporter)
         end = len(asked[:limit])
-        if not shard.whole:
+        if not shard.is_whole:
             count, asked = end, shard_questions(asked[:limit], shard)
             end = len(asked)
             reporter.note(f"esa: shard {shard}: {end} of {count} questions", dim=False)
@@ -134,7 +134,7 @@ def _read_questions(
             "a document must be a file, got standard input (-)", "save the text to a file"
         )
     output_paths.check_output_file("--out", out, [str(path)], "the questions file")
-    if out.exists() and not out.is_file():  # rows are read before they are written
+    if out.exists() and not out.is_file():  # as its rows are read first
         raise UsageError(f"--out must be a regular file, got {out}", "choose another --out")
     questions = read_questions(path, documents, answer_settings)
     for question in questions:

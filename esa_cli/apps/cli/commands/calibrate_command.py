@@ -116,9 +116,8 @@ def _fit_and_measure_compressors(
         total, planner = len(job.ids), ready.model.planner(ResolvedPreset(job.preset, job.method))
         planner.check(total)
         with quiet_transformers():
-            job.collect_activations(
-                reporter.make_prefill_progress(total, planner.plan(total).seconds)
-            )
+            seconds = planner.plan(total).seconds
+            job.collect_activations(reporter.make_prefill_progress(total, seconds))
         reporter.clear_spinner()
         study = job.measure_recall(flags.rank, methods, training, flags.k or [1024], progress)
     job.save_best_projections(flags.out, study, training)

@@ -187,12 +187,12 @@ class Conversation:
                 reply = self.ask_question(question, stream)
         finally:
             self.reporter.clear_spinner()
-            if stream.any:
+            if stream.has_text:
                 print(flush=True)
         if reply is None:
             self.reporter.note("  stopped")
             return
-        if not stream.any:
+        if not stream.has_text:
             print(clean_text(reply.text), flush=True)
         answer_output.show_answer_notes(reply, self.passages, self.reporter)
         if self.forgotten > forgotten == 0:

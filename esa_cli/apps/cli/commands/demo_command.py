@@ -6,7 +6,6 @@ words than the chronicle, and one question has no answer in the chronicle.
 
 from __future__ import annotations
 
-import shutil
 import sys
 import time
 from typing import TYPE_CHECKING, Annotated
@@ -85,10 +84,7 @@ def _ask_and_check(esa: Esa, book: Book, question: RewordedQuestion, reporter: R
     fact = f"the text says {answers[0]}" if answers else "the text does not say"
     verdict = "right" if right and answers else f"{'right' if right else 'wrong'}: {fact}"
     _print_line(f"  {verdict} ({format_duration(reply.total_s)})", "dim")
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else answer_output.PIPE_WIDTH
-    for passage in reply.evidence:
-        quotation, width = reply.quotation, max(width, 40)
-        line = answer_output.format_passage(passage, width, quotation, reply.found)
+    for line in answer_output.format_passages(reply, 1, sys.stdout.isatty()):
         _print_line(line, "cyan")
     _print_line("")
     return right

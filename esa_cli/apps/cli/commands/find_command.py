@@ -1,6 +1,6 @@
 """The commands `esa find`, for passages, and `esa collect`, for every place with an answer.
 
-`esa find` does not load the adapter. It loads the model only if a document has a token index.
+`esa find` does not load the adapter, and loads the model only if a document has a token index.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from esa_cli.documents.readers.text_builder import shorten_list
 from esa_cli.documents.sources import source_files
 from esa_cli.errors import NOT_FOUND, DocumentError, UsageError
 from esa_cli.storage.library import Library
-from esa_cli.system.jsonl import ANOTHER, JsonLinesFile, check_first_field, read_lines
+from esa_cli.system.jsonl import OUT_HINT, JsonLinesFile, check_first_field, read_lines
 from esa_cli.system.progress import Progress
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 FIRST = "collect"
-"""The first field of the first row."""
+"""The first field of the first row that `esa collect` writes to its output file."""
 EVERY = 64
 """The number of passages that are read between two rows that store the progress."""
 
@@ -55,28 +55,22 @@ class CollectedPlacesFile(JsonLinesFile):
 
         self.earlier, self._read = EarlierRun(0, ()), 0
 
-    @staticmethod
-    def check_first_row(path: Path | None) -> None:
-        """Raises UsageError: the file exists and was not written by `esa collect`."""
-        if path is not None:
-            check_first_field(path, FIRST)
-
     def _load_rows(self, path: Path) -> None:
         from esa_cli.qa.collecting import CollectedPlace, EarlierRun
 
-        self.check_first_row(path)
+        check_first_field(path, FIRST)
         places = []
         for number, row in enumerate(read_lines(path), 1):
             if number == 1 and row.get("key") != self.header["key"]:
                 wrong = "places for another question, or from other documents or settings"
-                raise UsageError(f"{path} has {wrong}", ANOTHER)
+                raise UsageError(f"{path} has {wrong}", OUT_HINT)
             try:
                 if "text" in row:
                     places.append(CollectedPlace.of_row(row))
                 elif number > 1:
                     self._read = int(row["read"])
             except (KeyError, TypeError, ValueError) as error:
-                raise DocumentError(f"row {number} of {path} is incomplete", ANOTHER) from error
+                raise DocumentError(f"row {number} of {path} is incomplete", OUT_HINT) from error
         self.earlier = EarlierRun(self._read, tuple(places))
 
     def write_progress(self, passages_read: int, coverage: Coverage, stopped: bool = False) -> None:
@@ -159,16 +153,14 @@ def find(
     from esa_cli.qa.presets.preset import check_adapter, preset_for_finding
 
     flags.refuse_conflicting_flags()
-    names, question = split_off_question(
-        arguments or [], library_allowed=flags.library, command_name="find"
-    )
+    names, question = split_off_question(arguments, "find", library_allowed=flags.library)
     with terminal.Reporter(flags.quiet) as reporter, ExitStack() as stack:
         chosen = preset_for_finding(model.load_preset(), flags.is_word_search)
         check_adapter(chosen.answer)
         library, reads = Library(), flags.read == "first"
 
         def load_esa() -> Esa:
-            # Where nothing is read, a library that cannot be written is no matter.
+            # If nothing is read, nothing is stored, so the library need not be writable.
             keep = flags.keep if reads or library.writable else False
             opened = open_esa(chosen, model, reporter, keep=keep, library=library)
             return stack.enter_context(opened)
@@ -355,10 +347,9 @@ def collect(
     from esa_cli.system.text import text_digest
 
     flags.refuse_conflicting_flags()
-    names, question = split_off_question(
-        arguments or [], library_allowed=flags.library, command_name="collect"
-    )
-    CollectedPlacesFile.check_first_row(flags.out)
+    names, question = split_off_question(arguments, "collect", library_allowed=flags.library)
+    if flags.out is not None:
+        check_first_field(flags.out, FIRST)
     with terminal.Reporter(flags.quiet) as reporter, ExitStack() as stack:
         chosen = answer_from_text(reader_options.load_preset(model))
         if flags.min_confidence is not None and chosen.answer.reader is not None:
@@ -428,7 +419,7 @@ def _collect_places(
 ) -> tuple[list[CollectedPlace], Coverage]:
     """Collects the places, after the places of an earlier run, and prints them, even if the run is
     stopped. Returns the places, and how many passages were read."""
-    progress: Progress | None = None  # its clock starts when passages have been found
+    progress: Progress | None = None  # the clock starts when passages have been found
 
     def show_progress(done: int, total: int) -> None:
         nonlocal progress

@@ -41,12 +41,7 @@ CHANGES = {
 
 @options.typer_command
 def ingest(
-    documents: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="DOC...", help="Files, folders or patterns, or - for standard input."
-        ),
-    ],
+    documents: options.Documents,
     words: Annotated[
         bool, option("--words", "Index only the words of the files in folders, without a model.")
     ] = False,
@@ -118,10 +113,8 @@ def ingest(
 
             assert chosen is not None
             prepare(chosen, model.model_place, reporter, keep=True)
-            worker = IngestWorker(
-                chosen, model, rows, default_library_folder().absolute(), os.getcwd()
-            )
-            on_ray = engine == "ray"
+            library, on_ray = default_library_folder().absolute(), engine == "ray"
+            worker = IngestWorker(chosen, model, rows, library, os.getcwd())
             yield from ingest_by_workers(worker, documents, reporter, workers, on_ray=on_ray)
 
         if follows:

@@ -8,9 +8,7 @@ import platform
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
-
-import typer
+from typing import Any, TypeVar
 
 from esa_cli.apps.cli.inputs import read_documents
 from esa_cli.apps.cli.options import options
@@ -38,12 +36,7 @@ _SIZES = ("total", "available", "limit", "free_disk")
 
 @options.typer_command
 def plan(
-    documents: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="DOC...", help="Files, folders or patterns, or - for standard input."
-        ),
-    ],
+    documents: options.Documents,
     *,
     model: options.ModelOptions,
     as_json: options.Json = False,
@@ -158,7 +151,6 @@ def inspect_machine() -> dict[str, Any]:
     from esa_cli.models import DEFAULT_MODEL, list_models, path_of
     from esa_cli.models.loading.load import choose_dtype
     from esa_cli.system import machine
-    from esa_cli.system.machine import esa_home
 
     hints: list[str] = []
 
@@ -174,7 +166,7 @@ def inspect_machine() -> dict[str, Any]:
 
     known = {one.name.lower(): one.version for one in importlib.metadata.distributions()}
     gpus: list[dict[str, Any]] = call_or_hint(_list_gpus, [])
-    cache = call_or_hint(esa_home, Path(os.environ.get("ESA_HOME", ""))).absolute()
+    cache = call_or_hint(machine.esa_home, Path(os.environ.get("ESA_HOME", ""))).absolute()
     folder = next(place for place in (cache, *cache.parents) if place.is_dir())
     default = call_or_hint(lambda: path_of(DEFAULT_MODEL), None)
     facts: dict[str, Any] = {

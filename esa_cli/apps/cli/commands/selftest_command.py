@@ -106,7 +106,6 @@ def _check_and_read_haystack(
         wrong = "the test own needs --haystack with a text of yours"
         raise UsageError(wrong, "add --haystack FILE")
     if texts is None:
-        files.check_output_file("--out", out)
         return Haystack.from_chronicle(settings.seed)
     sources = map(str, [texts, *texts.glob("*")])
     files.check_output_file("--out", out, sources, "one of the texts of --haystack")
@@ -139,7 +138,7 @@ def _run_tests(
         "context": chosen.context,
         "dense_length": choose_ceiling_length(chosen),
         "settings": {
-            # Rows of versions with these two settings are continued if they had the defaults.
+            # Files of earlier versions have these two settings; with these values they continue.
             "depths": None,
             "exact": False,
             **{key: getattr(settings, key) for key in COMMON_SETTINGS},
@@ -157,9 +156,8 @@ def _run_tests(
     if "own" in settings.tests:
         lengths.append(known.count_tokens(haystack.text))
     longest = max(lengths)
-    known.check(
-        {name: apply_compared_method(name, chosen, longest) for name in settings.methods}, longest
-    )
+    presets = {name: apply_compared_method(name, chosen, longest) for name in settings.methods}
+    known.check(presets, longest)
     if journal.rows:
         reporter.note(f"esa: {len(journal.rows)} questions of an earlier run are kept")
 
@@ -182,7 +180,7 @@ def _run_tests(
         else:
             _print_score_tables(journal.rows)
 
-    files.run_and_show_rows(journal, reporter, ask_missing_questions, show_results, rows.out)
+    files.run_and_show_rows(journal, reporter, ask_missing_questions, show_results)
 
 
 def _print_score_tables(rows: Sequence[dict[str, Any]]) -> None:
@@ -248,7 +246,7 @@ def compare(
     from esa_cli.qa.presets.resolved_preset import FROM_TEXT
     from esa_cli.storage import refuse_cache_on_disk
 
-    documents, question = split_off_question(arguments or [], command_name="compare")
+    documents, question = split_off_question(arguments, "compare")
     names = options.split_names(methods)
     if not names:
         hint = "choose a method that `esa methods` lists, or `preset`, the unchanged preset"
@@ -390,7 +388,7 @@ def bench(
 
     show_results = partial(_print_scores, selection, journal, left_out, rows.as_json)
     with reporter:
-        files.run_and_show_rows(journal, reporter, ask_missing_questions, show_results, rows.out)
+        files.run_and_show_rows(journal, reporter, ask_missing_questions, show_results)
 
 
 def _print_scores(

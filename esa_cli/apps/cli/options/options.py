@@ -32,6 +32,10 @@ DEFAULT_PRESET = "default"
 RUN_SETTINGS = ("dtype", "cache", "plugin")
 """Settings that `--set` accepts although they belong to one run, not to a preset."""
 
+Documents = Annotated[
+    list[str],
+    typer.Argument(metavar="DOC...", help="Files, folders or patterns, or - for standard input."),
+]
 Set = Annotated[
     list[str] | None,
     option(

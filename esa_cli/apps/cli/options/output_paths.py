@@ -49,7 +49,7 @@ def write_text_file(path: Path, text: str) -> None:
     """Writes a text to a file, atomically if the folder is writable. Raises DocumentError,
     ResourceError: the disk is full."""
     with convert_writing_errors(path, "free some space, or name a file on another disk", WRITABLE):
-        place = path.resolve()  # a link stays one
+        place = path.resolve()  # a link stays a link
         if (place.is_file() or not place.exists()) and os.access(place.parent, os.W_OK):
             write_atomically(place, text)
         else:
@@ -71,12 +71,11 @@ def run_and_show_rows(
     reporter: Reporter,
     add_missing_rows: Callable[[], bool],
     show_rows: Callable[[bool], None],
-    out: Path | None,
 ) -> None:
     """Calls `add_missing_rows`, which fills the journal and returns False if the time limit was
     reached. Then calls `show_rows` with whether all rows are complete, even after an error or
     Ctrl-C."""
-    continues = f"; the same command with --out {out} continues" if out else ""
+    continues = f"; the same command with --out {journal.path} continues" if journal.path else ""
     try:
         with journal:
             complete = add_missing_rows()

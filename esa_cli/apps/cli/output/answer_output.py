@@ -22,7 +22,6 @@ SHOWN = 3
 """The number of passages shown below an answer if --top does not set another."""
 NOT_FOUND = "the documents may not contain the answer"
 WEIGHTS = "  passages, with how much each counts for the answer:"
-NEAREST = "  the nearest passages:"
 PIPE_WIDTH = 160
 
 
@@ -30,12 +29,12 @@ class AnswerStream:
     """Prints the pieces of an answer as they are generated, without leading white space."""
 
     def __init__(self, out: IO[str], reporter: Reporter) -> None:
-        self.out, self.reporter, self.any = out, reporter, False
+        self.out, self.reporter, self.has_text = out, reporter, False
 
     def __call__(self, piece: str) -> None:
-        piece = piece if self.any else piece.lstrip()
+        piece = piece if self.has_text else piece.lstrip()
         if piece:
-            self.any = True
+            self.has_text = True
             self.reporter.clear_spinner()
             self.out.write(clean_text(piece))
             self.out.flush()
@@ -69,6 +68,13 @@ def format_passage(
     return text if cell_len(text) <= width else set_cell_size(text, width - 1).rstrip() + "…"
 
 
+def format_passages(reply: Reply, count: int, is_terminal: bool) -> list[str]:
+    """Formats the best `count` passages of an answer as lines that fit the terminal or a pipe."""
+    width = max(40, shutil.get_terminal_size().columns) if is_terminal else PIPE_WIDTH
+    passages = reply.evidence[:count]
+    return [format_passage(one, width, reply.quotation, reply.found) for one in passages]
+
+
 def show_answer_notes(reply: Reply, count: int, reporter: Reporter) -> None:
     """Prints below an answer whether it is doubtful or cut off, and its best `count` passages."""
     if reply.doubtful:
@@ -76,10 +82,9 @@ def show_answer_notes(reply: Reply, count: int, reporter: Reporter) -> None:
     if reply.cut:
         reporter.warn("  the answer was cut off; --max-new-tokens allows longer answers")
     if reply.evidence[:count]:
-        reporter.note(WEIGHTS if reply.found else NEAREST)
-    width = shutil.get_terminal_size().columns if reporter.live else PIPE_WIDTH
-    for passage in reply.evidence[:count]:
-        reporter.warn(format_passage(passage, max(width, 40), reply.quotation, reply.found))
+        reporter.note(WEIGHTS if reply.found else "  the nearest passages:")
+    for line in format_passages(reply, count, reporter.live):
+        reporter.warn(line)
 
 
 def format_full_passages(evidence: Sequence[Passage], found: bool) -> str:
