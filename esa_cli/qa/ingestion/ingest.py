@@ -18,13 +18,7 @@ from torch import Tensor
 
 from esa_cli.documents.document import Document, read_document
 from esa_cli.errors import DiskError, LibraryError, ResourceError, UsageError
-from esa_cli.qa.finding.finder import (
-    CONTEXT_TOKENS,
-    PIECE,
-    SEGMENT_TOKENS,
-    ReducedKeys,
-    TokenEncoder,
-)
+from esa_cli.qa.finding.finder import CONTEXT_TOKENS, PIECE, SEGMENT_TOKENS, Finder, ReducedKeys
 from esa_cli.qa.finding.passage_finder import Book, TokenisedDocument
 from esa_cli.qa.finding.words import SentenceWords, make_sentence_words
 from esa_cli.qa.ingestion.library_texts import INDEX, rebuild_document, record_document
@@ -337,7 +331,7 @@ class IndexPlanner:
 class IndexIngest(Ingest):
     """Makes books with token indexes that a finder computes."""
 
-    def __init__(self, encoder: TokenEncoder, *options: Any) -> None:
+    def __init__(self, encoder: Finder, *options: Any) -> None:
         super().__init__(*options)
         self.encoder = encoder
 
