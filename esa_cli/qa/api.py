@@ -31,9 +31,9 @@ if TYPE_CHECKING:  # they import torch
     from esa_cli.qa.answering.session import Session
     from esa_cli.qa.collecting import Collection, EarlierRun
     from esa_cli.qa.finding.passage_finder import Book
-    from esa_cli.qa.ingestion.ingest import IndexPlanner, Ingest, IngestEvents, Source
+    from esa_cli.qa.ingestion.ingest import Ingest, IngestEvents, Source
     from esa_cli.qa.opening import Notices, Preflight
-    from esa_cli.qa.planning.plan import Planner
+    from esa_cli.qa.planning.plan import IngestPlanner
     from esa_cli.qa.presets.preset import Preset
     from esa_cli.qa.presets.resolved_preset import ResolvedPreset
     from esa_cli.qa.reading.reader import Reader
@@ -68,7 +68,7 @@ class Esa:
         keep: bool = True,
         rows: str = "int8",
         events: IngestEvents | None = None,
-        planner: Planner | IndexPlanner | None = None,
+        planner: IngestPlanner | None = None,
         reader: Reader | None = None,
         session: Session | None = None,
     ) -> None:

@@ -29,8 +29,7 @@ from esa_cli.system import machine
 if TYPE_CHECKING:  # these import torch or the methods
     from esa_cli.qa.finding.finder import FinderSizes
     from esa_cli.qa.finding.passage_finder import TokenisedDocument
-    from esa_cli.qa.ingestion.ingest import IndexPlanner
-    from esa_cli.qa.planning.plan import Planner
+    from esa_cli.qa.planning.plan import IngestPlanner, Planner
     from esa_cli.qa.presets.resolved_preset import ResolvedPreset
     from esa_cli.qa.reading.reader import Reader
     from esa_cli.qa.reading.reader_choice import ReaderChoice
@@ -99,15 +98,6 @@ class KnownModel:
     place: ModelPlace
     available: int
     attaches: bool = True
-
-    @property
-    def small_weight_bytes(self) -> int:
-        """The bytes of the model's weights if they are on this machine, are not quantised, and are
-        few enough for the CPU; else 0."""
-        if self.place.device != "cpu" or self.stored_as or models.path_of(self.ref) is None:
-            return 0
-        nbytes = weight_bytes_in_memory(self.folder, self.place.dtype.itemsize)
-        return nbytes if nbytes <= MOST_BYTES else 0
 
     @property
     def stored_as(self) -> str:
@@ -295,18 +285,20 @@ class Preflight:
         return self.model.planner(self.resolved, self.index, by_words)
 
     @cached_property
-    def ingest_planner(self) -> Planner | IndexPlanner:
-        """The planner of ingests, which needs no sizes of layers for the token indexes of a small
-        model. Raises PresetError, ModelError."""
-        from esa_cli.qa.ingestion.ingest import IndexPlanner
-        from esa_cli.qa.planning.plan import INDEX, make_ingest_speed_key
+    def ingest_planner(self) -> IngestPlanner:
+        """The planner of ingests: an `IndexPlanner` for the token index of a small model whose
+        weights are here, unquantised and on the CPU. Raises PresetError, ModelError."""
+        from esa_cli.qa.planning.plan import INDEX, IndexPlanner, make_ingest_speed_key
 
-        weights = 0 if self.index is None else self.model.small_weight_bytes
-        if self.index is None or not weights:
+        model, place = self.model, self.model.place
+        is_plain = place.device == "cpu" and not model.stored_as
+        if self.index is None or not is_plain or models.path_of(model.ref) is None:
             return self.planner
-        row_bytes, place = self.index.layout.row_bytes, self.model.place
-        speed_key = make_ingest_speed_key(self.model.ref, place.dtype_name, place.device, INDEX)
-        return IndexPlanner(weights, row_bytes, self.model.available, speed_key)
+        weights = weight_bytes_in_memory(model.folder, place.dtype.itemsize)
+        if not 0 < weights <= MOST_BYTES:
+            return self.planner
+        speed_key = make_ingest_speed_key(model.ref, place.dtype_name, place.device, INDEX)
+        return IndexPlanner(weights, self.index.layout.row_bytes, model.available, speed_key)
 
     def load(
         self, choice: ReaderChoice | None = None, notices: Notices = SILENT

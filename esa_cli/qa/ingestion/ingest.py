@@ -8,7 +8,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import ref
@@ -29,15 +29,10 @@ from esa_cli.system.progress import Progress, WaitingCallback, combined
 from esa_cli.version import __version__
 
 if TYPE_CHECKING:
-    from esa_cli.qa.planning.plan import Planner
+    from esa_cli.qa.planning.plan import IngestPlanner
 
 Source = str | Document | TokenisedDocument
 """A path, - for standard input, a document, or a tokenised document."""
-COPIES = 2.5
-"""The bytes of a small model's weights, of their fused copies for finding and reading, and of
-activations, in relation to the bytes of the weights alone."""
-ASSUMED_SPEED = 1000.0
-"""The tokens per second that are assumed for a token index if none was measured."""
 FORMAT = 1
 """The version of the index format, increased when newly computed indexes would differ."""
 
@@ -95,7 +90,7 @@ class Ingest(ABC):
 
     def __init__(
         self, esa: Any, library: Library | None = None, keep: bool = True,
-        events: IngestEvents | None = None, planner: Planner | IndexPlanner | None = None,
+        events: IngestEvents | None = None, planner: IngestPlanner | None = None,
     ) -> None:  # fmt: skip
         self.esa, self.library, self.keep = esa, library, keep
         self.events, self.planner = events or IngestEvents(), planner
@@ -280,52 +275,6 @@ class Ingest(ABC):
             "esa": __version__,
             "rows": rows,
         }
-
-
-class IndexPlan(NamedTuple):
-    """The estimated time of making the token index of `tokens` tokens."""
-
-    tokens: int
-    seconds: float
-
-
-@dataclass
-class IndexPlanner:
-    """Plans token indexes of a small model by the bytes of its weights; see `plan.Planner`.
-
-    Args:
-        weights: bytes of the model's weights. row_bytes: bytes of a token in the index.
-        memory: bytes available before the model was loaded.
-        speed_key: the key under which the tokens per second of the last index are stored."""
-
-    weights: int
-    row_bytes: int
-    memory: int
-    speed_key: str
-
-    def check(self, tokens: int) -> None:
-        """Raises ResourceError, with remedies, if the model and the index of `tokens` tokens do not
-        fit into memory."""
-        from esa_cli.qa.planning import plan
-
-        size = self.row_bytes + plan.TOKEN_BYTES
-        fixed = int(COPIES * self.weights) + plan.LIBRARIES
-        if fixed + tokens * size > self.memory:
-            remedies = plan.list_last_remedies((self.memory - fixed) // size, "cpu")
-            needed = fixed + tokens * size
-            raise plan.make_memory_error(tokens, needed, self.memory, "cpu", "cpu", remedies)
-
-    def plan(self, tokens: int) -> IndexPlan:
-        """Estimates the time of an index of `tokens` tokens by the speed of the last index."""
-        from esa_cli.qa.planning.plan import load_ingest_speeds
-
-        return IndexPlan(tokens, tokens / load_ingest_speeds().get(self.speed_key, ASSUMED_SPEED))
-
-    def remember(self, plan: IndexPlan, seconds: float) -> None:
-        """Saves the speed of a planned index that took `seconds` seconds, if possible."""
-        from esa_cli.qa.planning.plan import save_ingest_speed
-
-        save_ingest_speed(self.speed_key, plan.tokens / seconds)
 
 
 class IndexIngest(Ingest):
