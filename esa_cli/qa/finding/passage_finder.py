@@ -263,10 +263,8 @@ class PassageFinder:
 
     def make_window_passage(self, window_number: int, scores: Tensor) -> Passage:
         """Returns window number `window_number` as a passage, with its score."""
-        window, document = (
-            self.index.windows[window_number],
-            self.documents[self.index.documents[window_number]],
-        )
+        window = self.index.windows[window_number]
+        document = self.documents[self.index.documents[window_number]]
         return Passage.of(document, window.start, window.end, score=float(scores[window_number]))
 
 

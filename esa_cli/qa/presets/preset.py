@@ -115,11 +115,6 @@ class AnswerSettings(_StrictModel):
         return self.finder is not None
 
     @property
-    def sets_answer_source(self) -> bool:
-        """Whether the preset sets `answer.from` explicitly."""
-        return "source" in self.model_fields_set
-
-    @property
     def by_words(self) -> bool:
         """Whether passages are found with BM25 alone, without a finder."""
         return self.source == "text" and not self.makes_token_index
@@ -166,6 +161,10 @@ class Preset(_StrictModel):
     prompt: Prompt = Prompt()
     answer: AnswerSettings = AnswerSettings()
     generation: GenerationSettings = GenerationSettings()
+
+    def with_answer(self, **settings: Any) -> Preset:
+        """Returns a copy of the preset with other `answer` settings."""
+        return self.model_copy(update={"answer": self.answer.model_copy(update=settings)})
 
 
 def parse_override(text: str) -> dict[str, Any]:
@@ -298,19 +297,11 @@ def _find_folder(name: str, kind: str, file: str) -> Path:
     )
 
 
-def preset_without_adapter(preset: Preset) -> Preset:
-    """Returns a copy of the preset for ingesting documents, without adapter and reader."""
-    answer = preset.answer.model_copy(update={"adapter": None, "reader": None})
-    return preset.model_copy(update={"answer": answer})
-
-
 def preset_for_finding(preset: Preset, words_alone: bool = False) -> Preset:
     """Returns a copy of the preset for finding passages, without adapter and reader. With
     `words_alone`, it has no finder either, so that passages are found with BM25 alone."""
-    answer = preset.answer
-    finder = None if words_alone else answer.finder
-    update = {"source": "text", "adapter": None, "reader": None, "finder": finder}
-    return preset.model_copy(update={"answer": answer.model_copy(update=update)})
+    finder = None if words_alone else preset.answer.finder
+    return preset.with_answer(source="text", adapter=None, reader=None, finder=finder)
 
 
 def _load_with_parents(path: Path, chain: tuple[Path, ...] = ()) -> dict[str, Any]:
@@ -344,20 +335,15 @@ def _make_setting_error(error: ValidationError, preset_name: str) -> PresetError
     first = error.errors()[0]
     *above, key = first["loc"]
     where = ".".join(map(str, first["loc"]))
-    message = f"preset {preset_name}: {where} {_word_broken_rule(error)}"
-    hint = "see `esa presets show`"
     if first["type"] == "extra_forbidden":
-        message, before = (
-            f"preset {preset_name} has no setting {where!r}",
-            "".join(f"{p}." for p in above),
-        )
+        before = "".join(f"{section}." for section in above)
         hint = nearest(str(key), _list_section_settings(above), before)
-    elif first["type"] == "missing":
-        message = f"preset {preset_name} lacks {where!r}"
+        return PresetError(f"preset {preset_name} has no setting {where!r}", hint)
+    if first["type"] == "missing":
         hint = "set it, or extend a preset that sets it"
-    else:
-        message += f", got {reprlib.repr(first['input'])}"
-    return PresetError(message, hint)
+        return PresetError(f"preset {preset_name} lacks {where!r}", hint)
+    wrong = f"{where} {_word_broken_rule(error)}, got {reprlib.repr(first['input'])}"
+    return PresetError(f"preset {preset_name}: {wrong}", "see `esa presets show`")
 
 
 def _word_broken_rule(error: ValidationError) -> str:

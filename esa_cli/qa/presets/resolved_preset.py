@@ -186,11 +186,6 @@ def apply_compared_method(name: str, preset: Preset, length: int = 0) -> Preset:
     return preset
 
 
-def list_default_compared_methods(preset: Preset) -> tuple[str, ...]:
-    """Returns the names of the methods that a comparison includes by default."""
-    return (AS_IS, FROM_TEXT) if preset.answer.source == "text" else (AS_IS,)
-
-
 def apply_method_for_length(name: str, preset: Preset, length: int) -> Preset:
     """Applies a method for documents of `length` tokens; 0 means that the length is unknown. Raises
     the errors of `apply_method`, and UsageError: the method needs a length."""
