@@ -13,13 +13,13 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from esa_cli import models
-from esa_cli.errors import ModelError, UsageError
+from esa_cli.errors import UsageError
 from esa_cli.qa.answering.reply import HeatMap, Reply, Turn
 from esa_cli.qa.finding.passage import Passage
 
@@ -181,17 +181,6 @@ class Esa:
             loaded = self.loaded
             self._session = Session(loaded.model, self.tokenizer, self._resolved, loaded.cache)
         return self._session
-
-    @property
-    def attaches(self) -> bool:
-        """Whether the model can run ESA's methods; else it only reads passages."""
-        from esa_cli.models.files.families import check_supported
-
-        with suppress(ModelError):
-            if self.preset.answer.by_words:
-                check_supported(self.loaded.text_model.config)
-            return True
-        return False
 
     @cached_property
     def facts(self) -> dict[str, Any]:

@@ -170,7 +170,7 @@ def reply_from_kv_cache(
     session: Session, question: str, books: Sequence[Book], evidence: int, **asking: Any
 ) -> tuple[Reply, Tensor]:
     """Answers a question from the KV cache; also returns the weights (N,) of all cached tokens."""
-    weights = AttentionWeights(session.layers, session.document_tokens)
+    weights = AttentionWeights(session.attachment.method_layers, session.document_tokens)
     reply = session.ask(question, trace=weights, **asking)
     passages, found = find_answer_evidence(weights, books, evidence)
     return replace(reply, evidence=passages, found=found), weights.weights

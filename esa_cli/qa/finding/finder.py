@@ -226,9 +226,7 @@ class TokenEncoder:
 
     def encode_questions(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
         """Encodes questions as `Finder.encode_questions` describes; gradients are recorded."""
-        sequences = [
-            self._encode_question(self.prompt.replace("{question}", text)) for text in texts
-        ]
+        sequences = [self._encode_question(text) for text in texts]
         fused = self._fuse_weights() if self._fixed and not torch.is_grad_enabled() else None
         states, lengths = self._compute_hidden_states(sequences, fused)
         logits = states @ self.maps["query_weight"] / WEIGHT_SCALE + self.maps["query_bias"]
@@ -258,7 +256,8 @@ class TokenEncoder:
             pieces += [row[at - a : b - a].cpu() for row, at, a, b in rows]
         return torch.cat(pieces) if pieces else torch.zeros(0, self.dim)
 
-    def _encode_question(self, text: str) -> list[int]:
+    def _encode_question(self, question: str) -> list[int]:
+        text = self.prompt.replace("{question}", question)
         out = self.tokenizer(text, add_special_tokens=False, split_special_tokens=True)
         return list(out["input_ids"])
 

@@ -123,11 +123,6 @@ class Ingest(ABC):
         """Computes a book that stays in memory."""
 
     @property
-    def needs_kv_cache(self) -> bool:
-        """Whether the preset answers from the KV cache."""
-        return bool(self.esa.preset.answer.needs_kv_cache)
-
-    @property
     def reads_documents(self) -> bool:
         """Whether an ingest runs the model on documents."""
         return True
@@ -174,7 +169,7 @@ class Ingest(ABC):
 
     def open(self, source: Source) -> Book:
         """Opens a source for questions; see `api.Esa.open`."""
-        return self._ingest_source(source, None, self.needs_kv_cache)
+        return self._ingest_source(source, None, self.esa.preset.answer.needs_kv_cache)
 
     def ingest(self, source: Source, progress: Progress | None = None) -> Book:
         """Ingests a source; see `api.Esa.ingest`."""

@@ -10,8 +10,13 @@ import torch
 
 from esa_cli.attention.parts import Moments
 from esa_cli.documents.document import Document
+from esa_cli.errors import ModelError
 from esa_cli.models.attachment.layer_traits import get_kv_dtype
-from esa_cli.models.files.families import get_latent_scale_block_size, list_unequal_key_shapes
+from esa_cli.models.files.families import (
+    check_supported,
+    get_latent_scale_block_size,
+    list_unequal_key_shapes,
+)
 from esa_cli.qa.finding.passage_finder import Book, TokenisedDocument
 from esa_cli.qa.ingestion.ingest import Ingest, StoredForm
 from esa_cli.qa.planning.kv_cache_storage import (
@@ -80,11 +85,17 @@ class KvCacheIngest(Ingest):
     @property
     def reads_documents(self) -> bool:
         """Whether documents are prefilled, either for answers or only to store a KV cache."""
-        return self.needs_kv_cache or self.stores_documents
+        return self.esa.preset.answer.needs_kv_cache or self.stores_documents
 
     @property
     def _can_store(self) -> bool:
-        return self.esa.attaches and not find_storage_hindrance(self.esa.method)
+        """Whether the model can run the method, and the library can store the KV cache."""
+        if self.esa.preset.answer.by_words:
+            try:
+                check_supported(self.esa.loaded.text_model.config)
+            except ModelError:
+                return False
+        return not find_storage_hindrance(self.esa.method)
 
     def list_usable_identities(self) -> list[str]:
         kinds = SERVES.get(self.rows, (self.rows,)) if self._can_store else ()

@@ -51,6 +51,9 @@ STORED_AT_ONCE = 8192
 """The maximum number of tokens with keys and values in memory while a document is stored."""
 SEQUENCE = SEGMENT_TOKENS + CONTEXT_TOKENS
 """The number of tokens that the model processes for each segment of a token index."""
+SPEED_FILE = "rates.json"
+"""The file with the speeds of previous ingests: operations per second of a prefill, and tokens per
+second of a token index."""
 INDEX = "token index"
 """The kind of an ingest that makes a token index, in the keys of remembered speeds."""
 SECONDS = 0.15
@@ -248,14 +251,8 @@ def measure_speed(shape: ModelShape, dtype: torch.dtype, device: str) -> float:
     return 2.0 * x.numel() * shape.inner * done / spent
 
 
-def find_ingest_speed_file() -> Path:
-    """Returns the path of `rates.json`, which has the speeds of previous ingests: operations per
-    second of a prefill, and tokens per second of a token index."""
-    return esa_home() / "rates.json"
-
-
 def make_ingest_speed_key(model: str, dtype_name: str, device: str, ingest_kind: str) -> str:
-    """Returns the key of a speed in `rates.json`; `ingest_kind` is `INDEX`, or how the method
+    """Returns the key of a speed in `SPEED_FILE`; `ingest_kind` is `INDEX`, or how the method
     prefills a document."""
     return f"{model}|{dtype_name}|{device}|{ingest_kind}|{torch.get_num_threads()} threads"
 
@@ -263,7 +260,7 @@ def make_ingest_speed_key(model: str, dtype_name: str, device: str, ingest_kind:
 def load_ingest_speeds() -> dict[str, float]:
     """Reads the speeds of previous ingests; empty if the file cannot be read."""
     with contextlib.suppress(OSError, ValueError):
-        data = json.loads(find_ingest_speed_file().read_text("utf-8"))
+        data = json.loads((esa_home() / SPEED_FILE).read_text("utf-8"))
         speeds = data if isinstance(data, dict) else {}
         return {key: one for key, one in speeds.items() if isinstance(one, int | float) and one > 0}
     return {}
@@ -271,7 +268,7 @@ def load_ingest_speeds() -> dict[str, float]:
 
 def save_ingest_speed(key: str, speed: float) -> None:
     """Saves the speed of an ingest among those of previous ingests, if the file can be written."""
-    path = find_ingest_speed_file()
+    path = esa_home() / SPEED_FILE
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as part:
@@ -356,7 +353,7 @@ class Planner:
         self.dtype, self.device, self.packing = dtype, device, packing
         self.memory = machine.available_memory(device) if memory is None else memory
         self.host_memory = machine.available_memory("cpu") if on_gpu else 0
-        self.rate_key = make_ingest_speed_key(resolved.preset.model, self.dtype_name, device, how)
+        self.speed_key = make_ingest_speed_key(resolved.preset.model, self.dtype_name, device, how)
         # The speed of an index is saved in tokens per second, as it is for `IndexPlanner`.
         self._saved_unit = self.costs.operation_count(1) if index else 1.0
 
@@ -367,7 +364,7 @@ class Planner:
     @cached_property
     def measured_rate(self) -> float | None:
         """The operations per second of the last ingest, or None if there was no ingest."""
-        speed = load_ingest_speeds().get(self.rate_key)
+        speed = load_ingest_speeds().get(self.speed_key)
         return None if speed is None else speed * self._saved_unit
 
     @cached_property
@@ -416,7 +413,7 @@ class Planner:
     def remember(self, tokens: int, seconds: float) -> None:
         operations = self.costs.operation_count(tokens)
         self.measured_rate = self.operations_per_second = operations / seconds
-        save_ingest_speed(self.rate_key, self.operations_per_second / self._saved_unit)
+        save_ingest_speed(self.speed_key, self.operations_per_second / self._saved_unit)
 
 
 @dataclass(frozen=True)

@@ -95,7 +95,7 @@ def test_an_index_takes_its_keys_alone_and_the_layers_that_run() -> None:
     assert one.operations < both.operations < 2 * one.operations
     tokens = (100_000 - 10) * plan.TOKEN_BYTES
     assert one.working == index(10, 1).working + tokens, "it is computed in pieces"
-    assert one.planner.rate_key != make_plan().planner.rate_key
+    assert one.planner.speed_key != make_plan().planner.speed_key
 
 
 @pytest.mark.parametrize(
