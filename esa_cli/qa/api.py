@@ -337,8 +337,7 @@ class Esa:
         )  # fmt: skip
 
     def _open_kv_caches(self, books: Sequence[Book]) -> None:
-        """Opens the KV caches of books in the session. Raises UsageError: a book has no KV
-        cache."""
+        """Opens books in the session. Raises UsageError: a book has no KV cache."""
         if list(map(id, self._cached)) == list(map(id, books)):
             return
         self._cached = []
@@ -410,8 +409,8 @@ class Esa:
         with self.suspended():
             chosen = collecting.choose_passages(self.search, question, placed, minimum, every)
         if reader is None:
-            several, batch = chosen.total <= collecting.WHOLE, collecting.BATCH
-            decide = collecting.decide_by_log_odds(self.spans.passages, question, least, several)
+            batch, repeat = collecting.BATCH, chosen.total <= collecting.WHOLE
+            decide = collecting.decide_by_log_odds(self.spans.passages, question, least, repeat)
         else:
             settings, batch = self.preset.generation, 1
             sampling = Sampling(None, settings.temperature, settings.top_p)

@@ -138,14 +138,13 @@ class KnownModel:
 
         refuse_cache_on_disk(self.place.cache)
         for name, chosen in methods.items():
-            resolved, index = resolve(chosen), None
-            if name == FROM_TEXT:
-                check_adapter(chosen.answer)
-                index = read_finder_sizes(chosen)
-            else:
-                place = self.place
+            resolved, place = resolve(chosen), self.place
+            if name != FROM_TEXT:
                 check_kernel(resolved.method, self.config, place.device, place.dtype)
-            if name != FROM_TEXT or index is not None or chosen.answer.needs_kv_cache:
+                self.planner(resolved).check(tokens)
+                continue
+            check_adapter(chosen.answer)
+            if (index := read_finder_sizes(chosen)) is not None:
                 self.planner(resolved, index).check(tokens)
 
     def load(self, notices: Notices = SILENT) -> models.LoadedModel:

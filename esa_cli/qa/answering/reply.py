@@ -38,8 +38,7 @@ class ShadedSpan(NamedTuple):
 
 
 class HeatMap(NamedTuple):
-    """The shaded spans of a document, in ascending order; other characters have almost no
-    weight."""
+    """The shaded spans of a document, in order; other characters have almost no weight."""
 
     document: str
     spans: tuple[ShadedSpan, ...]

@@ -74,8 +74,7 @@ class CachedText:
         self._kept: dict[Hashable, Any] = {}
 
     def make_turn_text(self, ids: Sequence[int], question: str) -> TurnText:
-        """Returns the text of a question and its documents for scores; `ids` only grows between
-        calls."""
+        """Returns the text of a question and documents, for scores; between calls `ids` grows."""
         if len(ids) != self._tokens:
             self._tokens, self._kept = len(ids), {}
             self._make_pieces = cache(lambda: token_pieces(self._tokenizer, ids))

@@ -144,8 +144,7 @@ def _products_between(queries: Tensor, keys: Tensor | ReducedKeys, bounds: Tenso
 
 
 def pool_window_products(products: Tensor, windows: int) -> Tensor:
-    """Returns the maximum of products (W, M) over each window and `windows` windows on each
-    side."""
+    """Returns the maximum of products (W, M) over `windows` windows on each side of a window."""
     if not products.shape[0]:
         return products
     size, columns = 2 * windows + 1, products.T[:, None]
@@ -306,16 +305,14 @@ class FinderSizes(NamedTuple):
 
 
 def load_finder(settings: AnswerSettings, model: Any, tokenizer: Any) -> TokenEncoder | None:
-    """Loads the preset's finder, or returns None if there is no finder. Raises PresetError,
-    ModelError."""
+    """Loads the preset's finder; returns None without one. Raises PresetError, ModelError."""
     if settings.source != "text" or settings.finder is None:
         return None
     return TokenEncoder.load(finder_folder(settings.finder), model, tokenizer, fixed=True)
 
 
 def read_finder_sizes(preset: Preset) -> FinderSizes | None:
-    """Reads the sizes of the preset's finder; None if there is no finder. Raises PresetError,
-    ModelError."""
+    """Reads the sizes of the preset's finder, if it has one. Raises PresetError, ModelError."""
     settings = preset.answer
     if settings.needs_kv_cache or settings.finder is None:
         return None

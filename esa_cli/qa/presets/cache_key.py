@@ -68,10 +68,8 @@ def cache_key(
     }
     if method.score.features:
         aim = {"rotate": method.score.rotates, "distance": method.position.distance}
-        facts["compressor"] = {
-            **hash_setting_files(preset.compressor, method.compressor.files),
-            **aim,
-        }
+        files = method.compressor.files
+        facts["compressor"] = {**hash_setting_files(preset.compressor, files), **aim}
     if preset.window.dense is None:  # the length of full attention follows from k
         facts["window"] = window = {**window, "dense": method.window.full_attention_limit}
     if layout.states:

@@ -205,8 +205,7 @@ _HOLDER: Any = create_model("_HOLDER", window=(_WINDOW, ...))
 
 
 def merge_settings(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns `base` updated recursively with `over`; a renamed method part is replaced as a
-    whole."""
+    """Returns `base` updated recursively with `over`; a renamed method part is replaced."""
     out = dict(base)
     for key, value in over.items():
         old = out.get(key)
@@ -257,8 +256,7 @@ def answer_from_kv_cache(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def preset_of_reader_model(preset: Preset) -> Preset:
-    """Returns the preset, changed to answer from the KV cache of its reader model, if it names
-    one."""
+    """Returns the preset; if it names a reader, it answers from the reader's KV cache."""
     if preset.answer.reader is None:
         return preset
     return validate_settings(preset.name, answer_from_kv_cache(preset.model_dump(exclude={"name"})))
@@ -394,16 +392,16 @@ def validate_settings(name: str, data: Mapping[str, Any]) -> Preset:
     sizes, limit = preset.window, f"at most the model's window of {preset.context}"
     total = sizes.initial + sizes.selected + sizes.local + sizes.chunk
     questions = preset.prompt.after.count("{question}")
-    broken = ""
+    broken, hint = "", "lower window.selected, window.local or window.dense"
     if total > preset.context:
         broken = f"window.initial + selected + local + chunk must be {limit}, got {total}"
     elif (sizes.dense or 0) > preset.context:
         broken = f"window.dense must be {limit}, got {sizes.dense}"
     elif questions != 1:
         broken = f"prompt.after must have {{question}} once, got {questions}"
+        hint = "see `esa presets show`"
     if broken:
-        hint = "lower window.selected, window.local or window.dense" if "window" in broken else ""
-        raise PresetError(f"preset {name}: {broken}", hint or "see `esa presets show`")
+        raise PresetError(f"preset {name}: {broken}", hint)
     return preset
 
 

@@ -50,8 +50,7 @@ class ResolvedPreset:
 
     @cached_property
     def method(self) -> Method:
-        """The method, built on first use. Raises PresetError: a setting or the kernel is
-        invalid."""
+        """The preset's method. Raises PresetError: a setting or the kernel is invalid."""
         return self.own or build_method(self.preset)
 
 
