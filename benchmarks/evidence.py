@@ -63,8 +63,8 @@ class Study(AttentionWeights):
     """Attention weights that also keep every layer's and head's share of the latest question."""
 
     def __init__(self, session: Any) -> None:
-        super().__init__(session.layers, session.document_tokens)
-        self.shipped = AttentionWeights(session.layers, session.document_tokens)
+        super().__init__(session.attachment.method_layers, session.document_tokens)
+        self.shipped = AttentionWeights(session.attachment.method_layers, session.document_tokens)
         self.layers = range(session.model.config.num_hidden_layers)
         self.witness_s = self.study_s = 0.0
         self.clear()

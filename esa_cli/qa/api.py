@@ -13,13 +13,13 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from esa_cli import models
-from esa_cli.errors import ModelError, UsageError
+from esa_cli.errors import UsageError
 from esa_cli.qa.answering.reply import HeatMap, Reply, Turn
 from esa_cli.qa.finding.passage import Passage
 
@@ -31,9 +31,9 @@ if TYPE_CHECKING:  # they import torch
     from esa_cli.qa.answering.session import Session
     from esa_cli.qa.collecting import Collection, EarlierRun
     from esa_cli.qa.finding.passage_finder import Book
-    from esa_cli.qa.ingestion.ingest import IndexPlanner, Ingest, IngestEvents, Source
+    from esa_cli.qa.ingestion.ingest import Ingest, IngestEvents, Source
     from esa_cli.qa.opening import Notices, Preflight
-    from esa_cli.qa.planning.plan import Planner
+    from esa_cli.qa.planning.plan import IngestPlanner
     from esa_cli.qa.presets.preset import Preset
     from esa_cli.qa.presets.resolved_preset import ResolvedPreset
     from esa_cli.qa.reading.reader import Reader
@@ -68,7 +68,7 @@ class Esa:
         keep: bool = True,
         rows: str = "int8",
         events: IngestEvents | None = None,
-        planner: Planner | IndexPlanner | None = None,
+        planner: IngestPlanner | None = None,
         reader: Reader | None = None,
         session: Session | None = None,
     ) -> None:
@@ -181,17 +181,6 @@ class Esa:
             loaded = self.loaded
             self._session = Session(loaded.model, self.tokenizer, self._resolved, loaded.cache)
         return self._session
-
-    @property
-    def attaches(self) -> bool:
-        """Whether the model can run ESA's methods; else it only reads passages."""
-        from esa_cli.models.files.families import check_supported
-
-        with suppress(ModelError):
-            if self.preset.answer.by_words:
-                check_supported(self.loaded.text_model.config)
-            return True
-        return False
 
     @cached_property
     def facts(self) -> dict[str, Any]:
@@ -348,8 +337,7 @@ class Esa:
         )  # fmt: skip
 
     def _open_kv_caches(self, books: Sequence[Book]) -> None:
-        """Opens the KV caches of books in the session. Raises UsageError: a book has no KV
-        cache."""
+        """Opens books in the session. Raises UsageError: a book has no KV cache."""
         if list(map(id, self._cached)) == list(map(id, books)):
             return
         self._cached = []
@@ -421,8 +409,8 @@ class Esa:
         with self.suspended():
             chosen = collecting.choose_passages(self.search, question, placed, minimum, every)
         if reader is None:
-            several, batch = chosen.total <= collecting.WHOLE, collecting.BATCH
-            decide = collecting.decide_by_log_odds(self.spans.passages, question, least, several)
+            batch, repeat = collecting.BATCH, chosen.total <= collecting.WHOLE
+            decide = collecting.decide_by_log_odds(self.spans.passages, question, least, repeat)
         else:
             settings, batch = self.preset.generation, 1
             sampling = Sampling(None, settings.temperature, settings.top_p)

@@ -32,7 +32,7 @@ BLOCK_ELEMENTS = 4 << 20
 NEAR = -1
 """The key of the local tokens in a cache whose other keys are numbers of selections."""
 FOUND = 1.3
-"""The minimum `strength` of documents with an answer; few existing answers have less."""
+"""The weight of the best sentence below which documents seem to contain no answer."""
 JOIN = 0.5
 """A sentence with this share of the weight of a passage's heaviest sentence joins the passage."""
 
@@ -92,15 +92,13 @@ class AttentionWeights:
             # A new forward call of many words: an earlier turn, or the question, also once more.
             self.clear()
         self._last = (trace.layer, trace.start)
-        for share in self.compute_attention_shares(trace) if trace.layer in self.layers else ():
-            self.raise_weights(trace, share)
-
-    def raise_weights(self, trace: ChunkTrace, share: AttentionShare) -> None:
-        """Raises the weights of document tokens to at least their weights in an attention share."""
-        groups, at = share.lengths.shape[0], share.at.cpu()
+        if trace.layer not in self.layers:
+            return
         row = (self._answered if trace.decoding else self._asked)[self.layers.index(trace.layer)]
-        top = share.logs.view(groups, -1, len(at)).amax(dim=1).exp_()
-        row[at] = torch.maximum(row[at], (top * share.lengths).amax(dim=0).cpu())
+        for share in self.compute_attention_shares(trace):
+            groups, at = share.lengths.shape[0], share.at.cpu()
+            top = share.logs.view(groups, -1, len(at)).amax(dim=1).exp_()
+            row[at] = torch.maximum(row[at], (top * share.lengths).amax(dim=0).cpu())
 
     def compute_attention_shares(self, trace: ChunkTrace) -> Iterator[AttentionShare]:
         """Yields the attention to document tokens, first to far tokens and then to local tokens."""
@@ -172,7 +170,7 @@ def reply_from_kv_cache(
     session: Session, question: str, books: Sequence[Book], evidence: int, **asking: Any
 ) -> tuple[Reply, Tensor]:
     """Answers a question from the KV cache; also returns the weights (N,) of all cached tokens."""
-    weights = AttentionWeights(session.layers, session.document_tokens)
+    weights = AttentionWeights(session.attachment.method_layers, session.document_tokens)
     reply = session.ask(question, trace=weights, **asking)
     passages, found = find_answer_evidence(weights, books, evidence)
     return replace(reply, evidence=passages, found=found), weights.weights

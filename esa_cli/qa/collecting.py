@@ -44,8 +44,7 @@ _ARTICLES = frozenset(("a", "an", "the"))
 
 
 class ChosenPassages(NamedTuple):
-    """The passages chosen out of `total`, with their document numbers and their fits in
-    log-odds."""
+    """The passages chosen out of `total`, with their document numbers, and fits in log-odds."""
 
     passages: Sequence[Passage]
     documents: Sequence[int]
@@ -157,8 +156,7 @@ def decide_by_reply(write_reply: Callable[[Passage], Reply]) -> Decision:
 
 
 def find_quoted_words(answer: str, text: str) -> tuple[int, int]:
-    """Returns the place of the longest run of answer words in a text, or [0, length) without
-    one."""
+    """Returns the place of the longest run of answer words in a text, else the whole text."""
     words = _WORD.findall(answer)[:MAX_WORDS]
     for size in range(len(words), 0, -1):
         for first in range(len(words) - size + 1):

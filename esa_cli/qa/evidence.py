@@ -57,8 +57,7 @@ def book_weights(book: Book, weights: Tensor) -> Tensor:
 
 
 def heat_maps(books: Sequence[Book], weights: Tensor) -> list[HeatMap]:
-    """Shades each book by the weights (N,) of all tokens; the heaviest token has the darkest
-    shade."""
+    """Shades each book by the weights (N,) of all tokens; the heaviest token is the darkest."""
     parts = [book_weights(book, weights) for book in books]
     top = max((float(part.max()) for part in parts if len(part)), default=0.0)
     return [

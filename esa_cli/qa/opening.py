@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -22,15 +22,14 @@ from esa_cli.models.loading.load import check_attachable, choose_device, choose_
 from esa_cli.models.loading.quantization import QUANTIZATIONS, check_loadable_format, stored_as
 from esa_cli.models.text_passes.text_forward import MOST_BYTES
 from esa_cli.models.tokenization.tokenizer import load_tokenizer
-from esa_cli.qa.presets.preset import Preset
+from esa_cli.qa.presets.preset import Preset, check_adapter
 from esa_cli.storage import check_cache_name, refuse_cache_on_disk
 from esa_cli.system import machine
 
 if TYPE_CHECKING:  # these import torch or the methods
     from esa_cli.qa.finding.finder import FinderSizes
     from esa_cli.qa.finding.passage_finder import TokenisedDocument
-    from esa_cli.qa.ingestion.ingest import IndexPlanner
-    from esa_cli.qa.planning.plan import Planner
+    from esa_cli.qa.planning.plan import IngestPlanner, Planner
     from esa_cli.qa.presets.resolved_preset import ResolvedPreset
     from esa_cli.qa.reading.reader import Reader
     from esa_cli.qa.reading.reader_choice import ReaderChoice
@@ -101,15 +100,6 @@ class KnownModel:
     attaches: bool = True
 
     @property
-    def small_weight_bytes(self) -> int:
-        """The bytes of the model's weights if they are on this machine, are not quantised, and are
-        few enough for the CPU; else 0."""
-        if self.place.device != "cpu" or self.stored_as or models.path_of(self.ref) is None:
-            return 0
-        nbytes = weight_bytes_in_memory(self.folder, self.place.dtype.itemsize)
-        return nbytes if nbytes <= MOST_BYTES else 0
-
-    @property
     def stored_as(self) -> str:
         """A description of how quantised weights are stored; empty if they are not quantised."""
         place = self.place
@@ -125,12 +115,6 @@ class KnownModel:
     def tokenizer(self) -> Any:
         """The model's transformers tokenizer, loaded on first use. Raises ModelError."""
         return load_tokenizer(self.folder)
-
-    def tokenise(self, documents: Iterable[Document]) -> list[TokenisedDocument]:
-        """Tokenises documents with the model's tokenizer. Raises ModelError."""
-        from esa_cli.qa.finding.passage_finder import TokenisedDocument
-
-        return [TokenisedDocument.tokenise(document, self.tokenizer) for document in documents]
 
     def planner(
         self, resolved: ResolvedPreset, index: FinderSizes | None = None, by_words: bool = False
@@ -150,25 +134,18 @@ class KnownModel:
         kernel runs. Raises ResourceError. PresetError, ModelError: adapter or finder is missing.
         UsageError: the cache is on disk, or a kernel cannot run here."""
         from esa_cli.qa.finding.finder import read_finder_sizes
-        from esa_cli.qa.presets.preset import check_adapter
-        from esa_cli.qa.presets.resolved_preset import FROM_TEXT, resolve
+        from esa_cli.qa.presets.resolved_preset import FROM_TEXT, check_kernel, resolve
 
         refuse_cache_on_disk(self.place.cache)
         for name, chosen in methods.items():
-            resolved, index = resolve(chosen), None
-            if name == FROM_TEXT:
-                check_adapter(chosen.answer)
-                index = read_finder_sizes(chosen)
-            else:
-                self.check_kernels(resolved)
-            if name != FROM_TEXT or index is not None or chosen.answer.needs_kv_cache:
+            resolved, place = resolve(chosen), self.place
+            if name != FROM_TEXT:
+                check_kernel(resolved.method, self.config, place.device, place.dtype)
+                self.planner(resolved).check(tokens)
+                continue
+            check_adapter(chosen.answer)
+            if (index := read_finder_sizes(chosen)) is not None:
                 self.planner(resolved, index).check(tokens)
-
-    def check_kernels(self, resolved: ResolvedPreset) -> None:
-        """Raises UsageError if the method's kernel cannot run here."""
-        from esa_cli.qa.presets.resolved_preset import check_kernel
-
-        check_kernel(resolved.method, self.config, self.place.device, self.place.dtype)
 
     def load(self, notices: Notices = SILENT) -> models.LoadedModel:
         """Loads the model for ESA's methods, after a check of the model's config.json. Raises
@@ -261,15 +238,10 @@ def adapt_to_model(chosen: Preset, notices: Notices = SILENT, *, loads: bool = T
     """Returns the preset, changed to answer from passages if it does not set `answer.from` and
     ESA's methods cannot run in its model. The argument `loads` and the errors are those of
     `runs_methods`."""
-    if chosen.answer.sets_answer_source or runs_methods(chosen, notices, loads=loads):
+    is_set = "source" in chosen.answer.model_fields_set
+    if is_set or runs_methods(chosen, notices, loads=loads):
         return chosen
-    return answer_from_text(chosen)
-
-
-def answer_from_text(chosen: Preset) -> Preset:
-    """Returns the preset, changed to answer from passages of the text."""
-    answer = chosen.answer.model_copy(update={"source": "text"})
-    return chosen.model_copy(update={"answer": answer})
+    return chosen.with_answer(source="text")
 
 
 @dataclass(frozen=True)
@@ -295,18 +267,20 @@ class Preflight:
         return self.model.planner(self.resolved, self.index, by_words)
 
     @cached_property
-    def ingest_planner(self) -> Planner | IndexPlanner:
-        """The planner of ingests, which needs no sizes of layers for the token indexes of a small
-        model. Raises PresetError, ModelError."""
-        from esa_cli.qa.ingestion.ingest import IndexPlanner
-        from esa_cli.qa.planning.plan import INDEX, make_ingest_speed_key
+    def ingest_planner(self) -> IngestPlanner:
+        """The planner of ingests: an `IndexPlanner` for the token index of a small model whose
+        weights are here, unquantised and on the CPU. Raises PresetError, ModelError."""
+        from esa_cli.qa.planning.plan import INDEX, IndexPlanner, make_ingest_speed_key
 
-        weights = 0 if self.index is None else self.model.small_weight_bytes
-        if self.index is None or not weights:
+        model, place = self.model, self.model.place
+        is_plain = place.device == "cpu" and not model.stored_as
+        if self.index is None or not is_plain or models.path_of(model.ref) is None:
             return self.planner
-        row_bytes, place = self.index.layout.row_bytes, self.model.place
-        speed_key = make_ingest_speed_key(self.model.ref, place.dtype_name, place.device, INDEX)
-        return IndexPlanner(weights, row_bytes, self.model.available, speed_key)
+        weights = weight_bytes_in_memory(model.folder, place.dtype.itemsize)
+        if not 0 < weights <= MOST_BYTES:
+            return self.planner
+        speed_key = make_ingest_speed_key(model.ref, place.dtype_name, place.device, INDEX)
+        return IndexPlanner(weights, self.index.layout.row_bytes, model.available, speed_key)
 
     def load(
         self, choice: ReaderChoice | None = None, notices: Notices = SILENT
@@ -314,13 +288,10 @@ class Preflight:
         """Loads the model, and the reader if the preset or `choice` names one; the reader's memory
         is no longer available for ingests. Raises UsageError: there is a reader, and answers come
         from the KV cache. ModelError, ResourceError, ReaderError."""
-        from esa_cli.qa.reading.reader_choice import (
-            check_reader_gets_passages,
-            choose_preset_reader,
-        )
+        from esa_cli.qa.reading import reader_choice
 
-        choice = choice or choose_preset_reader(self.resolved.preset)
-        check_reader_gets_passages(choice, self.resolved.preset)
+        choice = choice or reader_choice.choose_preset_reader(self.resolved.preset)
+        reader_choice.check_reader_gets_passages(choice, self.resolved.preset)
         self.ingest_planner.check(1)
         place, reader = self.model.place, None
         if choice is not None and choice.address is not None:
@@ -357,16 +328,17 @@ def prepare(
     unknown. PresetError, PluginError. ModelError: the model is missing or not supported."""
     notices.stage("import", 0, None)
     from esa_cli.qa.finding.finder import read_finder_sizes
+    from esa_cli.qa.finding.passage_finder import TokenisedDocument
     from esa_cli.qa.planning.kv_cache_storage import find_storage_hindrance
-    from esa_cli.qa.presets.preset import check_adapter
-    from esa_cli.qa.presets.resolved_preset import apply_method, method_needs_length, resolve
+    from esa_cli.qa.presets import resolved_preset
 
     model, texts = None, list[Any]()
-    if method is not None and documents and method_needs_length(method, chosen):
-        model = inspect_model(apply_method(method, chosen), place, notices)
-        texts = model.tokenise(documents)
+    if method is not None and documents and resolved_preset.method_needs_length(method, chosen):
+        applied = resolved_preset.apply_method(method, chosen)
+        model = inspect_model(applied, place, notices)
+        texts = [TokenisedDocument.tokenise(document, model.tokenizer) for document in documents]
         length = sum(len(text.ids) for text in texts)
-    resolved = resolve(chosen, method=method, length=length)
+    resolved = resolved_preset.resolve(chosen, method=method, length=length)
     answer = resolved.preset.answer
     check_adapter(answer)
     index = read_finder_sizes(resolved.preset)
@@ -374,7 +346,7 @@ def prepare(
     attaches = runs or not answer.by_words
     model = model or inspect_model(resolved.preset, place, notices, attaches)
     if runs:
-        model.check_kernels(resolved)
+        resolved_preset.check_kernel(resolved.method, model.config, place.device, place.dtype)
     stores_rows = index is None and (keep or (place.cache == "disk" and not answer.by_words))
     if stores_rows and (why := find_storage_hindrance(resolved.method)):
         refused = f"documents cannot be stored in the library: {why}"

@@ -26,7 +26,7 @@ from esa_cli.errors import DiskError, DocumentError, UsageError
 from esa_cli.qa.finding.passage import Passage
 from esa_cli.qa.finding.passage_finder import Book, PassageSearch, drop_duplicate_texts, place_books
 from esa_cli.qa.ingestion import library_texts
-from esa_cli.qa.ingestion.ingest import IndexPlanner, IngestEvents
+from esa_cli.qa.ingestion.ingest import IngestEvents
 from esa_cli.qa.ingestion.library_texts import LibraryText, LibraryTexts
 from esa_cli.qa.opening import Preflight, prepare
 from esa_cli.qa.presets.preset import Preset
@@ -36,7 +36,7 @@ from esa_cli.system.text import text_digest
 
 if TYPE_CHECKING:
     from esa_cli.qa.api import Esa
-    from esa_cli.qa.planning.plan import Planner
+    from esa_cli.qa.planning.plan import IngestPlanner
     from esa_cli.qa.reading.reader_choice import ReaderChoice
 
 MIN_MEASURED_TOKENS = 2048
@@ -47,12 +47,9 @@ class PrefillDisplay(IngestEvents):
     """Shows the progress of ingesting documents, and remembers the speed for later estimates. With
     `must_store` a full disk is an error, otherwise a warning."""
 
-    def __init__(
-        self, planner: Planner | IndexPlanner, reporter: Reporter, must_store: bool = True
-    ) -> None:
+    def __init__(self, planner: IngestPlanner, reporter: Reporter, must_store: bool = True) -> None:
         self.planner, self.reporter, self.must_store = planner, reporter, must_store
         self._show: Any = None
-        self._plan: Any = None
         self._started, self._resumed_at = 0.0, 0
         self._warned = set[str]()
 
@@ -69,11 +66,11 @@ class PrefillDisplay(IngestEvents):
         return not self.must_store
 
     def started(self, document: Document, tokens: int, stored_bytes: int | None) -> None:
-        self._plan = self.planner.plan(tokens)
         stored = "" if stored_bytes is None else f", {format_size(stored_bytes)} in the library"
         self.reporter.note(f"esa: {document.name}: {tokens:,} tokens{stored}")
         self._warn_missing(document)
-        self._show = self.reporter.make_prefill_progress(tokens, self._plan.seconds)
+        seconds = self.planner.estimate_seconds(tokens)
+        self._show = self.reporter.make_prefill_progress(tokens, seconds)
         self._started, self._resumed_at = time.perf_counter(), 0
 
     def progress(self, done: int, total: int) -> None:
@@ -83,7 +80,7 @@ class PrefillDisplay(IngestEvents):
             seconds = time.perf_counter() - self._started
             self.reporter.clear_spinner()
             if total >= MIN_MEASURED_TOKENS >= self._resumed_at:
-                self.planner.remember(self._plan, seconds)
+                self.planner.remember(total, seconds)
 
     def waiting(self) -> None:
         self.reporter.note(

@@ -129,7 +129,7 @@ class PromptTokens:
         return [first] if first is not None and ids[:1] == [first] else []
 
     def question_span(self, text: str, later: bool = False) -> tuple[int, int]:
-        """Returns the range of a question's own words in the ids that `question` returns."""
+        """Returns the range of a question's own words in the ids that `encode_question` returns."""
         before, asked = (
             len(self._encode_text(*piece)) for piece in self._question_pieces(text, "", later)[:2]
         )

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from esa_cli.qa.finding.passage import Passage
 
 if TYPE_CHECKING:
-    from esa_cli.documents.document import Document
+    from esa_cli.qa.finding.passage_finder import Book
 
 
 class Turn(NamedTuple):
@@ -38,8 +38,7 @@ class ShadedSpan(NamedTuple):
 
 
 class HeatMap(NamedTuple):
-    """The shaded spans of a document, in ascending order; other characters have almost no
-    weight."""
+    """The shaded spans of a document, in order; other characters have almost no weight."""
 
     document: str
     spans: tuple[ShadedSpan, ...]
@@ -53,7 +52,6 @@ _NOT_TOLD = re.compile(
     r"(?:say|tell|state|mention|specify|contain|provide)\b)",
     re.IGNORECASE,
 )
-AnsweredFrom = Literal["rows", "text"]
 
 
 def says_nothing_found(text: str) -> bool:
@@ -82,7 +80,7 @@ class Reply:
     first_token_s: float = 0.0
     total_s: float = 0.0
     cut: bool = False
-    answered_from: AnsweredFrom = "rows"
+    answered_from: Literal["rows", "text"] = "rows"
     quotation: Quotation | None = None
     read: bool = True
 
@@ -109,14 +107,7 @@ class Reply:
         }
 
 
-class HasDocument(Protocol):
-    """A book, or any other object with a document."""
-
-    @property
-    def document(self) -> Document: ...
-
-
-def describe_missing_parts(books: Sequence[HasDocument]) -> list[str]:
+def describe_missing_parts(books: Sequence[Book]) -> list[str]:
     """Describes the parts of documents that could not be extracted, each as `NAME: PART`."""
     documents = [book.document for book in books]
     return [f"{document.name}: {part}" for document in documents for part in document.missing]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
+from functools import cache
 from typing import Any
 
 import torch
@@ -69,20 +70,15 @@ class CachedText:
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer, self._tokens = tokenizer, 0
-        self._pieces: list[str] = []
+        self._make_pieces: Callable[[], list[str]] = list
         self._kept: dict[Hashable, Any] = {}
 
     def make_turn_text(self, ids: Sequence[int], question: str) -> TurnText:
-        """Returns the text of a question and its documents for scores; `ids` only grows between
-        calls."""
+        """Returns the text of a question and documents, for scores; between calls `ids` grows."""
         if len(ids) != self._tokens:
-            self._tokens, self._pieces, self._kept = len(ids), [], {}
-
-        def cached_pieces() -> list[str]:
-            self._pieces = self._pieces or token_pieces(self._tokenizer, ids)
-            return self._pieces
-
-        return TurnText(question, cached_pieces, self._kept)
+            self._tokens, self._kept = len(ids), {}
+            self._make_pieces = cache(lambda: token_pieces(self._tokenizer, ids))
+        return TurnText(question, self._make_pieces, self._kept)
 
 
 def prefill_tokens(
@@ -174,11 +170,6 @@ class Session:
         alone = documents[0] if len(documents) == 1 else None
         states = [alone.layer_states(i) for i in range(len(stores))] if alone else []
         self.cache.hold(stores, projections, states, documents[0].recurrent)
-
-    @property
-    def layers(self) -> Sequence[int]:
-        """The indices of the model's layers that run the method."""
-        return self.attachment.method_layers
 
     @property
     def document_tokens(self) -> int:

@@ -13,7 +13,7 @@ import json
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from safetensors import safe_open
@@ -41,6 +41,27 @@ PIECE = 4 * SEGMENT_TOKENS
 """The number of tokens encoded in one call, of which a segment of the library is a multiple."""
 TILE = 4096
 """The number of tokens whose keys are decoded at once: 2 MB with R = 128 fit the CPU's cache."""
+
+
+class Finder(Protocol):
+    """Computes reduced keys of document tokens and reduced queries of questions, independently of
+    the model that writes the answer."""
+
+    @property
+    def layout(self) -> Layout:
+        """The layout of a stored token index."""
+
+    @property
+    def digest(self) -> str:
+        """A SHA-256 digest of everything that determines the reduced keys of a document."""
+
+    def encode(self, ids: Sequence[int], first: int, last: int) -> Tensor:
+        """Returns the reduced keys (last - first, R) of a document's tokens [first, last), as
+        float32 on the CPU; `first` is a multiple of `SEGMENT_TOKENS`."""
+
+    def encode_questions(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
+        """Returns reduced queries (B, M, R) of unit length for the M tokens of B questions, and
+        token weights (B, M) that sum to 1; padding has weight 0."""
 
 
 def make_index_layout(dim: int) -> Layout:
@@ -123,8 +144,7 @@ def _products_between(queries: Tensor, keys: Tensor | ReducedKeys, bounds: Tenso
 
 
 def pool_window_products(products: Tensor, windows: int) -> Tensor:
-    """Returns the maximum of products (W, M) over each window and `windows` windows on each
-    side."""
+    """Returns the maximum of products (W, M) over `windows` windows on each side of a window."""
     if not products.shape[0]:
         return products
     size, columns = 2 * windows + 1, products.T[:, None]
@@ -189,12 +209,10 @@ class TokenEncoder:
 
     @property
     def layout(self) -> Layout:
-        """The layout of a stored token index."""
         return make_index_layout(self.dim)
 
     @property
     def digest(self) -> str:
-        """A SHA-256 digest of everything that determines the reduced keys of a document."""
         digest = hashlib.sha256(f"{self.layers} {self.adapter.scale}".encode())
         tensors = {"key_map": self.maps["key_map"]}
         for name, (a, b) in sorted(self.adapter.matrices.items()):
@@ -206,11 +224,8 @@ class TokenEncoder:
         return digest.hexdigest()
 
     def encode_questions(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """Returns reduced queries (B, M, R) of unit length for the M tokens of B questions, and
-        token weights (B, M) that sum to 1. Padding has weight 0; gradients are recorded."""
-        sequences = [
-            self._encode_question(self.prompt.replace("{question}", text)) for text in texts
-        ]
+        """Encodes questions as `Finder.encode_questions` describes; gradients are recorded."""
+        sequences = [self._encode_question(text) for text in texts]
         fused = self._fuse_weights() if self._fixed and not torch.is_grad_enabled() else None
         states, lengths = self._compute_hidden_states(sequences, fused)
         logits = states @ self.maps["query_weight"] / WEIGHT_SCALE + self.maps["query_bias"]
@@ -226,8 +241,8 @@ class TokenEncoder:
 
     @torch.inference_mode()
     def encode(self, ids: Sequence[int], first: int, last: int) -> Tensor:
-        """Returns the reduced keys (last - first, R) of document tokens as float32 on the CPU. Each
-        segment is encoded with `CONTEXT_TOKENS` tokens of context."""
+        """Encodes a document's tokens as `Finder.encode` describes, each segment together with
+        `CONTEXT_TOKENS` tokens before the segment."""
         assert first % SEGMENT_TOKENS == 0, "first must be the beginning of a segment"
         pieces, fused = list[Tensor](), self._fuse_weights()
         for group in iterate_groups(range(first, last, SEGMENT_TOKENS)):
@@ -240,7 +255,8 @@ class TokenEncoder:
             pieces += [row[at - a : b - a].cpu() for row, at, a, b in rows]
         return torch.cat(pieces) if pieces else torch.zeros(0, self.dim)
 
-    def _encode_question(self, text: str) -> list[int]:
+    def _encode_question(self, question: str) -> list[int]:
+        text = self.prompt.replace("{question}", question)
         out = self.tokenizer(text, add_special_tokens=False, split_special_tokens=True)
         return list(out["input_ids"])
 
@@ -289,16 +305,14 @@ class FinderSizes(NamedTuple):
 
 
 def load_finder(settings: AnswerSettings, model: Any, tokenizer: Any) -> TokenEncoder | None:
-    """Loads the preset's finder, or returns None if there is no finder. Raises PresetError,
-    ModelError."""
+    """Loads the preset's finder; returns None without one. Raises PresetError, ModelError."""
     if settings.source != "text" or settings.finder is None:
         return None
     return TokenEncoder.load(finder_folder(settings.finder), model, tokenizer, fixed=True)
 
 
 def read_finder_sizes(preset: Preset) -> FinderSizes | None:
-    """Reads the sizes of the preset's finder; None if there is no finder. Raises PresetError,
-    ModelError."""
+    """Reads the sizes of the preset's finder, if it has one. Raises PresetError, ModelError."""
     settings = preset.answer
     if settings.needs_kv_cache or settings.finder is None:
         return None

@@ -20,12 +20,7 @@ from torch import Tensor
 from esa_cli.documents.document import Document
 from esa_cli.errors import UsageError
 from esa_cli.models.tokenization.tokenizer import tokenise
-from esa_cli.qa.finding.finder import (
-    ReducedKeys,
-    TokenEncoder,
-    pool_window_products,
-    window_products,
-)
+from esa_cli.qa.finding.finder import Finder, ReducedKeys, pool_window_products, window_products
 from esa_cli.qa.finding.passage import Passage
 from esa_cli.qa.finding.words import (
     LexicalIndex,
@@ -268,10 +263,8 @@ class PassageFinder:
 
     def make_window_passage(self, window_number: int, scores: Tensor) -> Passage:
         """Returns window number `window_number` as a passage, with its score."""
-        window, document = (
-            self.index.windows[window_number],
-            self.documents[self.index.documents[window_number]],
-        )
+        window = self.index.windows[window_number]
+        document = self.documents[self.index.documents[window_number]]
         return Passage.of(document, window.start, window.end, score=float(scores[window_number]))
 
 
@@ -293,7 +286,7 @@ def find_token_bounds(spans: Tensor, characters: Tensor) -> tuple[Tensor, Tensor
 class PassageSearch:
     """Searches books for passages, and caches the index of the books that were searched last."""
 
-    def __init__(self, encoder: TokenEncoder | None = None, words: float = 0.0) -> None:
+    def __init__(self, encoder: Finder | None = None, words: float = 0.0) -> None:
         self._encoder, self._words = encoder, words
         self._last: PassageFinder | None = None
 

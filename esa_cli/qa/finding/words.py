@@ -114,9 +114,8 @@ class SentenceWords:
 
     def cut_windows(self, words: int) -> list[TextWindow]:
         """Cuts the text into windows of about `words` words."""
-        return cut_sentence_windows(
-            list(map(tuple, self.spans.tolist())), self.counts.tolist(), words
-        )
+        spans = list(map(tuple, self.spans.tolist()))
+        return cut_sentence_windows(spans, self.counts.tolist(), words)
 
     def as_bytes(self) -> bytes:
         """Serialises the table to bytes, which `of_bytes` parses."""

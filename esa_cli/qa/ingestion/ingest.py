@@ -8,7 +8,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import ref
@@ -18,13 +18,7 @@ from torch import Tensor
 
 from esa_cli.documents.document import Document, read_document
 from esa_cli.errors import DiskError, LibraryError, ResourceError, UsageError
-from esa_cli.qa.finding.finder import (
-    CONTEXT_TOKENS,
-    PIECE,
-    SEGMENT_TOKENS,
-    ReducedKeys,
-    TokenEncoder,
-)
+from esa_cli.qa.finding.finder import CONTEXT_TOKENS, PIECE, SEGMENT_TOKENS, Finder, ReducedKeys
 from esa_cli.qa.finding.passage_finder import Book, TokenisedDocument
 from esa_cli.qa.finding.words import SentenceWords, make_sentence_words
 from esa_cli.qa.ingestion.library_texts import INDEX, rebuild_document, record_document
@@ -35,15 +29,10 @@ from esa_cli.system.progress import Progress, WaitingCallback, combine_callbacks
 from esa_cli.version import __version__
 
 if TYPE_CHECKING:
-    from esa_cli.qa.planning.plan import Planner
+    from esa_cli.qa.planning.plan import IngestPlanner
 
 Source = str | Document | TokenisedDocument
 """A path, - for standard input, a document, or a tokenised document."""
-COPIES = 2.5
-"""The bytes of a small model's weights, of their fused copies for finding and reading, and of
-activations, in relation to the bytes of the weights alone."""
-ASSUMED_SPEED = 1000.0
-"""The tokens per second that are assumed for a token index if none was measured."""
 FORMAT = 1
 """The version of the index format, increased when newly computed indexes would differ."""
 
@@ -101,7 +90,7 @@ class Ingest(ABC):
 
     def __init__(
         self, esa: Any, library: Library | None = None, keep: bool = True,
-        events: IngestEvents | None = None, planner: Planner | IndexPlanner | None = None,
+        events: IngestEvents | None = None, planner: IngestPlanner | None = None,
     ) -> None:  # fmt: skip
         self.esa, self.library, self.keep = esa, library, keep
         self.events, self.planner = events or IngestEvents(), planner
@@ -132,11 +121,6 @@ class Ingest(ABC):
     @abstractmethod
     def compute_book_in_memory(self, text: TokenisedDocument, on_progress: Progress) -> Book:
         """Computes a book that stays in memory."""
-
-    @property
-    def needs_kv_cache(self) -> bool:
-        """Whether the preset answers from the KV cache."""
-        return bool(self.esa.preset.answer.needs_kv_cache)
 
     @property
     def reads_documents(self) -> bool:
@@ -185,7 +169,7 @@ class Ingest(ABC):
 
     def open(self, source: Source) -> Book:
         """Opens a source for questions; see `api.Esa.open`."""
-        return self._ingest_source(source, None, self.needs_kv_cache)
+        return self._ingest_source(source, None, self.esa.preset.answer.needs_kv_cache)
 
     def ingest(self, source: Source, progress: Progress | None = None) -> Book:
         """Ingests a source; see `api.Esa.ingest`."""
@@ -288,56 +272,10 @@ class Ingest(ABC):
         }
 
 
-class IndexPlan(NamedTuple):
-    """The estimated time of making the token index of `tokens` tokens."""
-
-    tokens: int
-    seconds: float
-
-
-@dataclass
-class IndexPlanner:
-    """Plans token indexes of a small model by the bytes of its weights; see `plan.Planner`.
-
-    Args:
-        weights: bytes of the model's weights. row_bytes: bytes of a token in the index.
-        memory: bytes available before the model was loaded.
-        speed_key: the key under which the tokens per second of the last index are stored."""
-
-    weights: int
-    row_bytes: int
-    memory: int
-    speed_key: str
-
-    def check(self, tokens: int) -> None:
-        """Raises ResourceError, with remedies, if the model and the index of `tokens` tokens do not
-        fit into memory."""
-        from esa_cli.qa.planning import plan
-
-        size = self.row_bytes + plan.TOKEN_BYTES
-        fixed = int(COPIES * self.weights) + plan.LIBRARIES
-        if fixed + tokens * size > self.memory:
-            remedies = plan.list_last_remedies((self.memory - fixed) // size, "cpu")
-            needed = fixed + tokens * size
-            raise plan.make_memory_error(tokens, needed, self.memory, "cpu", "cpu", remedies)
-
-    def plan(self, tokens: int) -> IndexPlan:
-        """Estimates the time of an index of `tokens` tokens by the speed of the last index."""
-        from esa_cli.qa.planning.plan import load_ingest_speeds
-
-        return IndexPlan(tokens, tokens / load_ingest_speeds().get(self.speed_key, ASSUMED_SPEED))
-
-    def remember(self, plan: IndexPlan, seconds: float) -> None:
-        """Saves the speed of a planned index that took `seconds` seconds, if possible."""
-        from esa_cli.qa.planning.plan import save_ingest_speed
-
-        save_ingest_speed(self.speed_key, plan.tokens / seconds)
-
-
 class IndexIngest(Ingest):
     """Makes books with token indexes that a finder computes."""
 
-    def __init__(self, encoder: TokenEncoder, *options: Any) -> None:
+    def __init__(self, encoder: Finder, *options: Any) -> None:
         super().__init__(*options)
         self.encoder = encoder
 

@@ -8,14 +8,20 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from esa_cli.attention.parts import Moments
 from esa_cli.documents.document import Document
+from esa_cli.errors import ModelError
 from esa_cli.models.attachment.layer_traits import get_kv_dtype
-from esa_cli.models.files.families import get_latent_scale_block_size, list_unequal_key_shapes
+from esa_cli.models.files.families import (
+    check_supported,
+    get_latent_scale_block_size,
+    list_unequal_key_shapes,
+)
 from esa_cli.qa.finding.passage_finder import Book, TokenisedDocument
 from esa_cli.qa.ingestion.ingest import Ingest, StoredForm
 from esa_cli.qa.planning.kv_cache_storage import (
     find_storage_hindrance,
-    kv_cache_layout,
+    reduced_key_widths,
     storable_projections,
 )
 from esa_cli.qa.planning.model_shape import read_model_shape
@@ -44,19 +50,28 @@ class KvCacheIngest(Ingest):
         self.rows = rows
 
     def _layout(self, rows: str) -> Layout:
-        """Returns the layout of this model's KV cache in the library. Raises ModelError."""
-        session = self.esa.session
-        config, running = session.model.config, session.attachment.method_layers
-        return kv_cache_layout(
-            session.method,
-            self.esa.facts["fingerprint"],
-            str(get_kv_dtype(session.model)).removeprefix("torch."),
-            rows,
-            [i for i, at in enumerate(session.attachment.kv_layers) if at in running],
-            get_latent_scale_block_size(config),
-            len(session.cache.states.layers),
-            list_unequal_key_shapes(config),
+        """Returns the layout of this model's KV cache in the library, in the number format `rows`:
+        `int8` or `native`. Layers that do not run the method have no reduced keys. Raises
+        ModelError. UsageError: the library cannot store the method's projections."""
+        session, shape = self.esa.session, self.esa.facts["fingerprint"]
+        method, attached, config = session.method, session.attachment, session.model.config
+        compressor, features = method.compressor, method.score.features
+        if features and not compressor.fit_tokens:  # refused before the document is read
+            storable_projections([compressor.fit(0, Moments())])
+        folded, block = shape["groups"] * shape["dim"], get_latent_scale_block_size(config)
+        widths = reduced_key_widths(compressor, shape["layers"], folded, features)
+        reduced = tuple(
+            width if layer in attached.method_layers else 0
+            for layer, width in zip(attached.kv_layers, widths, strict=False)
         )
+        return Layout(
+            layers=shape["layers"], heads=shape["groups"], dim=shape["dim"],
+            dtype=str(get_kv_dtype(session.model)).removeprefix("torch."),
+            kind=rows,  # type: ignore[arg-type]
+            reduced=reduced, fit=compressor.fit_tokens if any(reduced) else 0, segment=SEGMENT,
+            shared=block > 0, block=block, states=len(session.cache.states.layers),
+            shapes=tuple(list_unequal_key_shapes(config)),
+        )  # fmt: skip
 
     def _identity(self, layout: Layout) -> str:
         session = self.esa.session
@@ -70,11 +85,17 @@ class KvCacheIngest(Ingest):
     @property
     def reads_documents(self) -> bool:
         """Whether documents are prefilled, either for answers or only to store a KV cache."""
-        return self.needs_kv_cache or self.stores_documents
+        return self.esa.preset.answer.needs_kv_cache or self.stores_documents
 
     @property
     def _can_store(self) -> bool:
-        return self.esa.attaches and not find_storage_hindrance(self.esa.method)
+        """Whether the model can run the method, and the library can store the KV cache."""
+        if self.esa.preset.answer.by_words:
+            try:
+                check_supported(self.esa.loaded.text_model.config)
+            except ModelError:
+                return False
+        return not find_storage_hindrance(self.esa.method)
 
     def list_usable_identities(self) -> list[str]:
         kinds = SERVES.get(self.rows, (self.rows,)) if self._can_store else ()

@@ -1,15 +1,15 @@
-"""Storage of KV caches in the library: which can be stored or joined, and their layout."""
+"""Storage of KV caches in the library: which can be stored or joined, and their reduced keys."""
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
 from esa_cli.errors import PresetError, UsageError
 from esa_cli.methods.registry import find_part_without_file
-from esa_cli.storage.library import SEGMENT, Layout
+from esa_cli.storage.library import SEGMENT
 
 if TYPE_CHECKING:
     from esa_cli.attention.compression import Linear
@@ -77,35 +77,6 @@ def reduced_key_widths(
             f"the compressor does not fit this model: folded keys have {folded} dimensions",
             "use a compressor that was made for this model",
         ) from error
-
-
-def kv_cache_layout(
-    method: Method, shape: Mapping[str, Any], dtype: str, number_format: str,
-    method_layers: Container[int], block: int = 0, state_layers: int = 0,
-    shapes: Sequence[tuple[int, int]] = (),
-) -> Layout:  # fmt: skip
-    """Returns the layout of a stored KV cache.
-
-    Args:
-        shape: the model's shape, with the names of `fingerprint.Fingerprint`.
-        dtype: the type of keys and values, as "float32". number_format: `int8` or `native`.
-        method_layers: which of the layers with a KV cache run the method; other layers have no
-            reduced keys.
-        block: the result of `get_latent_scale_block_size`. state_layers: the number of layers with
-            a recurrent state. shapes: the result of `list_unequal_key_shapes`."""
-    from esa_cli.attention.parts import Moments
-
-    folded, compressor = shape["groups"] * shape["dim"], method.compressor
-    if method.score.features and not compressor.fit_tokens:
-        storable_projections([compressor.fit(0, Moments())])  # refused before the document is read
-    ranks = reduced_key_widths(compressor, shape["layers"], folded, method.score.features)
-    ranks = tuple(rank if layer in method_layers else 0 for layer, rank in enumerate(ranks))
-    return Layout(
-        layers=shape["layers"], heads=shape["groups"], dim=shape["dim"], dtype=dtype,
-        kind=number_format,  # type: ignore[arg-type]
-        reduced=ranks, fit=compressor.fit_tokens if any(ranks) else 0, segment=SEGMENT,
-        shared=block > 0, block=block, states=state_layers, shapes=tuple(shapes),
-    )  # fmt: skip
 
 
 def storable_projections(projections: Sequence[Projection | None]) -> list[Linear | None]:

@@ -133,10 +133,8 @@ def _read_state_sizes(config: Mapping[str, Any], hidden: int) -> tuple[int, int]
     """Returns how many numbers the convolution state and the recurrent state of a layer have."""
     kernel = _read_size(config, "linear_conv_kernel_dim", "mamba_d_conv", "conv_kernel") or 4
     if keys := _read_size(config, "linear_num_key_heads"):
-        heads, dim = (
-            _read_size(config, "linear_num_value_heads"),
-            _read_size(config, "linear_key_head_dim"),
-        )
+        heads = _read_size(config, "linear_num_value_heads")
+        dim = _read_size(config, "linear_key_head_dim")
         value = _read_size(config, "linear_value_head_dim")
         return kernel * (2 * keys * dim + heads * value), heads * dim * value
     if state := _read_size(config, "mamba_d_state", "ssm_state_size"):

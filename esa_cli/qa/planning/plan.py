@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
 
@@ -51,10 +51,18 @@ STORED_AT_ONCE = 8192
 """The maximum number of tokens with keys and values in memory while a document is stored."""
 SEQUENCE = SEGMENT_TOKENS + CONTEXT_TOKENS
 """The number of tokens that the model processes for each segment of a token index."""
+SPEED_FILE = "rates.json"
+"""The file with the speeds of previous ingests: operations per second of a prefill, and tokens per
+second of a token index."""
 INDEX = "token index"
 """The kind of an ingest that makes a token index, in the keys of remembered speeds."""
 SECONDS = 0.15
 """The seconds for which the speed of a matrix product is measured."""
+ASSUMED_SPEED = 1000.0
+"""The tokens per second that are assumed for a small model's token index if none was measured."""
+COPIES = 2.5
+"""The bytes of a small model's weights, of their fused copies for finding and reading, and of
+activations, in relation to the bytes of the weights alone."""
 EFFICIENCY = 0.6
 """The share of a matrix product's speed that a prefill is assumed to reach if none was measured."""
 
@@ -243,14 +251,8 @@ def measure_speed(shape: ModelShape, dtype: torch.dtype, device: str) -> float:
     return 2.0 * x.numel() * shape.inner * done / spent
 
 
-def find_ingest_speed_file() -> Path:
-    """Returns the path of `rates.json`, which has the speeds of previous ingests: operations per
-    second of a prefill, and tokens per second of a token index."""
-    return esa_home() / "rates.json"
-
-
 def make_ingest_speed_key(model: str, dtype_name: str, device: str, ingest_kind: str) -> str:
-    """Returns the key of a speed in `rates.json`; `ingest_kind` is `INDEX`, or how the method
+    """Returns the key of a speed in `SPEED_FILE`; `ingest_kind` is `INDEX`, or how the method
     prefills a document."""
     return f"{model}|{dtype_name}|{device}|{ingest_kind}|{torch.get_num_threads()} threads"
 
@@ -258,7 +260,7 @@ def make_ingest_speed_key(model: str, dtype_name: str, device: str, ingest_kind:
 def load_ingest_speeds() -> dict[str, float]:
     """Reads the speeds of previous ingests; empty if the file cannot be read."""
     with contextlib.suppress(OSError, ValueError):
-        data = json.loads(find_ingest_speed_file().read_text("utf-8"))
+        data = json.loads((esa_home() / SPEED_FILE).read_text("utf-8"))
         speeds = data if isinstance(data, dict) else {}
         return {key: one for key, one in speeds.items() if isinstance(one, int | float) and one > 0}
     return {}
@@ -266,12 +268,55 @@ def load_ingest_speeds() -> dict[str, float]:
 
 def save_ingest_speed(key: str, speed: float) -> None:
     """Saves the speed of an ingest among those of previous ingests, if the file can be written."""
-    path = find_ingest_speed_file()
+    path = esa_home() / SPEED_FILE
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as part:
             speeds = {**load_ingest_speeds(), key: speed}
             part.write_text(json.dumps(speeds, indent=1) + "\n", "utf-8")
+
+
+class IngestPlanner(Protocol):
+    """Estimates the memory and the time of ingests, before they run."""
+
+    memory: int
+    """The bytes that were available before the model was loaded."""
+
+    def check(self, tokens: int) -> None:
+        """Raises ResourceError, with remedies, if `tokens` tokens do not fit into memory."""
+
+    def estimate_seconds(self, tokens: int) -> float:
+        """Estimates the time of ingesting `tokens` tokens by the speed of the last ingest."""
+
+    def remember(self, tokens: int, seconds: float) -> None:
+        """Saves the speed of an ingest of `tokens` tokens, if the file can be written."""
+
+
+@dataclass
+class IndexPlanner:
+    """Plans token indexes of a small model by the bytes of its weights, without its layers' sizes.
+
+    Args:
+        weights: bytes of the model's weights. row_bytes: bytes of a token in the index.
+        memory: see `IngestPlanner`. speed_key: the result of `make_ingest_speed_key`."""
+
+    weights: int
+    row_bytes: int
+    memory: int
+    speed_key: str
+
+    def check(self, tokens: int) -> None:
+        size = self.row_bytes + TOKEN_BYTES
+        fixed = int(COPIES * self.weights) + LIBRARIES
+        if (needed := fixed + tokens * size) > self.memory:
+            remedies = _list_last_remedies((self.memory - fixed) // size, "cpu")
+            raise _make_memory_error(tokens, needed, self.memory, "cpu", "cpu", remedies)
+
+    def estimate_seconds(self, tokens: int) -> float:
+        return tokens / load_ingest_speeds().get(self.speed_key, ASSUMED_SPEED)
+
+    def remember(self, tokens: int, seconds: float) -> None:
+        save_ingest_speed(self.speed_key, tokens / seconds)
 
 
 class Planner:
@@ -305,11 +350,10 @@ class Planner:
             self.costs = KvCacheCosts(shape, on_gpu, body, method=method)
             self.cache, how = cache, method.reading
             self.may_store_rows = not find_storage_hindrance(method)
-        self.ratios = self.costs.paper_ratios
         self.dtype, self.device, self.packing = dtype, device, packing
         self.memory = machine.available_memory(device) if memory is None else memory
         self.host_memory = machine.available_memory("cpu") if on_gpu else 0
-        self.rate_key = make_ingest_speed_key(resolved.preset.model, self.dtype_name, device, how)
+        self.speed_key = make_ingest_speed_key(resolved.preset.model, self.dtype_name, device, how)
         # The speed of an index is saved in tokens per second, as it is for `IndexPlanner`.
         self._saved_unit = self.costs.operation_count(1) if index else 1.0
 
@@ -320,7 +364,7 @@ class Planner:
     @cached_property
     def measured_rate(self) -> float | None:
         """The operations per second of the last ingest, or None if there was no ingest."""
-        speed = load_ingest_speeds().get(self.rate_key)
+        speed = load_ingest_speeds().get(self.speed_key)
         return None if speed is None else speed * self._saved_unit
 
     @cached_property
@@ -361,13 +405,15 @@ class Planner:
         return low
 
     def check(self, tokens: int) -> None:
-        """Raises ResourceError, with remedies, if `tokens` tokens do not fit into memory."""
         self.plan(tokens).check()
 
-    def remember(self, plan: IngestPlan, seconds: float) -> None:
-        """Saves the speed of a planned ingest that took `seconds` seconds, if possible."""
-        self.measured_rate = self.operations_per_second = plan.operations / seconds
-        save_ingest_speed(self.rate_key, self.operations_per_second / self._saved_unit)
+    def estimate_seconds(self, tokens: int) -> float:
+        return self.plan(tokens).seconds
+
+    def remember(self, tokens: int, seconds: float) -> None:
+        operations = self.costs.operation_count(tokens)
+        self.measured_rate = self.operations_per_second = operations / seconds
+        save_ingest_speed(self.speed_key, self.operations_per_second / self._saved_unit)
 
 
 @dataclass(frozen=True)
@@ -429,7 +475,7 @@ class IngestPlan:
             (on_cpu, "use --device cpu, where it fits"),
         )
         elsewhere = [text for helps, text in ways if helps]
-        return (*elsewhere, *list_last_remedies(self.most_tokens, self.device))
+        return (*elsewhere, *_list_last_remedies(self.most_tokens, self.device))
 
     def check(self) -> None:
         """Raises ResourceError, with remedies, if the plan does not fit into memory."""
@@ -438,10 +484,10 @@ class IngestPlan:
         need, have, place = self.needed, self.available, self.device
         if need <= have:
             need, have, place = self.host_keys_values, self.host_available, "the host"
-        raise make_memory_error(self.tokens, need, have, place, self.device, self.remedies)
+        raise _make_memory_error(self.tokens, need, have, place, self.device, self.remedies)
 
 
-def make_memory_error(
+def _make_memory_error(
     tokens: int, needed: int, available: int, place: str, device: str, remedies: Sequence[str]
 ) -> ResourceError:
     """Returns the error that `tokens` tokens need more bytes than are available in a place: a
@@ -454,7 +500,7 @@ def make_memory_error(
     )
 
 
-def list_last_remedies(tokens_that_fit: int, device: str) -> list[str]:
+def _list_last_remedies(tokens_that_fit: int, device: str) -> list[str]:
     """Returns what a person can do if the documents fit into no other place."""
     fewer = f"give fewer or shorter documents: {tokens_that_fit:,} tokens fit"
     free = "raise ESA_MEMORY_LIMIT" if _is_capped(device) else "free some memory"

@@ -68,10 +68,8 @@ def cache_key(
     }
     if method.score.features:
         aim = {"rotate": method.score.rotates, "distance": method.position.distance}
-        facts["compressor"] = {
-            **hash_setting_files(preset.compressor, method.compressor.files),
-            **aim,
-        }
+        files = method.compressor.files
+        facts["compressor"] = {**hash_setting_files(preset.compressor, files), **aim}
     if preset.window.dense is None:  # the length of full attention follows from k
         facts["window"] = window = {**window, "dense": method.window.full_attention_limit}
     if layout.states:
@@ -114,8 +112,9 @@ def _digest_tokenizer(tokenizer: Any) -> str:
 
 def hash_method_settings(name: str, preset: Preset, left_out: tuple[str, ...] = ("name",)) -> str:
     """Returns the hash of the settings of method `name` in a comparison."""
-    is_text = name == FROM_TEXT
-    return hash_text_settings(preset) if is_text else hash_preset_settings(preset, left_out)
+    if name == FROM_TEXT:
+        return hash_text_settings(preset)
+    return hash_preset_settings(preset, left_out)
 
 
 def hash_text_settings(preset: Preset) -> str:
@@ -126,13 +125,15 @@ def hash_text_settings(preset: Preset) -> str:
         for path in [] if name is None else sorted(folder(name).iterdir()):
             if path.suffix in (".json", ".safetensors"):
                 hashes[f"{folder.__name__} {path.name}"] = sha256(path.read_bytes()).hexdigest()
-    return _hash_facts({**_dump_settings(preset, ("name", "description")), "files": hashes})
+    settings = preset.model_dump(mode="json", exclude={"name", "description"})
+    return _hash_facts({**settings, "files": hashes})
 
 
 def hash_preset_settings(preset: Preset, left_out: tuple[str, ...] = ("name",)) -> str:
     """Returns the hash of a method's preset and of the files it uses, without `answer` and the
     settings in `left_out`. Raises PresetError: a setting is invalid, or a file cannot be read."""
-    facts, method = _dump_settings(preset, (*left_out, "answer")), resolve(preset).method
+    facts = preset.model_dump(mode="json", exclude={*left_out, "answer"})
+    method = resolve(preset).method
     files: dict[str, Any] = {**hash_part_sources(method)}
     for kind in PARTS:
         named = method.compressor.files if kind == "compressor" else ()
@@ -141,10 +142,6 @@ def hash_preset_settings(preset: Preset, left_out: tuple[str, ...] = ("name",)) 
                 files[f"{kind}.{key}"] = value
     # Without files the hash is that of older versions, whose rows can be continued.
     return _hash_facts({**facts, "files": files} if files else facts)
-
-
-def _dump_settings(preset: Preset, left_out: tuple[str, ...]) -> dict[str, Any]:
-    return preset.model_dump(mode="json", exclude={*left_out})
 
 
 def _hash_facts(facts: Mapping[str, Any]) -> str:

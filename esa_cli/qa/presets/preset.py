@@ -115,11 +115,6 @@ class AnswerSettings(_StrictModel):
         return self.finder is not None
 
     @property
-    def sets_answer_source(self) -> bool:
-        """Whether the preset sets `answer.from` explicitly."""
-        return "source" in self.model_fields_set
-
-    @property
     def by_words(self) -> bool:
         """Whether passages are found with BM25 alone, without a finder."""
         return self.source == "text" and not self.makes_token_index
@@ -167,6 +162,10 @@ class Preset(_StrictModel):
     answer: AnswerSettings = AnswerSettings()
     generation: GenerationSettings = GenerationSettings()
 
+    def with_answer(self, **settings: Any) -> Preset:
+        """Returns a copy of the preset with other `answer` settings."""
+        return self.model_copy(update={"answer": self.answer.model_copy(update=settings)})
+
 
 def parse_override(text: str) -> dict[str, Any]:
     """Parses `window.selected=2048` as {"window": {"selected": 2048}}; the value is YAML. Raises
@@ -206,8 +205,7 @@ _HOLDER: Any = create_model("_HOLDER", window=(_WINDOW, ...))
 
 
 def merge_settings(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns `base` updated recursively with `over`; a renamed method part is replaced as a
-    whole."""
+    """Returns `base` updated recursively with `over`; a renamed method part is replaced."""
     out = dict(base)
     for key, value in over.items():
         old = out.get(key)
@@ -258,8 +256,7 @@ def answer_from_kv_cache(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def preset_of_reader_model(preset: Preset) -> Preset:
-    """Returns the preset, changed to answer from the KV cache of its reader model, if it names
-    one."""
+    """Returns the preset; if it names a reader, it answers from the reader's KV cache."""
     if preset.answer.reader is None:
         return preset
     return validate_settings(preset.name, answer_from_kv_cache(preset.model_dump(exclude={"name"})))
@@ -298,19 +295,11 @@ def _find_folder(name: str, kind: str, file: str) -> Path:
     )
 
 
-def preset_without_adapter(preset: Preset) -> Preset:
-    """Returns a copy of the preset for ingesting documents, without adapter and reader."""
-    answer = preset.answer.model_copy(update={"adapter": None, "reader": None})
-    return preset.model_copy(update={"answer": answer})
-
-
 def preset_for_finding(preset: Preset, words_alone: bool = False) -> Preset:
     """Returns a copy of the preset for finding passages, without adapter and reader. With
     `words_alone`, it has no finder either, so that passages are found with BM25 alone."""
-    answer = preset.answer
-    finder = None if words_alone else answer.finder
-    update = {"source": "text", "adapter": None, "reader": None, "finder": finder}
-    return preset.model_copy(update={"answer": answer.model_copy(update=update)})
+    finder = None if words_alone else preset.answer.finder
+    return preset.with_answer(source="text", adapter=None, reader=None, finder=finder)
 
 
 def _load_with_parents(path: Path, chain: tuple[Path, ...] = ()) -> dict[str, Any]:
@@ -344,20 +333,15 @@ def _make_setting_error(error: ValidationError, preset_name: str) -> PresetError
     first = error.errors()[0]
     *above, key = first["loc"]
     where = ".".join(map(str, first["loc"]))
-    message = f"preset {preset_name}: {where} {_word_broken_rule(error)}"
-    hint = "see `esa presets show`"
     if first["type"] == "extra_forbidden":
-        message, before = (
-            f"preset {preset_name} has no setting {where!r}",
-            "".join(f"{p}." for p in above),
-        )
+        before = "".join(f"{section}." for section in above)
         hint = suggest(str(key), _list_section_settings(above), before)
-    elif first["type"] == "missing":
-        message = f"preset {preset_name} lacks {where!r}"
+        return PresetError(f"preset {preset_name} has no setting {where!r}", hint)
+    if first["type"] == "missing":
         hint = "set it, or extend a preset that sets it"
-    else:
-        message += f", got {reprlib.repr(first['input'])}"
-    return PresetError(message, hint)
+        return PresetError(f"preset {preset_name} lacks {where!r}", hint)
+    wrong = f"{where} {_word_broken_rule(error)}, got {reprlib.repr(first['input'])}"
+    return PresetError(f"preset {preset_name}: {wrong}", "see `esa presets show`")
 
 
 def _word_broken_rule(error: ValidationError) -> str:
@@ -408,16 +392,16 @@ def validate_settings(name: str, data: Mapping[str, Any]) -> Preset:
     sizes, limit = preset.window, f"at most the model's window of {preset.context}"
     total = sizes.initial + sizes.selected + sizes.local + sizes.chunk
     questions = preset.prompt.after.count("{question}")
-    broken = ""
+    broken, hint = "", "lower window.selected, window.local or window.dense"
     if total > preset.context:
         broken = f"window.initial + selected + local + chunk must be {limit}, got {total}"
     elif (sizes.dense or 0) > preset.context:
         broken = f"window.dense must be {limit}, got {sizes.dense}"
     elif questions != 1:
         broken = f"prompt.after must have {{question}} once, got {questions}"
+        hint = "see `esa presets show`"
     if broken:
-        hint = "lower window.selected, window.local or window.dense" if "window" in broken else ""
-        raise PresetError(f"preset {name}: {broken}", hint or "see `esa presets show`")
+        raise PresetError(f"preset {name}: {broken}", hint)
     return preset
 
 

@@ -65,12 +65,11 @@ def find_preset_file(name: str, near_folder: Path | None = None) -> Path:
             "check the path, or use a name from `esa presets list`",
         )
     known = list_presets()
-    if name not in known:
-        name = FORMER.get(name, name)
-    if name not in known:
+    found = known.get(name) or known.get(FORMER.get(name, ""))
+    if found is None:
         hint = f"{suggest(name, list(known))}; `esa presets list` lists all"
         raise PresetError(f"unknown preset {name!r}", hint)
-    return known[name]
+    return found
 
 
 def read_preset_file(path: Path) -> dict[str, Any]:
@@ -96,9 +95,6 @@ def read_preset_file(path: Path) -> dict[str, Any]:
     return data
 
 
-TABLE = Path(__file__).with_name("models.yaml")
-
-
 @dataclass(frozen=True)
 class ModelFacts:
     """A known model, as a row of `models.yaml`, whose comment explains the fields."""
@@ -117,7 +113,7 @@ class ModelFacts:
 @cache
 def known_models() -> dict[str, ModelFacts]:
     """Returns the known models by name, from the shipped table `models.yaml`."""
-    data = load_yaml(TABLE.read_text("utf-8"))
+    data = load_yaml(Path(__file__).with_name("models.yaml").read_text("utf-8"))
     assert isinstance(data, dict)
     return {name: ModelFacts(**facts) for name, facts in data.items()}
 

@@ -50,8 +50,7 @@ class ResolvedPreset:
 
     @cached_property
     def method(self) -> Method:
-        """The method, built on first use. Raises PresetError: a setting or the kernel is
-        invalid."""
+        """The preset's method. Raises PresetError: a setting or the kernel is invalid."""
         return self.own or build_method(self.preset)
 
 
@@ -184,11 +183,6 @@ def apply_compared_method(name: str, preset: Preset, length: int = 0) -> Preset:
             "add --set answer.from=text, or name another method",
         )
     return preset
-
-
-def list_default_compared_methods(preset: Preset) -> tuple[str, ...]:
-    """Returns the names of the methods that a comparison includes by default."""
-    return (AS_IS, FROM_TEXT) if preset.answer.source == "text" else (AS_IS,)
 
 
 def apply_method_for_length(name: str, preset: Preset, length: int) -> Preset:

@@ -17,7 +17,6 @@ from esa_cli.models.attachment.attach import attach
 from esa_cli.models.attachment.layer_traits import list_attention_modules
 from esa_cli.qa.answering.session import Session
 from esa_cli.qa.finding.finder import FinderSizes
-from esa_cli.qa.ingestion.ingest import IndexPlanner
 from esa_cli.qa.planning import model_shape, plan
 from esa_cli.qa.planning.plan import CachePlacement
 from esa_cli.qa.presets import preset
@@ -82,8 +81,8 @@ def test_the_papers_ratios() -> None:
     llama = {"hidden_size": 4096, "num_attention_heads": 32, "head_dim": 128}
     folder = folder_of({**TINY, **llama, "num_key_value_heads": 8}, Path("llama"))
     planner = plan.Planner(resolve("paper"), folder, dtype=torch.bfloat16, device="cpu")
-    assert planner.ratios == (257 / (4 * 4096 + 3 * 32), 128 / (2 * 1024))
-    assert [round(100 * one, 2) for one in planner.ratios] == [1.56, 6.25]
+    assert planner.costs.paper_ratios == (257 / (4 * 4096 + 3 * 32), 128 / (2 * 1024))
+    assert [round(100 * one, 2) for one in planner.costs.paper_ratios] == [1.56, 6.25]
 
 
 def test_an_index_takes_its_keys_alone_and_the_layers_that_run() -> None:
@@ -96,7 +95,7 @@ def test_an_index_takes_its_keys_alone_and_the_layers_that_run() -> None:
     assert one.operations < both.operations < 2 * one.operations
     tokens = (100_000 - 10) * plan.TOKEN_BYTES
     assert one.working == index(10, 1).working + tokens, "it is computed in pieces"
-    assert one.planner.rate_key != make_plan().planner.rate_key
+    assert one.planner.speed_key != make_plan().planner.speed_key
 
 
 @pytest.mark.parametrize(
@@ -133,13 +132,13 @@ def test_a_small_models_index_is_planned_by_its_weights(monkeypatch: pytest.Monk
     monkeypatch.setenv("ESA_MEMORY_LIMIT", "450MiB")
     need = plan.LIBRARIES + 2_500_000 + 1000 * (136 + plan.TOKEN_BYTES)
     key = plan.make_ingest_speed_key("random:llama", "float32", "cpu", plan.INDEX)
-    planner = IndexPlanner(1_000_000, 136, need, key)
+    planner = plan.IndexPlanner(1_000_000, 136, need, key)
     planner.check(1000)
     with pytest.raises(ResourceError, match=r"1,001 tokens need .* ESA_MEMORY_LIMIT") as caught:
         planner.check(1001)
     assert "1,000 tokens fit; or use a smaller model" in caught.value.hint
-    planner.remember(planner.plan(3000), 2.0)
-    assert planner.plan(6000).seconds == pytest.approx(4.0)
+    planner.remember(3000, 2.0)
+    assert planner.estimate_seconds(6000) == pytest.approx(4.0)
     whole = make_plan(6000, index=FinderSizes(1, 128))
     assert (whole.rate_from, whole.seconds) == ("measured", pytest.approx(4.0)), "of any planner"
 

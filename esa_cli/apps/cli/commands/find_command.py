@@ -341,7 +341,6 @@ def collect(
     """
     from esa_cli.apps.cli.model_and_documents import QuestionBooks, open_esa
     from esa_cli.qa.collecting import FIT, NEAR, SIEVE, WHOLE, distinct_places
-    from esa_cli.qa.opening import answer_from_text
     from esa_cli.qa.presets.cache_key import hash_text_settings
     from esa_cli.qa.presets.preset import check_adapter
     from esa_cli.system.text import text_digest
@@ -351,7 +350,7 @@ def collect(
     if flags.out is not None:
         check_first_field(flags.out, FIRST)
     with terminal.Reporter(flags.quiet) as reporter, ExitStack() as stack:
-        chosen = answer_from_text(reader_options.load_preset(model))
+        chosen = reader_options.load_preset(model).with_answer(source="text")
         if flags.min_confidence is not None and chosen.answer.reader is not None:
             raise UsageError(
                 f"--least cannot be used with the reader {chosen.answer.reader}",

@@ -83,14 +83,12 @@ def ingest(
 
     Later `esa ask` recognises a stored document by its text, and `esa ask --library` needs no names
     of documents. After a stop, the same command continues where it was."""
-    from esa_cli.qa.presets.preset import preset_without_adapter
-
     check_engine_installed(engine)
     is_local = engine == "local" and workers is None
     follows, is_divided = watch or words or prune, shard is not None or not is_local
     name = "--watch" if watch else "--words" if words else "--prune"
     options.refuse_both(name, "--shard, --workers and --engine ray", follows and is_divided)
-    chosen = None if words else preset_without_adapter(model.load_preset())
+    chosen = None if words else model.load_preset().with_answer(adapter=None, reader=None)
     with terminal.Reporter(quiet) as reporter, ExitStack() as stack:
 
         @cache

@@ -58,7 +58,7 @@ def plan(
     if (choice := choose_preset_reader(ready.resolved.preset)) is not None:
         reader = count_reader_bytes(choice, planner.dtype.itemsize, planner.packing)
         planner.memory -= reader or 0
-    planned, ratios = planner.plan(sum(counts)), planner.ratios
+    planned, ratios = planner.plan(sum(counts)), planner.costs.paper_ratios
     facts = {
         "model": chosen.model,
         "preset": chosen.name,

@@ -317,11 +317,11 @@ class RowOptions(ShardOptions):
 
     def choose_compared_methods(self, preset: LoadedPreset) -> tuple[str, ...]:
         """Returns the methods to compare, which are named by --methods or else by the preset."""
-        from esa_cli.qa.presets.resolved_preset import list_default_compared_methods
+        from esa_cli.qa.presets.resolved_preset import AS_IS, FROM_TEXT
 
         if self.methods is not None:
             return split_names(self.methods)
-        return list_default_compared_methods(preset)
+        return (AS_IS, FROM_TEXT) if preset.answer.source == "text" else (AS_IS,)
 
 
 def typer_command(function: Callable[..., None]) -> Callable[..., None]:
