@@ -35,10 +35,8 @@ from esa_cli.models.attachment.layer_traits import (
     make_layer_traits,
 )
 from esa_cli.models.files.families import check_supported, get_family, map_source_layers
-from esa_cli.storage.memory_store import MakeStore, StoreFactory
 
 NAME = "esa"
-IN_MEMORY = StoreFactory().stores(on_host=())
 
 
 class IdentityRotaryEmbedding(nn.Module):
@@ -212,11 +210,11 @@ class Attachment:
             self._attention[traits] = found
         return found
 
-    def new_cache(self, store: MakeStore = IN_MEMORY) -> EsaCache:
-        """Returns an empty cache for `model(...)` or `model.generate(...)`; the function `store`
-        creates the key/value store of each layer."""
+    def new_cache(self, on_host: bool = False) -> EsaCache:
+        """Returns an empty cache for `model(...)` or `model.generate(...)`, with keys and values in
+        host memory if `on_host`."""
         return EsaCache(
-            self.forward_pass, self.method, self.model.config, store, self.method_layers
+            self.forward_pass, self.method, self.model.config, on_host, self.method_layers
         )
 
     @contextmanager

@@ -20,7 +20,7 @@ from esa_cli.attention.step import KVStore, LayerState, Projection
 from esa_cli.attention.window import Phase, QueryState
 from esa_cli.errors import UsageError
 from esa_cli.models.files.families import get_family, list_layer_kinds, map_source_layers
-from esa_cli.storage.memory_store import MakeStore, MemoryStore
+from esa_cli.storage.memory_store import MemoryStore
 
 
 @dataclass
@@ -38,15 +38,15 @@ class CurrentCall:
 
 class KvCacheLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     """One layer of the cache, which appends a forward call's keys and values to the layer's memory.
-    The function `make` creates the key/value store at the first tokens; `latent` says whether the
-    layer receives latents for `LatentHeads`."""
+    The memory is created at the first tokens; its keys and values are in host memory if `on_host`.
+    `latent` says whether the layer receives latents for `LatentHeads`."""
 
     is_sliding = False
     is_croppable = True
 
-    def __init__(self, layer: int, make: MakeStore, latent: bool = False) -> None:
+    def __init__(self, layer: int, on_host: bool, latent: bool = False) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.layer, self.make, self.latent = layer, make, latent
+        self.layer, self.on_host, self.latent = layer, on_host, latent
         self.memory: LayerMemory | None = None
         self.expected = 0
 
@@ -57,9 +57,8 @@ class KvCacheLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         """Appends keys and values (G, C, D) of C tokens: G key/value heads of dimension D."""
         if self.memory is None:
             heads, _, dim = keys.shape
-            store = self.make(self.layer, heads, dim, keys.dtype, keys.device, self.latent)
-            if self.expected and isinstance(store, MemoryStore):
-                store.expect(self.expected)
+            store = MemoryStore(heads, dim, keys.dtype, keys.device, self.latent, self.on_host)
+            store.expect(self.expected)
             self.memory = LayerMemory(self.layer, store)
         self.memory.store.append(keys.detach(), values.detach())
 
@@ -140,8 +139,8 @@ class KvAndStateLayer(StateLayer, KvCacheLayer):  # type: ignore[no-untyped-call
 
     crop = KvCacheLayer.crop
 
-    def __init__(self, layer: int, make: MakeStore) -> None:
-        KvCacheLayer.__init__(self, layer, make)
+    def __init__(self, layer: int, on_host: bool) -> None:
+        KvCacheLayer.__init__(self, layer, on_host)
         StateLayer.__init__(self)
 
 
@@ -231,13 +230,13 @@ class EsaCache(Cache):
             the layers with keys and values. states: the history of the recurrent layers' states."""
 
     def __init__(
-        self, forward: CurrentCall, method: Method, config: Any, make: MakeStore,
+        self, forward: CurrentCall, method: Method, config: Any, on_host: bool,
         method_layers: Sequence[int],
     ) -> None:  # fmt: skip
         latent = get_family(config).latent
         new: dict[str, Callable[[int], Any]] = {
-            "attention": lambda layer: KvCacheLayer(layer, make, latent),
-            "both": lambda layer: KvAndStateLayer(layer, make),
+            "attention": lambda layer: KvCacheLayer(layer, on_host, latent),
+            "both": lambda layer: KvAndStateLayer(layer, on_host),
             "state": lambda layer: StateLayer(),
         }
         layers = [

@@ -218,7 +218,7 @@ class Session:
         self._todo, self._head = ids, len(self.prompt.encode_head())
         if prefilled is None:
             refuse_cache_on_disk(self.placement.cache)
-            self.cache = self.attachment.new_cache(self.placement.choose_store_maker(len(ids)))
+            self.cache = self.attachment.new_cache(self.placement.goes_to_host(len(ids)))
             self.cache.expect(len(ids) + reserve)
         else:
             self._ids = ids[: len(prefilled.ids)]
