@@ -391,7 +391,7 @@ class PrefilledDocument:
         stores: a store for each layer with a KV cache.
         projections: the fitted projection of each layer, or None.
         read_by: the method that prefilled the document, or None if it came from a library.
-        states: for each layer, the state that each class of selector keeps.
+        states: for each layer, the state that each class of selector keeps; may be empty.
         recurrent: for each recurrent layer, its state after the last token."""
 
     ids: Sequence[int]
@@ -401,10 +401,6 @@ class PrefilledDocument:
     read_by: Method | None = None
     states: Sequence[dict[type, LayerState]] = ()
     recurrent: Sequence[dict[str, Tensor]] = ()
-
-    def layer_states(self, layer: int) -> dict[type, LayerState]:
-        """Returns the states that selectors have gathered for a layer, by class of selector."""
-        return self.states[layer] if self.states else {}
 
 
 def concatenate_documents(

@@ -31,7 +31,6 @@ from esa_cli.models.attachment.layer_traits import (
     LatentHeads,
     LayerTraits,
     list_attention_modules,
-    list_kv_layers,
     make_layer_traits,
 )
 from esa_cli.models.files.families import check_supported, get_family, map_source_layers
@@ -182,11 +181,6 @@ class Attachment:
                 "a layer of this model has its own configuration and would not use ESA's attention",
                 "load the model again, and attach it without changing its configuration",
             )
-
-    @property
-    def kv_layers(self) -> list[int]:
-        """The indices of the layers that store keys and values."""
-        return list_kv_layers(self.model)
 
     @property
     def rope(self) -> Rope:

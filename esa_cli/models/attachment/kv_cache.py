@@ -184,7 +184,7 @@ class StateHistory:
     def end_call(self, tokens: int) -> None:
         """Ends a forward call, after which the cache has `tokens` tokens."""
         self.tokens = tokens
-        for tensor in [one for layer in self.layers for one in layer.state_tensors.values()]:
+        for tensor in self.list_tensors():
             if tensor.requires_grad:  # of a model with gradients
                 tensor.detach_()
 
@@ -215,10 +215,9 @@ class StateHistory:
         self.tokens = None
         self.restore_states(tokens)
 
-    @property
-    def nbytes(self) -> int:
-        """The bytes of the states, without their snapshots."""
-        return sum(one.nbytes for layer in self.layers for one in layer.state_tensors.values())
+    def list_tensors(self) -> list[Tensor]:
+        """Returns the tensors of all states, without their snapshots."""
+        return [tensor for layer in self.layers for tensor in layer.state_tensors.values()]
 
 
 class EsaCache(Cache):
@@ -331,7 +330,7 @@ class EsaCache(Cache):
     def nbytes(self) -> int:
         """The bytes of all layers' keys, values, reduced keys and states."""
         stores = [layer.memory.store for layer in self.own if layer.memory]
-        return sum(store.nbytes for store in stores) + self.states.nbytes
+        return sum(one.nbytes for one in [*stores, *self.states.list_tensors()])
 
     def snapshot(self) -> None:
         """Copies the layers' states, so that the cache can later be cropped to this length."""

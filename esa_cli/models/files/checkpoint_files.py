@@ -131,12 +131,9 @@ def list_stored_weights(folder: Path) -> list[StoredWeight]:
     ModelError: a file is missing, damaged or cut off."""
     weights = []
     for path in list_weight_files(folder):
-        with (
-            converting_read_errors(
-                f"the damaged file {path}", "delete the model and fetch it again"
-            ),
-            safe_open(path, framework="np") as file,  # only headers are read, without torch
-        ):
+        damaged, hint = f"the damaged file {path}", "delete the model and fetch it again"
+        # Only headers are read, without torch.
+        with converting_read_errors(damaged, hint), safe_open(path, framework="np") as file:
             for name in file.keys():  # noqa: SIM118
                 part = file.get_slice(name)
                 weights.append(StoredWeight(name, str(part.get_dtype()), tuple(part.get_shape())))
@@ -379,9 +376,8 @@ def load_cached_facts(kind: str, folder: Path, patterns: Sequence[str]) -> dict[
     """Returns cached facts of a `kind` about a model's files, or None if the facts are missing or
     damaged, or come from another version of transformers."""
     with suppress(*_UNUSABLE):
-        digest, _, text = (
-            _find_facts_file(kind, folder, patterns).read_text("utf-8").partition("\n")
-        )
+        stored = _find_facts_file(kind, folder, patterns).read_text("utf-8")
+        digest, _, text = stored.partition("\n")
         if digest == text_digest(text):
             facts: dict[str, Any] = json.loads(text)
             return facts

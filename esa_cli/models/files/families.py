@@ -51,7 +51,6 @@ _SLIDING = ModelFamily(slides=True)
 _CAPPED = ModelFamily(cap="final_logit_softcapping")
 _COHERE = ModelFamily(pairs="interleaved", multiply="logit_scale")
 _LATENT = ModelFamily(latent=True, projections=("q_proj", "q_b_proj", "kv_a_proj_with_mqa"))
-_HUNYUAN = ModelFamily(norms_after=("query_layernorm", "key_layernorm"))
 _GEMMA3N = replace(_CAPPED, sharing="num_kv_shared_layers")
 _TABLE: tuple[tuple[str, ModelFamily], ...] = (
     ("llama qwen2 qwen3 olmo2 qwen2_moe seed_oss arcee apertus olmo flex_olmo gemma dots1 jais2 "
@@ -63,7 +62,8 @@ _TABLE: tuple[tuple[str, ModelFamily], ...] = (
     ("granite granitemoe granitemoeshared granitemoehybrid", ModelFamily(divide="logits_scaling")),
     ("gemma2 vaultgemma", replace(_CAPPED, attention_cap="attn_logit_softcapping")),
     ("exaone4 exaone_moe kolibri1", ModelFamily(rotating="hybrid")),
-    ("hunyuan_v1_dense hunyuan_v1_moe", _HUNYUAN),
+    ("hunyuan_v1_dense hunyuan_v1_moe",
+     ModelFamily(norms_after=("query_layernorm", "key_layernorm"))),
     ("gpt_neox persimmon", ModelFamily(projections=("query_key_value",))),
     ("deepseek_v3 glm4_moe_lite youtu mistral4 longcat_flash axk1", _LATENT),
     ("deepseek_v2", replace(_LATENT, pairs="interleaved", complex_table=True)),
@@ -139,11 +139,12 @@ def list_rope_types(config: Any) -> list[str]:
 
 FULL_TYPES = ("full_attention", "hybrid")
 ATTENTION_TYPES = (*FULL_TYPES, "sliding_attention")
-STATE_TYPES = ("conv", "linear_attention")
-"""The types of layers that store a convolution's inputs or a recurrent state instead of keys;
-hybrid layers store both state and keys."""
-IDLE_TYPES = ("mlp", "moe")
-"""The types of layers that store nothing about previous tokens."""
+Kind = Literal["attention", "reader", "state", "both", "idle"]
+_OTHER_KINDS: dict[str, Kind] = {
+    "conv": "state", "linear_attention": "state", "mlp": "idle", "moe": "idle", "hybrid": "both"
+}  # fmt: skip
+"""Maps the types of layers that do not only store keys to what these layers store: a state, that is
+a convolution's inputs or a recurrent state; both state and keys; or nothing ("idle")."""
 _OTHER_NAMES = {
     "attention": "full_attention", "mamba": "linear_attention", "recurrent": "linear_attention",
     "*": "full_attention", "M": "linear_attention", "-": "mlp", "E": "moe",
@@ -177,7 +178,7 @@ def list_layer_types(config: Any) -> list[str]:
 def has_state_layers(config: Any) -> bool:
     """Whether some layers store a state instead of keys. A state cannot be cropped, and the states
     of several documents cannot be joined."""
-    return not {*STATE_TYPES, "hybrid"}.isdisjoint(list_layer_types(config))
+    return any(_OTHER_KINDS.get(kind) in ("state", "both") for kind in list_layer_types(config))
 
 
 def list_layer_windows(config: Any) -> list[int | None]:
@@ -189,7 +190,7 @@ def list_layer_windows(config: Any) -> list[int | None]:
     if window is not None and longest is not None and window >= longest:
         window = None
     reason, nothing = "", "so that no method can select tokens"
-    if other := sorted({*types} - {*ATTENTION_TYPES, *STATE_TYPES, *IDLE_TYPES}):
+    if other := sorted({*types} - {*ATTENTION_TYPES, *_OTHER_KINDS}):
         reason = f"has layers of type {', '.join(other)}; ESA needs full or sliding attention"
     elif {*ATTENTION_TYPES}.isdisjoint(types):
         reason = f"has no layer with attention, {nothing}"
@@ -219,18 +220,12 @@ def map_source_layers(config: Any) -> dict[int, int]:
     return {i: start - 1 - storing.index(types[i]) for i in range(start, len(types))}
 
 
-Kind = Literal["attention", "reader", "state", "both", "idle"]
-_KINDS: dict[str, Kind] = {
-    "conv": "state", "linear_attention": "state", "mlp": "idle", "moe": "idle", "hybrid": "both"
-}  # fmt: skip
-
-
 def list_layer_kinds(settings: Mapping[str, Any]) -> list[Kind]:
     """Returns what each layer contains, by the settings of a config.json: attention, attention to
     the keys of another layer ("reader"), a state, attention and a state, or neither ("idle")."""
     config = SimpleNamespace(**settings)
     readers, types = map_source_layers(config), enumerate(list_layer_types(config))
-    return ["reader" if i in readers else _KINDS.get(kind, "attention") for i, kind in types]
+    return ["reader" if i in readers else _OTHER_KINDS.get(kind, "attention") for i, kind in types]
 
 
 def get_latent_scale_block_size(config: Any) -> int:
@@ -259,26 +254,14 @@ def _get_usual_key_shape(config: Any) -> tuple[int, int]:
     return int(getattr(config, "num_key_value_heads", None) or heads), dim
 
 
-def list_key_shapes(config: Any) -> list[tuple[int, int]]:
-    """Returns the number G and dimension D of the key heads that each layer attends to."""
-    layers = range(len(list_layer_types(config)))
-    if not get_family(config).wide:
-        return [get_key_shape(config)] * len(layers)
-    return [_get_wide_key_shape(config, layer) for layer in layers]
-
-
 def list_unequal_key_shapes(config: Any) -> list[tuple[int, int]]:
     """Returns the number G and dimension D of key heads in each layer that stores keys, or [] if
     all these layers are alike."""
     if not get_family(config).wide:
         return []
-    readers = map_source_layers(config)
-    shapes = [shape for i, shape in enumerate(list_key_shapes(config)) if i not in readers]
+    storing = {*range(len(list_layer_types(config)))} - {*map_source_layers(config)}
+    shapes = [_get_wide_key_shape(config, layer) for layer in sorted(storing)]
     return shapes if len({*shapes}) > 1 else []
-
-
-_WIDE_DIM = 512
-"""The dimension of key heads in full layers of Gemma 4 if `global_head_dim` is missing."""
 
 
 def _get_wide_key_shape(config: Any, layer: int) -> tuple[int, int]:
@@ -294,5 +277,5 @@ def _get_wide_key_shape(config: Any, layer: int) -> tuple[int, int]:
     if list_layer_types(config)[layer] == "full_attention":
         shared = getattr(config, "attention_k_eq_v", False)
         groups = int((shared and getattr(config, "num_global_key_value_heads", None)) or groups)
-        dim = int(getattr(config, "global_head_dim", None) or _WIDE_DIM)
+        dim = int(getattr(config, "global_head_dim", None) or 512)  # as in Gemma 4
     return groups, dim

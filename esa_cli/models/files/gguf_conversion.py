@@ -249,19 +249,15 @@ def check_pre_tokenizer(file: GgufFile) -> None:
 
 
 def _write_tokenizer(file: GgufFile, folder: Path) -> None:
-    """Writes a GGUF file's tokenizer into a folder. Raises ModelError: its kind is unknown."""
+    """Writes a GGUF file's tokenizer, with the pre-tokenizer that the file names, into a folder.
+    Raises ModelError: the kind of tokenizer is unknown."""
     from transformers import PreTrainedTokenizerFast
 
     tokenizer = PreTrainedTokenizerFast.from_pretrained(
         file.path.parent, gguf_file=file.path.name, local_files_only=True
     )
     tokenizer.save_pretrained(folder)
-    set_pre_tokenizer(folder / "tokenizer.json", file.metadata.get("tokenizer.ggml.pre"))
-
-
-def set_pre_tokenizer(tokenizer_json: Path, name: str | None) -> None:
-    """Replaces the pre-tokenizer in tokenizer.json if llama.cpp's `name` stands for a different
-    one. Raises ModelError: tokenizer.json is missing."""
+    tokenizer_json, name = folder / "tokenizer.json", file.metadata.get("tokenizer.ggml.pre")
     if not tokenizer_json.is_file():
         raise ModelError("the GGUF file's tokenizer cannot be written as tokenizer.json")
     if name in _WAYS:

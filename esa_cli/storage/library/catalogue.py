@@ -118,11 +118,10 @@ def _encode_lone_surrogates(value: Any) -> Any:
 
 
 def _decode_record(row: Iterable[Any]) -> FileRecord:
-    values: list[Any] = [
-        value.decode("utf-8", "surrogatepass") if isinstance(value, bytes) else value
-        for value in row
-    ]
-    return FileRecord(*values)
+    def decode(value: Any) -> Any:
+        return value.decode("utf-8", "surrogatepass") if isinstance(value, bytes) else value
+
+    return FileRecord(*map(decode, row))
 
 
 _SELECT = f"SELECT {', '.join(FileRecord._fields)} FROM files"
@@ -517,10 +516,9 @@ def search_catalogue(paths: LibraryPaths, copy: bool = False) -> Iterator[Catalo
     written, opens a copy that lasts as long as the block. Raises LibraryError: the folder is not a
     library, or cannot be read. DiskError: the disk is full."""
     with ExitStack() as stack:
-        try:
+        opened = None
+        with suppress(EsaError):
             opened = None if copy else stack.enter_context(open_catalogue(paths))
-        except EsaError:
-            opened = None
         if opened is None:
             paths.check_folder()
             db = stack.enter_context(closing(_prepare_tables(_open_copy(paths), paths)))
@@ -589,11 +587,8 @@ def _restore_records(db: sqlite3.Connection, paths: LibraryPaths) -> None:
     [(version,)] = db.execute("PRAGMA user_version")
     if version == words:
         return
-    rows = (
-        []
-        if version
-        else [[*map(_encode_lone_surrogates, record)] for record in _read_synced_records(paths)]
-    )
+    records = [] if version else _read_synced_records(paths)
+    rows = [[*map(_encode_lone_surrogates, record)] for record in records]
     db.execute("BEGIN IMMEDIATE")
     with db:
         if db.execute("PRAGMA user_version").fetchone() != (version,):

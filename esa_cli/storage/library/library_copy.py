@@ -223,9 +223,8 @@ def _copy_document(
             data = b"".join(source.read_chunks(_make_relative_name(target, last)))
             entry = check_manifest(target, key, data)
         files, copied = list_needed_paths(target, entry), len(data)
-        disk.check_free_space(
-            target.root, sum(entry.sizes.values()) - sum(map(disk.file_size, files))
-        )
+        missing_bytes = sum(entry.sizes.values()) - sum(map(disk.file_size, files))
+        disk.check_free_space(target.root, missing_bytes)
         # The claim protects the files from removal, so that a stopped copy can use them again.
         claim_segments(target, key, [*map(extract_segment_prefix, entry.segments)])
         with disk.converting_write_errors(target.root):
@@ -282,17 +281,13 @@ def _name_damaged_source(place: str, paths: LibraryPaths, key: str, path: Path) 
     try:
         yield
     except LibraryError as error:
-        name, last = (
-            _make_relative_name(paths, path),
-            _make_relative_name(paths, paths.document_path(key)),
-        )
-        reason = error.message.replace(str(disk.temporary_path(path, key)), name).replace(
-            str(path), name
-        )
+        name = _make_relative_name(paths, path)
+        manifest = _make_relative_name(paths, paths.document_path(key))
+        reason = error.message.replace(str(disk.temporary_path(path, key)), name)
         raise DamagedCopyError(
-            f"document {key[:12]} in {place} cannot be used: {reason}",
+            f"document {key[:12]} in {place} cannot be used: {reason.replace(str(path), name)}",
             # A good copy does not replace files that are there.
-            f"use the esa version that wrote it; or, if it is damaged, delete {name} and {last} "
+            f"use the esa version that wrote it; or, if it is damaged, delete {name} and {manifest} "
             "there, and copy the document again from a library that has it",
         ) from error
 
