@@ -159,7 +159,7 @@ def test_stored_and_reopened(name: str, tmp_path: Path) -> None:
         model(ids[:, :60], past_key_values=cache)
         again = attached.new_cache()
         rows, states = stored(cache, ids[0, :60].tolist(), tmp_path)
-        again.hold(rows, None, recurrent=states)
+        again.adopt_stores(rows, None, recurrent=states)
         got = model(ids[:, 60:], past_key_values=again).logits
         close(got, want[:, 60:])
         assert torch.equal(got, model(ids[:, 60:], past_key_values=cache).logits)

@@ -61,7 +61,7 @@ class IdentityRotaryEmbedding(nn.Module):
 def choose_last_token_options(config: Any) -> dict[str, int]:
     """Returns the option of a forward call by which layers that share the keys of others compute
     the last token only, or {} if the model family has no such option."""
-    return {"logits_to_keep": 1} if get_family(config).leaves_out else {}
+    return {"logits_to_keep": 1} if get_family(config).skips_tokens else {}
 
 
 def _copy_configs(model: nn.Module) -> list[tuple[Any, Any]]:
@@ -165,13 +165,13 @@ class Attachment:
         calls = _record_calls(self.body, self.forward_pass, bool(map_source_layers(model.config)))
         self._restore = finalize(self, _restore_model, self.body, rotary, configs, calls)
         self._restore.atexit = False
-        if family.switches:  # or `generate` drops the cache where the rotary embedding would change
+        if family.switches_rope:  # or `generate` drops the cache at this length
             cast(Any, model.config).original_max_position_embeddings = sys.maxsize
         model.set_attn_implementation(NAME)
         if rotary is not None:
             angles = self.rope.frequencies[0].shape[0]
             width = angles if family.half_table or family.complex_table else 2 * angles
-            width = 1 if family.wide else width  # heads are of several sizes, and it is broadcast
+            width = 1 if family.unequal_heads else width  # 1 is broadcast to any size of heads
             self.body.rotary_emb = IdentityRotaryEmbedding(width, family.complex_table, rotary)
         for module in self._attending:
             _ATTACHED[module] = ref(self)

@@ -120,8 +120,8 @@ def _call_snapshot_download(ref: ModelRef, with_weights: bool, **options: Any) -
 
 
 def find_snapshot(ref: ModelRef, with_weights: bool = True) -> Path | None:
-    """Returns the folder of a hub model on this machine, or None if another program fetched only
-    some files or was interrupted. The weights may be missing if `with_weights` is False."""
+    """Returns the folder of a hub model on this machine, or None if the model or some of its files
+    are missing. The weights may be missing if `with_weights` is False."""
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
     with suppress(LocalEntryNotFoundError, HFValidationError, ModelError):

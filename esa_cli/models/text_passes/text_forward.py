@@ -51,7 +51,7 @@ class KeyValuePast:
         return KeyValuePast([(k[:, :, :length], v[:, :, :length]) for k, v in self.pairs])
 
 
-BLOCK = 128
+QUERY_BLOCK = 128
 """The number of queries in a block: fewer mask less, but give smaller matrix products."""
 SMALL_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 """The values of `model_type` whose layers `FusedForward` computes."""
@@ -70,8 +70,8 @@ def compute_causal_attention(query: Tensor, key: Tensor, value: Tensor) -> Tenso
     keys = key.reshape(batch * groups, length, size).transpose(1, 2)
     values = value.reshape(batch * groups, length, size)
     out = []
-    for start in range(0, count, BLOCK):
-        stop = min(start + BLOCK, count)
+    for start in range(0, count, QUERY_BLOCK):
+        stop = min(start + QUERY_BLOCK, count)
         rows, seen = stop - start, earlier + stop
         block = queries[:, :, :, start:stop].reshape(batch * groups, shared * rows, size)
         scores = torch.bmm(block, keys[:, :, :seen]).view(-1, shared, rows, seen)

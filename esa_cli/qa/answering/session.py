@@ -173,7 +173,7 @@ class Session:
         # A selector's layer state belongs to one document.
         alone = documents[0] if len(documents) == 1 else None
         states = alone.states if alone else ()
-        self.cache.hold(stores, projections, states, documents[0].recurrent)
+        self.cache.adopt_stores(stores, projections, states, documents[0].recurrent)
 
     @property
     def layers(self) -> Sequence[int]:
@@ -223,7 +223,8 @@ class Session:
         else:
             self._ids = ids[: len(prefilled.ids)]
             projections = prefilled.projections if prefilled.ids else None
-            self.cache.hold(prefilled.stores, projections, prefilled.states, prefilled.recurrent)
+            states = prefilled.states, prefilled.recurrent
+            self.cache.adopt_stores(prefilled.stores, projections, *states)
 
     @torch.inference_mode()
     def resume(

@@ -56,9 +56,9 @@ CatalogueChange = Callable[[], object]
 """A function that changes the catalogue, to be called in a transaction."""
 PASSAGE_WORDS = 150
 """Content words of a passage: about 300 words of English if stop words are counted."""
-WHOLE = 0.6
+WHOLE_TEXT_WEIGHT = 0.6
 """Weight of a text's score over all its passages."""
-_SHIFT = 24
+_PASSAGE_BITS = 24
 """A passage's row id is its text's id times 2^24, plus the passage's number in the text."""
 _ERRORS = (sqlite3.Error, UnicodeError)
 _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR)
@@ -77,13 +77,13 @@ CREATE VIRTUAL TABLE IF NOT EXISTS passages USING fts5(words, content='', tokeni
 _FIND = "INSERT INTO hits SELECT rowid, ?, -bm25(passages) FROM passages WHERE passages MATCH ?"
 _RANK = f"""
 WITH best (id, score) AS (
-    SELECT passage >> {_SHIFT}, max(score) FROM (
+    SELECT passage >> {_PASSAGE_BITS}, max(score) FROM (
         SELECT passage, sum(score) AS score FROM hits GROUP BY passage) GROUP BY 1),
 whole (id, score) AS (
     SELECT id, sum(score) FROM (
-        SELECT passage >> {_SHIFT} AS id, max(score) AS score FROM hits GROUP BY 1, word)
+        SELECT passage >> {_PASSAGE_BITS} AS id, max(score) AS score FROM hits GROUP BY 1, word)
     GROUP BY 1)
-SELECT digest, best.score + {WHOLE} * whole.score AS score
+SELECT digest, best.score + {WHOLE_TEXT_WEIGHT} * whole.score AS score
 FROM best JOIN whole USING (id) JOIN texts USING (id)
 ORDER BY score DESC, characters DESC, id
 """
@@ -205,7 +205,7 @@ class TextIndex:
         packer, packed, count = zlib.compressobj(1), list[bytes](), 0
         while passage := " ".join(islice(words, PASSAGE_WORDS)):
             data = passage.encode("utf-8", "replace")  # it may have lone surrogates
-            values = ((row << _SHIFT) + count, data.decode())
+            values = ((row << _PASSAGE_BITS) + count, data.decode())
             self._db.execute("INSERT INTO passages (rowid, words) VALUES (?, ?)", values)
             packed.append(packer.compress(data + b"\n"))
             count += 1
@@ -223,7 +223,7 @@ class TextIndex:
                 raise sqlite3.DatabaseError(f"Could not decode the words of {digest}") from error
             self._db.executemany(
                 "INSERT INTO passages (passages, rowid, words) VALUES ('delete', ?, ?)",
-                [((row << _SHIFT) + at, passage) for at, passage in enumerate(passages)],
+                [((row << _PASSAGE_BITS) + at, passage) for at, passage in enumerate(passages)],
             )
             self._db.execute("DELETE FROM texts WHERE id = ?", (row,))
 

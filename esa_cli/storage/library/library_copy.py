@@ -37,12 +37,12 @@ class CopyResult:
     """The result of copying documents between libraries.
 
     Args:
-        copied: keys of the copied documents. there: number of documents that the target had.
-        bytes: number of bytes copied. failed: errors of documents that are damaged in the source.
+        copied: keys of the copied documents. already_there: number of documents that the target
+        had. bytes: number of bytes copied. failed: errors of damaged documents in the source.
     """
 
     copied: list[str] = field(default_factory=list)
-    there: int = 0
+    already_there: int = 0
     bytes: int = 0
     failed: list[LibraryError] = field(default_factory=list)
 
@@ -203,7 +203,7 @@ def _copy_documents(
             result.failed.append(error)
         else:
             result.bytes += nbytes or 0
-            result.there += nbytes is None
+            result.already_there += nbytes is None
             result.copied += [] if nbytes is None else [key]
         if progress:
             progress(number, len(keys))
@@ -287,8 +287,8 @@ def _name_damaged_source(place: str, paths: LibraryPaths, key: str, path: Path) 
         raise DamagedCopyError(
             f"document {key[:12]} in {place} cannot be used: {reason.replace(str(path), name)}",
             # A good copy does not replace files that are there.
-            f"use the esa version that wrote it; or, if it is damaged, delete {name} and {manifest} "
-            "there, and copy the document again from a library that has it",
+            f"use the esa version that wrote it; or, if it is damaged, delete {name} and "
+            f"{manifest} there, and copy the document again from a library that has it",
         ) from error
 
 

@@ -182,7 +182,7 @@ def test_a_session_with_its_cache_on_the_host(loaded: Any, monkeypatch: pytest.M
     monkeypatch.setattr(plan, "has_own_memory", lambda device: True)
     with Session(loaded.model, loaded.tokenizer, preset.load("tiny-random"), "host") as session:
         session.read(TEXT)
-        assert not any(layer.memory.store.resident for layer in session.cache.own)  # type: ignore[union-attr]
+        assert not any(layer.memory.store.resident for layer in session.cache.kv_layers)  # type: ignore[union-attr]
         assert session.ask(QUESTION).text == want.text
         document = session.prefilled_document()
         session.clear()
