@@ -279,8 +279,9 @@ class StoreChain:
         return self._parts
 
     def _compute_slice_edges(self) -> list[int]:
-        """Returns the first row of each slice and, at the end, the number of all rows."""
-        return self._starts
+        """Returns the first row of each slice and, at the end, the number of all rows, which occurs
+        twice if there is no tail."""
+        return [*self._starts, len(self)]
 
     def __len__(self) -> int:
         return self._starts[-1]
@@ -352,9 +353,6 @@ class JoinedStore(StoreChain):
 
     def _list_slices(self) -> list[StoreSlice]:
         return [*self._parts, StoreSlice(self.tail, 0, len(self.tail))]
-
-    def _compute_slice_edges(self) -> list[int]:
-        return [*self._starts, len(self)]
 
     @property
     def tail_start(self) -> int:

@@ -1,7 +1,7 @@
 """The model families to which ESA can be attached, and what a configuration says about layers:
 their types, windows and key heads.
 
-Functions take a transformers configuration, or the settings of a config.json as attributes.
+The functions take a transformers configuration, or the settings of a config.json as attributes.
 Importing this module imports no large library."""
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class ModelFamily:
     all_layers_slide: bool = False  # the setting `sliding_window` applies to all layers
     switches_rope: bool = False  # `generate` drops the cache at `original_max_position_embeddings`
     sharing_layers: str = ""  # setting with the number of last layers that share keys
-    skips_tokens: bool = False  # these last layers skip tokens as `logits_to_keep` says
+    skips_tokens: bool = False  # layers that share keys skip tokens as `logits_to_keep` says
     unequal_heads: bool = False  # full layers may differ in number and size of key heads
     projections: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")  # or modules that make latents
     logit_factor: str = ""  # setting with a factor of the logits

@@ -147,7 +147,7 @@ def _plan_weights(file: GgufFile, model: Any) -> dict[str, _WeightPlan]:
         if lacking := [source for source in sources if source not in file.tensors]:
             kind = config.model_type
             raise ModelError(f"{path} lacks the weights {lacking[0]} of a {kind} model", _OLD_FILE)
-        parts = [torch.empty(file.tensor_shape(source), device="meta") for source in sources]
+        parts = [torch.empty(file.get_tensor_shape(source), device="meta") for source in sources]
         try:
             size = tuple(join(parts).shape)
         except (RuntimeError, IndexError, ValueError):
@@ -210,13 +210,11 @@ def _make_weight(
 
 
 # -- The tokenizer
-# How a tokenizer splits text before it merges bytes: llama.cpp has a name for each way.
-# transformers knows the names of Llama 3, Qwen, GPT-4o and Tekken, and otherwise splits as GPT-2
-# does, which is right for some models.
-
+# llama.cpp has a name for each way in which a tokenizer splits text before it merges bytes.
+# transformers knows the names of Llama 3, Qwen, GPT-4o and Tekken. For every other name it splits
+# as GPT-2 does, which is right for some models.
 
 _BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
-_BYTES_OF_GPT2 = _BYTES | {"use_regex": True}
 _THREE_DIGITS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -225,7 +223,7 @@ _UP_TO_THREE_DIGITS = [
     {"type": "Split", "pattern": {"Regex": _THREE_DIGITS}, "behavior": "Isolated", "invert": False},
     _BYTES,
 ]
-_EACH_DIGIT = [{"type": "Digits", "individual_digits": True}, _BYTES_OF_GPT2]
+_EACH_DIGIT = [{"type": "Digits", "individual_digits": True}, _BYTES | {"use_regex": True}]
 _PRE_TOKENIZERS: dict[str, list[dict[str, Any]]] = {
     **dict.fromkeys(("smollm", "starcoder", "refact", "command-r"), _EACH_DIGIT),
     **dict.fromkeys(("chatglm-bpe", "glm4"), _UP_TO_THREE_DIGITS),

