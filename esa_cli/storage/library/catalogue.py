@@ -227,12 +227,6 @@ class TextIndex:
             )
             self._db.execute("DELETE FROM texts WHERE id = ?", (row,))
 
-    def remove_all_texts(self) -> None:
-        """Removes all texts from the index."""
-        self._db.execute("DELETE FROM texts")
-        self._db.execute("DELETE FROM languages")
-        self._db.execute("INSERT INTO passages (passages) VALUES ('delete-all')")
-
     def rank_texts(self, question: str) -> list[RankedText]:
         """Returns the texts that have a word of the question, by descending score. Of texts with
         equal scores the longer comes first."""
@@ -356,8 +350,8 @@ class Catalogue:
     def store_synced_records(self, folder: str) -> None:
         """Copies the records of a synchronised folder into a separate file, from which a new
         catalogue takes the records. Raises LibraryError, DiskError."""
-        below = self.files.list_records_below(folder)
-        records = [record._asdict() for record in below if record.folder == folder]
+        synced = self.files.list_synced_records()
+        records = [record._asdict() for record in synced if record.folder == folder]
         path = _folder_path(self._paths, folder)
         payload = json.dumps({"folder": folder, "files": records}).encode()
         with self._paths.hold_lock(path.stem), disk.converting_write_errors(self._paths.root):
@@ -595,7 +589,9 @@ def _restore_records(db: sqlite3.Connection, paths: LibraryPaths) -> None:
             return  # another process was faster
         db.executemany(f"INSERT OR IGNORE {_INSERT}", rows)
         if version:
-            TextIndex(db).remove_all_texts()
+            db.execute("DELETE FROM texts")
+            db.execute("DELETE FROM languages")
+            db.execute("INSERT INTO passages (passages) VALUES ('delete-all')")
         db.execute(f"PRAGMA user_version = {words}")
 
 
