@@ -40,7 +40,7 @@ from esa_cli.models.attachment.attach import attach
 from esa_cli.models.text_passes.model_forward import compute_hidden_states
 from esa_cli.qa.presets import preset
 from esa_cli.qa.presets.resolved_preset import resolve
-from esa_cli.storage.memory_store import RESERVE, StoreFactory
+from esa_cli.storage.memory_store import RESERVE
 
 WAYS = ("dense", "esa", "host", "index")
 LOWER_RIGHT = "lower-right"
@@ -111,9 +111,7 @@ class Reader:
         if way == "dense":
             return self._dense(ids)
         with attach(self.model, self.method) as attachment:
-            places = StoreFactory()
-            layers = range(len(attachment.traits)) if way == "host" else ()
-            cache = attachment.new_cache(places.stores(layers))
+            cache = attachment.new_cache(on_host=way == "host")
             cache.expect(ids.shape[1] + RESERVE)
             cache.begin(QueryState(Phase.PREFILL))
 

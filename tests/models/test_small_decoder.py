@@ -39,7 +39,7 @@ WEIGHTS = "model.safetensors"
 def test_equals_pytorchs_attention(
     count: int, length: int, block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(text_forward, "BLOCK", block)
+    monkeypatch.setattr(text_forward, "QUERY_BLOCK", block)
     torch.manual_seed(count)
     query = torch.randn(2, 6, count, 8)
     key, value = torch.randn(2, 2, 2, length, 8)

@@ -16,7 +16,7 @@ from esa_cli.attention.step import ChunkTrace
 from esa_cli.attention.window import Phase, QueryState, Window
 from esa_cli.errors import ModelError
 from esa_cli.models.attachment.attach import attach
-from esa_cli.models.files.families import get_key_shape, list_key_shapes, map_source_layers
+from esa_cli.models.files.families import get_key_shape, list_unequal_key_shapes, map_source_layers
 from esa_cli.qa.answering.session import Session
 from esa_cli.qa.presets import preset
 from esa_cli.qa.presets.resolved_preset import resolve
@@ -81,7 +81,7 @@ def test_sizes_of_layers_from_every_form_of_the_settings() -> None:
     del first["per_layer_config"]
     for one in (config, SimpleNamespace(**written), SimpleNamespace(**first)):
         assert get_key_shape(one) == (1, 12)
-        assert list_key_shapes(one) == [(2, 8), (1, 12), (2, 8), (1, 12), (1, 12)]
+        assert list_unequal_key_shapes(one) == [(2, 8), (1, 12)]
         assert map_source_layers(one) == {2: 0, 3: 1, 4: 1}
 
 

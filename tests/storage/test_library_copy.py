@@ -91,14 +91,14 @@ def test_documents_come_back_as_they_were(library: Library, other: Library, fold
     shown = list[tuple[int, int]]()
     there = push_documents(library, folder, library.entries(), lambda *done: shown.append(done))
     assert shown == [(1, 2), (2, 2)]
-    assert (len(there.copied), there.there, there.failed) == (2, 0, [])
+    assert (len(there.copied), there.already_there, there.failed) == (2, 0, [])
     assert there.bytes == sum(map(len, bytes_of(Library(Path(folder))).values()))
     back = pull_documents(other, folder)
     assert (sorted(back.copied), back.bytes) == (sorted(there.copied), there.bytes)
     assert same(library, other)
     assert not list((other.root / "claims").iterdir())
     for done in (push_documents(library, folder, library.entries()), pull_documents(other, folder)):
-        assert (done.copied, done.there, done.bytes) == ([], 2, 0)
+        assert (done.copied, done.already_there, done.bytes) == ([], 2, 0)
     stored = other.open_document(other.entries()[0])
     assert stored.text == library.text(stored.entry)
 
@@ -376,7 +376,7 @@ def test_an_archive_brings_documents_as_they_were(
     assert pull_documents(other, str(archive)).copied == [long.key]
     assert same(library, other)
     again = pull_documents(other, str(archive))
-    assert (again.copied, again.there, again.bytes) == ([], 2, 0)
+    assert (again.copied, again.already_there, again.bytes) == ([], 2, 0)
     stored = other.open_document(other.entries()[0])
     assert_holds(StoredCache(stored).open_layers(), stored.ids)
     push_documents(library, str(tmp_path / "again.tar"), library.entries())

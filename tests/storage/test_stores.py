@@ -158,7 +158,7 @@ def test_random_operations_match_plain_tensors(
 ) -> None:
     draw = random.Random(f"{kind} {seed}")
     if kind == "joined" and seed % 2:  # as on a GPU
-        monkeypatch.setattr(memory_store, "in_one_segment", lambda device: True)
+        monkeypatch.setattr(memory_store, "has_own_memory", lambda device: True)
     model = Model(kind, draw, tmp_path)
     for _ in range(25):
         model.check()
@@ -180,7 +180,7 @@ def filled(count: int) -> GrowingRows:
 def test_one_segment_is_as_long_as_expected_and_grows_by_a_quarter(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(memory_store, "in_one_segment", lambda device: True)
+    monkeypatch.setattr(memory_store, "has_own_memory", lambda device: True)
     rows = GrowingRows(3, torch.float32, CPU)
     rows.expect(5000)
     assert rows.capacity == 0

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from esa_cli.storage.library import Catalogue, Library
-from esa_cli.storage.library.catalogue import PASSAGE_WORDS, WHOLE
+from esa_cli.storage.library.catalogue import PASSAGE_WORDS, WHOLE_TEXT_WEIGHT
 from esa_cli.system.text import find_content_words, text_digest
 
 WORDS = [f"{a}{b}" for a in ("ba", "ko", "mi", "tu", "zen") for b in ("lag", "rond", "fip", "dor")]
@@ -62,7 +62,7 @@ def plain_scores(texts: list[str], question: str) -> dict[str, float]:
             single[digest, word] = max(single.get((digest, word), 0.0), score)
         best[digest] = max(best.get(digest, 0.0), total)
     for (digest, _), score in single.items():
-        best[digest] += WHOLE * score
+        best[digest] += WHOLE_TEXT_WEIGHT * score
     return {digest: score for digest, score in best.items() if score > 0}
 
 

@@ -19,7 +19,7 @@ TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *byte_letters(), *MERGE
 ARCHITECTURES = {
     kind: (name, family)
     for name, family in GGUF_FAMILIES.items()
-    for kind in (family.kind, family.experts, family.windowed)
+    for kind in (family.kind, family.expert_kind, family.window_kind)
     if kind
 }
 """llama.cpp's name, and the entry, by `model_type`."""
@@ -123,9 +123,9 @@ def tensors(model: Any, name: str, family: GgufFamily) -> dict[str, Any]:
         if key == "lm_head.weight" and config.tie_word_embeddings:
             continue
         numbers = value.float().numpy().copy()
-        if family.raised and key.endswith("norm.weight"):
+        if family.raised_norms and key.endswith("norm.weight"):
             numbers = numbers + 1
-        if family.pairs and (match := re.search(r"self_attn\.([qk])_proj", key)):
+        if family.adjacent_pairs and (match := re.search(r"self_attn\.([qk])_proj", key)):
             query = match[1] == "q"
             heads = config.num_attention_heads if query else config.num_key_value_heads
             numbers = permuted(numbers, heads)

@@ -31,14 +31,11 @@ from esa_cli.models.attachment.layer_traits import (
     LatentHeads,
     LayerTraits,
     list_attention_modules,
-    list_kv_layers,
     make_layer_traits,
 )
 from esa_cli.models.files.families import check_supported, get_family, map_source_layers
-from esa_cli.storage.memory_store import MakeStore, StoreFactory
 
 NAME = "esa"
-IN_MEMORY = StoreFactory().stores(on_host=())
 
 
 class IdentityRotaryEmbedding(nn.Module):
@@ -64,7 +61,7 @@ class IdentityRotaryEmbedding(nn.Module):
 def choose_last_token_options(config: Any) -> dict[str, int]:
     """Returns the option of a forward call by which layers that share the keys of others compute
     the last token only, or {} if the model family has no such option."""
-    return {"logits_to_keep": 1} if get_family(config).leaves_out else {}
+    return {"logits_to_keep": 1} if get_family(config).skips_tokens else {}
 
 
 def _copy_configs(model: nn.Module) -> list[tuple[Any, Any]]:
@@ -168,13 +165,13 @@ class Attachment:
         calls = _record_calls(self.body, self.forward_pass, bool(map_source_layers(model.config)))
         self._restore = finalize(self, _restore_model, self.body, rotary, configs, calls)
         self._restore.atexit = False
-        if family.switches:  # or `generate` drops the cache where the rotary embedding would change
+        if family.switches_rope:  # or `generate` drops the cache at this length
             cast(Any, model.config).original_max_position_embeddings = sys.maxsize
         model.set_attn_implementation(NAME)
         if rotary is not None:
             angles = self.rope.frequencies[0].shape[0]
             width = angles if family.half_table or family.complex_table else 2 * angles
-            width = 1 if family.wide else width  # heads are of several sizes, and it is broadcast
+            width = 1 if family.unequal_heads else width  # 1 is broadcast to any size of heads
             self.body.rotary_emb = IdentityRotaryEmbedding(width, family.complex_table, rotary)
         for module in self._attending:
             _ATTACHED[module] = ref(self)
@@ -184,11 +181,6 @@ class Attachment:
                 "a layer of this model has its own configuration and would not use ESA's attention",
                 "load the model again, and attach it without changing its configuration",
             )
-
-    @property
-    def kv_layers(self) -> list[int]:
-        """The indices of the layers that store keys and values."""
-        return list_kv_layers(self.model)
 
     @property
     def rope(self) -> Rope:
@@ -212,11 +204,11 @@ class Attachment:
             self._attention[traits] = found
         return found
 
-    def new_cache(self, store: MakeStore = IN_MEMORY) -> EsaCache:
-        """Returns an empty cache for `model(...)` or `model.generate(...)`; the function `store`
-        creates the key/value store of each layer."""
+    def new_cache(self, on_host: bool = False) -> EsaCache:
+        """Returns an empty cache for `model(...)` or `model.generate(...)`, with keys and values in
+        host memory if `on_host`."""
         return EsaCache(
-            self.forward_pass, self.method, self.model.config, store, self.method_layers
+            self.forward_pass, self.method, self.model.config, on_host, self.method_layers
         )
 
     @contextmanager

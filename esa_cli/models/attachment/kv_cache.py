@@ -20,7 +20,7 @@ from esa_cli.attention.step import KVStore, LayerState, Projection
 from esa_cli.attention.window import Phase, QueryState
 from esa_cli.errors import UsageError
 from esa_cli.models.files.families import get_family, list_layer_kinds, map_source_layers
-from esa_cli.storage.memory_store import MakeStore, MemoryStore
+from esa_cli.storage.memory_store import MemoryStore
 
 
 @dataclass
@@ -38,15 +38,15 @@ class CurrentCall:
 
 class KvCacheLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     """One layer of the cache, which appends a forward call's keys and values to the layer's memory.
-    The function `make` creates the key/value store at the first tokens; `latent` says whether the
-    layer receives latents for `LatentHeads`."""
+    The memory is created at the first tokens; its keys and values are in host memory if `on_host`.
+    `latent` says whether the layer receives latents for `LatentHeads`."""
 
     is_sliding = False
     is_croppable = True
 
-    def __init__(self, layer: int, make: MakeStore, latent: bool = False) -> None:
+    def __init__(self, layer: int, on_host: bool, latent: bool = False) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.layer, self.make, self.latent = layer, make, latent
+        self.layer, self.on_host, self.latent = layer, on_host, latent
         self.memory: LayerMemory | None = None
         self.expected = 0
 
@@ -57,9 +57,8 @@ class KvCacheLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         """Appends keys and values (G, C, D) of C tokens: G key/value heads of dimension D."""
         if self.memory is None:
             heads, _, dim = keys.shape
-            store = self.make(self.layer, heads, dim, keys.dtype, keys.device, self.latent)
-            if self.expected and isinstance(store, MemoryStore):
-                store.expect(self.expected)
+            store = MemoryStore(heads, dim, keys.dtype, keys.device, self.latent, self.on_host)
+            store.expect(self.expected)
             self.memory = LayerMemory(self.layer, store)
         self.memory.store.append(keys.detach(), values.detach())
 
@@ -140,17 +139,17 @@ class KvAndStateLayer(StateLayer, KvCacheLayer):  # type: ignore[no-untyped-call
 
     crop = KvCacheLayer.crop
 
-    def __init__(self, layer: int, make: MakeStore) -> None:
-        KvCacheLayer.__init__(self, layer, make)
+    def __init__(self, layer: int, on_host: bool) -> None:
+        KvCacheLayer.__init__(self, layer, on_host)
         StateLayer.__init__(self)
 
 
-INTERRUPTED = (
+INTERRUPTED_CALL = (
     "the cache's last forward call was interrupted",
     "call truncate(n) with the number of tokens before the interrupted call",
 )
 """The message and the hint if the layers contain different numbers of tokens."""
-KEPT = 2
+SNAPSHOT_COUNT = 2
 """How many snapshots are stored at once: at the document's end and at the turn's beginning."""
 
 
@@ -165,10 +164,10 @@ class StateHistory:
         self._automatic: dict[int, list[State]] = {}
 
     def snapshot(self) -> None:
-        """Stores a copy of the layers' states, and forgets all but the latest `KEPT` copies."""
+        """Stores a copy of the layers' states, and forgets all but the latest ones."""
         if self.layers and self.tokens and self.tokens not in self._snapshots:
             self._snapshots[self.tokens] = self.copy_states()
-            for oldest in sorted(self._snapshots)[:-KEPT]:
+            for oldest in sorted(self._snapshots)[:-SNAPSHOT_COUNT]:
                 del self._snapshots[oldest]
 
     def begin_call(self, new_tokens: int) -> None:
@@ -177,7 +176,7 @@ class StateHistory:
         if not self.layers:
             return
         if self.tokens is None:
-            raise UsageError(*INTERRUPTED)
+            raise UsageError(*INTERRUPTED_CALL)
         if new_tokens > 1 and self.tokens not in self._snapshots:
             self._automatic = {self.tokens: self.copy_states()}
         self.tokens = None
@@ -185,7 +184,7 @@ class StateHistory:
     def end_call(self, tokens: int) -> None:
         """Ends a forward call, after which the cache has `tokens` tokens."""
         self.tokens = tokens
-        for tensor in [one for layer in self.layers for one in layer.state_tensors.values()]:
+        for tensor in self.list_tensors():
             if tensor.requires_grad:  # of a model with gradients
                 tensor.detach_()
 
@@ -216,10 +215,9 @@ class StateHistory:
         self.tokens = None
         self.restore_states(tokens)
 
-    @property
-    def nbytes(self) -> int:
-        """The bytes of the states, without their snapshots."""
-        return sum(one.nbytes for layer in self.layers for one in layer.state_tensors.values())
+    def list_tensors(self) -> list[Tensor]:
+        """Returns the tensors of all states, without their snapshots."""
+        return [tensor for layer in self.layers for tensor in layer.state_tensors.values()]
 
 
 class EsaCache(Cache):
@@ -227,17 +225,17 @@ class EsaCache(Cache):
     creates it.
 
     Attributes:
-        method: the method that runs now. query: the state of the current turn; see `begin`. own:
-            the layers with keys and values. states: the history of the recurrent layers' states."""
+        method: the method that runs now. query: the state of the current turn; see `begin`.
+        kv_layers: the layers with keys and values. states: the recurrent layers' states."""
 
     def __init__(
-        self, forward: CurrentCall, method: Method, config: Any, make: MakeStore,
+        self, forward: CurrentCall, method: Method, config: Any, on_host: bool,
         method_layers: Sequence[int],
     ) -> None:  # fmt: skip
         latent = get_family(config).latent
         new: dict[str, Callable[[int], Any]] = {
-            "attention": lambda layer: KvCacheLayer(layer, make, latent),
-            "both": lambda layer: KvAndStateLayer(layer, make),
+            "attention": lambda layer: KvCacheLayer(layer, on_host, latent),
+            "both": lambda layer: KvAndStateLayer(layer, on_host),
             "state": lambda layer: StateLayer(),
         }
         layers = [
@@ -245,14 +243,14 @@ class EsaCache(Cache):
             for i, kind in enumerate(list_layer_kinds(config.to_dict()))
         ]
         super().__init__(layers=layers)
-        self.own = [layer for layer in layers if isinstance(layer, KvCacheLayer)]
+        self.kv_layers = [layer for layer in layers if isinstance(layer, KvCacheLayer)]
         self.states = StateHistory([layer for layer in layers if isinstance(layer, StateLayer)])
         self._method_layers, self._sources = method_layers, map_source_layers(config)
         self.forward_pass, self.method, self.query = forward, method, QueryState()
 
     def expect(self, tokens: int) -> None:
         """Announces how many tokens will be cached, so that a GPU allocates memory only once."""
-        for layer in self.own:
+        for layer in self.kv_layers:
             layer.expected = tokens
 
     def begin(self, query: QueryState, method: Method | None = None) -> None:
@@ -280,15 +278,15 @@ class EsaCache(Cache):
     ) -> tuple[Tensor, Tensor]:
         if self.forward_pass.get_current_cache() is not self:
             self.check_owner(None)
-        if layer_idx == self.own[0].layer:
+        if layer_idx == self.kv_layers[0].layer:
             self._check_token_positions(key_states.shape[2])
         return super().update(key_states, value_states, layer_idx, *args, **kwargs)
 
     def _check_token_positions(self, token_count: int) -> None:
         """Checks that a call's tokens follow the cached ones. After a crop, a new turn begins."""
-        length = self.own[0].get_seq_length()
-        if any(layer.get_seq_length() != length for layer in self.own):
-            raise UsageError(*INTERRUPTED)
+        length = self.kv_layers[0].get_seq_length()
+        if any(layer.get_seq_length() != length for layer in self.kv_layers):
+            raise UsageError(*INTERRUPTED_CALL)
         span = self.forward_pass.span or (length, length + token_count - 1)
         if span != (length, length + token_count - 1):
             raise UsageError(
@@ -312,9 +310,9 @@ class EsaCache(Cache):
     @property
     def memories(self) -> list[LayerMemory]:
         """The memories of all layers with keys and values."""
-        return [self.memory(layer.layer) for layer in self.own]
+        return [self.memory(layer.layer) for layer in self.kv_layers]
 
-    def hold(
+    def adopt_stores(
         self, stores: Sequence[KVStore], projections: Sequence[Projection | None] | None,
         states: Sequence[dict[Any, LayerState]] = (), recurrent: Sequence[State] = (),
     ) -> None:  # fmt: skip
@@ -322,7 +320,7 @@ class EsaCache(Cache):
         their states. Without `projections`, no compressor has been fitted yet."""
         assert len(recurrent) == len(self.states.layers), "some states are missing"
         self.states.replace_states(recurrent, len(stores[0]))
-        for i, layer in enumerate(self.own):
+        for i, layer in enumerate(self.kv_layers):
             memory = LayerMemory(layer.layer, stores[i], states[i] if states else {})
             memory.projection = projections[i] if projections else None
             memory.fitted = projections is not None
@@ -331,8 +329,8 @@ class EsaCache(Cache):
     @property
     def nbytes(self) -> int:
         """The bytes of all layers' keys, values, reduced keys and states."""
-        stores = [layer.memory.store for layer in self.own if layer.memory]
-        return sum(store.nbytes for store in stores) + self.states.nbytes
+        stores: list[Any] = [one.memory.store for one in self.kv_layers if one.memory]
+        return sum(one.nbytes for one in [*stores, *self.states.list_tensors()])
 
     def snapshot(self) -> None:
         """Copies the layers' states, so that the cache can later be cropped to this length."""
@@ -340,16 +338,16 @@ class EsaCache(Cache):
 
     def release(self) -> None:
         """Frees the copies of keys and values that the layers' memories hold."""
-        for layer in self.own:
+        for layer in self.kv_layers:
             if layer.memory:
                 layer.memory.release()
 
     def truncate(self, length: int) -> None:
         """Crops the cache to `length` tokens, even after an interrupted forward call. Raises
         UsageError: some layers have a state, and there is no snapshot at this length."""
-        shortest = min(layer.get_seq_length() for layer in self.own)
+        shortest = min(layer.get_seq_length() for layer in self.kv_layers)
         self.states.restore_states(min(length, shortest))
-        for layer in self.own:
+        for layer in self.kv_layers:
             extra = layer.get_seq_length() - length
             if extra > 0:
                 layer.crop(-extra)
@@ -364,14 +362,14 @@ class EsaCache(Cache):
     def reset(self) -> None:
         """Removes all tokens from the cache."""
         self.truncate(0)
-        for layer in self.own:
+        for layer in self.kv_layers:
             layer.memory = None
 
     @torch.no_grad()
     def project(self) -> None:
         """Fits compressors and computes the reduced keys of all cached tokens, which otherwise the
         first question does."""
-        for layer in self.own:
+        for layer in self.kv_layers:
             if layer.memory and layer.layer in self._method_layers:
                 layer.memory.reduce_keys(self.method, len(layer.memory.store))
 

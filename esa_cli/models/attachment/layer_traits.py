@@ -188,9 +188,8 @@ class LatentHeads:
         """Converts queries (H, C, N + R), with the rotary part last, to queries (H, C, R + L) that
         are multiplied with the shared vectors."""
         rest, rotary = torch.split(q, [self._rest, self._rotary], dim=-1)
-        return torch.cat(
-            (rotary, rest @ self._get_absorbed_projections(q)[:, : self._rest]), dim=-1
-        )
+        absorbed = rest @ self._get_absorbed_projections(q)[:, : self._rest]
+        return torch.cat((rotary, absorbed), dim=-1)
 
     def expand_outputs(self, rows: Tensor) -> Tensor:
         """Converts weighted sums of shared vectors (H, C, R + L) to those of values (H, C, V)."""

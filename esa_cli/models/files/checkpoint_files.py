@@ -28,13 +28,13 @@ _TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json",
     "tiktoken.model",
 )  # fmt: skip
-PLAIN_INSTEAD = "use the model's unquantised weights, or a GGUF file"
-_AGAIN = "fetch the model again"
+PLAIN_WEIGHTS_HINT = "use the model's unquantised weights, or a GGUF file"
+_FETCH_AGAIN = "fetch the model again"
 _UPGRADE = "upgrade transformers, or choose another model; esa never runs a model's own code"
 
 
 @contextmanager
-def converting_read_errors(what: object, hint: str = _AGAIN) -> Iterator[None]:
+def converting_read_errors(what: object, hint: str = _FETCH_AGAIN) -> Iterator[None]:
     """Turns an error of another library, raised while it reads a file of a model, into a
     ModelError whose message calls the file `what`. Errors for lack of memory are passed on."""
     try:
@@ -82,7 +82,7 @@ def check_settings(settings: Mapping[str, Any], file: object) -> None:
     rope = settings.get("rope_parameters")
     for name, value in {**(rope if isinstance(rope, dict) else {}), **settings}.items():
         if value is not None and (rule := _find_broken_rule(name, value)):
-            raise ModelError(f"{file}: {name} must {rule}, got {repr(value)[:80]}", _AGAIN)
+            raise ModelError(f"{file}: {name} must {rule}, got {repr(value)[:80]}", _FETCH_AGAIN)
 
 
 def _find_broken_rule(name: str, value: Any) -> str:
@@ -131,12 +131,9 @@ def list_stored_weights(folder: Path) -> list[StoredWeight]:
     ModelError: a file is missing, damaged or cut off."""
     weights = []
     for path in list_weight_files(folder):
-        with (
-            converting_read_errors(
-                f"the damaged file {path}", "delete the model and fetch it again"
-            ),
-            safe_open(path, framework="np") as file,  # only headers are read, without torch
-        ):
+        damaged, hint = f"the damaged file {path}", "delete the model and fetch it again"
+        # Only headers are read, without torch.
+        with converting_read_errors(damaged, hint), safe_open(path, framework="np") as file:
             for name in file.keys():  # noqa: SIM118
                 part = file.get_slice(name)
                 weights.append(StoredWeight(name, str(part.get_dtype()), tuple(part.get_shape())))
@@ -158,7 +155,7 @@ def list_weight_files(folder: Path) -> list[Path]:
         names = sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))
     if missing := [name for name in names if not (folder / name).is_file()]:
         lacking = f"lacks {len(missing)} of {len(names)} weight files, such as {missing[0]}"
-        raise ModelError(f"{folder} {lacking}", _AGAIN)
+        raise ModelError(f"{folder} {lacking}", _FETCH_AGAIN)
     return [folder / name for name in names]
 
 
@@ -187,7 +184,7 @@ def check_weight_types(weights: Iterable[StoredWeight], settings: Mapping[str, A
                 wrong |= any(count > 1 and size != count * width for size, count, width in sides)
         if wrong:
             message = f"{name} {shape} is stored as {kind}, and the files do not say how to read it"
-            raise ModelError(message, PLAIN_INSTEAD)
+            raise ModelError(message, PLAIN_WEIGHTS_HINT)
 
 
 def weight_bytes_in_memory(
@@ -379,9 +376,8 @@ def load_cached_facts(kind: str, folder: Path, patterns: Sequence[str]) -> dict[
     """Returns cached facts of a `kind` about a model's files, or None if the facts are missing or
     damaged, or come from another version of transformers."""
     with suppress(*_UNUSABLE):
-        digest, _, text = (
-            _find_facts_file(kind, folder, patterns).read_text("utf-8").partition("\n")
-        )
+        stored = _find_facts_file(kind, folder, patterns).read_text("utf-8")
+        digest, _, text = stored.partition("\n")
         if digest == text_digest(text):
             facts: dict[str, Any] = json.loads(text)
             return facts

@@ -1,7 +1,7 @@
 """The model families to which ESA can be attached, and what a configuration says about layers:
 their types, windows and key heads.
 
-Functions take a transformers configuration, or the settings of a config.json as attributes.
+The functions take a transformers configuration, or the settings of a config.json as attributes.
 Importing this module imports no large library."""
 
 from __future__ import annotations
@@ -35,24 +35,23 @@ class ModelFamily:
     sinks: bool = False  # each head has a learned attention logit that belongs to no key
     attention_cap: str = ""  # setting with the soft cap of attention logits
     latent: bool = False  # the cache receives latents of keys and values (MLA)
-    slides: bool = False  # the setting `sliding_window` applies to all layers
-    switches: bool = False  # `generate` drops the cache at `original_max_position_embeddings`
-    sharing: str = ""  # setting with the number of last layers that share keys
-    leaves_out: bool = False  # these last layers skip tokens as `logits_to_keep` says
-    wide: bool = False  # full layers may differ in number and size of key heads
+    all_layers_slide: bool = False  # the setting `sliding_window` applies to all layers
+    switches_rope: bool = False  # `generate` drops the cache at `original_max_position_embeddings`
+    sharing_layers: str = ""  # setting with the number of last layers that share keys
+    skips_tokens: bool = False  # layers that share keys skip tokens as `logits_to_keep` says
+    unequal_heads: bool = False  # full layers may differ in number and size of key heads
     projections: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")  # or modules that make latents
-    multiply: str = ""  # setting with a factor of the logits
-    divide: str = ""  # setting with a divisor of the logits
-    cap: str = ""  # setting with the soft cap of the logits
+    logit_factor: str = ""  # setting with a factor of the logits
+    logit_divisor: str = ""  # setting with a divisor of the logits
+    logit_cap: str = ""  # setting with the soft cap of the logits
 
 
 _LLAMA = ModelFamily()
-_SLIDING = ModelFamily(slides=True)
-_CAPPED = ModelFamily(cap="final_logit_softcapping")
-_COHERE = ModelFamily(pairs="interleaved", multiply="logit_scale")
+_SLIDING = ModelFamily(all_layers_slide=True)
+_CAPPED = ModelFamily(logit_cap="final_logit_softcapping")
+_COHERE = ModelFamily(pairs="interleaved", logit_factor="logit_scale")
 _LATENT = ModelFamily(latent=True, projections=("q_proj", "q_b_proj", "kv_a_proj_with_mqa"))
-_HUNYUAN = ModelFamily(norms_after=("query_layernorm", "key_layernorm"))
-_GEMMA3N = replace(_CAPPED, sharing="num_kv_shared_layers")
+_GEMMA3N = replace(_CAPPED, sharing_layers="num_kv_shared_layers")
 _TABLE: tuple[tuple[str, ModelFamily], ...] = (
     ("llama qwen2 qwen3 olmo2 qwen2_moe seed_oss arcee apertus olmo flex_olmo gemma dots1 jais2 "
      "solar_open bitnet hy_v3 olmo3 cwm ministral lfm2 lfm2_moe lfm3 nemotron_h olmo_hybrid mellum "
@@ -60,26 +59,28 @@ _TABLE: tuple[tuple[str, ModelFamily], ...] = (
      _LLAMA),
     ("mistral mixtral qwen3_moe starcoder2 olmoe ministral3", _SLIDING),
     ("ernie4_5 ernie4_5_moe helium glm4 glm", ModelFamily(pairs="interleaved")),
-    ("granite granitemoe granitemoeshared granitemoehybrid", ModelFamily(divide="logits_scaling")),
+    ("granite granitemoe granitemoeshared granitemoehybrid",
+     ModelFamily(logit_divisor="logits_scaling")),
     ("gemma2 vaultgemma", replace(_CAPPED, attention_cap="attn_logit_softcapping")),
     ("exaone4 exaone_moe kolibri1", ModelFamily(rotating="hybrid")),
-    ("hunyuan_v1_dense hunyuan_v1_moe", _HUNYUAN),
+    ("hunyuan_v1_dense hunyuan_v1_moe",
+     ModelFamily(norms_after=("query_layernorm", "key_layernorm"))),
     ("gpt_neox persimmon", ModelFamily(projections=("query_key_value",))),
     ("deepseek_v3 glm4_moe_lite youtu mistral4 longcat_flash axk1", _LATENT),
     ("deepseek_v2", replace(_LATENT, pairs="interleaved", complex_table=True)),
-    ("minicpm3", replace(_LATENT, divide="logits_scaling")),
-    ("phi3", ModelFamily(slides=True, switches=True, projections=("qkv_proj",))),
-    ("phimoe", replace(_SLIDING, switches=True)),
+    ("minicpm3", replace(_LATENT, logit_divisor="logits_scaling")),
+    ("phi3", ModelFamily(all_layers_slide=True, switches_rope=True, projections=("qkv_proj",))),
+    ("phimoe", replace(_SLIDING, switches_rope=True)),
     ("smollm3", ModelFamily(rotating="no_rope_layers")),
     ("cohere", _COHERE),
     ("cohere2", replace(_COHERE, rotating="sliding")),
     ("cohere2_moe", replace(_COHERE, rotating="prefix")),
     ("nanochat", replace(_CAPPED, pairs="reversed")),
-    ("hyperclovax", ModelFamily(multiply="logits_scaling")),
-    ("falcon_h1", ModelFamily(multiply="lm_head_multiplier")),
+    ("hyperclovax", ModelFamily(logit_factor="logits_scaling")),
+    ("falcon_h1", ModelFamily(logit_factor="lm_head_multiplier")),
     ("gemma3_text", _CAPPED),
     ("gemma3n_text", _GEMMA3N),
-    ("gemma4_text gemma4_unified_text", replace(_GEMMA3N, leaves_out=True, wide=True)),
+    ("gemma4_text gemma4_unified_text", replace(_GEMMA3N, skips_tokens=True, unequal_heads=True)),
     ("gpt_oss", ModelFamily(half_table=True, sinks=True)),
     ("afmoe", ModelFamily(rotating="sliding")),
     ("flint", ModelFamily(rotating="sliding", sinks=True)),
@@ -89,7 +90,7 @@ FAMILIES: dict[str, ModelFamily] = {
 }
 """The traits of each family by `model_type`; tests compare the logits with transformers'."""
 
-INSTEAD = (
+INSTEAD_HINT = (
     "answer from passages (answer.from=text), as `esa ask` does without --method and --keep, or "
     "choose a model of a type that docs/models.md lists"
 )
@@ -102,14 +103,14 @@ STATIC_ROPE = ("default", "linear", "llama3", "yarn", "longrope", "proportional"
 def get_family(config: object) -> ModelFamily:
     """Returns the traits of a model's family. An unknown `model_type` gets Llama's traits, with a
     soft cap of the logits if the configuration has one; `make_plain_forward` tests such models."""
-    unknown = _CAPPED if hasattr(config, _CAPPED.cap) else _LLAMA
+    unknown = _CAPPED if hasattr(config, _CAPPED.logit_cap) else _LLAMA
     return FAMILIES.get(getattr(config, "model_type", ""), unknown)
 
 
 def check_model_type(model_type: str | None) -> None:
     """Raises ModelError when ESA cannot be attached to models of this `model_type`."""
     if model_type not in FAMILIES:
-        raise ModelError(f"ESA's methods cannot run in models of type {model_type!r}", INSTEAD)
+        raise ModelError(f"ESA's methods cannot run in models of type {model_type!r}", INSTEAD_HINT)
 
 
 def check_supported(config: Any) -> None:
@@ -118,12 +119,12 @@ def check_supported(config: Any) -> None:
     check_model_type(kind)
     list_layer_windows(config)
     if getattr(config, "use_bidirectional_attention", None) in (True, "all"):
-        raise ModelError(f"this {kind} model attends to later tokens, too", INSTEAD)
+        raise ModelError(f"this {kind} model attends to later tokens, too", INSTEAD_HINT)
     if dynamic := sorted({*list_rope_types(config)} - {*STATIC_ROPE}):
         raise ModelError(
             f"the rotary embedding of type {dynamic[0]!r} changes with the input's length, "
             "so that cached keys would become wrong",
-            INSTEAD,
+            INSTEAD_HINT,
         )
 
 
@@ -139,11 +140,12 @@ def list_rope_types(config: Any) -> list[str]:
 
 FULL_TYPES = ("full_attention", "hybrid")
 ATTENTION_TYPES = (*FULL_TYPES, "sliding_attention")
-STATE_TYPES = ("conv", "linear_attention")
-"""The types of layers that store a convolution's inputs or a recurrent state instead of keys;
-hybrid layers store both state and keys."""
-IDLE_TYPES = ("mlp", "moe")
-"""The types of layers that store nothing about previous tokens."""
+Kind = Literal["attention", "reader", "state", "both", "idle"]
+_OTHER_KINDS: dict[str, Kind] = {
+    "conv": "state", "linear_attention": "state", "mlp": "idle", "moe": "idle", "hybrid": "both"
+}  # fmt: skip
+"""Maps the types of layers that do not only store keys to what these layers store: a state, that is
+a convolution's inputs or a recurrent state; both state and keys; or nothing ("idle")."""
 _OTHER_NAMES = {
     "attention": "full_attention", "mamba": "linear_attention", "recurrent": "linear_attention",
     "*": "full_attention", "M": "linear_attention", "-": "mlp", "E": "moe",
@@ -157,12 +159,12 @@ def list_layer_types(config: Any) -> list[str]:
     Raises AttributeError: the number of layers is missing."""
     kind, family = getattr(config, "model_type", None), get_family(config)
     for name in ("layer_types", "hybrid_override_pattern", "layers_block_type"):
-        if not family.slides and (types := getattr(config, name, None)):
+        if not family.all_layers_slide and (types := getattr(config, name, None)):
             return [_OTHER_NAMES.get(layer, layer) for layer in types]
     # LongCat-Flash counts as one layer what attends twice; unknown models may have other names.
     count = getattr(config, "num_hidden_layers", None)
     count = int(count or (2 * config.num_layers if kind in FAMILIES else 1))
-    if family.slides and getattr(config, "sliding_window", None) is not None:
+    if family.all_layers_slide and getattr(config, "sliding_window", None) is not None:
         return ["sliding_attention"] * count
     if kind == "falcon_h1":
         return ["hybrid"] * count
@@ -177,7 +179,7 @@ def list_layer_types(config: Any) -> list[str]:
 def has_state_layers(config: Any) -> bool:
     """Whether some layers store a state instead of keys. A state cannot be cropped, and the states
     of several documents cannot be joined."""
-    return not {*STATE_TYPES, "hybrid"}.isdisjoint(list_layer_types(config))
+    return any(_OTHER_KINDS.get(kind) in ("state", "both") for kind in list_layer_types(config))
 
 
 def list_layer_windows(config: Any) -> list[int | None]:
@@ -189,14 +191,14 @@ def list_layer_windows(config: Any) -> list[int | None]:
     if window is not None and longest is not None and window >= longest:
         window = None
     reason, nothing = "", "so that no method can select tokens"
-    if other := sorted({*types} - {*ATTENTION_TYPES, *STATE_TYPES, *IDLE_TYPES}):
+    if other := sorted({*types} - {*ATTENTION_TYPES, *_OTHER_KINDS}):
         reason = f"has layers of type {', '.join(other)}; ESA needs full or sliding attention"
     elif {*ATTENTION_TYPES}.isdisjoint(types):
         reason = f"has no layer with attention, {nothing}"
     elif window is not None and {*FULL_TYPES}.isdisjoint(types):
         reason = f"has a window of {window} tokens in every layer, {nothing}"
     if reason:
-        raise ModelError(f"this {config.model_type} model {reason}", INSTEAD)
+        raise ModelError(f"this {config.model_type} model {reason}", INSTEAD_HINT)
     return [window if kind == "sliding_attention" else None for kind in types]
 
 
@@ -210,7 +212,7 @@ def list_method_layers(config: Any) -> list[int]:
 def map_source_layers(config: Any) -> dict[int, int]:
     """Maps each layer without keys of its own to the layer whose keys it uses, the last layer of
     the same type before all layers that share keys. Raises ValueError: no such layer exists."""
-    count = int(getattr(config, get_family(config).sharing or "", None) or 0)
+    count = int(getattr(config, get_family(config).sharing_layers or "", None) or 0)
     if not count:
         return {}
     types = list_layer_types(config)
@@ -219,18 +221,12 @@ def map_source_layers(config: Any) -> dict[int, int]:
     return {i: start - 1 - storing.index(types[i]) for i in range(start, len(types))}
 
 
-Kind = Literal["attention", "reader", "state", "both", "idle"]
-_KINDS: dict[str, Kind] = {
-    "conv": "state", "linear_attention": "state", "mlp": "idle", "moe": "idle", "hybrid": "both"
-}  # fmt: skip
-
-
 def list_layer_kinds(settings: Mapping[str, Any]) -> list[Kind]:
     """Returns what each layer contains, by the settings of a config.json: attention, attention to
     the keys of another layer ("reader"), a state, attention and a state, or neither ("idle")."""
     config = SimpleNamespace(**settings)
     readers, types = map_source_layers(config), enumerate(list_layer_types(config))
-    return ["reader" if i in readers else _KINDS.get(kind, "attention") for i, kind in types]
+    return ["reader" if i in readers else _OTHER_KINDS.get(kind, "attention") for i, kind in types]
 
 
 def get_latent_scale_block_size(config: Any) -> int:
@@ -245,8 +241,8 @@ def get_key_shape(config: Any) -> tuple[int, int]:
     """Returns the number of key heads G and the head dimension D of layers with full attention.
     Latents count as one head, whose dimension is the rotary plus the latent one. Raises
     AttributeError: the configuration lacks a size."""
-    if get_family(config).wide:
-        return _get_wide_key_shape(config, list_layer_types(config).index("full_attention"))
+    if get_family(config).unequal_heads:
+        return _get_layer_key_shape(config, list_layer_types(config).index("full_attention"))
     if get_family(config).latent:
         return 1, int(config.qk_rope_head_dim) + int(config.kv_lora_rank)
     return _get_usual_key_shape(config)
@@ -259,31 +255,19 @@ def _get_usual_key_shape(config: Any) -> tuple[int, int]:
     return int(getattr(config, "num_key_value_heads", None) or heads), dim
 
 
-def list_key_shapes(config: Any) -> list[tuple[int, int]]:
-    """Returns the number G and dimension D of the key heads that each layer attends to."""
-    layers = range(len(list_layer_types(config)))
-    if not get_family(config).wide:
-        return [get_key_shape(config)] * len(layers)
-    return [_get_wide_key_shape(config, layer) for layer in layers]
-
-
 def list_unequal_key_shapes(config: Any) -> list[tuple[int, int]]:
     """Returns the number G and dimension D of key heads in each layer that stores keys, or [] if
     all these layers are alike."""
-    if not get_family(config).wide:
+    if not get_family(config).unequal_heads:
         return []
-    readers = map_source_layers(config)
-    shapes = [shape for i, shape in enumerate(list_key_shapes(config)) if i not in readers]
+    storing = {*range(len(list_layer_types(config)))} - {*map_source_layers(config)}
+    shapes = [_get_layer_key_shape(config, layer) for layer in sorted(storing)]
     return shapes if len({*shapes}) > 1 else []
 
 
-_WIDE_DIM = 512
-"""The dimension of key heads in full layers of Gemma 4 if `global_head_dim` is missing."""
-
-
-def _get_wide_key_shape(config: Any, layer: int) -> tuple[int, int]:
-    """Returns the number G and dimension D of the key heads of one layer of a `wide` family. The
-    configuration may be completed or written by transformers, or come from a config.json."""
+def _get_layer_key_shape(config: Any, layer: int) -> tuple[int, int]:
+    """Returns the number G and dimension D of the key heads of one layer, in a family with
+    `unequal_heads`. transformers may have completed or written the configuration."""
     each: Any = getattr(config, "per_layer_config", None)
     if each is not None and not isinstance(each, Mapping):
         return int(each[layer].num_key_value_heads), int(each[layer].head_dim)
@@ -294,5 +278,5 @@ def _get_wide_key_shape(config: Any, layer: int) -> tuple[int, int]:
     if list_layer_types(config)[layer] == "full_attention":
         shared = getattr(config, "attention_k_eq_v", False)
         groups = int((shared and getattr(config, "num_global_key_value_heads", None)) or groups)
-        dim = int(getattr(config, "global_head_dim", None) or _WIDE_DIM)
+        dim = int(getattr(config, "global_head_dim", None) or 512)  # as in Gemma 4
     return groups, dim

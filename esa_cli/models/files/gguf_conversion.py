@@ -81,9 +81,9 @@ def _write_model(file: GgufFile, folder: Path, report: StageProgress) -> None:
 SHARD_BYTES = 4 << 30
 """The number of weight bytes after which a new safetensors file begins."""
 _IN_CONFIG = re.compile(r"rope_(freqs|factors_long|factors_short)(\.weight)?")
-_SHORT = {torch.bfloat16: {"BF16", "MXFP4"}, torch.float16: {"F16"}}
+_EXACT_TYPES = {torch.bfloat16: {"BF16", "MXFP4"}, torch.float16: {"F16"}}
 """Maps 16-bit types to the GGUF types that they represent exactly; gpt-oss uses MXFP4."""
-_OLD = "convert the model with a newer llama.cpp, or use its safetensors files"
+_OLD_FILE = "convert the model with a newer llama.cpp, or use its safetensors files"
 Join = Callable[[Sequence[Tensor]], Tensor]
 
 
@@ -146,15 +146,15 @@ def _plan_weights(file: GgufFile, model: Any) -> dict[str, _WeightPlan]:
         weights[name] = _WeightPlan(tuple(weight.shape), sources, join)
         if lacking := [source for source in sources if source not in file.tensors]:
             kind = config.model_type
-            raise ModelError(f"{path} lacks the weights {lacking[0]} of a {kind} model", _OLD)
-        parts = [torch.empty(file.tensor_shape(source), device="meta") for source in sources]
+            raise ModelError(f"{path} lacks the weights {lacking[0]} of a {kind} model", _OLD_FILE)
+        parts = [torch.empty(file.get_tensor_shape(source), device="meta") for source in sources]
         try:
             size = tuple(join(parts).shape)
         except (RuntimeError, IndexError, ValueError):
             size = tuple(parts[0].shape)
         if size != weight.shape:
-            wanted = tuple(weight.shape)
-            raise ModelError(f"{sources[0]} of {path} must have shape {wanted}, got {size}", _OLD)
+            shapes = f"must have shape {tuple(weight.shape)}, got {size}"
+            raise ModelError(f"{sources[0]} of {path} {shapes}", _OLD_FILE)
     used = {source for weight in weights.values() for source in weight.sources}
     for name in file.tensors.keys() - used:
         if not _IN_CONFIG.fullmatch(name):
@@ -195,28 +195,26 @@ def _make_weight(
 ) -> Tensor:
     """Returns one weight, in 16 bits if these represent all numbers of the file exactly."""
     made = weight.join([torch.from_numpy(file.read_tensor(one).copy()) for one in weight.sources])
-    if family.pairs and (match := re.search(r"\.self_attn\.([qk])_proj\.", name)):
+    if family.adjacent_pairs and (match := re.search(r"\.self_attn\.([qk])_proj\.", name)):
         query = match[1] == "q"
         heads = config.num_attention_heads if query else config.num_key_value_heads
         pairs = made.reshape(heads, -1, 2, *made.shape[1:])
         made = pairs.transpose(1, 2).reshape(made.shape)
-    if family.raised and name.endswith("norm.weight"):
+    if family.raised_norms and name.endswith("norm.weight"):
         made = made - 1
     types = {file.tensors[source].tensor_type.name for source in weight.sources}
-    for dtype, names in _SHORT.items():
+    for dtype, names in _EXACT_TYPES.items():
         if types <= names and torch.equal(made.to(dtype).float(), made):
             made = made.to(dtype)
     return made.contiguous()
 
 
 # -- The tokenizer
-# How a tokenizer splits text before it merges bytes: llama.cpp has a name for each way.
-# transformers knows the names of Llama 3, Qwen, GPT-4o and Tekken, and otherwise splits as GPT-2
-# does, which is right for some models.
-
+# llama.cpp has a name for each way in which a tokenizer splits text before it merges bytes.
+# transformers knows the names of Llama 3, Qwen, GPT-4o and Tekken. For every other name it splits
+# as GPT-2 does, which is right for some models.
 
 _BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
-_BYTES_OF_GPT2 = _BYTES | {"use_regex": True}
 _THREE_DIGITS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -225,8 +223,8 @@ _UP_TO_THREE_DIGITS = [
     {"type": "Split", "pattern": {"Regex": _THREE_DIGITS}, "behavior": "Isolated", "invert": False},
     _BYTES,
 ]
-_EACH_DIGIT = [{"type": "Digits", "individual_digits": True}, _BYTES_OF_GPT2]
-_WAYS: dict[str, list[dict[str, Any]]] = {
+_EACH_DIGIT = [{"type": "Digits", "individual_digits": True}, _BYTES | {"use_regex": True}]
+_PRE_TOKENIZERS: dict[str, list[dict[str, Any]]] = {
     **dict.fromkeys(("smollm", "starcoder", "refact", "command-r"), _EACH_DIGIT),
     **dict.fromkeys(("chatglm-bpe", "glm4"), _UP_TO_THREE_DIGITS),
 }
@@ -243,28 +241,24 @@ def check_pre_tokenizer(file: GgufFile) -> None:
     if file.metadata.get("tokenizer.ggml.model") != "gpt2":
         return
     name = str(file.metadata.get("tokenizer.ggml.pre", "default"))
-    if name not in _WAYS.keys() | _BY_TRANSFORMERS | _AS_GPT2:
+    if name not in _PRE_TOKENIZERS.keys() | _BY_TRANSFORMERS | _AS_GPT2:
         message = f"the tokenizer of {file.path.name} splits text in a way that esa does not know"
         raise ModelError(f"{message}, '{name[:80]}' (tokenizer.ggml.pre)", SAFETENSORS)
 
 
 def _write_tokenizer(file: GgufFile, folder: Path) -> None:
-    """Writes a GGUF file's tokenizer into a folder. Raises ModelError: its kind is unknown."""
+    """Writes a GGUF file's tokenizer, with the pre-tokenizer that the file names, into a folder.
+    Raises ModelError: the kind of tokenizer is unknown."""
     from transformers import PreTrainedTokenizerFast
 
     tokenizer = PreTrainedTokenizerFast.from_pretrained(
         file.path.parent, gguf_file=file.path.name, local_files_only=True
     )
     tokenizer.save_pretrained(folder)
-    set_pre_tokenizer(folder / "tokenizer.json", file.metadata.get("tokenizer.ggml.pre"))
-
-
-def set_pre_tokenizer(tokenizer_json: Path, name: str | None) -> None:
-    """Replaces the pre-tokenizer in tokenizer.json if llama.cpp's `name` stands for a different
-    one. Raises ModelError: tokenizer.json is missing."""
+    tokenizer_json, name = folder / "tokenizer.json", file.metadata.get("tokenizer.ggml.pre")
     if not tokenizer_json.is_file():
         raise ModelError("the GGUF file's tokenizer cannot be written as tokenizer.json")
-    if name in _WAYS:
+    if name in _PRE_TOKENIZERS:
         content = json.loads(tokenizer_json.read_text("utf-8"))
-        content["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": _WAYS[name]}
+        content["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": _PRE_TOKENIZERS[name]}
         tokenizer_json.write_text(json.dumps(content, ensure_ascii=False, indent=2), "utf-8")

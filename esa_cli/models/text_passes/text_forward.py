@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -51,7 +52,7 @@ class KeyValuePast:
         return KeyValuePast([(k[:, :, :length], v[:, :, :length]) for k, v in self.pairs])
 
 
-BLOCK = 128
+QUERY_BLOCK = 128
 """The number of queries in a block: fewer mask less, but give smaller matrix products."""
 SMALL_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 """The values of `model_type` whose layers `FusedForward` computes."""
@@ -70,8 +71,8 @@ def compute_causal_attention(query: Tensor, key: Tensor, value: Tensor) -> Tenso
     keys = key.reshape(batch * groups, length, size).transpose(1, 2)
     values = value.reshape(batch * groups, length, size)
     out = []
-    for start in range(0, count, BLOCK):
-        stop = min(start + BLOCK, count)
+    for start in range(0, count, QUERY_BLOCK):
+        stop = min(start + QUERY_BLOCK, count)
         rows, seen = stop - start, earlier + stop
         block = queries[:, :, :, start:stop].reshape(batch * groups, shared * rows, size)
         scores = torch.bmm(block, keys[:, :, :seen]).view(-1, shared, rows, seen)
@@ -367,16 +368,13 @@ class LoraAdapter:
     def active(self) -> Iterator[None]:
         """A context in which the adapter changes the outputs of the model's linear layers."""
 
-        def make_hook(name: str) -> Any:
-            def add_output(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
-                (a, b), x = self.matrices[name], inputs[0]
-                return output + (x @ a.to(x).T) @ (b.to(x) * self.scale).T
-
-            return add_output
+        def add_output(name: str, module: nn.Module, inputs: Any, output: Tensor) -> Any:
+            (a, b), x = self.matrices[name], inputs[0]
+            return output + (x @ a.to(x).T) @ (b.to(x) * self.scale).T
 
         with ExitStack() as stack:
             for name, layer in self._layers.items():
-                stack.callback(layer.register_forward_hook(make_hook(name)).remove)
+                stack.callback(layer.register_forward_hook(partial(add_output, name)).remove)
             yield
 
     def compute_lora_products(self) -> dict[nn.Module, tuple[Tensor, Tensor]]:

@@ -85,21 +85,21 @@ def _check_tokenizer_rules(backend: Any, folder: Path) -> None:
         )
 
 
-_begun: dict[Path, Future[PlainTokenizer | None]] = {}
+_tokenizers_being_loaded: dict[Path, Future[PlainTokenizer | None]] = {}
 
 
 def begin_loading_tokenizer(folder: Path) -> None:
     """Starts a thread that loads the tokenizer in a model's folder for the next call of
     `load_plain_tokenizer`. Importing torch takes one core meanwhile."""
     thread = ThreadPoolExecutor(1, "esa-tokenizer")
-    _begun[folder] = thread.submit(_load_plain_tokenizer, folder)
+    _tokenizers_being_loaded[folder] = thread.submit(_load_plain_tokenizer, folder)
     thread.shutdown(wait=False)
 
 
 def load_plain_tokenizer(folder: Path) -> PlainTokenizer | None:
     """Loads the tokenizer in a model's folder without transformers. Returns None if transformers
     has not loaded the tokenizer on this machine before, or if the tokenizer is unusual."""
-    begun = _begun.pop(folder, None)
+    begun = _tokenizers_being_loaded.pop(folder, None)
     return _load_plain_tokenizer(folder) if begun is None else begun.result()
 
 
@@ -182,7 +182,7 @@ def _load_tokenizer_backend(folder: Path) -> Any:
     return backend
 
 
-_encoding = Lock()
+_encoding_lock = Lock()
 """A lock for encoding: the shared backend has a setting that says whether the text of special
 tokens is split, and another thread must not change the setting meanwhile."""
 _CALL_OPTIONS = {"add_special_tokens", "split_special_tokens", "return_offsets_mapping", "verbose"}
@@ -221,7 +221,7 @@ class PlainTokenizer:
         if strange or not options.keys() <= _CALL_OPTIONS:
             return self.full_tokenizer(text, **options)
         backend, split = self.backend_tokenizer, options.get("split_special_tokens", False)
-        with _encoding:
+        with _encoding_lock:
             if backend.encode_special_tokens != split:
                 backend.encode_special_tokens = split
             added = options.get("add_special_tokens", True)

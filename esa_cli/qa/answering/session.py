@@ -168,8 +168,8 @@ class Session:
         self._opened = list(documents)
         # A selector's layer state belongs to one document.
         alone = documents[0] if len(documents) == 1 else None
-        states = [alone.layer_states(i) for i in range(len(stores))] if alone else []
-        self.cache.hold(stores, projections, states, documents[0].recurrent)
+        states = alone.states if alone else ()
+        self.cache.adopt_stores(stores, projections, states, documents[0].recurrent)
 
     @property
     def document_tokens(self) -> int:
@@ -209,13 +209,13 @@ class Session:
         self._todo, self._head = ids, len(self.prompt.encode_head())
         if prefilled is None:
             refuse_cache_on_disk(self.placement.cache)
-            self.cache = self.attachment.new_cache(self.placement.choose_store_maker(len(ids)))
+            self.cache = self.attachment.new_cache(self.placement.goes_to_host(len(ids)))
             self.cache.expect(len(ids) + reserve)
         else:
             self._ids = ids[: len(prefilled.ids)]
-            states = [prefilled.layer_states(i) for i in range(len(prefilled.stores))]
             projections = prefilled.projections if prefilled.ids else None
-            self.cache.hold(prefilled.stores, projections, states, prefilled.recurrent)
+            states = prefilled.states, prefilled.recurrent
+            self.cache.adopt_stores(prefilled.stores, projections, *states)
 
     @torch.inference_mode()
     def resume(

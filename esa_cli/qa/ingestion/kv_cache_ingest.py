@@ -11,7 +11,7 @@ import torch
 from esa_cli.attention.parts import Moments
 from esa_cli.documents.document import Document
 from esa_cli.errors import ModelError
-from esa_cli.models.attachment.layer_traits import get_kv_dtype
+from esa_cli.models.attachment.layer_traits import get_kv_dtype, list_kv_layers
 from esa_cli.models.files.families import (
     check_supported,
     get_latent_scale_block_size,
@@ -62,7 +62,7 @@ class KvCacheIngest(Ingest):
         widths = reduced_key_widths(compressor, shape["layers"], folded, features)
         reduced = tuple(
             width if layer in attached.method_layers else 0
-            for layer, width in zip(attached.kv_layers, widths, strict=False)
+            for layer, width in zip(list_kv_layers(session.model), widths, strict=False)
         )
         return Layout(
             layers=shape["layers"], heads=shape["groups"], dim=shape["dim"],
@@ -108,7 +108,7 @@ class KvCacheIngest(Ingest):
         assert self.library is not None
         stored = self.library.open_document(entry)
         cache = StoredCache(stored)
-        layers = cache.open_layers([self.esa.session.model.device] * entry.layout.layers)
+        layers = cache.open_layers(self.esa.session.model.device)
         projections = cache.projections or [None] * len(layers)
         states: list[dict[type, LayerState]] = [{} for _ in layers]
         prefilled = PrefilledDocument(
@@ -120,7 +120,7 @@ class KvCacheIngest(Ingest):
     def make_stored_form(self, text: TokenisedDocument) -> StoredForm:
         session, layout = self.esa.session, self._layout(self.rows)
         ids = [*session.prompt.encode_head(), *text.ids]
-        make_writer = partial(CacheWriter, devices=[session.model.device] * layout.layers)
+        make_writer = partial(CacheWriter, device=session.model.device)
         identity, state_bytes = self._identity(layout), self._document_state_bytes
         return StoredForm(identity, ids, layout, make_writer, state_bytes)
 

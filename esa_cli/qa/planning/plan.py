@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import torch
 
 from esa_cli.errors import ResourceError
-from esa_cli.models.attachment.layer_traits import list_kv_layers
 from esa_cli.models.files.checkpoint_files import read_language_settings
 from esa_cli.models.text_passes.text_forward import MOST_BYTES
 from esa_cli.qa.finding.finder import CONTEXT_TOKENS, PIECE, SEGMENT_TOKENS, FinderSizes
@@ -30,7 +29,7 @@ from esa_cli.qa.planning.kv_cache_storage import find_storage_hindrance, reduced
 from esa_cli.qa.planning.model_shape import ModelShape, measure_weights, read_model_shape
 from esa_cli.qa.presets.resolved_preset import ResolvedPreset
 from esa_cli.storage import check_cache_name
-from esa_cli.storage.memory_store import RESERVE, MakeStore, StoreFactory
+from esa_cli.storage.memory_store import RESERVE, has_own_memory
 from esa_cli.system import machine
 from esa_cli.system.files import replacing
 from esa_cli.system.machine import esa_home
@@ -211,32 +210,24 @@ class CachePlacement:
 
     Args:
         cache: device, host, auto or disk; with disk, what is not on disk yet is on the device.
-        places: makes the stores; on a device that shares the host's memory, they stay there.
-        free: bytes that a device has for a KV cache.
 
     Raises UsageError: `cache` is none of these."""
 
-    def __init__(
-        self, model: Any, method: Method, cache: str, places: StoreFactory | None = None,
-        free: Callable[[torch.device], int] = measure_free_cache_bytes,
-    ) -> None:  # fmt: skip
+    def __init__(self, model: Any, method: Method, cache: str) -> None:
         check_cache_name(cache)
         self.model, self.method, self.cache = model, method, cache
-        self._places, self._free = places or StoreFactory(), free
 
-    def choose_store_maker(self, tokens: int) -> MakeStore:
-        """Returns the function that makes key-value stores for `tokens` tokens."""
-        return self._places.stores(list_kv_layers(self.model) if self._goes_to_host(tokens) else ())
-
-    def _goes_to_host(self, tokens: int) -> bool:
+    def goes_to_host(self, tokens: int) -> bool:
+        """Whether keys and values of `tokens` tokens are kept in host memory. On a device that
+        shares the host's memory, they stay on the device."""
         device, size = self.model.device, self.model.dtype.itemsize
-        if self.cache in ("device", "disk") or not self._places.elsewhere(device):
+        if self.cache in ("device", "disk") or not has_own_memory(device):
             return False
         shape = read_model_shape(self.model.config.to_dict())
         costs = KvCacheCosts(shape, on_gpu=True, method=self.method)
         needed = costs.working_bytes(tokens, size) + costs.reduced_key_bytes(tokens, size)
         needed += costs.key_value_bytes(tokens, size)[0]
-        return self.cache == "host" or needed > self._free(device)
+        return self.cache == "host" or needed > measure_free_cache_bytes(device)
 
 
 def measure_speed(shape: ModelShape, dtype: torch.dtype, device: str) -> float:

@@ -83,7 +83,7 @@ def cache_key(
 def _collect_config_facts(config: Any) -> dict[str, Any]:
     """Returns a model's configuration without paths and versions."""
     left_out = ["transformers_version", "dtype", "torch_dtype"]
-    if get_family(config).switches:  # attachment changes it, and `rope_parameters` has it, too
+    if get_family(config).switches_rope:  # attachment changes it, and `rope_parameters` has it, too
         left_out.append("original_max_position_embeddings")
     facts = json.loads(json.dumps(config.to_dict(), default=str))
     return {key: facts[key] for key in facts if key[0] != "_" and key not in left_out}

@@ -56,9 +56,9 @@ CatalogueChange = Callable[[], object]
 """A function that changes the catalogue, to be called in a transaction."""
 PASSAGE_WORDS = 150
 """Content words of a passage: about 300 words of English if stop words are counted."""
-WHOLE = 0.6
+WHOLE_TEXT_WEIGHT = 0.6
 """Weight of a text's score over all its passages."""
-_SHIFT = 24
+_PASSAGE_BITS = 24
 """A passage's row id is its text's id times 2^24, plus the passage's number in the text."""
 _ERRORS = (sqlite3.Error, UnicodeError)
 _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR)
@@ -77,13 +77,13 @@ CREATE VIRTUAL TABLE IF NOT EXISTS passages USING fts5(words, content='', tokeni
 _FIND = "INSERT INTO hits SELECT rowid, ?, -bm25(passages) FROM passages WHERE passages MATCH ?"
 _RANK = f"""
 WITH best (id, score) AS (
-    SELECT passage >> {_SHIFT}, max(score) FROM (
+    SELECT passage >> {_PASSAGE_BITS}, max(score) FROM (
         SELECT passage, sum(score) AS score FROM hits GROUP BY passage) GROUP BY 1),
 whole (id, score) AS (
     SELECT id, sum(score) FROM (
-        SELECT passage >> {_SHIFT} AS id, max(score) AS score FROM hits GROUP BY 1, word)
+        SELECT passage >> {_PASSAGE_BITS} AS id, max(score) AS score FROM hits GROUP BY 1, word)
     GROUP BY 1)
-SELECT digest, best.score + {WHOLE} * whole.score AS score
+SELECT digest, best.score + {WHOLE_TEXT_WEIGHT} * whole.score AS score
 FROM best JOIN whole USING (id) JOIN texts USING (id)
 ORDER BY score DESC, characters DESC, id
 """
@@ -118,11 +118,10 @@ def _encode_lone_surrogates(value: Any) -> Any:
 
 
 def _decode_record(row: Iterable[Any]) -> FileRecord:
-    values: list[Any] = [
-        value.decode("utf-8", "surrogatepass") if isinstance(value, bytes) else value
-        for value in row
-    ]
-    return FileRecord(*values)
+    def decode(value: Any) -> Any:
+        return value.decode("utf-8", "surrogatepass") if isinstance(value, bytes) else value
+
+    return FileRecord(*map(decode, row))
 
 
 _SELECT = f"SELECT {', '.join(FileRecord._fields)} FROM files"
@@ -206,7 +205,7 @@ class TextIndex:
         packer, packed, count = zlib.compressobj(1), list[bytes](), 0
         while passage := " ".join(islice(words, PASSAGE_WORDS)):
             data = passage.encode("utf-8", "replace")  # it may have lone surrogates
-            values = ((row << _SHIFT) + count, data.decode())
+            values = ((row << _PASSAGE_BITS) + count, data.decode())
             self._db.execute("INSERT INTO passages (rowid, words) VALUES (?, ?)", values)
             packed.append(packer.compress(data + b"\n"))
             count += 1
@@ -224,15 +223,9 @@ class TextIndex:
                 raise sqlite3.DatabaseError(f"Could not decode the words of {digest}") from error
             self._db.executemany(
                 "INSERT INTO passages (passages, rowid, words) VALUES ('delete', ?, ?)",
-                [((row << _SHIFT) + at, passage) for at, passage in enumerate(passages)],
+                [((row << _PASSAGE_BITS) + at, passage) for at, passage in enumerate(passages)],
             )
             self._db.execute("DELETE FROM texts WHERE id = ?", (row,))
-
-    def remove_all_texts(self) -> None:
-        """Removes all texts from the index."""
-        self._db.execute("DELETE FROM texts")
-        self._db.execute("DELETE FROM languages")
-        self._db.execute("INSERT INTO passages (passages) VALUES ('delete-all')")
 
     def rank_texts(self, question: str) -> list[RankedText]:
         """Returns the texts that have a word of the question, by descending score. Of texts with
@@ -357,8 +350,8 @@ class Catalogue:
     def store_synced_records(self, folder: str) -> None:
         """Copies the records of a synchronised folder into a separate file, from which a new
         catalogue takes the records. Raises LibraryError, DiskError."""
-        below = self.files.list_records_below(folder)
-        records = [record._asdict() for record in below if record.folder == folder]
+        synced = self.files.list_synced_records()
+        records = [record._asdict() for record in synced if record.folder == folder]
         path = _folder_path(self._paths, folder)
         payload = json.dumps({"folder": folder, "files": records}).encode()
         with self._paths.hold_lock(path.stem), disk.converting_write_errors(self._paths.root):
@@ -517,10 +510,9 @@ def search_catalogue(paths: LibraryPaths, copy: bool = False) -> Iterator[Catalo
     written, opens a copy that lasts as long as the block. Raises LibraryError: the folder is not a
     library, or cannot be read. DiskError: the disk is full."""
     with ExitStack() as stack:
-        try:
+        opened = None
+        with suppress(EsaError):
             opened = None if copy else stack.enter_context(open_catalogue(paths))
-        except EsaError:
-            opened = None
         if opened is None:
             paths.check_folder()
             db = stack.enter_context(closing(_prepare_tables(_open_copy(paths), paths)))
@@ -589,18 +581,17 @@ def _restore_records(db: sqlite3.Connection, paths: LibraryPaths) -> None:
     [(version,)] = db.execute("PRAGMA user_version")
     if version == words:
         return
-    rows = (
-        []
-        if version
-        else [[*map(_encode_lone_surrogates, record)] for record in _read_synced_records(paths)]
-    )
+    records = [] if version else _read_synced_records(paths)
+    rows = [[*map(_encode_lone_surrogates, record)] for record in records]
     db.execute("BEGIN IMMEDIATE")
     with db:
         if db.execute("PRAGMA user_version").fetchone() != (version,):
             return  # another process was faster
         db.executemany(f"INSERT OR IGNORE {_INSERT}", rows)
         if version:
-            TextIndex(db).remove_all_texts()
+            db.execute("DELETE FROM texts")
+            db.execute("DELETE FROM languages")
+            db.execute("INSERT INTO passages (passages) VALUES ('delete-all')")
         db.execute(f"PRAGMA user_version = {words}")
 
 

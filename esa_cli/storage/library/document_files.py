@@ -149,10 +149,8 @@ class Layout:
 
     def token_bytes(self, layer: int) -> int:
         """Number of bytes of a token's row and reduced key in one layer, without the checksum."""
-        return (
-            self.select_layer(layer).row_bytes
-            + self.reduced[layer] * ITEM_BYTES[self.reduced_dtype]
-        )
+        reduced_bytes = self.reduced[layer] * ITEM_BYTES[self.reduced_dtype]
+        return self.select_layer(layer).row_bytes + reduced_bytes
 
     @property
     def header_bytes(self) -> int:
@@ -367,9 +365,8 @@ def read_entries(paths: LibraryPaths, keys: Iterable[str] | None = None) -> list
 def read_document_text(paths: LibraryPaths, entry: Entry) -> str:
     """Reads a stored document's text. Raises LibraryError."""
     path = paths.document_path(entry.key, "text")
-    return disk.read_small_file(path, "text", entry.key, entry.digests["text"]).decode(
-        "utf-8", "surrogatepass"
-    )
+    payload = disk.read_small_file(path, "text", entry.key, entry.digests["text"])
+    return payload.decode("utf-8", "surrogatepass")
 
 
 def list_needed_paths(paths: LibraryPaths, entry: Entry) -> list[Path]:
@@ -490,12 +487,10 @@ class Segment:
         try:
             with open(path, "rb") as file:
                 size = os.fstat(file.fileno()).st_size
-                header = disk.unpack_small_file(
-                    file.read(layout.header_bytes), "segment", path, key
-                )
+                data = file.read(layout.header_bytes)
         except OSError as error:
             raise disk.make_reading_error(path, error, key) from error
-        facts = json.loads(header)
+        facts = json.loads(disk.unpack_small_file(data, "segment", path, key))
         found = {name: facts[name] for name in expected}
         if found != expected or size != self.sections[-1].stop:
             raise disk.make_damage_error(path, "it is another segment, or is cut off", key)

@@ -315,9 +315,8 @@ class Library:
                 writer = make_writer(paths, key, identity, ids, layout, prefixes)
                 try:
                     size = self.estimate_size(len(ids), layout, states)
-                    disk.check_free_space(
-                        self.root, size - layout.nbytes(writer.stored_token_count)
-                    )
+                    size -= layout.nbytes(writer.stored_token_count)
+                    disk.check_free_space(self.root, size)
                     yield writer
                 finally:
                     if not (writer.is_finished or writer.wrote or was_claimed):
@@ -365,13 +364,10 @@ class Library:
 
         if entry.error:
             return [entry.error]
-        errors = list[LibraryError]()
-        for path in [
-            self._paths.document_path(entry.key),
-            *document_files.list_needed_paths(self._paths, entry),
-        ]:
+        manifest, errors = self._paths.document_path(entry.key), list[LibraryError]()
+        for path in [manifest, *document_files.list_needed_paths(self._paths, entry)]:
             try:
-                if path.suffix == ".doc":
+                if path == manifest:
                     document_files.read_manifest(self._paths, entry.key)
                 else:
                     check_file(path, path, entry)
@@ -385,16 +381,12 @@ class Library:
         paths = self._paths
         paths.make_folders()
         with disk.converting_write_errors(self.root), paths.hold_lock("library"):
-            others = [
-                other for other in document_files.read_entries(paths) if other.key != entry.key
-            ]
+            others = [one for one in document_files.read_entries(paths) if one.key != entry.key]
             is_needed = needed_file_filter(paths, others, with_abandoned_claims=True)
             shared = [paths.projections_path(entry.fit), *map(paths.segment_path, entry.segments)]
             if entry.error:
-                shared = [
-                    *paths.list_finished_files("segments"),
-                    *paths.list_finished_files("fits"),
-                ]
+                folders = ("segments", "fits")
+                shared = [path for name in folders for path in paths.list_finished_files(name)]
             files = [paths.document_path(entry.key, kind) for kind in disk.KINDS]
             freed = delete_files(paths, files + [path for path in shared if not is_needed(path)])
         self._change_catalogue(Catalogue.drop_unused_texts)
@@ -504,9 +496,8 @@ def list_unneeded_files(
     """Returns the files that neither the kept documents nor a running ingest needs."""
     is_needed = needed_file_filter(paths, kept_entries, with_abandoned_claims=False)
     is_locked = cache(paths.is_locked)
-    kept_keys, removed_keys = (
-        {entry.key for entry in entries} for entries in (kept_entries, removed_entries)
-    )
+    kept_keys = {entry.key for entry in kept_entries}
+    removed_keys = {entry.key for entry in removed_entries}
 
     def is_kept(path: Path) -> bool:
         if path.suffix == ".part":

@@ -2,7 +2,7 @@
 
 The other folder is itself a library, and an archive is an uncompressed tar of a library's files,
 beginning with the marker. A file's name is a hash of its contents, so files that the target already
-has are not copied again. A document's manifest is copied last: a document with a manifest is
+has are not copied again. A document's manifest is copied last, since a document with a manifest is
 complete, and a stopped copy can be continued. Every file is checked before its document exists.
 """
 
@@ -37,12 +37,12 @@ class CopyResult:
     """The result of copying documents between libraries.
 
     Args:
-        copied: keys of the copied documents. there: number of documents that the target had.
-        bytes: number of bytes copied. failed: errors of documents that are damaged in the source.
+        copied: keys of the copied documents. already_there: number of documents that the target
+        had. bytes: number of bytes copied. failed: errors of damaged documents in the source.
     """
 
     copied: list[str] = field(default_factory=list)
-    there: int = 0
+    already_there: int = 0
     bytes: int = 0
     failed: list[LibraryError] = field(default_factory=list)
 
@@ -203,7 +203,7 @@ def _copy_documents(
             result.failed.append(error)
         else:
             result.bytes += nbytes or 0
-            result.there += nbytes is None
+            result.already_there += nbytes is None
             result.copied += [] if nbytes is None else [key]
         if progress:
             progress(number, len(keys))
@@ -215,17 +215,16 @@ def _copy_document(
 ) -> int | None:
     """Copies a document to a library, and returns the number of bytes, or None if the library has
     the document. Raises DamagedCopyError."""
-    last = target.document_path(key)
+    manifest = target.document_path(key)
     with target.hold_lock(key, waiting):
         if target.has_document(key):
             return None
-        with _name_damaged_source(source.place, target, key, last):
-            data = b"".join(source.read_chunks(_make_relative_name(target, last)))
+        with _name_damaged_source(source.place, target, key, manifest):
+            data = b"".join(source.read_chunks(_make_relative_name(target, manifest)))
             entry = check_manifest(target, key, data)
         files, copied = list_needed_paths(target, entry), len(data)
-        disk.check_free_space(
-            target.root, sum(entry.sizes.values()) - sum(map(disk.file_size, files))
-        )
+        missing_bytes = sum(entry.sizes.values()) - sum(map(disk.file_size, files))
+        disk.check_free_space(target.root, missing_bytes)
         # The claim protects the files from removal, so that a stopped copy can use them again.
         claim_segments(target, key, [*map(extract_segment_prefix, entry.segments)])
         with disk.converting_write_errors(target.root):
@@ -243,7 +242,7 @@ def _copy_document(
                         file.flush()
                         check_file(disk.temporary_path(path, key), path, entry)
             with target.hold_lock("library"):
-                with disk.create_file(last, key) as file:
+                with disk.create_file(manifest, key) as file:
                     file.write(data)
                 target.claim_path(key).unlink()
     target.mark_document_used(key)
@@ -254,15 +253,15 @@ def _archive_document(
     paths: LibraryPaths, tar: tarfile.TarFile, added_files: set[Path], key: str
 ) -> int | None:
     """Adds a document to an archive, and returns its bytes. Raises DamagedCopyError."""
-    last, place = paths.document_path(key), str(paths.root)
-    with _name_damaged_source(place, paths, key, last):
+    manifest, place = paths.document_path(key), str(paths.root)
+    with _name_damaged_source(place, paths, key, manifest):
         entry = document_files.read_manifest(paths, key)
     files = [path for path in list_needed_paths(paths, entry) if path not in added_files]
     for path in files:
         with _name_damaged_source(place, paths, key, path):
             check_file(path, path, entry)
     added_files.update(files)
-    return _add_archive_members(tar, paths, [*files, last])
+    return _add_archive_members(tar, paths, [*files, manifest])
 
 
 def _add_archive_members(tar: tarfile.TarFile, paths: LibraryPaths, files: Iterable[Path]) -> int:
@@ -282,18 +281,14 @@ def _name_damaged_source(place: str, paths: LibraryPaths, key: str, path: Path) 
     try:
         yield
     except LibraryError as error:
-        name, last = (
-            _make_relative_name(paths, path),
-            _make_relative_name(paths, paths.document_path(key)),
-        )
-        reason = error.message.replace(str(disk.temporary_path(path, key)), name).replace(
-            str(path), name
-        )
+        name = _make_relative_name(paths, path)
+        manifest = _make_relative_name(paths, paths.document_path(key))
+        reason = error.message.replace(str(disk.temporary_path(path, key)), name)
         raise DamagedCopyError(
-            f"document {key[:12]} in {place} cannot be used: {reason}",
+            f"document {key[:12]} in {place} cannot be used: {reason.replace(str(path), name)}",
             # A good copy does not replace files that are there.
-            f"use the esa version that wrote it; or, if it is damaged, delete {name} and {last} "
-            "there, and copy the document again from a library that has it",
+            f"use the esa version that wrote it; or, if it is damaged, delete {name} and "
+            f"{manifest} there, and copy the document again from a library that has it",
         ) from error
 
 

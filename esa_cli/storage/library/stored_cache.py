@@ -94,9 +94,8 @@ def read_states(paths: LibraryPaths, layout: Layout, key: str, segment: str = ""
     the states after this segment. Raises LibraryError: the file is missing, damaged, of another
     format, or has the states after another segment."""
     path = paths.document_path(key, "states")
-    stored = packed_files.unpack_states(
-        disk.read_small_file(path, "states", key), path, layout, key
-    )
+    payload = disk.read_small_file(path, "states", key)
+    stored = packed_files.unpack_states(payload, path, layout, key)
     if segment not in ("", stored.segment):
         raise disk.make_damage_error(path, "its recurrent states belong to another document", key)
     return stored
@@ -127,12 +126,10 @@ class StoredCache:
             last = document_files.extract_segment_prefix(entry.segments[-1])
             self.states = read_states(paths, entry.layout, entry.key, last).states
 
-    def open_layers(self, devices: Sequence[torch.device] = ()) -> list[StoreChain]:
-        """Returns a read-only store for each layer, on the given devices or, by default, the
-        CPU."""
+    def open_layers(self, device: torch.device = CPU) -> list[StoreChain]:
+        """Returns a read-only store of tensors on `device` for each layer."""
         stores = list[StoreChain]()
-        devices = devices or [CPU] * self._layer_count
-        for layer, device in zip(range(self._layer_count), devices, strict=True):
+        for layer in range(self._layer_count):
             parts = [SegmentStore(segment, layer, device) for segment in self._segments]
             slices = [StoreSlice(part, 0, len(part)) for part in parts]
             stores.append(StoreChain(slices, parts[0]))
@@ -149,18 +146,18 @@ class CacheWriter(DocumentWriter):
 
     def __init__(
         self, paths: LibraryPaths, key: str, identity: str, ids: Sequence[int], layout: Layout,
-        prefixes: Sequence[str], devices: Sequence[torch.device] = (),
+        prefixes: Sequence[str], device: torch.device = CPU,
     ) -> None:  # fmt: skip
         self.projections: list[Any] | None = None
         self.states: list[State] = [{} for _ in range(layout.states)]
         super().__init__(paths, key, identity, ids, layout, prefixes)
         self.layers = list[JoinedStore]()
         dtype: torch.dtype = getattr(torch, layout.dtype)
-        for i, device in enumerate(devices or [CPU] * layout.layers):
+        for i in range(layout.layers):
             shape = layout.select_layer(i)
-            tail = MemoryStore(shape.heads, shape.dim, dtype, torch.device(device), shape.shared)
+            tail = MemoryStore(shape.heads, shape.dim, dtype, device, shape.shared)
             tail.expect(layout.segment)
-            parts = [SegmentStore(segment, i, tail.device) for segment in self.segments]
+            parts = [SegmentStore(segment, i, device) for segment in self.segments]
             self.layers.append(JoinedStore([StoreSlice(one, 0, len(one)) for one in parts], tail))
 
     def _find_segments_on_disk(self) -> list[Segment]:
@@ -229,12 +226,9 @@ class CacheWriter(DocumentWriter):
             facts: the arguments of `DocumentWriter.finish`."""
         self.flush(projections)
         left = len(self.ids) - self.stored_token_count
-        lengths = {len(self.ids), *map(len, self.layers)}
-        if (
-            len(lengths) > 1
-            or self._count_complete_tokens() != left
-            or len(states) != self.layout.states
-        ):
+        has_all = all(len(layer) == len(self.ids) for layer in self.layers)
+        has_all = has_all and self._count_complete_tokens() == left
+        if not has_all or len(states) != self.layout.states:
             raise self._missing_tokens_error()
         if left:
             self._write_first_rows(left, projections)

@@ -79,7 +79,7 @@ def test_a_second_interruption_leaves_nothing_behind(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(session.cache.own[1], "crop", stop)
+        patch.setattr(session.cache.kv_layers[1], "crop", stop)
         with pytest.raises(KeyboardInterrupt):
             session.ask("What closes?", max_new_tokens=2)
     assert session.ask(QUESTION).text == want

@@ -21,7 +21,7 @@ from esa_cli.qa.planning import model_shape, plan
 from esa_cli.qa.planning.plan import CachePlacement
 from esa_cli.qa.presets import preset
 from esa_cli.qa.presets.resolved_preset import check_model, resolve
-from esa_cli.storage.memory_store import RESERVE, StoreFactory
+from esa_cli.storage.memory_store import RESERVE
 from esa_cli.system import machine
 
 TINY: dict[str, Any] = {
@@ -153,40 +153,35 @@ def costs_of(loaded: Any) -> plan.KvCacheCosts:
     return plan.KvCacheCosts(shape, on_gpu=True, method=resolve("tiny-random").method)
 
 
-def test_layers_are_counted_as_the_model_counts_them(make_model: ModelFactory) -> None:
+def test_layers_are_counted_as_the_model_counts_them(
+    make_model: ModelFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model: Any = make_model("lfm2")
     kept = [i for i, one in enumerate(list_attention_modules(model)) if one is not None]
     assert kept != [*range(len(kept))], "some keep a state"
-    places = StoreFactory(lambda device: True)
+    monkeypatch.setattr(plan, "has_own_memory", lambda device: True)
     method = resolve(preset.load("tiny-random")).method
     with attach(model, method) as attached:
-        cache = attached.new_cache(
-            CachePlacement(model, method, "host", places).choose_store_maker(10)
-        )
+        cache = attached.new_cache(CachePlacement(model, method, "host").goes_to_host(10))
         model(torch.arange(1, 40)[None], past_key_values=cache)
         assert [one.layer for one in cache.memories] == kept
         assert not any(one.store.resident for one in cache.memories)
         for room, hosted in ((0, True), (1 << 40, False)):
-            auto = CachePlacement(model, method, "auto", places, lambda device, room=room: room)
-            cache = attached.new_cache(auto.choose_store_maker(100_000))
+            monkeypatch.setattr(plan, "measure_free_cache_bytes", lambda device, room=room: room)
+            auto = CachePlacement(model, method, "auto")
+            cache = attached.new_cache(auto.goes_to_host(100_000))
             model(torch.arange(1, 40)[None], past_key_values=cache)
             assert [one.store.resident for one in cache.memories] == [not hosted] * len(kept)
 
 
-def host_session(loaded: Any) -> Session:
-    made = Session(loaded.model, loaded.tokenizer, preset.load("tiny-random"), "host")
-    places = StoreFactory(lambda device: True)
-    made.placement = CachePlacement(loaded.model, made.method, "host", places)
-    return made
-
-
-def test_a_session_with_its_cache_on_the_host(loaded: Any) -> None:
+def test_a_session_with_its_cache_on_the_host(loaded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     with Session(loaded.model, loaded.tokenizer, preset.load("tiny-random")) as plain:
         plain.read(TEXT)
         want = plain.ask(QUESTION)
-    with host_session(loaded) as session:
+    monkeypatch.setattr(plan, "has_own_memory", lambda device: True)
+    with Session(loaded.model, loaded.tokenizer, preset.load("tiny-random"), "host") as session:
         session.read(TEXT)
-        assert not any(layer.memory.store.resident for layer in session.cache.own)  # type: ignore[union-attr]
+        assert not any(layer.memory.store.resident for layer in session.cache.kv_layers)  # type: ignore[union-attr]
         assert session.ask(QUESTION).text == want.text
         document = session.prefilled_document()
         session.clear()
@@ -202,7 +197,7 @@ def test_what_is_counted_is_what_a_gpu_allocates(
     loaded: Any, opened: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Asked where it was read, or as a book, which is opened with a tail of its own."""
-    monkeypatch.setattr("esa_cli.storage.memory_store.in_one_segment", lambda device: True)
+    monkeypatch.setattr("esa_cli.storage.memory_store.has_own_memory", lambda device: True)
     with Session(loaded.model, loaded.tokenizer, preset.load("tiny-random")) as session:
         session.begin(session.prompt.encode_document(TEXT), reserve=0 if opened else RESERVE)
         session.resume()

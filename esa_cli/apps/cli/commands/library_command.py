@@ -217,14 +217,14 @@ def copy_documents(
                 "source": source,
                 "target": target,
                 "copied": [key[:12] for key in result.copied],
-                "there": result.there,
+                "there": result.already_there,
                 "bytes": result.bytes,
                 "failed": [error.message for error in failed],
             }
         )
     else:
         copied = terminal.pluralize(len(result.copied), "document")
-        there = f"{result.there:,} were already there"
+        there = f"{result.already_there:,} were already there"
         print(f"copied {copied}, {format_size(result.bytes)}; {there}")
     sys.stdout.flush()
     if failed:
