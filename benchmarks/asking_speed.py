@@ -69,7 +69,7 @@ def read(path: Path, preset: str, random_keys: bool) -> int:
                 keys = torch.randn(last - first, dim, generator=generator)
                 return torch.nn.functional.normalize(keys, dim=1)
 
-            esa.documents.encoder.encode = encode  # type: ignore[method-assign]
+            esa.documents.encoder.encode_document = encode  # type: ignore[method-assign]
         return esa.ingest(str(path)).tokens
 
 

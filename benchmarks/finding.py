@@ -53,7 +53,7 @@ def main() -> None:
             return_offsets_mapping=True, verbose=False,
         )  # fmt: skip
         ids, spans = out["input_ids"], torch.tensor(out["offset_mapping"])
-        keys = ReducedKeys.of(encoder.encode(ids, 0, len(ids)), encoder.layout)
+        keys = ReducedKeys.of(encoder.encode_document(ids, 0, len(ids)), encoder.layout)
         finder = PassageFinder([Book(document, None, spans, index=keys)])
         for question in questions:
             if question["kind"] == "absent":

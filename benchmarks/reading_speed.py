@@ -67,9 +67,9 @@ def main() -> None:
     for name, way in WAYS.items():
         with way():
             rates[name] = tokens_per_second(
-                lambda: encoder.encode(ids, 0, len(ids)), ids, args.runs
+                lambda: encoder.encode_document(ids, 0, len(ids)), ids, args.runs
             )
-            found = shares(lambda: encoder.encode(ids, 0, len(ids)))
+            found = shares(lambda: encoder.encode_document(ids, 0, len(ids)))
         first = next(iter(rates.values()))
         print(
             f"{name}: {rates[name]:,.0f} tokens/s, {rates[name] / first:.2f} times the first, "

@@ -78,7 +78,7 @@ def own_ways(chosen: Any, loaded: Any) -> dict[str, Way]:
 
     def index(text: str, ids: list[int]) -> float:
         started = time.perf_counter()
-        encoder.encode(ids, 0, len(ids))
+        encoder.encode_document(ids, 0, len(ids))
         return time.perf_counter() - started
 
     def lexical(text: str, ids: list[int]) -> float:

@@ -69,7 +69,7 @@ def ranked(
     )  # fmt: skip
     ids, spans = out["input_ids"], torch.tensor(out["offset_mapping"])
     document = Document(text.name, text.text, text.name, "utf-8", len(text.text))
-    keys = ReducedKeys.of(encoder.encode(ids, 0, len(ids)), encoder.layout)
+    keys = ReducedKeys.of(encoder.encode_document(ids, 0, len(ids)), encoder.layout)
     finder = PassageFinder([Book(document, None, spans, index=keys)])
     pairs = [pair for pair in text.pairs if pair.answer]
     for at in range(0, len(pairs), GROUP):

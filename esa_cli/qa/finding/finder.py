@@ -55,7 +55,7 @@ class Finder(Protocol):
     def digest(self) -> str:
         """A SHA-256 digest of everything that determines the reduced keys of a document."""
 
-    def encode(self, ids: Sequence[int], first: int, last: int) -> Tensor:
+    def encode_document(self, ids: Sequence[int], first: int, last: int) -> Tensor:
         """Returns the reduced keys (last - first, R) of a document's tokens [first, last), as
         float32 on the CPU; `first` is a multiple of `SEGMENT_TOKENS`."""
 
@@ -240,8 +240,8 @@ class TokenEncoder:
         return self._project_states(self._compute_hidden_states(sequences)[0], "key_map")
 
     @torch.inference_mode()
-    def encode(self, ids: Sequence[int], first: int, last: int) -> Tensor:
-        """Encodes a document's tokens as `Finder.encode` describes, each segment together with
+    def encode_document(self, ids: Sequence[int], first: int, last: int) -> Tensor:
+        """Encodes tokens as `Finder.encode_document` describes, each segment together with
         `CONTEXT_TOKENS` tokens before the segment."""
         assert first % SEGMENT_TOKENS == 0, "first must be the beginning of a segment"
         pieces, fused = list[Tensor](), self._fuse_weights()

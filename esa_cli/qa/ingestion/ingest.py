@@ -345,6 +345,6 @@ class IndexIngest(Ingest):
         for start in range(first, len(text.ids), PIECE):
             stop = min(start + PIECE, len(text.ids))
             with self.esa.suspended():
-                keys = self.encoder.encode(text.ids, start, stop)
+                keys = self.encoder.encode_document(text.ids, start, stop)
             yield start, keys
             on_progress(stop, len(text.ids))

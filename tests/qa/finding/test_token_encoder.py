@@ -61,10 +61,10 @@ def test_a_document_is_the_same_in_every_division(
     monkeypatch.setattr(token_encoder, "SEGMENT_TOKENS", 8)
     monkeypatch.setattr(token_encoder, "CONTEXT_TOKENS", 3)
     ids = [(7 * n + 3) % 50 + 1 for n in range(45)]
-    whole = encoder.encode(ids, 0, 45)
-    parts = torch.cat([encoder.encode(ids, 0, 16), encoder.encode(ids, 16, 45)])
+    whole = encoder.encode_document(ids, 0, 45)
+    parts = torch.cat([encoder.encode_document(ids, 0, 16), encoder.encode_document(ids, 16, 45)])
     assert whole.shape == (45, encoder.dim)
-    assert encoder.encode([], 0, 0).shape == (0, 6)
+    assert encoder.encode_document([], 0, 0).shape == (0, 6)
     assert all("layers.1." in name for name in encoder.adapter.matrices), "from the first on"
     torch.testing.assert_close(parts, whole, atol=1e-5, rtol=1e-5)
     with torch.no_grad():
@@ -79,7 +79,7 @@ def test_saved_and_loaded(encoder: TokenEncoder, tmp_path: Path) -> None:
     assert again.layers == 2
     assert again.prompt == encoder.prompt
     torch.testing.assert_close(
-        again.encode(ids, 0, 29), encoder.encode(ids, 0, 29), atol=2e-2, rtol=0
+        again.encode_document(ids, 0, 29), encoder.encode_document(ids, 0, 29), atol=2e-2, rtol=0
     )
     assert again.digest == TokenEncoder.load(tmp_path, encoder.model, encoder.tokenizer).digest
     again.maps["key_map"] = again.maps["key_map"] + 0.1

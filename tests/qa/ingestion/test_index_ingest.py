@@ -89,7 +89,7 @@ def at_once(loaded: Any, finder: Path, text: str = TEXT) -> torch.Tensor:
     """The reduced keys, computed in one call."""
     encoder = TokenEncoder.load(finder, loaded.model, loaded.tokenizer)
     ids = loaded.tokenizer(text, add_special_tokens=False)["input_ids"]
-    return encoder.encode(ids, 0, len(ids))
+    return encoder.encode_document(ids, 0, len(ids))
 
 
 def index_of(book: Book) -> torch.Tensor:
