@@ -73,7 +73,7 @@ class WarningCollector(Reporter):
         self.texts.append(text)
 
 
-Task = tuple[int, Document]
+IngestTask = tuple[int, Document]
 Outcome = tuple[int, IngestRow, list[str]]
 """The index of an ingested document, its JSON object, and the warnings about the document."""
 
@@ -90,7 +90,7 @@ class IngestWorker:
     esa: Esa | None = None
     reporter: WarningCollector | None = None
 
-    def ingest_task(self, task: Task) -> Outcome:
+    def ingest_task(self, task: IngestTask) -> Outcome:
         """Ingests one document. Raises EsaError."""
         number, document = task
         reporter = self.reporter = self.reporter or WarningCollector()
@@ -123,7 +123,7 @@ class IngestWorker:
         return self._opened.__enter__()
 
 
-def ingest_by_workers(
+def ingest_in_parallel(
     worker: IngestWorker,
     documents: Sequence[Document],
     reporter: Reporter,
@@ -137,9 +137,9 @@ def ingest_by_workers(
     rows = dict[int, IngestRow]()
     tasks = sorted(enumerate(documents), key=lambda task: -len(task[1].text))
     if on_ray:
-        outcomes = ingest_on_ray(worker, tasks, workers, reporter)
+        outcomes = ingest_on_ray_cluster(worker, tasks, workers, reporter)
     else:
-        outcomes = ingest_on_machine(worker, tasks, workers or 1, reporter)
+        outcomes = ingest_in_processes(worker, tasks, workers or 1, reporter)
     with closing(outcomes):
         for number, row, warnings in outcomes:
             for text in warnings:
@@ -150,11 +150,11 @@ def ingest_by_workers(
 
 
 _worker: IngestWorker
-"""The worker of this process, where `ingest_on_machine` has started the process."""
+"""The worker of this process, where `ingest_in_processes` has started the process."""
 
 
-def ingest_on_machine(
-    worker: IngestWorker, tasks: Sequence[Task], workers: int, reporter: Reporter
+def ingest_in_processes(
+    worker: IngestWorker, tasks: Sequence[IngestTask], workers: int, reporter: Reporter
 ) -> Generator[Outcome, None, None]:
     """Ingests documents in processes that share this machine's cores, and yields their outcomes."""
     affinity = getattr(os, "sched_getaffinity", None)
@@ -165,7 +165,7 @@ def ingest_on_machine(
     about = pickle.dumps(worker), threads
     pool = ProcessPoolExecutor(workers, get_context("spawn"), _prepare_worker_process, about)
     try:
-        for future in as_completed([pool.submit(_ingest_task, task) for task in tasks]):
+        for future in as_completed([pool.submit(_ingest_in_worker, task) for task in tasks]):
             yield future.result()
     except BrokenProcessPool as error:
         raise ResourceError("a worker process died", MEMORY_HINT) from error
@@ -194,12 +194,12 @@ def _prepare_worker_process(worker: bytes, threads: int) -> None:
     _worker = pickle.loads(worker)
 
 
-def _ingest_task(task: Task) -> Outcome:
+def _ingest_in_worker(task: IngestTask) -> Outcome:
     return _worker.ingest_task(task)
 
 
-def ingest_on_ray(
-    worker: IngestWorker, tasks: Sequence[Task], workers: int | None, reporter: Reporter
+def ingest_on_ray_cluster(
+    worker: IngestWorker, tasks: Sequence[IngestTask], workers: int | None, reporter: Reporter
 ) -> Generator[Outcome, None, None]:
     """Ingests documents in actors of the Ray cluster at $RAY_ADDRESS, or of a new one on this
     machine, and yields their outcomes. The default is one actor per GPU, or else per machine."""

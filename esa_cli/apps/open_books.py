@@ -29,8 +29,8 @@ class OpenBookCache:
     """The open documents by their paths, and the open books by their texts. Any thread may read
     documents, but only one thread may open books."""
 
-    def __init__(self, asker: Esa) -> None:
-        self.asker = asker
+    def __init__(self, esa: Esa) -> None:
+        self.esa = esa
         self.needed: Collection[str] = ()
         """Paths of the documents of the current question, which must stay open."""
         self._pinned = set[str]()
@@ -48,7 +48,7 @@ class OpenBookCache:
                 document.stamp is None
                 or compute_file_stamp(document.source) == document.stamp != ""
             ):
-                stamp = _read_file_stamp(document.source)
+                stamp = _get_file_time_and_size(document.source)
         self._documents[document.source] = stamp, document
         self._books[document.text, True] = book
         self._pinned.add(document.source)
@@ -57,12 +57,15 @@ class OpenBookCache:
         """Returns the document at a path, which is read again if its file has changed. Raises
         DocumentError."""
         with self._lock:
-            stamp, known = _read_file_stamp(path), self._documents.get(path)
+            stamp, known = _get_file_time_and_size(path), self._documents.get(path)
             document = known[1] if known and known[0] == stamp else load(path)
             self._documents.pop(path, None)
             self._documents[path] = stamp, document
             self._close_unused_books()
-            while len(self._documents) > MAX_OPEN + len(self._pinned) and self._close_document():
+            while (
+                len(self._documents) > MAX_OPEN + len(self._pinned)
+                and self._close_unneeded_document()
+            ):
                 pass
             return document
 
@@ -75,22 +78,22 @@ class OpenBookCache:
             progress: called during ingestion; an exception that it raises ends the ingestion.
             read: whether the book must be ingested. If False, a book that has not been ingested is
                 returned where questions about such a book can be answered."""
-        is_read = read or not self.asker.answers_unread or (document.text, True) in self._books
+        is_read = read or not self.esa.answers_unread or (document.text, True) in self._books
         book = self._books.get((document.text, is_read))
         while book is None:
             try:
-                ingest = self.asker.ingest
-                book = ingest(document, progress) if is_read else self.asker.open(document)
+                ingest = self.esa.ingest
+                book = ingest(document, progress) if is_read else self.esa.open(document)
             except DiskError:
                 raise
             except ResourceError:
-                if not self._close_document():
+                if not self._close_unneeded_document():
                     raise
         with self._lock:
             self._books[document.text, is_read] = book
         return book
 
-    def _close_document(self) -> bool:
+    def _close_unneeded_document(self) -> bool:
         """Closes an unneeded document and its book. Returns False if every document is needed."""
         with self._lock:
             kept = self._pinned.union(self.needed)
@@ -105,9 +108,9 @@ class OpenBookCache:
         self._books = {key: book for key, book in self._books.items() if key[0] in texts}
 
 
-def _read_file_stamp(path: str) -> Stamp:
+def _get_file_time_and_size(path: str) -> Stamp:
     """Returns the modification time and size of a file, or None if the file cannot be inspected."""
     with suppress(OSError, ValueError):
-        facts = os.stat(path)
-        return facts.st_mtime_ns, facts.st_size
+        file_status = os.stat(path)
+        return file_status.st_mtime_ns, file_status.st_size
     return None

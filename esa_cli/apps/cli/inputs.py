@@ -19,16 +19,16 @@ Line = str | UsageError
 
 
 def split_off_question(
-    arguments: Sequence[str] | None, command_name: str, *, library_allowed: bool = False
+    arguments: Sequence[str] | None, command_name: str, *, documents_optional: bool = False
 ) -> tuple[list[str], str]:
-    """Splits arguments into documents and the question, which comes last; with `library_allowed` no
-    document is needed. Raises UsageError: a document or the question is missing."""
+    """Splits arguments into documents and the question, which comes last. Raises UsageError: the
+    question is missing, or, unless `documents_optional`, the document."""
     *documents, question = arguments or [""]
     wrong = ""
-    if _is_file(question) or question == "-":
+    if _is_existing_path(question) or question == "-":
         wrong = f"the question is missing after the document {question}"
-    elif not (documents or library_allowed) or not question.strip():
-        what = "a question" if library_allowed else "a document and a question"
+    elif not (documents or documents_optional) or not question.strip():
+        what = "a question" if documents_optional else "a document and a question"
         wrong = f"{what} must be given, got {question!r}"
     elif has_lone_surrogate(question):
         wrong = "the question must be UTF-8"
@@ -37,7 +37,7 @@ def split_off_question(
     return documents, question
 
 
-def _is_file(text: str) -> bool:
+def _is_existing_path(text: str) -> bool:
     try:
         return bool(text) and Path(text).exists()
     except (OSError, ValueError):  # a question may be too long for a path

@@ -43,7 +43,7 @@ MIN_MEASURED_TOKENS = 2048
 """The minimum tokens of a document whose ingestion speed is remembered for later estimates."""
 
 
-class PrefillDisplay(IngestEvents):
+class IngestProgressDisplay(IngestEvents):
     """Shows the progress of ingesting documents, and remembers the speed for later estimates. With
     `must_store` a full disk is an error, otherwise a warning."""
 
@@ -54,10 +54,10 @@ class PrefillDisplay(IngestEvents):
         self._warned = set[str]()
 
     def found(self, book: Book) -> None:
-        self._warn_missing(book.document)
+        self._warn_of_missing_contents(book.document)
 
     def unread(self, document: Document, tokens: int) -> None:
-        self._warn_missing(document)
+        self._warn_of_missing_contents(document)
 
     def unstored(self, document: Document, error: DiskError) -> bool:
         self.reporter.clear_spinner()
@@ -68,9 +68,9 @@ class PrefillDisplay(IngestEvents):
     def started(self, document: Document, tokens: int, stored_bytes: int | None) -> None:
         stored = "" if stored_bytes is None else f", {format_size(stored_bytes)} in the library"
         self.reporter.note(f"esa: {document.name}: {tokens:,} tokens{stored}")
-        self._warn_missing(document)
+        self._warn_of_missing_contents(document)
         seconds = self.planner.estimate_seconds(tokens)
-        self._show = self.reporter.make_prefill_progress(tokens, seconds)
+        self._show = self.reporter.make_ingest_progress(tokens, seconds)
         self._started, self._resumed_at = time.perf_counter(), 0
 
     def progress(self, done: int, total: int) -> None:
@@ -90,7 +90,7 @@ class PrefillDisplay(IngestEvents):
     def finished(self) -> None:
         self.reporter.clear_spinner()
 
-    def _warn_missing(self, document: Document) -> None:
+    def _warn_of_missing_contents(self, document: Document) -> None:
         """Warns, once for each document, of contents that could not be extracted."""
         for text in () if self.reporter.is_brief else document.missing:
             self._warn_once(f"esa: {document.name}: {text}")
@@ -137,7 +137,7 @@ def open_esa(
     if stores and keep is None and not library.writable:
         reporter.warn(f"esa: documents are not stored: {library.root} cannot be written")
         stores = False
-    display = PrefillDisplay(ready.ingest_planner, reporter, must_store=keep is not None)
+    display = IngestProgressDisplay(ready.ingest_planner, reporter, must_store=keep is not None)
     with (
         quiet_transformers(imported=False),
         Esa.from_preflight(
@@ -152,7 +152,7 @@ def open_esa(
             reporter.clear_spinner()
 
 
-class QuestionBooks:
+class QuestionDocuments:
     """Opens the documents for questions: the named documents, and the best candidates.
 
     Args:
@@ -186,13 +186,15 @@ class QuestionBooks:
             stores = asks_library or keep is not False
             catalogue = library.search_catalogue() if stores else library.catalogue(False)
             try:
-                self._collect_candidates(catalogue, file_paths, stack)
+                self._collect_candidate_documents(catalogue, file_paths, stack)
             except DiskError as error:
                 if keep:
                     raise
                 reporter.clear_spinner()
                 reporter.warn(f"esa: words of files are not stored: {error.message}")
-                self._collect_candidates(library.search_catalogue(copy=True), file_paths, stack)
+                self._collect_candidate_documents(
+                    library.search_catalogue(copy=True), file_paths, stack
+                )
         if not files.sources and not self._candidates:
             raise UsageError("the library has no documents", "add documents with `esa ingest`")
         self.gathered = read_files(files if self._catalogue is None else named, reporter)
@@ -209,9 +211,9 @@ class QuestionBooks:
         self._books, self._open_entry, self._open_path = list(books), open_entry, open_path
         self._reporter.is_brief = bool(self._candidates)
 
-    def open_question_books(self, question: str, *, all_with_words: bool = False) -> list[Book]:
+    def open_documents_for(self, question: str, *, all_that_match: bool = False) -> list[Book]:
         """Opens the named documents and the best candidates for a question, or with
-        `all_with_words` all candidates that have a word of the question. Raises UsageError: no
+        `all_that_match` all candidates that have a word of the question. Raises UsageError: no
         document can be used."""
         candidates, limit = self._candidates, self._limit
         order, is_searched = list(candidates), self._catalogue is not None
@@ -221,12 +223,12 @@ class QuestionBooks:
             ranked = [text.digest for text in self._catalogue.texts.rank_texts(question)]
             ranked = [digest for digest in ranked if digest in candidates]
             order = list(dict.fromkeys([*ranked, *order]))
-            limit = max(1, len(ranked)) if all_with_words else limit
+            limit = max(1, len(ranked)) if all_that_match else limit
         books, skipped = list[Book](), 0
         for digest in order:
             if len(books) == limit:
                 break
-            book = self._open_candidate(candidates[digest])
+            book = self._open_candidate_document(candidates[digest])
             books += [] if book is None else [book]
             skipped += book is None
         if not books and not self._books:
@@ -243,7 +245,7 @@ class QuestionBooks:
             )
         return drop_duplicate_texts([*self._books, *books])
 
-    def _open_candidate(self, candidate: LibraryText) -> Book | None:
+    def _open_candidate_document(self, candidate: LibraryText) -> Book | None:
         """Opens a candidate from the library or its file; returns None after an error."""
         for entry in candidate.entries:
             try:
@@ -258,7 +260,7 @@ class QuestionBooks:
             self._reporter.warn_left_out(error.message)
         return None
 
-    def _collect_candidates(
+    def _collect_candidate_documents(
         self,
         opened_catalogue: AbstractContextManager[Catalogue],
         paths: Sequence[str],
@@ -271,10 +273,10 @@ class QuestionBooks:
             stored = LibraryTexts()
             if self._in_library:
                 stored = library_texts.list_texts_in_catalogue(
-                    catalogue, reporter.make_progress("words of the files", "files")
+                    catalogue, reporter.make_progress_callback("words of the files", "files")
                 )
                 reporter.clear_spinner()
-                self._warn_unreadable_files([record.path for record in stored.refused])
+                self._warn_of_unreadable_files([record.path for record in stored.refused])
                 if stored.damaged:
                     damaged = pluralize(len(stored.damaged), "damaged document")
                     reporter.warn_left_out(damaged, "`esa library list` says which")
@@ -284,30 +286,32 @@ class QuestionBooks:
             if self._limit is None or (count <= self._limit and all(has_entries)):
                 return
             if paths:
-                self._candidates = self._index_files(catalogue, paths) | self._candidates
+                self._candidates = self._index_words_of_files(catalogue, paths) | self._candidates
             if any(has_entries):
-                progress = reporter.make_progress("words of the library", "documents")
+                progress = reporter.make_progress_callback("words of the library", "documents")
                 for error in catalogue.add_stored_texts(progress):
                     reporter.warn_left_out(error.message)
                 reporter.clear_spinner()
             self._catalogue = catalogue
             stack.push(own_stack.pop_all())
 
-    def _index_files(self, catalogue: Catalogue, paths: Sequence[str]) -> dict[str, LibraryText]:
+    def _index_words_of_files(
+        self, catalogue: Catalogue, paths: Sequence[str]
+    ) -> dict[str, LibraryText]:
         """Indexes the words of files, and returns the files by the digests of their texts."""
         names = {os.path.abspath(path): path for path in paths}
-        progress = self._reporter.make_progress("words of the files", "files")
+        progress = self._reporter.make_progress_callback("words of the files", "files")
         changes = library_texts.FileIndexing(catalogue).update(list(names), progress)
         self._reporter.clear_spinner()
         if changes.refused and not changes.readable:
             raise DocumentError(changes.refused[0].why, changes.refused[0].hint)
-        self._warn_unreadable_files([names[record.path] for record in changes.refused])
+        self._warn_of_unreadable_files([names[record.path] for record in changes.refused])
         candidates: dict[str, LibraryText] = {}
         for record in changes.readable:
             candidates.setdefault(record.digest, LibraryText(record.digest, names[record.path]))
         return candidates
 
-    def _warn_unreadable_files(self, paths: Sequence[str]) -> None:
+    def _warn_of_unreadable_files(self, paths: Sequence[str]) -> None:
         if paths:
             files = f"{pluralize(len(paths), 'file')} that cannot be read ({shorten_list(paths)})"
             self._reporter.warn_left_out(files)
@@ -345,7 +349,7 @@ class LazyPassageFinder:
         if self._preset.answer.makes_token_index:
             if self._read:
                 book = self._loaded_esa.ingest(document)
-            elif text_digest(document.text) in self._indexed_digests:
+            elif text_digest(document.text) in self._digests_of_indexed_texts:
                 book = self._loaded_esa.find(document)
         if book is not None:
             return book
@@ -367,7 +371,7 @@ class LazyPassageFinder:
         return PassageSearch().passages(question, place_books(books), count, minimum)
 
     @cached_property
-    def _indexed_digests(self) -> set[str]:
+    def _digests_of_indexed_texts(self) -> set[str]:
         """The digests of the texts that have a token index of any model in the library."""
         entries = self._library.entries() if self._library.exists else []
         return {entry.text_sha256 for entry in entries if entry.rows == library_texts.INDEX}

@@ -26,9 +26,13 @@ from pydantic.json_schema import GenerateJsonSchema
 
 from esa_cli.apps.cli.options.options import ModelOptions
 from esa_cli.apps.cli.output.terminal import Reporter
-from esa_cli.apps.server.allowed_documents import AllowedDocuments, OpenDocument, list_documents
+from esa_cli.apps.server.allowed_documents import (
+    AllowedDocuments,
+    OpenDocument,
+    list_documents_as_json,
+)
 from esa_cli.apps.server.wire import ApiError
-from esa_cli.apps.server.worker import Job, QueueFullError, Worker
+from esa_cli.apps.server.worker import QueueFullError, SingleThreadWorker, WorkerJob
 from esa_cli.documents.readers.text_builder import shorten_list
 from esa_cli.errors import UsageError
 from esa_cli.qa.answering.reply import describe_missing_parts
@@ -131,17 +135,17 @@ class ShowArguments(ToolArguments):
     after: int = Field(2000, ge=1, le=MAX_TEXT, description="Characters from the offset on.")
 
 
-def load_esa_on_demand(load: Callable[[], Esa]) -> Esa:
+def make_lazily_loaded_esa(load: Callable[[], Esa]) -> Esa:
     """Returns an `Esa` that is loaded when one of its attributes is first used. If loading fails,
     the next use of an attribute loads the `Esa` again."""
 
-    class EsaOnDemand:
-        asker = staticmethod(cache(load))
+    class LazilyLoadedEsa:
+        load_once = staticmethod(cache(load))
 
         def __getattr__(self, name: str) -> Any:
-            return getattr(self.asker(), name)
+            return getattr(self.load_once(), name)
 
-    return cast("Esa", EsaOnDemand())
+    return cast("Esa", LazilyLoadedEsa())
 
 
 class DocumentTools:
@@ -151,18 +155,18 @@ class DocumentTools:
     def __init__(
         self, documents: AllowedDocuments, preset: Preset, model: ModelOptions, reporter: Reporter
     ) -> None:
-        self.documents, self.asker = documents, documents.asker
+        self.documents, self.esa = documents, documents.esa
         self._preset, self._model, self._reporter = preset, model, reporter
 
-    def find_passages(self, arguments: FindArguments, job: Job) -> Result:
+    def find_passages(self, arguments: FindArguments, job: WorkerJob) -> Result:
         from esa_cli.apps.cli.model_and_documents import LazyPassageFinder
         from esa_cli.qa.presets.preset import preset_for_finding
 
         finder = LazyPassageFinder(
             preset_for_finding(self._preset), self._model, self.documents.library, self._reporter,
-            lambda: self.asker,
+            lambda: self.esa,
         )  # fmt: skip
-        notes, named = list[str](), self.documents.find_documents(arguments.documents)
+        notes, named = list[str](), self.documents.find_named_documents(arguments.documents)
         query, open_book = arguments.query, finder.open_book
         opened = self.documents.open_documents(named, None, query, notes, open_book=open_book)
         job.raise_if_cancelled()
@@ -170,33 +174,33 @@ class DocumentTools:
         passages = finder.find_passages(query, books, arguments.limit, None)
         unread = [book for book in books if not book.read and self._preset.answer.makes_token_index]
         note = _join_notes([*notes, *describe_missing_parts(books)], unread)
-        return {"passages": _describe_passages(passages, opened), "note": note}
+        return {"passages": _make_passage_objects(passages, opened), "note": note}
 
-    def ask_documents(self, arguments: AskArguments, job: Job) -> Result:
-        notes, named = list[str](), self.documents.find_documents(arguments.documents)
-        with self.asker.interruptible(job.raise_if_cancelled):
+    def ask_documents(self, arguments: AskArguments, job: WorkerJob) -> Result:
+        notes, named = list[str](), self.documents.find_named_documents(arguments.documents)
+        with self.esa.interruptible(job.raise_if_cancelled):
             opened = self.documents.open_documents(
                 named, job.report_progress, arguments.question, notes, read=arguments.read
             )
             books = [document.book for document in opened]
-            reply = self.asker.ask(arguments.question, books, evidence=arguments.passages)
+            reply = self.esa.ask(arguments.question, books, evidence=arguments.passages)
         notes += [ABSENT] if reply.doubtful else []
         notes += describe_missing_parts(books)
         notes += ["the answer was cut off at its maximum length"] if reply.cut else []
         unread = [] if reply.read else [book for book in books if not book.read]
-        results = _describe_passages(reply.evidence, opened)
+        results = _make_passage_objects(reply.evidence, opened)
         for result, passage in zip(results, reply.evidence, strict=True):
             result["score"] = round(passage.weight, 3)
         return {
             "answer": reply.text.strip(), "found": reply.found, "passages": results,
-            "model": self.asker.name, "note": _join_notes(notes, unread),
+            "model": self.esa.name, "note": _join_notes(notes, unread),
         }  # fmt: skip
 
-    def ingest_documents(self, arguments: IngestArguments, job: Job) -> Result:
+    def ingest_documents(self, arguments: IngestArguments, job: WorkerJob) -> Result:
         results = []
-        for named in self.documents.find_documents(arguments.documents):
+        for named in self.documents.find_named_documents(arguments.documents):
             started = time.monotonic()
-            with self.asker.interruptible(job.raise_if_cancelled):
+            with self.esa.interruptible(job.raise_if_cancelled):
                 (opened,) = self.documents.open_documents([named], job.report_progress, read=True)
             book, document = opened.book, opened.book.document
             results.append({
@@ -207,7 +211,7 @@ class DocumentTools:
         return {"documents": results}
 
     def list_documents(self, arguments: ListArguments) -> Result:
-        listed, part = list_documents(self.documents), arguments.containing.casefold()
+        listed, part = list_documents_as_json(self.documents), arguments.containing.casefold()
         how = {"stored": "read", "synced": "words", "file": "file"}
         fitting = [
             {"id": one["id"], "document": one["name"], "bytes": one["bytes"],
@@ -218,12 +222,12 @@ class DocumentTools:
         return {
             "documents": fitting[arguments.skip : arguments.skip + arguments.limit],
             "total": len(fitting),
-            "folders": [str(folder) for folder in self.documents.allowed],
+            "folders": [str(folder) for folder in self.documents.allowed_folders],
             "note": "; ".join(listed["left_out"]) or None,
         }
 
-    def show_text(self, arguments: ShowArguments) -> Result:
-        shown, offset = self.documents.read_document_text(arguments.document), arguments.offset
+    def show_document_text(self, arguments: ShowArguments) -> Result:
+        shown, offset = self.documents.read_named_document(arguments.document), arguments.offset
         text = shown.text
         if offset >= len(text):
             raise UsageError(
@@ -238,7 +242,9 @@ class DocumentTools:
         }  # fmt: skip
 
 
-def _describe_passages(passages: Sequence[Passage], opened: Sequence[OpenDocument]) -> list[Result]:
+def _make_passage_objects(
+    passages: Sequence[Passage], opened: Sequence[OpenDocument]
+) -> list[Result]:
     """Returns passages as JSON objects, with the ids and paths of their documents."""
     from esa_cli.qa.finding.passage_finder import place_books
 
@@ -264,15 +270,15 @@ def _join_notes(notes: Sequence[str], unread: Sequence[Book]) -> str | None:
     return "; ".join(lines) or None
 
 
-class _UntitledSchemaGenerator(GenerateJsonSchema):
+class _SchemaGeneratorWithoutTitles(GenerateJsonSchema):
     """Makes JSON schemas without titles, as a model must read each schema in every conversation."""
 
     def field_title_should_be_set(self, schema: object) -> bool:
         return False
 
 
-def _describe_tool(name: str, title: str, arguments: type[ToolArguments]) -> types.Tool:
-    schema = arguments.model_json_schema(schema_generator=_UntitledSchemaGenerator)
+def _make_tool_description(name: str, title: str, arguments: type[ToolArguments]) -> types.Tool:
+    schema = arguments.model_json_schema(schema_generator=_SchemaGeneratorWithoutTitles)
     del schema["title"]
     about = " ".join(schema.pop("description").split())
     hints = types.ToolAnnotations(
@@ -287,16 +293,16 @@ def _describe_tool(name: str, title: str, arguments: type[ToolArguments]) -> typ
 @contextmanager
 def open_mcp_server(tools: DocumentTools) -> Iterator[Server[Any]]:
     """Yields the MCP server of the protocol's SDK, and cancels all jobs at the end of the block."""
-    worker = Worker(MAX_WAITING)
+    worker = SingleThreadWorker(MAX_WAITING)
     table: list[tuple[str, str, type[ToolArguments], Callable[..., Result]]] = [
         ("find", "Find passages", FindArguments, tools.find_passages),
         ("ask", "Ask documents", AskArguments, tools.ask_documents),
         ("ingest", "Read documents into the library", IngestArguments, tools.ingest_documents),
         ("list", "List documents", ListArguments, tools.list_documents),
-        ("show", "Show text", ShowArguments, tools.show_text),
+        ("show", "Show text", ShowArguments, tools.show_document_text),
     ]
     runs = {name: (kind, run) for name, _, kind, run in table}
-    listed = [_describe_tool(name, title, kind) for name, title, kind, _ in table]
+    listed = [_make_tool_description(name, title, kind) for name, title, kind, _ in table]
 
     async def list_tools(
         context: Context, params: types.PaginatedRequestParams | None
@@ -316,7 +322,7 @@ def open_mcp_server(tools: DocumentTools) -> Iterator[Server[Any]]:
         try:
             arguments = kind.model_validate(params.arguments or {})
             if in_worker:
-                result = await _run_job(worker, partial(run, arguments), context)
+                result = await _run_tool_in_worker(worker, partial(run, arguments), context)
             else:
                 result = await anyio.to_thread.run_sync(run, arguments)
         except ValidationError as error:
@@ -342,7 +348,7 @@ def open_mcp_server(tools: DocumentTools) -> Iterator[Server[Any]]:
             on_list_tools=list_tools, on_call_tool=call_tool,
         )  # fmt: skip
     finally:
-        worker.cancel_jobs(END_WITHIN_S)
+        worker.cancel_all_jobs(END_WITHIN_S)
 
 
 def _remove_none_fields(value: Any) -> Any:
@@ -356,7 +362,9 @@ def _make_error_result(message: str, hint: str = "") -> types.CallToolResult:
     return types.CallToolResult(content=[types.TextContent(type="text", text=text)], is_error=True)
 
 
-async def _run_job(worker: Worker, run: Callable[[Job], Result], context: Context) -> Result:
+async def _run_tool_in_worker(
+    worker: SingleThreadWorker, run: Callable[[WorkerJob], Result], context: Context
+) -> Result:
     """Runs a job in the worker's thread and returns its result. The progress counts the tokens of
     all documents so far. Raises UsageError: too many jobs are waiting. EsaError: the job failed."""
     before, last = 0, 0

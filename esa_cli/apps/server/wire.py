@@ -162,7 +162,7 @@ class ChatRequest(BaseModel):
             "evidence": DEFAULT_EVIDENCE if self.evidence is None else self.evidence,
         }
 
-    def split_conversation(self) -> tuple[str, list[Turn]]:
+    def split_question_and_history(self) -> tuple[str, list[Turn]]:
         """Returns the question, which is the last message, and the earlier turns. System messages
         become turns without an answer; successive messages of one role are joined. Raises ApiError
         400."""
@@ -230,7 +230,7 @@ def _describe_validation_error(error: ValidationError) -> ApiError:
 
 
 @dataclass(frozen=True)
-class CompletionBodies:
+class ChatCompletionBodies:
     """Makes the JSON bodies of one answer, either a whole body or chunks of a stream. The heat maps
     and `missing`, what the documents' texts lack, are filled in before the answer ends."""
 
@@ -240,7 +240,7 @@ class CompletionBodies:
     id: str = field(default_factory=lambda: f"chatcmpl-{uuid.uuid4().hex}")
     created: int = field(default_factory=lambda: int(time.time()))
 
-    def make_whole_body(self, reply: Reply) -> dict[str, Any]:
+    def make_unstreamed_body(self, reply: Reply) -> dict[str, Any]:
         """Returns the whole body of an answer that is not streamed."""
         message = {"role": "assistant", "content": reply.text, "refusal": None}
         content = {"message": message | self._collect_reply_fields(reply)}

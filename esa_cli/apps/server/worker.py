@@ -34,7 +34,7 @@ class JobCancelledError(Exception):
     """The job was cancelled, as its client no longer waits for the result."""
 
 
-class Job:
+class WorkerJob:
     """A job that the worker's thread runs. The function `answer` computes the result, and may call
     `report_progress` and `send_text`; `send_event` receives every event of the job."""
 
@@ -78,17 +78,17 @@ class Job:
         self.send_event(event)
 
 
-Answer = Callable[[Job], object]
+Answer = Callable[[WorkerJob], object]
 
 
-class Worker:
+class SingleThreadWorker:
     """Runs jobs one after the other in one thread, while at most `max_waiting` other jobs wait. All
     methods must be called by the same thread."""
 
     def __init__(self, max_waiting: int) -> None:
         self.max_waiting = max_waiting
         self._pool = ThreadPoolExecutor(1, "esa-answers")
-        self._jobs: dict[Job, Future[None]] = {}
+        self._jobs: dict[WorkerJob, Future[None]] = {}
 
     def count_jobs(self) -> int:
         """Returns the number of jobs that are waiting or running."""
@@ -105,7 +105,7 @@ class Worker:
             with contextlib.suppress(RuntimeError):  # the event loop has ended meanwhile
                 loop.call_soon_threadsafe(events.put_nowait, event)
 
-        job = Job(answer, send_event)
+        job = WorkerJob(answer, send_event)
         self.submit_job(job)
         try:
             yield events
@@ -114,7 +114,7 @@ class Worker:
             self._jobs[job].cancel()
             self._jobs = {job: future for job, future in self._jobs.items() if not future.done()}
 
-    def submit_job(self, job: Job) -> None:
+    def submit_job(self, job: WorkerJob) -> None:
         """Adds a job to the queue. Raises QueueFullError."""
         if self.count_jobs() > self.max_waiting:
             raise QueueFullError
@@ -123,7 +123,7 @@ class Worker:
         except RuntimeError:  # the worker is closed
             raise QueueFullError from None
 
-    def cancel_jobs(self, wait_s: float) -> None:
+    def cancel_all_jobs(self, wait_s: float) -> None:
         """Cancels all jobs and waits for the running job. If the job does not end within `wait_s`
         seconds, the whole process ends, as the model must not be closed while a job uses it."""
         for job in self._jobs:

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 EXAMPLE = 'write one JSON object a line: {"question": "...", "documents": ["book.txt"]}'
 
 
-@options.typer_command
+@options.make_typer_command
 def batch(
     questions: Annotated[
         Path,
@@ -83,27 +83,30 @@ def batch(
 
     chosen = reader_options.load_preset(model, method)
     asking = {**generation_options.make_ask_arguments(), "evidence": top}
-    reader, shard = reader_options.choose_reader(), shards.parse_shard(out)
+    reader, shard = reader_options.choose_reader(), shards.check_files_and_parse_shard(out)
     started = time.monotonic()
     with terminal.Reporter(quiet) as reporter:
         chosen = chosen if method else adapt_to_model(chosen, reporter)
         settings = chosen.model_dump(mode="json", exclude={"name", "description"})
         answer_settings = {**asking, **reader_options.reader_dependencies, "preset": settings}
-        asked = _read_questions(questions, out, documents or [], answer_settings, reporter)
+        asked = _load_questions(questions, out, documents or [], answer_settings, reporter)
         end = len(asked[:limit])
         if not shard.is_whole:
             count, asked = end, shard_questions(asked[:limit], shard)
             end = len(asked)
             reporter.note(f"esa: shard {shard}: {end} of {count} questions", dim=False)
-        with make_answers_file(out, asked, retry_failed) as answers:
-            add_shard_answers(answers, asked[:end], shards.join or ())
+        with open_answers_file(out, asked, retry_failed) as answers:
+            add_answers_of_shards(answers, asked[:end], shards.join or ())
             before = sum(answers.has_row(index) for index in range(end))
             if before:
                 reporter.note(f"esa: {before} questions of an earlier run are kept")
             if before < end:
-                progress, numbers = (reporter.make_progress("", "questions"), itertools.count(1))
+                progress, numbers = (
+                    reporter.make_progress_callback("", "questions"),
+                    itertools.count(1),
+                )
                 with open_esa(chosen, model, reporter, keep=keep, reader=reader) as esa:
-                    run_batch(
+                    answer_batch_questions(
                         esa, asked, answers, asking, limit=end,
                         progress=lambda: progress(next(numbers), end - before),
                         warn=lambda text: reporter.warn(f"esa: {text}"),
@@ -121,7 +124,7 @@ def batch(
         raise typer.Exit(PARTIAL)
 
 
-def _read_questions(
+def _load_questions(
     path: Path,
     out: Path,
     documents: Sequence[str],
@@ -136,7 +139,7 @@ def _read_questions(
     output_paths.check_output_file("--out", out, [str(path)], "the questions file")
     if out.exists() and not out.is_file():  # as its rows are read first
         raise UsageError(f"--out must be a regular file, got {out}", "choose another --out")
-    questions = read_questions(path, documents, answer_settings)
+    questions = read_questions_file(path, documents, answer_settings)
     for question in questions:
         if question.fault:
             reporter.warn(f"esa: {path}, line {question.line}: {question.fault}")
@@ -164,7 +167,7 @@ class BatchQuestion:
     """Why the question cannot be asked; the empty text if it can be asked."""
 
 
-def read_questions(
+def read_questions_file(
     path: Path, documents: Sequence[str], settings: Mapping[str, Any]
 ) -> list[BatchQuestion]:
     """Returns all questions of a file, in order; an invalid line becomes a question with a fault.
@@ -174,17 +177,17 @@ def read_questions(
         lines = path.read_bytes().removeprefix(b"\xef\xbb\xbf").split(b"\n")
     except OSError as error:
         raise DocumentError(f"{path} cannot be read: {error.strerror}", "check the path") from error
-    default, digest_file = source_files(documents), cache(_digest_file)
+    default, digest_file = source_files(documents), cache(_compute_file_digest)
 
     @cache
-    def find_files(names: tuple[str, ...]) -> SourceFiles:
+    def find_named_files(names: tuple[str, ...]) -> SourceFiles:
         return source_files([str(path.parent / name) for name in names])
 
     questions: list[BatchQuestion] = []
     for line, raw in enumerate(lines, 1):
         if not raw.strip():
             continue
-        row, fault = _parse_question_line(raw, bool(default.sources))
+        row, fault = _parse_batch_question(raw, bool(default.sources))
         text, names, id = row.get("question", ""), default.paths, row.get("id", len(questions) + 1)
         meant = SourceFiles() if fault else default
         asked: list[Any] = ["fault", raw.hex()]
@@ -192,7 +195,7 @@ def read_questions(
             if row.get("documents") is not None:
                 names = tuple(row["documents"])
                 try:
-                    meant = find_files(names)
+                    meant = find_named_files(names)
                 except DocumentError as error:
                     meant, fault = SourceFiles(), error.message
             asked = [text, names, row.get("id"), settings]
@@ -207,7 +210,7 @@ def read_questions(
     return questions
 
 
-def _parse_question_line(raw: bytes, has_default_documents: bool) -> tuple[dict[str, Any], str]:
+def _parse_batch_question(raw: bytes, has_default_documents: bool) -> tuple[dict[str, Any], str]:
     """Returns the JSON object of a line with "", or an empty object with the fault of the line."""
     try:
         row = load_json(raw.decode("utf-8"))
@@ -235,7 +238,7 @@ def _parse_question_line(raw: bytes, has_default_documents: bool) -> tuple[dict[
     return {}, fault
 
 
-def _digest_file(path: str) -> str:
+def _compute_file_digest(path: str) -> str:
     """Returns the SHA-256 digest of a file, or an empty text if the file cannot be read."""
     try:
         if not os.path.isfile(path):
@@ -250,7 +253,7 @@ Group = list[tuple[int, BatchQuestion]]
 """Questions about the same documents, each with its index in the questions file."""
 
 
-def group_questions(
+def group_questions_by_documents(
     questions: Sequence[BatchQuestion], is_wanted: Callable[[int], bool] = lambda index: True
 ) -> list[Group]:
     """Groups the wanted questions by their documents."""
@@ -263,11 +266,11 @@ def group_questions(
 
 def shard_questions(questions: Sequence[BatchQuestion], shard: WorkShard) -> list[BatchQuestion]:
     """Returns the questions of one shard, chosen so that few documents are needed by two shards."""
-    grouped = [index for group in group_questions(questions) for index, _ in group]
+    grouped = [index for group in group_questions_by_documents(questions) for index, _ in group]
     return [questions[index] for index in sorted(shard.select_block(grouped))]
 
 
-def make_answers_file(
+def open_answers_file(
     path: Path, questions: Sequence[BatchQuestion], retry: bool = False
 ) -> OrderedJsonLinesFile:
     """Returns the answers file as a context manager; `retry` drops rows that have an error."""
@@ -275,7 +278,7 @@ def make_answers_file(
     return OrderedJsonLinesFile(path, places, retry=retry)
 
 
-def add_shard_answers(
+def add_answers_of_shards(
     answers: OrderedJsonLinesFile, questions: Sequence[BatchQuestion], paths: Iterable[Path]
 ) -> None:
     """Adds rows that `answers` lacks from the answers files of other shards; a row with an answer
@@ -294,8 +297,8 @@ def add_shard_answers(
             answers.add_row(index, {**rows[question.key], "id": question.id})
 
 
-def run_batch(
-    asker: Esa,
+def answer_batch_questions(
+    esa: Esa,
     questions: Sequence[BatchQuestion],
     answers: OrderedJsonLinesFile,
     ask_arguments: Mapping[str, Any],
@@ -310,23 +313,23 @@ def run_batch(
     written."""
     end = len(questions) if limit is None else limit
 
-    def add_row(index: int, row: dict[str, Any]) -> None:
+    def add_answer_row(index: int, row: dict[str, Any]) -> None:
         answers.add_row(index, row)
         progress()
 
-    open_books = OpenBookCache(asker)
-    for group in group_questions(
+    open_books = OpenBookCache(esa)
+    for group in group_questions_by_documents(
         questions, lambda index: index < end and not answers.has_row(index)
     ):
-        _answer_group(asker, group, open_books, ask_arguments, add_row, warn)
+        _answer_question_group(esa, group, open_books, ask_arguments, add_answer_row, warn)
 
 
-def _answer_group(
-    asker: Esa,
+def _answer_question_group(
+    esa: Esa,
     group: Group,
     open_books: OpenBookCache,
     ask_arguments: Mapping[str, Any],
-    add_row: Callable[[int, dict[str, Any]], None],
+    add_answer_row: Callable[[int, dict[str, Any]], None],
     warn: Callable[[str], None],
 ) -> None:
     """Answers questions about the same documents, and keeps no reference to their books."""
@@ -349,7 +352,7 @@ def _answer_group(
                 raise DocumentError(f"line {question.line}: {question.fault}")
             if refusal is not None:
                 raise refusal
-            reply = asker.ask(question.question, books, **ask_arguments)
+            reply = esa.ask(question.question, books, **ask_arguments)
             lists = {
                 "missing": describe_missing_parts(books),
                 "left_out": [file.as_dict() for file in left_out],
@@ -357,4 +360,4 @@ def _answer_group(
             row |= reply.as_row() | {name: value for name, value in lists.items() if value}
         except EsaError as error:
             row |= {"error": error.message, **({"hint": error.hint} if error.hint else {})}
-        add_row(index, {**row, "key": question.key})
+        add_answer_row(index, {**row, "key": question.key})

@@ -20,7 +20,7 @@ from esa_cli.apps.cli.inputs import split_off_question
 from esa_cli.apps.cli.options import options, output_paths
 from esa_cli.apps.cli.options.command_help import option
 from esa_cli.apps.cli.output import terminal
-from esa_cli.apps.cli.output.answer_output import describe_documents
+from esa_cli.apps.cli.output.answer_output import make_document_objects
 from esa_cli.documents.readers.text_builder import shorten_list
 from esa_cli.documents.sources import source_files
 from esa_cli.errors import NOT_FOUND, DocumentError, UsageError
@@ -121,17 +121,19 @@ class FindOptions(options.DocumentOptions):
         """Whether passages are chosen only by the words that they contain."""
         return (self.shows_all or self.files) and self.minimum is None
 
-    def refuse_conflicting_flags(self) -> None:
+    def refuse_conflicting_options(self) -> None:
         """Raises UsageError where options exclude each other."""
         wide, reads = "--all" if self.shows_all else "--files", self.read == "first"
-        options.refuse_both("--all", "--files", self.shows_all and self.files)
-        options.refuse_both("--all", f"--top {self.top}", self.shows_all and self.top)
-        options.refuse_both("--keep", "--read never", self.keep and not reads, "add --read first")
+        options.refuse_both_options("--all", "--files", self.shows_all and self.files)
+        options.refuse_both_options("--all", f"--top {self.top}", self.shows_all and self.top)
+        options.refuse_both_options(
+            "--keep", "--read never", self.keep and not reads, "add --read first"
+        )
         hint = f"leave out --read first, or add --min 2, so that {wide} compares scores"
-        options.refuse_both(wide, "--read first", self.is_word_search and reads, hint)
+        options.refuse_both_options(wide, "--read first", self.is_word_search and reads, hint)
 
 
-@options.typer_command
+@options.make_typer_command
 def find(
     arguments: Annotated[
         list[str] | None,
@@ -142,55 +144,55 @@ def find(
         ),
     ] = None,
     *,
-    flags: FindOptions,
+    opts: FindOptions,
     model: options.ModelOptions,
 ) -> None:
     """Find passages in documents, without generating an answer.
 
     esa find book.txt "the white whale"
     """
-    from esa_cli.apps.cli.model_and_documents import LazyPassageFinder, QuestionBooks, open_esa
+    from esa_cli.apps.cli.model_and_documents import LazyPassageFinder, QuestionDocuments, open_esa
     from esa_cli.qa.presets.preset import check_adapter, preset_for_finding
 
-    flags.refuse_conflicting_flags()
-    names, question = split_off_question(arguments, "find", library_allowed=flags.library)
-    with terminal.Reporter(flags.quiet) as reporter, ExitStack() as stack:
-        chosen = preset_for_finding(model.load_preset(), flags.is_word_search)
+    opts.refuse_conflicting_options()
+    names, question = split_off_question(arguments, "find", documents_optional=opts.library)
+    with terminal.Reporter(opts.quiet) as reporter, ExitStack() as stack:
+        chosen = preset_for_finding(model.load_preset(), opts.is_word_search)
         check_adapter(chosen.answer)
-        library, reads = Library(), flags.read == "first"
+        library, reads = Library(), opts.read == "first"
 
         def load_esa() -> Esa:
             # If nothing is read, nothing is stored, so the library need not be writable.
-            keep = flags.keep if reads or library.writable else False
+            keep = opts.keep if reads or library.writable else False
             opened = open_esa(chosen, model, reporter, keep=keep, library=library)
             return stack.enter_context(opened)
 
-        documents = QuestionBooks(
+        documents = QuestionDocuments(
             source_files(names), library, reporter, stack,
-            limit=chosen.answer.documents, in_library=flags.library, keep=flags.keep,
+            limit=chosen.answer.documents, in_library=opts.library, keep=opts.keep,
         )  # fmt: skip
         finder = LazyPassageFinder(chosen, model, library, reporter, load_esa, read=reads)
         named = [finder.open_book(document) for document in documents.gathered.documents]
         documents.set_book_openers(named, finder.open_stored_book, finder.open_book)
-        books = documents.open_question_books(question, all_with_words=flags.is_word_search)
+        books = documents.open_documents_for(question, all_that_match=opts.is_word_search)
         reporter.show_spinner("searching")
-        passages = _find_passages(finder, question, books, flags, reporter)
+        passages = _find_passages(finder, question, books, opts, reporter)
         reporter.clear_spinner()
-        files = list_matching_files(passages)[: flags.top] if flags.files else []
-        if flags.as_json:
-            matches = files if flags.files else [passage.as_found() for passage in passages]
+        files = summarise_passages_by_file(passages)[: opts.top] if opts.files else []
+        if opts.as_json:
+            matches = files if opts.files else [passage.as_found() for passage in passages]
             terminal.print_json(
                 {
-                    "files" if flags.files else "passages": matches,
+                    "files" if opts.files else "passages": matches,
                     "read": all(book.read for book in books),
-                    "documents": describe_documents(books),
+                    "documents": make_document_objects(books),
                     **({"searched": documents.searched} if documents.searched else {}),
                     "left_out": [file.as_dict() for file in documents.gathered.left_out],
                     "model": chosen.model if finder.is_loaded else None,
                     "preset": chosen.name,
                 }
             )
-        elif flags.files:
+        elif opts.files:
             for file in files:
                 print(format_file_name(file["document"], file["source"]))
         else:
@@ -209,7 +211,7 @@ def _find_passages(
     finder: LazyPassageFinder,
     question: str,
     books: list[Book],
-    flags: FindOptions,
+    opts: FindOptions,
     reporter: terminal.Reporter,
 ) -> Sequence[Passage]:
     """Returns the passages that fit a question, the best first, or with --all in document order."""
@@ -217,22 +219,22 @@ def _find_passages(
 
     placed = place_books(books)
     passages: Sequence[Passage]
-    if flags.is_word_search:
+    if opts.is_word_search:
         result = passages_with_words(question, placed)
         passages = result.passages
         if 0 < result.most < result.words:
             part = f"{result.most} of the {result.words} words"
             reporter.note(f"esa: no passage has all of the words; these passages have {part}")
     else:
-        count = None if flags.shows_all or flags.files else flags.top or 8
-        passages = finder.find_passages(question, books, count, flags.minimum)
-    if flags.shows_all:
+        count = None if opts.shows_all or opts.files else opts.top or 8
+        passages = finder.find_passages(question, books, count, opts.minimum)
+    if opts.shows_all:
         order = {book.document.name: number for number, book in enumerate(placed)}
         passages = sorted(passages, key=lambda one: (order[one.document], one.start))
     return passages
 
 
-def list_matching_files(passages: Sequence[Passage]) -> list[dict[str, Any]]:
+def summarise_passages_by_file(passages: Sequence[Passage]) -> list[dict[str, Any]]:
     """Returns name, path, best score and number of passages of each document of sorted passages."""
     files = dict[str, dict[str, Any]]()
     for one in passages:
@@ -261,7 +263,7 @@ def print_passages(passages: Sequence[Passage], question: str) -> None:
         place = f"{format_file_name(passage.document, passage.source)}:{passage.line}"
         heading = Text.assemble((place, "bold"), ("  " + ", ".join(details), "dim"))
         console.print("\n" * bool(number), heading, sep="", soft_wrap=True)
-        body = Text(terminal.clean_text(passage.text.strip()))
+        body = Text(terminal.strip_controls(passage.text.strip()))
         for start, end in find_shared_words(body.plain, question):
             body.stylize("bold red", start, end)
         for line in body.split("\n", allow_blank=True):
@@ -305,22 +307,22 @@ class CollectOptions(options.DocumentOptions):
         option("--out -o FILE", "Write places to a JSON Lines file at once, or continue the file."),
     ] = None
 
-    def refuse_conflicting_flags(self) -> None:
+    def refuse_conflicting_options(self) -> None:
         """Raises UsageError where options exclude each other."""
         form, is_table = f"--format {self.form}", self.form == "table"
-        options.refuse_both("--all", "--min", self.reads_all and self.minimum is not None)
-        options.refuse_both("--json", form, self.as_json and not is_table)
-        options.refuse_both("--count", form, self.count and not is_table)
-        options.refuse_both("--keep", "--read never", self.keep and self.read == "never")
+        options.refuse_both_options("--all", "--min", self.reads_all and self.minimum is not None)
+        options.refuse_both_options("--json", form, self.as_json and not is_table)
+        options.refuse_both_options("--count", form, self.count and not is_table)
+        options.refuse_both_options("--keep", "--read never", self.keep and self.read == "never")
 
     @property
-    def collect_arguments(self) -> dict[str, Any]:
+    def esa_collect_arguments(self) -> dict[str, Any]:
         """The keyword arguments of `Esa.collect` that choose passages and places."""
         least = {} if self.min_confidence is None else {"least": self.min_confidence}
         return {"minimum": self.minimum, "every": self.reads_all, **least}
 
 
-@options.typer_command
+@options.make_typer_command
 def collect(
     arguments: Annotated[
         list[str] | None,
@@ -331,7 +333,7 @@ def collect(
         ),
     ] = None,
     *,
-    flags: CollectOptions,
+    opts: CollectOptions,
     model: options.ModelOptions,
     reader_options: options.ReaderOptions,
 ) -> None:
@@ -339,67 +341,67 @@ def collect(
 
     esa collect book.txt "How old is somebody?"
     """
-    from esa_cli.apps.cli.model_and_documents import QuestionBooks, open_esa
+    from esa_cli.apps.cli.model_and_documents import QuestionDocuments, open_esa
     from esa_cli.qa.collecting import FIT, NEAR, SIEVE, WHOLE, distinct_places
     from esa_cli.qa.presets.cache_key import hash_text_settings
     from esa_cli.qa.presets.preset import check_adapter
     from esa_cli.system.text import text_digest
 
-    flags.refuse_conflicting_flags()
-    names, question = split_off_question(arguments, "collect", library_allowed=flags.library)
-    if flags.out is not None:
-        check_first_field(flags.out, FIRST)
-    with terminal.Reporter(flags.quiet) as reporter, ExitStack() as stack:
+    opts.refuse_conflicting_options()
+    names, question = split_off_question(arguments, "collect", documents_optional=opts.library)
+    if opts.out is not None:
+        check_first_field(opts.out, FIRST)
+    with terminal.Reporter(opts.quiet) as reporter, ExitStack() as stack:
         chosen = reader_options.load_preset(model).with_answer(source="text")
-        if flags.min_confidence is not None and chosen.answer.reader is not None:
+        if opts.min_confidence is not None and chosen.answer.reader is not None:
             raise UsageError(
                 f"--least cannot be used with the reader {chosen.answer.reader}",
                 "leave out --least, or --model and --reader",
             )
         check_adapter(chosen.answer)
         files, library, reader = source_files(names), Library(), reader_options.choose_reader()
-        output_paths.check_output_file("--out", flags.out, files.paths)
-        documents = QuestionBooks(
-            files, library, reporter, stack, limit=None, in_library=flags.library
+        output_paths.check_output_file("--out", opts.out, files.paths)
+        documents = QuestionDocuments(
+            files, library, reporter, stack, limit=None, in_library=opts.library
         )
         esa = stack.enter_context(
-            open_esa(chosen, model, reporter, keep=flags.keep, library=library, reader=reader)
+            open_esa(chosen, model, reporter, keep=opts.keep, library=library, reader=reader)
         )
-        open_book = esa.ingest if flags.read == "first" else esa.open
+        open_book = esa.ingest if opts.read == "first" else esa.open
         named = [open_book(document) for document in documents.gathered.documents]
         documents.set_book_openers(named, esa.stored, open_book)
-        books = documents.open_question_books(question)
+        books = documents.open_documents_for(question)
         about = {"documents": [book.document.name for book in books], "preset": chosen.name}
         inputs = {
             "question": question,
             "documents": [(text_digest(b.document.text), b.index is not None) for b in books],
             "preset": hash_text_settings(chosen),
             "sieve": (WHOLE, SIEVE, NEAR, FIT),
-            **flags.collect_arguments,
+            **opts.esa_collect_arguments,
             **reader_options.reader_dependencies,
         }
         key = text_digest(json.dumps(inputs, sort_keys=True))[:16]
-        file = stack.enter_context(CollectedPlacesFile(flags.out, question, key, about))
-        places, coverage = _collect_places(esa, question, books, flags, file, reporter)
+        file = stack.enter_context(CollectedPlacesFile(opts.out, question, key, about))
+        places, coverage = _collect_and_print_places(esa, question, books, opts, file, reporter)
         caveat = f"{esa.reader.name if esa.reader else esa.name} misses places and adds wrong ones"
         different = distinct_places(places)
-        if flags.as_json:
+        if opts.as_json:
             terminal.print_json(
                 {
                     "question": question,
                     "count": len(places),
                     "distinct": len(different),
                     "caveat": caveat,
-                    "places": [p.as_row() for p in (different if flags.distinct else places)],
+                    "places": [p.as_row() for p in (different if opts.distinct else places)],
                     "coverage": coverage._asdict(),
-                    "documents": describe_documents(books),
+                    "documents": make_document_objects(books),
                     "left_out": [file.as_dict() for file in documents.gathered.left_out],
                     "model": chosen.model,
                     "reader": None if esa.reader is None else esa.reader.name,
                     "preset": chosen.name,
                 }
             )
-        elif coverage.read and flags.count:
+        elif coverage.read and opts.count:
             count = terminal.pluralize(len(places), "place")
             print(f"{count}, {len(different):,} distinct ({caveat})")
         elif coverage.read:
@@ -408,11 +410,11 @@ def collect(
         raise typer.Exit(NOT_FOUND)
 
 
-def _collect_places(
+def _collect_and_print_places(
     esa: Esa,
     question: str,
     books: Sequence[Book],
-    flags: CollectOptions,
+    opts: CollectOptions,
     file: CollectedPlacesFile,
     reporter: terminal.Reporter,
 ) -> tuple[list[CollectedPlace], Coverage]:
@@ -423,12 +425,12 @@ def _collect_places(
     def show_progress(done: int, total: int) -> None:
         nonlocal progress
         file.write_progress(collection.settled, collection.coverage)
-        progress = progress or reporter.make_progress("reading again", "passages")
+        progress = progress or reporter.make_progress_callback("reading again", "passages")
         progress(done, total)
 
     reporter.show_spinner("finding passages")
     places = list(file.earlier.places)
-    how = {**flags.collect_arguments, "progress": show_progress, "after": file.earlier}
+    how = {**opts.esa_collect_arguments, "progress": show_progress, "after": file.earlier}
     collection = esa.collect(question, books, **how)
     if places:
         reporter.note(f"esa: kept from an earlier run: {terminal.pluralize(len(places), 'place')}")
@@ -443,12 +445,12 @@ def _collect_places(
             file.write_progress(collection.settled, collection.coverage, stopped=True)
     finally:
         reporter.clear_spinner()
-        _print_collected_places(places, flags)
+        _print_collected_places(places, opts)
         coverage = collection.coverage
         share = f"{100 * coverage.share:.0f} %"
         text = f"{coverage.read:,} of {coverage.passages:,} passages ({share}) were read again"
         if is_stopped:
-            reporter.warn(f"esa: stopped: {text}{'; the same command continues' * bool(flags.out)}")
+            reporter.warn(f"esa: stopped: {text}{'; the same command continues' * bool(opts.out)}")
         elif coverage.read:
             lower = "; a lower --min may find more" if coverage.read < coverage.passages else ""
             reporter.note(f"esa: {text}{lower}")
@@ -457,14 +459,14 @@ def _collect_places(
     return places, coverage
 
 
-def _print_collected_places(places: Sequence[CollectedPlace], flags: CollectOptions) -> None:
+def _print_collected_places(places: Sequence[CollectedPlace], opts: CollectOptions) -> None:
     """Prints the collected places in the format of --format, unless --count or --json is given."""
     from esa_cli.qa.collecting import distinct_places
 
-    if not places or flags.count or flags.as_json:
+    if not places or opts.count or opts.as_json:
         return
-    places = distinct_places(places) if flags.distinct else places
-    if flags.form == "table":
+    places = distinct_places(places) if opts.distinct else places
+    if opts.form == "table":
         rows = []
         for place in places:
             page = "" if place.page is None else f", page {place.page}"
@@ -472,7 +474,7 @@ def _print_collected_places(places: Sequence[CollectedPlace], flags: CollectOpti
             cells = (f"{place.document}:{place.line}{page}", words, place.sentence)
             rows.append([terminal.clean_line(" ".join(cell.split())) for cell in cells])
         terminal.print_table(("place", "words", "sentence"), rows)
-    elif flags.form == "jsonl":
+    elif opts.form == "jsonl":
         for place in places:
             print(terminal.format_json(place.as_row()))
     else:
@@ -480,5 +482,6 @@ def _print_collected_places(places: Sequence[CollectedPlace], flags: CollectOpti
         writer.writerow(FIELDS)
         for row in (place.as_row() for place in places):
             writer.writerow(
-                "" if row[name] is None else terminal.clean_text(str(row[name])) for name in FIELDS
+                "" if row[name] is None else terminal.strip_controls(str(row[name]))
+                for name in FIELDS
             )

@@ -39,7 +39,7 @@ CHANGES = {
 """The counted fields in the JSON object of an update, with the words that describe them."""
 
 
-@options.typer_command
+@options.make_typer_command
 def ingest(
     documents: options.Documents,
     words: Annotated[
@@ -87,7 +87,7 @@ def ingest(
     is_local = engine == "local" and workers is None
     follows, is_divided = watch or words or prune, shard is not None or not is_local
     name = "--watch" if watch else "--words" if words else "--prune"
-    options.refuse_both(name, "--shard, --workers and --engine ray", follows and is_divided)
+    options.refuse_both_options(name, "--shard, --workers and --engine ray", follows and is_divided)
     chosen = None if words else model.load_preset().with_answer(adapter=None, reader=None)
     with terminal.Reporter(quiet) as reporter, ExitStack() as stack:
 
@@ -107,19 +107,19 @@ def ingest(
                 for document in documents:
                     yield ingest_document(load_esa(), document, rows, reporter)
                 return
-            from esa_cli.apps.ingest_engine import IngestWorker, ingest_by_workers
+            from esa_cli.apps.ingest_engine import IngestWorker, ingest_in_parallel
 
             assert chosen is not None
             prepare(chosen, model.model_place, reporter, keep=True)
             library, on_ray = default_library_folder().absolute(), engine == "ray"
             worker = IngestWorker(chosen, model, rows, library, os.getcwd())
-            yield from ingest_by_workers(worker, documents, reporter, workers, on_ray=on_ray)
+            yield from ingest_in_parallel(worker, documents, reporter, workers, on_ray=on_ray)
 
         if follows:
             loader = None if words else load_esa
-            _index_folders(documents, loader, watch, prune, yes, reporter, as_json)
+            _update_library_from_folders(documents, loader, watch, prune, yes, reporter, as_json)
         else:
-            _ingest_and_list_documents(documents, shard, ingest_all_documents, reporter, as_json)
+            _ingest_and_print_documents(documents, shard, ingest_all_documents, reporter, as_json)
 
 
 def check_engine_installed(engine: str) -> None:
@@ -128,7 +128,7 @@ def check_engine_installed(engine: str) -> None:
         raise UsageError("--engine ray needs the package ray", "run: pip install 'esa-cli[ray]'")
 
 
-def _ingest_and_list_documents(
+def _ingest_and_print_documents(
     names: Sequence[str],
     shard: str | None,
     read: Callable[[Sequence[Document]], Iterator[IngestRow]],
@@ -164,7 +164,7 @@ def _ingest_and_list_documents(
                 terminal.print_table(("id", "tokens", "size", "read in", "document"), table)
 
 
-def _index_folders(
+def _update_library_from_folders(
     names: Sequence[str],
     load: Callable[[], Esa] | None,
     watch: bool,
@@ -244,7 +244,7 @@ def update_library_from_folder(
 
     started, progress, outdated = time.perf_counter(), None, list[Entry]()
     if is_first:
-        progress = reporter.make_progress(f"files of {folder}", "files")
+        progress = reporter.make_progress_callback(f"files of {folder}", "files")
     with library.catalogue() as catalogue:
         state = sync_folder(
             catalogue, folder, prune=prune, if_empty=prune_if_empty, progress=progress

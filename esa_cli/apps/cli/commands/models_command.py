@@ -110,7 +110,7 @@ def show_preset(
         typer.Argument(
             metavar="NAME",
             help="A preset's name, or a YAML file.",
-            autocompletion=completion.complete_presets,
+            autocompletion=completion.complete_preset_names,
         ),
     ] = options.DEFAULT_PRESET,
     settings: options.Set = None,

@@ -1,6 +1,6 @@
 """The options that several commands share, alone or in groups.
 
-A group is a dataclass whose annotated fields become the options of a command (`typer_command`).
+A group is a dataclass; `make_typer_command` turns its annotated fields into options of a command.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class ModelOptions:
         option(
             "--preset -p NAME",
             "A name from `esa presets list`, or a YAML file.",
-            autocompletion=completion.complete_presets,
+            autocompletion=completion.complete_preset_names,
         ),
     ] = DEFAULT_PRESET
     model: Annotated[
@@ -81,7 +81,7 @@ class ModelOptions:
             "--model -m REF",
             "Model that writes answers or runs the method: a hub id, folder, .gguf file, wheel, or "
             "a name from `esa models list --known`.",
-            autocompletion=completion.complete_models,
+            autocompletion=completion.complete_model_names,
         ),
     ] = None
     settings: Set = None
@@ -134,7 +134,7 @@ class ModelOptions:
         parse_reference(chosen.model)
         return chosen
 
-    def load_method_preset(self) -> LoadedPreset:
+    def load_preset_for_methods(self) -> LoadedPreset:
         """Loads the preset for commands that run methods, always in the model of --model."""
         from esa_cli.qa.presets.preset import preset_of_reader_model
 
@@ -153,7 +153,7 @@ class DocumentOptions:
     quiet: Quiet = False
 
 
-def _check_temperature(value: float | None) -> float | None:
+def _check_temperature_option(value: float | None) -> float | None:
     """Returns the value of --temperature. Raises UsageError: the value is no valid temperature."""
     from esa_cli.qa.presets.preset import TEMPERATURES, is_valid_temperature
 
@@ -173,7 +173,7 @@ class GenerationOptions:
         option(
             "--temperature T",
             "Temperature of sampling; 0 always takes the most probable token.",
-            callback=_check_temperature,
+            callback=_check_temperature_option,
         ),
     ] = None
     seed: Annotated[
@@ -275,7 +275,7 @@ class ShardOptions:
         option("--join FILE", "Add the rows that another shard wrote to its --out. Repeatable."),
     ] = None
 
-    def parse_shard(self, out: Path | None) -> WorkShard:
+    def check_files_and_parse_shard(self, out: Path | None) -> WorkShard:
         """Returns the shard that --shard names. Raises UsageError: --shard is not K/N, --out cannot
         be written, or a file of --join is missing or is the same as --out."""
         for path in self.join or ():
@@ -289,7 +289,7 @@ class ShardOptions:
 
 
 @dataclass(frozen=True)
-class RowOptions(ShardOptions):
+class ComparisonOptions(ShardOptions):
     """The options of commands that write one row for each question and method."""
 
     methods: Annotated[
@@ -320,11 +320,11 @@ class RowOptions(ShardOptions):
         from esa_cli.qa.presets.resolved_preset import AS_IS, FROM_TEXT
 
         if self.methods is not None:
-            return split_names(self.methods)
+            return split_at_commas(self.methods)
         return (AS_IS, FROM_TEXT) if preset.answer.source == "text" else (AS_IS,)
 
 
-def typer_command(function: Callable[..., None]) -> Callable[..., None]:
+def make_typer_command(function: Callable[..., None]) -> Callable[..., None]:
     """Turns a function into a Typer command: a parameter that is a dataclass is replaced by one
     option for each annotated field of the dataclass."""
     hints = get_type_hints(function, include_extras=True)
@@ -357,7 +357,7 @@ def typer_command(function: Callable[..., None]) -> Callable[..., None]:
     return run_command
 
 
-def refuse_both(
+def refuse_both_options(
     option: str, other_option: str, are_both_set: object, hint: str = "use only one"
 ) -> None:
     """Raises UsageError if two options that exclude each other are both set."""
@@ -365,7 +365,7 @@ def refuse_both(
         raise UsageError(f"{option} and {other_option} exclude each other", hint)
 
 
-def split_names(text: str) -> tuple[str, ...]:
+def split_at_commas(text: str) -> tuple[str, ...]:
     """Splits a text at its commas into names, without duplicates."""
     return tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
 

@@ -56,7 +56,7 @@ def write_text_file(path: Path, text: str) -> None:
             place.write_text(text, "utf-8")
 
 
-def describe_run() -> dict[str, str]:
+def describe_command_run() -> dict[str, str]:
     """Returns the version, the command, the date and the machine that made a results file."""
     return {
         "esa": __version__,
@@ -66,7 +66,7 @@ def describe_run() -> dict[str, str]:
     }
 
 
-def run_and_show_rows(
+def fill_journal_and_show_rows(
     journal: Journal,
     reporter: Reporter,
     add_missing_rows: Callable[[], bool],

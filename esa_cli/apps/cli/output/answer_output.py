@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import IO, TYPE_CHECKING, Any
 
-from esa_cli.apps.cli.output.terminal import Reporter, clean_text
+from esa_cli.apps.cli.output.terminal import Reporter, strip_controls
 from esa_cli.documents.document import Sentences
 from esa_cli.qa.answering.reply import Quotation, Reply
 from esa_cli.qa.finding.passage import Passage
@@ -25,7 +25,7 @@ WEIGHTS = "  passages, with how much each counts for the answer:"
 PIPE_WIDTH = 160
 
 
-class AnswerStream:
+class AnswerPrinter:
     """Prints the pieces of an answer as they are generated, without leading white space."""
 
     def __init__(self, out: IO[str], reporter: Reporter) -> None:
@@ -36,7 +36,7 @@ class AnswerStream:
         if piece:
             self.has_text = True
             self.reporter.clear_spinner()
-            self.out.write(clean_text(piece))
+            self.out.write(strip_controls(piece))
             self.out.flush()
 
 
@@ -45,7 +45,7 @@ def count_shown_passages(top: int | None, quiet: bool) -> int:
     return (0 if quiet else SHOWN) if top is None else top
 
 
-def format_place(passage: Passage, found: bool, chapter: str = "") -> str:
+def format_passage_place(passage: Passage, found: bool, chapter: str = "") -> str:
     """Formats the place of a passage, with its weight if an answer was found: `book.pdf, page 3,
     line 40 (12%)`."""
     page = "" if passage.page is None else f", page {passage.page}"
@@ -53,7 +53,7 @@ def format_place(passage: Passage, found: bool, chapter: str = "") -> str:
     return f"{passage.document}{page}, line {passage.line}{chapter}{weight}"
 
 
-def format_passage(
+def format_passage_line(
     passage: Passage, width: int, quotation: Quotation | None = None, found: bool = True
 ) -> str:
     """Formats a passage as one line of at most `width` columns, which begins with the place. If the
@@ -64,18 +64,18 @@ def format_passage(
     at = quotation.start if quotation and quotation.document == passage.document else -1
     if passage.start <= at < passage.end:
         words = words[Sentences(words).find_sentence_around(at - passage.start)[0] :]
-    text = clean_text(f"  {format_place(passage, found)}: {' '.join(words.split())}")
+    text = strip_controls(f"  {format_passage_place(passage, found)}: {' '.join(words.split())}")
     return text if cell_len(text) <= width else set_cell_size(text, width - 1).rstrip() + "…"
 
 
-def format_passages(reply: Reply, count: int, is_terminal: bool) -> list[str]:
+def format_passage_lines(reply: Reply, count: int, is_terminal: bool) -> list[str]:
     """Formats the best `count` passages of an answer as lines that fit the terminal or a pipe."""
     width = max(40, shutil.get_terminal_size().columns) if is_terminal else PIPE_WIDTH
     passages = reply.evidence[:count]
-    return [format_passage(one, width, reply.quotation, reply.found) for one in passages]
+    return [format_passage_line(one, width, reply.quotation, reply.found) for one in passages]
 
 
-def show_answer_notes(reply: Reply, count: int, reporter: Reporter) -> None:
+def print_answer_notes(reply: Reply, count: int, reporter: Reporter) -> None:
     """Prints below an answer whether it is doubtful or cut off, and its best `count` passages."""
     if reply.doubtful:
         reporter.warn(f"  {NOT_FOUND}")
@@ -83,7 +83,7 @@ def show_answer_notes(reply: Reply, count: int, reporter: Reporter) -> None:
         reporter.warn("  the answer was cut off; --max-new-tokens allows longer answers")
     if reply.evidence[:count]:
         reporter.note(WEIGHTS if reply.found else "  the nearest passages:")
-    for line in format_passages(reply, count, reporter.live):
+    for line in format_passage_lines(reply, count, reporter.live):
         reporter.warn(line)
 
 
@@ -92,13 +92,13 @@ def format_full_passages(evidence: Sequence[Passage], found: bool) -> str:
     parts = []
     for number, passage in enumerate(evidence, 1):
         chapter = f", {passage.chapter}" if passage.chapter else ""
-        head = f"{number}. {format_place(passage, found, chapter)}"
+        head = f"{number}. {format_passage_place(passage, found, chapter)}"
         body = "\n".join(f"   {line}" for line in passage.text.strip().splitlines())
-        parts.append(clean_text(f"{head}\n{body}"))
+        parts.append(strip_controls(f"{head}\n{body}"))
     return "\n\n".join(parts)
 
 
-def describe_answer(
+def make_answer_object(
     esa: Esa,
     books: Sequence[Book],
     reply: Reply,
@@ -123,7 +123,7 @@ def describe_answer(
         "selector": chosen.selector["name"],
         "position": chosen.position["name"],
         "window": {name: getattr(chosen.window, name) for name in sizes},
-        "documents": describe_documents(books),
+        "documents": make_document_objects(books),
         "left_out": [file.as_dict() for file in left_out],
         "tokens": {
             "document": esa.cached_tokens or sum(book.tokens for book in books),
@@ -135,7 +135,7 @@ def describe_answer(
     }
 
 
-def describe_documents(books: Sequence[Book]) -> list[dict[str, Any]]:
+def make_document_objects(books: Sequence[Book]) -> list[dict[str, Any]]:
     """Returns the JSON objects of the documents that a question was asked about."""
     return [
         {

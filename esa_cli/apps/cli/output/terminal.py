@@ -33,14 +33,14 @@ _BIDI = r"\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # Unicode's property Bi
 _CONTROL = re.compile(rf"[\x00-\x08\x0b-\x1f\x7f-\x9f{_BIDI}]")
 
 
-def clean_text(text: str) -> str:
+def strip_controls(text: str) -> str:
     """Removes control and bidirectional characters, so that a text cannot control the terminal."""
     return _CONTROL.sub("", text)
 
 
 def clean_line(text: str) -> str:
     """Cleans a text and joins its lines, as names of files may contain line breaks."""
-    return clean_text(text).replace("\n", " ")
+    return strip_controls(text).replace("\n", " ")
 
 
 def pluralize(number: int, noun: str) -> str:
@@ -61,12 +61,12 @@ def print_json(data: object) -> None:
 
 def print_text(text: str) -> None:
     """Prints a text on standard output: cleaned on a terminal, unchanged in a file or pipe."""
-    sys.stdout.write(clean_text(text) if sys.stdout.isatty() else text)
+    sys.stdout.write(strip_controls(text) if sys.stdout.isatty() else text)
 
 
 def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Prints a table, which fits the width of a terminal; in a pipe no cell is wrapped."""
-    cells = [[clean_text(cell).expandtabs() for cell in row] for row in rows]
+    cells = [[strip_controls(cell).expandtabs() for cell in row] for row in rows]
     console = make_console(sys.stdout)
     if not console.is_terminal:
         lines = _align_table_cells([list(headers), *cells] if any(headers) else cells)
@@ -111,7 +111,7 @@ def make_console(stream: TextIO) -> Any:
         def render(self, *arguments: Any, **settings: Any) -> Iterator[Segment]:
             for segment in super().render(*arguments, **settings):
                 is_plain = not segment.control
-                yield Segment(clean_text(segment.text), segment.style) if is_plain else segment
+                yield Segment(strip_controls(segment.text), segment.style) if is_plain else segment
 
     is_terminal = stream.isatty()
     console = PlainConsole(file=stream, highlight=False, emoji=False, force_terminal=is_terminal)
@@ -173,14 +173,14 @@ class Reporter:
             self._note_seldom(text)
         self._stage = stage
 
-    def make_prefill_progress(self, tokens: int, seconds: float) -> Progress:
+    def make_ingest_progress(self, tokens: int, seconds: float) -> Progress:
         """Returns a callback that shows the progress of reading; `seconds` is an estimate."""
         if self.live:
-            return self.make_progress("reading")
+            return self.make_progress_callback("reading")
         self.note(f"esa: reading {tokens:,} tokens, about {format_duration(seconds)}")
-        return self.make_progress("")
+        return self.make_progress_callback("")
 
-    def make_progress(self, label: str, unit: str = "tokens") -> Progress:
+    def make_progress_callback(self, label: str, unit: str = "tokens") -> Progress:
         """Returns a callback for (done, total) that shows the progress with its rate and the time
         left: as a spinner on a terminal, or else as a line now and then."""
         started = time.monotonic()
