@@ -68,7 +68,7 @@ def main(arguments: list[str] | None = None) -> int:
     sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
     was_interrupted = False
 
-    def on_interrupt_signal(number: int, frame: FrameType | None) -> None:
+    def on_interrupt_signal(signal_number: int, frame: FrameType | None) -> None:
         nonlocal was_interrupted
         was_interrupted = True
         raise KeyboardInterrupt
@@ -104,14 +104,15 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _silence_stderr() -> None:
-    """Discards everything that libraries print while the process ends. As no garbage is
-    collected, nanobind (a part of triton) would report all of its functions as leaked."""
+    """Discards everything that libraries print while the process ends. As no garbage is collected,
+    the library nanobind, a part of triton, would report that all of its functions leak."""
     with contextlib.suppress(OSError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
 
 def _run_command(arguments: list[str]) -> int:
-    """Runs the command that the arguments name, and returns its exit code if it ends early."""
+    """Runs the command that the arguments name, and returns the exit code: 0, or that of an early
+    end."""
     if "_ESA_COMPLETE" in os.environ:  # a shell asks for completions
         make_click_command().main(arguments, prog_name="esa")
     import typer

@@ -1,7 +1,8 @@
-"""Keeps documents and books open from one question to the next, for batch runs and servers.
+"""Keeps documents open from one question to the next, for batch runs and servers.
 
-Files with the same text share one book. A file that has changed is read again. Where memory is
-short, documents that the current question does not need are closed, the longest unused first.
+Files with the same text share one `Book`, an opened document. A file that has changed is read
+again. If memory is short, documents that the current question does not need are closed, the
+longest unused first.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ Stamp = tuple[int, int] | None
 
 
 class OpenBookCache:
-    """The open documents by their paths, and the open books by their texts. Any thread may read
-    documents, but only one thread may open books."""
+    """The documents that were read, by path, and the `Book`s opened for the model, by text. Any
+    thread may read documents, but only one thread may open books."""
 
     def __init__(self, esa: Esa) -> None:
         self.esa = esa
@@ -41,7 +42,7 @@ class OpenBookCache:
         self._lock = threading.RLock()
 
     def pin_book(self, book: Any) -> None:
-        """Keeps a book open until the end. If its file changes, the document is read again."""
+        """Keeps an opened document for good; if its file changes, the document is read again."""
         document, stamp = book.document, None
         with suppress(OSError, ValueError):
             if (
@@ -62,22 +63,19 @@ class OpenBookCache:
             self._documents.pop(path, None)
             self._documents[path] = stamp, document
             self._close_unused_books()
-            while (
-                len(self._documents) > MAX_OPEN + len(self._pinned)
-                and self._close_unneeded_document()
-            ):
+            while len(self._documents) > MAX_OPEN + len(self._pinned) and self._close_document():
                 pass
             return document
 
     def open_book(
         self, document: Document, progress: Progress | None = None, *, read: bool = True
     ) -> Any:
-        """Returns the book of an open document. Raises ResourceError, LibraryError.
+        """Returns the document opened for the model, a `Book`. Raises ResourceError, LibraryError.
 
         Args:
             progress: called during ingestion; an exception that it raises ends the ingestion.
-            read: whether the book must be ingested. If False, a book that has not been ingested is
-                returned where questions about such a book can be answered."""
+            read: whether the document must be ingested. If False, a document that has not been
+                ingested is opened if its words are enough to answer questions."""
         is_read = read or not self.esa.answers_unread or (document.text, True) in self._books
         book = self._books.get((document.text, is_read))
         while book is None:
@@ -87,13 +85,13 @@ class OpenBookCache:
             except DiskError:
                 raise
             except ResourceError:
-                if not self._close_unneeded_document():
+                if not self._close_document():
                     raise
         with self._lock:
             self._books[document.text, is_read] = book
         return book
 
-    def _close_unneeded_document(self) -> bool:
+    def _close_document(self) -> bool:
         """Closes an unneeded document and its book. Returns False if every document is needed."""
         with self._lock:
             kept = self._pinned.union(self.needed)

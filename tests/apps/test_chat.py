@@ -32,7 +32,7 @@ def asker() -> FakeAsker:
 
 @pytest.fixture
 def lines(asker: FakeAsker) -> Conversation:
-    return Conversation(asker, ["alpha"], ["a.txt"], Reporter(), passages=3)
+    return Conversation(asker, ["alpha"], ["a.txt"], Reporter(), top=3)
 
 
 def test_only_the_oldest_turns_are_forgotten_and_only_as_many_as_need_be(
@@ -68,7 +68,7 @@ def test_mistakes_do_not_end_the_talk(lines: Conversation, asker: FakeAsker) -> 
 
 
 def test_save_markdown(asker: FakeAsker, tmp_path: Path) -> None:
-    lines = Conversation(asker, ["alpha"], ["b\udcff.txt"], Reporter(), passages=3)
+    lines = Conversation(asker, ["alpha"], ["b\udcff.txt"], Reporter(), top=3)
     asker.answers["two"] = "zwei\nlines"
     lines.handle_input_line("one")
     lines.handle_input_line("two")
@@ -90,7 +90,7 @@ def test_ctrl_c_stops_the_answer_alone(
     asker: FakeAsker, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asker.gate.clear()
-    lines = Conversation(asker, ["alpha"], ["a.txt"], Reporter(), stoppable=True)
+    lines = Conversation(asker, ["alpha"], ["a.txt"], Reporter(), interruptible=True)
     before = signal.getsignal(signal.SIGINT)
 
     def press() -> None:
@@ -113,7 +113,7 @@ def type_lines(
     monkeypatch: pytest.MonkeyPatch, asker: FakeAsker, *lines: str | type[BaseException]
 ) -> list[str]:
     """The questions that reach the asker when these lines are typed, or raised as by keys."""
-    talk = Conversation(asker, ["alpha"], ["a.txt"], Reporter(), stoppable=True)
+    talk = Conversation(asker, ["alpha"], ["a.txt"], Reporter(), interruptible=True)
     typed = iter([*lines, EOFError])
 
     def read_line(prompt: str) -> str:

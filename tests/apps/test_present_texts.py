@@ -16,7 +16,7 @@ from forked import killed, taken
 from mcp_client import FakeDocumentAsker, call, tools_of
 
 from esa_cli.__main__ import main
-from esa_cli.apps.server.allowed_documents import AllowedDocuments, list_documents_as_json
+from esa_cli.apps.server.allowed_documents import AllowedDocuments, list_documents
 from esa_cli.qa.ingestion.library_texts import library_texts
 from esa_cli.storage.library import Library
 
@@ -66,10 +66,10 @@ def by_server(run: Esa, most: int) -> str:
     """The list, every text, and an answer that is asked of all."""
     library = Library()
     asker = FakeDocumentAsker(library)
-    served = AllowedDocuments(asker, [], [], library, stored=True, limit=most)
-    listed = list_documents_as_json(served)["data"]
+    served = AllowedDocuments(asker, [], [], library, with_library=True, max_opened=most)
+    listed = list_documents(served)["data"]
     texts = [served.read_named_document(one["id"]).text for one in listed]
-    opened = served.open_documents(served.find_named_documents(None), None, QUESTION)
+    opened = served.open_documents(served.find_documents(None), None, QUESTION)
     assert len(opened) <= most
     books = [one.book.document.text for one in opened]
     assert books[0] in texts

@@ -72,7 +72,7 @@ def tools_of(
 ) -> DocumentTools:
     """The tools of a server; `asker` may be a function that loads one."""
     on_demand = make_lazily_loaded_esa(asker if callable(asker) else lambda: asker)
-    documents = AllowedDocuments(on_demand, [], allowed, library, stored=True, limit=4)
+    documents = AllowedDocuments(on_demand, [], allowed, library, with_library=True, max_opened=4)
     model = ModelOptions(preset="tiny-random", device="cpu", dtype="float32")
     preset = load("tiny-random", ["answer.from=text", *settings])
     return DocumentTools(documents, preset, model, Reporter(quiet=True))

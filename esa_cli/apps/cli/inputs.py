@@ -37,9 +37,9 @@ def split_off_question(
     return documents, question
 
 
-def _is_existing_path(text: str) -> bool:
+def _is_existing_path(argument: str) -> bool:
     try:
-        return bool(text) and Path(text).exists()
+        return bool(argument) and Path(argument).exists()
     except (OSError, ValueError):  # a question may be too long for a path
         return False
 
@@ -47,8 +47,8 @@ def _is_existing_path(text: str) -> bool:
 def read_documents(
     names: Sequence[str], reporter: Reporter, shard: WorkShard = ALL_WORK
 ) -> GatheredDocuments:
-    """Reads the documents that file names, folders and patterns stand for, or the documents of one
-    shard, each text once. Warns of files that are left out.
+    """Reads the documents that file names, folders and patterns stand for, or only one shard of the
+    documents, each text once. Warns of files that are left out.
 
     Raises:
         UsageError: standard input cannot be divided into shards, or there are no documents.
@@ -65,7 +65,7 @@ def read_documents(
 
 
 def read_files(files: SourceFiles, reporter: Reporter) -> GatheredDocuments:
-    """Reads the documents of files, each text once, and warns of files that are left out."""
+    """Reads files as documents, each text once, and warns of files that are left out."""
     from esa_cli.documents.document import gather
 
     gathered = gather(files).without_copies()
@@ -75,8 +75,8 @@ def read_files(files: SourceFiles, reporter: Reporter) -> GatheredDocuments:
 
 
 def read_numbered_lines(stream: IO[Any]) -> Iterator[tuple[int, Line]]:
-    """Yields the number and text of each line of a stream that is not blank, as soon as it is
-    complete. A line that is not UTF-8 becomes an error, and the other lines are still read."""
+    """Yields the number and text of each line of a stream, except blank lines, as soon as the line
+    is complete. A line that is not UTF-8 becomes an error; the other lines are still read."""
     for number, line in enumerate(getattr(stream, "buffer", stream), 1):
         try:
             text = line.decode("utf-8-sig" if number == 1 else "utf-8")

@@ -70,7 +70,7 @@ class IngestProgressDisplay(IngestEvents):
         self.reporter.note(f"esa: {document.name}: {tokens:,} tokens{stored}")
         self._warn_of_missing_contents(document)
         seconds = self.planner.estimate_seconds(tokens)
-        self._show = self.reporter.make_ingest_progress(tokens, seconds)
+        self._show = self.reporter.start_ingest_progress(tokens, seconds)
         self._started, self._resumed_at = time.perf_counter(), 0
 
     def progress(self, done: int, total: int) -> None:
@@ -95,16 +95,16 @@ class IngestProgressDisplay(IngestEvents):
         for text in () if self.reporter.is_brief else document.missing:
             self._warn_once(f"esa: {document.name}: {text}")
 
-    def _warn_once(self, text: str) -> None:
-        if text not in self._warned:
-            self._warned.add(text)
-            self.reporter.warn(text)
+    def _warn_once(self, warning: str) -> None:
+        if warning not in self._warned:
+            self._warned.add(warning)
+            self.reporter.warn(warning)
 
 
 @contextmanager
 def open_esa(
-    chosen: Preset | Preflight,
-    options: ModelOptions,
+    preset: Preset | Preflight,
+    model_options: ModelOptions,
     reporter: Reporter,
     *,
     keep: bool | None = None,
@@ -112,24 +112,25 @@ def open_esa(
     library: Library | None = None,
     reader: ReaderChoice | None = None,
 ) -> Iterator[Esa]:
-    """A context that loads the model of a preset, and closes the model at the end of the block.
+    """A context manager that loads the model of a preset, and closes the model at the end.
 
     Args:
         keep: whether documents are stored in the library. None means that only token indexes are
             stored, which are small and take long to make.
-        rows: precision of stored KV caches. library: None means the user's library.
+        rows: precision of stored KV caches, `int8` or `native`.
+        library: where documents are stored; None means the user's library.
         reader: the model that writes the answers; None means the reader of the preset.
 
     Raises PresetError, ModelError, ResourceError. UsageError: documents cannot be stored.
     ReaderError: the reader's server cannot be used."""
-    if options.cache == "disk":
+    if model_options.cache == "disk":
         if keep is False:
             wrong = "--cache disk stores documents in the library"
             raise UsageError(wrong, "leave out --no-keep or --cache")
         keep = True
-    ready = chosen
+    ready = preset
     if not isinstance(ready, Preflight):
-        ready = prepare(ready, options.model_place, reporter, keep=keep)
+        ready = prepare(ready, model_options.model_place, reporter, keep=keep)
     from esa_cli.models.files.quiet_transformers import quiet_transformers
     from esa_cli.qa.api import Esa
 
@@ -153,10 +154,12 @@ def open_esa(
 
 
 class QuestionDocuments:
-    """Opens the documents for questions: the named documents, and the best candidates.
+    """Opens the documents for questions: the documents named on the command line, and the best
+    candidates from folders, patterns and the library.
 
     Args:
-        stack: closes the catalogue. limit: how many candidates are opened; None means all.
+        stack: closes the library's catalogue at its end.
+        limit: how many candidates are opened for a question; None means all.
         in_library: whether the documents of the library are candidates, too.
         keep: whether the words of files are stored. If True, a full disk raises DiskError.
 
@@ -186,15 +189,13 @@ class QuestionDocuments:
             stores = asks_library or keep is not False
             catalogue = library.search_catalogue() if stores else library.catalogue(False)
             try:
-                self._collect_candidate_documents(catalogue, file_paths, stack)
+                self._find_candidates(catalogue, file_paths, stack)
             except DiskError as error:
                 if keep:
                     raise
                 reporter.clear_spinner()
                 reporter.warn(f"esa: words of files are not stored: {error.message}")
-                self._collect_candidate_documents(
-                    library.search_catalogue(copy=True), file_paths, stack
-                )
+                self._find_candidates(library.search_catalogue(copy=True), file_paths, stack)
         if not files.sources and not self._candidates:
             raise UsageError("the library has no documents", "add documents with `esa ingest`")
         self.gathered = read_files(files if self._catalogue is None else named, reporter)
@@ -206,15 +207,15 @@ class QuestionDocuments:
         open_entry: Callable[[Entry], Book],
         open_path: Callable[[str], Book] | None,
     ) -> None:
-        """Sets the books of the named documents, and the functions that open candidates:
+        """Sets the opened named documents, and the functions that open candidate documents:
         `open_entry` for documents of the library, and `open_path`, if any, for files."""
         self._books, self._open_entry, self._open_path = list(books), open_entry, open_path
         self._reporter.is_brief = bool(self._candidates)
 
     def open_documents_for(self, question: str, *, all_that_match: bool = False) -> list[Book]:
         """Opens the named documents and the best candidates for a question, or with
-        `all_that_match` all candidates that have a word of the question. Raises UsageError: no
-        document can be used."""
+        `all_that_match` all candidates that contain a word of the question. Raises UsageError:
+        no document can be used."""
         candidates, limit = self._candidates, self._limit
         order, is_searched = list(candidates), self._catalogue is not None
         if self._catalogue is None or limit is None:
@@ -246,7 +247,7 @@ class QuestionDocuments:
         return drop_duplicate_texts([*self._books, *books])
 
     def _open_candidate_document(self, candidate: LibraryText) -> Book | None:
-        """Opens a candidate from the library or its file; returns None after an error."""
+        """Opens a candidate document from the library or its file; returns None after an error."""
         for entry in candidate.entries:
             try:
                 return self._open_entry(entry)
@@ -260,20 +261,20 @@ class QuestionDocuments:
             self._reporter.warn_left_out(error.message)
         return None
 
-    def _collect_candidate_documents(
+    def _find_candidates(
         self,
-        opened_catalogue: AbstractContextManager[Catalogue],
-        paths: Sequence[str],
+        catalogue_context: AbstractContextManager[Catalogue],
+        file_paths: Sequence[str],
         stack: ExitStack,
     ) -> None:
-        """Collects the candidates: documents of the library, and files if they are too many."""
+        """Finds the candidate documents: those of the library, and files if there are too many."""
         reporter = self._reporter
         with ExitStack() as own_stack:
-            catalogue = own_stack.enter_context(opened_catalogue)
+            catalogue = own_stack.enter_context(catalogue_context)
             stored = LibraryTexts()
             if self._in_library:
                 stored = library_texts.list_texts_in_catalogue(
-                    catalogue, reporter.make_progress_callback("words of the files", "files")
+                    catalogue, reporter.start_progress("words of the files", "files")
                 )
                 reporter.clear_spinner()
                 self._warn_of_unreadable_files([record.path for record in stored.refused])
@@ -282,25 +283,25 @@ class QuestionDocuments:
                     reporter.warn_left_out(damaged, "`esa library list` says which")
             self._candidates = {text.digest: text for text in stored.texts}
             has_entries = [bool(text.entries) for text in stored.texts]
-            count = len(paths) + len(has_entries)
+            count = len(file_paths) + len(has_entries)
             if self._limit is None or (count <= self._limit and all(has_entries)):
                 return
-            if paths:
-                self._candidates = self._index_words_of_files(catalogue, paths) | self._candidates
+            if file_paths:
+                self._candidates = self._index_words_of(catalogue, file_paths) | self._candidates
             if any(has_entries):
-                progress = reporter.make_progress_callback("words of the library", "documents")
+                progress = reporter.start_progress("words of the library", "documents")
                 for error in catalogue.add_stored_texts(progress):
                     reporter.warn_left_out(error.message)
                 reporter.clear_spinner()
             self._catalogue = catalogue
             stack.push(own_stack.pop_all())
 
-    def _index_words_of_files(
-        self, catalogue: Catalogue, paths: Sequence[str]
+    def _index_words_of(
+        self, catalogue: Catalogue, file_paths: Sequence[str]
     ) -> dict[str, LibraryText]:
-        """Indexes the words of files, and returns the files by the digests of their texts."""
-        names = {os.path.abspath(path): path for path in paths}
-        progress = self._reporter.make_progress_callback("words of the files", "files")
+        """Indexes the words of files, and returns the files by the digests of the files' texts."""
+        names = {os.path.abspath(path): path for path in file_paths}
+        progress = self._reporter.start_progress("words of the files", "files")
         changes = library_texts.FileIndexing(catalogue).update(list(names), progress)
         self._reporter.clear_spinner()
         if changes.refused and not changes.readable:
@@ -318,12 +319,12 @@ class QuestionDocuments:
 
 
 class LazyPassageFinder:
-    """Opens documents and finds passages in them. The model is loaded only when a document has a
-    token index, or is to be read; until then documents are searched with BM25 alone.
+    """Opens documents and finds passages in documents. The model is loaded only if a document has a
+    token index, or is to be ingested; until then documents are searched with BM25 alone.
 
     Args:
-        preset: a preset from `preset_for_finding`. load: loads the `Esa` with the model.
-        read: whether a document without a token index is read before the search."""
+        preset: a preset from `preset_for_finding`. load_esa: loads the `Esa` with the model.
+        ingests_unread: whether a document without a token index is ingested before the search."""
 
     def __init__(
         self,
@@ -331,19 +332,19 @@ class LazyPassageFinder:
         model: ModelOptions,
         library: Library,
         reporter: Reporter,
-        load: Callable[[], Esa],
+        load_esa: Callable[[], Esa],
         *,
-        read: bool = False,
+        ingests_unread: bool = False,
     ) -> None:
         # Checked now, because later an error of the options would be reported for each document.
         _ = model.model_place, memory_limit()
         self._preset, self._library, self._reporter = preset, library, reporter
-        self._load, self._read = load, read
+        self._load, self._read = load_esa, ingests_unread
         self.is_loaded = False
         """Whether the model has been loaded."""
 
     def open_book(self, source: str | Document) -> Book:
-        """Returns the book of a document, or of the document at a path. Raises EsaError."""
+        """Opens a document, or the document at a path, for searches. Raises EsaError."""
         document = read_document(source) if isinstance(source, str) else source
         book = None
         if self._preset.answer.makes_token_index:
@@ -358,14 +359,14 @@ class LazyPassageFinder:
         return Book(document, None, torch.zeros(0, 2))
 
     def open_stored_book(self, entry: Entry) -> Book:
-        """Returns the book of a stored document. Raises LibraryError: the document is damaged."""
+        """Opens a stored document for searches. Raises LibraryError: the document is damaged."""
         return self.open_book(library_texts.rebuild_stored_document(self._library, entry))
 
     def find_passages(
         self, question: str, books: list[Book], count: int | None, minimum: float | None
     ) -> list[Passage]:
-        """Returns the `count` passages that fit a question best, with scores of at least
-        `minimum`."""
+        """Returns the `count` passages that fit a question best, with scores of at least `minimum`
+        standard deviations above the mean."""
         if self.is_loaded:
             return self._loaded_esa.find_passages(question, books, count, minimum)
         return PassageSearch().passages(question, place_books(books), count, minimum)

@@ -50,61 +50,63 @@ class RequestableDocument:
 
     @property
     def cache_key(self) -> str:
-        """The path of the document's file, or else its id with a digest of its text."""
+        """The path of the document's file, or else the document's id with a digest of its text."""
         return self.path or f"{self.id} {self.text.digest if self.text else ''}"
 
 
 class OpenDocument(NamedTuple):
-    """The book of an open document, and the id by which requests name the document."""
+    """An opened document (`book`), and the id by which requests name the document."""
 
     id: str
     book: Any
 
 
 class AllowedDocuments:
-    """The documents that the requests of one server may name, and their open books.
+    """The documents that requests to one server may name, and the opened ones among them.
 
     Args:
-        fixed: books of the command line, for requests that name no documents.
-        allowed: folders whose files requests may name. stored: whether texts of the library may be
-            named, too. limit: how many documents a request opens at most; None means all."""
+        given_books: opened documents of the command line, for requests that name no documents.
+        allowed_folders: folders whose files requests may name.
+        with_library: whether texts of the library may be named, too.
+        max_opened: how many documents a request opens at most; None means all."""
 
     def __init__(
         self,
         esa: Esa,
-        command_line_books: Sequence[Any],
+        given_books: Sequence[Any],
         allowed_folders: Sequence[Path],
         library: Library | None = None,
         *,
-        stored: bool = False,
-        limit: int | None = None,
+        with_library: bool = False,
+        max_opened: int | None = None,
     ) -> None:
-        self.esa, self.command_line_books = esa, list(command_line_books)
+        self.esa, self.given_books = esa, list(given_books)
         self.allowed_folders = [folder.resolve(strict=True) for folder in allowed_folders]
-        self.library, self.has_stored, self._limit = library or Library(), stored, limit
+        self.library, self.has_stored = library or Library(), with_library
+        self._limit = max_opened
         self._books = OpenBookCache(esa)
         self._given: dict[str, RequestableDocument] = {}
-        for number, book in enumerate(command_line_books, 1):
+        for number, book in enumerate(given_books, 1):
             id = f"esa:{number}"
             self._given[id] = RequestableDocument(id, book.document.source, is_given=True)
             self._books.pin_book(book)
 
-    def find_named_documents(self, names: Sequence[str] | None) -> list[RequestableDocument]:
-        """Returns the documents with the given names; without names, all documents of the command
-        line, or else of the library. Raises ApiError 400, 403, 404. LibraryError, DiskError."""
+    def find_documents(self, names: Sequence[str] | None) -> list[RequestableDocument]:
+        """Returns the documents with these names; without names, all documents of the command line,
+        or else of the library. Raises ApiError 400, 403, 404. LibraryError, DiskError."""
         if names is not None:
             list_stored_texts = cache(self.list_stored_texts)
-            return [self._find_named_document(name, list_stored_texts) for name in names]
+            return [self._find_document(name, list_stored_texts) for name in names]
         documents = list((self._given or self.list_stored_texts()).values())
         if not documents:
             hint = 'name a document, as {"documents": ["book.txt"]}'
             raise ApiError(400, f"the request names no document; {hint}", "documents")
         return documents
 
-    def _find_named_document(
+    def _find_document(
         self, name: str, list_stored_texts: Callable[[], dict[str, RequestableDocument]]
     ) -> RequestableDocument:
-        """Returns the document with this id or path, or else with this name in the library."""
+        """Returns the document that has the id or path `name`, or this name in the library."""
         if name in self._given:
             return self._given[name]
         if self.has_stored and name.startswith(STORED):
@@ -163,8 +165,9 @@ class AllowedDocuments:
 
         Args:
             left_out: receives a message for each document that cannot be read.
-            read: whether the model reads unread documents; None means unless there are too many.
-            open_book: a function that opens books instead of the server's `Esa`.
+            read: whether the model ingests documents that it has not read; None means unless there
+                are too many.
+            open_book: a function that opens documents instead of the server's `Esa`.
 
         Raises:
             DocumentError: none of the documents can be read. ResourceError."""
@@ -208,7 +211,7 @@ class AllowedDocuments:
         progress: Progress | None,
         left_out: list[str],
     ) -> list[RequestableDocument]:
-        """Returns readable files and texts of the library, the best for the question first."""
+        """Returns the named files and library texts that can be read, best for a question first."""
         files = {one.path: one for one in named if one.path and not one.is_given}
         texts = {document.text.digest: document for document in named if document.text}
         with self.library.search_catalogue() as catalogue:
@@ -227,7 +230,7 @@ class AllowedDocuments:
     def read_named_document(self, name: str) -> Document:
         """Returns one document without using the model; any thread may call this method. Raises
         DocumentError. ApiError 403, 404: the document is missing or may not be named."""
-        named = self._find_named_document(name, cache(self.list_stored_texts))
+        named = self._find_document(name, cache(self.list_stored_texts))
         return self._books.read_document(named.cache_key, partial(self._load_document_text, named))
 
     def _load_document_text(self, named: RequestableDocument, key: str) -> Document:
@@ -268,31 +271,27 @@ def _make_missing_document_error(name: str) -> ApiError:
     return ApiError(404, f"there is no document {name}", "documents", "document_not_found")
 
 
-def list_documents_as_json(documents: AllowedDocuments) -> dict[str, Any]:
-    """Returns the JSON object of `GET /v1/documents`; `left_out` says what is not listed."""
+def list_documents(documents: AllowedDocuments) -> dict[str, Any]:
+    """Returns the JSON object of `GET /v1/documents`; `left_out` names documents not listed."""
     left_out: list[str] = []
     data: list[dict[str, Any]] = []
 
-    def add_listed_document(id: str, name: str, nbytes: int, kind: str) -> None:
+    def add_to_list(id: str, name: str, nbytes: int, kind: str) -> None:
         about = {"id": id, "object": "document", "name": name, "bytes": nbytes, "kind": kind}
         data.append(about)
 
-    for number, book in enumerate(documents.command_line_books, 1):
-        add_listed_document(f"esa:{number}", book.document.name, book.document.bytes, "given")
-    paths = {
-        Path(b.document.source).resolve() for b in documents.command_line_books if b.document.stamp
-    }
+    for number, book in enumerate(documents.given_books, 1):
+        add_to_list(f"esa:{number}", book.document.name, book.document.bytes, "given")
+    paths = {Path(b.document.source).resolve() for b in documents.given_books if b.document.stamp}
     for path, id in documents.list_allowed_files(left_out).items():
         if path not in paths:
             paths.add(path)
-            add_listed_document(id, path.name, path.stat().st_size, "file")
+            add_to_list(id, path.name, path.stat().st_size, "file")
     try:
         for id, document in documents.list_stored_texts().items():
             text = document.text
             if text and (not text.path or Path(text.path).resolve() not in paths):
-                add_listed_document(
-                    id, text.name, text.bytes, "stored" if text.entries else "synced"
-                )
+                add_to_list(id, text.name, text.bytes, "stored" if text.entries else "synced")
     except (LibraryError, DiskError):
         left_out.append("the library cannot be used, so its documents are not listed")
     return {"object": "list", "data": data, "left_out": left_out}

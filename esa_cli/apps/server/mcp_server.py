@@ -26,13 +26,9 @@ from pydantic.json_schema import GenerateJsonSchema
 
 from esa_cli.apps.cli.options.options import ModelOptions
 from esa_cli.apps.cli.output.terminal import Reporter
-from esa_cli.apps.server.allowed_documents import (
-    AllowedDocuments,
-    OpenDocument,
-    list_documents_as_json,
-)
+from esa_cli.apps.server.allowed_documents import AllowedDocuments, OpenDocument, list_documents
 from esa_cli.apps.server.wire import ApiError
-from esa_cli.apps.server.worker import QueueFullError, SingleThreadWorker, WorkerJob
+from esa_cli.apps.server.worker import JobThread, QueueFullError, WorkerJob
 from esa_cli.documents.readers.text_builder import shorten_list
 from esa_cli.errors import UsageError
 from esa_cli.qa.answering.reply import describe_missing_parts
@@ -135,12 +131,12 @@ class ShowArguments(ToolArguments):
     after: int = Field(2000, ge=1, le=MAX_TEXT, description="Characters from the offset on.")
 
 
-def make_lazily_loaded_esa(load: Callable[[], Esa]) -> Esa:
+def make_lazily_loaded_esa(load_esa: Callable[[], Esa]) -> Esa:
     """Returns an `Esa` that is loaded when one of its attributes is first used. If loading fails,
     the next use of an attribute loads the `Esa` again."""
 
     class LazilyLoadedEsa:
-        load_once = staticmethod(cache(load))
+        load_once = staticmethod(cache(load_esa))
 
         def __getattr__(self, name: str) -> Any:
             return getattr(self.load_once(), name)
@@ -150,7 +146,7 @@ def make_lazily_loaded_esa(load: Callable[[], Esa]) -> Esa:
 
 class DocumentTools:
     """The tools of an MCP server. Each method returns a JSON object, in which fields may be None. A
-    method with the parameter `job` must run in the worker's thread."""
+    method with the parameter `job` must run in the thread of the `JobThread`."""
 
     def __init__(
         self, documents: AllowedDocuments, preset: Preset, model: ModelOptions, reporter: Reporter
@@ -166,7 +162,7 @@ class DocumentTools:
             preset_for_finding(self._preset), self._model, self.documents.library, self._reporter,
             lambda: self.esa,
         )  # fmt: skip
-        notes, named = list[str](), self.documents.find_named_documents(arguments.documents)
+        notes, named = list[str](), self.documents.find_documents(arguments.documents)
         query, open_book = arguments.query, finder.open_book
         opened = self.documents.open_documents(named, None, query, notes, open_book=open_book)
         job.raise_if_cancelled()
@@ -177,7 +173,7 @@ class DocumentTools:
         return {"passages": _make_passage_objects(passages, opened), "note": note}
 
     def ask_documents(self, arguments: AskArguments, job: WorkerJob) -> Result:
-        notes, named = list[str](), self.documents.find_named_documents(arguments.documents)
+        notes, named = list[str](), self.documents.find_documents(arguments.documents)
         with self.esa.interruptible(job.raise_if_cancelled):
             opened = self.documents.open_documents(
                 named, job.report_progress, arguments.question, notes, read=arguments.read
@@ -198,7 +194,7 @@ class DocumentTools:
 
     def ingest_documents(self, arguments: IngestArguments, job: WorkerJob) -> Result:
         results = []
-        for named in self.documents.find_named_documents(arguments.documents):
+        for named in self.documents.find_documents(arguments.documents):
             started = time.monotonic()
             with self.esa.interruptible(job.raise_if_cancelled):
                 (opened,) = self.documents.open_documents([named], job.report_progress, read=True)
@@ -211,7 +207,7 @@ class DocumentTools:
         return {"documents": results}
 
     def list_documents(self, arguments: ListArguments) -> Result:
-        listed, part = list_documents_as_json(self.documents), arguments.containing.casefold()
+        listed, part = list_documents(self.documents), arguments.containing.casefold()
         how = {"stored": "read", "synced": "words", "file": "file"}
         fitting = [
             {"id": one["id"], "document": one["name"], "bytes": one["bytes"],
@@ -245,7 +241,7 @@ class DocumentTools:
 def _make_passage_objects(
     passages: Sequence[Passage], opened: Sequence[OpenDocument]
 ) -> list[Result]:
-    """Returns passages as JSON objects, with the ids and paths of their documents."""
+    """Returns passages as JSON objects, with the ids and paths of the documents."""
     from esa_cli.qa.finding.passage_finder import place_books
 
     placed = place_books([document.book for document in opened]) if passages else []
@@ -259,11 +255,11 @@ def _make_passage_objects(
     return results
 
 
-def _join_notes(notes: Sequence[str], unread: Sequence[Book]) -> str | None:
-    """Returns the notes on a result and its unread books as one line, or None without notes."""
+def _join_notes(notes: Sequence[str], unread_books: Sequence[Book]) -> str | None:
+    """Returns notes, and a note on documents the model has not read, as one line, or None."""
     lines = [*notes]
-    if unread:
-        names = shorten_list([book.document.name for book in unread])
+    if unread_books:
+        names = shorten_list([book.document.name for book in unread_books])
         lines.append(
             f"not read by the model, searched with BM25 alone: {names}; `ingest` has them read"
         )
@@ -271,14 +267,14 @@ def _join_notes(notes: Sequence[str], unread: Sequence[Book]) -> str | None:
 
 
 class _SchemaGeneratorWithoutTitles(GenerateJsonSchema):
-    """Makes JSON schemas without titles, as a model must read each schema in every conversation."""
+    """Makes JSON schemas without titles, as models must read every schema in every conversation."""
 
     def field_title_should_be_set(self, schema: object) -> bool:
         return False
 
 
-def _make_tool_description(name: str, title: str, arguments: type[ToolArguments]) -> types.Tool:
-    schema = arguments.model_json_schema(schema_generator=_SchemaGeneratorWithoutTitles)
+def _make_tool(name: str, title: str, arguments_class: type[ToolArguments]) -> types.Tool:
+    schema = arguments_class.model_json_schema(schema_generator=_SchemaGeneratorWithoutTitles)
     del schema["title"]
     about = " ".join(schema.pop("description").split())
     hints = types.ToolAnnotations(
@@ -292,8 +288,8 @@ def _make_tool_description(name: str, title: str, arguments: type[ToolArguments]
 
 @contextmanager
 def open_mcp_server(tools: DocumentTools) -> Iterator[Server[Any]]:
-    """Yields the MCP server of the protocol's SDK, and cancels all jobs at the end of the block."""
-    worker = SingleThreadWorker(MAX_WAITING)
+    """A context manager with the MCP server of the protocol's SDK; its end cancels all jobs."""
+    worker = JobThread(MAX_WAITING)
     table: list[tuple[str, str, type[ToolArguments], Callable[..., Result]]] = [
         ("find", "Find passages", FindArguments, tools.find_passages),
         ("ask", "Ask documents", AskArguments, tools.ask_documents),
@@ -302,7 +298,7 @@ def open_mcp_server(tools: DocumentTools) -> Iterator[Server[Any]]:
         ("show", "Show text", ShowArguments, tools.show_document_text),
     ]
     runs = {name: (kind, run) for name, _, kind, run in table}
-    listed = [_make_tool_description(name, title, kind) for name, title, kind, _ in table]
+    listed = [_make_tool(name, title, kind) for name, title, kind, _ in table]
 
     async def list_tools(
         context: Context, params: types.PaginatedRequestParams | None
@@ -363,13 +359,13 @@ def _make_error_result(message: str, hint: str = "") -> types.CallToolResult:
 
 
 async def _run_tool_in_worker(
-    worker: SingleThreadWorker, run: Callable[[WorkerJob], Result], context: Context
+    worker: JobThread, run_tool: Callable[[WorkerJob], Result], context: Context
 ) -> Result:
-    """Runs a job in the worker's thread and returns its result. The progress counts the tokens of
-    all documents so far. Raises UsageError: too many jobs are waiting. EsaError: the job failed."""
+    """Runs a tool as a job of the worker and returns the tool's result. The client is told how many
+    tokens were read. Raises UsageError: too many jobs are waiting. EsaError: the job failed."""
     before, last = 0, 0
     try:
-        with worker.queue_job(run) as events:
+        with worker.queue_job(run_tool) as events:
             while True:
                 kind, value = await events.get()
                 if kind == "error":

@@ -1,4 +1,4 @@
-"""The HTTP server: its socket, who may send requests, its routes, and its end after a signal.
+"""The HTTP server of `esa serve`: socket, routes, access checks, and shutdown after a signal.
 
 Without a token only this machine can connect. But a browser on this machine may show a foreign web
 page, which can send requests, too. A request of a foreign page is recognised by its headers:
@@ -38,9 +38,9 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from esa_cli.apps.server import wire
-from esa_cli.apps.server.allowed_documents import AllowedDocuments, list_documents_as_json
+from esa_cli.apps.server.allowed_documents import AllowedDocuments, list_documents
 from esa_cli.apps.server.wire import ApiError, ChatCompletionBodies, ChatRequest, DocumentTextQuery
-from esa_cli.apps.server.worker import Event, QueueFullError, SingleThreadWorker, WorkerJob
+from esa_cli.apps.server.worker import Event, JobThread, QueueFullError, WorkerJob
 from esa_cli.documents.document import Document
 from esa_cli.errors import DiskError, EsaError, LengthError, LibraryError, ReaderError, UsageError
 from esa_cli.qa.answering.reply import Reply, describe_missing_parts
@@ -89,9 +89,9 @@ def open_listening_socket(host: str, port: int) -> socket.socket:
         ) from error
 
 
-def make_base_url(sock: socket.socket) -> str:
-    """Returns the URL of the server that clients must use as their base URL."""
-    host, port = sock.getsockname()[:2]
+def make_base_url(server_socket: socket.socket) -> str:
+    """Returns the base URL that clients of the server must use."""
+    host, port = server_socket.getsockname()[:2]
     return f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"
 
 
@@ -167,18 +167,18 @@ def _is_same_origin(origin: str, host: str) -> bool:
     return (page.hostname, page.port or default) == (server.hostname, server.port or default)
 
 
-async def read_request_body(request: Request, limit: int) -> bytes:
+async def read_request_body(request: Request, max_bytes: int) -> bytes:
     """Returns the body of a request, of at most `limit` bytes. Raises ApiError 400, 408, 413."""
-    too_large = ApiError(413, f"the request is larger than {limit:,} bytes")
+    too_large = ApiError(413, f"the request is larger than {max_bytes:,} bytes")
     length = request.headers.get("content-length", "0")
-    if not length.isdecimal() or int(length) > limit:
+    if not length.isdecimal() or int(length) > max_bytes:
         raise too_large
     data = bytearray()
     try:
         async with asyncio.timeout(SEND_WITHIN_S):
             async for piece in request.stream():
                 data += piece
-                if len(data) > limit:
+                if len(data) > max_bytes:
                     raise too_large
     except TimeoutError as error:
         raise ApiError(408, f"the whole request did not arrive within {SEND_WITHIN_S} s") from error
@@ -192,13 +192,10 @@ class ClientGoneError(Exception):
 
 
 async def yield_job_events(
-    worker: SingleThreadWorker,
-    answer: Callable[[WorkerJob], Reply],
-    request: Request,
-    timeout_s: float,
+    worker: JobThread, answer: Callable[[WorkerJob], Reply], request: Request, timeout_s: float
 ) -> Events:
-    """Queues a job and yields its events up to ("done", Reply), or ("alive", None) after some
-    seconds without an event. The end of the generator cancels the job. Raises ClientGoneError, the
+    """Queues a job and yields its events up to ("done", Reply), and ("alive", None) after some
+    seconds without an event. Closing the generator cancels the job. Raises ClientGoneError, the
     error of the job, or ApiError 429, 504: the queue is full, or the job takes too long."""
     loop, deadline = asyncio.get_running_loop(), math.inf
     gone = asyncio.ensure_future(_wait_until_client_disconnects(request))
@@ -253,13 +250,13 @@ def make_asgi_app(
     documents: AllowedDocuments,
     token: str | None = None,
     limits: ServerLimits | None = None,
-    note: Callable[[str], None] = lambda text: None,
-    warn: Callable[[str], None] = lambda text: None,
+    log_answer: Callable[[str], None] = lambda text: None,
+    log_error: Callable[[str], None] = lambda text: None,
 ) -> Starlette:
-    """Returns the server as an ASGI application. `note` is called with a message about every
-    answer, and `warn` with every error that is the server's fault."""
+    """Returns the HTTP server as an ASGI application. `log_answer` is called with a message about
+    every answer, and `log_error` with every error that is the server's fault."""
     limits = limits or ServerLimits()
-    routes = _ServerRoutes(esa, documents, limits, note, warn)
+    routes = _ServerRoutes(esa, documents, limits, log_answer, log_error)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -294,7 +291,7 @@ class _ServerRoutes:
     warn: Callable[[str], None]
 
     def __post_init__(self) -> None:
-        self.worker = SingleThreadWorker(self.limits.max_queue)
+        self.worker = JobThread(self.limits.max_queue)
         self.started = int(time.time())
 
     async def show_health(self, request: Request) -> Response:
@@ -309,7 +306,7 @@ class _ServerRoutes:
         return JSONResponse({"object": "list", "data": [{**about, "owned_by": "esa"}]})
 
     async def list_documents(self, request: Request) -> Response:
-        listed = await run_in_threadpool(list_documents_as_json, self.documents)
+        listed = await run_in_threadpool(list_documents, self.documents)
         return Response(wire.encode_json(listed), media_type="application/json", headers=PRIVATE)
 
     async def show_document_text(self, request: Request) -> Response:
@@ -338,11 +335,11 @@ class _ServerRoutes:
         )
 
     def _prepare_answer(
-        self, asked: ChatRequest, completion: ChatCompletionBodies
+        self, chat_request: ChatRequest, completion: ChatCompletionBodies
     ) -> Callable[[WorkerJob], Reply]:
-        """Returns a function that answers the request and fills the lists of `completion`."""
-        question, history = asked.split_question_and_history()
-        named = self.documents.find_named_documents(asked.documents)
+        """Returns a function that answers the chat request, and fills the lists of `completion`."""
+        question, history = chat_request.split_question_and_history()
+        named = self.documents.find_documents(chat_request.documents)
 
         def answer_request(job: WorkerJob) -> Reply:
             tokens = self.esa.question_tokens(question, history)
@@ -356,12 +353,12 @@ class _ServerRoutes:
             books = [document.book for document in opened]
             missing.extend(describe_missing_parts(books))
             with self.esa.interruptible(job.raise_if_cancelled):
-                settings = asked.make_ask_arguments()
+                settings = chat_request.make_ask_arguments()
                 reply = self.esa.ask(
                     question, books, history=history, on_text=job.send_text, **settings
                 )
             self.note(f"{reply.answer_tokens} tokens answered in {reply.total_s:.1f} s")
-            heat_maps = self.esa.heat_maps(books) if asked.heat else []
+            heat_maps = self.esa.heat_maps(books) if chat_request.heat else []
             completion.heat.extend(
                 {"document": heat.document, "id": document.id, "spans": heat.spans}
                 for document, heat in zip(opened, heat_maps, strict=False)
@@ -371,9 +368,13 @@ class _ServerRoutes:
         return answer_request
 
     async def _stream_answer(
-        self, asked: ChatRequest, completion: ChatCompletionBodies, first: Event, events: Events
+        self,
+        chat_request: ChatRequest,
+        completion: ChatCompletionBodies,
+        first: Event,
+        events: Events,
     ) -> AsyncIterator[bytes]:
-        """Yields the answer or an error as server-sent events; the status is already sent."""
+        """Yields an answer or error as server-sent events, after the HTTP status has been sent."""
         kind, value = first
         try:
             async with aclosing(events):
@@ -393,7 +394,7 @@ class _ServerRoutes:
         except (ApiError, EsaError) as error:
             yield _encode_sse_event(self._warn_and_convert_error(error).make_error_body())
             return
-        for chunk in completion.make_last_stream_chunks(value, asked.wants_token_counts()):
+        for chunk in completion.make_last_stream_chunks(value, chat_request.wants_token_counts()):
             yield _encode_sse_event(chunk)
         yield b"data: [DONE]\n\n"
 
@@ -401,7 +402,7 @@ class _ServerRoutes:
         return self._warn_and_convert_error(error).make_error_response()
 
     def _warn_and_convert_error(self, error: Exception) -> ApiError:
-        """Returns the error that the client gets, and warns if the error is the server's fault."""
+        """Converts an error to the one for the client, and warns if it is the server's fault."""
         if isinstance(error, LibraryError | DiskError | ReaderError):
             self.warn(wire.join_message_and_hint(error))
         return wire.to_api_error(error)
@@ -412,7 +413,7 @@ def _encode_sse_event(data: Any) -> bytes:
 
 
 def cut_document_text(query: DocumentTextQuery, document: Document) -> dict[str, Any]:
-    """Returns a piece of a document's text as JSON, with the pages and chapters of the piece."""
+    """Returns part of a document's text as a JSON object, with the pages and chapters in it."""
     text = document.text
     start = min(query.start, len(text))
     end = min(start + query.length, len(text))
@@ -432,7 +433,7 @@ def cut_document_text(query: DocumentTextQuery, document: Document) -> dict[str,
 
 @cache
 def make_browser_page() -> tuple[str, dict[str, str]]:
-    """Returns the page, one HTML document that contains its style and scripts, and its headers.
+    """Returns the web page of `esa serve`, with its style and scripts, and its HTTP headers.
 
     The page contains nothing of the documents, so no token is needed to load the page. Its security
     policy allows only the scripts and the style of `page_files`, and requests to this server;
@@ -462,5 +463,5 @@ def _read_page_file(name: str) -> str:
 
 
 def _make_script_or_style_hash(text: str) -> str:
-    """Returns the hash expression with which a content security policy allows exactly this text."""
+    """Returns the hash by which a content security policy allows exactly this script or style."""
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"

@@ -90,7 +90,7 @@ def ask(
     esa ask book.txt "Who is Ahab?"
     """
     names, question = split_off_question(arguments, "ask", documents_optional=opts.library)
-    options.refuse_both_options("--keep", "--read never", opts.keep and opts.read == "never")
+    options.refuse_both("--keep", "--read never", opts.keep and opts.read == "never")
     with Reporter(opts.quiet) as reporter, ExitStack() as stack:
         run = AskCommandRun(question, opts, generation_options.make_ask_arguments(), reporter)
         run.load_model_and_open_documents(names, model, reader_options, stack)
@@ -98,7 +98,7 @@ def ask(
 
 
 class AskCommandRun:
-    """One run of the command `esa ask`, with its question, its documents and its model."""
+    """One run of the command `esa ask`, with the question, the documents and the model."""
 
     esa: Esa
     documents: QuestionDocuments
@@ -131,7 +131,7 @@ class AskCommandRun:
 
         opts, reporter = self.opts, self.reporter
         files, library = source_files(names), Library()
-        chosen = reader_options.load_preset(model, form=opts.form, later_method=opts.method)
+        chosen = reader_options.load_preset(model, answer_form=opts.form, later_method=opts.method)
         output_paths.check_output_file("--report", opts.report, files.paths)
         chosen = chosen if opts.method else adapt_to_model(chosen, reporter)
         from_text = chosen.answer.source == "text" and opts.method is None
@@ -171,7 +171,7 @@ class AskCommandRun:
         self.started.append(time.perf_counter())
 
     def answer_question(self) -> None:
-        """Answers the question, and prints the answer, its passages and its report."""
+        """Answers the question, prints the answer with its passages, and writes the report."""
         reply = self._ask_question(is_streamed=not self.opts.as_json)
         self.started.append(time.perf_counter())
         if self.reads_later and not all(book.read for book in self.books):
@@ -185,7 +185,7 @@ class AskCommandRun:
         self._write_report(reply)
 
     def _read_documents_and_ask_again(self, unread_reply: Reply) -> Reply:
-        """Reads the unread books, asks again, and prints the answer if it has changed."""
+        """Ingests the documents that were not, asks again, and prints the answer if changed."""
         reporter, books = self.reporter, self.books
         unread = shorten_list([book.document.name for book in books if not book.read])
         reporter.warn(  # with --quiet, too: the command goes on for minutes
@@ -213,7 +213,7 @@ class AskCommandRun:
         return reply
 
     def _ask_question(self, is_streamed: bool) -> Reply:
-        """Asks the model the question. A streamed answer is printed as it is generated."""
+        """Asks the model the question. A streamed answer is printed while it is generated."""
         opts, reporter = self.opts, self.reporter
         reporter.show_spinner("answering")
         reply = self.esa.ask(
@@ -230,7 +230,7 @@ class AskCommandRun:
         return reply
 
     def _write_report(self, reply: Reply) -> None:
-        """Writes the HTML page of --report, if wanted; the answer has already been printed."""
+        """Writes the HTML page of --report, if wanted, after the answer has been printed."""
         if self.opts.report is not None:
             page = self.esa.report(reply, self.question, self.books)
             output_paths.write_text_file(self.opts.report, page)

@@ -101,10 +101,7 @@ def batch(
             if before:
                 reporter.note(f"esa: {before} questions of an earlier run are kept")
             if before < end:
-                progress, numbers = (
-                    reporter.make_progress_callback("", "questions"),
-                    itertools.count(1),
-                )
+                progress, numbers = (reporter.start_progress("", "questions"), itertools.count(1))
                 with open_esa(chosen, model, reporter, keep=keep, reader=reader) as esa:
                     answer_batch_questions(
                         esa, asked, answers, asking, limit=end,
@@ -125,24 +122,24 @@ def batch(
 
 
 def _load_questions(
-    path: Path,
+    questions_file: Path,
     out: Path,
     documents: Sequence[str],
     answer_settings: Mapping[str, Any],
     reporter: terminal.Reporter,
 ) -> list[BatchQuestion]:
-    """Reads the questions file, and warns of each question that cannot be asked."""
+    """Reads the questions file, and warns of questions that cannot be asked."""
     if "-" in documents:
         raise UsageError(
             "a document must be a file, got standard input (-)", "save the text to a file"
         )
-    output_paths.check_output_file("--out", out, [str(path)], "the questions file")
+    output_paths.check_output_file("--out", out, [str(questions_file)], "the questions file")
     if out.exists() and not out.is_file():  # as its rows are read first
         raise UsageError(f"--out must be a regular file, got {out}", "choose another --out")
-    questions = read_questions_file(path, documents, answer_settings)
+    questions = read_questions_file(questions_file, documents, answer_settings)
     for question in questions:
         if question.fault:
-            reporter.warn(f"esa: {path}, line {question.line}: {question.fault}")
+            reporter.warn(f"esa: {questions_file}, line {question.line}: {question.fault}")
     sources = list(dict.fromkeys(question.meant for question in questions))
     for left_out in dict.fromkeys(one for source in sources for one in source.left_out):
         reporter.warn(f"esa: {left_out.line}")
@@ -155,7 +152,7 @@ def _load_questions(
 @dataclass(frozen=True)
 class BatchQuestion:
     """A line of the questions file. `meant` are the files that the names in `documents` stand for;
-    `key` has digests of the question with its settings, and of the contents of its files."""
+    `key` has digests of the question with its settings, and of the files' contents."""
 
     line: int
     id: Any
@@ -168,20 +165,22 @@ class BatchQuestion:
 
 
 def read_questions_file(
-    path: Path, documents: Sequence[str], settings: Mapping[str, Any]
+    questions_file: Path, documents: Sequence[str], answer_settings: Mapping[str, Any]
 ) -> list[BatchQuestion]:
     """Returns all questions of a file, in order; an invalid line becomes a question with a fault.
-    `documents` are for questions that name none; `settings` are whatever else answers depend on.
+    `documents` are for questions that name no documents; answers depend on `answer_settings`, too.
     Raises DocumentError: the file has no valid question, or the documents cannot be found."""
     try:
-        lines = path.read_bytes().removeprefix(b"\xef\xbb\xbf").split(b"\n")
+        lines = questions_file.read_bytes().removeprefix(b"\xef\xbb\xbf").split(b"\n")
     except OSError as error:
-        raise DocumentError(f"{path} cannot be read: {error.strerror}", "check the path") from error
+        raise DocumentError(
+            f"{questions_file} cannot be read: {error.strerror}", "check the path"
+        ) from error
     default, digest_file = source_files(documents), cache(_compute_file_digest)
 
     @cache
     def find_named_files(names: tuple[str, ...]) -> SourceFiles:
-        return source_files([str(path.parent / name) for name in names])
+        return source_files([str(questions_file.parent / name) for name in names])
 
     questions: list[BatchQuestion] = []
     for line, raw in enumerate(lines, 1):
@@ -198,7 +197,7 @@ def read_questions_file(
                     meant = find_named_files(names)
                 except DocumentError as error:
                     meant, fault = SourceFiles(), error.message
-            asked = [text, names, row.get("id"), settings]
+            asked = [text, names, row.get("id"), answer_settings]
         # The key of `OrderedJsonLinesFile` has the files' digests: changed files need new answers.
         parts = [asked, [digest_file(name) for name in meant.paths]]
         digests = [text_digest(json.dumps(part, sort_keys=True, default=str)) for part in parts]
@@ -206,22 +205,22 @@ def read_questions_file(
         questions.append(BatchQuestion(line, id, text, names, meant, key, fault))
     if all(question.fault for question in questions):
         why = f"line {questions[0].line}: {questions[0].fault}" if questions else "it is empty"
-        raise DocumentError(f"no line of {path} is a valid question; {why}", EXAMPLE)
+        raise DocumentError(f"no line of {questions_file} is a valid question; {why}", EXAMPLE)
     return questions
 
 
-def _parse_batch_question(raw: bytes, has_default_documents: bool) -> tuple[dict[str, Any], str]:
-    """Returns the JSON object of a line with "", or an empty object with the fault of the line."""
+def _parse_batch_question(line: bytes, has_default_documents: bool) -> tuple[dict[str, Any], str]:
+    """Returns the JSON object of a line with an empty text, or {} with the fault of the line."""
     try:
-        row = load_json(raw.decode("utf-8"))
+        row = load_json(line.decode("utf-8"))
     except (ValueError, RecursionError) as error:  # a line that is not UTF-8 is a ValueError, too
         return {}, f"the line must be JSON in UTF-8: {error}"
     if not isinstance(row, dict):
         return {}, "the line must be a JSON object"
     text, names = row.get("question"), row.get("documents")
 
-    def is_path(name: Any) -> bool:
-        return isinstance(name, str) and name not in ("", "-")
+    def is_path(value: Any) -> bool:
+        return isinstance(value, str) and value not in ("", "-")
 
     # With a misspelt key the question would be asked about the command's documents.
     is_misspelt = any(name.lower() in ("doc", "docs", "document") for name in row)
@@ -271,21 +270,22 @@ def shard_questions(questions: Sequence[BatchQuestion], shard: WorkShard) -> lis
 
 
 def open_answers_file(
-    path: Path, questions: Sequence[BatchQuestion], retry: bool = False
+    out: Path, questions: Sequence[BatchQuestion], drops_failed_rows: bool = False
 ) -> OrderedJsonLinesFile:
-    """Returns the answers file as a context manager; `retry` drops rows that have an error."""
+    """Returns the answers file as a context manager; `drops_failed_rows` drops
+    the rows that have an error instead of an answer."""
     places = [(question.key, question.id) for question in questions]
-    return OrderedJsonLinesFile(path, places, retry=retry)
+    return OrderedJsonLinesFile(out, places, retry=drops_failed_rows)
 
 
 def add_answers_of_shards(
-    answers: OrderedJsonLinesFile, questions: Sequence[BatchQuestion], paths: Iterable[Path]
+    answers: OrderedJsonLinesFile, questions: Sequence[BatchQuestion], shard_files: Iterable[Path]
 ) -> None:
-    """Adds rows that `answers` lacks from the answers files of other shards; a row with an answer
-    wins over a row with an error. Raises UsageError: a file has other contents."""
+    """Adds rows that the file `answers` lacks from the answers files of other shards; a row with an
+    answer replaces a row with an error. Raises UsageError: a file answers other questions."""
     keys = {question.key for question in questions}
     rows: dict[str, dict[str, Any]] = {}
-    for path in paths:
+    for path in shard_files:
         for row in answers.read_rows_of(path):
             if row.get("key") not in keys:
                 hint = "use the same questions file, documents and options for all shards"
@@ -307,10 +307,10 @@ def answer_batch_questions(
     progress: Callable[[], None] = lambda: None,
     warn: Callable[[str], None] = lambda text: None,
 ) -> None:
-    """Answers those of the first `limit` questions that have no row yet; after an EsaError the
-    row has the error. `progress` is called after each row, and `warn` with a message for each
-    unreadable file of a folder. Raises ResourceError, DocumentError: the answers cannot be
-    written."""
+    """Answers those of the first `limit` questions that have no row in the answers file yet; after
+    an EsaError the row has the error. `progress` is called after each row, and `warn` with a
+    message for each unreadable file of a folder. Raises ResourceError, DocumentError: the answers
+    cannot be written."""
     end = len(questions) if limit is None else limit
 
     def add_answer_row(index: int, row: dict[str, Any]) -> None:
@@ -332,7 +332,7 @@ def _answer_question_group(
     add_answer_row: Callable[[int, dict[str, Any]], None],
     warn: Callable[[str], None],
 ) -> None:
-    """Answers questions about the same documents, and keeps no reference to their books."""
+    """Answers questions about the same documents, and keeps no reference to the documents."""
     meant, refusal = group[0][1].meant, None
     books, left_out = list[Any](), tuple[LeftOut, ...]()
     open_books.needed = meant.paths

@@ -52,13 +52,13 @@ class CalibrationOptions:
         Path, option("--out -o FILE", "Write the fitted projections to a safetensors file.")
     ] = Path("compressor.safetensors")
 
-    def check_output_file(self, texts: Sequence[str]) -> None:
+    def check_output_file(self, text_paths: Sequence[str]) -> None:
         """Checks, before an hour of computation, that the output file may be written. Raises
         UsageError, DocumentError."""
         from esa_cli.documents.document import source_files
         from esa_cli.evaluation.calibration.fitted_projections import refuse_foreign_file
 
-        files.check_output_file("--out", self.out, [*texts, *source_files(texts).paths])
+        files.check_output_file("--out", self.out, [*text_paths, *source_files(text_paths).paths])
         if self.out.exists():
             refuse_foreign_file(self.out)
 
@@ -94,8 +94,8 @@ def calibrate(
 def _fit_and_measure_compressors(
     texts: Sequence[str], model: options.ModelOptions, opts: CalibrationOptions, reporter: Reporter
 ) -> tuple[CalibrationStudy, Preset, dict[str, Any]]:
-    """Fits and measures compressors, and writes the best one to a file. Returns the results, the
-    preset whose queries were fitted, and the settings of the training."""
+    """Fits compressors of keys, measures the recall of each, and writes the best compressor to a
+    file. Returns the recalls, the preset whose queries were fitted, and the training settings."""
     from esa_cli.documents.document import join_documents
     from esa_cli.evaluation.calibration import fitted_projections
     from esa_cli.models.files.quiet_transformers import quiet_transformers
@@ -117,7 +117,7 @@ def _fit_and_measure_compressors(
         planner.check(total)
         with quiet_transformers():
             seconds = planner.plan(total).seconds
-            job.collect_activations(reporter.make_ingest_progress(total, seconds))
+            job.collect_activations(reporter.start_ingest_progress(total, seconds))
         reporter.clear_spinner()
         study = job.measure_recall(opts.rank, methods, training, opts.k or [1024], progress)
     job.save_best_projections(opts.out, study, training)
@@ -208,9 +208,9 @@ def heads(
 
 
 def _find_retrieval_heads(
-    opts: HeadsOptions, model: options.ModelOptions, chosen: Preset, reporter: Reporter
+    opts: HeadsOptions, model: options.ModelOptions, preset: Preset, reporter: Reporter
 ) -> tuple[RetrievalHeads, dict[str, Any]]:
-    """Finds the retrieval heads of the model. Returns the heads, and a JSON object."""
+    """Finds the retrieval heads of the model. Returns the heads, also as a JSON object."""
     reporter.stage("import", 0, None)
     from esa_cli.evaluation.calibration import retrieval_heads
     from esa_cli.evaluation.selftest.run_plan import parse_token_count
@@ -220,32 +220,30 @@ def _find_retrieval_heads(
     from esa_cli.models.files.quiet_transformers import quiet_transformers
     from esa_cli.qa.opening import inspect_model
 
-    retrieval_heads.build_voting_method(chosen)
+    retrieval_heads.build_voting_method(preset)
     length, place, texts = parse_token_count(opts.length), model.model_place, opts.haystack
     hay = Haystack.from_files(str(texts)) if texts else Haystack.from_chronicle(0)
-    known = inspect_model(chosen, place, reporter)
-    known.check({"preset": chosen}, length)
+    known = inspect_model(preset, place, reporter)
+    known.check({"preset": preset}, length)
     size = partial(count_tokens, known.tokenizer)
     request = TaskRequest(length, size, hay, opts.questions, 0)
     sample = next(find_task("needle").samples(request))
-    retrieval_heads.select_needle_questions(known.tokenizer, chosen, sample)
+    retrieval_heads.select_needle_questions(known.tokenizer, preset, sample)
     with quiet_transformers():
         loaded = known.load(reporter)
         reporter.clear_spinner()
         started = time.perf_counter()
-        reading = reporter.make_progress_callback(
-            f"reading {hay.name} with {opts.questions} needles"
-        )
+        reading = reporter.start_progress(f"reading {hay.name} with {opts.questions} needles")
         asking = partial(reporter.stage, "asking for needles")
-        search = retrieval_heads.find_retrieval_heads(loaded, chosen, sample, reading, asking)
+        search = retrieval_heads.find_retrieval_heads(loaded, preset, sample, reading, asking)
     shown = search.heads[:SHOWN_HEADS]
     layers = 1 + max(head.layer for head in search.heads)
     setting = f"score.heads={json.dumps(search.chosen, separators=(',', ':'))}"
     return search, {
         **files.describe_command_run(),
-        "model": chosen.model,
-        "preset": chosen.name,
-        "score": {**chosen.score, "heads": []},
+        "model": preset.model,
+        "preset": preset.name,
+        "score": {**preset.score, "heads": []},
         "layers": layers,
         "heads_per_layer": len(search.heads) // layers,
         **asdict(search),

@@ -74,7 +74,7 @@ def chat(
             names = [document.source for document in gathered]
             talk = Conversation(
                 esa, books, names, reporter, generation_options.make_ask_arguments(),
-                passages=shown, stoppable=on_terminal,
+                top=shown, interruptible=on_terminal,
             )  # fmt: skip
             if on_terminal:
                 about = f"{pluralize(len(names), 'document')}, {esa.name}"
@@ -89,12 +89,12 @@ def chat(
 
 
 class AnswerStoppedError(Exception):
-    """Raised inside the callback of an answer's text to stop the answer."""
+    """Stops an answer: the callback that receives the text of the answer raises this error."""
 
 
 class Conversation:
-    """Asks questions about the same books, with the earlier questions and answers, and runs
-    commands. Later questions ignore a stopped answer, which a model would take for a whole one.
+    """Asks questions about the same documents, with the earlier questions and answers, and runs
+    commands. Later questions ignore a stopped answer, which a model would take for a whole answer.
 
     Args:
         documents: the names of the documents. ask_arguments: keyword arguments of `Esa.ask`.
@@ -105,16 +105,16 @@ class Conversation:
         self,
         esa: Esa,
         books: Sequence[Any],
-        documents: Sequence[str],
+        names: Sequence[str],
         reporter: Reporter,
         ask_arguments: Mapping[str, Any] | None = None,
         *,
-        passages: int = 0,
-        stoppable: bool = False,
+        top: int = 0,
+        interruptible: bool = False,
     ) -> None:
-        self.esa, self.books, self.documents = esa, list(books), documents
-        self.ask_arguments = {"evidence": max(MAX_PASSAGES, passages), **(ask_arguments or {})}
-        self.reporter, self.passages, self.stoppable = reporter, passages, stoppable
+        self.esa, self.books, self.documents = esa, list(books), names
+        self.ask_arguments = {"evidence": max(MAX_PASSAGES, top), **(ask_arguments or {})}
+        self.reporter, self.passages, self.stoppable = reporter, top, interruptible
         self.record: list[tuple[str, Reply]] = []
         """The questions with their answers, oldest first."""
         self.forgotten = 0
@@ -200,20 +200,22 @@ class Conversation:
                 "  the conversation has grown long: the oldest questions are left out"
             )
 
-    def _run_slash_command(self, name: str, argument: str) -> None:
+    def _run_slash_command(self, command: str, argument: str) -> None:
         record = self.record
-        if name == "/help":
+        if command == "/help":
             print("\n".join(f"{command:10} {about}" for command, about in COMMANDS.items()))
-        elif name == "/docs":
+        elif command == "/docs":
             print(strip_controls("\n".join(self.documents)))
-        elif name == "/reset":
+        elif command == "/reset":
             self.record, self.forgotten = [], 0
             self.reporter.note("  the conversation is forgotten, but not the documents")
-        elif name not in ("/evidence", "/save"):
-            raise UsageError(f"there is no command {name}", "type /help for a list of the commands")
+        elif command not in ("/evidence", "/save"):
+            raise UsageError(
+                f"there is no command {command}", "type /help for a list of the commands"
+            )
         elif not record:
             raise UsageError("there is no answer yet", "ask a question first")
-        elif name == "/save":
+        elif command == "/save":
             self._save_conversation_as_markdown(argument.strip("\"'"))
         elif not record[-1][1].evidence:
             raise UsageError("the last answer has no passages", "ask another question")
@@ -234,13 +236,13 @@ class Conversation:
 
 
 @contextmanager
-def _stop_answer_on_interrupt(stop: Callable[[], None]) -> Iterator[None]:
-    """A context in which the first Ctrl-C calls `stop` and a second one has its usual effect."""
+def _stop_answer_on_interrupt(stop_answer: Callable[[], None]) -> Iterator[None]:
+    """A context manager: the first Ctrl-C calls `stop_answer`, a second Ctrl-C acts as usual."""
     before = signal.getsignal(signal.SIGINT)
 
-    def on_first_interrupt(number: int, frame: Any) -> None:
+    def on_first_interrupt(signal_number: int, frame: Any) -> None:
         signal.signal(signal.SIGINT, before)
-        stop()
+        stop_answer()
 
     signal.signal(signal.SIGINT, on_first_interrupt)
     try:
@@ -250,10 +252,10 @@ def _stop_answer_on_interrupt(stop: Callable[[], None]) -> Iterator[None]:
 
 
 def format_conversation(
-    about: str, documents: Sequence[str], record: Sequence[tuple[str, Reply]]
+    subtitle: str, names: Sequence[str], record: Sequence[tuple[str, Reply]]
 ) -> str:
-    """Formats a conversation as Markdown; file names that are not valid UTF-8 are escaped."""
-    lines = ["# Questions and answers", "", about, "", *(f"- {name}" for name in documents)]
+    """Formats a conversation as Markdown, below a subtitle and the names of the documents."""
+    lines = ["# Questions and answers", "", subtitle, "", *(f"- {name}" for name in names)]
     for number, (question, reply) in enumerate(record, 1):
         lines += ["", f"## Question {number}", ""]
         lines += [f"> {line}".rstrip() for line in question.splitlines()]
@@ -265,14 +267,12 @@ def format_conversation(
             lines += ["", weights if reply.found else "The nearest passages:", ""]
         for rank, passage in enumerate(reply.evidence, 1):
             words = " ".join(passage.text.split())
-            lines.append(
-                f"{rank}. {answer_output.format_passage_place(passage, reply.found)}: {words}"
-            )
+            lines.append(f"{rank}. {answer_output.format_place(passage, reply.found)}: {words}")
     return "\n".join([*lines, ""]).encode("utf-8", "backslashreplace").decode()
 
 
 def run_terminal_conversation(conversation: Conversation) -> None:
-    """Reads lines from the terminal until Ctrl-D or /quit; Ctrl-C discards the line being typed."""
+    """Answers lines of the terminal until Ctrl-D or /quit; Ctrl-C discards the line being typed."""
     with suppress(ImportError):  # on Windows the console itself edits and recalls lines
         import readline  # noqa: F401
     while True:

@@ -52,25 +52,21 @@ def demo(
             times = f"{book.tokens / window:.1f} times the model's window of {window:,}"
             how = f", read once in {format_duration(book.read_s)}" if book.read else ""
             _print_styled(f"{esa.name}: {book.tokens:,} tokens, {times}{how}\n")
-            right = sum(
-                _ask_and_check_answer(esa, book, one, reporter) for one in choose_questions(count)
-            )
+            right = sum(_ask_and_check(esa, book, one, reporter) for one in choose_questions(count))
     seconds = time.perf_counter() - started
     _print_styled(f"{right} of {count} right, in {format_duration(seconds)}.", "bold")
     _print_styled('The chronicle is not stored. Ask your own documents: esa ask FILE "QUESTION"')
 
 
 def choose_questions(count: int) -> list[RewordedQuestion]:
-    """Returns some questions about the chronicle; the last of several questions has no answer."""
+    """Returns `count` questions about the chronicle; the last of several has no answer."""
     from esa_cli.evaluation.tasks.chronicle_task import load_questions
 
     *answered, unanswered = load_questions()
     return [*answered[: max(1, count - 1)], *[unanswered][: count - 1]]
 
 
-def _ask_and_check_answer(
-    esa: Esa, book: Book, question: RewordedQuestion, reporter: Reporter
-) -> bool:
+def _ask_and_check(esa: Esa, book: Book, question: RewordedQuestion, reporter: Reporter) -> bool:
     """Asks one question, prints its answer, and returns whether the answer is right."""
     from esa_cli.evaluation.tasks.chronicle_task import contains_answer
 

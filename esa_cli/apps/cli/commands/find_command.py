@@ -44,8 +44,8 @@ EVERY = 64
 
 class CollectedPlacesFile(JsonLinesFile):
     """A context manager that keeps the output file of `esa collect` open; without a path nothing is
-    stored. `key` is a digest of everything that the places depend on; the first row also has
-    `about`."""
+    stored. `key` is a digest of everything that the places depend on; the first row also has the
+    facts `about` the run."""
 
     def __init__(
         self, path: Path | None, question: str, key: str, about: Mapping[str, Any]
@@ -74,7 +74,7 @@ class CollectedPlacesFile(JsonLinesFile):
         self.earlier = EarlierRun(self._read, tuple(places))
 
     def write_progress(self, passages_read: int, coverage: Coverage, stopped: bool = False) -> None:
-        """Appends the number of passages read so far: every 64 passages, and at the end."""
+        """Appends a row with the number of passages read, every 64 passages and at the end."""
         step = 1 if stopped or passages_read == coverage.chosen else EVERY
         if passages_read >= self._read + step:
             self.append({"read": passages_read, "chosen": coverage.chosen, "of": coverage.passages})
@@ -124,13 +124,11 @@ class FindOptions(options.DocumentOptions):
     def refuse_conflicting_options(self) -> None:
         """Raises UsageError where options exclude each other."""
         wide, reads = "--all" if self.shows_all else "--files", self.read == "first"
-        options.refuse_both_options("--all", "--files", self.shows_all and self.files)
-        options.refuse_both_options("--all", f"--top {self.top}", self.shows_all and self.top)
-        options.refuse_both_options(
-            "--keep", "--read never", self.keep and not reads, "add --read first"
-        )
+        options.refuse_both("--all", "--files", self.shows_all and self.files)
+        options.refuse_both("--all", f"--top {self.top}", self.shows_all and self.top)
+        options.refuse_both("--keep", "--read never", self.keep and not reads, "add --read first")
         hint = f"leave out --read first, or add --min 2, so that {wide} compares scores"
-        options.refuse_both_options(wide, "--read first", self.is_word_search and reads, hint)
+        options.refuse_both(wide, "--read first", self.is_word_search and reads, hint)
 
 
 @options.make_typer_command
@@ -171,7 +169,7 @@ def find(
             source_files(names), library, reporter, stack,
             limit=chosen.answer.documents, in_library=opts.library, keep=opts.keep,
         )  # fmt: skip
-        finder = LazyPassageFinder(chosen, model, library, reporter, load_esa, read=reads)
+        finder = LazyPassageFinder(chosen, model, library, reporter, load_esa, ingests_unread=reads)
         named = [finder.open_book(document) for document in documents.gathered.documents]
         documents.set_book_openers(named, finder.open_stored_book, finder.open_book)
         books = documents.open_documents_for(question, all_that_match=opts.is_word_search)
@@ -214,7 +212,7 @@ def _find_passages(
     opts: FindOptions,
     reporter: terminal.Reporter,
 ) -> Sequence[Passage]:
-    """Returns the passages that fit a question, the best first, or with --all in document order."""
+    """Returns the passages that fit a question, best first, or with --all in document order."""
     from esa_cli.qa.finding.passage_finder import passages_with_words, place_books
 
     placed = place_books(books)
@@ -235,7 +233,8 @@ def _find_passages(
 
 
 def summarise_passages_by_file(passages: Sequence[Passage]) -> list[dict[str, Any]]:
-    """Returns name, path, best score and number of passages of each document of sorted passages."""
+    """Returns each document's name, path, best score and number of passages, from passages that are
+    sorted by score."""
     files = dict[str, dict[str, Any]]()
     for one in passages:
         facts = {"document": one.document, "source": one.source, "score": round(one.score, 3)}
@@ -250,7 +249,7 @@ def format_file_name(document_name: str, source: str) -> str:
 
 
 def print_passages(passages: Sequence[Passage], question: str) -> None:
-    """Prints each passage below its file and line. On a terminal the question's words are red."""
+    """Prints passages, each below its file and line; on a terminal the question's words are red."""
     from rich.text import Text
 
     from esa_cli.qa.finding.words import find_shared_words
@@ -310,10 +309,10 @@ class CollectOptions(options.DocumentOptions):
     def refuse_conflicting_options(self) -> None:
         """Raises UsageError where options exclude each other."""
         form, is_table = f"--format {self.form}", self.form == "table"
-        options.refuse_both_options("--all", "--min", self.reads_all and self.minimum is not None)
-        options.refuse_both_options("--json", form, self.as_json and not is_table)
-        options.refuse_both_options("--count", form, self.count and not is_table)
-        options.refuse_both_options("--keep", "--read never", self.keep and self.read == "never")
+        options.refuse_both("--all", "--min", self.reads_all and self.minimum is not None)
+        options.refuse_both("--json", form, self.as_json and not is_table)
+        options.refuse_both("--count", form, self.count and not is_table)
+        options.refuse_both("--keep", "--read never", self.keep and self.read == "never")
 
     @property
     def esa_collect_arguments(self) -> dict[str, Any]:
@@ -418,14 +417,14 @@ def _collect_and_print_places(
     file: CollectedPlacesFile,
     reporter: terminal.Reporter,
 ) -> tuple[list[CollectedPlace], Coverage]:
-    """Collects the places, after the places of an earlier run, and prints them, even if the run is
-    stopped. Returns the places, and how many passages were read."""
+    """Collects the places that answer a question, after the places of an earlier run, and prints
+    all places, even if the run is stopped. Returns the places, and how many passages were read."""
     progress: Progress | None = None  # the clock starts when passages have been found
 
     def show_progress(done: int, total: int) -> None:
         nonlocal progress
         file.write_progress(collection.settled, collection.coverage)
-        progress = progress or reporter.make_progress_callback("reading again", "passages")
+        progress = progress or reporter.start_progress("reading again", "passages")
         progress(done, total)
 
     reporter.show_spinner("finding passages")

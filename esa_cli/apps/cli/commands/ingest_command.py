@@ -87,7 +87,7 @@ def ingest(
     is_local = engine == "local" and workers is None
     follows, is_divided = watch or words or prune, shard is not None or not is_local
     name = "--watch" if watch else "--words" if words else "--prune"
-    options.refuse_both_options(name, "--shard, --workers and --engine ray", follows and is_divided)
+    options.refuse_both(name, "--shard, --workers and --engine ray", follows and is_divided)
     chosen = None if words else model.load_preset().with_answer(adapter=None, reader=None)
     with terminal.Reporter(quiet) as reporter, ExitStack() as stack:
 
@@ -131,7 +131,7 @@ def check_engine_installed(engine: str) -> None:
 def _ingest_and_print_documents(
     names: Sequence[str],
     shard: str | None,
-    read: Callable[[Sequence[Document]], Iterator[IngestRow]],
+    ingest_documents: Callable[[Sequence[Document]], Iterator[IngestRow]],
     reporter: terminal.Reporter,
     as_json: bool,
 ) -> None:
@@ -141,7 +141,7 @@ def _ingest_and_print_documents(
     rows: list[IngestRow] = []
     gathered = read_documents(names, reporter, WorkShard.parse(shard))
     try:
-        for row in read(gathered.documents) if gathered.documents else ():
+        for row in ingest_documents(gathered.documents) if gathered.documents else ():
             rows.append(row)
         record_ingested_folders(Library(), names)
     finally:
@@ -165,11 +165,11 @@ def _ingest_and_print_documents(
 
 
 def _update_library_from_folders(
-    names: Sequence[str],
-    load: Callable[[], Esa] | None,
+    folders: Sequence[str],
+    load_esa: Callable[[], Esa] | None,
     watch: bool,
     prune: bool,
-    yes: bool,
+    prune_if_empty: bool,
     reporter: terminal.Reporter,
     as_json: bool,
 ) -> None:
@@ -179,13 +179,13 @@ def _update_library_from_folders(
     from esa_cli.system.files import poll_changes
 
     library = Library()
-    reported_files = {check_folder(name, library): set[FileRecord]() for name in names}
+    reported_files = {check_folder(name, library): set[FileRecord]() for name in folders}
     failed = dict[str, bool]()
 
     def update_and_report_folder(folder: str, is_first: bool) -> None:
         result = update_library_from_folder(
-            folder, library, load, reporter,
-            prune=prune, prune_if_empty=yes and is_first,
+            folder, library, load_esa, reporter,
+            prune=prune, prune_if_empty=prune_if_empty and is_first,
             reported_files=reported_files[folder], is_first=is_first,
         )  # fmt: skip
         failed[folder] = bool(result["failed"])
@@ -207,7 +207,7 @@ def _update_library_from_folders(
     for folder in reported_files:
         update_and_report_folder(folder, is_first=True)
     if watch:
-        reporter.note(f"esa: waiting for changes in {', '.join(names)}; Ctrl-C ends")
+        reporter.note(f"esa: waiting for changes in {', '.join(folders)}; Ctrl-C ends")
         for _ in poll_changes():
             time.sleep(SETTLE_S)
             for folder in reported_files:
@@ -219,7 +219,7 @@ def _update_library_from_folders(
 def update_library_from_folder(
     folder: str,
     library: Library,
-    load: Callable[[], Esa] | None,
+    load_esa: Callable[[], Esa] | None,
     reporter: terminal.Reporter,
     *,
     prune: bool,
@@ -227,13 +227,13 @@ def update_library_from_folder(
     reported_files: set[FileRecord],
     is_first: bool,
 ) -> dict[str, Any]:
-    """Updates the library with the files in a folder, and returns the JSON object of the update.
+    """Updates the library with the files in a folder, and returns what changed as a JSON object.
 
     Args:
-        load: returns the model that reads the files; None means that only words are indexed.
+        load_esa: returns the model that ingests the files; None: only words are indexed.
         prune: whether documents of removed files are removed.
         prune_if_empty: whether to prune even if no document is left in the folder.
-        reported_files: files that earlier updates reported; this update changes the set.
+        reported_files: removed or unreadable files that were reported; the update changes the set.
 
     Raises DocumentError, LibraryError, ResourceError."""
     from esa_cli.qa.ingestion.library_texts import (
@@ -244,20 +244,20 @@ def update_library_from_folder(
 
     started, progress, outdated = time.perf_counter(), None, list[Entry]()
     if is_first:
-        progress = reporter.make_progress_callback(f"files of {folder}", "files")
+        progress = reporter.start_progress(f"files of {folder}", "files")
     with library.catalogue() as catalogue:
         state = sync_folder(
             catalogue, folder, prune=prune, if_empty=prune_if_empty, progress=progress
         )
     reporter.clear_spinner()
     changes, read, failed = state.changes, list[str](), list(state.changes.refused)
-    known = library.list_text_digests() if load else set()
-    for record in changes.readable if load else ():
+    known = library.list_text_digests() if load_esa else set()
+    for record in changes.readable if load_esa else ():
         if record.digest in known:
             continue
         known.add(record.digest)
         try:
-            if load and (entry := load().ingest(record.path).entry):
+            if load_esa and (entry := load_esa().ingest(record.path).entry):
                 read.append(entry.id)
         except DiskError:
             raise

@@ -202,7 +202,7 @@ def copy_documents(
     stored = Library()
     with terminal.Reporter(quiet or as_json) as reporter:
         waiting = WaitingCallback(lambda: reporter.note("esa: waiting for another esa"), None, 0)
-        progress = reporter.make_progress_callback(f"documents of {source}", "documents")
+        progress = reporter.start_progress(f"documents of {source}", "documents")
         if source == HERE:
             entries = _find_stored_documents(stored, names) if names else stored.entries()
             if not entries:
@@ -232,10 +232,10 @@ def copy_documents(
         raise LibraryError(text, failed[0].hint)
 
 
-def _find_stored_documents(stored: Library, names: Sequence[str]) -> list[Entry]:
+def _find_stored_documents(stored: Library, names_or_ids: Sequence[str]) -> list[Entry]:
     """Returns the stored documents with these names or beginnings of ids, without duplicates."""
     entries = dict[str, Entry]()
-    for name in names:
+    for name in names_or_ids:
         matches = stored.find_entries(name)
         if not matches:
             raise UsageError(f"the library has no document {name}", "see `esa library list`")
@@ -247,7 +247,7 @@ def _find_stored_documents(stored: Library, names: Sequence[str]) -> list[Entry]
 
 
 def _format_name_or_damage(entry: Entry) -> str:
-    """Returns the name of a stored document, or what is wrong with the document."""
+    """Returns the name of a stored document, or how the document is damaged."""
     if entry.damage:
         damage = terminal.clean_line(entry.damage)
         return damage if entry.state == "unreadable" else f"{entry.state}: {damage}"

@@ -126,17 +126,15 @@ def doctor(as_json: options.Json = False) -> None:
         elif key == "devices":
             rows += [(g["device"], f"{g['name']}, {format_size(g['free'])}") for g in value]
         elif isinstance(value, dict):
-            rows += [
-                (f"{key} {name}", _format_machine_fact(name, part)) for name, part in value.items()
-            ]
+            rows += [(f"{key} {name}", _format_fact(name, part)) for name, part in value.items()]
         elif key != "hints":
-            rows.append((key.replace("_", " "), _format_machine_fact(key, value)))
+            rows.append((key.replace("_", " "), _format_fact(key, value)))
     print_table(("", ""), rows)
     for hint in facts["hints"]:
         print(f"hint: {hint}")
 
 
-def _format_machine_fact(name: str, value: Any) -> str:
+def _format_fact(name: str, value: Any) -> str:
     if value is None:
         return "none"
     if name in _SIZES:
@@ -157,7 +155,7 @@ def inspect_machine() -> dict[str, Any]:
     hints: list[str] = []
 
     def call_or_add_hint(function: Callable[[], T], fallback: T) -> T:
-        """Calls a function; if it fails, adds the reason to the hints and returns `fallback`."""
+        """Calls a function; after an error, adds the reason to the hints and returns `fallback`."""
         try:
             return function()
         except EsaError as error:

@@ -88,9 +88,10 @@ def selftest(
 
 
 def _check_names_and_read_haystack(
-    settings: SelftestSettings, chosen: Preset, texts: Path | None, out: Path | None
+    settings: SelftestSettings, preset: Preset, haystack_path: Path | None, out: Path | None
 ) -> Haystack:
-    """Checks names of tests, methods and files; returns the long text. Raises EsaError."""
+    """Checks the names of tests, methods and files of the command `esa selftest`, and returns the
+    long text in which facts are planted. Raises EsaError."""
     from esa_cli.evaluation.tasks import TASKS, find_task
     from esa_cli.evaluation.tasks.task_sample import Haystack
     from esa_cli.qa.presets.resolved_preset import apply_compared_method
@@ -101,20 +102,20 @@ def _check_names_and_read_haystack(
     for test in settings.tests:
         find_task(test)
     for name in settings.methods:
-        apply_compared_method(name, chosen, max(settings.lengths))
-    if "own" in settings.tests and texts is None:
+        apply_compared_method(name, preset, max(settings.lengths))
+    if "own" in settings.tests and haystack_path is None:
         wrong = "the test own needs --haystack with a text of yours"
         raise UsageError(wrong, "add --haystack FILE")
-    if texts is None:
+    if haystack_path is None:
         return Haystack.from_chronicle(settings.seed)
-    sources = map(str, [texts, *texts.glob("*")])
+    sources = map(str, [haystack_path, *haystack_path.glob("*")])
     files.check_output_file("--out", out, sources, "one of the texts of --haystack")
-    return Haystack.from_files(str(texts))
+    return Haystack.from_files(str(haystack_path))
 
 
 def _run_selftests(
     settings: SelftestSettings,
-    chosen: Preset,
+    preset: Preset,
     model: options.ModelOptions,
     haystack: Haystack,
     rows: options.ComparisonOptions,
@@ -133,10 +134,10 @@ def _run_selftests(
     place = model.model_place
     header = {
         **files.describe_command_run(),
-        "model": chosen.model,
-        "preset": chosen.name,
-        "context": chosen.context,
-        "dense_length": choose_ceiling_length(chosen),
+        "model": preset.model,
+        "preset": preset.name,
+        "context": preset.context,
+        "dense_length": choose_ceiling_length(preset),
         "settings": {
             # Files of earlier versions have these two settings; with these values they continue.
             "depths": None,
@@ -146,17 +147,17 @@ def _run_selftests(
             "haystack_hash": text_digest(haystack.text)[:16] if haystack.text else None,
             "dtype": place.dtype_name,
         },
-        "preset_settings": chosen.model_dump(exclude={"name", "description"}),
+        "preset_settings": preset.model_dump(exclude={"name", "description"}),
     }
     same = ("model", "settings", "preset_settings")
     journal = Journal(rows.out, header, same=same, key=KEY, wrong=describe_invalid_row)
     journal.add_shard_rows(rows.join or ())
-    known = inspect_model(chosen, place, reporter)
+    known = inspect_model(preset, place, reporter)
     lengths = [max(settings.lengths)] if set(settings.tests) != {"own"} else []
     if "own" in settings.tests:
         lengths.append(known.count_tokens(haystack.text))
     longest = max(lengths)
-    presets = {name: apply_compared_method(name, chosen, longest) for name in settings.methods}
+    presets = {name: apply_compared_method(name, preset, longest) for name in settings.methods}
     known.check(presets, longest)
     if journal.rows:
         reporter.note(f"esa: {len(journal.rows)} questions of an earlier run are kept")
@@ -171,7 +172,7 @@ def _run_selftests(
 
             display = SelftestDisplay(reporter)
             return SelftestRun(
-                loaded, chosen, settings, haystack, journal, display, rows.asking_deadline, shard
+                loaded, preset, settings, haystack, journal, display, rows.asking_deadline, shard
             ).run()
 
     def show_results(complete: bool) -> None:
@@ -200,14 +201,14 @@ def _print_score_tables(rows: Sequence[dict[str, Any]]) -> None:
 
 
 class SelftestDisplay:
-    """Shows the progress of a selftest: the progress of each prefill, and each question."""
+    """Shows the progress of `esa selftest`: of each prefill, and of each question."""
 
     def __init__(self, reporter: terminal.Reporter) -> None:
         self._reporter = reporter
 
     def reading(self, test: str, length: int, names: Sequence[str], total: int) -> Progress:
         label = f"{test} at {length:,} tokens: reading for {', '.join(names)}"
-        return self._reporter.make_progress_callback(label)
+        return self._reporter.start_progress(label)
 
     def row(self, row: dict[str, Any]) -> None:
         self._reporter.show_spinner(f"{row['test']} at {row['length']:,} tokens: {row['method']}")
@@ -270,9 +271,7 @@ def compare(
             rows = run_plan.compare_methods(
                 ready.model.load(reporter), chosen, grouped, text, question,
                 count=top, most=max_new_tokens,
-                reading=lambda names: reporter.make_progress_callback(
-                    f"reading for {', '.join(names)}"
-                ),
+                reading=lambda names: reporter.start_progress(f"reading for {', '.join(names)}"),
             )  # fmt: skip
     if as_json:
         terminal.print_json({"question": question, "model": chosen.model, "methods": rows})
@@ -361,7 +360,7 @@ def bench(
         reporter.warn("esa: {method}: {task}, {id} left out: ".format(**row) + error.message)
 
     def show_reading_progress(method: str, record: BenchRecord) -> Progress:
-        return reporter.make_progress_callback(f"{method}: {record.task}, record {record.id}")
+        return reporter.start_progress(f"{method}: {record.task}, record {record.id}")
 
     def ask_missing_questions() -> bool:
         if complete:

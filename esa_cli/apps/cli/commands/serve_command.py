@@ -112,7 +112,7 @@ def serve(
         chosen = adapt_to_model(chosen, reporter)
         limit = None if chosen.answer.needs_kv_cache else chosen.answer.documents
         with open_esa(chosen, model, reporter, keep=bool(opts.keep), reader=reader) as esa:
-            ingest_documents_and_serve(esa, opts, gathered, reporter, limit)
+            ingest_and_serve(esa, opts, gathered, reporter, limit)
 
 
 def check_serve_options(documents: Sequence[str], opts: ServeOptions) -> None:
@@ -127,14 +127,14 @@ def check_serve_options(documents: Sequence[str], opts: ServeOptions) -> None:
         raise UsageError("documents, --allow or --library must be given, got none", hint)
 
 
-def ingest_documents_and_serve(
+def ingest_and_serve(
     esa: Esa,
     opts: ServeOptions,
     documents: Sequence[Document],
     reporter: Reporter,
     limit: int | None = None,
 ) -> None:
-    """Ingests the documents, then serves requests until Ctrl-C; a request opens at most `limit`
+    """Ingests documents, then serves HTTP requests until Ctrl-C; a request opens at most `limit`
     documents. Raises ResourceError, LibraryError. UsageError: the address is in use."""
     from esa_cli.apps.server import server_app
     from esa_cli.apps.server.allowed_documents import AllowedDocuments
@@ -143,7 +143,7 @@ def ingest_documents_and_serve(
         fixed = [esa.ingest(document) for document in documents]
         reporter.clear_spinner()
         allowed = AllowedDocuments(
-            esa, fixed, opts.allow or [], Library(), stored=opts.library, limit=limit
+            esa, fixed, opts.allow or [], Library(), with_library=opts.library, max_opened=limit
         )
         limits = server_app.ServerLimits(max_question=opts.max_question, timeout_s=opts.timeout)
         app = server_app.make_asgi_app(
@@ -199,7 +199,7 @@ def mcp(
 
         documents = AllowedDocuments(
             mcp_server.make_lazily_loaded_esa(load_esa), [], allow or [], Library(),
-            stored=True, limit=chosen.answer.documents,
+            with_library=True, max_opened=chosen.answer.documents,
         )  # fmt: skip
         tools = mcp_server.DocumentTools(documents, chosen, model, reporter)
         if sys.stdin.isatty():

@@ -1,4 +1,4 @@
-"""Prints an answer while it is generated, its passages, and its JSON object."""
+"""Prints an answer while the model generates it, then the answer's passages or JSON object."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PIPE_WIDTH = 160
 
 
 class AnswerPrinter:
-    """Prints the pieces of an answer as they are generated, without leading white space."""
+    """Prints each piece of an answer when the model has generated it, without leading space."""
 
     def __init__(self, out: IO[str], reporter: Reporter) -> None:
         self.out, self.reporter, self.has_text = out, reporter, False
@@ -45,54 +45,54 @@ def count_shown_passages(top: int | None, quiet: bool) -> int:
     return (0 if quiet else SHOWN) if top is None else top
 
 
-def format_passage_place(passage: Passage, found: bool, chapter: str = "") -> str:
+def format_place(passage: Passage, answer_found: bool, chapter: str = "") -> str:
     """Formats the place of a passage, with its weight if an answer was found: `book.pdf, page 3,
     line 40 (12%)`."""
     page = "" if passage.page is None else f", page {passage.page}"
-    weight = f" ({passage.weight:.0%})" if found else ""
+    weight = f" ({passage.weight:.0%})" if answer_found else ""
     return f"{passage.document}{page}, line {passage.line}{chapter}{weight}"
 
 
 def format_passage_line(
-    passage: Passage, width: int, quotation: Quotation | None = None, found: bool = True
+    passage: Passage, width: int, quotation: Quotation | None = None, answer_found: bool = True
 ) -> str:
-    """Formats a passage as one line of at most `width` columns, which begins with the place. If the
-    passage contains the quotation, its text is shown from the quoted sentence on."""
+    """Formats a passage as one line of at most `width` columns, beginning with its place. A passage
+    that contains the quotation is shown from the quoted sentence on."""
     from rich.cells import cell_len, set_cell_size
 
     words = passage.text
     at = quotation.start if quotation and quotation.document == passage.document else -1
     if passage.start <= at < passage.end:
         words = words[Sentences(words).find_sentence_around(at - passage.start)[0] :]
-    text = strip_controls(f"  {format_passage_place(passage, found)}: {' '.join(words.split())}")
+    text = strip_controls(f"  {format_place(passage, answer_found)}: {' '.join(words.split())}")
     return text if cell_len(text) <= width else set_cell_size(text, width - 1).rstrip() + "…"
 
 
-def format_passage_lines(reply: Reply, count: int, is_terminal: bool) -> list[str]:
-    """Formats the best `count` passages of an answer as lines that fit the terminal or a pipe."""
+def format_passage_lines(reply: Reply, passage_count: int, is_terminal: bool) -> list[str]:
+    """Formats the best passages of an answer as lines that fit the terminal or a pipe."""
     width = max(40, shutil.get_terminal_size().columns) if is_terminal else PIPE_WIDTH
-    passages = reply.evidence[:count]
+    passages = reply.evidence[:passage_count]
     return [format_passage_line(one, width, reply.quotation, reply.found) for one in passages]
 
 
-def print_answer_notes(reply: Reply, count: int, reporter: Reporter) -> None:
-    """Prints below an answer whether it is doubtful or cut off, and its best `count` passages."""
+def print_answer_notes(reply: Reply, passage_count: int, reporter: Reporter) -> None:
+    """Prints below an answer whether the answer is doubtful or cut off, and the best passages."""
     if reply.doubtful:
         reporter.warn(f"  {NOT_FOUND}")
     if reply.cut:
         reporter.warn("  the answer was cut off; --max-new-tokens allows longer answers")
-    if reply.evidence[:count]:
+    if reply.evidence[:passage_count]:
         reporter.note(WEIGHTS if reply.found else "  the nearest passages:")
-    for line in format_passage_lines(reply, count, reporter.live):
+    for line in format_passage_lines(reply, passage_count, reporter.live):
         reporter.warn(line)
 
 
-def format_full_passages(evidence: Sequence[Passage], found: bool) -> str:
-    """Formats the passages of an answer with their numbers, places and full texts."""
+def format_full_passages(evidence: Sequence[Passage], answer_found: bool) -> str:
+    """Formats the passages of an answer, each with its number, place and full text."""
     parts = []
     for number, passage in enumerate(evidence, 1):
         chapter = f", {passage.chapter}" if passage.chapter else ""
-        head = f"{number}. {format_passage_place(passage, found, chapter)}"
+        head = f"{number}. {format_place(passage, answer_found, chapter)}"
         body = "\n".join(f"   {line}" for line in passage.text.strip().splitlines())
         parts.append(strip_controls(f"{head}\n{body}"))
     return "\n\n".join(parts)
@@ -102,13 +102,13 @@ def make_answer_object(
     esa: Esa,
     books: Sequence[Book],
     reply: Reply,
-    seconds: Mapping[str, float],
+    step_seconds: Mapping[str, float],
     left_out: Sequence[LeftOut] = (),
 ) -> dict[str, Any]:
     """Returns the JSON object of `esa ask --json`; `seconds` has the times of the steps."""
     chosen, new = esa.preset, [book for book in books if book.read_s]
     rate = sum(book.tokens for book in new) / (sum(book.read_s for book in new) or 1.0)
-    times = {**seconds, "ingest_tokens_per_s": rate, "first_token_s": reply.first_token_s}
+    times = {**step_seconds, "ingest_tokens_per_s": rate, "first_token_s": reply.first_token_s}
     sizes = ("initial", "selected", "local", "chunk")
     return {
         "answer": reply.text,

@@ -39,7 +39,7 @@ def strip_controls(text: str) -> str:
 
 
 def clean_line(text: str) -> str:
-    """Cleans a text and joins its lines, as names of files may contain line breaks."""
+    """Removes control characters and line breaks, which names of files may contain, from a text."""
     return strip_controls(text).replace("\n", " ")
 
 
@@ -159,7 +159,7 @@ class Reporter:
         self.console.print(clean_line(text), style=style, markup=False, soft_wrap=True)
 
     def stage(self, stage: str, done: int, total: int | None, /) -> None:
-        """Shows a stage of loading a model: as a spinner on a terminal, elsewhere as one line."""
+        """Shows a stage of loading a model: as a spinner on a terminal, or else as one line."""
         text = _STAGES.get(stage, stage)
         if done and stage in ("download", "extract"):
             whole = f" of {format_size(total)}" if total else ""
@@ -173,16 +173,16 @@ class Reporter:
             self._note_seldom(text)
         self._stage = stage
 
-    def make_ingest_progress(self, tokens: int, seconds: float) -> Progress:
-        """Returns a callback that shows the progress of reading; `seconds` is an estimate."""
+    def start_ingest_progress(self, token_count: int, seconds: float) -> Progress:
+        """Returns a callback that shows the progress of ingesting; `seconds` is an estimate."""
         if self.live:
-            return self.make_progress_callback("reading")
-        self.note(f"esa: reading {tokens:,} tokens, about {format_duration(seconds)}")
-        return self.make_progress_callback("")
+            return self.start_progress("reading")
+        self.note(f"esa: reading {token_count:,} tokens, about {format_duration(seconds)}")
+        return self.start_progress("")
 
-    def make_progress_callback(self, label: str, unit: str = "tokens") -> Progress:
-        """Returns a callback for (done, total) that shows the progress with its rate and the time
-        left: as a spinner on a terminal, or else as a line now and then."""
+    def start_progress(self, label: str, unit: str = "tokens") -> Progress:
+        """Returns a callback for (done, total) that shows the progress, the rate and the time left:
+        as a spinner on a terminal, or else as a line every ten seconds."""
         started = time.monotonic()
         if label and not self.live:
             self.note(f"esa: {label}")
@@ -216,7 +216,7 @@ class Reporter:
             self._status = None
 
     def make_throttled_note(self) -> Callable[[str], None]:
-        """Returns a function that prints a note, but at most one per `LINE_EVERY_S` seconds."""
+        """Returns a function that prints a note, but at most one note in ten seconds."""
         shown = time.monotonic()
 
         def note_seldom(text: str) -> None:
