@@ -111,8 +111,7 @@ def _silence_stderr() -> None:
 
 
 def _run_command(arguments: list[str]) -> int:
-    """Runs the command that the arguments name, and returns the exit code: 0, or that of an early
-    end."""
+    """Runs the command that the arguments name, and returns the exit code of the command."""
     if "_ESA_COMPLETE" in os.environ:  # a shell asks for completions
         make_click_command().main(arguments, prog_name="esa")
     import typer

@@ -70,7 +70,7 @@ class OpenBookCache:
     def open_book(
         self, document: Document, progress: Progress | None = None, *, read: bool = True
     ) -> Any:
-        """Returns the document opened for the model, a `Book`. Raises ResourceError, LibraryError.
+        """Opens a document for the model, and returns a `Book`. Raises ResourceError, LibraryError.
 
         Args:
             progress: called during ingestion; an exception that it raises ends the ingestion.

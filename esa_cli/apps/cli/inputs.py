@@ -58,7 +58,7 @@ def read_documents(
     files = source_files(names)
     if not shard.is_whole:
         if "-" in names:
-            raise UsageError("standard input (-) cannot have shards", "save the text to a file")
+            raise UsageError("--shard cannot divide standard input (-)", "save the text to a file")
         count, files = len(files.paths), select_shard(files, shard)
         reporter.note(f"esa: shard {shard}: {len(files.sources):,} of {count:,} files", dim=False)
     return read_files(files, reporter)

@@ -170,7 +170,7 @@ class DocumentTools:
         passages = finder.find_passages(query, books, arguments.limit, None)
         unread = [book for book in books if not book.read and self._preset.answer.makes_token_index]
         note = _join_notes([*notes, *describe_missing_parts(books)], unread)
-        return {"passages": _make_passage_objects(passages, opened), "note": note}
+        return {"passages": _make_passage_json(passages, opened), "note": note}
 
     def ask_documents(self, arguments: AskArguments, job: WorkerJob) -> Result:
         notes, named = list[str](), self.documents.find_documents(arguments.documents)
@@ -184,7 +184,7 @@ class DocumentTools:
         notes += describe_missing_parts(books)
         notes += ["the answer was cut off at its maximum length"] if reply.cut else []
         unread = [] if reply.read else [book for book in books if not book.read]
-        results = _make_passage_objects(reply.evidence, opened)
+        results = _make_passage_json(reply.evidence, opened)
         for result, passage in zip(results, reply.evidence, strict=True):
             result["score"] = round(passage.weight, 3)
         return {
@@ -238,9 +238,7 @@ class DocumentTools:
         }  # fmt: skip
 
 
-def _make_passage_objects(
-    passages: Sequence[Passage], opened: Sequence[OpenDocument]
-) -> list[Result]:
+def _make_passage_json(passages: Sequence[Passage], opened: Sequence[OpenDocument]) -> list[Result]:
     """Returns passages as JSON objects, with the ids and paths of the documents."""
     from esa_cli.qa.finding.passage_finder import place_books
 

@@ -185,7 +185,7 @@ class AskCommandRun:
         self._write_report(reply)
 
     def _read_documents_and_ask_again(self, unread_reply: Reply) -> Reply:
-        """Ingests the documents that were not, asks again, and prints the answer if changed."""
+        """Ingests documents that are not ingested yet, asks again, and prints a changed answer."""
         reporter, books = self.reporter, self.books
         unread = shorten_list([book.document.name for book in books if not book.read])
         reporter.warn(  # with --quiet, too: the command goes on for minutes

@@ -272,8 +272,7 @@ def shard_questions(questions: Sequence[BatchQuestion], shard: WorkShard) -> lis
 def open_answers_file(
     out: Path, questions: Sequence[BatchQuestion], drops_failed_rows: bool = False
 ) -> OrderedJsonLinesFile:
-    """Returns the answers file as a context manager; `drops_failed_rows` drops
-    the rows that have an error instead of an answer."""
+    """Opens the answers file, a context manager; `drops_failed_rows` deletes rows with an error."""
     places = [(question.key, question.id) for question in questions]
     return OrderedJsonLinesFile(out, places, retry=drops_failed_rows)
 
@@ -289,7 +288,9 @@ def add_answers_of_shards(
         for row in answers.read_rows_of(path):
             if row.get("key") not in keys:
                 hint = "use the same questions file, documents and options for all shards"
-                raise UsageError(f"{path} has answers to other questions or settings", hint)
+                raise UsageError(
+                    f"{path} has answers to other questions, or with other settings", hint
+                )
             if "error" not in row or not (answers.retry or row["key"] in rows):
                 rows[row["key"]] = row
     for index, question in enumerate(questions):

@@ -177,9 +177,9 @@ def heads(
 ) -> None:
     """Find the attention heads that match a question to its passage.
 
-    Sentences are planted in a long text and asked for, to see which attention heads look at them.
-    These retrieval heads are printed as a setting (score.heads), with which only they vote for
-    passages.
+    The command plants sentences in a long text, asks for each sentence, and measures which
+    attention heads look at it. With the printed setting score.heads only these retrieval heads
+    vote for passages.
 
     esa heads --preset consensus --model HuggingFaceTB/SmolLM2-360M-Instruct"""
     model = replace(model_options, cache="device")

@@ -130,7 +130,7 @@ class Conversation:
 
     def ask_question(self, question: str, on_text: Callable[[str], None]) -> Reply | None:
         """Returns the answer to a question, or None if the answer was stopped. Earlier questions
-        that do not fit are left out, oldest first. Raises EsaError, LengthError."""
+        that do not fit into the window are left out, oldest first. Raises EsaError, LengthError."""
         self._must_stop = False
 
         def forward_answer_piece(piece: str) -> None:

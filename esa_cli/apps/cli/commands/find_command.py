@@ -44,8 +44,7 @@ EVERY = 64
 
 class CollectedPlacesFile(JsonLinesFile):
     """A context manager that keeps the output file of `esa collect` open; without a path nothing is
-    stored. `key` is a digest of everything that the places depend on; the first row also has the
-    facts `about` the run."""
+    stored. `key` is a digest of all that places depend on; the first row has `about`, too."""
 
     def __init__(
         self, path: Path | None, question: str, key: str, about: Mapping[str, Any]

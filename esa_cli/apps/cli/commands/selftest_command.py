@@ -90,8 +90,7 @@ def selftest(
 def _check_names_and_read_haystack(
     settings: SelftestSettings, preset: Preset, haystack_path: Path | None, out: Path | None
 ) -> Haystack:
-    """Checks the names of tests, methods and files of the command `esa selftest`, and returns the
-    long text in which facts are planted. Raises EsaError."""
+    """Checks names of tests, methods and files; returns the text to plant facts in."""
     from esa_cli.evaluation.tasks import TASKS, find_task
     from esa_cli.evaluation.tasks.task_sample import Haystack
     from esa_cli.qa.presets.resolved_preset import apply_compared_method
@@ -185,7 +184,7 @@ def _run_selftests(
 
 
 def _print_score_tables(rows: Sequence[dict[str, Any]]) -> None:
-    """Prints the scores of the methods, and whether their documents were prefilled together."""
+    """Prints the scores of methods, and whether the methods shared the prefill of a document."""
     from esa_cli.evaluation.selftest.score_tables import make_score_tables
 
     for table in make_score_tables(rows):

@@ -105,8 +105,7 @@ def serve(
     from esa_cli.apps.server import server_app
 
     chosen, reader = reader_options.load_preset(model), reader_options.choose_reader()
-    # A port that is in use is reported at once, before the model is loaded.
-    server_app.open_listening_socket(opts.host, opts.port).close()
+    server_app.open_listening_socket(opts.host, opts.port).close()  # reports a taken port early
     with Reporter(quiet) as reporter:
         gathered = read_documents(names, reporter).documents
         chosen = adapt_to_model(chosen, reporter)

@@ -213,7 +213,7 @@ class ReaderOptions:
 
     @property
     def reader_dependencies(self) -> dict[str, str | None]:
-        """A dictionary with the model of --reader, if given, on which answers depend, too."""
+        """The model that --reader names, if any, as a dictionary of what answers depend on."""
         return {} if self.reader is None else {"reader_model": self.reader_address_and_model[1]}
 
     def choose_reader(self) -> ReaderChoice | None:
