@@ -21,7 +21,7 @@ from typing import Any
 from common import answered, append_line, chronicle_questions, token_counter
 
 from esa_cli import Esa, Library
-from esa_cli.apps.cli.model_and_documents import QuestionBooks
+from esa_cli.apps.cli.model_and_documents import QuestionDocuments
 from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.documents.sources import SourceFiles
 from esa_cli.evaluation.tasks.task_sample import Haystack
@@ -49,11 +49,11 @@ def ask(esa: Esa, library: Library, facts: list[dict[str, Any]], most: int) -> d
     reporter, seconds, right = Reporter(quiet=True), list[float](), 0
     with ExitStack() as stack:
         none = SourceFiles((), ())
-        documents = QuestionBooks(none, library, reporter, stack, limit=most, in_library=True)
+        documents = QuestionDocuments(none, library, reporter, stack, limit=most, in_library=True)
         documents.set_book_openers([], esa.stored, esa.open)
         for fact in facts:
             started = time.perf_counter()
-            reply = esa.ask(fact["question"], documents.open_question_books(fact["question"]))
+            reply = esa.ask(fact["question"], documents.open_documents_for(fact["question"]))
             assert documents.searched, "there must be more documents than are opened"
             seconds.append(time.perf_counter() - started)
             right += answered(reply.text, fact["answers"])

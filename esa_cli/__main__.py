@@ -68,7 +68,7 @@ def main(arguments: list[str] | None = None) -> int:
     sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
     was_interrupted = False
 
-    def note_interrupt(number: int, frame: FrameType | None) -> None:
+    def on_interrupt_signal(signal_number: int, frame: FrameType | None) -> None:
         nonlocal was_interrupted
         was_interrupted = True
         raise KeyboardInterrupt
@@ -77,7 +77,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         if has_handler:
             with contextlib.suppress(ValueError):  # this is not the main thread
-                signal.signal(signal.SIGINT, note_interrupt)
+                signal.signal(signal.SIGINT, on_interrupt_signal)
         for stream in (sys.stdout, sys.stderr):
             if hasattr(stream, "reconfigure"):
                 stream.reconfigure(errors="backslashreplace")
@@ -98,25 +98,25 @@ def main(arguments: list[str] | None = None) -> int:
         _print_error("interrupted")
         return INTERRUPTED
     finally:
-        if signal.getsignal(signal.SIGINT) is note_interrupt:
+        if signal.getsignal(signal.SIGINT) is on_interrupt_signal:
             signal.signal(signal.SIGINT, signal.default_int_handler)
         gc.enable()
 
 
 def _silence_stderr() -> None:
-    """Discards everything that libraries print while the process ends. As no garbage is
-    collected, nanobind (a part of triton) would report all of its functions as leaked."""
+    """Discards everything that libraries print while the process ends. As no garbage is collected,
+    the library nanobind, a part of triton, would report that all of its functions leak."""
     with contextlib.suppress(OSError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
 
 def _run_command(arguments: list[str]) -> int:
-    """Runs the command that the arguments name, and returns its exit code if it ends early."""
+    """Runs the command that the arguments name, and returns the exit code of the command."""
     if "_ESA_COMPLETE" in os.environ:  # a shell asks for completions
         make_click_command().main(arguments, prog_name="esa")
     import typer
 
-    arguments = expand_arguments(arguments)
+    arguments = expand_abbreviated_arguments(arguments)
     group = make_click_command(arguments[0] if arguments else None)
     try:
         # Not by the group's `main`, which has its own way with Ctrl-C and closed pipes.
@@ -129,13 +129,13 @@ def _run_command(arguments: list[str]) -> int:
     return 0
 
 
-def expand_arguments(arguments: list[str]) -> list[str]:
+def expand_abbreviated_arguments(arguments: list[str]) -> list[str]:
     """Puts the command `ask` before arguments that begin with a document, and replaces abbreviating
     options such as --dtype by --set. Raises UsageError: a command or option was replaced."""
     if not arguments or arguments[0].startswith("-"):
         return arguments
     for length in (1, 2):
-        _refuse_replaced_word(" ".join(arguments[:length]))
+        _refuse_replaced_command_or_option(" ".join(arguments[:length]))
     name, *rest = arguments
     if name not in COMMANDS and (os.path.lexists(name) or (len(rest) == 1 and "." in name)):
         name, rest = "ask", arguments
@@ -148,12 +148,12 @@ def expand_arguments(arguments: list[str]) -> list[str]:
         elif option in SHORT and (option, name) != ("--plugin", "methods"):
             words += ["--set", SHORT[option] + value]
         else:
-            _refuse_replaced_word(option)
+            _refuse_replaced_command_or_option(option)
             words.append(word)
     return [name, *words, *rest[end:]]
 
 
-def _refuse_replaced_word(word: str) -> None:
+def _refuse_replaced_command_or_option(word: str) -> None:
     if word in REPLACED:
         raise UsageError(f"{word} was replaced in version 0.3", f"use {REPLACED[word]}")
 

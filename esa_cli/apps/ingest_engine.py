@@ -41,17 +41,17 @@ CONNECT_S = 5.0
 
 
 IngestRow = dict[str, Any]
-"""A document in the library, as JSON; `read_s` is 0 if the document was there before."""
+"""A document in the library, as JSON; `read_s` is 0 if the document was already stored."""
 
 
-def ingest_document(esa: Esa, document: Document, rows: str, reporter: Reporter) -> IngestRow:
-    """Ingests a document; warns if the document is stored with another precision than `rows`."""
+def ingest_document(esa: Esa, document: Document, precision: str, reporter: Reporter) -> IngestRow:
+    """Ingests a document; warns if the document is stored with another precision."""
     book = esa.ingest(document)
     entry = book.entry
-    if entry is not None and entry.rows not in (rows, "index"):
+    if entry is not None and entry.rows not in (precision, "index"):
         reporter.warn(
-            f"esa: {document.name} is already stored with --rows {entry.rows}; for --rows {rows} "
-            f"run `esa library rm {entry.id}` first"
+            f"esa: {document.name} is already stored with --rows {entry.rows}; "
+            f"for --rows {precision} run `esa library rm {entry.id}` first"
         )
     reporter.clear_spinner()
     return {
@@ -73,14 +73,14 @@ class WarningCollector(Reporter):
         self.texts.append(text)
 
 
-Task = tuple[int, Document]
+IngestTask = tuple[int, Document]
 Outcome = tuple[int, IngestRow, list[str]]
 """The index of an ingested document, its JSON object, and the warnings about the document."""
 
 
 @dataclass
 class IngestWorker:
-    """Ingests documents in one process; `folder` is the folder in which the command was started."""
+    """Ingests documents in one worker process; `folder` is where `esa ingest` was started."""
 
     preset: Preset
     model: ModelOptions
@@ -90,8 +90,8 @@ class IngestWorker:
     esa: Esa | None = None
     reporter: WarningCollector | None = None
 
-    def ingest_task(self, task: Task) -> Outcome:
-        """Ingests one document. Raises EsaError."""
+    def ingest_task(self, task: IngestTask) -> Outcome:
+        """Ingests the document of a task, and returns its result. Raises EsaError."""
         number, document = task
         reporter = self.reporter = self.reporter or WarningCollector()
         reporter.texts = []
@@ -123,23 +123,23 @@ class IngestWorker:
         return self._opened.__enter__()
 
 
-def ingest_by_workers(
+def ingest_in_parallel(
     worker: IngestWorker,
     documents: Sequence[Document],
     reporter: Reporter,
-    workers: int | None,
+    worker_count: int | None,
     *,
     on_ray: bool,
 ) -> list[IngestRow]:
-    """Ingests documents in several processes, the longest first, and returns their rows in order.
+    """Ingests documents in several processes, the longest first; returns a JSON object for each.
     Raises EsaError. ResourceError: a process died. UsageError: the Ray cluster cannot be used."""
     show = reporter.show_spinner if reporter.live else reporter.make_throttled_note()
     rows = dict[int, IngestRow]()
     tasks = sorted(enumerate(documents), key=lambda task: -len(task[1].text))
     if on_ray:
-        outcomes = ingest_on_ray(worker, tasks, workers, reporter)
+        outcomes = ingest_on_ray_cluster(worker, tasks, worker_count, reporter)
     else:
-        outcomes = ingest_on_machine(worker, tasks, workers or 1, reporter)
+        outcomes = ingest_in_processes(worker, tasks, worker_count or 1, reporter)
     with closing(outcomes):
         for number, row, warnings in outcomes:
             for text in warnings:
@@ -150,22 +150,22 @@ def ingest_by_workers(
 
 
 _worker: IngestWorker
-"""The worker of this process, where `ingest_on_machine` has started the process."""
+"""The worker of this process, where `ingest_in_processes` has started the process."""
 
 
-def ingest_on_machine(
-    worker: IngestWorker, tasks: Sequence[Task], workers: int, reporter: Reporter
+def ingest_in_processes(
+    worker: IngestWorker, tasks: Sequence[IngestTask], worker_count: int, reporter: Reporter
 ) -> Generator[Outcome, None, None]:
-    """Ingests documents in processes that share this machine's cores, and yields their outcomes."""
+    """Ingests documents in processes that share this machine's cores; yields a result for each."""
     affinity = getattr(os, "sched_getaffinity", None)
     cores = len(affinity(0)) if affinity else os.cpu_count() or 1
-    threads = max(1, cores // workers)
-    reporter.note(f"esa: {workers} workers, {threads} cores each", dim=False)
+    threads = max(1, cores // worker_count)
+    reporter.note(f"esa: {worker_count} workers, {threads} cores each", dim=False)
     # The worker is a pickle, as unpickling imports torch, which reads OMP_NUM_THREADS then.
     about = pickle.dumps(worker), threads
-    pool = ProcessPoolExecutor(workers, get_context("spawn"), _prepare_worker_process, about)
+    pool = ProcessPoolExecutor(worker_count, get_context("spawn"), _prepare_worker_process, about)
     try:
-        for future in as_completed([pool.submit(_ingest_task, task) for task in tasks]):
+        for future in as_completed([pool.submit(_ingest_in_worker, task) for task in tasks]):
             yield future.result()
     except BrokenProcessPool as error:
         raise ResourceError("a worker process died", MEMORY_HINT) from error
@@ -177,7 +177,7 @@ def ingest_on_machine(
         pool.shutdown(cancel_futures=True)
 
 
-def _prepare_worker_process(worker: bytes, threads: int) -> None:
+def _prepare_worker_process(pickled_worker: bytes, thread_count: int) -> None:
     """Prepares a worker process, which ignores Ctrl-C and ends when its parent process ends."""
     global _worker
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -189,20 +189,20 @@ def _prepare_worker_process(worker: bytes, threads: int) -> None:
         os._exit(1)
 
     threading.Thread(target=exit_with_parent, daemon=True).start()
-    os.environ.setdefault("OMP_NUM_THREADS", str(threads))
+    os.environ.setdefault("OMP_NUM_THREADS", str(thread_count))
     sys.stdout = open(os.devnull, "w")  # noqa: SIM115
-    _worker = pickle.loads(worker)
+    _worker = pickle.loads(pickled_worker)
 
 
-def _ingest_task(task: Task) -> Outcome:
+def _ingest_in_worker(task: IngestTask) -> Outcome:
     return _worker.ingest_task(task)
 
 
-def ingest_on_ray(
-    worker: IngestWorker, tasks: Sequence[Task], workers: int | None, reporter: Reporter
+def ingest_on_ray_cluster(
+    worker: IngestWorker, tasks: Sequence[IngestTask], actor_count: int | None, reporter: Reporter
 ) -> Generator[Outcome, None, None]:
-    """Ingests documents in actors of the Ray cluster at $RAY_ADDRESS, or of a new one on this
-    machine, and yields their outcomes. The default is one actor per GPU, or else per machine."""
+    """Ingests documents in actors of the Ray cluster at $RAY_ADDRESS, or of a new cluster on this
+    machine; yields a result for each. The default is one actor per GPU, or else per machine."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     import ray
     from ray.exceptions import RayActorError, RayTaskError
@@ -226,7 +226,7 @@ def ingest_on_ray(
         gpus = 0 if device == "cpu" else sum(int(host.get("GPU", 0)) for host in hosts)
         if not gpus and device.startswith("cuda"):
             raise ResourceError("the Ray cluster has no GPU", f"leave out --device {device}")
-        count = workers or gpus or len(hosts)
+        count = actor_count or gpus or len(hosts)
         cores = min(host.get("CPU", 0) for host in hosts) / math.ceil(count / len(hosts))
         share = {"num_cpus": math.floor(cores) if cores >= 1 else round(cores, 3)}
         share |= {"num_gpus": min(1.0, gpus / count)} if gpus else {}

@@ -1,7 +1,8 @@
-"""Keeps documents and books open from one question to the next, for batch runs and servers.
+"""Keeps documents open from one question to the next, for batch runs and servers.
 
-Files with the same text share one book. A file that has changed is read again. Where memory is
-short, documents that the current question does not need are closed, the longest unused first.
+Files with the same text share one `Book`, an opened document. A file that has changed is read
+again. If memory is short, documents that the current question does not need are closed, the
+longest unused first.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ Stamp = tuple[int, int] | None
 
 
 class OpenBookCache:
-    """The open documents by their paths, and the open books by their texts. Any thread may read
-    documents, but only one thread may open books."""
+    """The documents that were read, by path, and the `Book`s opened for the model, by text. Any
+    thread may read documents, but only one thread may open books."""
 
-    def __init__(self, asker: Esa) -> None:
-        self.asker = asker
+    def __init__(self, esa: Esa) -> None:
+        self.esa = esa
         self.needed: Collection[str] = ()
         """Paths of the documents of the current question, which must stay open."""
         self._pinned = set[str]()
@@ -41,14 +42,14 @@ class OpenBookCache:
         self._lock = threading.RLock()
 
     def pin_book(self, book: Any) -> None:
-        """Keeps a book open until the end. If its file changes, the document is read again."""
+        """Keeps an opened document for good; if its file changes, the document is read again."""
         document, stamp = book.document, None
         with suppress(OSError, ValueError):
             if (
                 document.stamp is None
                 or compute_file_stamp(document.source) == document.stamp != ""
             ):
-                stamp = _read_file_stamp(document.source)
+                stamp = _get_file_time_and_size(document.source)
         self._documents[document.source] = stamp, document
         self._books[document.text, True] = book
         self._pinned.add(document.source)
@@ -57,7 +58,7 @@ class OpenBookCache:
         """Returns the document at a path, which is read again if its file has changed. Raises
         DocumentError."""
         with self._lock:
-            stamp, known = _read_file_stamp(path), self._documents.get(path)
+            stamp, known = _get_file_time_and_size(path), self._documents.get(path)
             document = known[1] if known and known[0] == stamp else load(path)
             self._documents.pop(path, None)
             self._documents[path] = stamp, document
@@ -69,18 +70,18 @@ class OpenBookCache:
     def open_book(
         self, document: Document, progress: Progress | None = None, *, read: bool = True
     ) -> Any:
-        """Returns the book of an open document. Raises ResourceError, LibraryError.
+        """Opens a document for the model, and returns a `Book`. Raises ResourceError, LibraryError.
 
         Args:
             progress: called during ingestion; an exception that it raises ends the ingestion.
-            read: whether the book must be ingested. If False, a book that has not been ingested is
-                returned where questions about such a book can be answered."""
-        is_read = read or not self.asker.answers_unread or (document.text, True) in self._books
+            read: whether the document must be ingested. If False, a document that has not been
+                ingested is opened if its words are enough to answer questions."""
+        is_read = read or not self.esa.answers_unread or (document.text, True) in self._books
         book = self._books.get((document.text, is_read))
         while book is None:
             try:
-                ingest = self.asker.ingest
-                book = ingest(document, progress) if is_read else self.asker.open(document)
+                ingest = self.esa.ingest
+                book = ingest(document, progress) if is_read else self.esa.open(document)
             except DiskError:
                 raise
             except ResourceError:
@@ -105,9 +106,9 @@ class OpenBookCache:
         self._books = {key: book for key, book in self._books.items() if key[0] in texts}
 
 
-def _read_file_stamp(path: str) -> Stamp:
+def _get_file_time_and_size(path: str) -> Stamp:
     """Returns the modification time and size of a file, or None if the file cannot be inspected."""
     with suppress(OSError, ValueError):
-        facts = os.stat(path)
-        return facts.st_mtime_ns, facts.st_size
+        file_status = os.stat(path)
+        return file_status.st_mtime_ns, file_status.st_size
     return None

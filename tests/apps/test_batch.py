@@ -62,9 +62,9 @@ def go(
     default: tuple[str, ...] = (),
     **settings: Any,
 ) -> OrderedJsonLinesFile:
-    questions = batch.read_questions(path, default, settings)
-    with batch.make_answers_file(out, questions, retry) as answers:
-        batch.run_batch(asker, questions, answers, {"evidence": 2}, limit=limit)
+    questions = batch.read_questions_file(path, default, settings)
+    with batch.open_answers_file(out, questions, retry) as answers:
+        batch.answer_batch_questions(asker, questions, answers, {"evidence": 2}, limit=limit)
     return answers
 
 
@@ -436,7 +436,7 @@ def test_commands_that_cannot_be(
 def test_joined_rows_have_the_ids_of_their_questions_and_answers_stay(
     write: Write, tmp_path: Path
 ) -> None:
-    questions = batch.read_questions(write(q("Who?", "a.txt"), q("Who?", "a.txt")), (), {})
+    questions = batch.read_questions_file(write(q("Who?", "a.txt"), q("Who?", "a.txt")), (), {})
     go(FakeAsker(), tmp_path / "q.jsonl", tmp_path / "good.jsonl")
     good = rows(tmp_path / "good.jsonl")[0]
     bad = {"id": 2, "question": "Who?", "documents": ["a.txt"], "error": "no", "key": good["key"]}
@@ -444,8 +444,8 @@ def test_joined_rows_have_the_ids_of_their_questions_and_answers_stay(
         (tmp_path / f"{name}.jsonl").write_text(json.dumps(row) + "\n", "utf-8")
     for order_of in (("one", "two"), ("two", "one")):
         out = tmp_path / f"{order_of[0]}-first.jsonl"
-        with batch.make_answers_file(out, questions) as answers:
-            batch.add_shard_answers(
+        with batch.open_answers_file(out, questions) as answers:
+            batch.add_answers_of_shards(
                 answers, questions, [tmp_path / f"{name}.jsonl" for name in order_of]
             )
         joined = rows(out)

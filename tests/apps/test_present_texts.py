@@ -66,9 +66,9 @@ def by_server(run: Esa, most: int) -> str:
     """The list, every text, and an answer that is asked of all."""
     library = Library()
     asker = FakeDocumentAsker(library)
-    served = AllowedDocuments(asker, [], [], library, stored=True, limit=most)
+    served = AllowedDocuments(asker, [], [], library, with_library=True, max_opened=most)
     listed = list_documents(served)["data"]
-    texts = [served.read_document_text(one["id"]).text for one in listed]
+    texts = [served.read_named_document(one["id"]).text for one in listed]
     opened = served.open_documents(served.find_documents(None), None, QUESTION)
     assert len(opened) <= most
     books = [one.book.document.text for one in opened]

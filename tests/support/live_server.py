@@ -34,7 +34,7 @@ class LiveServer:
         token = more.pop("token", None)
         documents, note = AllowedDocuments(asker, fixed, allowed), self.notes.append
         app = make_asgi_app(asker, documents, token, ServerLimits(**more), note, note)
-        self.sock = server_app.bind_socket("127.0.0.1", 0)
+        self.sock = server_app.open_listening_socket("127.0.0.1", 0)
         self.url = server_app.make_base_url(self.sock)
         self.port = self.sock.getsockname()[1]
         self.server = server_app.make_uvicorn_server(app)

@@ -15,7 +15,7 @@ from mcp import Client, MCPError
 from esa_cli.apps.cli.options.options import ModelOptions
 from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.apps.server.allowed_documents import AllowedDocuments
-from esa_cli.apps.server.mcp_server import DocumentTools, load_esa_on_demand, open_mcp_server
+from esa_cli.apps.server.mcp_server import DocumentTools, make_lazily_loaded_esa, open_mcp_server
 from esa_cli.documents.document import Document, read_document
 from esa_cli.qa.answering.reply import Reply
 from esa_cli.qa.finding.passage_finder import Book, Passage, PassageSearch, place_books
@@ -71,8 +71,8 @@ def tools_of(
     asker: Any, library: Library, allowed: Sequence[Path] = (), settings: Sequence[str] = ()
 ) -> DocumentTools:
     """The tools of a server; `asker` may be a function that loads one."""
-    on_demand = load_esa_on_demand(asker if callable(asker) else lambda: asker)
-    documents = AllowedDocuments(on_demand, [], allowed, library, stored=True, limit=4)
+    on_demand = make_lazily_loaded_esa(asker if callable(asker) else lambda: asker)
+    documents = AllowedDocuments(on_demand, [], allowed, library, with_library=True, max_opened=4)
     model = ModelOptions(preset="tiny-random", device="cpu", dtype="float32")
     preset = load("tiny-random", ["answer.from=text", *settings])
     return DocumentTools(documents, preset, model, Reporter(quiet=True))

@@ -19,16 +19,16 @@ Line = str | UsageError
 
 
 def split_off_question(
-    arguments: Sequence[str] | None, command_name: str, *, library_allowed: bool = False
+    arguments: Sequence[str] | None, command_name: str, *, documents_optional: bool = False
 ) -> tuple[list[str], str]:
-    """Splits arguments into documents and the question, which comes last; with `library_allowed` no
-    document is needed. Raises UsageError: a document or the question is missing."""
+    """Splits arguments into documents and the question, which comes last. Raises UsageError: the
+    question is missing, or, unless `documents_optional`, the document."""
     *documents, question = arguments or [""]
     wrong = ""
-    if _is_file(question) or question == "-":
+    if _is_existing_path(question) or question == "-":
         wrong = f"the question is missing after the document {question}"
-    elif not (documents or library_allowed) or not question.strip():
-        what = "a question" if library_allowed else "a document and a question"
+    elif not (documents or documents_optional) or not question.strip():
+        what = "a question" if documents_optional else "a document and a question"
         wrong = f"{what} must be given, got {question!r}"
     elif has_lone_surrogate(question):
         wrong = "the question must be UTF-8"
@@ -37,9 +37,9 @@ def split_off_question(
     return documents, question
 
 
-def _is_file(text: str) -> bool:
+def _is_existing_path(argument: str) -> bool:
     try:
-        return bool(text) and Path(text).exists()
+        return bool(argument) and Path(argument).exists()
     except (OSError, ValueError):  # a question may be too long for a path
         return False
 
@@ -47,8 +47,8 @@ def _is_file(text: str) -> bool:
 def read_documents(
     names: Sequence[str], reporter: Reporter, shard: WorkShard = ALL_WORK
 ) -> GatheredDocuments:
-    """Reads the documents that file names, folders and patterns stand for, or the documents of one
-    shard, each text once. Warns of files that are left out.
+    """Reads the documents that file names, folders and patterns stand for, or only one shard of the
+    documents, each text once. Warns of files that are left out.
 
     Raises:
         UsageError: standard input cannot be divided into shards, or there are no documents.
@@ -58,14 +58,14 @@ def read_documents(
     files = source_files(names)
     if not shard.is_whole:
         if "-" in names:
-            raise UsageError("standard input (-) cannot have shards", "save the text to a file")
+            raise UsageError("--shard cannot divide standard input (-)", "save the text to a file")
         count, files = len(files.paths), select_shard(files, shard)
         reporter.note(f"esa: shard {shard}: {len(files.sources):,} of {count:,} files", dim=False)
     return read_files(files, reporter)
 
 
 def read_files(files: SourceFiles, reporter: Reporter) -> GatheredDocuments:
-    """Reads the documents of files, each text once, and warns of files that are left out."""
+    """Reads files as documents, each text once, and warns of files that are left out."""
     from esa_cli.documents.document import gather
 
     gathered = gather(files).without_copies()
@@ -75,8 +75,8 @@ def read_files(files: SourceFiles, reporter: Reporter) -> GatheredDocuments:
 
 
 def read_numbered_lines(stream: IO[Any]) -> Iterator[tuple[int, Line]]:
-    """Yields the number and text of each line of a stream that is not blank, as soon as it is
-    complete. A line that is not UTF-8 becomes an error, and the other lines are still read."""
+    """Yields the number and text of each line of a stream, except blank lines, as soon as the line
+    is complete. A line that is not UTF-8 becomes an error; the other lines are still read."""
     for number, line in enumerate(getattr(stream, "buffer", stream), 1):
         try:
             text = line.decode("utf-8-sig" if number == 1 else "utf-8")

@@ -43,7 +43,7 @@ MIN_MEASURED_TOKENS = 2048
 """The minimum tokens of a document whose ingestion speed is remembered for later estimates."""
 
 
-class PrefillDisplay(IngestEvents):
+class IngestProgressDisplay(IngestEvents):
     """Shows the progress of ingesting documents, and remembers the speed for later estimates. With
     `must_store` a full disk is an error, otherwise a warning."""
 
@@ -54,10 +54,10 @@ class PrefillDisplay(IngestEvents):
         self._warned = set[str]()
 
     def found(self, book: Book) -> None:
-        self._warn_missing(book.document)
+        self._warn_of_missing_contents(book.document)
 
     def unread(self, document: Document, tokens: int) -> None:
-        self._warn_missing(document)
+        self._warn_of_missing_contents(document)
 
     def unstored(self, document: Document, error: DiskError) -> bool:
         self.reporter.clear_spinner()
@@ -68,9 +68,9 @@ class PrefillDisplay(IngestEvents):
     def started(self, document: Document, tokens: int, stored_bytes: int | None) -> None:
         stored = "" if stored_bytes is None else f", {format_size(stored_bytes)} in the library"
         self.reporter.note(f"esa: {document.name}: {tokens:,} tokens{stored}")
-        self._warn_missing(document)
+        self._warn_of_missing_contents(document)
         seconds = self.planner.estimate_seconds(tokens)
-        self._show = self.reporter.make_prefill_progress(tokens, seconds)
+        self._show = self.reporter.start_ingest_progress(tokens, seconds)
         self._started, self._resumed_at = time.perf_counter(), 0
 
     def progress(self, done: int, total: int) -> None:
@@ -90,21 +90,21 @@ class PrefillDisplay(IngestEvents):
     def finished(self) -> None:
         self.reporter.clear_spinner()
 
-    def _warn_missing(self, document: Document) -> None:
+    def _warn_of_missing_contents(self, document: Document) -> None:
         """Warns, once for each document, of contents that could not be extracted."""
         for text in () if self.reporter.is_brief else document.missing:
             self._warn_once(f"esa: {document.name}: {text}")
 
-    def _warn_once(self, text: str) -> None:
-        if text not in self._warned:
-            self._warned.add(text)
-            self.reporter.warn(text)
+    def _warn_once(self, warning: str) -> None:
+        if warning not in self._warned:
+            self._warned.add(warning)
+            self.reporter.warn(warning)
 
 
 @contextmanager
 def open_esa(
-    chosen: Preset | Preflight,
-    options: ModelOptions,
+    preset: Preset | Preflight,
+    model_options: ModelOptions,
     reporter: Reporter,
     *,
     keep: bool | None = None,
@@ -112,24 +112,25 @@ def open_esa(
     library: Library | None = None,
     reader: ReaderChoice | None = None,
 ) -> Iterator[Esa]:
-    """A context that loads the model of a preset, and closes the model at the end of the block.
+    """A context manager that loads the model of a preset, and closes the model at the end.
 
     Args:
         keep: whether documents are stored in the library. None means that only token indexes are
             stored, which are small and take long to make.
-        rows: precision of stored KV caches. library: None means the user's library.
+        rows: precision of stored KV caches, `int8` or `native`.
+        library: where documents are stored; None means the user's library.
         reader: the model that writes the answers; None means the reader of the preset.
 
     Raises PresetError, ModelError, ResourceError. UsageError: documents cannot be stored.
     ReaderError: the reader's server cannot be used."""
-    if options.cache == "disk":
+    if model_options.cache == "disk":
         if keep is False:
             wrong = "--cache disk stores documents in the library"
             raise UsageError(wrong, "leave out --no-keep or --cache")
         keep = True
-    ready = chosen
+    ready = preset
     if not isinstance(ready, Preflight):
-        ready = prepare(ready, options.model_place, reporter, keep=keep)
+        ready = prepare(ready, model_options.model_place, reporter, keep=keep)
     from esa_cli.models.files.quiet_transformers import quiet_transformers
     from esa_cli.qa.api import Esa
 
@@ -137,7 +138,7 @@ def open_esa(
     if stores and keep is None and not library.writable:
         reporter.warn(f"esa: documents are not stored: {library.root} cannot be written")
         stores = False
-    display = PrefillDisplay(ready.ingest_planner, reporter, must_store=keep is not None)
+    display = IngestProgressDisplay(ready.ingest_planner, reporter, must_store=keep is not None)
     with (
         quiet_transformers(imported=False),
         Esa.from_preflight(
@@ -152,11 +153,13 @@ def open_esa(
             reporter.clear_spinner()
 
 
-class QuestionBooks:
-    """Opens the documents for questions: the named documents, and the best candidates.
+class QuestionDocuments:
+    """Opens the documents for questions: the documents named on the command line, and the best
+    candidates from folders, patterns and the library.
 
     Args:
-        stack: closes the catalogue. limit: how many candidates are opened; None means all.
+        stack: closes the library's catalogue at its end.
+        limit: how many candidates are opened for a question; None means all.
         in_library: whether the documents of the library are candidates, too.
         keep: whether the words of files are stored. If True, a full disk raises DiskError.
 
@@ -186,13 +189,13 @@ class QuestionBooks:
             stores = asks_library or keep is not False
             catalogue = library.search_catalogue() if stores else library.catalogue(False)
             try:
-                self._collect_candidates(catalogue, file_paths, stack)
+                self._find_candidates(catalogue, file_paths, stack)
             except DiskError as error:
                 if keep:
                     raise
                 reporter.clear_spinner()
                 reporter.warn(f"esa: words of files are not stored: {error.message}")
-                self._collect_candidates(library.search_catalogue(copy=True), file_paths, stack)
+                self._find_candidates(library.search_catalogue(copy=True), file_paths, stack)
         if not files.sources and not self._candidates:
             raise UsageError("the library has no documents", "add documents with `esa ingest`")
         self.gathered = read_files(files if self._catalogue is None else named, reporter)
@@ -204,15 +207,15 @@ class QuestionBooks:
         open_entry: Callable[[Entry], Book],
         open_path: Callable[[str], Book] | None,
     ) -> None:
-        """Sets the books of the named documents, and the functions that open candidates:
+        """Sets the opened named documents, and the functions that open candidate documents:
         `open_entry` for documents of the library, and `open_path`, if any, for files."""
         self._books, self._open_entry, self._open_path = list(books), open_entry, open_path
         self._reporter.is_brief = bool(self._candidates)
 
-    def open_question_books(self, question: str, *, all_with_words: bool = False) -> list[Book]:
+    def open_documents_for(self, question: str, *, all_that_match: bool = False) -> list[Book]:
         """Opens the named documents and the best candidates for a question, or with
-        `all_with_words` all candidates that have a word of the question. Raises UsageError: no
-        document can be used."""
+        `all_that_match` all candidates that contain a word of the question. Raises UsageError:
+        no document can be used."""
         candidates, limit = self._candidates, self._limit
         order, is_searched = list(candidates), self._catalogue is not None
         if self._catalogue is None or limit is None:
@@ -221,12 +224,12 @@ class QuestionBooks:
             ranked = [text.digest for text in self._catalogue.texts.rank_texts(question)]
             ranked = [digest for digest in ranked if digest in candidates]
             order = list(dict.fromkeys([*ranked, *order]))
-            limit = max(1, len(ranked)) if all_with_words else limit
+            limit = max(1, len(ranked)) if all_that_match else limit
         books, skipped = list[Book](), 0
         for digest in order:
             if len(books) == limit:
                 break
-            book = self._open_candidate(candidates[digest])
+            book = self._open_candidate_document(candidates[digest])
             books += [] if book is None else [book]
             skipped += book is None
         if not books and not self._books:
@@ -243,8 +246,8 @@ class QuestionBooks:
             )
         return drop_duplicate_texts([*self._books, *books])
 
-    def _open_candidate(self, candidate: LibraryText) -> Book | None:
-        """Opens a candidate from the library or its file; returns None after an error."""
+    def _open_candidate_document(self, candidate: LibraryText) -> Book | None:
+        """Opens a candidate document from the library or its file; returns None after an error."""
         for entry in candidate.entries:
             try:
                 return self._open_entry(entry)
@@ -258,68 +261,70 @@ class QuestionBooks:
             self._reporter.warn_left_out(error.message)
         return None
 
-    def _collect_candidates(
+    def _find_candidates(
         self,
-        opened_catalogue: AbstractContextManager[Catalogue],
-        paths: Sequence[str],
+        catalogue_context: AbstractContextManager[Catalogue],
+        file_paths: Sequence[str],
         stack: ExitStack,
     ) -> None:
-        """Collects the candidates: documents of the library, and files if they are too many."""
+        """Finds the candidate documents: those of the library, and files if there are too many."""
         reporter = self._reporter
         with ExitStack() as own_stack:
-            catalogue = own_stack.enter_context(opened_catalogue)
+            catalogue = own_stack.enter_context(catalogue_context)
             stored = LibraryTexts()
             if self._in_library:
                 stored = library_texts.list_texts_in_catalogue(
-                    catalogue, reporter.make_progress("words of the files", "files")
+                    catalogue, reporter.start_progress("words of the files", "files")
                 )
                 reporter.clear_spinner()
-                self._warn_unreadable_files([record.path for record in stored.refused])
+                self._warn_of_unreadable_files([record.path for record in stored.refused])
                 if stored.damaged:
                     damaged = pluralize(len(stored.damaged), "damaged document")
                     reporter.warn_left_out(damaged, "`esa library list` says which")
             self._candidates = {text.digest: text for text in stored.texts}
             has_entries = [bool(text.entries) for text in stored.texts]
-            count = len(paths) + len(has_entries)
+            count = len(file_paths) + len(has_entries)
             if self._limit is None or (count <= self._limit and all(has_entries)):
                 return
-            if paths:
-                self._candidates = self._index_files(catalogue, paths) | self._candidates
+            if file_paths:
+                self._candidates = self._index_words_of(catalogue, file_paths) | self._candidates
             if any(has_entries):
-                progress = reporter.make_progress("words of the library", "documents")
+                progress = reporter.start_progress("words of the library", "documents")
                 for error in catalogue.add_stored_texts(progress):
                     reporter.warn_left_out(error.message)
                 reporter.clear_spinner()
             self._catalogue = catalogue
             stack.push(own_stack.pop_all())
 
-    def _index_files(self, catalogue: Catalogue, paths: Sequence[str]) -> dict[str, LibraryText]:
-        """Indexes the words of files, and returns the files by the digests of their texts."""
-        names = {os.path.abspath(path): path for path in paths}
-        progress = self._reporter.make_progress("words of the files", "files")
+    def _index_words_of(
+        self, catalogue: Catalogue, file_paths: Sequence[str]
+    ) -> dict[str, LibraryText]:
+        """Indexes the words of files, and returns the files by the digests of the files' texts."""
+        names = {os.path.abspath(path): path for path in file_paths}
+        progress = self._reporter.start_progress("words of the files", "files")
         changes = library_texts.FileIndexing(catalogue).update(list(names), progress)
         self._reporter.clear_spinner()
         if changes.refused and not changes.readable:
             raise DocumentError(changes.refused[0].why, changes.refused[0].hint)
-        self._warn_unreadable_files([names[record.path] for record in changes.refused])
+        self._warn_of_unreadable_files([names[record.path] for record in changes.refused])
         candidates: dict[str, LibraryText] = {}
         for record in changes.readable:
             candidates.setdefault(record.digest, LibraryText(record.digest, names[record.path]))
         return candidates
 
-    def _warn_unreadable_files(self, paths: Sequence[str]) -> None:
+    def _warn_of_unreadable_files(self, paths: Sequence[str]) -> None:
         if paths:
             files = f"{pluralize(len(paths), 'file')} that cannot be read ({shorten_list(paths)})"
             self._reporter.warn_left_out(files)
 
 
 class LazyPassageFinder:
-    """Opens documents and finds passages in them. The model is loaded only when a document has a
-    token index, or is to be read; until then documents are searched with BM25 alone.
+    """Opens documents and finds passages in documents. The model is loaded only if a document has a
+    token index, or is to be ingested; until then documents are searched with BM25 alone.
 
     Args:
-        preset: a preset from `preset_for_finding`. load: loads the `Esa` with the model.
-        read: whether a document without a token index is read before the search."""
+        preset: a preset from `preset_for_finding`. load_esa: loads the `Esa` with the model.
+        ingests_unread: whether a document without a token index is ingested before the search."""
 
     def __init__(
         self,
@@ -327,25 +332,25 @@ class LazyPassageFinder:
         model: ModelOptions,
         library: Library,
         reporter: Reporter,
-        load: Callable[[], Esa],
+        load_esa: Callable[[], Esa],
         *,
-        read: bool = False,
+        ingests_unread: bool = False,
     ) -> None:
         # Checked now, because later an error of the options would be reported for each document.
         _ = model.model_place, memory_limit()
         self._preset, self._library, self._reporter = preset, library, reporter
-        self._load, self._read = load, read
+        self._load, self._read = load_esa, ingests_unread
         self.is_loaded = False
         """Whether the model has been loaded."""
 
     def open_book(self, source: str | Document) -> Book:
-        """Returns the book of a document, or of the document at a path. Raises EsaError."""
+        """Opens a document, or the document at a path, for searches. Raises EsaError."""
         document = read_document(source) if isinstance(source, str) else source
         book = None
         if self._preset.answer.makes_token_index:
             if self._read:
                 book = self._loaded_esa.ingest(document)
-            elif text_digest(document.text) in self._indexed_digests:
+            elif text_digest(document.text) in self._digests_of_indexed_texts:
                 book = self._loaded_esa.find(document)
         if book is not None:
             return book
@@ -354,20 +359,20 @@ class LazyPassageFinder:
         return Book(document, None, torch.zeros(0, 2))
 
     def open_stored_book(self, entry: Entry) -> Book:
-        """Returns the book of a stored document. Raises LibraryError: the document is damaged."""
+        """Opens a stored document for searches. Raises LibraryError: the document is damaged."""
         return self.open_book(library_texts.rebuild_stored_document(self._library, entry))
 
     def find_passages(
         self, question: str, books: list[Book], count: int | None, minimum: float | None
     ) -> list[Passage]:
-        """Returns the `count` passages that fit a question best, with scores of at least
-        `minimum`."""
+        """Returns the `count` passages that fit a question best, with scores of at least `minimum`
+        standard deviations above the mean."""
         if self.is_loaded:
             return self._loaded_esa.find_passages(question, books, count, minimum)
         return PassageSearch().passages(question, place_books(books), count, minimum)
 
     @cached_property
-    def _indexed_digests(self) -> set[str]:
+    def _digests_of_indexed_texts(self) -> set[str]:
         """The digests of the texts that have a token index of any model in the library."""
         entries = self._library.entries() if self._library.exists else []
         return {entry.text_sha256 for entry in entries if entry.rows == library_texts.INDEX}

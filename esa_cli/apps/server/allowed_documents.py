@@ -39,7 +39,7 @@ STORED = "library:"
 
 
 @dataclass(frozen=True)
-class NamedDocument:
+class RequestableDocument:
     """A document that requests may name by its `id`: a document of the command line (`is_given`), a
     file in an allowed folder (`path`), or a `text` of the library."""
 
@@ -49,49 +49,51 @@ class NamedDocument:
     is_given: bool = False
 
     @property
-    def document_key(self) -> str:
-        """The path of the document's file, or else its id with a digest of its text."""
+    def cache_key(self) -> str:
+        """The path of the document's file, or else the document's id with a digest of its text."""
         return self.path or f"{self.id} {self.text.digest if self.text else ''}"
 
 
 class OpenDocument(NamedTuple):
-    """The book of an open document, and the id by which requests name the document."""
+    """An opened document (`book`), and the id by which requests name the document."""
 
     id: str
     book: Any
 
 
 class AllowedDocuments:
-    """The documents that the requests of one server may name, and their open books.
+    """The documents that requests to one server may name, and the opened ones among them.
 
     Args:
-        fixed: books of the command line, for requests that name no documents.
-        allowed: folders whose files requests may name. stored: whether texts of the library may be
-            named, too. limit: how many documents a request opens at most; None means all."""
+        given_books: opened documents of the command line, for requests that name no documents.
+        allowed_folders: folders whose files requests may name.
+        with_library: whether texts of the library may be named, too.
+        max_opened: how many documents a request opens at most; None means all."""
 
     def __init__(
         self,
-        asker: Esa,
-        fixed: Sequence[Any],
-        allowed: Sequence[Path],
+        esa: Esa,
+        given_books: Sequence[Any],
+        allowed_folders: Sequence[Path],
         library: Library | None = None,
         *,
-        stored: bool = False,
-        limit: int | None = None,
+        with_library: bool = False,
+        max_opened: int | None = None,
     ) -> None:
-        self.asker, self.fixed = asker, list(fixed)
-        self.allowed = [folder.resolve(strict=True) for folder in allowed]
-        self.library, self.has_stored, self._limit = library or Library(), stored, limit
-        self._books = OpenBookCache(asker)
-        self._given: dict[str, NamedDocument] = {}
-        for number, book in enumerate(fixed, 1):
+        self.esa, self.given_books = esa, list(given_books)
+        self.allowed_folders = [folder.resolve(strict=True) for folder in allowed_folders]
+        self.library, self.has_stored = library or Library(), with_library
+        self._limit = max_opened
+        self._books = OpenBookCache(esa)
+        self._given: dict[str, RequestableDocument] = {}
+        for number, book in enumerate(given_books, 1):
             id = f"esa:{number}"
-            self._given[id] = NamedDocument(id, book.document.source, is_given=True)
+            self._given[id] = RequestableDocument(id, book.document.source, is_given=True)
             self._books.pin_book(book)
 
-    def find_documents(self, names: Sequence[str] | None) -> list[NamedDocument]:
-        """Returns the documents with the given names; without names, all documents of the command
-        line, or else of the library. Raises ApiError 400, 403, 404. LibraryError, DiskError."""
+    def find_documents(self, names: Sequence[str] | None) -> list[RequestableDocument]:
+        """Returns the documents with these names; without names, all documents of the command line,
+        or else of the library. Raises ApiError 400, 403, 404. LibraryError, DiskError."""
         if names is not None:
             list_stored_texts = cache(self.list_stored_texts)
             return [self._find_document(name, list_stored_texts) for name in names]
@@ -102,9 +104,9 @@ class AllowedDocuments:
         return documents
 
     def _find_document(
-        self, name: str, list_stored_texts: Callable[[], dict[str, NamedDocument]]
-    ) -> NamedDocument:
-        """Returns the document with this id or path, or else with this name in the library."""
+        self, name: str, list_stored_texts: Callable[[], dict[str, RequestableDocument]]
+    ) -> RequestableDocument:
+        """Returns the document that has the id or path `name`, or this name in the library."""
         if name in self._given:
             return self._given[name]
         if self.has_stored and name.startswith(STORED):
@@ -112,7 +114,7 @@ class AllowedDocuments:
                 return list_stored_texts()[name]
             raise _make_missing_document_error(name)
         try:
-            return NamedDocument(name, str(self._resolve_file_path(name)))
+            return RequestableDocument(name, str(self._resolve_file_path(name)))
         except ApiError:
             for document in list_stored_texts().values():
                 if document.text and name in (document.text.name, document.text.path):
@@ -121,10 +123,10 @@ class AllowedDocuments:
 
     def _resolve_file_path(self, name: str) -> Path:
         """Returns the resolved path of a file in an allowed folder. Raises ApiError 403, 404."""
-        if not self.allowed:
+        if not self.allowed_folders:
             raise ApiError(403, "requests to this server may not name documents", "documents")
         is_inside = False
-        for folder in self.allowed:
+        for folder in self.allowed_folders:
             # A loop of links, a zero byte and too long a name raise these errors.
             with suppress(OSError, ValueError, RuntimeError):
                 path = (folder / name).resolve()
@@ -136,7 +138,7 @@ class AllowedDocuments:
             raise _make_missing_document_error(name)
         raise ApiError(403, f"{name} is not in an allowed folder", "documents")
 
-    def list_stored_texts(self) -> dict[str, NamedDocument]:
+    def list_stored_texts(self) -> dict[str, RequestableDocument]:
         """Returns the library's texts that requests may name, by id. Raises LibraryError,
         DiskError."""
         if not self.has_stored:
@@ -145,12 +147,12 @@ class AllowedDocuments:
         for text in library_texts(self.library).texts:
             digits = hashlib.blake2b(text_bytes(text.path), digest_size=6).hexdigest()
             id = STORED + (text.entries[0].id if text.entries else digits)
-            found[id] = NamedDocument(id, text=text)
+            found[id] = RequestableDocument(id, text=text)
         return found
 
     def open_documents(
         self,
-        named: Sequence[NamedDocument],
+        named: Sequence[RequestableDocument],
         progress: Progress | None = None,
         question: str = "",
         left_out: list[str] | None = None,
@@ -163,8 +165,9 @@ class AllowedDocuments:
 
         Args:
             left_out: receives a message for each document that cannot be read.
-            read: whether the model reads unread documents; None means unless there are too many.
-            open_book: a function that opens books instead of the server's `Esa`.
+            read: whether the model ingests documents that it has not read; None means unless there
+                are too many.
+            open_book: a function that opens documents instead of the server's `Esa`.
 
         Raises:
             DocumentError: none of the documents can be read. ResourceError."""
@@ -173,9 +176,9 @@ class AllowedDocuments:
         given = [document for document in named if document.is_given]
         is_searched = self._limit is not None and len(named) - len(given) > self._limit
         if is_searched and self._limit is not None:
-            chosen = [*given, *self._rank_documents(question, named, progress, lines)]
+            chosen = [*given, *self._rank_documents_for_question(question, named, progress, lines)]
             limit = len(given) + self._limit
-        self._books.needed = () if is_searched else [document.document_key for document in chosen]
+        self._books.needed = () if is_searched else [document.cache_key for document in chosen]
         must_read = not is_searched if read is None else read
         open_document = open_book or partial(
             self._books.open_book, progress=progress, read=must_read
@@ -187,7 +190,7 @@ class AllowedDocuments:
                 break
             try:
                 text = self._books.read_document(
-                    document.document_key, partial(self._load_document, document)
+                    document.cache_key, partial(self._load_document_text, document)
                 )
                 book = open_document(text)
             except DocumentError as error:
@@ -201,14 +204,14 @@ class AllowedDocuments:
             raise refusal
         return list(opened.values())
 
-    def _rank_documents(
+    def _rank_documents_for_question(
         self,
         question: str,
-        named: Sequence[NamedDocument],
+        named: Sequence[RequestableDocument],
         progress: Progress | None,
         left_out: list[str],
-    ) -> list[NamedDocument]:
-        """Returns readable files and texts of the library, the best for the question first."""
+    ) -> list[RequestableDocument]:
+        """Returns the named files and library texts that can be read, best for a question first."""
         files = {one.path: one for one in named if one.path and not one.is_given}
         texts = {document.text.digest: document for document in named if document.text}
         with self.library.search_catalogue() as catalogue:
@@ -224,13 +227,13 @@ class AllowedDocuments:
             order = [text.digest for text in catalogue.texts.rank_texts(question)]
         return [texts[digest] for digest in dict.fromkeys([*order, *texts]) if digest in texts]
 
-    def read_document_text(self, name: str) -> Document:
+    def read_named_document(self, name: str) -> Document:
         """Returns one document without using the model; any thread may call this method. Raises
         DocumentError. ApiError 403, 404: the document is missing or may not be named."""
         named = self._find_document(name, cache(self.list_stored_texts))
-        return self._books.read_document(named.document_key, partial(self._load_document, named))
+        return self._books.read_document(named.cache_key, partial(self._load_document_text, named))
 
-    def _load_document(self, named: NamedDocument, key: str) -> Document:
+    def _load_document_text(self, named: RequestableDocument, key: str) -> Document:
         """Reads a document from its file or from the library. Raises DocumentError, whose message
         does not reveal where the allowed folders are."""
         if named.text and named.text.entries:
@@ -247,7 +250,7 @@ class AllowedDocuments:
         """Returns the ids of the readable files in the allowed folders, by their resolved paths;
         `left_out` receives a message for each other file."""
         ids = dict[Path, str]()
-        for folder in self.allowed:
+        for folder in self.allowed_folders:
             found = FoundFiles()
             try:
                 found = find_readable_files(str(folder))
@@ -269,26 +272,26 @@ def _make_missing_document_error(name: str) -> ApiError:
 
 
 def list_documents(documents: AllowedDocuments) -> dict[str, Any]:
-    """Returns the JSON object of `GET /v1/documents`; `left_out` says what is not listed."""
+    """Returns the JSON object of `GET /v1/documents`; `left_out` names documents not listed."""
     left_out: list[str] = []
     data: list[dict[str, Any]] = []
 
-    def add_document(id: str, name: str, nbytes: int, kind: str) -> None:
+    def add_to_list(id: str, name: str, nbytes: int, kind: str) -> None:
         about = {"id": id, "object": "document", "name": name, "bytes": nbytes, "kind": kind}
         data.append(about)
 
-    for number, book in enumerate(documents.fixed, 1):
-        add_document(f"esa:{number}", book.document.name, book.document.bytes, "given")
-    paths = {Path(b.document.source).resolve() for b in documents.fixed if b.document.stamp}
+    for number, book in enumerate(documents.given_books, 1):
+        add_to_list(f"esa:{number}", book.document.name, book.document.bytes, "given")
+    paths = {Path(b.document.source).resolve() for b in documents.given_books if b.document.stamp}
     for path, id in documents.list_allowed_files(left_out).items():
         if path not in paths:
             paths.add(path)
-            add_document(id, path.name, path.stat().st_size, "file")
+            add_to_list(id, path.name, path.stat().st_size, "file")
     try:
         for id, document in documents.list_stored_texts().items():
             text = document.text
             if text and (not text.path or Path(text.path).resolve() not in paths):
-                add_document(id, text.name, text.bytes, "stored" if text.entries else "synced")
+                add_to_list(id, text.name, text.bytes, "stored" if text.entries else "synced")
     except (LibraryError, DiskError):
         left_out.append("the library cannot be used, so its documents are not listed")
     return {"object": "list", "data": data, "left_out": left_out}

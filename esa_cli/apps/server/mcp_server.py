@@ -28,7 +28,7 @@ from esa_cli.apps.cli.options.options import ModelOptions
 from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.apps.server.allowed_documents import AllowedDocuments, OpenDocument, list_documents
 from esa_cli.apps.server.wire import ApiError
-from esa_cli.apps.server.worker import Job, QueueFullError, Worker
+from esa_cli.apps.server.worker import JobThread, QueueFullError, WorkerJob
 from esa_cli.documents.readers.text_builder import shorten_list
 from esa_cli.errors import UsageError
 from esa_cli.qa.answering.reply import describe_missing_parts
@@ -131,36 +131,36 @@ class ShowArguments(ToolArguments):
     after: int = Field(2000, ge=1, le=MAX_TEXT, description="Characters from the offset on.")
 
 
-def load_esa_on_demand(load: Callable[[], Esa]) -> Esa:
+def make_lazily_loaded_esa(load_esa: Callable[[], Esa]) -> Esa:
     """Returns an `Esa` that is loaded when one of its attributes is first used. If loading fails,
     the next use of an attribute loads the `Esa` again."""
 
-    class EsaOnDemand:
-        asker = staticmethod(cache(load))
+    class LazilyLoadedEsa:
+        load_once = staticmethod(cache(load_esa))
 
         def __getattr__(self, name: str) -> Any:
-            return getattr(self.asker(), name)
+            return getattr(self.load_once(), name)
 
-    return cast("Esa", EsaOnDemand())
+    return cast("Esa", LazilyLoadedEsa())
 
 
 class DocumentTools:
     """The tools of an MCP server. Each method returns a JSON object, in which fields may be None. A
-    method with the parameter `job` must run in the worker's thread."""
+    method with the parameter `job` must run in the thread of the `JobThread`."""
 
     def __init__(
         self, documents: AllowedDocuments, preset: Preset, model: ModelOptions, reporter: Reporter
     ) -> None:
-        self.documents, self.asker = documents, documents.asker
+        self.documents, self.esa = documents, documents.esa
         self._preset, self._model, self._reporter = preset, model, reporter
 
-    def find_passages(self, arguments: FindArguments, job: Job) -> Result:
+    def find_passages(self, arguments: FindArguments, job: WorkerJob) -> Result:
         from esa_cli.apps.cli.model_and_documents import LazyPassageFinder
         from esa_cli.qa.presets.preset import preset_for_finding
 
         finder = LazyPassageFinder(
             preset_for_finding(self._preset), self._model, self.documents.library, self._reporter,
-            lambda: self.asker,
+            lambda: self.esa,
         )  # fmt: skip
         notes, named = list[str](), self.documents.find_documents(arguments.documents)
         query, open_book = arguments.query, finder.open_book
@@ -170,33 +170,33 @@ class DocumentTools:
         passages = finder.find_passages(query, books, arguments.limit, None)
         unread = [book for book in books if not book.read and self._preset.answer.makes_token_index]
         note = _join_notes([*notes, *describe_missing_parts(books)], unread)
-        return {"passages": _describe_passages(passages, opened), "note": note}
+        return {"passages": _make_passage_json(passages, opened), "note": note}
 
-    def ask_documents(self, arguments: AskArguments, job: Job) -> Result:
+    def ask_documents(self, arguments: AskArguments, job: WorkerJob) -> Result:
         notes, named = list[str](), self.documents.find_documents(arguments.documents)
-        with self.asker.interruptible(job.raise_if_cancelled):
+        with self.esa.interruptible(job.raise_if_cancelled):
             opened = self.documents.open_documents(
                 named, job.report_progress, arguments.question, notes, read=arguments.read
             )
             books = [document.book for document in opened]
-            reply = self.asker.ask(arguments.question, books, evidence=arguments.passages)
+            reply = self.esa.ask(arguments.question, books, evidence=arguments.passages)
         notes += [ABSENT] if reply.doubtful else []
         notes += describe_missing_parts(books)
         notes += ["the answer was cut off at its maximum length"] if reply.cut else []
         unread = [] if reply.read else [book for book in books if not book.read]
-        results = _describe_passages(reply.evidence, opened)
+        results = _make_passage_json(reply.evidence, opened)
         for result, passage in zip(results, reply.evidence, strict=True):
             result["score"] = round(passage.weight, 3)
         return {
             "answer": reply.text.strip(), "found": reply.found, "passages": results,
-            "model": self.asker.name, "note": _join_notes(notes, unread),
+            "model": self.esa.name, "note": _join_notes(notes, unread),
         }  # fmt: skip
 
-    def ingest_documents(self, arguments: IngestArguments, job: Job) -> Result:
+    def ingest_documents(self, arguments: IngestArguments, job: WorkerJob) -> Result:
         results = []
         for named in self.documents.find_documents(arguments.documents):
             started = time.monotonic()
-            with self.asker.interruptible(job.raise_if_cancelled):
+            with self.esa.interruptible(job.raise_if_cancelled):
                 (opened,) = self.documents.open_documents([named], job.report_progress, read=True)
             book, document = opened.book, opened.book.document
             results.append({
@@ -218,12 +218,12 @@ class DocumentTools:
         return {
             "documents": fitting[arguments.skip : arguments.skip + arguments.limit],
             "total": len(fitting),
-            "folders": [str(folder) for folder in self.documents.allowed],
+            "folders": [str(folder) for folder in self.documents.allowed_folders],
             "note": "; ".join(listed["left_out"]) or None,
         }
 
-    def show_text(self, arguments: ShowArguments) -> Result:
-        shown, offset = self.documents.read_document_text(arguments.document), arguments.offset
+    def show_document_text(self, arguments: ShowArguments) -> Result:
+        shown, offset = self.documents.read_named_document(arguments.document), arguments.offset
         text = shown.text
         if offset >= len(text):
             raise UsageError(
@@ -238,8 +238,8 @@ class DocumentTools:
         }  # fmt: skip
 
 
-def _describe_passages(passages: Sequence[Passage], opened: Sequence[OpenDocument]) -> list[Result]:
-    """Returns passages as JSON objects, with the ids and paths of their documents."""
+def _make_passage_json(passages: Sequence[Passage], opened: Sequence[OpenDocument]) -> list[Result]:
+    """Returns passages as JSON objects, with the ids and paths of the documents."""
     from esa_cli.qa.finding.passage_finder import place_books
 
     placed = place_books([document.book for document in opened]) if passages else []
@@ -253,26 +253,26 @@ def _describe_passages(passages: Sequence[Passage], opened: Sequence[OpenDocumen
     return results
 
 
-def _join_notes(notes: Sequence[str], unread: Sequence[Book]) -> str | None:
-    """Returns the notes on a result and its unread books as one line, or None without notes."""
+def _join_notes(notes: Sequence[str], unread_books: Sequence[Book]) -> str | None:
+    """Returns notes, and a note on documents the model has not read, as one line, or None."""
     lines = [*notes]
-    if unread:
-        names = shorten_list([book.document.name for book in unread])
+    if unread_books:
+        names = shorten_list([book.document.name for book in unread_books])
         lines.append(
             f"not read by the model, searched with BM25 alone: {names}; `ingest` has them read"
         )
     return "; ".join(lines) or None
 
 
-class _UntitledSchemaGenerator(GenerateJsonSchema):
-    """Makes JSON schemas without titles, as a model must read each schema in every conversation."""
+class _SchemaGeneratorWithoutTitles(GenerateJsonSchema):
+    """Makes JSON schemas without titles, as models must read every schema in every conversation."""
 
     def field_title_should_be_set(self, schema: object) -> bool:
         return False
 
 
-def _describe_tool(name: str, title: str, arguments: type[ToolArguments]) -> types.Tool:
-    schema = arguments.model_json_schema(schema_generator=_UntitledSchemaGenerator)
+def _make_tool(name: str, title: str, arguments_class: type[ToolArguments]) -> types.Tool:
+    schema = arguments_class.model_json_schema(schema_generator=_SchemaGeneratorWithoutTitles)
     del schema["title"]
     about = " ".join(schema.pop("description").split())
     hints = types.ToolAnnotations(
@@ -286,17 +286,17 @@ def _describe_tool(name: str, title: str, arguments: type[ToolArguments]) -> typ
 
 @contextmanager
 def open_mcp_server(tools: DocumentTools) -> Iterator[Server[Any]]:
-    """Yields the MCP server of the protocol's SDK, and cancels all jobs at the end of the block."""
-    worker = Worker(MAX_WAITING)
+    """A context manager with the MCP server of the protocol's SDK; its end cancels all jobs."""
+    worker = JobThread(MAX_WAITING)
     table: list[tuple[str, str, type[ToolArguments], Callable[..., Result]]] = [
         ("find", "Find passages", FindArguments, tools.find_passages),
         ("ask", "Ask documents", AskArguments, tools.ask_documents),
         ("ingest", "Read documents into the library", IngestArguments, tools.ingest_documents),
         ("list", "List documents", ListArguments, tools.list_documents),
-        ("show", "Show text", ShowArguments, tools.show_text),
+        ("show", "Show text", ShowArguments, tools.show_document_text),
     ]
     runs = {name: (kind, run) for name, _, kind, run in table}
-    listed = [_describe_tool(name, title, kind) for name, title, kind, _ in table]
+    listed = [_make_tool(name, title, kind) for name, title, kind, _ in table]
 
     async def list_tools(
         context: Context, params: types.PaginatedRequestParams | None
@@ -316,7 +316,7 @@ def open_mcp_server(tools: DocumentTools) -> Iterator[Server[Any]]:
         try:
             arguments = kind.model_validate(params.arguments or {})
             if in_worker:
-                result = await _run_job(worker, partial(run, arguments), context)
+                result = await _run_tool_in_worker(worker, partial(run, arguments), context)
             else:
                 result = await anyio.to_thread.run_sync(run, arguments)
         except ValidationError as error:
@@ -342,7 +342,7 @@ def open_mcp_server(tools: DocumentTools) -> Iterator[Server[Any]]:
             on_list_tools=list_tools, on_call_tool=call_tool,
         )  # fmt: skip
     finally:
-        worker.cancel_jobs(END_WITHIN_S)
+        worker.cancel_all_jobs(END_WITHIN_S)
 
 
 def _remove_none_fields(value: Any) -> Any:
@@ -356,12 +356,14 @@ def _make_error_result(message: str, hint: str = "") -> types.CallToolResult:
     return types.CallToolResult(content=[types.TextContent(type="text", text=text)], is_error=True)
 
 
-async def _run_job(worker: Worker, run: Callable[[Job], Result], context: Context) -> Result:
-    """Runs a job in the worker's thread and returns its result. The progress counts the tokens of
-    all documents so far. Raises UsageError: too many jobs are waiting. EsaError: the job failed."""
+async def _run_tool_in_worker(
+    worker: JobThread, run_tool: Callable[[WorkerJob], Result], context: Context
+) -> Result:
+    """Runs a tool as a job of the worker and returns the tool's result. The client is told how many
+    tokens were read. Raises UsageError: too many jobs are waiting. EsaError: the job failed."""
     before, last = 0, 0
     try:
-        with worker.queue_job(run) as events:
+        with worker.queue_job(run_tool) as events:
             while True:
                 kind, value = await events.get()
                 if kind == "error":

@@ -1,4 +1,4 @@
-"""The HTTP server: its socket, who may send requests, its routes, and its end after a signal.
+"""The HTTP server of `esa serve`: socket, routes, access checks, and shutdown after a signal.
 
 Without a token only this machine can connect. But a browser on this machine may show a foreign web
 page, which can send requests, too. A request of a foreign page is recognised by its headers:
@@ -39,8 +39,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from esa_cli.apps.server import wire
 from esa_cli.apps.server.allowed_documents import AllowedDocuments, list_documents
-from esa_cli.apps.server.wire import ApiError, ChatRequest, CompletionBodies, DocumentTextQuery
-from esa_cli.apps.server.worker import Event, Job, QueueFullError, Worker
+from esa_cli.apps.server.wire import ApiError, ChatCompletionBodies, ChatRequest, DocumentTextQuery
+from esa_cli.apps.server.worker import Event, JobThread, QueueFullError, WorkerJob
 from esa_cli.documents.document import Document
 from esa_cli.errors import DiskError, EsaError, LengthError, LibraryError, ReaderError, UsageError
 from esa_cli.qa.answering.reply import Reply, describe_missing_parts
@@ -74,7 +74,7 @@ SCRIPTS = ("requests.js", "documents.js", "conversation.js")
 Events = AsyncGenerator[Event, None]
 
 
-def bind_socket(host: str, port: int) -> socket.socket:
+def open_listening_socket(host: str, port: int) -> socket.socket:
     """Returns a socket that listens on a host and port; 0 is any free port. Raises UsageError."""
     try:
         family, _, _, _, address = socket.getaddrinfo(
@@ -89,9 +89,9 @@ def bind_socket(host: str, port: int) -> socket.socket:
         ) from error
 
 
-def make_base_url(sock: socket.socket) -> str:
-    """Returns the URL of the server that clients must use as their base URL."""
-    host, port = sock.getsockname()[:2]
+def make_base_url(server_socket: socket.socket) -> str:
+    """Returns the base URL that clients of the server must use."""
+    host, port = server_socket.getsockname()[:2]
     return f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"
 
 
@@ -167,18 +167,18 @@ def _is_same_origin(origin: str, host: str) -> bool:
     return (page.hostname, page.port or default) == (server.hostname, server.port or default)
 
 
-async def read_request_body(request: Request, limit: int) -> bytes:
+async def read_request_body(request: Request, max_bytes: int) -> bytes:
     """Returns the body of a request, of at most `limit` bytes. Raises ApiError 400, 408, 413."""
-    too_large = ApiError(413, f"the request is larger than {limit:,} bytes")
+    too_large = ApiError(413, f"the request is larger than {max_bytes:,} bytes")
     length = request.headers.get("content-length", "0")
-    if not length.isdecimal() or int(length) > limit:
+    if not length.isdecimal() or int(length) > max_bytes:
         raise too_large
     data = bytearray()
     try:
         async with asyncio.timeout(SEND_WITHIN_S):
             async for piece in request.stream():
                 data += piece
-                if len(data) > limit:
+                if len(data) > max_bytes:
                     raise too_large
     except TimeoutError as error:
         raise ApiError(408, f"the whole request did not arrive within {SEND_WITHIN_S} s") from error
@@ -191,14 +191,14 @@ class ClientGoneError(Exception):
     """The client of a request has closed the connection."""
 
 
-async def follow_answer_job(
-    worker: Worker, answer: Callable[[Job], Reply], request: Request, timeout_s: float
+async def yield_job_events(
+    worker: JobThread, answer: Callable[[WorkerJob], Reply], request: Request, timeout_s: float
 ) -> Events:
-    """Queues a job and yields its events up to ("done", Reply), or ("alive", None) after some
-    seconds without an event. The end of the generator cancels the job. Raises ClientGoneError, the
+    """Queues a job and yields its events up to ("done", Reply), and ("alive", None) after some
+    seconds without an event. Closing the generator cancels the job. Raises ClientGoneError, the
     error of the job, or ApiError 429, 504: the queue is full, or the job takes too long."""
     loop, deadline = asyncio.get_running_loop(), math.inf
-    gone = asyncio.ensure_future(_wait_for_disconnect(request))
+    gone = asyncio.ensure_future(_wait_until_client_disconnects(request))
     try:
         with worker.queue_job(answer) as events:
             gone.add_done_callback(lambda _: events.put_nowait(("alive", None)))
@@ -229,7 +229,7 @@ async def follow_answer_job(
         gone.cancel()
 
 
-async def _wait_for_disconnect(request: Request) -> None:
+async def _wait_until_client_disconnects(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
@@ -246,31 +246,31 @@ class ServerLimits:
 
 
 def make_asgi_app(
-    asker: Esa,
+    esa: Esa,
     documents: AllowedDocuments,
     token: str | None = None,
     limits: ServerLimits | None = None,
-    note: Callable[[str], None] = lambda text: None,
-    warn: Callable[[str], None] = lambda text: None,
+    log_answer: Callable[[str], None] = lambda text: None,
+    log_error: Callable[[str], None] = lambda text: None,
 ) -> Starlette:
-    """Returns the server as an ASGI application. `note` is called with a message about every
-    answer, and `warn` with every error that is the server's fault."""
+    """Returns the HTTP server as an ASGI application. `log_answer` is called with a message about
+    every answer, and `log_error` with every error that is the server's fault."""
     limits = limits or ServerLimits()
-    routes = _ServerRoutes(asker, documents, limits, note, warn)
+    routes = _ServerRoutes(esa, documents, limits, log_answer, log_error)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         try:
             yield
         finally:
-            routes.worker.cancel_jobs(END_WITHIN_S)
+            routes.worker.cancel_all_jobs(END_WITHIN_S)
 
     return Starlette(
         routes=[
             Route("/v1/chat/completions", routes.complete_chat, methods=["POST"]),
             Route("/v1/models", routes.list_models),
             Route("/v1/documents", routes.list_documents),
-            Route("/v1/documents/text", routes.show_text),
+            Route("/v1/documents/text", routes.show_document_text),
             Route("/health", routes.show_health),
             Route("/", routes.show_page),
         ],
@@ -284,14 +284,14 @@ def make_asgi_app(
 
 @dataclass
 class _ServerRoutes:
-    asker: Esa
+    esa: Esa
     documents: AllowedDocuments
     limits: ServerLimits
     note: Callable[[str], None]
     warn: Callable[[str], None]
 
     def __post_init__(self) -> None:
-        self.worker = Worker(self.limits.max_queue)
+        self.worker = JobThread(self.limits.max_queue)
         self.started = int(time.time())
 
     async def show_health(self, request: Request) -> Response:
@@ -302,24 +302,24 @@ class _ServerRoutes:
         return HTMLResponse(html, headers=headers)
 
     async def list_models(self, request: Request) -> Response:
-        about = {"id": self.asker.name, "object": "model", "created": self.started}
+        about = {"id": self.esa.name, "object": "model", "created": self.started}
         return JSONResponse({"object": "list", "data": [{**about, "owned_by": "esa"}]})
 
     async def list_documents(self, request: Request) -> Response:
         listed = await run_in_threadpool(list_documents, self.documents)
         return Response(wire.encode_json(listed), media_type="application/json", headers=PRIVATE)
 
-    async def show_text(self, request: Request) -> Response:
+    async def show_document_text(self, request: Request) -> Response:
         query = wire.parse_text_query(request.query_params)
-        document = await run_in_threadpool(self.documents.read_document_text, query.document)
-        piece = await run_in_threadpool(cut_text_piece, query, document)
+        document = await run_in_threadpool(self.documents.read_named_document, query.document)
+        piece = await run_in_threadpool(cut_document_text, query, document)
         return Response(wire.encode_json(piece), media_type="application/json", headers=PRIVATE)
 
     async def complete_chat(self, request: Request) -> Response:
         asked = wire.parse_request(await read_request_body(request, self.limits.max_body))
-        completion = CompletionBodies(self.asker.name)
+        completion = ChatCompletionBodies(self.esa.name)
         answer = await run_in_threadpool(self._prepare_answer, asked, completion)
-        events = follow_answer_job(self.worker, answer, request, self.limits.timeout_s)
+        events = yield_job_events(self.worker, answer, request, self.limits.timeout_s)
         try:
             if asked.stream:  # an error before the first event still has its own status
                 stream = self._stream_answer(asked, completion, await anext(events), events)
@@ -331,18 +331,18 @@ class _ServerRoutes:
         except ClientGoneError:
             return Response(status_code=CLIENT_GONE)
         return Response(
-            wire.encode_json(completion.make_whole_body(reply)), media_type="application/json"
+            wire.encode_json(completion.make_unstreamed_body(reply)), media_type="application/json"
         )
 
     def _prepare_answer(
-        self, asked: ChatRequest, completion: CompletionBodies
-    ) -> Callable[[Job], Reply]:
-        """Returns a function that answers the request and fills the lists of `completion`."""
-        question, history = asked.split_conversation()
-        named = self.documents.find_documents(asked.documents)
+        self, chat_request: ChatRequest, completion: ChatCompletionBodies
+    ) -> Callable[[WorkerJob], Reply]:
+        """Returns a function that answers the chat request, and fills the lists of `completion`."""
+        question, history = chat_request.split_question_and_history()
+        named = self.documents.find_documents(chat_request.documents)
 
-        def answer_request(job: Job) -> Reply:
-            tokens = self.asker.question_tokens(question, history)
+        def answer_request(job: WorkerJob) -> Reply:
+            tokens = self.esa.question_tokens(question, history)
             limit = self.limits.max_question
             if tokens > limit:
                 wrong = f"question and history must be at most {limit:,} tokens, got {tokens:,}"
@@ -352,13 +352,13 @@ class _ServerRoutes:
             opened = self.documents.open_documents(named, job.report_progress, question, missing)
             books = [document.book for document in opened]
             missing.extend(describe_missing_parts(books))
-            with self.asker.interruptible(job.raise_if_cancelled):
-                settings = asked.make_ask_arguments()
-                reply = self.asker.ask(
+            with self.esa.interruptible(job.raise_if_cancelled):
+                settings = chat_request.make_ask_arguments()
+                reply = self.esa.ask(
                     question, books, history=history, on_text=job.send_text, **settings
                 )
             self.note(f"{reply.answer_tokens} tokens answered in {reply.total_s:.1f} s")
-            heat_maps = self.asker.heat_maps(books) if asked.heat else []
+            heat_maps = self.esa.heat_maps(books) if chat_request.heat else []
             completion.heat.extend(
                 {"document": heat.document, "id": document.id, "spans": heat.spans}
                 for document, heat in zip(opened, heat_maps, strict=False)
@@ -368,18 +368,22 @@ class _ServerRoutes:
         return answer_request
 
     async def _stream_answer(
-        self, asked: ChatRequest, completion: CompletionBodies, first: Event, events: Events
+        self,
+        chat_request: ChatRequest,
+        completion: ChatCompletionBodies,
+        first: Event,
+        events: Events,
     ) -> AsyncIterator[bytes]:
-        """Yields the answer or an error as server-sent events; the status is already sent."""
+        """Yields an answer or error as server-sent events, after the HTTP status has been sent."""
         kind, value = first
         try:
             async with aclosing(events):
-                yield _encode_event(
+                yield _encode_sse_event(
                     completion.make_stream_chunk({"role": "assistant", "content": ""})
                 )
                 while kind != "done":
                     if kind == "text":
-                        yield _encode_event(completion.make_stream_chunk({"content": value}))
+                        yield _encode_sse_event(completion.make_stream_chunk({"content": value}))
                     elif kind == "reading":
                         yield b": reading %d of %d tokens\n\n" % value
                     else:
@@ -388,28 +392,28 @@ class _ServerRoutes:
         except ClientGoneError:
             return
         except (ApiError, EsaError) as error:
-            yield _encode_event(self._to_api_error(error).make_error_body())
+            yield _encode_sse_event(self._warn_and_convert_error(error).make_error_body())
             return
-        for chunk in completion.make_last_stream_chunks(value, asked.wants_token_counts()):
-            yield _encode_event(chunk)
+        for chunk in completion.make_last_stream_chunks(value, chat_request.wants_token_counts()):
+            yield _encode_sse_event(chunk)
         yield b"data: [DONE]\n\n"
 
     async def send_error(self, request: Request, error: Exception) -> Response:
-        return self._to_api_error(error).make_error_response()
+        return self._warn_and_convert_error(error).make_error_response()
 
-    def _to_api_error(self, error: Exception) -> ApiError:
-        """Returns the error that the client gets, and warns if the error is the server's fault."""
+    def _warn_and_convert_error(self, error: Exception) -> ApiError:
+        """Converts an error to the one for the client, and warns if it is the server's fault."""
         if isinstance(error, LibraryError | DiskError | ReaderError):
             self.warn(wire.join_message_and_hint(error))
         return wire.to_api_error(error)
 
 
-def _encode_event(data: Any) -> bytes:
+def _encode_sse_event(data: Any) -> bytes:
     return b"data: %s\n\n" % wire.encode_json(data)
 
 
-def cut_text_piece(query: DocumentTextQuery, document: Document) -> dict[str, Any]:
-    """Returns a piece of a document's text as JSON, with the pages and chapters of the piece."""
+def cut_document_text(query: DocumentTextQuery, document: Document) -> dict[str, Any]:
+    """Returns part of a document's text as a JSON object, with the pages and chapters in it."""
     text = document.text
     start = min(query.start, len(text))
     end = min(start + query.length, len(text))
@@ -429,7 +433,7 @@ def cut_text_piece(query: DocumentTextQuery, document: Document) -> dict[str, An
 
 @cache
 def make_browser_page() -> tuple[str, dict[str, str]]:
-    """Returns the page, one HTML document that contains its style and scripts, and its headers.
+    """Returns the web page of `esa serve`, with its style and scripts, and its HTTP headers.
 
     The page contains nothing of the documents, so no token is needed to load the page. Its security
     policy allows only the scripts and the style of `page_files`, and requests to this server;
@@ -443,8 +447,8 @@ def make_browser_page() -> tuple[str, dict[str, str]]:
     policy = (
         "default-src 'none'; connect-src 'self'; img-src data:; base-uri 'none'; "
         "form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; "
-        f"trusted-types 'none'; script-src '{_make_policy_hash(script)}'; "
-        f"style-src '{_make_policy_hash(style)}'"
+        f"trusted-types 'none'; script-src '{_make_script_or_style_hash(script)}'; "
+        f"style-src '{_make_script_or_style_hash(style)}'"
     )
     headers = PRIVATE | {
         "content-security-policy": policy, "cross-origin-opener-policy": "same-origin",
@@ -458,6 +462,6 @@ def _read_page_file(name: str) -> str:
     return path.read_text("utf-8").replace("\r\n", "\n")
 
 
-def _make_policy_hash(text: str) -> str:
-    """Returns the hash expression with which a content security policy allows exactly this text."""
+def _make_script_or_style_hash(text: str) -> str:
+    """Returns the hash by which a content security policy allows exactly this script or style."""
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"

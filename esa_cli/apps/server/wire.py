@@ -104,7 +104,7 @@ Names = Annotated[list[Name], StopEarly, Field(min_length=1, max_length=MAX_DOCU
 
 
 class MessageTextPart(BaseModel):
-    """A text part of a chat message; parts of other types, such as images, are refused."""
+    """A text part of a chat message; other types of parts, such as images, are refused."""
 
     type: Literal["text"]
     text: str
@@ -118,14 +118,14 @@ class ChatMessage(BaseModel):
     tool_calls: Unsupported = None
 
     def join_text_parts(self) -> str:
-        """Returns the text of the message, with its parts joined."""
+        """Returns the text of the message, whose text parts are joined."""
         if isinstance(self.content, list):
             return "\n".join(part.text for part in self.content)
         return self.content or ""
 
 
 class ChatRequest(BaseModel):
-    """The body of a chat request; a field that is None leaves the choice to the preset."""
+    """The body of a chat request; for a field that is None the preset decides."""
 
     model_config = ConfigDict(strict=True, frozen=True)
 
@@ -162,7 +162,7 @@ class ChatRequest(BaseModel):
             "evidence": DEFAULT_EVIDENCE if self.evidence is None else self.evidence,
         }
 
-    def split_conversation(self) -> tuple[str, list[Turn]]:
+    def split_question_and_history(self) -> tuple[str, list[Turn]]:
         """Returns the question, which is the last message, and the earlier turns. System messages
         become turns without an answer; successive messages of one role are joined. Raises ApiError
         400."""
@@ -212,7 +212,7 @@ def parse_text_query(query: Mapping[str, str]) -> DocumentTextQuery:
 
 
 def _describe_validation_error(error: ValidationError) -> ApiError:
-    """Converts the first validation fault to an error that names the innermost parameter."""
+    """Converts the first fault of a request to an error that names the wrong parameter."""
     fault = error.errors(include_url=False)[0]
     kind, text = fault["type"], fault["msg"]
     if kind == "json_invalid":
@@ -230,9 +230,9 @@ def _describe_validation_error(error: ValidationError) -> ApiError:
 
 
 @dataclass(frozen=True)
-class CompletionBodies:
+class ChatCompletionBodies:
     """Makes the JSON bodies of one answer, either a whole body or chunks of a stream. The heat maps
-    and `missing`, what the documents' texts lack, are filled in before the answer ends."""
+    and the list `missing` of what the documents' texts lack are filled before the answer ends."""
 
     model: str
     missing: list[str] = field(default_factory=list)
@@ -240,8 +240,8 @@ class CompletionBodies:
     id: str = field(default_factory=lambda: f"chatcmpl-{uuid.uuid4().hex}")
     created: int = field(default_factory=lambda: int(time.time()))
 
-    def make_whole_body(self, reply: Reply) -> dict[str, Any]:
-        """Returns the whole body of an answer that is not streamed."""
+    def make_unstreamed_body(self, reply: Reply) -> dict[str, Any]:
+        """Returns the JSON body of an answer that is not streamed."""
         message = {"role": "assistant", "content": reply.text, "refusal": None}
         content = {"message": message | self._collect_reply_fields(reply)}
         body = self._make_completion_body("chat.completion", content, reply)
@@ -251,20 +251,20 @@ class CompletionBodies:
         """Returns one chunk of a streamed answer."""
         return self._make_completion_body("chat.completion.chunk", {"delta": delta})
 
-    def make_last_stream_chunks(self, reply: Reply, with_usage: bool) -> list[dict[str, Any]]:
-        """Returns the last chunks of a stream: the evidence and, with `with_usage`, the token
-        counts."""
+    def make_last_stream_chunks(self, reply: Reply, with_token_usage: bool) -> list[dict[str, Any]]:
+        """Returns the last chunks of a streamed answer: the evidence and, with `with_token_usage`,
+        the token counts."""
         end = self._make_completion_body("chat.completion.chunk", {"delta": {}}, reply)
         counts = {**end, "choices": [], "usage": make_token_usage(reply)}
-        return [end | self._collect_reply_fields(reply), *([counts] if with_usage else [])]
+        return [end | self._collect_reply_fields(reply), *([counts] if with_token_usage else [])]
 
     def _make_completion_body(
-        self, kind: str, content: dict[str, Any], reply: Reply | None = None
+        self, object_type: str, content: dict[str, Any], reply: Reply | None = None
     ) -> dict[str, Any]:
-        """Returns a body with one choice; `reply` is the answer if the answer is finished."""
+        """Returns a JSON body with one choice; `reply` is the answer, or None before its end."""
         end = None if reply is None else "length" if reply.cut else "stop"
         choice = {"index": 0, **content, "logprobs": None, "finish_reason": end}
-        about = {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+        about = {"id": self.id, "object": object_type, "created": self.created, "model": self.model}
         return {**about, "choices": [choice]}
 
     def _collect_reply_fields(self, reply: Reply) -> dict[str, Any]:

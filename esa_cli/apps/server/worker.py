@@ -1,6 +1,6 @@
 """Runs the jobs of a server in one thread, one job at a time, and queues the other jobs.
 
-A cancelled job does not begin; if the job is running, it ends at its next report or piece of text.
+A cancelled job does not begin; a running job ends at its next report or piece of text.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ class JobCancelledError(Exception):
     """The job was cancelled, as its client no longer waits for the result."""
 
 
-class Job:
-    """A job that the worker's thread runs. The function `answer` computes the result, and may call
-    `report_progress` and `send_text`; `send_event` receives every event of the job."""
+class WorkerJob:
+    """A job that a `JobThread` runs. The function `compute_result` may call `report_progress` and
+    `send_text`; the function `send_event` receives every event of the job."""
 
-    def __init__(self, answer: Answer, send_event: Callable[[Event], None]) -> None:
-        self.answer, self.send_event = answer, send_event
+    def __init__(self, compute_result: Answer, send_event: Callable[[Event], None]) -> None:
+        self.answer, self.send_event = compute_result, send_event
         self.cancelled = threading.Event()
         self._reported_s = time.monotonic()
 
     def report_progress(self, done: int, total: int) -> None:
-        """Sends the progress of ingesting, at most once a second. Raises JobCancelledError."""
+        """Sends the progress of ingesting, at most once per second. Raises JobCancelledError."""
         self.raise_if_cancelled()
         if done < total and time.monotonic() - self._reported_s >= READING_EVERY_S:
             self._reported_s = time.monotonic()
@@ -78,26 +78,26 @@ class Job:
         self.send_event(event)
 
 
-Answer = Callable[[Job], object]
+Answer = Callable[[WorkerJob], object]
 
 
-class Worker:
+class JobThread:
     """Runs jobs one after the other in one thread, while at most `max_waiting` other jobs wait. All
     methods must be called by the same thread."""
 
     def __init__(self, max_waiting: int) -> None:
         self.max_waiting = max_waiting
         self._pool = ThreadPoolExecutor(1, "esa-answers")
-        self._jobs: dict[Job, Future[None]] = {}
+        self._jobs: dict[WorkerJob, Future[None]] = {}
 
     def count_jobs(self) -> int:
         """Returns the number of jobs that are waiting or running."""
         return sum(not future.done() for future in self._jobs.values())
 
     @contextlib.contextmanager
-    def queue_job(self, answer: Answer) -> Iterator[asyncio.Queue[Event]]:
-        """Queues a job and yields its events; leaving the block cancels the job. Raises
-        QueueFullError."""
+    def queue_job(self, compute_result: Answer) -> Iterator[asyncio.Queue[Event]]:
+        """A context manager that queues a job, with the events of the job; its end cancels the job.
+        Raises QueueFullError."""
         loop = asyncio.get_running_loop()
         events: asyncio.Queue[Event] = asyncio.Queue()
 
@@ -105,7 +105,7 @@ class Worker:
             with contextlib.suppress(RuntimeError):  # the event loop has ended meanwhile
                 loop.call_soon_threadsafe(events.put_nowait, event)
 
-        job = Job(answer, send_event)
+        job = WorkerJob(compute_result, send_event)
         self.submit_job(job)
         try:
             yield events
@@ -114,7 +114,7 @@ class Worker:
             self._jobs[job].cancel()
             self._jobs = {job: future for job, future in self._jobs.items() if not future.done()}
 
-    def submit_job(self, job: Job) -> None:
+    def submit_job(self, job: WorkerJob) -> None:
         """Adds a job to the queue. Raises QueueFullError."""
         if self.count_jobs() > self.max_waiting:
             raise QueueFullError
@@ -123,7 +123,7 @@ class Worker:
         except RuntimeError:  # the worker is closed
             raise QueueFullError from None
 
-    def cancel_jobs(self, wait_s: float) -> None:
+    def cancel_all_jobs(self, wait_s: float) -> None:
         """Cancels all jobs and waits for the running job. If the job does not end within `wait_s`
         seconds, the whole process ends, as the model must not be closed while a job uses it."""
         for job in self._jobs:

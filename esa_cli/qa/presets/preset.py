@@ -137,7 +137,7 @@ class GenerationSettings(_StrictModel):
 
     @field_validator("temperature")
     @classmethod
-    def _check_temperature(cls, temperature: float) -> float:
+    def _check_temperature_option(cls, temperature: float) -> float:
         if not is_valid_temperature(temperature):
             raise PydanticCustomError("temperature", f"must be {TEMPERATURES}")
         return temperature

@@ -15,7 +15,7 @@ import pytest
 from command import ROOT, Esa, fail
 from engine_process import start
 
-from esa_cli.__main__ import GROUPS, REPLACED, expand_arguments, make_click_command
+from esa_cli.__main__ import GROUPS, REPLACED, expand_abbreviated_arguments, make_click_command
 from esa_cli.apps.cli.options.options import ModelOptions
 
 pytestmark = pytest.mark.usefixtures("surroundings")
@@ -59,7 +59,7 @@ def test_the_reference_is_that_of_the_help() -> None:
     ],
 )
 def test_short_options_are_settings_and_a_document_is_asked(words: str, expected: str) -> None:
-    assert expand_arguments(words.split()) == expected.split()
+    assert expand_abbreviated_arguments(words.split()) == expected.split()
 
 
 @pytest.mark.parametrize("words", [name for name in REPLACED if name[0] != "-"])

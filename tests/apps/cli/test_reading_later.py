@@ -53,11 +53,11 @@ def reading_ends_by(
 ) -> None:
     """The error is raised once `at` tokens are read."""
 
-    def progress(self: opening.PrefillDisplay, done: int, total: int) -> None:
+    def progress(self: opening.IngestProgressDisplay, done: int, total: int) -> None:
         if done >= at:
             raise error
 
-    monkeypatch.setattr(opening.PrefillDisplay, "progress", progress)
+    monkeypatch.setattr(opening.IngestProgressDisplay, "progress", progress)
 
 
 def full(file: int) -> None:

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from esa_cli.apps.cli.output import terminal
-from esa_cli.apps.cli.output.answer_output import AnswerStream
+from esa_cli.apps.cli.output.answer_output import AnswerPrinter
 from esa_cli.apps.cli.output.terminal import Reporter
 
 BIDI = "\u202eevil\u202c \u2066x\u2069 \u200f\u061c"
@@ -49,7 +49,7 @@ class Terminal(io.StringIO):
 def test_an_answer_is_shown_as_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = Terminal()
     monkeypatch.setattr("sys.stderr", terminal)
-    answer = AnswerStream(terminal, Reporter())
+    answer = AnswerPrinter(terminal, Reporter())
     for piece, shown in ((" ", ""), (" Ahab\x1b[2J", "Ahab[2J"), (" com", "Ahab[2J com")):
         answer(piece)
         assert terminal.getvalue() == shown

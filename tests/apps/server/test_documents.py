@@ -183,19 +183,19 @@ def test_texts_that_stay_in_memory(tmp_path: Path) -> None:
 
     documents = AllowedDocuments(FakeAsker(), [], [tmp_path])
     opened = documents.open_documents(documents.find_documents(["a.txt"]))
-    assert documents.read_document_text("a.txt") is opened[0].book.document
+    assert documents.read_named_document("a.txt") is opened[0].book.document
     path.write_text("another", "utf-8")
-    assert documents.read_document_text("a.txt").text == "another", "a changed file is read"
+    assert documents.read_named_document("a.txt").text == "another", "a changed file is read"
     documents = AllowedDocuments(ChangingAsker(), [], [tmp_path])
     documents.open_documents(documents.find_documents(["a.txt"]))
-    assert documents.read_document_text("a.txt").text == "changed while it was read"
+    assert documents.read_named_document("a.txt").text == "changed while it was read"
 
 
 def test_documents_of_the_library(tmp_path: Path) -> None:
     library, asker = Library(tmp_path), FakeAsker()
     first, second = ingest(library, [*range(40)]), ingest(library, [*range(50, 70)])
     one, other = f"library:{first.id}", f"library:{second.id}"
-    documents = AllowedDocuments(asker, [fake_book("alpha")], [], library, stored=True)
+    documents = AllowedDocuments(asker, [fake_book("alpha")], [], library, with_library=True)
     assert set(ids_of(documents)) == {"esa:1", one, other}
     opened = documents.open_documents(documents.find_documents([other, "esa:1", one, other]))
     assert [book.id for book in opened] == [other, "esa:1", one]
@@ -203,14 +203,14 @@ def test_documents_of_the_library(tmp_path: Path) -> None:
     assert len(asker.ingested) == 2, "each is opened once"
     for name, status in {"library:dddddddddddd": 404, "library:../x": 404, "x.pdf": 403}.items():
         with pytest.raises(ApiError) as caught:
-            documents.read_document_text(name)
+            documents.read_named_document(name)
         assert caught.value.status == status
     with pytest.raises(ApiError) as caught:
         AllowedDocuments(FakeAsker(), [], [], library).find_documents([one])
     assert caught.value.status == 403
     (library.root / "documents" / f"{first.key}.text").write_bytes(b"")
     left_out: list[str] = []
-    fresh = AllowedDocuments(asker, [], [], library, stored=True)
+    fresh = AllowedDocuments(asker, [], [], library, with_library=True)
     assert [
         book.id for book in fresh.open_documents(fresh.find_documents(None), left_out=left_out)
     ] == [other]

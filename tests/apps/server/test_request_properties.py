@@ -51,7 +51,7 @@ def expect_refusal(error: ApiError) -> None:
 def test_bodies(body: Any) -> None:
     try:
         found = wire.parse_request(dumped(body))
-        question, history = found.split_conversation()
+        question, history = found.split_question_and_history()
     except ApiError as error:
         expect_refusal(error)
         return

@@ -12,7 +12,7 @@ from forked import child, ended
 from live_server import LiveServer, Start, in_thread, send, until, user
 
 from esa_cli.apps.server import server_app
-from esa_cli.apps.server.worker import Job, Worker
+from esa_cli.apps.server.worker import JobThread, WorkerJob
 from esa_cli.errors import (
     BUG,
     DiskError,
@@ -195,9 +195,9 @@ def test_a_job_that_does_not_end_ends_the_process() -> None:
     """The model would else be closed under it."""
 
     def work() -> None:
-        worker, events = Worker(0), list[Any]()
-        worker.submit_job(Job(lambda job: threading.Event().wait(60), events.append))
+        worker, events = JobThread(0), list[Any]()
+        worker.submit_job(WorkerJob(lambda job: threading.Event().wait(60), events.append))
         until(lambda: events)
-        worker.cancel_jobs(0.1)
+        worker.cancel_all_jobs(0.1)
 
     assert ended(child(work)) == BUG

@@ -20,14 +20,14 @@ from esa_cli.apps.cli.inputs import split_off_question
 from esa_cli.apps.cli.options import options, output_paths
 from esa_cli.apps.cli.options.command_help import option
 from esa_cli.apps.cli.output import answer_output
-from esa_cli.apps.cli.output.terminal import Reporter, clean_text, print_json
+from esa_cli.apps.cli.output.terminal import Reporter, print_json, strip_controls
 from esa_cli.documents.readers.text_builder import shorten_list
 from esa_cli.documents.sources import source_files
 from esa_cli.errors import UsageError
 from esa_cli.storage.library import Library
 
 if TYPE_CHECKING:
-    from esa_cli.apps.cli.model_and_documents import QuestionBooks
+    from esa_cli.apps.cli.model_and_documents import QuestionDocuments
     from esa_cli.qa.answering.reply import Reply
     from esa_cli.qa.api import Esa
     from esa_cli.qa.finding.passage_finder import Book
@@ -76,11 +76,11 @@ class AskOptions(options.DocumentOptions):
         return answer_output.count_shown_passages(self.top, self.quiet and not self.as_json)
 
 
-@options.typer_command
+@options.make_typer_command
 def ask(
     arguments: Arguments = None,
     *,
-    flags: AskOptions,
+    opts: AskOptions,
     model: options.ModelOptions,
     generation_options: options.GenerationOptions,
     reader_options: options.ReaderOptions,
@@ -89,27 +89,27 @@ def ask(
 
     esa ask book.txt "Who is Ahab?"
     """
-    names, question = split_off_question(arguments, "ask", library_allowed=flags.library)
-    options.refuse_both("--keep", "--read never", flags.keep and flags.read == "never")
-    with Reporter(flags.quiet) as reporter, ExitStack() as stack:
-        run = AskRun(question, flags, generation_options.make_ask_arguments(), reporter)
+    names, question = split_off_question(arguments, "ask", documents_optional=opts.library)
+    options.refuse_both("--keep", "--read never", opts.keep and opts.read == "never")
+    with Reporter(opts.quiet) as reporter, ExitStack() as stack:
+        run = AskCommandRun(question, opts, generation_options.make_ask_arguments(), reporter)
         run.load_model_and_open_documents(names, model, reader_options, stack)
         run.answer_question()
 
 
-class AskRun:
-    """One run of the command `esa ask`, with its question, its documents and its model."""
+class AskCommandRun:
+    """One run of the command `esa ask`, with the question, the documents and the model."""
 
     esa: Esa
-    documents: QuestionBooks
+    documents: QuestionDocuments
     books: Sequence[Book]
     reads_later: bool
     """Whether the model reads new documents only after a first answer."""
 
     def __init__(
-        self, question: str, flags: AskOptions, generation: Mapping[str, Any], reporter: Reporter
+        self, question: str, opts: AskOptions, generation: Mapping[str, Any], reporter: Reporter
     ) -> None:
-        self.question, self.flags, self.generation = question, flags, generation
+        self.question, self.opts, self.generation = question, opts, generation
         self.reporter = reporter
         self.started = [time.perf_counter()]
         """The times at which loading, opening and answering began, and the time of the answer."""
@@ -122,70 +122,70 @@ class AskRun:
         stack: ExitStack,
     ) -> None:
         """Loads the model and opens the documents of the question. Raises EsaError."""
-        from esa_cli.apps.cli.model_and_documents import QuestionBooks, open_esa
+        from esa_cli.apps.cli.model_and_documents import QuestionDocuments, open_esa
         from esa_cli.models import path_of
         from esa_cli.models.tokenization.tokenizer import begin_loading_tokenizer
         from esa_cli.qa.opening import adapt_to_model, prepare
         from esa_cli.qa.planning.kv_cache_storage import check_asked_together
         from esa_cli.system.text import text_digest
 
-        flags, reporter = self.flags, self.reporter
+        opts, reporter = self.opts, self.reporter
         files, library = source_files(names), Library()
-        chosen = reader_options.load_preset(model, form=flags.form, later_method=flags.method)
-        output_paths.check_output_file("--report", flags.report, files.paths)
-        chosen = chosen if flags.method else adapt_to_model(chosen, reporter)
-        from_text = chosen.answer.source == "text" and flags.method is None
+        chosen = reader_options.load_preset(model, answer_form=opts.form, later_method=opts.method)
+        output_paths.check_output_file("--report", opts.report, files.paths)
+        chosen = chosen if opts.method else adapt_to_model(chosen, reporter)
+        from_text = chosen.answer.source == "text" and opts.method is None
         if from_text and (folder := path_of(chosen.model)) is not None:
             begin_loading_tokenizer(folder)
         reader = reader_options.choose_reader()
         limit = chosen.answer.documents if from_text else None
-        self.documents = QuestionBooks(
-            files, library, reporter, stack, limit=limit, in_library=flags.library, keep=flags.keep
+        self.documents = QuestionDocuments(
+            files, library, reporter, stack, limit=limit, in_library=opts.library, keep=opts.keep
         )
         named = self.documents.gathered.documents
-        sized = () if flags.library else named  # the documents of the library may have any length
-        keep, place = flags.keep, model.model_place
-        ready = prepare(chosen, place, reporter, method=flags.method, documents=sized, keep=keep)
+        sized = () if opts.library else named  # the documents of the library may have any length
+        keep, place = opts.keep, model.model_place
+        ready = prepare(chosen, place, reporter, method=opts.method, documents=sized, keep=keep)
         needs_kv_cache = ready.resolved.preset.answer.needs_kv_cache
         if len(named) > 1:
             is_stateful = ready.planner.costs.shape.stateful > 0
             check_asked_together(ready.resolved, ready.model.config["model_type"], is_stateful)
-        if flags.read == "never" and needs_kv_cache:
+        if opts.read == "never" and needs_kv_cache:
             wrong = "--read never needs answers from passages, not from the KV cache"
             raise UsageError(wrong, "add --set answer.from=text, and leave out --method")
-        if needs_kv_cache and not flags.keep:
+        if needs_kv_cache and not opts.keep:
             stored = library.list_text_digests()
             new = [one.text for one in named if text_digest(one.text) not in stored]
             ready.planner.check(sum(map(ready.model.count_tokens, new)))
         # A script gets one answer only, the better one.
-        is_script = flags.as_json or not sys.stdout.isatty()
-        self.reads_later = flags.read == "after" and not is_script and ready.index is not None
+        is_script = opts.as_json or not sys.stdout.isatty()
+        self.reads_later = opts.read == "after" and not is_script and ready.index is not None
         self.esa = esa = stack.enter_context(
-            open_esa(ready, model, reporter, keep=flags.keep, library=library, reader=reader)
+            open_esa(ready, model, reporter, keep=opts.keep, library=library, reader=reader)
         )
         self.started.append(time.perf_counter())
-        open_book = esa.open if self.reads_later or flags.read == "never" else esa.ingest
+        open_book = esa.open if self.reads_later or opts.read == "never" else esa.ingest
         books = [open_book(source) for source in ready.texts or named]
         self.documents.set_book_openers(books, esa.stored, None if needs_kv_cache else open_book)
-        self.books = self.documents.open_question_books(self.question)
+        self.books = self.documents.open_documents_for(self.question)
         self.started.append(time.perf_counter())
 
     def answer_question(self) -> None:
-        """Answers the question, and prints the answer, its passages and its report."""
-        reply = self._ask_question(is_streamed=not self.flags.as_json)
+        """Answers the question, prints the answer with its passages, and writes the report."""
+        reply = self._ask_question(is_streamed=not self.opts.as_json)
         self.started.append(time.perf_counter())
         if self.reads_later and not all(book.read for book in self.books):
-            reply = self._read_books_and_ask_again(reply)
-        if self.flags.as_json:
+            reply = self._read_documents_and_ask_again(reply)
+        if self.opts.as_json:
             steps = zip(("load_s", "ingest_s", "answer_s"), pairwise(self.started), strict=True)
             seconds = {name: end - start for name, (start, end) in steps}
             left_out, searched = self.documents.gathered.left_out, self.documents.searched
-            facts = answer_output.describe_answer(self.esa, self.books, reply, seconds, left_out)
+            facts = answer_output.make_answer_object(self.esa, self.books, reply, seconds, left_out)
             print_json({**facts, **({"searched": searched} if searched else {})})
         self._write_report(reply)
 
-    def _read_books_and_ask_again(self, unread_reply: Reply) -> Reply:
-        """Reads the unread books, asks again, and prints the answer if it has changed."""
+    def _read_documents_and_ask_again(self, unread_reply: Reply) -> Reply:
+        """Ingests documents that are not ingested yet, asks again, and prints a changed answer."""
         reporter, books = self.reporter, self.books
         unread = shorten_list([book.document.name for book in books if not book.read])
         reporter.warn(  # with --quiet, too: the command goes on for minutes
@@ -208,30 +208,30 @@ class AskRun:
             reporter.note("esa: reading changed neither the answer nor its first passage")
         else:
             reporter.warn("esa: the answer after reading:")
-            print(clean_text(reply.text), flush=True)
-            answer_output.show_answer_notes(reply, self.flags.passage_count, reporter)
+            print(strip_controls(reply.text), flush=True)
+            answer_output.print_answer_notes(reply, self.opts.passage_count, reporter)
         return reply
 
     def _ask_question(self, is_streamed: bool) -> Reply:
-        """Asks the model the question. A streamed answer is printed as it is generated."""
-        flags, reporter = self.flags, self.reporter
+        """Asks the model the question. A streamed answer is printed while it is generated."""
+        opts, reporter = self.opts, self.reporter
         reporter.show_spinner("answering")
         reply = self.esa.ask(
             self.question,
             self.books,
-            evidence=max(flags.passage_count, 0 if flags.as_json else 1),
-            on_text=answer_output.AnswerStream(sys.stdout, reporter) if is_streamed else None,
+            evidence=max(opts.passage_count, 0 if opts.as_json else 1),
+            on_text=answer_output.AnswerPrinter(sys.stdout, reporter) if is_streamed else None,
             **self.generation,
         )
         reporter.clear_spinner()
         if is_streamed:
             print(flush=True)
-            answer_output.show_answer_notes(reply, flags.passage_count, reporter)
+            answer_output.print_answer_notes(reply, opts.passage_count, reporter)
         return reply
 
     def _write_report(self, reply: Reply) -> None:
-        """Writes the HTML page of --report, if wanted; the answer has already been printed."""
-        if self.flags.report is not None:
+        """Writes the HTML page of --report, if wanted, after the answer has been printed."""
+        if self.opts.report is not None:
             page = self.esa.report(reply, self.question, self.books)
-            output_paths.write_text_file(self.flags.report, page)
-            self.reporter.note(f"esa: wrote {self.flags.report}")
+            output_paths.write_text_file(self.opts.report, page)
+            self.reporter.note(f"esa: wrote {self.opts.report}")

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 EXAMPLE = 'write one JSON object a line: {"question": "...", "documents": ["book.txt"]}'
 
 
-@options.typer_command
+@options.make_typer_command
 def batch(
     questions: Annotated[
         Path,
@@ -83,27 +83,27 @@ def batch(
 
     chosen = reader_options.load_preset(model, method)
     asking = {**generation_options.make_ask_arguments(), "evidence": top}
-    reader, shard = reader_options.choose_reader(), shards.parse_shard(out)
+    reader, shard = reader_options.choose_reader(), shards.check_files_and_parse_shard(out)
     started = time.monotonic()
     with terminal.Reporter(quiet) as reporter:
         chosen = chosen if method else adapt_to_model(chosen, reporter)
         settings = chosen.model_dump(mode="json", exclude={"name", "description"})
         answer_settings = {**asking, **reader_options.reader_dependencies, "preset": settings}
-        asked = _read_questions(questions, out, documents or [], answer_settings, reporter)
+        asked = _load_questions(questions, out, documents or [], answer_settings, reporter)
         end = len(asked[:limit])
         if not shard.is_whole:
             count, asked = end, shard_questions(asked[:limit], shard)
             end = len(asked)
             reporter.note(f"esa: shard {shard}: {end} of {count} questions", dim=False)
-        with make_answers_file(out, asked, retry_failed) as answers:
-            add_shard_answers(answers, asked[:end], shards.join or ())
+        with open_answers_file(out, asked, retry_failed) as answers:
+            add_answers_of_shards(answers, asked[:end], shards.join or ())
             before = sum(answers.has_row(index) for index in range(end))
             if before:
                 reporter.note(f"esa: {before} questions of an earlier run are kept")
             if before < end:
-                progress, numbers = (reporter.make_progress("", "questions"), itertools.count(1))
+                progress, numbers = (reporter.start_progress("", "questions"), itertools.count(1))
                 with open_esa(chosen, model, reporter, keep=keep, reader=reader) as esa:
-                    run_batch(
+                    answer_batch_questions(
                         esa, asked, answers, asking, limit=end,
                         progress=lambda: progress(next(numbers), end - before),
                         warn=lambda text: reporter.warn(f"esa: {text}"),
@@ -121,25 +121,25 @@ def batch(
         raise typer.Exit(PARTIAL)
 
 
-def _read_questions(
-    path: Path,
+def _load_questions(
+    questions_file: Path,
     out: Path,
     documents: Sequence[str],
     answer_settings: Mapping[str, Any],
     reporter: terminal.Reporter,
 ) -> list[BatchQuestion]:
-    """Reads the questions file, and warns of each question that cannot be asked."""
+    """Reads the questions file, and warns of questions that cannot be asked."""
     if "-" in documents:
         raise UsageError(
             "a document must be a file, got standard input (-)", "save the text to a file"
         )
-    output_paths.check_output_file("--out", out, [str(path)], "the questions file")
+    output_paths.check_output_file("--out", out, [str(questions_file)], "the questions file")
     if out.exists() and not out.is_file():  # as its rows are read first
         raise UsageError(f"--out must be a regular file, got {out}", "choose another --out")
-    questions = read_questions(path, documents, answer_settings)
+    questions = read_questions_file(questions_file, documents, answer_settings)
     for question in questions:
         if question.fault:
-            reporter.warn(f"esa: {path}, line {question.line}: {question.fault}")
+            reporter.warn(f"esa: {questions_file}, line {question.line}: {question.fault}")
     sources = list(dict.fromkeys(question.meant for question in questions))
     for left_out in dict.fromkeys(one for source in sources for one in source.left_out):
         reporter.warn(f"esa: {left_out.line}")
@@ -152,7 +152,7 @@ def _read_questions(
 @dataclass(frozen=True)
 class BatchQuestion:
     """A line of the questions file. `meant` are the files that the names in `documents` stand for;
-    `key` has digests of the question with its settings, and of the contents of its files."""
+    `key` has digests of the question with its settings, and of the files' contents."""
 
     line: int
     id: Any
@@ -164,27 +164,29 @@ class BatchQuestion:
     """Why the question cannot be asked; the empty text if it can be asked."""
 
 
-def read_questions(
-    path: Path, documents: Sequence[str], settings: Mapping[str, Any]
+def read_questions_file(
+    questions_file: Path, documents: Sequence[str], answer_settings: Mapping[str, Any]
 ) -> list[BatchQuestion]:
     """Returns all questions of a file, in order; an invalid line becomes a question with a fault.
-    `documents` are for questions that name none; `settings` are whatever else answers depend on.
+    `documents` are for questions that name no documents; answers depend on `answer_settings`, too.
     Raises DocumentError: the file has no valid question, or the documents cannot be found."""
     try:
-        lines = path.read_bytes().removeprefix(b"\xef\xbb\xbf").split(b"\n")
+        lines = questions_file.read_bytes().removeprefix(b"\xef\xbb\xbf").split(b"\n")
     except OSError as error:
-        raise DocumentError(f"{path} cannot be read: {error.strerror}", "check the path") from error
-    default, digest_file = source_files(documents), cache(_digest_file)
+        raise DocumentError(
+            f"{questions_file} cannot be read: {error.strerror}", "check the path"
+        ) from error
+    default, digest_file = source_files(documents), cache(_compute_file_digest)
 
     @cache
-    def find_files(names: tuple[str, ...]) -> SourceFiles:
-        return source_files([str(path.parent / name) for name in names])
+    def find_named_files(names: tuple[str, ...]) -> SourceFiles:
+        return source_files([str(questions_file.parent / name) for name in names])
 
     questions: list[BatchQuestion] = []
     for line, raw in enumerate(lines, 1):
         if not raw.strip():
             continue
-        row, fault = _parse_question_line(raw, bool(default.sources))
+        row, fault = _parse_batch_question(raw, bool(default.sources))
         text, names, id = row.get("question", ""), default.paths, row.get("id", len(questions) + 1)
         meant = SourceFiles() if fault else default
         asked: list[Any] = ["fault", raw.hex()]
@@ -192,10 +194,10 @@ def read_questions(
             if row.get("documents") is not None:
                 names = tuple(row["documents"])
                 try:
-                    meant = find_files(names)
+                    meant = find_named_files(names)
                 except DocumentError as error:
                     meant, fault = SourceFiles(), error.message
-            asked = [text, names, row.get("id"), settings]
+            asked = [text, names, row.get("id"), answer_settings]
         # The key of `OrderedJsonLinesFile` has the files' digests: changed files need new answers.
         parts = [asked, [digest_file(name) for name in meant.paths]]
         digests = [text_digest(json.dumps(part, sort_keys=True, default=str)) for part in parts]
@@ -203,22 +205,22 @@ def read_questions(
         questions.append(BatchQuestion(line, id, text, names, meant, key, fault))
     if all(question.fault for question in questions):
         why = f"line {questions[0].line}: {questions[0].fault}" if questions else "it is empty"
-        raise DocumentError(f"no line of {path} is a valid question; {why}", EXAMPLE)
+        raise DocumentError(f"no line of {questions_file} is a valid question; {why}", EXAMPLE)
     return questions
 
 
-def _parse_question_line(raw: bytes, has_default_documents: bool) -> tuple[dict[str, Any], str]:
-    """Returns the JSON object of a line with "", or an empty object with the fault of the line."""
+def _parse_batch_question(line: bytes, has_default_documents: bool) -> tuple[dict[str, Any], str]:
+    """Returns the JSON object of a line with an empty text, or {} with the fault of the line."""
     try:
-        row = load_json(raw.decode("utf-8"))
+        row = load_json(line.decode("utf-8"))
     except (ValueError, RecursionError) as error:  # a line that is not UTF-8 is a ValueError, too
         return {}, f"the line must be JSON in UTF-8: {error}"
     if not isinstance(row, dict):
         return {}, "the line must be a JSON object"
     text, names = row.get("question"), row.get("documents")
 
-    def is_path(name: Any) -> bool:
-        return isinstance(name, str) and name not in ("", "-")
+    def is_path(value: Any) -> bool:
+        return isinstance(value, str) and value not in ("", "-")
 
     # With a misspelt key the question would be asked about the command's documents.
     is_misspelt = any(name.lower() in ("doc", "docs", "document") for name in row)
@@ -235,7 +237,7 @@ def _parse_question_line(raw: bytes, has_default_documents: bool) -> tuple[dict[
     return {}, fault
 
 
-def _digest_file(path: str) -> str:
+def _compute_file_digest(path: str) -> str:
     """Returns the SHA-256 digest of a file, or an empty text if the file cannot be read."""
     try:
         if not os.path.isfile(path):
@@ -250,7 +252,7 @@ Group = list[tuple[int, BatchQuestion]]
 """Questions about the same documents, each with its index in the questions file."""
 
 
-def group_questions(
+def group_questions_by_documents(
     questions: Sequence[BatchQuestion], is_wanted: Callable[[int], bool] = lambda index: True
 ) -> list[Group]:
     """Groups the wanted questions by their documents."""
@@ -263,30 +265,32 @@ def group_questions(
 
 def shard_questions(questions: Sequence[BatchQuestion], shard: WorkShard) -> list[BatchQuestion]:
     """Returns the questions of one shard, chosen so that few documents are needed by two shards."""
-    grouped = [index for group in group_questions(questions) for index, _ in group]
+    grouped = [index for group in group_questions_by_documents(questions) for index, _ in group]
     return [questions[index] for index in sorted(shard.select_block(grouped))]
 
 
-def make_answers_file(
-    path: Path, questions: Sequence[BatchQuestion], retry: bool = False
+def open_answers_file(
+    out: Path, questions: Sequence[BatchQuestion], drops_failed_rows: bool = False
 ) -> OrderedJsonLinesFile:
-    """Returns the answers file as a context manager; `retry` drops rows that have an error."""
+    """Opens the answers file, a context manager; `drops_failed_rows` deletes rows with an error."""
     places = [(question.key, question.id) for question in questions]
-    return OrderedJsonLinesFile(path, places, retry=retry)
+    return OrderedJsonLinesFile(out, places, retry=drops_failed_rows)
 
 
-def add_shard_answers(
-    answers: OrderedJsonLinesFile, questions: Sequence[BatchQuestion], paths: Iterable[Path]
+def add_answers_of_shards(
+    answers: OrderedJsonLinesFile, questions: Sequence[BatchQuestion], shard_files: Iterable[Path]
 ) -> None:
-    """Adds rows that `answers` lacks from the answers files of other shards; a row with an answer
-    wins over a row with an error. Raises UsageError: a file has other contents."""
+    """Adds rows that the file `answers` lacks from the answers files of other shards; a row with an
+    answer replaces a row with an error. Raises UsageError: a file answers other questions."""
     keys = {question.key for question in questions}
     rows: dict[str, dict[str, Any]] = {}
-    for path in paths:
+    for path in shard_files:
         for row in answers.read_rows_of(path):
             if row.get("key") not in keys:
                 hint = "use the same questions file, documents and options for all shards"
-                raise UsageError(f"{path} has answers to other questions or settings", hint)
+                raise UsageError(
+                    f"{path} has answers to other questions, or with other settings", hint
+                )
             if "error" not in row or not (answers.retry or row["key"] in rows):
                 rows[row["key"]] = row
     for index, question in enumerate(questions):
@@ -294,8 +298,8 @@ def add_shard_answers(
             answers.add_row(index, {**rows[question.key], "id": question.id})
 
 
-def run_batch(
-    asker: Esa,
+def answer_batch_questions(
+    esa: Esa,
     questions: Sequence[BatchQuestion],
     answers: OrderedJsonLinesFile,
     ask_arguments: Mapping[str, Any],
@@ -304,32 +308,32 @@ def run_batch(
     progress: Callable[[], None] = lambda: None,
     warn: Callable[[str], None] = lambda text: None,
 ) -> None:
-    """Answers those of the first `limit` questions that have no row yet; after an EsaError the
-    row has the error. `progress` is called after each row, and `warn` with a message for each
-    unreadable file of a folder. Raises ResourceError, DocumentError: the answers cannot be
-    written."""
+    """Answers those of the first `limit` questions that have no row in the answers file yet; after
+    an EsaError the row has the error. `progress` is called after each row, and `warn` with a
+    message for each unreadable file of a folder. Raises ResourceError, DocumentError: the answers
+    cannot be written."""
     end = len(questions) if limit is None else limit
 
-    def add_row(index: int, row: dict[str, Any]) -> None:
+    def add_answer_row(index: int, row: dict[str, Any]) -> None:
         answers.add_row(index, row)
         progress()
 
-    open_books = OpenBookCache(asker)
-    for group in group_questions(
+    open_books = OpenBookCache(esa)
+    for group in group_questions_by_documents(
         questions, lambda index: index < end and not answers.has_row(index)
     ):
-        _answer_group(asker, group, open_books, ask_arguments, add_row, warn)
+        _answer_question_group(esa, group, open_books, ask_arguments, add_answer_row, warn)
 
 
-def _answer_group(
-    asker: Esa,
+def _answer_question_group(
+    esa: Esa,
     group: Group,
     open_books: OpenBookCache,
     ask_arguments: Mapping[str, Any],
-    add_row: Callable[[int, dict[str, Any]], None],
+    add_answer_row: Callable[[int, dict[str, Any]], None],
     warn: Callable[[str], None],
 ) -> None:
-    """Answers questions about the same documents, and keeps no reference to their books."""
+    """Answers questions about the same documents, and keeps no reference to the documents."""
     meant, refusal = group[0][1].meant, None
     books, left_out = list[Any](), tuple[LeftOut, ...]()
     open_books.needed = meant.paths
@@ -349,7 +353,7 @@ def _answer_group(
                 raise DocumentError(f"line {question.line}: {question.fault}")
             if refusal is not None:
                 raise refusal
-            reply = asker.ask(question.question, books, **ask_arguments)
+            reply = esa.ask(question.question, books, **ask_arguments)
             lists = {
                 "missing": describe_missing_parts(books),
                 "left_out": [file.as_dict() for file in left_out],
@@ -357,4 +361,4 @@ def _answer_group(
             row |= reply.as_row() | {name: value for name, value in lists.items() if value}
         except EsaError as error:
             row |= {"error": error.message, **({"hint": error.hint} if error.hint else {})}
-        add_row(index, {**row, "key": question.key})
+        add_answer_row(index, {**row, "key": question.key})

@@ -52,24 +52,24 @@ class CalibrationOptions:
         Path, option("--out -o FILE", "Write the fitted projections to a safetensors file.")
     ] = Path("compressor.safetensors")
 
-    def check_output_file(self, texts: Sequence[str]) -> None:
+    def check_output_file(self, text_paths: Sequence[str]) -> None:
         """Checks, before an hour of computation, that the output file may be written. Raises
         UsageError, DocumentError."""
         from esa_cli.documents.document import source_files
         from esa_cli.evaluation.calibration.fitted_projections import refuse_foreign_file
 
-        files.check_output_file("--out", self.out, [*texts, *source_files(texts).paths])
+        files.check_output_file("--out", self.out, [*text_paths, *source_files(text_paths).paths])
         if self.out.exists():
             refuse_foreign_file(self.out)
 
 
-@options.typer_command
+@options.make_typer_command
 def calibrate(
     texts: Annotated[
         list[str], typer.Argument(metavar="FILE...", help="Texts to read, or - for standard input.")
     ],
     model_options: options.ModelOptions,
-    flags: CalibrationOptions,
+    opts: CalibrationOptions,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
@@ -78,53 +78,53 @@ def calibrate(
     esa calibrate book.txt --out book.safetensors"""
     model = replace(model_options, cache="device")
     options.load_plugin_files(model.plugins)  # plugins may read further kinds of files
-    flags.check_output_file(texts)
+    opts.check_output_file(texts)
     with Reporter(quiet) as reporter:
-        study, chosen, training = _fit_and_measure_compressors(texts, model, flags, reporter)
+        study, chosen, training = _fit_and_measure_compressors(texts, model, opts, reporter)
     if as_json:
-        facts = {"model": chosen.model, "preset": chosen.name, "for": flags.target}
-        written = {"file": str(flags.out), "method": study.best}
+        facts = {"model": chosen.model, "preset": chosen.name, "for": opts.target}
+        written = {"file": str(opts.out), "method": study.best}
         print_json({**facts, **study.as_dict(), "training": training, "written": written})
         return
     _print_recall(study)
-    use = _ask_options_for_compressor(model.load_method_preset(), chosen, flags.out)
-    reporter.note(f"{study.best} is in {flags.out}; use it with\n  {use}", dim=False)
+    use = _format_compressor_options(model.load_preset_for_methods(), chosen, opts.out)
+    reporter.note(f"{study.best} is in {opts.out}; use it with\n  {use}", dim=False)
 
 
 def _fit_and_measure_compressors(
-    texts: Sequence[str], model: options.ModelOptions, flags: CalibrationOptions, reporter: Reporter
+    texts: Sequence[str], model: options.ModelOptions, opts: CalibrationOptions, reporter: Reporter
 ) -> tuple[CalibrationStudy, Preset, dict[str, Any]]:
-    """Fits and measures compressors, and writes the best one to a file. Returns the results, the
-    preset whose queries were fitted, and the settings of the training."""
+    """Fits compressors of keys, measures the recall of each, and writes the best compressor to a
+    file. Returns the recalls, the preset whose queries were fitted, and the training settings."""
     from esa_cli.documents.document import join_documents
     from esa_cli.evaluation.calibration import fitted_projections
     from esa_cli.models.files.quiet_transformers import quiet_transformers
     from esa_cli.qa.opening import prepare
     from esa_cli.qa.presets.resolved_preset import ResolvedPreset
 
-    given = model.load_method_preset()
+    given = model.load_preset_for_methods()
     text = join_documents(read_documents(texts, reporter).documents)
     ready = prepare(given, model.model_place, reporter, attaches=True)
-    chosen = fitted_projections.choose_target_preset(flags.target, given)
+    chosen = fitted_projections.choose_target_preset(opts.target, given)
     loaded = ready.model.load(reporter)
-    methods = fitted_projections.METHODS if flags.method == "all" else (flags.method,)
+    methods = fitted_projections.METHODS if opts.method == "all" else (opts.method,)
     training, progress = fitted_projections.TrainingSettings(), partial(reporter.stage, "fitting")
-    with TemporaryDirectory(prefix=".esa-calibrate-", dir=flags.out.resolve().parent) as folder:
+    with TemporaryDirectory(prefix=".esa-calibrate-", dir=opts.out.resolve().parent) as folder:
         job = fitted_projections.open_calibration_job(
-            loaded, chosen, text, flags.tokens, Path(folder)
+            loaded, chosen, text, opts.tokens, Path(folder)
         )
         total, planner = len(job.ids), ready.model.planner(ResolvedPreset(job.preset, job.method))
         planner.check(total)
         with quiet_transformers():
             seconds = planner.plan(total).seconds
-            job.collect_activations(reporter.make_prefill_progress(total, seconds))
+            job.collect_activations(reporter.start_ingest_progress(total, seconds))
         reporter.clear_spinner()
-        study = job.measure_recall(flags.rank, methods, training, flags.k or [1024], progress)
-    job.save_best_projections(flags.out, study, training)
+        study = job.measure_recall(opts.rank, methods, training, opts.k or [1024], progress)
+    job.save_best_projections(opts.out, study, training)
     return study, chosen, asdict(training)
 
 
-def _ask_options_for_compressor(
+def _format_compressor_options(
     current_preset: Preset, fitted_preset: Preset, compressor_file: Path
 ) -> str:
     """Returns the options of `esa ask` with which the current preset uses a compressor that was
@@ -168,23 +168,25 @@ class HeadsOptions:
     ] = None
 
 
-@options.typer_command
+@options.make_typer_command
 def heads(
-    flags: HeadsOptions,
+    opts: HeadsOptions,
     model_options: options.ModelOptions,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
     """Find the attention heads that match a question to its passage.
 
-    Sentences are planted in a long text and asked for, to see which attention heads look at them.
-    These retrieval heads are printed as a setting (score.heads), with which only they vote for
-    passages.
+    The command plants sentences in a long text, asks for each sentence, and measures which
+    attention heads look at it. With the printed setting score.heads only these retrieval heads
+    vote for passages.
 
     esa heads --preset consensus --model HuggingFaceTB/SmolLM2-360M-Instruct"""
     model = replace(model_options, cache="device")
     with Reporter(quiet) as reporter:
-        search, result = _find_retrieval_heads(flags, model, model.load_method_preset(), reporter)
+        search, result = _find_retrieval_heads(
+            opts, model, model.load_preset_for_methods(), reporter
+        )
     if as_json:
         print_json(result)
         return
@@ -206,9 +208,9 @@ def heads(
 
 
 def _find_retrieval_heads(
-    flags: HeadsOptions, model: options.ModelOptions, chosen: Preset, reporter: Reporter
+    opts: HeadsOptions, model: options.ModelOptions, preset: Preset, reporter: Reporter
 ) -> tuple[RetrievalHeads, dict[str, Any]]:
-    """Finds the retrieval heads of the model. Returns the heads, and a JSON object."""
+    """Finds the retrieval heads of the model. Returns the heads, also as a JSON object."""
     reporter.stage("import", 0, None)
     from esa_cli.evaluation.calibration import retrieval_heads
     from esa_cli.evaluation.selftest.run_plan import parse_token_count
@@ -218,30 +220,30 @@ def _find_retrieval_heads(
     from esa_cli.models.files.quiet_transformers import quiet_transformers
     from esa_cli.qa.opening import inspect_model
 
-    retrieval_heads.build_voting_method(chosen)
-    length, place, texts = parse_token_count(flags.length), model.model_place, flags.haystack
+    retrieval_heads.build_voting_method(preset)
+    length, place, texts = parse_token_count(opts.length), model.model_place, opts.haystack
     hay = Haystack.from_files(str(texts)) if texts else Haystack.from_chronicle(0)
-    known = inspect_model(chosen, place, reporter)
-    known.check({"preset": chosen}, length)
+    known = inspect_model(preset, place, reporter)
+    known.check({"preset": preset}, length)
     size = partial(count_tokens, known.tokenizer)
-    request = TaskRequest(length, size, hay, flags.questions, 0)
+    request = TaskRequest(length, size, hay, opts.questions, 0)
     sample = next(find_task("needle").samples(request))
-    retrieval_heads.select_needle_questions(known.tokenizer, chosen, sample)
+    retrieval_heads.select_needle_questions(known.tokenizer, preset, sample)
     with quiet_transformers():
         loaded = known.load(reporter)
         reporter.clear_spinner()
         started = time.perf_counter()
-        reading = reporter.make_progress(f"reading {hay.name} with {flags.questions} needles")
+        reading = reporter.start_progress(f"reading {hay.name} with {opts.questions} needles")
         asking = partial(reporter.stage, "asking for needles")
-        search = retrieval_heads.find_retrieval_heads(loaded, chosen, sample, reading, asking)
+        search = retrieval_heads.find_retrieval_heads(loaded, preset, sample, reading, asking)
     shown = search.heads[:SHOWN_HEADS]
     layers = 1 + max(head.layer for head in search.heads)
     setting = f"score.heads={json.dumps(search.chosen, separators=(',', ':'))}"
     return search, {
-        **files.describe_run(),
-        "model": chosen.model,
-        "preset": chosen.name,
-        "score": {**chosen.score, "heads": []},
+        **files.describe_command_run(),
+        "model": preset.model,
+        "preset": preset.name,
+        "score": {**preset.score, "heads": []},
         "layers": layers,
         "heads_per_layer": len(search.heads) // layers,
         **asdict(search),
@@ -249,7 +251,7 @@ def _find_retrieval_heads(
         "weak": search.is_weak,
         "use": None if search.is_weak else shlex.join(["--set", setting]),
         "length": length,
-        "needles": flags.questions,
+        "needles": opts.questions,
         "haystack": hay.name,
         "dtype": place.dtype_name,
         "seconds": round(time.perf_counter() - started, 1),

@@ -17,7 +17,7 @@ from esa_cli.apps.cli.commands.ask_command import Top
 from esa_cli.apps.cli.inputs import Line, read_documents, read_numbered_lines
 from esa_cli.apps.cli.options import options, output_paths
 from esa_cli.apps.cli.output import answer_output
-from esa_cli.apps.cli.output.terminal import Reporter, clean_text, pluralize
+from esa_cli.apps.cli.output.terminal import Reporter, pluralize, strip_controls
 from esa_cli.errors import PARTIAL, EsaError, HistoryError, UsageError
 from esa_cli.qa.answering.reply import Reply, Turn
 
@@ -38,7 +38,7 @@ _COMMAND = re.compile(r"(/[a-z]*)(?:\s+(.*))?", re.DOTALL)
 """Matches a slash with a word, then an argument, but no path that begins with a slash."""
 
 
-@options.typer_command
+@options.make_typer_command
 def chat(
     documents: Annotated[
         list[str], typer.Argument(metavar="DOC...", help="The documents to talk about.")
@@ -74,27 +74,27 @@ def chat(
             names = [document.source for document in gathered]
             talk = Conversation(
                 esa, books, names, reporter, generation_options.make_ask_arguments(),
-                passages=shown, stoppable=on_terminal,
+                top=shown, interruptible=on_terminal,
             )  # fmt: skip
             if on_terminal:
                 about = f"{pluralize(len(names), 'document')}, {esa.name}"
                 reporter.note(f"{about}; /help lists the commands, Ctrl-D ends")
-                read_terminal_lines(talk)
+                run_terminal_conversation(talk)
                 return
             for _, line in read_numbered_lines(sys.stdin):
-                if not talk.handle_line(line):
+                if not talk.handle_input_line(line):
                     break
     if talk.failed:
         raise typer.Exit(PARTIAL)
 
 
 class AnswerStoppedError(Exception):
-    """Raised inside the callback of an answer's text to stop the answer."""
+    """Stops an answer: the callback that receives the text of the answer raises this error."""
 
 
 class Conversation:
-    """Asks questions about the same books, with the earlier questions and answers, and runs
-    commands. Later questions ignore a stopped answer, which a model would take for a whole one.
+    """Asks questions about the same documents, with the earlier questions and answers, and runs
+    commands. Later questions ignore a stopped answer, which a model would take for a whole answer.
 
     Args:
         documents: the names of the documents. ask_arguments: keyword arguments of `Esa.ask`.
@@ -103,18 +103,18 @@ class Conversation:
 
     def __init__(
         self,
-        asker: Esa,
+        esa: Esa,
         books: Sequence[Any],
-        documents: Sequence[str],
+        names: Sequence[str],
         reporter: Reporter,
         ask_arguments: Mapping[str, Any] | None = None,
         *,
-        passages: int = 0,
-        stoppable: bool = False,
+        top: int = 0,
+        interruptible: bool = False,
     ) -> None:
-        self.asker, self.books, self.documents = asker, list(books), documents
-        self.ask_arguments = {"evidence": max(MAX_PASSAGES, passages), **(ask_arguments or {})}
-        self.reporter, self.passages, self.stoppable = reporter, passages, stoppable
+        self.esa, self.books, self.documents = esa, list(books), names
+        self.ask_arguments = {"evidence": max(MAX_PASSAGES, top), **(ask_arguments or {})}
+        self.reporter, self.passages, self.stoppable = reporter, top, interruptible
         self.record: list[tuple[str, Reply]] = []
         """The questions with their answers, oldest first."""
         self.forgotten = 0
@@ -130,10 +130,10 @@ class Conversation:
 
     def ask_question(self, question: str, on_text: Callable[[str], None]) -> Reply | None:
         """Returns the answer to a question, or None if the answer was stopped. Earlier questions
-        that do not fit are left out, oldest first. Raises EsaError, LengthError."""
+        that do not fit into the window are left out, oldest first. Raises EsaError, LengthError."""
         self._must_stop = False
 
-        def forward_piece(piece: str) -> None:
+        def forward_answer_piece(piece: str) -> None:
             if self._must_stop:
                 raise AnswerStoppedError
             on_text(piece)
@@ -141,8 +141,8 @@ class Conversation:
         turns = tuple(Turn(asked, reply.text) for asked, reply in self.record)
         for first in range(self.forgotten, len(turns) + 1):
             try:
-                reply = self.asker.ask(
-                    question, self.books, history=turns[first:], on_text=forward_piece,
+                reply = self.esa.ask(
+                    question, self.books, history=turns[first:], on_text=forward_answer_piece,
                     **self.ask_arguments,
                 )  # fmt: skip
             except HistoryError:
@@ -156,7 +156,7 @@ class Conversation:
                 return reply
         return None
 
-    def handle_line(self, line: Line) -> bool:
+    def handle_input_line(self, line: Line) -> bool:
         """Answers a question or runs a command. Returns False for the command /quit."""
         try:
             if isinstance(line, EsaError):
@@ -168,9 +168,9 @@ class Conversation:
             if command is not None and command[1] == "/quit":
                 return False
             if command is not None:
-                self._run_command(command[1], (command[2] or "").strip())
+                self._run_slash_command(command[1], (command[2] or "").strip())
             elif line:
-                self._show_answer(line)
+                self._ask_and_print(line)
         except EsaError as error:
             self.failed += 1
             self.reporter.clear_spinner()
@@ -179,11 +179,11 @@ class Conversation:
                 self.reporter.warn(f"     {error.hint}")
         return True
 
-    def _show_answer(self, question: str) -> None:
-        forgotten, stream = self.forgotten, answer_output.AnswerStream(sys.stdout, self.reporter)
+    def _ask_and_print(self, question: str) -> None:
+        forgotten, stream = self.forgotten, answer_output.AnswerPrinter(sys.stdout, self.reporter)
         self.reporter.show_spinner("answering")
         try:
-            with _stop_on_interrupt(self.stop_answer) if self.stoppable else nullcontext():
+            with _stop_answer_on_interrupt(self.stop_answer) if self.stoppable else nullcontext():
                 reply = self.ask_question(question, stream)
         finally:
             self.reporter.clear_spinner()
@@ -193,54 +193,56 @@ class Conversation:
             self.reporter.note("  stopped")
             return
         if not stream.has_text:
-            print(clean_text(reply.text), flush=True)
-        answer_output.show_answer_notes(reply, self.passages, self.reporter)
+            print(strip_controls(reply.text), flush=True)
+        answer_output.print_answer_notes(reply, self.passages, self.reporter)
         if self.forgotten > forgotten == 0:
             self.reporter.warn(
                 "  the conversation has grown long: the oldest questions are left out"
             )
 
-    def _run_command(self, name: str, argument: str) -> None:
+    def _run_slash_command(self, command: str, argument: str) -> None:
         record = self.record
-        if name == "/help":
+        if command == "/help":
             print("\n".join(f"{command:10} {about}" for command, about in COMMANDS.items()))
-        elif name == "/docs":
-            print(clean_text("\n".join(self.documents)))
-        elif name == "/reset":
+        elif command == "/docs":
+            print(strip_controls("\n".join(self.documents)))
+        elif command == "/reset":
             self.record, self.forgotten = [], 0
             self.reporter.note("  the conversation is forgotten, but not the documents")
-        elif name not in ("/evidence", "/save"):
-            raise UsageError(f"there is no command {name}", "type /help for a list of the commands")
+        elif command not in ("/evidence", "/save"):
+            raise UsageError(
+                f"there is no command {command}", "type /help for a list of the commands"
+            )
         elif not record:
             raise UsageError("there is no answer yet", "ask a question first")
-        elif name == "/save":
-            self._save_conversation(argument.strip("\"'"))
+        elif command == "/save":
+            self._save_conversation_as_markdown(argument.strip("\"'"))
         elif not record[-1][1].evidence:
             raise UsageError("the last answer has no passages", "ask another question")
         else:
             print(answer_output.format_full_passages(record[-1][1].evidence, record[-1][1].found))
 
-    def _save_conversation(self, name: str) -> None:
+    def _save_conversation_as_markdown(self, name: str) -> None:
         path = Path(name).expanduser()
         if not name or (path.exists() and path.absolute() not in self._saved):
             raise UsageError(
                 f"/save must name a new file, got {name or 'none'}", "try /save conversation.md"
             )
         output_paths.check_output_file("/save", path)
-        about = f"{self.asker.name}, {time.strftime('%Y-%m-%d')}"
+        about = f"{self.esa.name}, {time.strftime('%Y-%m-%d')}"
         output_paths.write_text_file(path, format_conversation(about, self.documents, self.record))
         self._saved.add(path.absolute())
         self.reporter.note(f"  saved {len(self.record)} questions in {path}")
 
 
 @contextmanager
-def _stop_on_interrupt(stop: Callable[[], None]) -> Iterator[None]:
-    """A context in which the first Ctrl-C calls `stop` and a second one has its usual effect."""
+def _stop_answer_on_interrupt(stop_answer: Callable[[], None]) -> Iterator[None]:
+    """A context manager: the first Ctrl-C calls `stop_answer`, a second Ctrl-C acts as usual."""
     before = signal.getsignal(signal.SIGINT)
 
-    def on_first_interrupt(number: int, frame: Any) -> None:
+    def on_first_interrupt(signal_number: int, frame: Any) -> None:
         signal.signal(signal.SIGINT, before)
-        stop()
+        stop_answer()
 
     signal.signal(signal.SIGINT, on_first_interrupt)
     try:
@@ -250,10 +252,10 @@ def _stop_on_interrupt(stop: Callable[[], None]) -> Iterator[None]:
 
 
 def format_conversation(
-    about: str, documents: Sequence[str], record: Sequence[tuple[str, Reply]]
+    subtitle: str, names: Sequence[str], record: Sequence[tuple[str, Reply]]
 ) -> str:
-    """Formats a conversation as Markdown; file names that are not valid UTF-8 are escaped."""
-    lines = ["# Questions and answers", "", about, "", *(f"- {name}" for name in documents)]
+    """Formats a conversation as Markdown, below a subtitle and the names of the documents."""
+    lines = ["# Questions and answers", "", subtitle, "", *(f"- {name}" for name in names)]
     for number, (question, reply) in enumerate(record, 1):
         lines += ["", f"## Question {number}", ""]
         lines += [f"> {line}".rstrip() for line in question.splitlines()]
@@ -269,13 +271,13 @@ def format_conversation(
     return "\n".join([*lines, ""]).encode("utf-8", "backslashreplace").decode()
 
 
-def read_terminal_lines(conversation: Conversation) -> None:
-    """Reads lines from the terminal until Ctrl-D or /quit; Ctrl-C discards the line being typed."""
+def run_terminal_conversation(conversation: Conversation) -> None:
+    """Answers lines of the terminal until Ctrl-D or /quit; Ctrl-C discards the line being typed."""
     with suppress(ImportError):  # on Windows the console itself edits and recalls lines
         import readline  # noqa: F401
     while True:
         try:
-            if not conversation.handle_line(input("> ")):
+            if not conversation.handle_input_line(input("> ")):
                 return
         except KeyboardInterrupt:
             conversation.reporter.note("  Ctrl-D ends; /help lists the commands")

@@ -20,7 +20,7 @@ from esa_cli.apps.cli.inputs import split_off_question
 from esa_cli.apps.cli.options import options, output_paths
 from esa_cli.apps.cli.options.command_help import option
 from esa_cli.apps.cli.output import terminal
-from esa_cli.apps.cli.output.answer_output import describe_documents
+from esa_cli.apps.cli.output.answer_output import make_document_objects
 from esa_cli.documents.readers.text_builder import shorten_list
 from esa_cli.documents.sources import source_files
 from esa_cli.errors import NOT_FOUND, DocumentError, UsageError
@@ -44,8 +44,7 @@ EVERY = 64
 
 class CollectedPlacesFile(JsonLinesFile):
     """A context manager that keeps the output file of `esa collect` open; without a path nothing is
-    stored. `key` is a digest of everything that the places depend on; the first row also has
-    `about`."""
+    stored. `key` is a digest of all that places depend on; the first row has `about`, too."""
 
     def __init__(
         self, path: Path | None, question: str, key: str, about: Mapping[str, Any]
@@ -74,7 +73,7 @@ class CollectedPlacesFile(JsonLinesFile):
         self.earlier = EarlierRun(self._read, tuple(places))
 
     def write_progress(self, passages_read: int, coverage: Coverage, stopped: bool = False) -> None:
-        """Appends the number of passages read so far: every 64 passages, and at the end."""
+        """Appends a row with the number of passages read, every 64 passages and at the end."""
         step = 1 if stopped or passages_read == coverage.chosen else EVERY
         if passages_read >= self._read + step:
             self.append({"read": passages_read, "chosen": coverage.chosen, "of": coverage.passages})
@@ -121,7 +120,7 @@ class FindOptions(options.DocumentOptions):
         """Whether passages are chosen only by the words that they contain."""
         return (self.shows_all or self.files) and self.minimum is None
 
-    def refuse_conflicting_flags(self) -> None:
+    def refuse_conflicting_options(self) -> None:
         """Raises UsageError where options exclude each other."""
         wide, reads = "--all" if self.shows_all else "--files", self.read == "first"
         options.refuse_both("--all", "--files", self.shows_all and self.files)
@@ -131,7 +130,7 @@ class FindOptions(options.DocumentOptions):
         options.refuse_both(wide, "--read first", self.is_word_search and reads, hint)
 
 
-@options.typer_command
+@options.make_typer_command
 def find(
     arguments: Annotated[
         list[str] | None,
@@ -142,55 +141,55 @@ def find(
         ),
     ] = None,
     *,
-    flags: FindOptions,
+    opts: FindOptions,
     model: options.ModelOptions,
 ) -> None:
     """Find passages in documents, without generating an answer.
 
     esa find book.txt "the white whale"
     """
-    from esa_cli.apps.cli.model_and_documents import LazyPassageFinder, QuestionBooks, open_esa
+    from esa_cli.apps.cli.model_and_documents import LazyPassageFinder, QuestionDocuments, open_esa
     from esa_cli.qa.presets.preset import check_adapter, preset_for_finding
 
-    flags.refuse_conflicting_flags()
-    names, question = split_off_question(arguments, "find", library_allowed=flags.library)
-    with terminal.Reporter(flags.quiet) as reporter, ExitStack() as stack:
-        chosen = preset_for_finding(model.load_preset(), flags.is_word_search)
+    opts.refuse_conflicting_options()
+    names, question = split_off_question(arguments, "find", documents_optional=opts.library)
+    with terminal.Reporter(opts.quiet) as reporter, ExitStack() as stack:
+        chosen = preset_for_finding(model.load_preset(), opts.is_word_search)
         check_adapter(chosen.answer)
-        library, reads = Library(), flags.read == "first"
+        library, reads = Library(), opts.read == "first"
 
         def load_esa() -> Esa:
             # If nothing is read, nothing is stored, so the library need not be writable.
-            keep = flags.keep if reads or library.writable else False
+            keep = opts.keep if reads or library.writable else False
             opened = open_esa(chosen, model, reporter, keep=keep, library=library)
             return stack.enter_context(opened)
 
-        documents = QuestionBooks(
+        documents = QuestionDocuments(
             source_files(names), library, reporter, stack,
-            limit=chosen.answer.documents, in_library=flags.library, keep=flags.keep,
+            limit=chosen.answer.documents, in_library=opts.library, keep=opts.keep,
         )  # fmt: skip
-        finder = LazyPassageFinder(chosen, model, library, reporter, load_esa, read=reads)
+        finder = LazyPassageFinder(chosen, model, library, reporter, load_esa, ingests_unread=reads)
         named = [finder.open_book(document) for document in documents.gathered.documents]
         documents.set_book_openers(named, finder.open_stored_book, finder.open_book)
-        books = documents.open_question_books(question, all_with_words=flags.is_word_search)
+        books = documents.open_documents_for(question, all_that_match=opts.is_word_search)
         reporter.show_spinner("searching")
-        passages = _find_passages(finder, question, books, flags, reporter)
+        passages = _find_passages(finder, question, books, opts, reporter)
         reporter.clear_spinner()
-        files = list_matching_files(passages)[: flags.top] if flags.files else []
-        if flags.as_json:
-            matches = files if flags.files else [passage.as_found() for passage in passages]
+        files = summarise_passages_by_file(passages)[: opts.top] if opts.files else []
+        if opts.as_json:
+            matches = files if opts.files else [passage.as_found() for passage in passages]
             terminal.print_json(
                 {
-                    "files" if flags.files else "passages": matches,
+                    "files" if opts.files else "passages": matches,
                     "read": all(book.read for book in books),
-                    "documents": describe_documents(books),
+                    "documents": make_document_objects(books),
                     **({"searched": documents.searched} if documents.searched else {}),
                     "left_out": [file.as_dict() for file in documents.gathered.left_out],
                     "model": chosen.model if finder.is_loaded else None,
                     "preset": chosen.name,
                 }
             )
-        elif flags.files:
+        elif opts.files:
             for file in files:
                 print(format_file_name(file["document"], file["source"]))
         else:
@@ -209,31 +208,32 @@ def _find_passages(
     finder: LazyPassageFinder,
     question: str,
     books: list[Book],
-    flags: FindOptions,
+    opts: FindOptions,
     reporter: terminal.Reporter,
 ) -> Sequence[Passage]:
-    """Returns the passages that fit a question, the best first, or with --all in document order."""
+    """Returns the passages that fit a question, best first, or with --all in document order."""
     from esa_cli.qa.finding.passage_finder import passages_with_words, place_books
 
     placed = place_books(books)
     passages: Sequence[Passage]
-    if flags.is_word_search:
+    if opts.is_word_search:
         result = passages_with_words(question, placed)
         passages = result.passages
         if 0 < result.most < result.words:
             part = f"{result.most} of the {result.words} words"
             reporter.note(f"esa: no passage has all of the words; these passages have {part}")
     else:
-        count = None if flags.shows_all or flags.files else flags.top or 8
-        passages = finder.find_passages(question, books, count, flags.minimum)
-    if flags.shows_all:
+        count = None if opts.shows_all or opts.files else opts.top or 8
+        passages = finder.find_passages(question, books, count, opts.minimum)
+    if opts.shows_all:
         order = {book.document.name: number for number, book in enumerate(placed)}
         passages = sorted(passages, key=lambda one: (order[one.document], one.start))
     return passages
 
 
-def list_matching_files(passages: Sequence[Passage]) -> list[dict[str, Any]]:
-    """Returns name, path, best score and number of passages of each document of sorted passages."""
+def summarise_passages_by_file(passages: Sequence[Passage]) -> list[dict[str, Any]]:
+    """Returns each document's name, path, best score and number of passages, from passages that are
+    sorted by score."""
     files = dict[str, dict[str, Any]]()
     for one in passages:
         facts = {"document": one.document, "source": one.source, "score": round(one.score, 3)}
@@ -248,7 +248,7 @@ def format_file_name(document_name: str, source: str) -> str:
 
 
 def print_passages(passages: Sequence[Passage], question: str) -> None:
-    """Prints each passage below its file and line. On a terminal the question's words are red."""
+    """Prints passages, each below its file and line; on a terminal the question's words are red."""
     from rich.text import Text
 
     from esa_cli.qa.finding.words import find_shared_words
@@ -261,7 +261,7 @@ def print_passages(passages: Sequence[Passage], question: str) -> None:
         place = f"{format_file_name(passage.document, passage.source)}:{passage.line}"
         heading = Text.assemble((place, "bold"), ("  " + ", ".join(details), "dim"))
         console.print("\n" * bool(number), heading, sep="", soft_wrap=True)
-        body = Text(terminal.clean_text(passage.text.strip()))
+        body = Text(terminal.strip_controls(passage.text.strip()))
         for start, end in find_shared_words(body.plain, question):
             body.stylize("bold red", start, end)
         for line in body.split("\n", allow_blank=True):
@@ -305,7 +305,7 @@ class CollectOptions(options.DocumentOptions):
         option("--out -o FILE", "Write places to a JSON Lines file at once, or continue the file."),
     ] = None
 
-    def refuse_conflicting_flags(self) -> None:
+    def refuse_conflicting_options(self) -> None:
         """Raises UsageError where options exclude each other."""
         form, is_table = f"--format {self.form}", self.form == "table"
         options.refuse_both("--all", "--min", self.reads_all and self.minimum is not None)
@@ -314,13 +314,13 @@ class CollectOptions(options.DocumentOptions):
         options.refuse_both("--keep", "--read never", self.keep and self.read == "never")
 
     @property
-    def collect_arguments(self) -> dict[str, Any]:
+    def esa_collect_arguments(self) -> dict[str, Any]:
         """The keyword arguments of `Esa.collect` that choose passages and places."""
         least = {} if self.min_confidence is None else {"least": self.min_confidence}
         return {"minimum": self.minimum, "every": self.reads_all, **least}
 
 
-@options.typer_command
+@options.make_typer_command
 def collect(
     arguments: Annotated[
         list[str] | None,
@@ -331,7 +331,7 @@ def collect(
         ),
     ] = None,
     *,
-    flags: CollectOptions,
+    opts: CollectOptions,
     model: options.ModelOptions,
     reader_options: options.ReaderOptions,
 ) -> None:
@@ -339,67 +339,67 @@ def collect(
 
     esa collect book.txt "How old is somebody?"
     """
-    from esa_cli.apps.cli.model_and_documents import QuestionBooks, open_esa
+    from esa_cli.apps.cli.model_and_documents import QuestionDocuments, open_esa
     from esa_cli.qa.collecting import FIT, NEAR, SIEVE, WHOLE, distinct_places
     from esa_cli.qa.presets.cache_key import hash_text_settings
     from esa_cli.qa.presets.preset import check_adapter
     from esa_cli.system.text import text_digest
 
-    flags.refuse_conflicting_flags()
-    names, question = split_off_question(arguments, "collect", library_allowed=flags.library)
-    if flags.out is not None:
-        check_first_field(flags.out, FIRST)
-    with terminal.Reporter(flags.quiet) as reporter, ExitStack() as stack:
+    opts.refuse_conflicting_options()
+    names, question = split_off_question(arguments, "collect", documents_optional=opts.library)
+    if opts.out is not None:
+        check_first_field(opts.out, FIRST)
+    with terminal.Reporter(opts.quiet) as reporter, ExitStack() as stack:
         chosen = reader_options.load_preset(model).with_answer(source="text")
-        if flags.min_confidence is not None and chosen.answer.reader is not None:
+        if opts.min_confidence is not None and chosen.answer.reader is not None:
             raise UsageError(
                 f"--least cannot be used with the reader {chosen.answer.reader}",
                 "leave out --least, or --model and --reader",
             )
         check_adapter(chosen.answer)
         files, library, reader = source_files(names), Library(), reader_options.choose_reader()
-        output_paths.check_output_file("--out", flags.out, files.paths)
-        documents = QuestionBooks(
-            files, library, reporter, stack, limit=None, in_library=flags.library
+        output_paths.check_output_file("--out", opts.out, files.paths)
+        documents = QuestionDocuments(
+            files, library, reporter, stack, limit=None, in_library=opts.library
         )
         esa = stack.enter_context(
-            open_esa(chosen, model, reporter, keep=flags.keep, library=library, reader=reader)
+            open_esa(chosen, model, reporter, keep=opts.keep, library=library, reader=reader)
         )
-        open_book = esa.ingest if flags.read == "first" else esa.open
+        open_book = esa.ingest if opts.read == "first" else esa.open
         named = [open_book(document) for document in documents.gathered.documents]
         documents.set_book_openers(named, esa.stored, open_book)
-        books = documents.open_question_books(question)
+        books = documents.open_documents_for(question)
         about = {"documents": [book.document.name for book in books], "preset": chosen.name}
         inputs = {
             "question": question,
             "documents": [(text_digest(b.document.text), b.index is not None) for b in books],
             "preset": hash_text_settings(chosen),
             "sieve": (WHOLE, SIEVE, NEAR, FIT),
-            **flags.collect_arguments,
+            **opts.esa_collect_arguments,
             **reader_options.reader_dependencies,
         }
         key = text_digest(json.dumps(inputs, sort_keys=True))[:16]
-        file = stack.enter_context(CollectedPlacesFile(flags.out, question, key, about))
-        places, coverage = _collect_places(esa, question, books, flags, file, reporter)
+        file = stack.enter_context(CollectedPlacesFile(opts.out, question, key, about))
+        places, coverage = _collect_and_print_places(esa, question, books, opts, file, reporter)
         caveat = f"{esa.reader.name if esa.reader else esa.name} misses places and adds wrong ones"
         different = distinct_places(places)
-        if flags.as_json:
+        if opts.as_json:
             terminal.print_json(
                 {
                     "question": question,
                     "count": len(places),
                     "distinct": len(different),
                     "caveat": caveat,
-                    "places": [p.as_row() for p in (different if flags.distinct else places)],
+                    "places": [p.as_row() for p in (different if opts.distinct else places)],
                     "coverage": coverage._asdict(),
-                    "documents": describe_documents(books),
+                    "documents": make_document_objects(books),
                     "left_out": [file.as_dict() for file in documents.gathered.left_out],
                     "model": chosen.model,
                     "reader": None if esa.reader is None else esa.reader.name,
                     "preset": chosen.name,
                 }
             )
-        elif coverage.read and flags.count:
+        elif coverage.read and opts.count:
             count = terminal.pluralize(len(places), "place")
             print(f"{count}, {len(different):,} distinct ({caveat})")
         elif coverage.read:
@@ -408,27 +408,27 @@ def collect(
         raise typer.Exit(NOT_FOUND)
 
 
-def _collect_places(
+def _collect_and_print_places(
     esa: Esa,
     question: str,
     books: Sequence[Book],
-    flags: CollectOptions,
+    opts: CollectOptions,
     file: CollectedPlacesFile,
     reporter: terminal.Reporter,
 ) -> tuple[list[CollectedPlace], Coverage]:
-    """Collects the places, after the places of an earlier run, and prints them, even if the run is
-    stopped. Returns the places, and how many passages were read."""
+    """Collects the places that answer a question, after the places of an earlier run, and prints
+    all places, even if the run is stopped. Returns the places, and how many passages were read."""
     progress: Progress | None = None  # the clock starts when passages have been found
 
     def show_progress(done: int, total: int) -> None:
         nonlocal progress
         file.write_progress(collection.settled, collection.coverage)
-        progress = progress or reporter.make_progress("reading again", "passages")
+        progress = progress or reporter.start_progress("reading again", "passages")
         progress(done, total)
 
     reporter.show_spinner("finding passages")
     places = list(file.earlier.places)
-    how = {**flags.collect_arguments, "progress": show_progress, "after": file.earlier}
+    how = {**opts.esa_collect_arguments, "progress": show_progress, "after": file.earlier}
     collection = esa.collect(question, books, **how)
     if places:
         reporter.note(f"esa: kept from an earlier run: {terminal.pluralize(len(places), 'place')}")
@@ -443,12 +443,12 @@ def _collect_places(
             file.write_progress(collection.settled, collection.coverage, stopped=True)
     finally:
         reporter.clear_spinner()
-        _print_collected_places(places, flags)
+        _print_collected_places(places, opts)
         coverage = collection.coverage
         share = f"{100 * coverage.share:.0f} %"
         text = f"{coverage.read:,} of {coverage.passages:,} passages ({share}) were read again"
         if is_stopped:
-            reporter.warn(f"esa: stopped: {text}{'; the same command continues' * bool(flags.out)}")
+            reporter.warn(f"esa: stopped: {text}{'; the same command continues' * bool(opts.out)}")
         elif coverage.read:
             lower = "; a lower --min may find more" if coverage.read < coverage.passages else ""
             reporter.note(f"esa: {text}{lower}")
@@ -457,14 +457,14 @@ def _collect_places(
     return places, coverage
 
 
-def _print_collected_places(places: Sequence[CollectedPlace], flags: CollectOptions) -> None:
+def _print_collected_places(places: Sequence[CollectedPlace], opts: CollectOptions) -> None:
     """Prints the collected places in the format of --format, unless --count or --json is given."""
     from esa_cli.qa.collecting import distinct_places
 
-    if not places or flags.count or flags.as_json:
+    if not places or opts.count or opts.as_json:
         return
-    places = distinct_places(places) if flags.distinct else places
-    if flags.form == "table":
+    places = distinct_places(places) if opts.distinct else places
+    if opts.form == "table":
         rows = []
         for place in places:
             page = "" if place.page is None else f", page {place.page}"
@@ -472,7 +472,7 @@ def _print_collected_places(places: Sequence[CollectedPlace], flags: CollectOpti
             cells = (f"{place.document}:{place.line}{page}", words, place.sentence)
             rows.append([terminal.clean_line(" ".join(cell.split())) for cell in cells])
         terminal.print_table(("place", "words", "sentence"), rows)
-    elif flags.form == "jsonl":
+    elif opts.form == "jsonl":
         for place in places:
             print(terminal.format_json(place.as_row()))
     else:
@@ -480,5 +480,6 @@ def _print_collected_places(places: Sequence[CollectedPlace], flags: CollectOpti
         writer.writerow(FIELDS)
         for row in (place.as_row() for place in places):
             writer.writerow(
-                "" if row[name] is None else terminal.clean_text(str(row[name])) for name in FIELDS
+                "" if row[name] is None else terminal.strip_controls(str(row[name]))
+                for name in FIELDS
             )

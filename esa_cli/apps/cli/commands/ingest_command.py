@@ -39,7 +39,7 @@ CHANGES = {
 """The counted fields in the JSON object of an update, with the words that describe them."""
 
 
-@options.typer_command
+@options.make_typer_command
 def ingest(
     documents: options.Documents,
     words: Annotated[
@@ -107,19 +107,19 @@ def ingest(
                 for document in documents:
                     yield ingest_document(load_esa(), document, rows, reporter)
                 return
-            from esa_cli.apps.ingest_engine import IngestWorker, ingest_by_workers
+            from esa_cli.apps.ingest_engine import IngestWorker, ingest_in_parallel
 
             assert chosen is not None
             prepare(chosen, model.model_place, reporter, keep=True)
             library, on_ray = default_library_folder().absolute(), engine == "ray"
             worker = IngestWorker(chosen, model, rows, library, os.getcwd())
-            yield from ingest_by_workers(worker, documents, reporter, workers, on_ray=on_ray)
+            yield from ingest_in_parallel(worker, documents, reporter, workers, on_ray=on_ray)
 
         if follows:
             loader = None if words else load_esa
-            _index_folders(documents, loader, watch, prune, yes, reporter, as_json)
+            _update_library_from_folders(documents, loader, watch, prune, yes, reporter, as_json)
         else:
-            _ingest_and_list_documents(documents, shard, ingest_all_documents, reporter, as_json)
+            _ingest_and_print_documents(documents, shard, ingest_all_documents, reporter, as_json)
 
 
 def check_engine_installed(engine: str) -> None:
@@ -128,10 +128,10 @@ def check_engine_installed(engine: str) -> None:
         raise UsageError("--engine ray needs the package ray", "run: pip install 'esa-cli[ray]'")
 
 
-def _ingest_and_list_documents(
+def _ingest_and_print_documents(
     names: Sequence[str],
     shard: str | None,
-    read: Callable[[Sequence[Document]], Iterator[IngestRow]],
+    ingest_documents: Callable[[Sequence[Document]], Iterator[IngestRow]],
     reporter: terminal.Reporter,
     as_json: bool,
 ) -> None:
@@ -141,7 +141,7 @@ def _ingest_and_list_documents(
     rows: list[IngestRow] = []
     gathered = read_documents(names, reporter, WorkShard.parse(shard))
     try:
-        for row in read(gathered.documents) if gathered.documents else ():
+        for row in ingest_documents(gathered.documents) if gathered.documents else ():
             rows.append(row)
         record_ingested_folders(Library(), names)
     finally:
@@ -164,12 +164,12 @@ def _ingest_and_list_documents(
                 terminal.print_table(("id", "tokens", "size", "read in", "document"), table)
 
 
-def _index_folders(
-    names: Sequence[str],
-    load: Callable[[], Esa] | None,
+def _update_library_from_folders(
+    folders: Sequence[str],
+    load_esa: Callable[[], Esa] | None,
     watch: bool,
     prune: bool,
-    yes: bool,
+    prune_if_empty: bool,
     reporter: terminal.Reporter,
     as_json: bool,
 ) -> None:
@@ -179,13 +179,13 @@ def _index_folders(
     from esa_cli.system.files import poll_changes
 
     library = Library()
-    reported_files = {check_folder(name, library): set[FileRecord]() for name in names}
+    reported_files = {check_folder(name, library): set[FileRecord]() for name in folders}
     failed = dict[str, bool]()
 
     def update_and_report_folder(folder: str, is_first: bool) -> None:
         result = update_library_from_folder(
-            folder, library, load, reporter,
-            prune=prune, prune_if_empty=yes and is_first,
+            folder, library, load_esa, reporter,
+            prune=prune, prune_if_empty=prune_if_empty and is_first,
             reported_files=reported_files[folder], is_first=is_first,
         )  # fmt: skip
         failed[folder] = bool(result["failed"])
@@ -207,7 +207,7 @@ def _index_folders(
     for folder in reported_files:
         update_and_report_folder(folder, is_first=True)
     if watch:
-        reporter.note(f"esa: waiting for changes in {', '.join(names)}; Ctrl-C ends")
+        reporter.note(f"esa: waiting for changes in {', '.join(folders)}; Ctrl-C ends")
         for _ in poll_changes():
             time.sleep(SETTLE_S)
             for folder in reported_files:
@@ -219,7 +219,7 @@ def _index_folders(
 def update_library_from_folder(
     folder: str,
     library: Library,
-    load: Callable[[], Esa] | None,
+    load_esa: Callable[[], Esa] | None,
     reporter: terminal.Reporter,
     *,
     prune: bool,
@@ -227,13 +227,13 @@ def update_library_from_folder(
     reported_files: set[FileRecord],
     is_first: bool,
 ) -> dict[str, Any]:
-    """Updates the library with the files in a folder, and returns the JSON object of the update.
+    """Updates the library with the files in a folder, and returns what changed as a JSON object.
 
     Args:
-        load: returns the model that reads the files; None means that only words are indexed.
+        load_esa: returns the model that ingests the files; None: only words are indexed.
         prune: whether documents of removed files are removed.
         prune_if_empty: whether to prune even if no document is left in the folder.
-        reported_files: files that earlier updates reported; this update changes the set.
+        reported_files: removed or unreadable files that were reported; the update changes the set.
 
     Raises DocumentError, LibraryError, ResourceError."""
     from esa_cli.qa.ingestion.library_texts import (
@@ -244,20 +244,20 @@ def update_library_from_folder(
 
     started, progress, outdated = time.perf_counter(), None, list[Entry]()
     if is_first:
-        progress = reporter.make_progress(f"files of {folder}", "files")
+        progress = reporter.start_progress(f"files of {folder}", "files")
     with library.catalogue() as catalogue:
         state = sync_folder(
             catalogue, folder, prune=prune, if_empty=prune_if_empty, progress=progress
         )
     reporter.clear_spinner()
     changes, read, failed = state.changes, list[str](), list(state.changes.refused)
-    known = library.list_text_digests() if load else set()
-    for record in changes.readable if load else ():
+    known = library.list_text_digests() if load_esa else set()
+    for record in changes.readable if load_esa else ():
         if record.digest in known:
             continue
         known.add(record.digest)
         try:
-            if load and (entry := load().ingest(record.path).entry):
+            if load_esa and (entry := load_esa().ingest(record.path).entry):
                 read.append(entry.id)
         except DiskError:
             raise

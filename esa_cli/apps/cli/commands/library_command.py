@@ -12,7 +12,7 @@ import typer
 
 from esa_cli.apps.cli.options import options
 from esa_cli.apps.cli.options.command_help import option
-from esa_cli.apps.cli.options.completion import complete_documents
+from esa_cli.apps.cli.options.completion import complete_document_names
 from esa_cli.apps.cli.output import terminal
 from esa_cli.errors import ForeignVersionError, LibraryError, UnreadableError, UsageError
 from esa_cli.storage.library import Entry, Library
@@ -25,14 +25,14 @@ HERE = "library"
 _STATES = {ForeignVersionError: "of another format", UnreadableError: "unreadable"}
 _ID = "The beginning of an id from `esa library list`, or a document's name."
 _PLACE = "`library`, a folder, or an archive FILE.tar"
-Id = Annotated[str, typer.Argument(metavar="ID", help=_ID, autocompletion=complete_documents)]
+Id = Annotated[str, typer.Argument(metavar="ID", help=_ID, autocompletion=complete_document_names)]
 Ids = Annotated[
-    list[str], typer.Argument(metavar="ID...", help=_ID, autocompletion=complete_documents)
+    list[str], typer.Argument(metavar="ID...", help=_ID, autocompletion=complete_document_names)
 ]
 AnyIds = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[ID...]", help=_ID + " By default all.", autocompletion=complete_documents
+        metavar="[ID...]", help=_ID + " By default all.", autocompletion=complete_document_names
     ),
 ]
 
@@ -67,7 +67,7 @@ def list_documents(
                 time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.used)) if entry.used else "",
                 str(entry.provenance.get("preset", "")),
                 "" if entry.damage else entry.rows,
-                _describe_document(entry),
+                _format_name_or_damage(entry),
             )
             for entry in entries
         ]
@@ -117,7 +117,7 @@ def verify_documents(names: AnyIds = None, as_json: options.Json = False) -> Non
     else:
         for entry, errors in results:
             state = _STATES.get(type(errors[0]), "damaged") if errors else "good"
-            print(f"{entry.id}  {state}  {_describe_document(entry)}")
+            print(f"{entry.id}  {state}  {_format_name_or_damage(entry)}")
             for error in errors:
                 print(f"    {terminal.clean_line(error.message)}")
     bad = [errors[0] for _, errors in results if errors]
@@ -137,11 +137,11 @@ def remove_documents(names: Ids, yes: options.Yes = False) -> None:
     files = {entry.file for entry in entries if entry.file}
     entries += [one for one in stored.divide_stored_entries().former if one.file in files]
     entries = list({entry.key: entry for entry in entries}.values())
-    listed = ", ".join(f"{entry.id} ({_describe_document(entry)})" for entry in entries)
+    listed = ", ".join(f"{entry.id} ({_format_name_or_damage(entry)})" for entry in entries)
     options.confirm_removal("document", f"{listed} from the library", yes)
     for entry in entries:
         freed = format_size(stored.remove(entry))
-        print(f"removed {entry.id} ({_describe_document(entry)}), {freed} freed")
+        print(f"removed {entry.id} ({_format_name_or_damage(entry)}), {freed} freed")
 
 
 @library.command("prune")
@@ -172,7 +172,7 @@ def prune_library(
         return
     removed, freed = ("would remove", "would be freed") if dry_run else ("removed", "freed")
     for entry in done.removed:
-        print(f"{removed} {entry.id} ({_describe_document(entry)})")
+        print(f"{removed} {entry.id} ({_format_name_or_damage(entry)})")
     if done.leftovers:
         print(f"{removed} {done.leftovers} files that belong to no document")
     for entry in done.left_alone:
@@ -202,7 +202,7 @@ def copy_documents(
     stored = Library()
     with terminal.Reporter(quiet or as_json) as reporter:
         waiting = WaitingCallback(lambda: reporter.note("esa: waiting for another esa"), None, 0)
-        progress = reporter.make_progress(f"documents of {source}", "documents")
+        progress = reporter.start_progress(f"documents of {source}", "documents")
         if source == HERE:
             entries = _find_stored_documents(stored, names) if names else stored.entries()
             if not entries:
@@ -232,10 +232,10 @@ def copy_documents(
         raise LibraryError(text, failed[0].hint)
 
 
-def _find_stored_documents(stored: Library, names: Sequence[str]) -> list[Entry]:
+def _find_stored_documents(stored: Library, names_or_ids: Sequence[str]) -> list[Entry]:
     """Returns the stored documents with these names or beginnings of ids, without duplicates."""
     entries = dict[str, Entry]()
-    for name in names:
+    for name in names_or_ids:
         matches = stored.find_entries(name)
         if not matches:
             raise UsageError(f"the library has no document {name}", "see `esa library list`")
@@ -246,8 +246,8 @@ def _find_stored_documents(stored: Library, names: Sequence[str]) -> list[Entry]
     return list(entries.values())
 
 
-def _describe_document(entry: Entry) -> str:
-    """Returns the name of a stored document, or what is wrong with the document."""
+def _format_name_or_damage(entry: Entry) -> str:
+    """Returns the name of a stored document, or how the document is damaged."""
     if entry.damage:
         damage = terminal.clean_line(entry.damage)
         return damage if entry.state == "unreadable" else f"{entry.state}: {damage}"

@@ -110,7 +110,7 @@ def show_preset(
         typer.Argument(
             metavar="NAME",
             help="A preset's name, or a YAML file.",
-            autocompletion=completion.complete_presets,
+            autocompletion=completion.complete_preset_names,
         ),
     ] = options.DEFAULT_PRESET,
     settings: options.Set = None,
@@ -171,10 +171,10 @@ def methods(
         print()
 
 
-def _format_part_settings(cls: type) -> str:
-    """Formats the settings of a part with their defaults, such as `rank=48 fit_tokens=2048`."""
+def _format_part_settings(part_class: type) -> str:
+    """Formats the settings of a part of a method with defaults, like `rank=48 fit_tokens=2048`."""
     words = []
-    for field in fields(cls):
+    for field in fields(part_class):
         value = field.default if field.default_factory is MISSING else field.default_factory()
         if field.init:
             words.append(field.name if value is MISSING else f"{field.name}={value}")

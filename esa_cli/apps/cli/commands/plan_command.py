@@ -34,7 +34,7 @@ PARTS = (
 _SIZES = ("total", "available", "limit", "free_disk")
 
 
-@options.typer_command
+@options.make_typer_command
 def plan(
     documents: options.Documents,
     *,
@@ -154,8 +154,8 @@ def inspect_machine() -> dict[str, Any]:
 
     hints: list[str] = []
 
-    def call_or_hint(function: Callable[[], T], fallback: T) -> T:
-        """Calls a function; if it fails, adds the reason to the hints and returns `fallback`."""
+    def call_or_add_hint(function: Callable[[], T], fallback: T) -> T:
+        """Calls a function; after an error, adds the reason to the hints and returns `fallback`."""
         try:
             return function()
         except EsaError as error:
@@ -165,10 +165,10 @@ def inspect_machine() -> dict[str, Any]:
         return fallback
 
     known = {one.name.lower(): one.version for one in importlib.metadata.distributions()}
-    gpus: list[dict[str, Any]] = call_or_hint(_list_gpus, [])
-    cache = call_or_hint(machine.esa_home, Path(os.environ.get("ESA_HOME", ""))).absolute()
+    gpus: list[dict[str, Any]] = call_or_add_hint(_list_gpus, [])
+    cache = call_or_add_hint(machine.esa_home, Path(os.environ.get("ESA_HOME", ""))).absolute()
     folder = next(place for place in (cache, *cache.parents) if place.is_dir())
-    default = call_or_hint(lambda: path_of(DEFAULT_MODEL), None)
+    default = call_or_add_hint(lambda: path_of(DEFAULT_MODEL), None)
     facts: dict[str, Any] = {
         "esa": __version__,
         "python": platform.python_version(),
@@ -181,16 +181,16 @@ def inspect_machine() -> dict[str, Any]:
         },
         "memory": {
             "total": psutil.virtual_memory().total,
-            "available": call_or_hint(machine.available_memory, machine.free_memory()),
-            "limit": call_or_hint(machine.memory_limit, None),
+            "available": call_or_add_hint(machine.available_memory, machine.free_memory()),
+            "limit": call_or_add_hint(machine.memory_limit, None),
         },
         "devices": gpus,
         "kernels": [name for name, usable in list_available_kernels().items() if usable],
         "dtype": str(choose_dtype("auto", gpus[0]["device"] if gpus else "cpu"))[6:],
         "default_model": str(default) if default else None,
-        "models": call_or_hint(lambda: len(list_models()), 0),
+        "models": call_or_add_hint(lambda: len(list_models()), 0),
         "cache": str(cache),
-        "free_disk": call_or_hint(lambda: shutil.disk_usage(folder).free, 0),
+        "free_disk": call_or_add_hint(lambda: shutil.disk_usage(folder).free, 0),
     }
     if default is None:
         hints.append("the default model is not fetched yet: run `esa models pull`, or just ask")

@@ -56,7 +56,7 @@ class SelftestOptions:
     ] = True
 
 
-@options.typer_command
+@options.make_typer_command
 def selftest(
     test: Annotated[
         str,
@@ -66,8 +66,8 @@ def selftest(
         ),
     ],
     *,
-    flags: SelftestOptions,
-    rows: options.RowOptions,
+    opts: SelftestOptions,
+    rows: options.ComparisonOptions,
     model: options.ModelOptions,
 ) -> None:
     """Plant facts in a long text, and count the facts that are found.
@@ -75,22 +75,22 @@ def selftest(
     esa selftest needle --len 32k --methods esa-consensus,streaming-llm,infllm"""
     from esa_cli.evaluation.selftest import run_plan
 
-    chosen = model.load_method_preset()
+    chosen = model.load_preset_for_methods()
     settings = run_plan.SelftestSettings(
-        tests=options.split_names(test),
+        tests=options.split_at_commas(test),
         methods=rows.choose_compared_methods(chosen),
-        lengths=tuple(dict.fromkeys(map(run_plan.parse_token_count, flags.lengths.split(",")))),
-        **{name: getattr(flags, name) for name in (*COMMON_SETTINGS, "dense")},
+        lengths=tuple(dict.fromkeys(map(run_plan.parse_token_count, opts.lengths.split(",")))),
+        **{name: getattr(opts, name) for name in (*COMMON_SETTINGS, "dense")},
     )
     with terminal.Reporter(rows.quiet) as reporter:
-        haystack = _check_and_read_haystack(settings, chosen, flags.haystack, rows.out)
-        _run_tests(settings, chosen, model, haystack, rows, reporter)
+        haystack = _check_names_and_read_haystack(settings, chosen, opts.haystack, rows.out)
+        _run_selftests(settings, chosen, model, haystack, rows, reporter)
 
 
-def _check_and_read_haystack(
-    settings: SelftestSettings, chosen: Preset, texts: Path | None, out: Path | None
+def _check_names_and_read_haystack(
+    settings: SelftestSettings, preset: Preset, haystack_path: Path | None, out: Path | None
 ) -> Haystack:
-    """Checks names of tests, methods and files; returns the long text. Raises EsaError."""
+    """Checks names of tests, methods and files; returns the text to plant facts in."""
     from esa_cli.evaluation.tasks import TASKS, find_task
     from esa_cli.evaluation.tasks.task_sample import Haystack
     from esa_cli.qa.presets.resolved_preset import apply_compared_method
@@ -101,23 +101,23 @@ def _check_and_read_haystack(
     for test in settings.tests:
         find_task(test)
     for name in settings.methods:
-        apply_compared_method(name, chosen, max(settings.lengths))
-    if "own" in settings.tests and texts is None:
+        apply_compared_method(name, preset, max(settings.lengths))
+    if "own" in settings.tests and haystack_path is None:
         wrong = "the test own needs --haystack with a text of yours"
         raise UsageError(wrong, "add --haystack FILE")
-    if texts is None:
+    if haystack_path is None:
         return Haystack.from_chronicle(settings.seed)
-    sources = map(str, [texts, *texts.glob("*")])
+    sources = map(str, [haystack_path, *haystack_path.glob("*")])
     files.check_output_file("--out", out, sources, "one of the texts of --haystack")
-    return Haystack.from_files(str(texts))
+    return Haystack.from_files(str(haystack_path))
 
 
-def _run_tests(
+def _run_selftests(
     settings: SelftestSettings,
-    chosen: Preset,
+    preset: Preset,
     model: options.ModelOptions,
     haystack: Haystack,
-    rows: options.RowOptions,
+    rows: options.ComparisonOptions,
     reporter: terminal.Reporter,
 ) -> None:
     """Runs the tests and prints the scores of the methods. Raises EsaError."""
@@ -128,15 +128,15 @@ def _run_tests(
     from esa_cli.system.jsonl import Journal
     from esa_cli.system.text import text_digest
 
-    shard = rows.parse_shard(rows.out)
+    shard = rows.check_files_and_parse_shard(rows.out)
     reporter.stage("import", 0, None)
     place = model.model_place
     header = {
-        **files.describe_run(),
-        "model": chosen.model,
-        "preset": chosen.name,
-        "context": chosen.context,
-        "dense_length": choose_ceiling_length(chosen),
+        **files.describe_command_run(),
+        "model": preset.model,
+        "preset": preset.name,
+        "context": preset.context,
+        "dense_length": choose_ceiling_length(preset),
         "settings": {
             # Files of earlier versions have these two settings; with these values they continue.
             "depths": None,
@@ -146,17 +146,17 @@ def _run_tests(
             "haystack_hash": text_digest(haystack.text)[:16] if haystack.text else None,
             "dtype": place.dtype_name,
         },
-        "preset_settings": chosen.model_dump(exclude={"name", "description"}),
+        "preset_settings": preset.model_dump(exclude={"name", "description"}),
     }
     same = ("model", "settings", "preset_settings")
     journal = Journal(rows.out, header, same=same, key=KEY, wrong=describe_invalid_row)
     journal.add_shard_rows(rows.join or ())
-    known = inspect_model(chosen, place, reporter)
+    known = inspect_model(preset, place, reporter)
     lengths = [max(settings.lengths)] if set(settings.tests) != {"own"} else []
     if "own" in settings.tests:
         lengths.append(known.count_tokens(haystack.text))
     longest = max(lengths)
-    presets = {name: apply_compared_method(name, chosen, longest) for name in settings.methods}
+    presets = {name: apply_compared_method(name, preset, longest) for name in settings.methods}
     known.check(presets, longest)
     if journal.rows:
         reporter.note(f"esa: {len(journal.rows)} questions of an earlier run are kept")
@@ -171,7 +171,7 @@ def _run_tests(
 
             display = SelftestDisplay(reporter)
             return SelftestRun(
-                loaded, chosen, settings, haystack, journal, display, rows.asking_deadline, shard
+                loaded, preset, settings, haystack, journal, display, rows.asking_deadline, shard
             ).run()
 
     def show_results(complete: bool) -> None:
@@ -180,11 +180,11 @@ def _run_tests(
         else:
             _print_score_tables(journal.rows)
 
-    files.run_and_show_rows(journal, reporter, ask_missing_questions, show_results)
+    files.fill_journal_and_show_rows(journal, reporter, ask_missing_questions, show_results)
 
 
 def _print_score_tables(rows: Sequence[dict[str, Any]]) -> None:
-    """Prints the scores of the methods, and whether their documents were prefilled together."""
+    """Prints the scores of methods, and whether the methods shared the prefill of a document."""
     from esa_cli.evaluation.selftest.score_tables import make_score_tables
 
     for table in make_score_tables(rows):
@@ -196,18 +196,18 @@ def _print_score_tables(rows: Sequence[dict[str, Any]]) -> None:
     for reading in ("shared", "own", "text"):
         same = (row for row in rows if row.get("reading") == reading and not row.get("dense"))
         if names := ", ".join(dict.fromkeys(row["method"] for row in same)):
-            print(terminal.clean_text(f"reading: {reading}: {names}"))
+            print(terminal.strip_controls(f"reading: {reading}: {names}"))
 
 
 class SelftestDisplay:
-    """Shows the progress of a selftest: the progress of each prefill, and each question."""
+    """Shows the progress of `esa selftest`: of each prefill, and of each question."""
 
     def __init__(self, reporter: terminal.Reporter) -> None:
         self._reporter = reporter
 
     def reading(self, test: str, length: int, names: Sequence[str], total: int) -> Progress:
         label = f"{test} at {length:,} tokens: reading for {', '.join(names)}"
-        return self._reporter.make_progress(label)
+        return self._reporter.start_progress(label)
 
     def row(self, row: dict[str, Any]) -> None:
         self._reporter.show_spinner(f"{row['test']} at {row['length']:,} tokens: {row['method']}")
@@ -216,7 +216,7 @@ class SelftestDisplay:
         self._reporter.note(f"esa: {text}")
 
 
-@options.typer_command
+@options.make_typer_command
 def compare(
     arguments: Arguments = None,
     methods: Annotated[
@@ -247,13 +247,13 @@ def compare(
     from esa_cli.storage import refuse_cache_on_disk
 
     documents, question = split_off_question(arguments, "compare")
-    names = options.split_names(methods)
+    names = options.split_at_commas(methods)
     if not names:
         hint = "choose a method that `esa methods` lists, or `preset`, the unchanged preset"
         raise UsageError("--methods must name a method, got none", hint)
     with terminal.Reporter(quiet) as reporter:
         refuse_cache_on_disk(model.cache)
-        chosen = model.load_method_preset()
+        chosen = model.load_preset_for_methods()
         text = join_documents(read_documents(documents, reporter).documents)
         ready = prepare(chosen, model.model_place, reporter, attaches=True)
         tokens = ready.model.count_tokens(text)
@@ -270,7 +270,7 @@ def compare(
             rows = run_plan.compare_methods(
                 ready.model.load(reporter), chosen, grouped, text, question,
                 count=top, most=max_new_tokens,
-                reading=lambda names: reporter.make_progress(f"reading for {', '.join(names)}"),
+                reading=lambda names: reporter.start_progress(f"reading for {', '.join(names)}"),
             )  # fmt: skip
     if as_json:
         terminal.print_json({"question": question, "model": chosen.model, "methods": rows})
@@ -289,7 +289,7 @@ def compare(
     terminal.print_table(headers, table)
 
 
-@options.typer_command
+@options.make_typer_command
 def bench(
     name: Annotated[
         str,
@@ -306,7 +306,7 @@ def bench(
     ] = None,
     limit: Annotated[int | None, option("--limit N", "Records to ask in each task.", min=1)] = None,
     *,
-    rows: options.RowOptions,
+    rows: options.ComparisonOptions,
     model: options.ModelOptions,
 ) -> None:
     """Run a public benchmark, and print a table like its paper's.
@@ -322,8 +322,8 @@ def bench(
     if data is None:
         hint = f"get the files from {benchmark.source}"
         raise UsageError(f"{name} needs its official files in --data DIR", hint)
-    shard, chosen = rows.parse_shard(rows.out), model.load_method_preset()
-    named = None if tasks is None else options.split_names(tasks)
+    shard, chosen = rows.check_files_and_parse_shard(rows.out), model.load_preset_for_methods()
+    named = None if tasks is None else options.split_at_commas(tasks)
     wanted = bench_run.choose_tasks(benchmark, data, named)
     selection = bench_run.BenchSelection(benchmark, data, wanted, limit, shard)
     survey, length = selection.survey_records(), benchmark.length
@@ -336,7 +336,7 @@ def bench(
     settings = chosen.model_dump(exclude={"name", "description", "prompt", "generation"})
     dtype = place.packing or str(place.dtype)
     header = {
-        **files.describe_run(),
+        **files.describe_command_run(),
         "benchmark": name,
         "model": chosen.model,
         "preset": chosen.name,
@@ -352,14 +352,14 @@ def bench(
     known.check(presets, known.count_tokens(survey.longest))
     left_out: list[dict[str, str]] = []
 
-    def report_left_out(case: QuestionCase, error: LengthError) -> None:
+    def report_left_out_case(case: QuestionCase, error: LengthError) -> None:
         row = {name: case.fields[name] for name in key}
         left_out.append({**row, "why": error.message})
         reporter.clear_spinner()
         reporter.warn("esa: {method}: {task}, {id} left out: ".format(**row) + error.message)
 
     def show_reading_progress(method: str, record: BenchRecord) -> Progress:
-        return reporter.make_progress(f"{method}: {record.task}, record {record.id}")
+        return reporter.start_progress(f"{method}: {record.task}, record {record.id}")
 
     def ask_missing_questions() -> bool:
         if complete:
@@ -370,7 +370,7 @@ def bench(
 
         until = rows.asking_deadline
         write = partial(
-            write_missing_rows, journal=journal, until=until, on_left_out=report_left_out
+            write_missing_rows, journal=journal, until=until, on_left_out=report_left_out_case
         )
         with quiet_transformers():
             loaded = known.load(reporter)
@@ -386,12 +386,12 @@ def bench(
                         return False
         return True
 
-    show_results = partial(_print_scores, selection, journal, left_out, rows.as_json)
+    show_results = partial(_print_benchmark_scores, selection, journal, left_out, rows.as_json)
     with reporter:
-        files.run_and_show_rows(journal, reporter, ask_missing_questions, show_results)
+        files.fill_journal_and_show_rows(journal, reporter, ask_missing_questions, show_results)
 
 
-def _print_scores(
+def _print_benchmark_scores(
     selection: BenchSelection,
     journal: Journal,
     left_out: list[dict[str, str]],

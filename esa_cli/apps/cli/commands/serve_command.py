@@ -81,14 +81,14 @@ class ServeOptions:
             )
 
 
-@options.typer_command
+@options.make_typer_command
 def serve(
     documents: Annotated[
         list[str] | None,
         typer.Argument(metavar="DOC...", help="Documents for requests that name none."),
     ] = None,
     *,
-    flags: ServeOptions,
+    opts: ServeOptions,
     model: options.ModelOptions,
     reader_options: options.ReaderOptions,
     quiet: options.Quiet = False,
@@ -101,52 +101,52 @@ def serve(
     from esa_cli.qa.opening import adapt_to_model
 
     names = documents or []
-    check_serve_options(names, flags)
+    check_serve_options(names, opts)
     from esa_cli.apps.server import server_app
 
     chosen, reader = reader_options.load_preset(model), reader_options.choose_reader()
-    server_app.bind_socket(flags.host, flags.port).close()  # a taken port is reported at once
+    server_app.open_listening_socket(opts.host, opts.port).close()  # reports a taken port early
     with Reporter(quiet) as reporter:
         gathered = read_documents(names, reporter).documents
         chosen = adapt_to_model(chosen, reporter)
         limit = None if chosen.answer.needs_kv_cache else chosen.answer.documents
-        with open_esa(chosen, model, reporter, keep=bool(flags.keep), reader=reader) as esa:
-            ingest_and_serve(esa, flags, gathered, reporter, limit)
+        with open_esa(chosen, model, reporter, keep=bool(opts.keep), reader=reader) as esa:
+            ingest_and_serve(esa, opts, gathered, reporter, limit)
 
 
-def check_serve_options(documents: Sequence[str], flags: ServeOptions) -> None:
+def check_serve_options(documents: Sequence[str], opts: ServeOptions) -> None:
     """Checks the options of `esa serve` before a model is loaded. Raises UsageError."""
     missing = [name for name in ("starlette", "uvicorn") if importlib.util.find_spec(name) is None]
     if missing:
         hint = "run: pip install 'esa-cli[serve]'"
         raise UsageError(f"`esa serve` needs the packages {' and '.join(missing)}", hint)
-    flags.check_access_options()
-    if not documents and not flags.allow and not flags.library:
+    opts.check_access_options()
+    if not documents and not opts.allow and not opts.library:
         hint = "name documents, or add --allow with a folder whose files requests may name"
         raise UsageError("documents, --allow or --library must be given, got none", hint)
 
 
 def ingest_and_serve(
     esa: Esa,
-    flags: ServeOptions,
+    opts: ServeOptions,
     documents: Sequence[Document],
     reporter: Reporter,
     limit: int | None = None,
 ) -> None:
-    """Ingests the documents, then serves requests until Ctrl-C; a request opens at most `limit`
+    """Ingests documents, then serves HTTP requests until Ctrl-C; a request opens at most `limit`
     documents. Raises ResourceError, LibraryError. UsageError: the address is in use."""
     from esa_cli.apps.server import server_app
     from esa_cli.apps.server.allowed_documents import AllowedDocuments
 
-    with server_app.bind_socket(flags.host, flags.port) as sock:
+    with server_app.open_listening_socket(opts.host, opts.port) as sock:
         fixed = [esa.ingest(document) for document in documents]
         reporter.clear_spinner()
         allowed = AllowedDocuments(
-            esa, fixed, flags.allow or [], Library(), stored=flags.library, limit=limit
+            esa, fixed, opts.allow or [], Library(), with_library=opts.library, max_opened=limit
         )
-        limits = server_app.ServerLimits(max_question=flags.max_question, timeout_s=flags.timeout)
+        limits = server_app.ServerLimits(max_question=opts.max_question, timeout_s=opts.timeout)
         app = server_app.make_asgi_app(
-            esa, allowed, flags.token, limits,
+            esa, allowed, opts.token, limits,
             lambda text: reporter.note(f"esa: {text}"), lambda text: reporter.warn(f"esa: {text}"),
         )  # fmt: skip
         address = server_app.make_base_url(sock)
@@ -162,7 +162,7 @@ MIN_SDK_VERSION = 2
 INSTALL_SDK = "run: pip install 'esa-cli[mcp]'"
 
 
-@options.typer_command
+@options.make_typer_command
 def mcp(
     allow: Allow = None,
     *,
@@ -197,8 +197,8 @@ def mcp(
             )
 
         documents = AllowedDocuments(
-            mcp_server.load_esa_on_demand(load_esa), [], allow or [], Library(),
-            stored=True, limit=chosen.answer.documents,
+            mcp_server.make_lazily_loaded_esa(load_esa), [], allow or [], Library(),
+            with_library=True, max_opened=chosen.answer.documents,
         )  # fmt: skip
         tools = mcp_server.DocumentTools(documents, chosen, model, reporter)
         if sys.stdin.isatty():

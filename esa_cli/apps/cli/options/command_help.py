@@ -1,4 +1,4 @@
-"""Lays out the help of commands, with options in groups and without Python types."""
+"""Formats the help of commands: options stand in groups, and without Python types."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ PANELS = {
     "Output": "out format json quiet long",
     "Expert": "set plugin rows engine workers",
 }
-"""The headings of a command's help, with the options below; other options come first."""
+"""The headings of a command's help, each with its options; other options come first."""
 
 
 def option(spec: str, help_text: str, **typer_settings: Any) -> Any:
-    """Makes a typer option from its names with the metavar, like `--out -o FILE`, and its help."""
+    """Makes a typer option from names and metavar, like `--out -o FILE`, and a help text."""
     names = [word for word in spec.split() if word.startswith("-")]
     value = " ".join(word for word in spec.split() if not word.startswith("-"))
     return typer.Option(*names, metavar=value or None, help=help_text, **typer_settings)

@@ -13,7 +13,7 @@ from collections import Counter
 _PLAIN = re.compile(r"[\w./@%+=,][\w./@%+=,-]*")
 
 
-def complete_documents(typed_text: str) -> list[str]:
+def complete_document_names(typed_text: str) -> list[str]:
     """Returns completions for stored documents: names, or ids for unsafe or ambiguous names."""
     from esa_cli.errors import EsaError
     from esa_cli.storage.library import document_files
@@ -31,14 +31,14 @@ def complete_documents(typed_text: str) -> list[str]:
     return [name for name in (*sorted(plain), *ids) if name.startswith(typed_text)]
 
 
-def complete_models(typed_text: str) -> list[str]:
+def complete_model_names(typed_text: str) -> list[str]:
     """Returns completions for the name of a known model."""
     from esa_cli.qa.presets.preset_files import known_models
 
     return [name for name in known_models() if name.startswith(typed_text)]
 
 
-def complete_presets(typed_text: str) -> list[str]:
+def complete_preset_names(typed_text: str) -> list[str]:
     """Returns completions for the name of a preset."""
     from esa_cli.qa.presets.preset_files import list_presets
 

@@ -1,6 +1,6 @@
 """The options that several commands share, alone or in groups.
 
-A group is a dataclass whose annotated fields become the options of a command (`typer_command`).
+A group is a dataclass; `make_typer_command` turns its annotated fields into options of a command.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class ModelOptions:
         option(
             "--preset -p NAME",
             "A name from `esa presets list`, or a YAML file.",
-            autocompletion=completion.complete_presets,
+            autocompletion=completion.complete_preset_names,
         ),
     ] = DEFAULT_PRESET
     model: Annotated[
@@ -81,7 +81,7 @@ class ModelOptions:
             "--model -m REF",
             "Model that writes answers or runs the method: a hub id, folder, .gguf file, wheel, or "
             "a name from `esa models list --known`.",
-            autocompletion=completion.complete_models,
+            autocompletion=completion.complete_model_names,
         ),
     ] = None
     settings: Set = None
@@ -116,8 +116,8 @@ class ModelOptions:
         """Runs the plugin files, and loads the preset with the settings of the command line.
 
         Args:
-            method: the name of a method that replaces the preset's parts. settings: texts KEY=VALUE
-            that --set may override.
+            method: the name of a method that replaces the method of the preset.
+            settings: texts KEY=VALUE that --set may override.
 
         Raises PluginError, PresetError. ModelError: the preset's model is no valid reference.
         UsageError: there is no such method, or the method needs the length of the documents."""
@@ -134,7 +134,7 @@ class ModelOptions:
         parse_reference(chosen.model)
         return chosen
 
-    def load_method_preset(self) -> LoadedPreset:
+    def load_preset_for_methods(self) -> LoadedPreset:
         """Loads the preset for commands that run methods, always in the model of --model."""
         from esa_cli.qa.presets.preset import preset_of_reader_model
 
@@ -153,7 +153,7 @@ class DocumentOptions:
     quiet: Quiet = False
 
 
-def _check_temperature(value: float | None) -> float | None:
+def _check_temperature_option(value: float | None) -> float | None:
     """Returns the value of --temperature. Raises UsageError: the value is no valid temperature."""
     from esa_cli.qa.presets.preset import TEMPERATURES, is_valid_temperature
 
@@ -173,7 +173,7 @@ class GenerationOptions:
         option(
             "--temperature T",
             "Temperature of sampling; 0 always takes the most probable token.",
-            callback=_check_temperature,
+            callback=_check_temperature_option,
         ),
     ] = None
     seed: Annotated[
@@ -203,7 +203,7 @@ class ReaderOptions:
 
     @property
     def reader_address_and_model(self) -> tuple[str | None, str | None]:
-        """The reader's name or address in --reader, and the server's model, if any."""
+        """Name or address of the answering model in --reader, and the server's model, if any."""
         from esa_cli.qa.presets.preset_files import is_address
 
         if self.reader is None or not is_address(self.reader):
@@ -213,11 +213,11 @@ class ReaderOptions:
 
     @property
     def reader_dependencies(self) -> dict[str, str | None]:
-        """The model of --reader, on which answers depend besides the preset, if there is one."""
+        """The model that --reader names, if any, as a dictionary of what answers depend on."""
         return {} if self.reader is None else {"reader_model": self.reader_address_and_model[1]}
 
     def choose_reader(self) -> ReaderChoice | None:
-        """Returns the reader that --reader names, without opening the reader; None without
+        """Returns the answering model that --reader names, without loading it; None without
         --reader. Raises UsageError, PresetError, ModelError: the value of --reader is invalid."""
         address, model = self.reader_address_and_model
         if address is None:
@@ -238,27 +238,28 @@ class ReaderOptions:
         model: ModelOptions,
         method: str | None = None,
         *,
-        form: str | None = None,
+        answer_form: str | None = None,
         later_method: str | None = None,
     ) -> LoadedPreset:
         """Loads the preset of `model` with the settings of --reader and --answer.
 
         Args:
-            method: the name of a method that replaces the preset's parts. form: the value of
-                --answer. later_method: a method that is applied when the documents are known.
+            method: the name of a method that replaces the method of the preset.
+            answer_form: the value of --answer: auto, span or text.
+            later_method: a method that is applied when the documents are known.
 
         Raises UsageError: an option needs passages, but answers come from the KV cache."""
         address = self.reader_address_and_model[0]
-        settings = [] if form is None else [f"answer.form={json.dumps(form)}"]
+        settings = [] if answer_form is None else [f"answer.form={json.dumps(answer_form)}"]
         if address is not None:
             settings += [f"answer.reader={json.dumps(address)}", "answer.from=text"]
         chosen = model.load_preset(method, settings)
-        name = f"--answer {form}" if form else f"--reader {self.reader}"
-        if form is not None and chosen.answer.reader is not None:
+        name = f"--answer {answer_form}" if answer_form else f"--reader {self.reader}"
+        if answer_form is not None and chosen.answer.reader is not None:
             hint = "leave out --answer, or --model and --reader"
             wrong = f"{name} cannot be used with the reader {chosen.answer.reader}"
             raise UsageError(wrong, hint)
-        if (form or self.reader) and (later_method or chosen.answer.source == "rows"):
+        if (answer_form or self.reader) and (later_method or chosen.answer.source == "rows"):
             way = f"--method {later_method}" if later_method else f"preset {chosen.name}"
             wrong = f"{name} needs answers from passages, but {way} answers from the KV cache"
             raise UsageError(wrong, "add --set answer.from=text, and leave out --method")
@@ -267,7 +268,7 @@ class ReaderOptions:
 
 @dataclass(frozen=True)
 class ShardOptions:
-    """The options --shard and --join, which divide the rows of a command among several runs."""
+    """The options --shard and --join, which divide the questions of a command among runs."""
 
     shard: Shard = None
     join: Annotated[
@@ -275,7 +276,7 @@ class ShardOptions:
         option("--join FILE", "Add the rows that another shard wrote to its --out. Repeatable."),
     ] = None
 
-    def parse_shard(self, out: Path | None) -> WorkShard:
+    def check_files_and_parse_shard(self, output_file: Path | None) -> WorkShard:
         """Returns the shard that --shard names. Raises UsageError: --shard is not K/N, --out cannot
         be written, or a file of --join is missing or is the same as --out."""
         for path in self.join or ():
@@ -284,13 +285,13 @@ class ShardOptions:
                     f"--join must be a file, got {path}", "name a file that --out wrote"
                 )
         joined = map(str, self.join or ())
-        output_paths.check_output_file("--out", out, joined, "one of the files of --join")
+        output_paths.check_output_file("--out", output_file, joined, "one of the files of --join")
         return WorkShard.parse(self.shard)
 
 
 @dataclass(frozen=True)
-class RowOptions(ShardOptions):
-    """The options of commands that write one row for each question and method."""
+class ComparisonOptions(ShardOptions):
+    """The options of commands that compare methods, and write one row per question and method."""
 
     methods: Annotated[
         str | None,
@@ -316,24 +317,24 @@ class RowOptions(ShardOptions):
         return None if self.time_limit is None else time.monotonic() + 60 * self.time_limit
 
     def choose_compared_methods(self, preset: LoadedPreset) -> tuple[str, ...]:
-        """Returns the methods to compare, which are named by --methods or else by the preset."""
+        """Returns the names of the methods to compare, from --methods or else from the preset."""
         from esa_cli.qa.presets.resolved_preset import AS_IS, FROM_TEXT
 
         if self.methods is not None:
-            return split_names(self.methods)
+            return split_at_commas(self.methods)
         return (AS_IS, FROM_TEXT) if preset.answer.source == "text" else (AS_IS,)
 
 
-def typer_command(function: Callable[..., None]) -> Callable[..., None]:
+def make_typer_command(function: Callable[..., None]) -> Callable[..., None]:
     """Turns a function into a Typer command: a parameter that is a dataclass is replaced by one
     option for each annotated field of the dataclass."""
     hints = get_type_hints(function, include_extras=True)
     groups = dict[str, tuple[Any, list[str]]]()
     parameters = list[inspect.Parameter]()
 
-    def add_parameter(name: str, default: Any, kind: Any) -> None:
+    def add_parameter(name: str, default: Any, annotation: Any) -> None:
         keyword = inspect.Parameter.KEYWORD_ONLY
-        parameters.append(inspect.Parameter(name, keyword, default=default, annotation=kind))
+        parameters.append(inspect.Parameter(name, keyword, default=default, annotation=annotation))
 
     for parameter in inspect.signature(function).parameters.values():
         group = hints[parameter.name]
@@ -365,27 +366,27 @@ def refuse_both(
         raise UsageError(f"{option} and {other_option} exclude each other", hint)
 
 
-def split_names(text: str) -> tuple[str, ...]:
-    """Splits a text at its commas into names, without duplicates."""
-    return tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+def split_at_commas(joined_names: str) -> tuple[str, ...]:
+    """Splits names that are joined by commas, and drops duplicates."""
+    return tuple(dict.fromkeys(name.strip() for name in joined_names.split(",") if name.strip()))
 
 
-def load_plugin_files(files: Sequence[Path] | None) -> None:
-    """Runs plugin files, which register their parts. Raises PluginError."""
-    if files:
+def load_plugin_files(plugin_files: Sequence[Path] | None) -> None:
+    """Runs plugin files, which register parts of methods. Raises PluginError."""
+    if plugin_files:
         from esa_cli.methods.plugin_loading import load_file, load_installed_plugins
 
         load_installed_plugins()
-        for file in files:
+        for file in plugin_files:
             load_file(file)
 
 
-def confirm_removal(kind: str, names: str, is_confirmed: bool) -> None:
+def confirm_removal(noun: str, names: str, is_confirmed: bool) -> None:
     """Asks on the terminal whether to remove documents or a model, unless `is_confirmed`. Raises
     UsageError: there is no terminal. typer.Exit: the user says no."""
     if is_confirmed:
         return
     if not sys.stdin.isatty():
-        raise UsageError(f"removing a {kind} must be confirmed", "add --yes")
+        raise UsageError(f"removing a {noun} must be confirmed", "add --yes")
     if not typer.confirm(f"Remove {names}?", err=True):
         raise typer.Exit(1)

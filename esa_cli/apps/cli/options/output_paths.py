@@ -1,4 +1,4 @@
-"""Checks and writes the output files of commands, and runs commands that continue such a file."""
+"""Checks and writes output files of commands, and runs commands that continue an output file."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def write_text_file(path: Path, text: str) -> None:
             place.write_text(text, "utf-8")
 
 
-def describe_run() -> dict[str, str]:
+def describe_command_run() -> dict[str, str]:
     """Returns the version, the command, the date and the machine that made a results file."""
     return {
         "esa": __version__,
@@ -66,15 +66,15 @@ def describe_run() -> dict[str, str]:
     }
 
 
-def run_and_show_rows(
+def fill_journal_and_show_rows(
     journal: Journal,
     reporter: Reporter,
     add_missing_rows: Callable[[], bool],
     show_rows: Callable[[bool], None],
 ) -> None:
-    """Calls `add_missing_rows`, which fills the journal and returns False if the time limit was
-    reached. Then calls `show_rows` with whether all rows are complete, even after an error or
-    Ctrl-C."""
+    """Calls `add_missing_rows`, which adds result rows to the journal and returns False if the time
+    limit was reached. Then calls `show_rows`, even after an error or Ctrl-C, with whether all rows
+    are there."""
     continues = f"; the same command with --out {journal.path} continues" if journal.path else ""
     try:
         with journal:

@@ -1,4 +1,4 @@
-"""Prints an answer while it is generated, its passages, and its JSON object."""
+"""Prints an answer while the model generates it, then the answer's passages or JSON object."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import IO, TYPE_CHECKING, Any
 
-from esa_cli.apps.cli.output.terminal import Reporter, clean_text
+from esa_cli.apps.cli.output.terminal import Reporter, strip_controls
 from esa_cli.documents.document import Sentences
 from esa_cli.qa.answering.reply import Quotation, Reply
 from esa_cli.qa.finding.passage import Passage
@@ -25,8 +25,8 @@ WEIGHTS = "  passages, with how much each counts for the answer:"
 PIPE_WIDTH = 160
 
 
-class AnswerStream:
-    """Prints the pieces of an answer as they are generated, without leading white space."""
+class AnswerPrinter:
+    """Prints each piece of an answer when the model has generated it, without leading space."""
 
     def __init__(self, out: IO[str], reporter: Reporter) -> None:
         self.out, self.reporter, self.has_text = out, reporter, False
@@ -36,7 +36,7 @@ class AnswerStream:
         if piece:
             self.has_text = True
             self.reporter.clear_spinner()
-            self.out.write(clean_text(piece))
+            self.out.write(strip_controls(piece))
             self.out.flush()
 
 
@@ -45,70 +45,70 @@ def count_shown_passages(top: int | None, quiet: bool) -> int:
     return (0 if quiet else SHOWN) if top is None else top
 
 
-def format_place(passage: Passage, found: bool, chapter: str = "") -> str:
+def format_place(passage: Passage, answer_found: bool, chapter: str = "") -> str:
     """Formats the place of a passage, with its weight if an answer was found: `book.pdf, page 3,
     line 40 (12%)`."""
     page = "" if passage.page is None else f", page {passage.page}"
-    weight = f" ({passage.weight:.0%})" if found else ""
+    weight = f" ({passage.weight:.0%})" if answer_found else ""
     return f"{passage.document}{page}, line {passage.line}{chapter}{weight}"
 
 
-def format_passage(
-    passage: Passage, width: int, quotation: Quotation | None = None, found: bool = True
+def format_passage_line(
+    passage: Passage, width: int, quotation: Quotation | None = None, answer_found: bool = True
 ) -> str:
-    """Formats a passage as one line of at most `width` columns, which begins with the place. If the
-    passage contains the quotation, its text is shown from the quoted sentence on."""
+    """Formats a passage as one line of at most `width` columns, beginning with its place. A passage
+    that contains the quotation is shown from the quoted sentence on."""
     from rich.cells import cell_len, set_cell_size
 
     words = passage.text
     at = quotation.start if quotation and quotation.document == passage.document else -1
     if passage.start <= at < passage.end:
         words = words[Sentences(words).find_sentence_around(at - passage.start)[0] :]
-    text = clean_text(f"  {format_place(passage, found)}: {' '.join(words.split())}")
+    text = strip_controls(f"  {format_place(passage, answer_found)}: {' '.join(words.split())}")
     return text if cell_len(text) <= width else set_cell_size(text, width - 1).rstrip() + "…"
 
 
-def format_passages(reply: Reply, count: int, is_terminal: bool) -> list[str]:
-    """Formats the best `count` passages of an answer as lines that fit the terminal or a pipe."""
+def format_passage_lines(reply: Reply, passage_count: int, is_terminal: bool) -> list[str]:
+    """Formats the best passages of an answer as lines that fit the terminal or a pipe."""
     width = max(40, shutil.get_terminal_size().columns) if is_terminal else PIPE_WIDTH
-    passages = reply.evidence[:count]
-    return [format_passage(one, width, reply.quotation, reply.found) for one in passages]
+    passages = reply.evidence[:passage_count]
+    return [format_passage_line(one, width, reply.quotation, reply.found) for one in passages]
 
 
-def show_answer_notes(reply: Reply, count: int, reporter: Reporter) -> None:
-    """Prints below an answer whether it is doubtful or cut off, and its best `count` passages."""
+def print_answer_notes(reply: Reply, passage_count: int, reporter: Reporter) -> None:
+    """Prints below an answer whether the answer is doubtful or cut off, and the best passages."""
     if reply.doubtful:
         reporter.warn(f"  {NOT_FOUND}")
     if reply.cut:
         reporter.warn("  the answer was cut off; --max-new-tokens allows longer answers")
-    if reply.evidence[:count]:
+    if reply.evidence[:passage_count]:
         reporter.note(WEIGHTS if reply.found else "  the nearest passages:")
-    for line in format_passages(reply, count, reporter.live):
+    for line in format_passage_lines(reply, passage_count, reporter.live):
         reporter.warn(line)
 
 
-def format_full_passages(evidence: Sequence[Passage], found: bool) -> str:
-    """Formats the passages of an answer with their numbers, places and full texts."""
+def format_full_passages(evidence: Sequence[Passage], answer_found: bool) -> str:
+    """Formats the passages of an answer, each with its number, place and full text."""
     parts = []
     for number, passage in enumerate(evidence, 1):
         chapter = f", {passage.chapter}" if passage.chapter else ""
-        head = f"{number}. {format_place(passage, found, chapter)}"
+        head = f"{number}. {format_place(passage, answer_found, chapter)}"
         body = "\n".join(f"   {line}" for line in passage.text.strip().splitlines())
-        parts.append(clean_text(f"{head}\n{body}"))
+        parts.append(strip_controls(f"{head}\n{body}"))
     return "\n\n".join(parts)
 
 
-def describe_answer(
+def make_answer_object(
     esa: Esa,
     books: Sequence[Book],
     reply: Reply,
-    seconds: Mapping[str, float],
+    step_seconds: Mapping[str, float],
     left_out: Sequence[LeftOut] = (),
 ) -> dict[str, Any]:
     """Returns the JSON object of `esa ask --json`; `seconds` has the times of the steps."""
     chosen, new = esa.preset, [book for book in books if book.read_s]
     rate = sum(book.tokens for book in new) / (sum(book.read_s for book in new) or 1.0)
-    times = {**seconds, "ingest_tokens_per_s": rate, "first_token_s": reply.first_token_s}
+    times = {**step_seconds, "ingest_tokens_per_s": rate, "first_token_s": reply.first_token_s}
     sizes = ("initial", "selected", "local", "chunk")
     return {
         "answer": reply.text,
@@ -123,7 +123,7 @@ def describe_answer(
         "selector": chosen.selector["name"],
         "position": chosen.position["name"],
         "window": {name: getattr(chosen.window, name) for name in sizes},
-        "documents": describe_documents(books),
+        "documents": make_document_objects(books),
         "left_out": [file.as_dict() for file in left_out],
         "tokens": {
             "document": esa.cached_tokens or sum(book.tokens for book in books),
@@ -135,7 +135,7 @@ def describe_answer(
     }
 
 
-def describe_documents(books: Sequence[Book]) -> list[dict[str, Any]]:
+def make_document_objects(books: Sequence[Book]) -> list[dict[str, Any]]:
     """Returns the JSON objects of the documents that a question was asked about."""
     return [
         {

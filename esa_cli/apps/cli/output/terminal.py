@@ -33,14 +33,14 @@ _BIDI = r"\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # Unicode's property Bi
 _CONTROL = re.compile(rf"[\x00-\x08\x0b-\x1f\x7f-\x9f{_BIDI}]")
 
 
-def clean_text(text: str) -> str:
+def strip_controls(text: str) -> str:
     """Removes control and bidirectional characters, so that a text cannot control the terminal."""
     return _CONTROL.sub("", text)
 
 
 def clean_line(text: str) -> str:
-    """Cleans a text and joins its lines, as names of files may contain line breaks."""
-    return clean_text(text).replace("\n", " ")
+    """Removes control characters and line breaks, which names of files may contain, from a text."""
+    return strip_controls(text).replace("\n", " ")
 
 
 def pluralize(number: int, noun: str) -> str:
@@ -61,12 +61,12 @@ def print_json(data: object) -> None:
 
 def print_text(text: str) -> None:
     """Prints a text on standard output: cleaned on a terminal, unchanged in a file or pipe."""
-    sys.stdout.write(clean_text(text) if sys.stdout.isatty() else text)
+    sys.stdout.write(strip_controls(text) if sys.stdout.isatty() else text)
 
 
 def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Prints a table, which fits the width of a terminal; in a pipe no cell is wrapped."""
-    cells = [[clean_text(cell).expandtabs() for cell in row] for row in rows]
+    cells = [[strip_controls(cell).expandtabs() for cell in row] for row in rows]
     console = make_console(sys.stdout)
     if not console.is_terminal:
         lines = _align_table_cells([list(headers), *cells] if any(headers) else cells)
@@ -111,7 +111,7 @@ def make_console(stream: TextIO) -> Any:
         def render(self, *arguments: Any, **settings: Any) -> Iterator[Segment]:
             for segment in super().render(*arguments, **settings):
                 is_plain = not segment.control
-                yield Segment(clean_text(segment.text), segment.style) if is_plain else segment
+                yield Segment(strip_controls(segment.text), segment.style) if is_plain else segment
 
     is_terminal = stream.isatty()
     console = PlainConsole(file=stream, highlight=False, emoji=False, force_terminal=is_terminal)
@@ -159,7 +159,7 @@ class Reporter:
         self.console.print(clean_line(text), style=style, markup=False, soft_wrap=True)
 
     def stage(self, stage: str, done: int, total: int | None, /) -> None:
-        """Shows a stage of loading a model: as a spinner on a terminal, elsewhere as one line."""
+        """Shows a stage of loading a model: as a spinner on a terminal, or else as one line."""
         text = _STAGES.get(stage, stage)
         if done and stage in ("download", "extract"):
             whole = f" of {format_size(total)}" if total else ""
@@ -173,16 +173,16 @@ class Reporter:
             self._note_seldom(text)
         self._stage = stage
 
-    def make_prefill_progress(self, tokens: int, seconds: float) -> Progress:
-        """Returns a callback that shows the progress of reading; `seconds` is an estimate."""
+    def start_ingest_progress(self, token_count: int, seconds: float) -> Progress:
+        """Returns a callback that shows the progress of ingesting; `seconds` is an estimate."""
         if self.live:
-            return self.make_progress("reading")
-        self.note(f"esa: reading {tokens:,} tokens, about {format_duration(seconds)}")
-        return self.make_progress("")
+            return self.start_progress("reading")
+        self.note(f"esa: reading {token_count:,} tokens, about {format_duration(seconds)}")
+        return self.start_progress("")
 
-    def make_progress(self, label: str, unit: str = "tokens") -> Progress:
-        """Returns a callback for (done, total) that shows the progress with its rate and the time
-        left: as a spinner on a terminal, or else as a line now and then."""
+    def start_progress(self, label: str, unit: str = "tokens") -> Progress:
+        """Returns a callback for (done, total) that shows the progress, the rate and the time left:
+        as a spinner on a terminal, or else as a line every ten seconds."""
         started = time.monotonic()
         if label and not self.live:
             self.note(f"esa: {label}")
@@ -216,7 +216,7 @@ class Reporter:
             self._status = None
 
     def make_throttled_note(self) -> Callable[[str], None]:
-        """Returns a function that prints a note, but at most one per `LINE_EVERY_S` seconds."""
+        """Returns a function that prints a note, but at most one note in ten seconds."""
         shown = time.monotonic()
 
         def note_seldom(text: str) -> None:
