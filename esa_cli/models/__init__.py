@@ -1,8 +1,7 @@
-"""Models of transformers: this package fetches, converts, loads and attaches models, and generates
-text with them.
+"""Fetches, converts and loads language models, attaches methods to models, and generates text.
 
-No other room imports transformers. Importing this package imports neither torch nor transformers;
-loading or converting a model imports both."""
+No other package of esa imports transformers. Importing `esa_cli.models` imports neither torch nor
+transformers; loading or converting a model imports both."""
 
 from esa_cli.models.files.model_reference import DEFAULT_MODEL, ModelRef, parse_reference
 from esa_cli.models.files.prepared_models import (

@@ -25,7 +25,7 @@ from esa_cli.models.loading.load import (
 )
 from esa_cli.models.loading.quantization import (
     QUANTIZATIONS,
-    check_quantised_loadable,
+    check_quantised_files_load,
     describe_weights,
 )
 from esa_cli.models.text_passes.text_forward import MOST_BYTES
@@ -212,7 +212,7 @@ def inspect_model(
     if attaches:
         check_model_type_supported(config.get("model_type"))
         check_model(chosen, config, name)
-    check_quantised_loadable(config, place.device, name)
+    check_quantised_files_load(config, place.device, name)
     available = machine.available_memory(place.device)
     return KnownModel(chosen.model, folder, config, place, available, attaches)
 

@@ -129,12 +129,12 @@ def _read_identifying_weight_bytes(projection: Any) -> bytes:
 
 
 def read_model_fingerprint(file_metadata: Mapping[str, str]) -> ModelFingerprint | None:
-    """Returns the fingerprint in a file's metadata, or None. Raises PresetError: it is damaged."""
+    """Returns the fingerprint in a compressor file, or None. Raises PresetError: it is damaged."""
     try:
         return ModelFingerprint(**json.loads(file_metadata[KEY])) if KEY in file_metadata else None
     except (ValueError, TypeError) as error:
         message = "the compressor file's fingerprint of its model cannot be read"
-        raise PresetError(message, "make the file again by `esa calibrate`") from error
+        raise PresetError(message, "make the compressor file again by `esa calibrate`") from error
 
 
 def describe_query_rotation(method: Method) -> dict[str, str]:

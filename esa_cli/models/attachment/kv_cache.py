@@ -37,8 +37,8 @@ class CurrentForwardCall:
 
 class KvCacheLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     """One layer of an `EsaCache`, which appends the keys and values of each forward call to the
-    layer's memory. The memory is created at the first tokens. Keys and values are in host memory if
-    `on_host`; if `stores_latents`, the layer receives latents for `LatentProjections` instead."""
+    layer's memory. Keys and values are in host memory if `on_host`; if `stores_latents`, the layer
+    receives latents for `LatentProjections` instead."""
 
     is_sliding = False
     is_croppable = True
@@ -170,7 +170,7 @@ class StateHistory:
                 del self._snapshots[oldest]
 
     def begin_forward_call(self, new_token_count: int) -> None:
-        """Notes that a forward call begins; the states are copied before a call of several tokens.
+        """Notes that a forward call begins, and copies the states if it has several tokens.
         Raises UsageError: the last call was interrupted, and the cache was not cropped after it."""
         if not self.layers:
             return

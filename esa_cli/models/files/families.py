@@ -268,7 +268,7 @@ def list_unequal_key_shapes(config: Any) -> list[tuple[int, int]]:
 
 def _get_layer_key_shape(config: Any, layer_index: int) -> tuple[int, int]:
     """Returns the number G and the dimension D of the key heads of one layer, in a model family
-    whose layers differ in these. transformers may have completed or written the configuration."""
+    whose layers have different key heads. `config` may be completed by transformers."""
     each: Any = getattr(config, "per_layer_config", None)
     if each is not None and not isinstance(each, Mapping):
         return int(each[layer_index].num_key_value_heads), int(each[layer_index].head_dim)

@@ -32,7 +32,7 @@ class _SafeGgufReader(GGUFReader):
     parts = 0
 
     def _get(self, offset: int, dtype: Any, count: Any = 1, override_order: Any = None) -> Any:
-        """Returns `count` numbers at an offset of the file, after checking that they are in it."""
+        """Returns `count` numbers at an offset, after checking that the file contains them."""
         self.parts += 1
         if self.parts > _MAX_PARTS:
             raise ValueError(f"the header has more than {_MAX_PARTS:,} parts")
@@ -98,7 +98,7 @@ class GgufFile:
         return numbers.astype(numpy.float32)
 
     def make_unknown_value_error(self, value_meaning: str, value: Any) -> ModelError:
-        """Returns the error for a value in the GGUF file that esa does not know."""
+        """Makes the error for a value in the GGUF file that esa does not know."""
         message = f"{self.path.name} has {value_meaning} that esa cannot convert from GGUF: {value}"
         return ModelError(message[:300], SAFETENSORS)
 

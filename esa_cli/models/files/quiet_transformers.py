@@ -1,6 +1,6 @@
 """Silences transformers, which then logs errors only and shows no progress bars or warnings.
 
-These settings belong to the process, so other threads are affected, too."""
+Log levels and warning filters belong to the process, so other threads are affected, too."""
 
 from __future__ import annotations
 

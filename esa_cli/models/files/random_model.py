@@ -1,7 +1,7 @@
 """`random:llama`, a tiny Llama with seeded random weights, for trying esa without a network.
 
-It has two layers, a byte tokenizer and a ChatML template, is the same on every machine, and gives
-meaningless answers."""
+The model has two layers, a byte tokenizer and a ChatML template, is the same on every machine, and
+gives meaningless answers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SIZES: dict[str, Any] = {
 
 
 def write_random_model(folder: Path) -> dict[str, Any]:
-    """Writes a tiny Llama with random weights into a folder; returns entries of its marker file."""
+    """Writes a tiny Llama with random weights into a folder; returns entries of a marker file."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 

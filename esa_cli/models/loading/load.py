@@ -1,7 +1,7 @@
 """Loads a model and its tokenizer from a local folder into memory, ready to answer.
 
 Weights are read from safetensors files only, and a model's own code is never run. The memory check
-covers the weights; `qa.planning` covers the memory that a question needs in addition."""
+covers the weights; `qa.planning` checks the memory that a question needs in addition."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def load(
         from transformers import AutoModelForCausalLM  # noqa: F401
     place = choose_torch_device(device)
     chosen, packing = choose_torch_dtype(dtype, place), dtype if dtype in QUANTIZATIONS else ""
-    quantization.check_quantised_loadable(config, place, ref.name)
+    quantization.check_quantised_files_load(config, place, ref.name)
     method = quantization.read_quantization_method(config)
     if packing and method:
         message = f"{ref.name} is already quantised by {method}, so --dtype cannot be {packing}"

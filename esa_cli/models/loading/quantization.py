@@ -21,9 +21,9 @@ from esa_cli.models.files.checkpoint_files import (
 
 
 class WeightQuantization(NamedTuple):
-    """A way to quantise weights while a model is loaded, by a `package` (also an extra of esa-cli).
-    A weight takes `bytes`, including its share of the scales. `kind` names torchao's configuration
-    class, `options` are its arguments; `devices` are the types of devices that can compute."""
+    """A way to quantise weights while a model is loaded, by a Python `package`. A weight takes
+    `bytes`, including the weight's share of the scales. `kind` names a configuration class of
+    torchao, `options` are arguments; `devices` are the device types that can compute."""
 
     package: str
     bytes: float
@@ -112,7 +112,7 @@ def describe_weights(config: dict[str, Any], device: str, quantise_as: str, dtyp
     return f"quantised by {method}, {'stays quantised' if kept else f'dequantised to {dtype_name}'}"
 
 
-def check_quantised_loadable(config: Mapping[str, Any], device: str, model_name: str) -> None:
+def check_quantised_files_load(config: Mapping[str, Any], device: str, model_name: str) -> None:
     """Raises ModelError if a model's quantised files cannot be loaded onto a torch device."""
     method = read_quantization_method(config)
     if not method or device.startswith("cuda"):  # there transformers says what is missing
