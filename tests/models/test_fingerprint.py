@@ -91,9 +91,8 @@ def saved(path: Path, metadata: dict[str, str]) -> Learned:
 
 def test_a_file_of_another_model_is_refused(tmp_path: Path) -> None:
     mine = build_model("llama")
-    learned = saved(
-        tmp_path / "maps.safetensors", {KEY: compute_model_fingerprint(mine).make_json_text()}
-    )
+    text = compute_model_fingerprint(mine).make_json_text()
+    learned = saved(tmp_path / "maps.safetensors", {KEY: text})
     check_compressor_fits(learned, mine)
     for other in (build_model("qwen3"), build_model("llama", seed=1)):
         with pytest.raises(PresetError, match=r"maps\.safetensors was made for a llama") as refused:
