@@ -112,12 +112,12 @@ class Reader:
             return self._dense(ids)
         with attach(self.model, self.method) as attachment:
             cache = attachment.new_cache(on_host=way == "host")
-            cache.expect(ids.shape[1] + RESERVE)
-            cache.begin(QueryState(Phase.PREFILL))
+            cache.announce_token_count(ids.shape[1] + RESERVE)
+            cache.begin_query(QueryState(Phase.PREFILL))
 
             def ask(cache: Any, last: int) -> None:
-                cache.project()
-                cache.begin(QueryState(Phase.QUESTION, answer_start=last))
+                cache.compute_reduced_keys()
+                cache.begin_query(QueryState(Phase.QUESTION, answer_start=last))
 
             return self._prefill(ids, cache, ask)
 

@@ -35,11 +35,11 @@ def selective(model: Any, ids: torch.Tensor, feed: int, method: Any) -> float:
 
     with attach(model, method) as attachment:
         cache = attachment.new_cache()
-        cache.begin(QueryState(Phase.PREFILL))
+        cache.begin_query(QueryState(Phase.PREFILL))
         started = time.perf_counter()
         for low in range(0, ids.shape[1], feed):
             model.base_model(input_ids=ids[:, low : low + feed], past_key_values=cache)
-        cache.project()
+        cache.compute_reduced_keys()
         return time.perf_counter() - started
 
 

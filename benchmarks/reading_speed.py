@@ -82,7 +82,7 @@ def main() -> None:
 
 WAYS: dict[str, Callable[[], Any]] = {
     "transformers, adapter beside": lambda: patch.object(
-        token_encoder, "can_be_fused", lambda model: False
+        token_encoder, "can_fuse_model", lambda model: False
     ),
     "fused weights, attention in blocks (esa)": nullcontext,
 }

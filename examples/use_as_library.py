@@ -54,11 +54,11 @@ def main() -> None:
 
     with torch.inference_mode(), attach(model, resolve(preset).method) as attachment:  # 1
         cache = attachment.new_cache()  # 2
-        cache.begin(QueryState(Phase.PREFILL))
+        cache.begin_query(QueryState(Phase.PREFILL))
         for piece in document.split(READ_AT_ONCE, dim=1):
             model.base_model(piece, past_key_values=cache)  # 3: prefill needs no logits
         for question in given.questions:
-            cache.begin(QueryState(Phase.QUESTION))
+            cache.begin_query(QueryState(Phase.QUESTION))
             asked = torch.tensor([prompt.encode_question(question)]).to(model.device)
             ids = torch.cat((document, asked), dim=1)
             print(f"> {question}")

@@ -66,7 +66,7 @@ class ReaderTrainer(Trainer):
 
     @contextmanager
     def prepared(self) -> Iterator[None]:
-        with super().prepared(), self.adapter.active():
+        with super().prepared(), self.adapter.apply():
             yield
 
     def _loss(self, batch: Sequence[TokenExample]) -> tuple[Tensor, Tensor]:

@@ -39,7 +39,7 @@ def main() -> None:
     adapter = new_adapter(model, 16, 32)
     make_trainable(adapter, model)
     seconds = {}
-    with fixed_weights(model), adapter.active():
+    with fixed_weights(model), adapter.apply():
         for name in ("eager", "sdpa"):
             model.set_attn_implementation(name)
             times = []

@@ -197,8 +197,8 @@ class Esa:
         return min(self.preset.context, longest or self.preset.context)
 
     def suspended(self) -> AbstractContextManager[None]:
-        """A context in which the model runs without the method; see `Attachment.suspended`."""
-        return nullcontext() if self._session is None else self._session.attachment.suspended()
+        """A context in which the model runs without the method; see `Attachment.suspend_method`."""
+        return nullcontext() if self._session is None else self._session.attachment.suspend_method()
 
     @property
     def cached_tokens(self) -> int:
@@ -229,9 +229,9 @@ class Esa:
     def interruptible(self, on_step: Callable[[], None]) -> AbstractContextManager[None]:
         """A context in which `on_step` is called before each layer of the model. Exceptions raised
         in `on_step` end the ingest or answer and are passed on; the model stays usable."""
-        from esa_cli.models.text_passes.model_forward import before_each_layer
+        from esa_cli.models.text_passes.model_forward import call_before_each_layer
 
-        return before_each_layer(self.loaded.text_model, on_step)
+        return call_before_each_layer(self.loaded.text_model, on_step)
 
     def find(self, document: Document) -> Book | None:
         """Opens the book of a document that the library has stored, or returns None. Raises

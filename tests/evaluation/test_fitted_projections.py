@@ -27,7 +27,7 @@ from esa_cli.evaluation.calibration.fitted_projections import (
     fit_projections,
     train_projections,
 )
-from esa_cli.models.attachment.fingerprint import compute_fingerprint
+from esa_cli.models.attachment.fingerprint import compute_model_fingerprint
 from esa_cli.qa.presets import preset
 
 WIDTH = 12
@@ -113,7 +113,7 @@ def job(tmp_path: Path) -> CalibrationJob:
             stored.add_rows(layer, queries[at : at + 100], keys[at : at + 100])
         assert all(map(torch.equal, stored.load_layer(layer), (queries, keys)))
     host: Any = SimpleNamespace(device=torch.device("cpu"))
-    model = replace(compute_fingerprint(build_model("llama")), layers=3)
+    model = replace(compute_model_fingerprint(build_model("llama")), layers=3)
     return CalibrationJob(host, preset.load("tiny-random"), selective(), [0] * 300, stored, model)
 
 

@@ -97,7 +97,7 @@ def attached(make_model: ModelFactory) -> Iterator[Attachment]:
 def test_other_caches_and_none_are_refused(attached: Attachment) -> None:
     stock = DynamicCache(config=attached.model.config)
     for options in ({"use_cache": False}, {}, {"past_key_values": stock}):
-        with pytest.raises(UsageError, match="needs its own cache"):
+        with pytest.raises(UsageError, match="needs a KV cache of ESA"):
             attached.model(tokens(), **options)
 
 
@@ -152,7 +152,7 @@ def test_suspended_is_the_bare_model_and_the_rows_stay(make_model: ModelFactory)
         model(ids[:, :50], past_key_values=other)
         want = model(ids[:, 50:], past_key_values=other).logits
         model(ids[:, :50], past_key_values=cache)
-        with attachment.suspended():
+        with attachment.suspend_method():
             assert torch.equal(model(short).logits, bare)
             stock = model(short[:, :12], past_key_values=DynamicCache()).past_key_values
             last = model(short[:, 12:], past_key_values=stock).logits

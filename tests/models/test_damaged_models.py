@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 
 from esa_cli import models
 from esa_cli.errors import ModelError, ResourceError
-from esa_cli.models.files.checkpoint_files import read_language_settings
+from esa_cli.models.files.checkpoint_files import read_language_model_settings
 from esa_cli.models.text_passes.text_forward import CONFIG, LoraAdapter
 from esa_cli.models.tokenization.tokenizer import count_tokens, load_tokenizer
 from esa_cli.qa.answering.prompt import PromptTokens
@@ -43,7 +43,7 @@ def refused_or_quick(seconds: float = 20) -> Iterator[None]:
 
 def open_model(folder: Path) -> Any:
     """What a command does with a model's folder, but for reading a document."""
-    read_model_shape(read_language_settings(folder))
+    read_model_shape(read_language_model_settings(folder))
     loaded = models.load(str(folder), device="cpu", dtype="float32")
     prompt = PromptTokens(loaded.tokenizer, Prompt())
     ids = prompt.encode_document("The captain's name is Ahab.") + prompt.encode_question(
@@ -82,7 +82,7 @@ def test_settings_of_any_value(folder: Path, seed: int) -> None:
 def test_settings_with_which_nothing_is_computed(folder: Path, name: str, value: Any) -> None:
     change(folder / "config.json", **{name: value})
     with pytest.raises(ModelError, match=r"config\.json: \w+ must be"):
-        read_language_settings(folder)
+        read_language_model_settings(folder)
 
 
 LONG = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"

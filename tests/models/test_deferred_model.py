@@ -11,10 +11,10 @@ import torch
 from model_files import home
 
 from esa_cli import models
-from esa_cli.models.files.checkpoint_files import load_cached_facts
+from esa_cli.models.files.checkpoint_files import load_model_facts
 from esa_cli.models.loading.load import CONFIG_FILES, LoadedModel
-from esa_cli.models.loading.plain_decoder import DeferredModel, load_deferred
-from esa_cli.models.text_passes.model_forward import before_each_layer
+from esa_cli.models.loading.plain_decoder import LazyTransformersModel, load_without_transformers
+from esa_cli.models.text_passes.model_forward import call_before_each_layer
 from esa_cli.qa.presets.cache_key import model_facts
 
 __all__ = ["home"]
@@ -28,20 +28,21 @@ def whole() -> LoadedModel:
     return models.load(MODEL, **HOW)
 
 
-def deferred(dtype: str = "float32", **how: Any) -> DeferredModel:
-    found = load_deferred(MODEL, getattr(torch, dtype), **how)
+def deferred(dtype: str = "float32", **how: Any) -> LazyTransformersModel:
+    found = load_without_transformers(MODEL, getattr(torch, dtype), **how)
     assert found is not None
     return found
 
 
 def test_only_what_transformers_has_loaded_once_is_deferred(home: Path) -> None:
-    assert load_deferred(MODEL, torch.float32) is None
+    assert load_without_transformers(MODEL, torch.float32) is None
     first = models.load(MODEL, **HOW)
     assert isinstance(first, LoadedModel)
     assert first.text_model is first.model
     stages: list[str] = []
-    later = load_deferred(MODEL, torch.float32, progress=lambda stage, *more: stages.append(stage))
-    assert isinstance(later, DeferredModel)
+    seen = lambda stage, *more: stages.append(stage)  # noqa: E731
+    later = load_without_transformers(MODEL, torch.float32, progress=seen)
+    assert isinstance(later, LazyTransformersModel)
     assert stages == ["import", "load"]
     for name in ("ref", "folder", "dtype", "device"):
         assert getattr(later, name) == getattr(first, name)
@@ -83,13 +84,13 @@ def test_what_ends_a_pass_ends_that_of_the_model_loaded_later(whole: LoadedModel
     def stop() -> None:
         raise InterruptedError
 
-    with before_each_layer(later.text_model, stop), pytest.raises(InterruptedError):
+    with call_before_each_layer(later.text_model, stop), pytest.raises(InterruptedError):
         later.model(torch.arange(5)[None])
     later.model(torch.arange(5)[None])
 
 
 def cached_config(folder: Path) -> dict[str, Any] | None:
-    return load_cached_facts("config", folder, CONFIG_FILES)
+    return load_model_facts("config", folder, CONFIG_FILES)
 
 
 def test_settings_are_known_by_the_models_files(whole: LoadedModel, home: Path) -> None:
@@ -99,10 +100,10 @@ def test_settings_are_known_by_the_models_files(whole: LoadedModel, home: Path) 
     for bad in (good.replace(b"10000.0", b"10100.0"), good[:-9], b"", b"\xff"):
         path.write_bytes(bad)
         assert cached_config(whole.folder) is None
-        assert load_deferred(MODEL, torch.float32) is None
+        assert load_without_transformers(MODEL, torch.float32) is None
         models.load(MODEL, **HOW)
         assert path.read_bytes() == good, "damaged ones are written again"
     config = whole.folder / "config.json"
     config.write_text(config.read_text() + " ")
     assert cached_config(whole.folder) is None
-    assert load_deferred(str(whole.folder), torch.float32) is None
+    assert load_without_transformers(str(whole.folder), torch.float32) is None

@@ -20,11 +20,11 @@ from esa_cli.attention.window import Phase, QueryState, Window
 from esa_cli.methods.registry import list_recipes
 from esa_cli.methods.voting import VoteScore
 from esa_cli.models.attachment.attach import attach
-from esa_cli.models.attachment.fingerprint import compute_fingerprint
+from esa_cli.models.attachment.fingerprint import compute_model_fingerprint
 from esa_cli.models.attachment.kv_cache import EsaCache
 from esa_cli.models.attachment.layer_traits import get_kv_dtype
-from esa_cli.models.files.families import FAMILIES, list_layer_kinds
-from esa_cli.models.text_passes.model_forward import ModelForward
+from esa_cli.models.files.families import FAMILIES, list_layer_contents
+from esa_cli.models.text_passes.model_forward import TransformersForward
 from esa_cli.models.text_passes.text_forward import PromptBatch
 from esa_cli.qa.planning.model_shape import read_model_shape
 from esa_cli.qa.presets.resolved_preset import resolve
@@ -136,13 +136,13 @@ def test_cropped_and_replayed(name: str) -> None:
     with attach(model, everything(7)) as attached:
         cache, apart = attached.new_cache(), tolerance(name)
         close(in_pieces(model, cache, ids[:, :40], 13), want[:, :40], apart)
-        cache.snapshot()
+        cache.store_snapshot()
         close(in_pieces(model, cache, ids[:, 40:], 13), want[:, 40:], apart)
         cache.crop(-30)
         model(ids[:, :25], past_key_values=cache)
         cache.truncate(40)
         close(in_pieces(model, cache, ids[:, 40:64], 13), want[:, 40:64], apart)
-        cache.snapshot()
+        cache.store_snapshot()
         model(ids[:, 64:], past_key_values=cache)
         cache.truncate(64)
         close(in_pieces(model, cache, ids[:, 64:], 1), want[:, 64:], apart)
@@ -159,7 +159,7 @@ def test_stored_and_reopened(name: str, tmp_path: Path) -> None:
         model(ids[:, :60], past_key_values=cache)
         again = attached.new_cache()
         rows, states = stored(cache, ids[0, :60].tolist(), tmp_path)
-        again.adopt_stores(rows, None, recurrent=states)
+        again.use_filled_stores(rows, None, recurrent_states=states)
         got = model(ids[:, 60:], past_key_values=again).logits
         close(got, want[:, 60:])
         assert torch.equal(got, model(ids[:, 60:], past_key_values=cache).logits)
@@ -218,24 +218,24 @@ def test_a_method_runs_and_text_is_read_beside_it(family: str) -> None:
     window = Window(initial=4, selected=12, local=8, chunk=8)
     with attach(model, Method(window=window, position=ContiguousPositions(40))) as attached:
         got = model(ids, past_key_values=attached.new_cache()).logits
-        with attached.suspended():
-            forward = ModelForward(model)
-            states, _ = forward.states(ids)
-            close(forward.logits(states), want)
+        with attached.suspend_method():
+            forward = TransformersForward(model)
+            states, _ = forward.compute_states(ids)
+            close(forward.compute_logits(states), want)
             check_prompts(forward, ids, want)
     assert torch.isfinite(got).all()
     assert (got[:, 40:] - want[:, 40:]).abs().max() > 0.05 * min(1, float(want.std()))
 
 
-def check_prompts(forward: ModelForward, ids: torch.Tensor, want: torch.Tensor) -> None:
+def check_prompts(forward: TransformersForward, ids: torch.Tensor, want: torch.Tensor) -> None:
     """Prompts of different lengths, one of which is continued in two ways."""
     prompts = [ids[0, :length].tolist() for length in (64, 20, 66)]
     batch = PromptBatch(forward, prompts)
     close(batch.logits, want[0, [63, 19, 65]], 3e-5)
-    one = batch.start_continuation(0)
-    close(one.append([0, 0], [5, *prompts[2][64:65]])[1], want[0, 64], 3e-5)
-    close(one.append([1], prompts[2][65:])[0], want[0, 65], 3e-5)
-    close(one.append([0], [ids[0, 66]])[0], want[0, 66], 3e-5)
+    one = batch.start_continuations(0)
+    close(one.append_tokens([0, 0], [5, *prompts[2][64:65]])[1], want[0, 64], 3e-5)
+    close(one.append_tokens([1], prompts[2][65:])[0], want[0, 65], 3e-5)
+    close(one.append_tokens([0], [ids[0, 66]])[0], want[0, 66], 3e-5)
 
 
 MANY = [
@@ -260,9 +260,9 @@ def test_every_method_runs(name: str) -> None:
         method = resolve("tiny-random", overrides, recipe.name, 44).method
         with attach(model, method) as attached:
             cache = attached.new_cache()
-            cache.begin(QueryState(Phase.PREFILL))
+            cache.begin_query(QueryState(Phase.PREFILL))
             model(ids[:, :36], past_key_values=cache)
-            cache.begin(QueryState(Phase.QUESTION))
+            cache.begin_query(QueryState(Phase.QUESTION))
             logits = in_pieces(model, cache, ids[:, 36:], 7)
         assert torch.isfinite(logits).all(), recipe.name
 
@@ -270,8 +270,8 @@ def test_every_method_runs(name: str) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_what_a_model_is_made_of(family: str) -> None:
     model = family_model(family)
-    found, before = compute_fingerprint(model), model.config.to_dict()
-    rows = sum(one in ("attention", "both") for one in list_layer_kinds(before))
+    found, before = compute_model_fingerprint(model), model.config.to_dict()
+    rows = sum(one in ("attention", "both") for one in list_layer_contents(before))
     assert (found.kind, found.layers, found.heads) == (
         family,
         rows,
@@ -281,10 +281,10 @@ def test_what_a_model_is_made_of(family: str) -> None:
     with attach(model, everything(7)) as attached:
         cache = attached.new_cache()
         model(tokens(5), past_key_values=cache)
-        store = cache.memory(attached.method_layers[0]).store
+        store = cache.get_layer_memory(attached.method_layers[0]).store
         assert (store.heads, store.dim) == (found.groups, found.dim)
         assert store.nbytes == 5 * read_model_shape(before).numbers_per_token * 4
-        state_bytes = sum(tensor.nbytes for tensor in cache.states.list_tensors())
+        state_bytes = sum(tensor.nbytes for tensor in cache.states.list_state_tensors())
         assert cache.nbytes - state_bytes == 5 * read_model_shape(before).numbers * 4
         assert state_bytes == read_model_shape(before).count_state_bytes(4)
     assert model.config.to_dict() == before

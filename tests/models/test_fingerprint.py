@@ -20,21 +20,21 @@ from esa_cli.methods.voting import VoteScore
 from esa_cli.models.attachment.fingerprint import (
     KEY,
     check_compressor_fits,
-    compute_fingerprint,
+    compute_model_fingerprint,
     describe_query_rotation,
-    read_fingerprint,
+    read_model_fingerprint,
 )
 
 
 def test_the_fingerprint_knows_the_model() -> None:
     model = build_model("llama")
-    found = compute_fingerprint(model)
+    found = compute_model_fingerprint(model)
     assert (found.kind, found.layers, found.heads, found.groups, found.dim) == ("llama", 2, 6, 2, 8)
-    assert compute_fingerprint(build_model("llama")) == found
-    assert read_fingerprint({KEY: found.as_text()}) == found
-    assert read_fingerprint({}) is None
-    assert compute_fingerprint(build_model("llama", seed=1)) != found
-    assert compute_fingerprint(build_model("llama", num_hidden_layers=3)) != found
+    assert compute_model_fingerprint(build_model("llama")) == found
+    assert read_model_fingerprint({KEY: found.make_json_text()}) == found
+    assert read_model_fingerprint({}) is None
+    assert compute_model_fingerprint(build_model("llama", seed=1)) != found
+    assert compute_model_fingerprint(build_model("llama", num_hidden_layers=3)) != found
 
 
 def plain_digest(model: Any) -> str:
@@ -51,7 +51,7 @@ def plain_digest(model: Any) -> str:
 @pytest.mark.parametrize(("kind", "dtype"), [("llama", torch.float32), ("qwen2", torch.bfloat16)])
 def test_the_fingerprint_of_plain_weights_is_their_signs(kind: str, dtype: torch.dtype) -> None:
     model = build_model(kind).to(dtype)
-    assert compute_fingerprint(model).weights == plain_digest(model)
+    assert compute_model_fingerprint(model).weights == plain_digest(model)
 
 
 class Packed(torch.nn.Module):
@@ -74,14 +74,14 @@ def packed(seed: int = 0) -> Any:
 
 def test_the_fingerprint_of_quantised_weights() -> None:
     model = packed()
-    before = compute_fingerprint(model)
-    assert compute_fingerprint(packed()) == before
-    assert compute_fingerprint(packed(1)) != before
+    before = compute_model_fingerprint(model)
+    assert compute_model_fingerprint(packed()) == before
+    assert compute_model_fingerprint(packed(1)) != before
     model.model.layers[-1].self_attn.k_proj.codes[3, 5] += 1
-    changed = compute_fingerprint(model)
+    changed = compute_model_fingerprint(model)
     assert changed != before
     model.model.layers[0].self_attn.q_proj.scale *= 2
-    assert compute_fingerprint(model) != changed
+    assert compute_model_fingerprint(model) != changed
 
 
 def saved(path: Path, metadata: dict[str, str]) -> Learned:
@@ -91,12 +91,13 @@ def saved(path: Path, metadata: dict[str, str]) -> Learned:
 
 def test_a_file_of_another_model_is_refused(tmp_path: Path) -> None:
     mine = build_model("llama")
-    learned = saved(tmp_path / "maps.safetensors", {KEY: compute_fingerprint(mine).as_text()})
+    text = compute_model_fingerprint(mine).make_json_text()
+    learned = saved(tmp_path / "maps.safetensors", {KEY: text})
     check_compressor_fits(learned, mine)
     for other in (build_model("qwen3"), build_model("llama", seed=1)):
         with pytest.raises(PresetError, match=r"maps\.safetensors was made for a llama") as refused:
             check_compressor_fits(learned, other)
-        assert compute_fingerprint(other).weights[:8] in refused.value.message
+        assert compute_model_fingerprint(other).weights[:8] in refused.value.message
 
 
 def test_a_file_for_other_queries_is_refused(tmp_path: Path) -> None:

@@ -184,7 +184,7 @@ def test_settings_of_known_models(name: str, tmp_path: Path) -> None:
 def test_16_bits_are_kept_where_they_hold_the_numbers(form: str, tmp_path: Path) -> None:
     """Of gpt-oss that is half of the disk."""
     model = tiny("gpt_oss", head_dim=16)
-    folder = models.pull(str(write_model(tmp_path / "a.gguf", model, form)))
+    folder = models.fetch_model_folder(str(write_model(tmp_path / "a.gguf", model, form)))
     kept = {one.name: one.kind for one in list_stored_weights(folder)}
     short = {"BF16": "BF16", "MXFP4": "BF16", "F16": "F16", "Q8_0": "F32"}[form]
     assert kept["model.layers.1.mlp.experts.gate_up_proj"] == short

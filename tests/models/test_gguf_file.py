@@ -86,7 +86,7 @@ HOSTILE: dict[str, Callable[[], bytes]] = {
 def test_hostile_files(kind: str, tmp_path: Path, home: Path) -> None:
     path = written(tmp_path / "bad.gguf", HOSTILE[kind]())
     with pytest.raises(ModelError, match=r"bad\.gguf") as refused:
-        models.pull(str(path))
+        models.fetch_model_folder(str(path))
     assert len(str(refused.value)) < 350
     assert left_in(home) == []
 
@@ -110,20 +110,20 @@ def test_damaged_bytes_are_refused_or_read(tiny_gguf: Path, tmp_path: Path) -> N
 
 def test_a_model_is_prepared_listed_and_removed(tiny_gguf: Path, home: Path) -> None:
     stages: dict[str, tuple[int, int | None]] = {}
-    folder = models.pull(
+    folder = models.fetch_model_folder(
         str(tiny_gguf), progress=lambda stage, done, total: stages.update({stage: (done, total)})
     )
     assert list(stages) == ["import", "convert", "save"]
     assert stages["convert"][0] == stages["convert"][1] != 0
-    assert models.path_of(str(tiny_gguf)) == folder
+    assert models.find_model_folder(str(tiny_gguf)) == folder
     (listed,) = models.list_models()
     assert (listed.ref, listed.kind) == (str(tiny_gguf), "prepared")
-    assert models.path_of(listed.name) == folder
-    assert models.remove(listed.name) >= listed.size
-    assert models.path_of(str(tiny_gguf)) is None
+    assert models.find_model_folder(listed.name) == folder
+    assert models.delete_cached_model(listed.name) >= listed.size
+    assert models.find_model_folder(str(tiny_gguf)) is None
     assert left_in(home) == []
     with pytest.raises(ModelError):
-        models.remove(str(tiny_gguf))
+        models.delete_cached_model(str(tiny_gguf))
 
 
 @pytest.mark.parametrize("stage", ["convert", "save"])
@@ -133,13 +133,13 @@ def test_interrupted_conversion_leaves_nothing(tiny_gguf: Path, home: Path, stag
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        models.pull(str(tiny_gguf), progress=interrupt)
+        models.fetch_model_folder(str(tiny_gguf), progress=interrupt)
     assert left_in(home) == []
-    assert models.path_of(str(tiny_gguf)) is None
+    assert models.find_model_folder(str(tiny_gguf)) is None
 
 
 def test_an_unknown_way_to_cut_text_is_refused(tmp_path: Path, home: Path) -> None:
     for name in ("llama-bpe", "olmo", "refact"):
-        models.pull(str(write_gguf(tmp_path / f"{name}.gguf", pre=name)))
+        models.fetch_model_folder(str(write_gguf(tmp_path / f"{name}.gguf", pre=name)))
     with pytest.raises(ModelError, match="a-new-way"):
-        models.pull(str(write_gguf(tmp_path / "new.gguf", pre="a-new-way")))
+        models.fetch_model_folder(str(write_gguf(tmp_path / "new.gguf", pre="a-new-way")))

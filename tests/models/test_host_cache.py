@@ -37,18 +37,18 @@ def run(model: Any, method: Method, on_host: bool, pieces: int = 16) -> list[tor
     found = []
     with attach(model, method) as attached, torch.inference_mode():
         cache = attached.new_cache(on_host)
-        cache.begin(QueryState(Phase.PREFILL))
+        cache.begin_query(QueryState(Phase.PREFILL))
         ids = tokens(VOCABULARY)
         for low in range(0, 120, pieces):
             piece = ids[:, low : min(120, low + pieces)]
             found.append(model(piece, past_key_values=cache).logits)
         for first in (120, 150):
-            cache.begin(QueryState(Phase.QUESTION, turn_start=120))
+            cache.begin_query(QueryState(Phase.QUESTION, turn_start=120))
             found.append(model(ids[:, first : first + 20], past_key_values=cache).logits)
             for at in range(first + 20, first + 26):
                 found.append(model(ids[:, at : at + 1], past_key_values=cache).logits)
             cache.truncate(120)
-        assert {cache.memory(i).store.resident for i in range(2)} == {not on_host}
+        assert {cache.get_layer_memory(i).store.resident for i in range(2)} == {not on_host}
     return found
 
 

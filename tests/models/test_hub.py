@@ -32,7 +32,9 @@ FILES = {
     "original/tokenizer.model": b"not for us",
     **{name: name.encode() for name in TOKENIZER},
 }
-PEEK = "from esa_cli import models\nprint(models.pull('esa-test/small', with_weights=False))\n"
+PEEK = """from esa_cli import models
+print(models.fetch_model_folder('esa-test/small', with_weights=False))
+"""
 
 
 class Hub(BaseHTTPRequestHandler):
@@ -105,8 +107,8 @@ def test_small_files_come_in_silence_and_once_and_are_not_the_model(
     assert sorted(path.name for path in folder.iterdir()) == sorted(("config.json", *TOKENIZER))
     code = (
         PEEK + "from esa_cli import models\nfrom esa_cli.errors import ModelError\n"
-        "print(models.path_of('esa-test/small'))\nseen = []\n"
-        "try: models.pull('esa-test/small', progress=lambda *a: seen.append(a))\n"
+        "print(models.find_model_folder('esa-test/small'))\nseen = []\n"
+        "try: models.fetch_model_folder('esa-test/small', progress=lambda *a: seen.append(a))\n"
         "except ModelError: print('no network')"
     )
     again = python(code, "http://127.0.0.1:9", tmp_path)
@@ -116,12 +118,13 @@ def test_small_files_come_in_silence_and_once_and_are_not_the_model(
 def test_the_hubs_models_are_fetched_listed_and_left_to_the_hub(hub: str, tmp_path: Path) -> None:
     code = (
         "from esa_cli import models\nfrom esa_cli.errors import ModelError\nseen = []\n"
-        "folder = models.pull('esa-test/small', progress=lambda *a: seen.append(a))\n"
+        "folder = models.fetch_model_folder('esa-test/small', progress=lambda *a: seen.append(a))\n"
         "(one,) = models.list_models()\n"
         "print(sorted(path.name for path in folder.iterdir()))\n"
         "print(one.name, one.kind, one.size, seen[0], seen[-1][1])\n"
-        "print(models.path_of(one.name) == folder)\n"
-        "try: models.remove('esa-test/small')\nexcept ModelError: print('left to the hub')"
+        "print(models.find_model_folder(one.name) == folder)\n"
+        "try: models.delete_cached_model('esa-test/small')\n"
+        "except ModelError: print('left to the hub')"
     )
     result = python(code, hub, tmp_path)
     whole = sum(len(body) for name, body in FILES.items() if "/" not in name)

@@ -45,7 +45,7 @@ def test_scores_are_those_of_expanded_keys(rotate: bool) -> None:
     q, latents, rotary = drawn(module)
     keys, _ = module.expand_kv(latents[None], rotary[None])
     with attach(model, METHOD) as attached:
-        rope, absorbed = attached.rope, attached.latents[0].absorb_queries(q)
+        rope, absorbed = attached.rope, attached.latents[0].project_queries(q)
     rows = build_step(absorbed, torch.cat((rotary, latents), -1), rope=rope)
     # The dimensions that rotate first, as `Rope` has them.
     expanded = build_step(q.roll(8, -1), keys[0].roll(8, -1), rope=rope)
@@ -82,7 +82,7 @@ def test_quantised_maps_are_dequantised_once_and_adapters_change_them() -> None:
     with attach(model, METHOD) as attached:
         close(model(ids, past_key_values=attached.new_cache()).logits, plain)
         hook = packed.register_forward_hook(double)
-        with attached.suspended():
+        with attached.suspend_method():
             want = model(ids).logits
         assert (want - plain).abs().max() > 0.1
         close(model(ids, past_key_values=attached.new_cache()).logits, want)

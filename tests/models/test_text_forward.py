@@ -11,7 +11,7 @@ from conftest import VOCABULARY, ModelFactory, build_model
 
 from esa_cli.errors import ModelError
 from esa_cli.models.text_passes import text_forward
-from esa_cli.models.text_passes.model_forward import ModelForward, make_plain_forward
+from esa_cli.models.text_passes.model_forward import TransformersForward, make_transformers_forward
 from esa_cli.models.text_passes.text_forward import FusedForward, PromptBatch
 
 LENGTHS = [5, 31, 1, 12, 12, 40, 3, 22, 9, 17, 2]
@@ -33,11 +33,11 @@ def close(logits: torch.Tensor, model: Any, texts: list[list[int]]) -> None:
 
 def check_branches(model: Any, batch: PromptBatch, number: int, prompt: list[int]) -> None:
     """A prompt continued in several ways, some of which go on from the same one."""
-    more, branches = batch.start_continuation(number), [[3], [8], [3]]
-    logits = more.append([0, 0, 0], [3, 8, 3])
+    more, branches = batch.start_continuations(number), [[3], [8], [3]]
+    logits = more.append_tokens([0, 0, 0], [3, 8, 3])
     for parents, tokens in (([2, 1], [4, 5]), ([0, 0, 1], [6, 7, 8]), ([1], [9])):
         close(logits, model, [prompt + own for own in branches])
-        logits = more.append(parents, tokens)
+        logits = more.append_tokens(parents, tokens)
         branches = [[*branches[at], token] for at, token in zip(parents, tokens, strict=True)]
     close(logits, model, [prompt + own for own in branches])
 
@@ -45,8 +45,8 @@ def check_branches(model: Any, batch: PromptBatch, number: int, prompt: list[int
 @pytest.mark.parametrize(
     ("family", "kind", "group"),
     [
-        ("llama", ModelForward, 1), ("mistral", ModelForward, 3), ("qwen2", FusedForward, 8),
-        ("qwen3", FusedForward, 100),
+        ("llama", TransformersForward, 1), ("mistral", TransformersForward, 3),
+        ("qwen2", FusedForward, 8), ("qwen3", FusedForward, 100),
     ],
 )  # fmt: skip
 def test_prompts_and_continuations_are_those_of_each_alone(
@@ -61,10 +61,11 @@ def test_prompts_and_continuations_are_those_of_each_alone(
     batch = PromptBatch(kind(model), texts)
     assert batch.logits.dtype == torch.float32
     close(batch.logits, model, texts)
-    first = batch.start_continuation(0).append([0], [5])
+    first = batch.start_continuations(0).append_tokens([0], [5])
     for number in (5, 2, 0):
         check_branches(model, batch, number, texts[number])
-    assert torch.equal(batch.start_continuation(0).append([0], [5]), first), "it was left as it was"
+    again = batch.start_continuations(0).append_tokens([0], [5])
+    assert torch.equal(again, first), "it was left as it was"
 
 
 SMALL: dict[str, Any] = {"vocab_size": 61, "hidden_size": 32, "num_attention_heads": 4}
@@ -102,14 +103,14 @@ def make(kind: str) -> Any:
 def test_models_of_any_family(kind: str) -> None:
     """Prompts of other lengths that begin alike do not share what follows."""
     model = make(kind) if kind in MODELS else build_model(kind)
-    forward = make_plain_forward(model)
+    forward = make_transformers_forward(model)
     first = torch.randint(1, 50, (4,)).tolist()
     texts = [first + torch.randint(1, 50, (n,)).tolist() for n in (5, 30, 9, 1)]
     batch = PromptBatch(forward, texts)
     close(batch.logits, model, texts)
     check_branches(model, batch, 1, texts[1])
     for own in (3, 8):
-        close(batch.start_continuation(2).append([0], [own]), model, [[*texts[2], own]])
+        close(batch.start_continuations(2).append_tokens([0], [own]), model, [[*texts[2], own]])
 
 
 def test_models_that_look_at_later_tokens_are_refused() -> None:
@@ -120,7 +121,7 @@ def test_models_that_look_at_later_tokens_are_refused() -> None:
         if one.dim() > 1:
             torch.nn.init.normal_(one, std=0.3)
     with pytest.raises(ModelError, match="'bert'"):
-        make_plain_forward(model)
+        make_transformers_forward(model)
 
 
 @torch.inference_mode()
@@ -130,7 +131,7 @@ def test_logits_that_are_not_the_last_matrix_alone_are_refused() -> None:
         lambda module, inputs, output: output.__setitem__("logits", 2 * output.logits)
     )
     with pytest.raises(ModelError, match="'gpt2' in float32"):
-        make_plain_forward(model)
+        make_transformers_forward(model)
 
 
 def test_models_without_a_cache_of_transformers_are_refused() -> None:
@@ -138,4 +139,4 @@ def test_models_without_a_cache_of_transformers_are_refused() -> None:
 
     config = MambaConfig(vocab_size=61, hidden_size=32, num_hidden_layers=2, state_size=4)
     with pytest.raises(ModelError, match="'mamba'"):
-        make_plain_forward(MambaForCausalLM(config).eval())
+        make_transformers_forward(MambaForCausalLM(config).eval())

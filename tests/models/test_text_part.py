@@ -13,8 +13,8 @@ from test_packed_files import change_weights
 
 from esa_cli import models
 from esa_cli.errors import ModelError
-from esa_cli.models.files.checkpoint_files import weight_bytes_in_memory
-from esa_cli.models.loading.load import check_attachable
+from esa_cli.models.files.checkpoint_files import compute_weight_bytes
+from esa_cli.models.loading.load import check_esa_supports_model
 
 __all__ = ["home"]
 
@@ -116,10 +116,10 @@ def check_equal(folder: Path, model: Any) -> Any:
 @pytest.mark.parametrize("kind", WHOLE)
 def test_logits_are_those_of_the_whole(kind: str, save: Callable[[str], tuple[Path, Any]]) -> None:
     folder, model = save(kind)
-    check_attachable(folder)
+    check_esa_supports_model(folder)
     loaded = check_equal(folder, model)
     own = {one.data_ptr(): one.numel() for one in loaded.state_dict().values()}  # some are tied
-    assert weight_bytes_in_memory(folder, 4) == 4 * sum(own.values())
+    assert compute_weight_bytes(folder, 4) == 4 * sum(own.values())
 
 
 @pytest.mark.parametrize("part", ["layers.1.mlp.up_proj", "lm_head", "embed_tokens"])

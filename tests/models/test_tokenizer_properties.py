@@ -85,7 +85,7 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pair]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ESA_HOME", str(path / "home"))
         spaced = pair(write(path / "spaces", spaces(), bos_token="<s>"))
-        return {"spaces": spaced, "bytes": pair(models.pull("random:llama"))}
+        return {"spaces": spaced, "bytes": pair(models.fetch_model_folder("random:llama"))}
 
 
 def compare(both: Pair, texts: list[str]) -> None:
@@ -130,7 +130,7 @@ def test_texts_are_tokenised_as_by_transformers(
 
 @pytest.mark.model
 def test_the_default_model() -> None:
-    both = pair(models.pull(models.DEFAULT_MODEL))
+    both = pair(models.fetch_model_folder(models.DEFAULT_MODEL))
     chronicle = Path(__file__).parents[2] / "examples" / "chronicle.md"
 
     @given(texts=st.lists(TEXT, min_size=1, max_size=3))

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 
 from esa_cli.errors import DocumentError
 from esa_cli.models.tokenization import tokenizer as windowed_tokenizer
-from esa_cli.models.tokenization.tokenizer import count_tokens, tokenise
+from esa_cli.models.tokenization.tokenizer import count_tokens, tokenise_text
 
 WORDS = "Die Brücke über den Fluss was built in 1862 by naïve engineers; it cost 12,345.67 £ then."
 FROM_THE_RIGHT = (
@@ -108,7 +108,7 @@ def test_windows_give_the_tokens_of_one_call(make: Callable[[], Tokenizer], tmp_
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=make(), eos_token="<|im_end|>")
     tokenizer.save_pretrained(tmp_path)
     for name, text in TEXTS.items():
-        ids, offsets = tokenise(tokenizer, text)
+        ids, offsets = tokenise_text(tokenizer, text)
         expected = _whole(tokenizer, text)
         assert list(ids) == expected[0], name
         assert list(map(tuple, offsets.tolist())) == expected[1], name
@@ -123,7 +123,7 @@ def test_a_long_line_takes_more_than_one_call() -> None:
         return list(map(ord, part)), [(at, at + 1) for at in range(len(part))]
 
     text = (WORDS * 30_000)[: 2 << 20]
-    rows = list(windowed_tokenizer.iterate_token_rows(encode, text))
+    rows = list(windowed_tokenizer.iterate_window_tokens(encode, text))
     assert sum(map(len, rows)) == len(text)
     assert all(int(row[0]) == ord(text[row[1]]) for part in rows for row in part[::9973])
     assert max(calls) == windowed_tokenizer.WINDOW
@@ -135,4 +135,4 @@ def test_what_cannot_be_divided_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(windowed_tokenizer, "LONGEST", 6000)
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=digits_from_the_right())
     with pytest.raises(DocumentError, match="got 6,000 characters without either from character 0"):
-        tokenise(tokenizer, "7" * 20_000)
+        tokenise_text(tokenizer, "7" * 20_000)

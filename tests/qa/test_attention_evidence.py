@@ -149,7 +149,7 @@ def ids_of(count: int) -> list[int]:
 
 def read(attachment: Attachment) -> Any:
     cache = attachment.new_cache()
-    cache.begin(QueryState(Phase.PREFILL))
+    cache.begin_query(QueryState(Phase.PREFILL))
     prefill_tokens(attachment, cache, ids_of(TOKENS))
     watch(cache, None)
     return cache
@@ -157,7 +157,7 @@ def read(attachment: Attachment) -> Any:
 
 def watch(cache: Any, trace: Any) -> Any:
     """A question is asked, and its chunks are traced."""
-    cache.begin(QueryState(Phase.QUESTION, trace=trace))
+    cache.begin_query(QueryState(Phase.QUESTION, trace=trace))
     return trace
 
 

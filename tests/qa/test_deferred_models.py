@@ -14,7 +14,7 @@ from finder_encoder import new_finder, save_finder
 
 from esa_cli import models
 from esa_cli.documents.document import Document
-from esa_cli.models.loading.plain_decoder import DeferredModel, load_deferred
+from esa_cli.models.loading.plain_decoder import LazyTransformersModel, load_without_transformers
 from esa_cli.qa.answering.reply import Reply
 from esa_cli.qa.api import Esa
 from esa_cli.qa.presets import preset
@@ -45,8 +45,8 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, Path]]
 
 
 @pytest.fixture
-def deferred(both: tuple[Any, Path]) -> DeferredModel:
-    found = load_deferred("random:llama", torch.float32)
+def deferred(both: tuple[Any, Path]) -> LazyTransformersModel:
+    found = load_without_transformers("random:llama", torch.float32)
     assert found is not None
     return found
 
@@ -68,13 +68,15 @@ def without_times(reply: Reply) -> Reply:
 
 
 def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(DeferredModel, "model", property(lambda self: pytest.fail("loaded")))
+    monkeypatch.setattr(
+        LazyTransformersModel, "model", property(lambda self: pytest.fail("loaded"))
+    )
 
 
 @pytest.mark.parametrize("more", [[], ["answer.adapter=null"]])
 def test_the_same_answers_and_indexes_without_the_model(
     both: tuple[Any, Path],
-    deferred: DeferredModel,
+    deferred: LazyTransformersModel,
     more: list[str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -99,7 +101,7 @@ def test_the_same_answers_and_indexes_without_the_model(
 
 @pytest.mark.parametrize("heat", [0.0, 1.0])
 def test_free_text_loads_the_model(
-    both: tuple[Any, Path], deferred: DeferredModel, heat: float
+    both: tuple[Any, Path], deferred: LazyTransformersModel, heat: float
 ) -> None:
     whole, folder = both
     replies = []
@@ -118,8 +120,8 @@ def test_free_text_loads_the_model(
 def test_in_python_it_is_loaded_so(both: tuple[Any, Path], tmp_path: Path) -> None:
     text = ["answer.from=text", f"answer.finder={both[1] / 'finder'}"]
     with Esa.load("tiny-random", text, **HOW) as asker:
-        assert isinstance(asker.loaded, DeferredModel)
+        assert isinstance(asker.loaded, LazyTransformersModel)
         asker.ask(QUESTION, [asker.open(note())])
     for others in ([], ["answer.from=text"]):
         with Esa.load("tiny-random", others, **HOW) as asker:
-            assert not isinstance(asker.loaded, DeferredModel)
+            assert not isinstance(asker.loaded, LazyTransformersModel)

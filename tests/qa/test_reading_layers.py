@@ -16,7 +16,7 @@ from esa_cli.attention.step import ChunkTrace
 from esa_cli.attention.window import Phase, QueryState, Window
 from esa_cli.errors import ModelError
 from esa_cli.models.attachment.attach import attach
-from esa_cli.models.files.families import get_key_shape, list_unequal_key_shapes, map_source_layers
+from esa_cli.models.files.families import get_key_shape, list_unequal_key_shapes, map_key_sources
 from esa_cli.qa.answering.session import Session
 from esa_cli.qa.presets import preset
 from esa_cli.qa.presets.resolved_preset import resolve
@@ -37,16 +37,16 @@ def test_every_word_of_a_question_selects_in_every_layer(kind: str) -> None:
     seen: list[ChunkTrace] = []
     with attach(model, method) as attached:
         cache = attached.new_cache()
-        cache.begin(QueryState(Phase.PREFILL))
+        cache.begin_query(QueryState(Phase.PREFILL))
         model(ids[:, :50], past_key_values=cache)
-        cache.begin(QueryState(Phase.QUESTION, trace=seen.append))
+        cache.begin_query(QueryState(Phase.QUESTION, trace=seen.append))
         one = model(ids[:, 50:], past_key_values=cache, logits_to_keep=1).logits
         assert attached.method_layers == [1, 3, 4]
         chunks = [(found.start, found.stop) for found in seen if found.layer == 1]
         for layer in (3, 4):
             assert [(at.start, at.stop) for at in seen if at.layer == layer] == chunks
         cache.truncate(50)
-        cache.begin(QueryState(Phase.QUESTION))
+        cache.begin_query(QueryState(Phase.QUESTION))
         every = model(ids[:, 50:], past_key_values=cache).logits
     assert (one.shape[1], every.shape[1]) == (1, 10)
     torch.testing.assert_close(one[0, -1], every[0, -1], atol=1e-5, rtol=0)
@@ -57,16 +57,16 @@ def test_what_selectors_keep_of_such_layers_is_cropped_and_kept_with_the_documen
     method = resolve("tiny-random", ["window.dense=8"], "infllm", 60).method
     with attach(model, dataclasses.replace(method, window=SMALL)) as attached:
         cache = attached.new_cache()
-        cache.begin(QueryState(Phase.QUESTION))
+        cache.begin_query(QueryState(Phase.QUESTION))
         want = model(ids[:, :50], past_key_values=cache).logits
-        assert {layer for layer, _ in cache.memory(1).states} == {1, 3, 4}
-        assert cache.memory(3).states is cache.memory(1).states
+        assert {layer for layer, _ in cache.get_layer_memory(1).states} == {1, 3, 4}
+        assert cache.get_layer_memory(3).states is cache.get_layer_memory(1).states
         model(ids[:, 50:], past_key_values=cache)
         cache.truncate(0)
-        cache.begin(QueryState(Phase.QUESTION))
+        cache.begin_query(QueryState(Phase.QUESTION))
         torch.testing.assert_close(model(ids[:, :50], past_key_values=cache).logits, want)
         cache.reset()
-        cache.begin(QueryState(Phase.QUESTION))
+        cache.begin_query(QueryState(Phase.QUESTION))
         torch.testing.assert_close(model(ids[:, :50], past_key_values=cache).logits, want)
 
 
@@ -82,7 +82,7 @@ def test_sizes_of_layers_from_every_form_of_the_settings() -> None:
     for one in (config, SimpleNamespace(**written), SimpleNamespace(**first)):
         assert get_key_shape(one) == (1, 12)
         assert list_unequal_key_shapes(one) == [(2, 8), (1, 12)]
-        assert map_source_layers(one) == {2: 0, 3: 1, 4: 1}
+        assert map_key_sources(one) == {2: 0, 3: 1, 4: 1}
 
 
 @pytest.mark.parametrize("kind", FAMILIES)
@@ -103,7 +103,7 @@ def test_while_a_document_is_read_they_compute_one_token_of_each_piece(
     for whole in (False, True):
         if whole:
             monkeypatch.setattr(
-                "esa_cli.qa.answering.session.choose_last_token_options", lambda config: {}
+                "esa_cli.qa.answering.session.get_last_token_only_options", lambda config: {}
             )
         counts.clear()
         with Session(loaded.model, loaded.tokenizer, preset.load("tiny-random")) as session:
@@ -127,10 +127,10 @@ def test_a_compressor_is_fitted_to_no_fewer_tokens_where_they_are_left_out() -> 
     for kept in ({}, {"logits_to_keep": 1}):
         with attach(model, dataclasses.replace(method, reading="select")) as attached:
             cache = attached.new_cache()
-            cache.begin(QueryState(Phase.PREFILL))
+            cache.begin_query(QueryState(Phase.PREFILL))
             for at in (0, 32, 64):
                 model.base_model(ids[:, at : at + 32], past_key_values=cache, **kept)
-            cache.begin(QueryState(Phase.QUESTION))
+            cache.begin_query(QueryState(Phase.QUESTION))
             found.append(model(ids[:, 96:], past_key_values=cache).logits)
     assert method.compressor.fit_tokens == 64
     torch.testing.assert_close(found[1], found[0])

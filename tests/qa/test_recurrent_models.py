@@ -11,8 +11,8 @@ from conftest import KINDS, build_model
 from esa_cli import models
 from esa_cli.errors import UsageError
 from esa_cli.evaluation.calibration.fitted_projections import open_calibration_job
-from esa_cli.models.files.random_model import write_tokenizer
-from esa_cli.models.text_passes.model_forward import before_each_layer
+from esa_cli.models.files.random_model import write_byte_tokenizer
+from esa_cli.models.text_passes.model_forward import call_before_each_layer
 from esa_cli.qa.answering.session import Session
 from esa_cli.qa.api import Esa
 from esa_cli.qa.presets import preset
@@ -39,7 +39,7 @@ def write_model(folder: Path, kind: str, **changes: Any) -> None:
     """A tiny random model that reads bytes, in a folder."""
     ids = {"bos_token_id": 256, "eos_token_id": 258, "pad_token_id": 256}
     build_model(kind, vocab_size=259, **ids, **changes).save_pretrained(folder)
-    write_tokenizer(folder)
+    write_byte_tokenizer(folder)
 
 
 @pytest.fixture(params=FAMILIES)
@@ -68,7 +68,7 @@ def test_reading_is_resumed_before_a_last_piece_of_one_token(
         session.read(TEXT)
         want = session.ask(QUESTION).text
         session.begin(ids)
-        with before_each_layer(loaded.model, stop), pytest.raises(KeyboardInterrupt):
+        with call_before_each_layer(loaded.model, stop), pytest.raises(KeyboardInterrupt):
             session.resume()
         assert session.document_tokens == len(ids) - 1
         session.resume()

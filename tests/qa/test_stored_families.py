@@ -16,7 +16,7 @@ from esa_cli.evaluation.calibration.fitted_projections import (
     TrainingSettings,
     open_calibration_job,
 )
-from esa_cli.models.files.random_model import write_tokenizer
+from esa_cli.models.files.random_model import write_byte_tokenizer
 from esa_cli.qa.presets import preset
 from esa_cli.qa.presets.resolved_preset import check_fits_model, resolve
 
@@ -45,7 +45,7 @@ CASES: list[tuple[str, dict[str, Any], list[str]]] = [
 def load(kind: str, folder: Path, **sizes: Any) -> Any:
     ids = {"bos_token_id": 256, "eos_token_id": 258, "pad_token_id": 256}
     build_model(kind, vocab_size=259, **sizes, **ids).save_pretrained(folder)
-    write_tokenizer(folder)
+    write_byte_tokenizer(folder)
     return models.load(str(folder), device="cpu", dtype="float32")
 
 

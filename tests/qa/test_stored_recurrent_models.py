@@ -12,7 +12,7 @@ from test_recurrent_models import QUESTION, TEXT, write_model
 
 from esa_cli import models
 from esa_cli.errors import LibraryError
-from esa_cli.models.text_passes.model_forward import before_each_layer
+from esa_cli.models.text_passes.model_forward import call_before_each_layer
 from esa_cli.qa.api import Esa
 from esa_cli.qa.finding.passage_finder import Book
 from esa_cli.qa.planning.model_shape import read_model_shape
@@ -129,7 +129,7 @@ def test_reading_goes_on_in_another_process(
         with (
             suppress(KeyboardInterrupt),
             open_esa(loaded, stopped, rows) as reader,
-            before_each_layer(loaded.model, stop),
+            call_before_each_layer(loaded.model, stop),
         ):
             reader.ingest(str(path), lambda done, total: progress.append(done))
         began.append(progress[0] - 128)

@@ -10,7 +10,7 @@ import torch
 
 from esa_cli.__main__ import main
 from esa_cli.errors import ModelError
-from esa_cli.models.files.random_model import write_tokenizer
+from esa_cli.models.files.random_model import write_byte_tokenizer
 from esa_cli.qa.api import Esa
 from esa_cli.storage.library import Library
 
@@ -30,7 +30,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         config = AutoConfig.for_model("gpt2", vocab_size=259, n_positions=512, **sizes, **IDS)
         model: Any = AutoModelForCausalLM.from_config(config)
     model.save_pretrained(folder)
-    write_tokenizer(folder)
+    write_byte_tokenizer(folder)
     return folder
 
 

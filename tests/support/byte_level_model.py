@@ -8,13 +8,13 @@ import pytest
 from conftest import ModelFactory
 from transformers import AutoTokenizer
 
-from esa_cli.models.files.random_model import write_tokenizer
+from esa_cli.models.files.random_model import write_byte_tokenizer
 
 
 @pytest.fixture(scope="module")
 def byte_level(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("bytes")
-    write_tokenizer(folder)
+    write_byte_tokenizer(folder)
     (folder / "config.json").write_text('{"model_type": "llama"}', "utf-8")
     return AutoTokenizer.from_pretrained(folder)
 

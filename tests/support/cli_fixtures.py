@@ -22,7 +22,7 @@ def reading_once() -> tuple[Any, Callable[..., Any]]:
     """The module that reads models, and a reader that reads a small one from the same files once;
     each command has its own copy."""
     load: Any = importlib.import_module("esa_cli.models.loading.load")
-    read = load.read_pretrained
+    read = load.load_pretrained
     read_files = functools.cache(lambda files, *given, **more: read(*given, **more))
 
     def read_once(folder: Path, *given: Any, **more: Any) -> Any:
@@ -50,7 +50,7 @@ def surroundings(
     monkeypatch.setenv("ESA_HOME", str(cache))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setattr(reading_once[0], "read_pretrained", reading_once[1])
+    monkeypatch.setattr(reading_once[0], "load_pretrained", reading_once[1])
     monkeypatch.chdir(tmp_path)
 
 

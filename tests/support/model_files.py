@@ -65,7 +65,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     from esa_cli import models
 
     own_home(tmp_path, monkeypatch)
-    return Path(shutil.copytree(models.pull("random:llama"), tmp_path / "model"))
+    return Path(shutil.copytree(models.fetch_model_folder("random:llama"), tmp_path / "model"))
 
 
 def change(path: Path, **values: object) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from esa_cli.models.files.random_model import write_random_model, write_tokenizer
+from esa_cli.models.files.random_model import write_byte_tokenizer, write_random_model
 
 WINDOW = 8192
 
@@ -25,7 +25,7 @@ def wide_model(folder: Path) -> str:
 def foreign_model(folder: Path, template: str | None = None) -> str:
     """A kind of model that ESA does not support, with this chat template or none."""
     folder.mkdir()
-    write_tokenizer(folder)
+    write_byte_tokenizer(folder)
     path = folder / "tokenizer_config.json"
     settings = json.loads(path.read_text())
     del settings["chat_template"]

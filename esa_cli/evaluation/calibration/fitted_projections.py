@@ -37,11 +37,11 @@ from esa_cli.errors import PresetError, ResourceError, UsageError
 from esa_cli.models.attachment.attach import attach
 from esa_cli.models.attachment.fingerprint import (
     KEY,
-    Fingerprint,
-    compute_fingerprint,
+    ModelFingerprint,
+    compute_model_fingerprint,
     describe_query_rotation,
 )
-from esa_cli.models.files.families import has_state_layers, list_layer_windows
+from esa_cli.models.files.families import has_state_layers, list_window_sizes
 from esa_cli.models.loading.load import LoadedModel
 from esa_cli.qa.answering.prompt import PromptTokens
 from esa_cli.qa.answering.session import prefill_tokens
@@ -222,7 +222,7 @@ class CalibrationJob:
     method: Method
     ids: list[int]
     stored: Activations
-    of_model: Fingerprint
+    of_model: ModelFingerprint
 
     @torch.inference_mode()
     def collect_activations(self, progress: Progress | None = None) -> None:
@@ -248,8 +248,8 @@ class CalibrationJob:
                 self.stored.add_rows(chunk.layer, folded, flatten_keys(keys))
 
             cache = attachment.new_cache()
-            cache.expect(len(self.ids))
-            cache.begin(QueryState(Phase.PREFILL, trace=store_chunk_activations))
+            cache.announce_token_count(len(self.ids))
+            cache.begin_query(QueryState(Phase.PREFILL, trace=store_chunk_activations))
             prefill_tokens(attachment.model, self.ids, cache, progress=progress)
 
     @torch.no_grad()
@@ -286,7 +286,7 @@ class CalibrationJob:
         trained = asdict(training) if study.best == "learned" else {}
         metadata = {
             _MADE_BY: __version__,
-            KEY: self.of_model.as_text(),
+            KEY: self.of_model.make_json_text(),
             **describe_query_rotation(self.method),
             "method": study.best,
             "ranks": json.dumps(study.ranks),
@@ -317,7 +317,7 @@ def open_calibration_job(
     keys will be stored in an empty folder. Raises UsageError: the text is too short, or the model
     has sliding-window or recurrent layers."""
     config = loaded.model.config
-    if any(list_layer_windows(config)) or has_state_layers(config):
+    if any(list_window_sizes(config)) or has_state_layers(config):
         raise UsageError(
             "esa calibrate needs a model whose layers all attend to all tokens, but this "
             f"{config.model_type} model has sliding-window or recurrent layers",
@@ -330,7 +330,7 @@ def open_calibration_job(
             f"the text must have at least {MIN_TOKENS} tokens to fit projections, got {len(ids)}",
             "use a longer text, best with 50,000 tokens or more",
         )
-    of_model = compute_fingerprint(loaded.model)
+    of_model = compute_model_fingerprint(loaded.model)
     method = replace(resolve(preset).method, compressor=NoCompression())
     stored = Activations(folder, of_model.groups * of_model.dim)
     return CalibrationJob(loaded, preset, method, ids, stored, of_model)

@@ -274,8 +274,8 @@ def find_retrieval_heads(
     first, second = asked[::2], asked[1::2]
     with attach(loaded.model, method) as attachment:
         cache = attachment.new_cache()
-        cache.expect(len(ids) + RESERVE)
-        cache.begin(QueryState(Phase.PREFILL))
+        cache.announce_token_count(len(ids) + RESERVE)
+        cache.begin_query(QueryState(Phase.PREFILL))
         prefill_tokens(attachment.model, ids, cache, progress=prefilling)
 
         def collect_votes(done: int, question: NeedleQuestion, *sets: HeadSet) -> NeedleVotes:
@@ -285,7 +285,7 @@ def find_retrieval_heads(
             state = QueryState(Phase.QUESTION, question=(len(ids) + start, len(ids) + stop))
             asked_ids = prompt.encode_question(question.question)
             tokens = torch.tensor([asked_ids], device=loaded.model.device)
-            cache.begin(state, replace(method, selector=votes, score=score))
+            cache.begin_query(state, replace(method, selector=votes, score=score))
             try:
                 attachment.body(input_ids=tokens, past_key_values=cache)
             finally:

@@ -3,8 +3,8 @@
 No code is patched: an attention function and a mask function are registered as "esa"; the rotary
 module is replaced by one that does not rotate; the configuration is replaced by a copy, since other
 models may share the original; hooks watch the calls of the model's body. The attention function
-finds the method by the attention module that calls it, so several models can be attached at once.
-docs/design.md explains this under "The seam"."""
+finds the method by the attention module that calls the function, so several models can be attached
+at once. docs/design.md explains the attachment under "The seam"."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from esa_cli.attention.method import Method
 from esa_cli.attention.rope import Rope
 from esa_cli.attention.sliding_window import SlidingAttention
 from esa_cli.errors import ModelError, UsageError
-from esa_cli.models.attachment.kv_cache import CurrentCall, EsaCache
+from esa_cli.models.attachment.kv_cache import CurrentForwardCall, EsaCache
 from esa_cli.models.attachment.layer_traits import (
-    LatentHeads,
+    LatentProjections,
     LayerTraits,
     list_attention_modules,
     make_layer_traits,
 )
-from esa_cli.models.files.families import check_supported, get_family, map_source_layers
+from esa_cli.models.files.families import check_config_supported, get_model_family, map_key_sources
 
 NAME = "esa"
 
@@ -42,29 +42,29 @@ class IdentityRotaryEmbedding(nn.Module):
     """A rotary module that returns cosines of 1 and sines of 0, so that keys are cached unrotated.
 
     Args:
-        width: the number of cosines for each token, or 1 to broadcast. as_complex: whether the
-            model expects a complex tensor (1, n, width). replaced: the model's rotary module, for
-            its layer types."""
+        cosine_count: the number of cosines for each token, or 1 to broadcast. as_complex: whether
+            the model expects a complex tensor (1, n, width). replaced_module: the rotary module of
+            the model, whose layer types are copied."""
 
-    def __init__(self, width: int, as_complex: bool, replaced: nn.Module) -> None:
+    def __init__(self, cosine_count: int, as_complex: bool, replaced_module: nn.Module) -> None:
         super().__init__()
-        self.layer_types = getattr(replaced, "layer_types", None)
-        self._width, self._as_complex = width, as_complex
+        self.layer_types = getattr(replaced_module, "layer_types", None)
+        self._width, self._as_complex = cosine_count, as_complex
 
     def forward(self, x: Tensor, position_ids: Tensor, layer_type: str | None = None) -> Any:
-        """Returns cosines and sines, (1, n, width) each, or one complex tensor."""
+        """Returns cosines and sines for n tokens, (1, n, width) each, or one complex tensor."""
         shape = (1, position_ids.shape[-1], self._width)
         cos, sin = x.new_ones(shape), x.new_zeros(shape)
         return torch.complex(cos.float(), sin.float()) if self._as_complex else (cos, sin)
 
 
-def choose_last_token_options(config: Any) -> dict[str, int]:
-    """Returns the option of a forward call by which layers that share the keys of others compute
-    the last token only, or {} if the model family has no such option."""
-    return {"logits_to_keep": 1} if get_family(config).skips_tokens else {}
+def get_last_token_only_options(config: Any) -> dict[str, int]:
+    """Returns the options of a forward call that let layers without keys of their own compute only
+    the last token, or {} if the model family has no such option."""
+    return {"logits_to_keep": 1} if get_model_family(config).skips_tokens else {}
 
 
-def _copy_configs(model: nn.Module) -> list[tuple[Any, Any]]:
+def _replace_configs_by_copies(model: nn.Module) -> list[tuple[Any, Any]]:
     """Replaces the configurations of modules by copies; returns modules with their originals."""
     modules: Sequence[Any] = list(model.modules())
     originals = [
@@ -79,33 +79,34 @@ def _copy_configs(model: nn.Module) -> list[tuple[Any, Any]]:
 
 
 def _restore_model(
-    body: Any, rotary: nn.Module | None, configs: Sequence[tuple[Any, Any]],
+    model_body: Any, rotary_module: nn.Module | None, module_configs: Sequence[tuple[Any, Any]],
     hooks: Sequence[RemovableHandle] = (),
 ) -> None:  # fmt: skip
-    """Restores the rotary module and the configurations of a model, and removes hooks."""
-    if rotary is not None:
-        body.rotary_emb = rotary
-    for module, config in configs:
+    """Restores a model's rotary module and configurations, and removes ESA's hooks from it."""
+    if rotary_module is not None:
+        model_body.rotary_emb = rotary_module
+    for module, config in module_configs:
         module.config = config
     for hook in hooks:
         hook.remove()
 
 
-def _record_calls(body: Any, forward_pass: CurrentCall, has_readers: bool) -> list[RemovableHandle]:
-    """Registers hooks that record each call of a model's body with an `EsaCache` as the
-    `CurrentCall`. If some layers attend to other layers' keys (`has_readers`), these layers compute
-    all tokens in calls other than plain prefill, so that every token takes part in the selection.
-    """
+def _register_call_hooks(
+    model_body: Any, current_call: CurrentForwardCall, keys_are_shared: bool
+) -> list[RemovableHandle]:
+    """Registers hooks that record each call of a model's body with an `EsaCache`. If some layers
+    attend to the keys of other layers (`keys_are_shared`), such layers compute all tokens in calls
+    other than plain prefill, so that every token takes part in the selection."""
 
-    def before_call(module: Any, inputs: Any, options: Mapping[str, Any]) -> Any:
+    def begin_recorded_call(module: Any, inputs: Any, options: Mapping[str, Any]) -> Any:
         cache = options.get("past_key_values")
-        forward_pass.cache = None
+        current_call.cache = None
         if not isinstance(cache, EsaCache) or module.config._attn_implementation != NAME:
             return None
-        cache.check_owner(forward_pass)
+        cache.check_belongs_to_model(current_call)
         positions = options.get("position_ids")
         span = None if positions is None else positions.reshape(-1)[[0, -1]].tolist()
-        forward_pass.span = span and (span[0], span[1])
+        current_call.span = span and (span[0], span[1])
         tokens = options.get("input_ids", inputs[0] if inputs else None)
         tokens = options["inputs_embeds"] if tokens is None else tokens
         if tokens.shape[0] != 1:
@@ -113,20 +114,20 @@ def _record_calls(body: Any, forward_pass: CurrentCall, has_readers: bool) -> li
                 f"ESA attends to one sequence at a time, not a batch of {tokens.shape[0]}",
                 "ask the questions one after another; the document is processed only once",
             )
-        cache.states.begin_call(tokens.shape[1])
-        forward_pass.cache = ref(cache)
-        if has_readers and "logits_to_keep" in options and not cache.is_plain_prefill:
+        cache.states.begin_forward_call(tokens.shape[1])
+        current_call.cache = ref(cache)
+        if keys_are_shared and "logits_to_keep" in options and not cache.is_plain_prefill:
             return inputs, {**options, "logits_to_keep": 0}
         return None
 
-    def after_call(module: Any, inputs: Any, options: Mapping[str, Any], output: Any) -> None:
-        if (cache := forward_pass.get_current_cache()) is not None:
-            cache.states.end_call(cache.get_seq_length())
-        forward_pass.cache = None
+    def end_recorded_call(module: Any, inputs: Any, options: Any, output: Any) -> None:
+        if (cache := current_call.get_current_cache()) is not None:
+            cache.states.end_forward_call(cache.get_seq_length())
+        current_call.cache = None
 
     return [
-        body.register_forward_pre_hook(before_call, with_kwargs=True),
-        body.register_forward_hook(after_call, with_kwargs=True),
+        model_body.register_forward_pre_hook(begin_recorded_call, with_kwargs=True),
+        model_body.register_forward_hook(end_recorded_call, with_kwargs=True),
     ]
 
 
@@ -135,16 +136,16 @@ _ATTACHED: WeakKeyDictionary[nn.Module, ReferenceType[Attachment]] = WeakKeyDict
 
 
 class Attachment:
-    """A model with ESA attached, as a context manager; without `with`, call `detach`. `model` is a
-    causal language model of transformers, of a family in `families`; `method` runs in the caches
-    created from now on, unless `EsaCache.begin` sets another. Raises ModelError: the model is not
-    supported, or is attached already."""
+    """A model in which a method computes the attention, as a context manager; outside of `with`,
+    call `detach`. `model` is a causal language model of transformers, of a family in `FAMILIES`.
+    Caches created by `new_cache` run `method`, unless `EsaCache.begin_query` sets another method.
+    Raises ModelError: the model is not supported, or is attached already."""
 
     def __init__(self, model: PreTrainedModel, method: Method) -> None:
-        check_supported(model.config)
+        check_config_supported(model.config)
         self.model, self.method = model, method
         self.body = cast(Any, model.base_model)
-        modules, family = list_attention_modules(model), get_family(model.config)
+        modules, family = list_attention_modules(model), get_model_family(model.config)
         self._attending = [module for module in modules if module is not None]
         rotary = getattr(self.body, "rotary_emb", None)
         # The model, one that contains it or one inside it.
@@ -153,16 +154,17 @@ class Attachment:
                 "this model is already attached", "call detach() on its first attachment"
             )
         self.traits = make_layer_traits(model.config, rotary, modules)
-        self.forward_pass = CurrentCall()
-        self.latents = [LatentHeads(module) for module in self._attending if family.latent]
+        self.forward_pass = CurrentForwardCall()
+        self.latents = [LatentProjections(module) for module in self._attending if family.latent]
         self.method_layers = [
             i for i, one in enumerate(self.traits) if one is not None and one.window is None
         ]
         self._attention: dict[LayerTraits, Attention | SlidingAttention] = {}
         AttentionInterface.register(NAME, _compute_esa_attention)
         AttentionMaskInterface.register(NAME, _refuse_padding_mask)
-        self._bare = rotary, (configs := _copy_configs(model))
-        calls = _record_calls(self.body, self.forward_pass, bool(map_source_layers(model.config)))
+        self._bare = rotary, (configs := _replace_configs_by_copies(model))
+        shares_keys = bool(map_key_sources(model.config))
+        calls = _register_call_hooks(self.body, self.forward_pass, shares_keys)
         self._restore = finalize(self, _restore_model, self.body, rotary, configs, calls)
         self._restore.atexit = False
         if family.switches_rope:  # or `generate` drops the cache at this length
@@ -184,14 +186,14 @@ class Attachment:
 
     @property
     def rope(self) -> Rope:
-        """The rotary embedding of the first layer that rotates; `NoRope` if no layer does."""
+        """The rotary embedding of the first layer that rotates keys, or `NoRope` without one."""
         ropes = [traits.rope for traits in self.traits if traits is not None]
         return next((rope for rope in ropes if rope.rotates), ropes[0])
 
-    def get_layer_attention(self, method: Method, layer: int) -> Attention | SlidingAttention:
-        """Returns the function that computes a layer's attention: the method's function, or
+    def get_layer_attention(self, method: Method, layer_index: int) -> Attention | SlidingAttention:
+        """Returns the function that computes the attention of a layer: the method's attention, or
         sliding-window attention."""
-        traits = self.traits[layer]
+        traits = self.traits[layer_index]
         assert traits is not None, "the layer has no attention"
         found = self._attention.get(traits)
         if found is None or (isinstance(found, Attention) and found.method is not method):
@@ -205,15 +207,15 @@ class Attachment:
         return found
 
     def new_cache(self, on_host: bool = False) -> EsaCache:
-        """Returns an empty cache for `model(...)` or `model.generate(...)`, with keys and values in
-        host memory if `on_host`."""
+        """Returns an empty KV cache for `model(...)` or `model.generate(...)`, whose keys and
+        values are in host memory if `on_host`."""
         return EsaCache(
             self.forward_pass, self.method, self.model.config, on_host, self.method_layers
         )
 
     @contextmanager
-    def suspended(self) -> Iterator[None]:
-        """A context in which the model uses its own attention; the tokens in caches stay."""
+    def suspend_method(self) -> Iterator[None]:
+        """A context in which the model computes its own attention; KV caches keep their tokens."""
         rotary, configs = self._bare
         own = [(module, module.config) for module, _ in configs]
         replaced = getattr(self.body, "rotary_emb", None)
@@ -224,7 +226,7 @@ class Attachment:
             _restore_model(self.body, replaced, own)
 
     def detach(self) -> None:
-        """Restores the attached model; a second call does nothing."""
+        """Restores the model to what it was before it was attached; a second call does nothing."""
         if self._restore.alive:
             self.forward_pass.cache = None
             self._restore()
@@ -239,7 +241,7 @@ class Attachment:
 
 
 def attach(model: PreTrainedModel, method: Method) -> Attachment:
-    """Attaches a method to a model until `detach` is called."""
+    """Attaches a method to a model of transformers until `detach` is called on the result."""
     return Attachment(model, method)
 
 
@@ -248,27 +250,27 @@ def _compute_esa_attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:  # fmt: skip
-    """Computes ESA's attention when transformers calls it: unrotated queries (1, H, C, D) become
-    outputs (1, C, H, D), without gradients."""
+    """Computes the attention of an attached model's layer, as transformers' attention function:
+    unrotated queries (1, H, C, D) become outputs (1, C, H, D), without gradients."""
     attachment = (_ATTACHED.get(module) or (lambda: None))()
     if attachment is None:
         raise ModelError("no method is attached to this model", "call attach(model, method)")
     if (cache := attachment.forward_pass.get_current_cache()) is None:
         hint = "pass past_key_values=attachment.new_cache()"
-        raise UsageError("a model with ESA attached needs its own cache", hint)
+        raise UsageError("a model with ESA attached needs a KV cache of ESA", hint)
     if attention_mask is not None:
         raise UsageError("ESA's attention accepts no attention mask", "omit attention_mask")
     layer: int = module.layer_idx  # type: ignore[assignment]
     latent, traits = attachment.latents[layer] if attachment.latents else None, attachment.traits
-    q = latent.absorb_queries(query[0]) if latent else traits[layer].rope.as_key(query[0])  # type: ignore[union-attr]
+    q = latent.project_queries(query[0]) if latent else traits[layer].rope.as_key(query[0])  # type: ignore[union-attr]
     attention = attachment.get_layer_attention(cache.method, layer)
-    out = attention(cache.memory(layer), q, cache.query, kwargs.get("s_aux"))
-    return (latent.expand_outputs(out) if latent else out).transpose(0, 1)[None], None
+    out = attention(cache.get_layer_memory(layer), q, cache.query, kwargs.get("s_aux"))
+    return (latent.expand_to_values(out) if latent else out).transpose(0, 1)[None], None
 
 
 def _refuse_padding_mask(*args: Any, attention_mask: Tensor | None = None, **kwargs: Any) -> None:
-    """Returns no mask, since ESA is causal by construction. A mask that hides tokens is refused,
-    since ESA would attend to the padding."""
+    """Returns no attention mask, since ESA's attention is causal without one. Raises UsageError:
+    the model is called with a mask that hides tokens, such as padding."""
     if attention_mask is not None and not bool(torch.all(attention_mask)):
         raise UsageError(
             "the attention mask must not hide tokens, since ESA accepts no padding",

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from esa_cli.errors import ModelError, PresetError
-from esa_cli.models.attachment.layer_traits import get_plain_weight, list_qkv_modules
-from esa_cli.models.files.checkpoint_files import converting_read_errors
+from esa_cli.models.attachment.layer_traits import get_unquantised_weight, list_qkv_projections
+from esa_cli.models.files.checkpoint_files import convert_read_errors
 from esa_cli.models.files.families import get_key_shape
-from esa_cli.models.text_passes.text_forward import is_plain_weight
+from esa_cli.models.text_passes.text_forward import is_unquantised_weight
 
 if TYPE_CHECKING:
     from esa_cli.attention.method import Method
@@ -31,20 +31,20 @@ LOADED_PLAIN = "load the model in float32, bfloat16 or float16, without quantisa
 
 
 def iterate_weight_tensors(model: Any) -> Iterator[tuple[str, Tensor]]:
-    """Yields the name and tensor of each plain parameter, and then of everything else in the
-    model's state. Quantised weights are flattened, because bitsandbytes changes their shape at
-    their first use. Raises ModelError: the state contains something other than tensors."""
+    """Yields the name and tensor of each unquantised parameter of a model, and then of all other
+    entries of the model's state. Quantised weights are flattened, because bitsandbytes changes the
+    shape of a weight at its first use. Raises ModelError: an entry is not a tensor."""
     parameters = dict(model.named_parameters(remove_duplicate=False))
-    plain = {name for name, weight in parameters.items() if is_plain_weight(weight)}
+    plain = {name for name, weight in parameters.items() if is_unquantised_weight(weight)}
     yield from ((name, weight) for name, weight in model.named_parameters() if name in plain)
     for name, tensor in _iterate_module_tensors(model, plain):
         yield name, tensor.reshape(-1) if name in parameters else tensor
 
 
 def _iterate_module_tensors(
-    module: Any, known_names: Set[str] = frozenset()
+    module: Any, skipped_names: Set[str] = frozenset()
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yields the name and tensor of each entry of a module's state, except for `known_names`."""
+    """Yields the name and tensor of each entry of a module's state, except for `skipped_names`."""
     for name, part in module.named_modules():
         prefix, state = f"{name}." if name else "", dict[str, Any]()
         packing = getattr(getattr(part, "weight", None), "quant_state", None)
@@ -56,20 +56,20 @@ def _iterate_module_tensors(
                 for key, value in vars(inner).items() if inner is not None else ():
                     if isinstance(value, Tensor):
                         state[f"{prefix}weight.quant_state{at}.{key}"] = value
-        for key in sorted(state.keys() - known_names):
-            yield from _iterate_state_entry_tensors(key, state[key])
+        for key in sorted(state.keys() - skipped_names):
+            yield from _iterate_entry_tensors(key, state[key])
 
 
-def _iterate_state_entry_tensors(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
+def _iterate_entry_tensors(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
     """Yields the name of each tensor inside one entry of a module's state, and the tensor."""
     if isinstance(value, Tensor) and hasattr(value, "__tensor_flatten__"):
         for inner in value.__tensor_flatten__()[0]:
-            yield from _iterate_state_entry_tensors(f"{name}.{inner}", getattr(value, inner))
+            yield from _iterate_entry_tensors(f"{name}.{inner}", getattr(value, inner))
     elif isinstance(value, Tensor):
         yield name, (value.dequantize() if value.is_quantized else value).detach()
     elif isinstance(value, (tuple, list)):
         for i, one in enumerate(value):
-            yield from _iterate_state_entry_tensors(f"{name}.{i}", one)
+            yield from _iterate_entry_tensors(f"{name}.{i}", one)
     elif not (value is None or isinstance(value, (torch.dtype, bool, int, float, str))):
         raise ModelError(
             f"{name} of this model must be a tensor, got {type(value).__name__}", LOADED_PLAIN
@@ -83,7 +83,7 @@ ROTATE, DISTANCE = "rotate", "distance"
 
 
 @dataclass(frozen=True)
-class Fingerprint:
+class ModelFingerprint:
     """A model's type, its sizes and a hash of some weights, which together identify the model."""
 
     kind: str
@@ -97,12 +97,12 @@ class Fingerprint:
         heads = f"{self.heads} query and {self.groups} key heads of {self.dim}"
         return f"{self.kind} of {self.layers} layers with {heads} (weights {self.weights[:8]})"
 
-    def as_text(self) -> str:
-        """Returns the fingerprint as JSON, for the metadata of a file."""
+    def make_json_text(self) -> str:
+        """Returns the fingerprint as JSON, which the metadata of a compressor file contains."""
         return json.dumps(asdict(self), sort_keys=True)
 
 
-def compute_fingerprint(model: Any) -> Fingerprint:
+def compute_model_fingerprint(model: Any) -> ModelFingerprint:
     """Computes the fingerprint of a causal language model of transformers. Raises ModelError: the
     weights are not in memory, or cannot be read because of their quantisation."""
     if any(weight.is_meta for weight in model.parameters()):
@@ -110,17 +110,17 @@ def compute_fingerprint(model: Any) -> Fingerprint:
             "some weights are not in memory, so that esa cannot compute the model's fingerprint",
             "load the whole model into memory, or use a smaller model",
         )
-    config, layers, digest = model.config, list_qkv_modules(model), hashlib.sha256()
-    with converting_read_errors("a projection of this model", LOADED_PLAIN):
+    config, layers, digest = model.config, list_qkv_projections(model), hashlib.sha256()
+    with convert_read_errors("a projection of this model", LOADED_PLAIN):
         for projection in (*layers[0][:2], *layers[-1][:2]):
-            digest.update(_read_identifying_bytes(projection))
+            digest.update(_read_identifying_weight_bytes(projection))
     sizes = len(layers), int(config.num_attention_heads), *get_key_shape(config)
-    return Fingerprint(str(config.model_type), *sizes, digest.hexdigest())
+    return ModelFingerprint(str(config.model_type), *sizes, digest.hexdigest())
 
 
-def _read_identifying_bytes(projection: Any) -> bytes:
-    """Returns the signs of a projection's weight, or all bytes and scales of a quantised one."""
-    if (weight := get_plain_weight(projection)) is not None:
+def _read_identifying_weight_bytes(projection: Any) -> bytes:
+    """Returns the signs of a projection's weight, or all bytes of a quantised weight."""
+    if (weight := get_unquantised_weight(projection)) is not None:
         return torch.signbit(weight).to(torch.uint8).cpu().numpy().tobytes()
     tensors = [tensor.reshape(-1).contiguous() for _, tensor in _iterate_module_tensors(projection)]
     if not tensors:
@@ -128,17 +128,17 @@ def _read_identifying_bytes(projection: Any) -> bytes:
     return b"".join(tensor.view(torch.uint8).cpu().numpy().tobytes() for tensor in tensors)
 
 
-def read_fingerprint(metadata: Mapping[str, str]) -> Fingerprint | None:
-    """Returns the fingerprint in a file's metadata, or None. Raises PresetError: it is damaged."""
+def read_model_fingerprint(file_metadata: Mapping[str, str]) -> ModelFingerprint | None:
+    """Returns the fingerprint in a compressor file, or None. Raises PresetError: it is damaged."""
     try:
-        return Fingerprint(**json.loads(metadata[KEY])) if KEY in metadata else None
+        return ModelFingerprint(**json.loads(file_metadata[KEY])) if KEY in file_metadata else None
     except (ValueError, TypeError) as error:
         message = "the compressor file's fingerprint of its model cannot be read"
-        raise PresetError(message, "make the file again by `esa calibrate`") from error
+        raise PresetError(message, "make the compressor file again by `esa calibrate`") from error
 
 
 def describe_query_rotation(method: Method) -> dict[str, str]:
-    """Returns how a method rotates queries before reducing them, as metadata entries."""
+    """Returns a compressor file's metadata entries on how a method rotates queries."""
     if not method.score.rotates:
         return {ROTATE: "false"}
     return {ROTATE: "true", DISTANCE: str(method.position.distance)}
@@ -146,14 +146,14 @@ def describe_query_rotation(method: Method) -> dict[str, str]:
 
 def check_compressor_fits(compressor: Compressor, model: Any, method: Method | None = None) -> None:
     """Raises PresetError where a compressor with `metadata`, such as `Learned`, was fitted to
-    another model, or to queries that are rotated differently than the method's."""
+    another model than `model`, or to queries that are rotated differently than in `method`."""
     from esa_cli.attention.parts import blame_plugins
 
     with blame_plugins({"compressor": compressor}):
         metadata = compressor.metadata
     file = next(iter(compressor.files), "the compressor file")
-    wanted = read_fingerprint(metadata)
-    if wanted is not None and wanted != (own := compute_fingerprint(model)):
+    wanted = read_model_fingerprint(metadata)
+    if wanted is not None and wanted != (own := compute_model_fingerprint(model)):
         raise PresetError(
             f"the compressor file {file} was made for a {wanted}; this model is a {own}",
             "make a file for this model by `esa calibrate`, or set compressor.name=closed-form",

@@ -34,15 +34,15 @@ _UPGRADE = "upgrade transformers, or choose another model; esa never runs a mode
 
 
 @contextmanager
-def converting_read_errors(what: object, hint: str = _FETCH_AGAIN) -> Iterator[None]:
-    """Turns an error of another library, raised while it reads a file of a model, into a
-    ModelError whose message calls the file `what`. Errors for lack of memory are passed on."""
+def convert_read_errors(source: object, hint: str = _FETCH_AGAIN) -> Iterator[None]:
+    """Turns an error that another library raises when it reads a model's file into a ModelError,
+    whose message calls the file `source`. Errors for lack of memory are passed on."""
     try:
         yield
     except Exception as error:
         if isinstance(error, EsaError) or memory_ran_out(error):
             raise
-        raise ModelError(f"{what} cannot be read: {first_line(error)[:300]}", hint) from error
+        raise ModelError(f"{source} cannot be read: {first_line(error)[:300]}", hint) from error
 
 
 # -- Settings
@@ -58,44 +58,44 @@ _COUNTS = {
 _TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
-def read_config(folder: Path) -> dict[str, Any]:
+def read_config_json(folder: Path) -> dict[str, Any]:
     """Returns the contents of config.json. Raises ModelError: config.json is missing, or a setting
     in config.json or a token id in generation_config.json has a value that no model can have."""
     path, generation = folder / "config.json", folder / "generation_config.json"
-    with converting_read_errors(path):
+    with convert_read_errors(path):
         config = json.loads(path.read_text("utf-8"))
     if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
-        raise ModelError(f"{path} has no model_type, the setting that names the kind of model")
+        raise ModelError(f"{path} has no model_type, which names the kind of model", _FETCH_AGAIN)
     for part in (config, config.get("text_config")):
         if isinstance(part, dict):
-            check_settings(part, path)
+            check_setting_values(part, path)
     if generation.is_file():
-        with converting_read_errors(generation):
+        with convert_read_errors(generation):
             tokens = dict(json.loads(generation.read_text("utf-8")))
-        check_settings({name: tokens.get(name) for name in _TOKENS}, generation)
+        check_setting_values({name: tokens.get(name) for name in _TOKENS}, generation)
     return config
 
 
-def check_settings(settings: Mapping[str, Any], file: object) -> None:
-    """Raises ModelError, which names the file, where a setting has a value that no model has or
-    that cannot be used in computations."""
+def check_setting_values(settings: Mapping[str, Any], path: object) -> None:
+    """Raises ModelError, which names the file `path`, if a setting in config.json has a value that
+    no model has or that cannot be used in computations."""
     rope = settings.get("rope_parameters")
     for name, value in {**(rope if isinstance(rope, dict) else {}), **settings}.items():
-        if value is not None and (rule := _find_broken_rule(name, value)):
-            raise ModelError(f"{file}: {name} must {rule}, got {repr(value)[:80]}", _FETCH_AGAIN)
+        if value is not None and (rule := _find_broken_setting_rule(name, value)):
+            raise ModelError(f"{path}: {name} must {rule}, got {repr(value)[:80]}", _FETCH_AGAIN)
 
 
-def _find_broken_rule(name: str, value: Any) -> str:
-    """Returns the rule that the value of a setting in config.json breaks, or "" for no rule."""
+def _find_broken_setting_rule(setting_name: str, value: Any) -> str:
+    """Returns the rule that a setting in config.json breaks, or "" for a valid value."""
     number = value if isinstance(value, (int, float)) and not isinstance(value, bool) else math.nan
-    if name in _COUNTS or name in _TOKENS:
-        low, high = _COUNTS.get(name, (-1, _LARGEST))
+    if setting_name in _COUNTS or setting_name in _TOKENS:
+        low, high = _COUNTS.get(setting_name, (-1, _LARGEST))
         values = value if isinstance(value, list) else [value]
         good = all(type(n) is int and low <= n <= high for n in values if n is not None)
         return "" if good else f"be a whole number from {low} to {high:,}"
-    if name in ("rope_theta", "partial_rotary_factor"):
+    if setting_name in ("rope_theta", "partial_rotary_factor"):
         return "" if 0 < number < math.inf else "be above 0"
-    if name.endswith(("eps", "epsilon")):
+    if setting_name.endswith(("eps", "epsilon")):
         return "" if 0 <= number < 1 else "be from 0 to 1"
     return "be a number" if isinstance(value, float) and math.isnan(value) else ""
 
@@ -109,10 +109,10 @@ def find_quantization_config(config: Mapping[str, Any]) -> dict[str, Any]:
     return {}
 
 
-def check_tokenizer_files(folder: Path) -> None:
-    """Raises ModelError if the folder has no file from which a tokenizer can be loaded."""
+def check_tokenizer_files_exist(folder: Path) -> None:
+    """Raises ModelError if a model's folder has no file from which a tokenizer can be loaded."""
     if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
-        raise ModelError(f"{folder} has no tokenizer", "copy the model's tokenizer.json into it")
+        raise ModelError(f"{folder} has no tokenizer", f"copy its tokenizer.json to {folder}")
 
 
 # -- Headers of weights
@@ -133,7 +133,7 @@ def list_stored_weights(folder: Path) -> list[StoredWeight]:
     for path in list_weight_files(folder):
         damaged, hint = f"the damaged file {path}", "delete the model and fetch it again"
         # Only headers are read, without torch.
-        with converting_read_errors(damaged, hint), safe_open(path, framework="np") as file:
+        with convert_read_errors(damaged, hint), safe_open(path, framework="np") as file:
             for name in file.keys():  # noqa: SIM118
                 part = file.get_slice(name)
                 weights.append(StoredWeight(name, str(part.get_dtype()), tuple(part.get_shape())))
@@ -151,7 +151,7 @@ def list_weight_files(folder: Path) -> list[Path]:
             "convert the weights to safetensors, or choose another model; esa refuses "
             "pickled weights (.bin, .pt), which can run code",
         )
-    with converting_read_errors(index):
+    with convert_read_errors(index):
         names = sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))
     if missing := [name for name in names if not (folder / name).is_file()]:
         lacking = f"lacks {len(missing)} of {len(names)} weight files, such as {missing[0]}"
@@ -167,15 +167,15 @@ _BESIDE = re.compile(r"(scales?|scale_inv|scale_2|zero_point|shape|g_idx)$")
 _SCALES = ("weight_scale_inv", "scale", "qscale_weight")
 
 
-def check_weight_types(weights: Iterable[StoredWeight], settings: Mapping[str, Any]) -> None:
-    """Raises ModelError where a tensor has numbers of few bits without scales, or blocks that do
-    not divide its size evenly: transformers 5.23 would silently load wrong weights."""
+def check_weight_types(weights: Iterable[StoredWeight], quantization: Mapping[str, Any]) -> None:
+    """Raises ModelError if a tensor has numbers of few bits without scales, or blocks that do not
+    divide the tensor's size evenly: transformers 5.23 would silently load wrong weights."""
     shapes = {weight.name: weight.shape for weight in weights}
-    scaled, block = any(map(_BESIDE.search, shapes)), settings.get("weight_block_size")
+    scaled, block = any(map(_BESIDE.search, shapes)), quantization.get("weight_block_size")
     for name, kind, shape in weights:
         few = kind not in _FLOATS and _NUMBERS.search(name)
-        wrong = bool(few and not settings and (scaled or not kind.startswith("F8")))
-        if settings.get("quant_method") in ("fp8", "mxfp8") and kind.startswith("F8"):
+        wrong = bool(few and not quantization and (scaled or not kind.startswith("F8")))
+        if quantization.get("quant_method") in ("fp8", "mxfp8") and kind.startswith("F8"):
             names = (name.removesuffix("weight") + end for end in _SCALES)
             scales = next((shapes[scale] for scale in names if scale in shapes), None)
             wrong = name.endswith("weight") and scales is None
@@ -187,32 +187,33 @@ def check_weight_types(weights: Iterable[StoredWeight], settings: Mapping[str, A
             raise ModelError(message, PLAIN_WEIGHTS_HINT)
 
 
-def weight_bytes_in_memory(
-    folder: Path, number_bytes: int, matrix_bytes: float = 0, stays_packed: bool = False
+def compute_weight_bytes(
+    folder: Path, number_bytes: int, matrix_number_bytes: float = 0, stay_quantised: bool = False
 ) -> int:
-    """Returns how many bytes a folder's weights take in memory. A number takes `number_bytes`, or
-    `matrix_bytes` in the matrices of layers that are quantised by esa. Weights that are stored
-    quantised may be left as they are (`stays_packed`)."""
-    weights, settings = list_language_weights(folder), find_quantization_config(read_config(folder))
+    """Returns how many bytes the weights in a model's folder take in memory. A number takes
+    `number_bytes`, or `matrix_number_bytes` in matrices of layers that esa quantises. If
+    `stay_quantised`, weights that are stored quantised stay quantised."""
+    weights = list_language_model_weights(folder)
+    settings = find_quantization_config(read_config_json(folder))
     check_weight_types(weights, settings)
-    if stays_packed:
+    if stay_quantised:
         return sum(path.stat().st_size for path in list_weight_files(folder))
     total = 0.0
     for name, kind, shape in weights:
         count = math.prod(shape)
         if kind in _FLOATS or (kind.startswith("F8") and not settings):
             matrix = len(shape) == 2 and ".layers." in name
-            total += count * ((matrix and matrix_bytes) or number_bytes)
+            total += count * ((matrix and matrix_number_bytes) or number_bytes)
         elif not _BESIDE.search(name):
             packed = {"U8": 2, "I32": 32 // (read_bits_per_weight(settings) or 8)}.get(kind, 1)
             total += count * packed * number_bytes
     return int(total)
 
 
-def read_bits_per_weight(settings: Mapping[str, Any]) -> int:
-    """Returns the number of bits of a weight by the `quantization_config` of a model, or 0 if the
-    configuration does not say it."""
-    text = str(settings).lower()
+def read_bits_per_weight(quantization_config: Mapping[str, Any]) -> int:
+    """Returns how many bits a weight has according to a model's `quantization_config`, or 0 if the
+    configuration does not say how many."""
+    text = str(quantization_config).lower()
     bits = [int(count) for count in re.findall(r"'(?:n|num_)?bits': (\d+)", text)]
     if "'load_in_4bit': true" in text or "int4" in text:
         bits.append(4)
@@ -245,31 +246,31 @@ def has_language_model_part(config: Mapping[str, Any]) -> bool:
     return str(text.get("model_type")) in _TEXT_KINDS
 
 
-def read_language_settings(folder: Path) -> dict[str, Any]:
-    """Returns the contents of config.json for a known family, or else the language model's settings
-    as transformers completes them. Raises ModelError: see `read_config`."""
-    config = read_config(folder)
+def read_language_model_settings(folder: Path) -> dict[str, Any]:
+    """Returns the contents of config.json if the model's family is known, or else the settings of
+    the language model as transformers completes them. Raises ModelError: see `read_config_json`."""
+    config = read_config_json(folder)
     if config["model_type"] in FAMILIES:
         return config
     with nullcontext() if has_language_model_part(config) else suppress(ModelError):
-        known = read_language_config(folder)
+        known = read_language_model_config(folder)
         sizes = {name: getattr(known, name, None) for name in _COUNTS}  # families rename these
         settings = {"num_attention_heads": 1, **known.to_dict()}
         return settings | {name: size for name, size in sizes.items() if size is not None}
     return config
 
 
-def read_language_config(folder: Path) -> Any:
+def read_language_model_config(folder: Path) -> Any:
     """Returns transformers' configuration of the language model in a folder. Raises ModelError:
     transformers cannot read the configuration."""
-    return _read_language_and_whole_configs(folder)[0]
+    return _read_language_model_and_whole_configs(folder)[0]
 
 
-def _read_language_and_whole_configs(folder: Path) -> tuple[Any, Any]:
+def _read_language_model_and_whole_configs(folder: Path) -> tuple[Any, Any]:
     """Returns transformers' configurations of the language model and of the whole checkpoint.
     Settings of the checkpoint that concern the language model are copied to its configuration."""
-    several = has_language_model_part(read_config(folder))
-    with quiet_transformers(), converting_read_errors(folder / "config.json", _UPGRADE):
+    several = has_language_model_part(read_config_json(folder))
+    with quiet_transformers(), convert_read_errors(folder / "config.json", _UPGRADE):
         from transformers import AutoConfig
 
         whole: Any = AutoConfig.from_pretrained(
@@ -289,11 +290,11 @@ def _read_language_and_whole_configs(folder: Path) -> tuple[Any, Any]:
         return text, whole
 
 
-def list_language_weights(folder: Path) -> list[StoredWeight]:
-    """Returns the stored tensors of the language model, under their names in the files. Raises
+def list_language_model_weights(folder: Path) -> list[StoredWeight]:
+    """Returns the stored tensors of the language model in a folder, named as in the files. Raises
     ModelError: a file is damaged, or the checkpoint contains no language model."""
     weights = list_stored_weights(folder)
-    if not has_language_model_part(read_config(folder)):
+    if not has_language_model_part(read_config_json(folder)):
         return weights
     prefixes = _map_weight_prefixes(folder, [weight.name for weight in weights])
     return [weight for weight in weights if weight.name.startswith(tuple(prefixes))]
@@ -302,10 +303,10 @@ def list_language_weights(folder: Path) -> list[StoredWeight]:
 def list_expected_weights(folder: Path) -> list[StoredWeight]:
     """Returns the names and shapes of the weights that transformers would create for a folder's
     config.json, without using memory. Raises ModelError: transformers does not know the model."""
-    config = read_language_config(folder)
+    config = read_language_model_config(folder)
     if hasattr(config, "quantization_config"):
         del config.quantization_config
-    with quiet_transformers(), converting_read_errors(folder / "config.json", _UPGRADE):
+    with quiet_transformers(), convert_read_errors(folder / "config.json", _UPGRADE):
         import torch
         from transformers import AutoModelForCausalLM
 
@@ -329,11 +330,11 @@ def _map_weight_prefixes(folder: Path, names: Sequence[str]) -> dict[str, str]:
     return {body: "model."} | ({head: "lm_head."} if head else {})
 
 
-def choose_loading_options(folder: Path) -> dict[str, Any]:
-    """Returns arguments for transformers' `from_pretrained`: the configuration and, if there are
-    several parts, the renaming that selects the language model. Raises ModelError."""
-    config, whole = _read_language_and_whole_configs(folder)
-    if not has_language_model_part(read_config(folder)):
+def choose_from_pretrained_options(folder: Path) -> dict[str, Any]:
+    """Returns arguments for transformers' `from_pretrained`: the configuration and, for a
+    checkpoint of several parts, the renaming that selects the language model's weights."""
+    config, whole = _read_language_model_and_whole_configs(folder)
+    if not has_language_model_part(read_config_json(folder)):
         return {"config": config}
     prefixes = _map_weight_prefixes(folder, [weight.name for weight in list_stored_weights(folder)])
     if "lm_head." not in prefixes.values():  # the whole decides; with a head, the part does
@@ -342,17 +343,17 @@ def choose_loading_options(folder: Path) -> dict[str, Any]:
         # Lists of modules have names from before or after transformers' own renaming.
         known = {**dict.fromkeys(_BODIES, "model."), **prefixes}
         config.quantization_config = {
-            name: [_rename_prefix(v, known) for v in value] if isinstance(value, list) else value
+            name: [_replace_prefix(v, known) for v in value] if isinstance(value, list) else value
             for name, value in packing.items()
         }
     mapping = {f"^{re.escape(prefix)}": plain for prefix, plain in prefixes.items()}
     return {"config": config, "key_mapping": mapping}
 
 
-def _rename_prefix(module: Any, prefixes: Mapping[str, str]) -> Any:
-    """Replaces the first matching prefix of a module's name, and returns other values unchanged."""
-    before = next((one for one in prefixes if str(module).startswith(one)), None)
-    return prefixes[before] + module[len(before) :] if before else module
+def _replace_prefix(module_name: Any, new_prefixes: Mapping[str, str]) -> Any:
+    """Returns a module's name with the first prefix in `new_prefixes` that it has replaced."""
+    before = next((one for one in new_prefixes if str(module_name).startswith(one)), None)
+    return new_prefixes[before] + module_name[len(before) :] if before else module_name
 
 
 # -- Facts that only transformers knows of a model, for processes that do not import it
@@ -361,8 +362,8 @@ _UNUSABLE = (OSError, ValueError, UsageError)
 """Errors of a cache that cannot be read or written; after such an error nothing is cached."""
 
 
-def _find_facts_file(kind: str, folder: Path, patterns: Sequence[str]) -> Path:
-    """Returns the cache file for facts that depend on the contents of files in a folder."""
+def _find_facts_cache_file(kind: str, folder: Path, patterns: Sequence[str]) -> Path:
+    """Returns the cache file for facts that depend on the contents of files in a model's folder."""
     packages = f"{version('transformers')} {version('tokenizers')}"
     digest = hashlib.sha256(f"{kind} {packages}".encode())
     for file in sorted({file for pattern in patterns for file in folder.glob(pattern)}):
@@ -372,11 +373,11 @@ def _find_facts_file(kind: str, folder: Path, patterns: Sequence[str]) -> Path:
     return esa_home() / "settings" / f"{digest.hexdigest()[:32]}.json"
 
 
-def load_cached_facts(kind: str, folder: Path, patterns: Sequence[str]) -> dict[str, Any] | None:
-    """Returns cached facts of a `kind` about a model's files, or None if the facts are missing or
-    damaged, or come from another version of transformers."""
+def load_model_facts(kind: str, folder: Path, patterns: Sequence[str]) -> dict[str, Any] | None:
+    """Returns what `store_model_facts` has stored about a model's files under `kind`, or None if it
+    is missing or damaged, or was stored with another version of transformers."""
     with suppress(*_UNUSABLE):
-        stored = _find_facts_file(kind, folder, patterns).read_text("utf-8")
+        stored = _find_facts_cache_file(kind, folder, patterns).read_text("utf-8")
         digest, _, text = stored.partition("\n")
         if digest == text_digest(text):
             facts: dict[str, Any] = json.loads(text)
@@ -384,15 +385,15 @@ def load_cached_facts(kind: str, folder: Path, patterns: Sequence[str]) -> dict[
     return None
 
 
-def cache_facts(
-    kind: str, folder: Path, patterns: Sequence[str], facts: Callable[[], dict[str, Any]]
+def store_model_facts(
+    kind: str, folder: Path, patterns: Sequence[str], make_facts: Callable[[], dict[str, Any]]
 ) -> None:
-    """Stores facts about a model's files for `load_cached_facts`, unless the facts are already
-    stored; values that JSON cannot represent are stored as text."""
-    if load_cached_facts(kind, folder, patterns) is None:
-        text = json.dumps(facts(), default=str)
+    """Stores facts about a model's files, such as settings, under `kind` for `load_model_facts`,
+    unless they are stored already. Values that JSON cannot represent are stored as text."""
+    if load_model_facts(kind, folder, patterns) is None:
+        text = json.dumps(make_facts(), default=str)
         with suppress(*_UNUSABLE):
-            path = _find_facts_file(kind, folder, patterns)
+            path = _find_facts_cache_file(kind, folder, patterns)
             path.parent.mkdir(parents=True, exist_ok=True)
             with replacing(path) as part:
                 part.write_text(f"{text_digest(text)}\n{text}", "utf-8")

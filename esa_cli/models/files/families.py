@@ -1,5 +1,5 @@
-"""The model families to which ESA can be attached, and what a configuration says about layers:
-their types, windows and key heads.
+"""The model families to which ESA can be attached, and what a model's configuration says about the
+types, windows and key heads of layers.
 
 The functions take a transformers configuration, or the settings of a config.json as attributes.
 Importing this module imports no large library."""
@@ -100,24 +100,24 @@ FIXED_ALPHA = ("hunyuan_v1_dense", "hunyuan_v1_moe")
 STATIC_ROPE = ("default", "linear", "llama3", "yarn", "longrope", "proportional")
 
 
-def get_family(config: object) -> ModelFamily:
-    """Returns the traits of a model's family. An unknown `model_type` gets Llama's traits, with a
-    soft cap of the logits if the configuration has one; `make_plain_forward` tests such models."""
+def get_model_family(config: object) -> ModelFamily:
+    """Returns the traits of a model's family. A model of an unknown `model_type` gets Llama's
+    traits, with the soft cap of the logits that its configuration has, if any."""
     unknown = _CAPPED if hasattr(config, _CAPPED.logit_cap) else _LLAMA
     return FAMILIES.get(getattr(config, "model_type", ""), unknown)
 
 
-def check_model_type(model_type: str | None) -> None:
+def check_model_type_supported(model_type: str | None) -> None:
     """Raises ModelError when ESA cannot be attached to models of this `model_type`."""
     if model_type not in FAMILIES:
         raise ModelError(f"ESA's methods cannot run in models of type {model_type!r}", INSTEAD_HINT)
 
 
-def check_supported(config: Any) -> None:
+def check_config_supported(config: Any) -> None:
     """Raises ModelError when ESA cannot be attached to a model with this configuration."""
     kind = getattr(config, "model_type", "unknown")
-    check_model_type(kind)
-    list_layer_windows(config)
+    check_model_type_supported(kind)
+    list_window_sizes(config)
     if getattr(config, "use_bidirectional_attention", None) in (True, "all"):
         raise ModelError(f"this {kind} model attends to later tokens, too", INSTEAD_HINT)
     if dynamic := sorted({*list_rope_types(config)} - {*STATIC_ROPE}):
@@ -129,7 +129,7 @@ def check_supported(config: Any) -> None:
 
 
 def list_rope_types(config: Any) -> list[str]:
-    """Returns the types of a model's rotary embeddings; each type of layer may have its own."""
+    """Returns the types of a model's rotary embeddings; each layer type may have its own."""
     parameters = getattr(config, "rope_parameters", None) or {}
     if config.model_type in FIXED_ALPHA and parameters.get("alpha"):  # the type is named dynamic
         return ["default"]
@@ -157,7 +157,7 @@ Nemotron's `hybrid_override_pattern`."""
 def list_layer_types(config: Any) -> list[str]:
     """Returns the type of each layer, named as in transformers, even if config.json lists no types.
     Raises AttributeError: the number of layers is missing."""
-    kind, family = getattr(config, "model_type", None), get_family(config)
+    kind, family = getattr(config, "model_type", None), get_model_family(config)
     for name in ("layer_types", "hybrid_override_pattern", "layers_block_type"):
         if not family.all_layers_slide and (types := getattr(config, name, None)):
             return [_OTHER_NAMES.get(layer, layer) for layer in types]
@@ -177,14 +177,14 @@ def list_layer_types(config: Any) -> list[str]:
 
 
 def has_state_layers(config: Any) -> bool:
-    """Whether some layers store a state instead of keys. A state cannot be cropped, and the states
-    of several documents cannot be joined."""
+    """Whether some layers of a model store a recurrent state. A state cannot be cropped, and the
+    states of several documents cannot be joined."""
     return any(_OTHER_KINDS.get(kind) in ("state", "both") for kind in list_layer_types(config))
 
 
-def list_layer_windows(config: Any) -> list[int | None]:
-    """Returns the window size of each layer, or None for a layer that attends to all tokens or has
-    no attention. A window at least as long as the model's context counts as none. Raises
+def list_window_sizes(config: Any) -> list[int | None]:
+    """Returns the window size of each layer in tokens, or None for a layer that attends to all
+    tokens or has no attention. A window as long as the model's context counts as no window. Raises
     ModelError: a layer type is unknown, or no layer attends to all tokens."""
     types, window = list_layer_types(config), getattr(config, "sliding_window", None)
     longest = getattr(config, "max_position_embeddings", None)
@@ -203,16 +203,16 @@ def list_layer_windows(config: Any) -> list[int | None]:
 
 
 def list_method_layers(config: Any) -> list[int]:
-    """Returns the indices of the layers that run a method. Raises ModelError: a layer type is
-    unknown, or no layer attends to all tokens."""
-    layers = enumerate(zip(list_layer_types(config), list_layer_windows(config), strict=True))
+    """Returns the indices of the layers in which a method selects tokens, which are the layers that
+    attend to all tokens. Raises ModelError: a layer type is unknown, or there is no such layer."""
+    layers = enumerate(zip(list_layer_types(config), list_window_sizes(config), strict=True))
     return [i for i, (kind, window) in layers if kind in ATTENTION_TYPES and window is None]
 
 
-def map_source_layers(config: Any) -> dict[int, int]:
-    """Maps each layer without keys of its own to the layer whose keys it uses, the last layer of
-    the same type before all layers that share keys. Raises ValueError: no such layer exists."""
-    count = int(getattr(config, get_family(config).sharing_layers or "", None) or 0)
+def map_key_sources(config: Any) -> dict[int, int]:
+    """Maps each layer without keys of its own to the layer whose keys it uses, which is the last
+    layer of the same type with keys. Raises ValueError: no such layer exists."""
+    count = int(getattr(config, get_model_family(config).sharing_layers or "", None) or 0)
     if not count:
         return {}
     types = list_layer_types(config)
@@ -221,18 +221,18 @@ def map_source_layers(config: Any) -> dict[int, int]:
     return {i: start - 1 - storing.index(types[i]) for i in range(start, len(types))}
 
 
-def list_layer_kinds(settings: Mapping[str, Any]) -> list[Kind]:
-    """Returns what each layer contains, by the settings of a config.json: attention, attention to
-    the keys of another layer ("reader"), a state, attention and a state, or neither ("idle")."""
-    config = SimpleNamespace(**settings)
-    readers, types = map_source_layers(config), enumerate(list_layer_types(config))
+def list_layer_contents(config_settings: Mapping[str, Any]) -> list[Kind]:
+    """Returns what each layer of a model contains, by the settings of config.json: "attention",
+    attention to another layer's keys ("reader"), a "state", "both" or neither ("idle")."""
+    config = SimpleNamespace(**config_settings)
+    readers, types = map_key_sources(config), enumerate(list_layer_types(config))
     return ["reader" if i in readers else _OTHER_KINDS.get(kind, "attention") for i, kind in types]
 
 
 def get_latent_scale_block_size(config: Any) -> int:
-    """Returns how many numbers of a latent share one scale when stored in 8 bits, or 0 without
-    latents. Rotary parts need scales of their own, since they may be much larger."""
-    if not get_family(config).latent:
+    """Returns how many numbers of a latent (MLA) share one scale when stored in 8 bits, or 0 for a
+    model without latents. Rotary parts need scales of their own, since they may be much larger."""
+    if not get_model_family(config).latent:
         return 0
     return gcd(int(config.qk_rope_head_dim), int(config.kv_lora_rank))
 
@@ -241,41 +241,42 @@ def get_key_shape(config: Any) -> tuple[int, int]:
     """Returns the number of key heads G and the head dimension D of layers with full attention.
     Latents count as one head, whose dimension is the rotary plus the latent one. Raises
     AttributeError: the configuration lacks a size."""
-    if get_family(config).unequal_heads:
+    if get_model_family(config).unequal_heads:
         return _get_layer_key_shape(config, list_layer_types(config).index("full_attention"))
-    if get_family(config).latent:
+    if get_model_family(config).latent:
         return 1, int(config.qk_rope_head_dim) + int(config.kv_lora_rank)
     return _get_usual_key_shape(config)
 
 
 def _get_usual_key_shape(config: Any) -> tuple[int, int]:
-    """Returns the number G and dimension D of key heads by the names that most families use."""
+    """Returns the number G and the dimension D of key heads, read from the settings that most model
+    families use."""
     heads = int(config.num_attention_heads)
     dim = int(getattr(config, "head_dim", None) or config.hidden_size // heads)
     return int(getattr(config, "num_key_value_heads", None) or heads), dim
 
 
 def list_unequal_key_shapes(config: Any) -> list[tuple[int, int]]:
-    """Returns the number G and dimension D of key heads in each layer that stores keys, or [] if
-    all these layers are alike."""
-    if not get_family(config).unequal_heads:
+    """Returns the number G and the dimension D of key heads for each layer that stores keys, or []
+    if all layers of the model have the same."""
+    if not get_model_family(config).unequal_heads:
         return []
-    storing = {*range(len(list_layer_types(config)))} - {*map_source_layers(config)}
+    storing = {*range(len(list_layer_types(config)))} - {*map_key_sources(config)}
     shapes = [_get_layer_key_shape(config, layer) for layer in sorted(storing)]
     return shapes if len({*shapes}) > 1 else []
 
 
-def _get_layer_key_shape(config: Any, layer: int) -> tuple[int, int]:
-    """Returns the number G and dimension D of the key heads of one layer, in a family with
-    `unequal_heads`. transformers may have completed or written the configuration."""
+def _get_layer_key_shape(config: Any, layer_index: int) -> tuple[int, int]:
+    """Returns the number G and the dimension D of the key heads of one layer, in a model family
+    whose layers have different key heads. `config` may be completed by transformers."""
     each: Any = getattr(config, "per_layer_config", None)
     if each is not None and not isinstance(each, Mapping):
-        return int(each[layer].num_key_value_heads), int(each[layer].head_dim)
+        return int(each[layer_index].num_key_value_heads), int(each[layer_index].head_dim)
     groups, dim = _get_usual_key_shape(config)
     if each is not None:
-        changed = {int(i): settings for i, settings in each.items()}.get(layer, {})
+        changed = {int(i): settings for i, settings in each.items()}.get(layer_index, {})
         return int(changed.get("num_key_value_heads", groups)), int(changed.get("head_dim", dim))
-    if list_layer_types(config)[layer] == "full_attention":
+    if list_layer_types(config)[layer_index] == "full_attention":
         shared = getattr(config, "attention_k_eq_v", False)
         groups = int((shared and getattr(config, "num_global_key_value_heads", None)) or groups)
         dim = int(getattr(config, "global_head_dim", None) or 512)  # as in Gemma 4

@@ -23,14 +23,14 @@ from esa_cli.models.files.gguf_file import (
     SAFETENSORS,
     GgufFamily,
     GgufFile,
-    read_model_config,
+    make_config_from_gguf,
 )
 from esa_cli.models.files.quiet_transformers import quiet_transformers
 from esa_cli.system.progress import StageProgress, show_nothing
 
 
-def convert_gguf(gguf_file: Path, folder: Path, report: StageProgress = show_nothing) -> None:
-    """Writes config.json, generation_config.json, tokenizer files and safetensors files into an
+def convert_gguf(gguf_file: Path, output: Path, report: StageProgress = show_nothing) -> None:
+    """Writes a GGUF file's model as config.json, tokenizer files and safetensors files into an
     existing folder. The conversion needs about as much memory as one safetensors file.
 
     Raises ModelError: the GGUF file is damaged, or its architecture or tokenizer is not supported.
@@ -40,9 +40,9 @@ def convert_gguf(gguf_file: Path, folder: Path, report: StageProgress = show_not
         with quiet_transformers():
             file = GgufFile(gguf_file)
             report("convert", 0, None)
-            check_pre_tokenizer(file)
-            _write_model(file, folder, report)
-            _write_tokenizer(file, folder)
+            check_gguf_pre_tokenizer(file)
+            _write_config_and_weights(file, output, report)
+            _write_gguf_tokenizer(file, output)
     except (EsaError, OSError, MemoryError):
         raise
     except Exception as error:
@@ -51,29 +51,29 @@ def convert_gguf(gguf_file: Path, folder: Path, report: StageProgress = show_not
             "fetch the file again, or choose a kind of GGUF file that docs/models.md lists",
         ) from error
     # safetensors makes its files private; a shared ESA_HOME needs them as readable as the others.
-    for path in folder.glob("*.safetensors"):
-        path.chmod((folder / "config.json").stat().st_mode & 0o777)
+    for path in output.glob("*.safetensors"):
+        path.chmod((output / "config.json").stat().st_mode & 0o777)
 
 
-def _write_model(file: GgufFile, folder: Path, report: StageProgress) -> None:
-    """Writes the model's configuration and weights into a folder."""
+def _write_config_and_weights(file: GgufFile, output_folder: Path, report: StageProgress) -> None:
+    """Writes the configuration and the weights of a GGUF file's model into a folder."""
     from transformers import AutoModelForCausalLM, GenerationConfig
 
     family = GGUF_FAMILIES.get(file.architecture)
     if family is None:
         message = f"{file.path.name} has the architecture '{file.architecture[:80]}'"
         raise ModelError(f"{message}; esa converts only {', '.join(GGUF_FAMILIES)}", SAFETENSORS)
-    config = read_model_config(file, family)
+    config = make_config_from_gguf(file, family)
     automatic: Any = AutoModelForCausalLM
     with torch.device("meta"):
         model = automatic.from_config(config)
     model.tie_weights()
-    weights = _plan_weights(file, model)
-    _write_weights(file, family, config, weights, folder, report)
+    weights = _plan_model_weights(file, model)
+    _write_safetensors_files(file, family, config, weights, output_folder, report)
     config.architectures, config.dtype = [type(model).__name__], torch.float32
-    config.save_pretrained(folder)
+    config.save_pretrained(output_folder)
     generation: Any = GenerationConfig.from_model_config(config)
-    generation.save_pretrained(folder)
+    generation.save_pretrained(output_folder)
 
 
 # -- Weights
@@ -87,15 +87,15 @@ _OLD_FILE = "convert the model with a newer llama.cpp, or use its safetensors fi
 Join = Callable[[Sequence[Tensor]], Tensor]
 
 
-def _concatenate_tensors(parts: Sequence[Tensor]) -> Tensor:
+def _concatenate_tensors(tensors: Sequence[Tensor]) -> Tensor:
     """Concatenates tensors (..., n, m) along n."""
-    return torch.cat(tuple(parts), -2) if len(parts) > 1 else parts[0]
+    return torch.cat(tuple(tensors), -2) if len(tensors) > 1 else tensors[0]
 
 
-def _interleave_gates(parts: Sequence[Tensor]) -> Tensor:
-    """Interleaves the gate and value numbers of gpt-oss' experts: two weights (experts, inner,
+def _interleave_gates(gates_and_values: Sequence[Tensor]) -> Tensor:
+    """Interleaves the numbers of gates and values in gpt-oss' experts: two weights (experts, inner,
     hidden) become (experts, hidden, 2 inner), two biases (experts, inner) (experts, 2 inner)."""
-    turns = torch.stack(tuple(parts), 2).flatten(1, 2)
+    turns = torch.stack(tuple(gates_and_values), 2).flatten(1, 2)
     return turns.transpose(1, 2) if turns.dim() > 2 else turns
 
 
@@ -116,25 +116,25 @@ _GPT_OSS: dict[str, tuple[tuple[str, ...], Join]] = {
 
 
 class _WeightPlan(NamedTuple):
-    """How to make one weight of the model: its shape, the GGUF tensors that form the weight, and
-    the function that joins these tensors."""
+    """How to make one weight of a model: the weight's shape, the GGUF tensors that form the weight,
+    and the function that joins these tensors."""
 
     shape: tuple[int, ...]
     sources: Sequence[str]
     join: Join
 
 
-def _plan_weights(file: GgufFile, model: Any) -> dict[str, _WeightPlan]:
-    """Returns, for each weight of a model without memory, how the weight is made from the GGUF
-    file's tensors. Raises ModelError: a tensor is missing, has the wrong size, or is not used."""
+def _plan_model_weights(file: GgufFile, meta_model: Any) -> dict[str, _WeightPlan]:
+    """Returns how each weight of a model on torch's "meta" device is made from the tensors of a
+    GGUF file. Raises ModelError: a tensor is missing, has the wrong size, or is not used."""
     from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
 
-    config, path = model.config, file.path.name
+    config, path = meta_model.config, file.path.name
     known = {name: key for key, name in MODEL_ARCH_NAMES.items()}
     names = get_tensor_name_map(known[file.architecture], config.num_hidden_layers)
     joined = _GPT_OSS if config.model_type == "gpt_oss" else _JOINED
     weights = {}
-    for name, weight in model.state_dict().items():
+    for name, weight in meta_model.state_dict().items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
         base, _, suffix = name.rpartition(".")
@@ -163,17 +163,17 @@ def _plan_weights(file: GgufFile, model: Any) -> dict[str, _WeightPlan]:
     return weights
 
 
-def _write_weights(
-    file: GgufFile, family: GgufFamily, config: Any, weights: dict[str, _WeightPlan],
-    folder: Path, report: StageProgress,
+def _write_safetensors_files(
+    file: GgufFile, family: GgufFamily, config: Any, plans: dict[str, _WeightPlan],
+    output_folder: Path, report: StageProgress,
 ) -> None:  # fmt: skip
-    """Writes safetensors files, with only one file's weights in memory at a time. Reports the stage
-    "convert" in bytes, and the stage "save" before each file is written."""
+    """Writes a model's weights as safetensors files, with only one file's weights in memory at a
+    time. Reports the stage "convert" in bytes, and the stage "save" before each file is written."""
     from safetensors.torch import save_file
 
-    total = sum(4 * math.prod(weight.shape) for weight in weights.values())
+    total = sum(4 * math.prod(weight.shape) for weight in plans.values())
     done, written, shard, places = 0, 0, dict[str, Tensor](), dict[str, str]()
-    for name, weight in weights.items():
+    for name, weight in plans.items():
         shard[name] = _make_weight(file, family, config, name, weight)
         done += 4 * math.prod(weight.shape)
         report("convert", done, total)
@@ -182,19 +182,19 @@ def _write_weights(
             path = f"model-{len(set(places.values())) + 1:05d}.safetensors"
             if done == total and not places:
                 path = "model.safetensors"
-            save_file(shard, folder / path, metadata={"format": "pt"})
+            save_file(shard, output_folder / path, metadata={"format": "pt"})
             places |= dict.fromkeys(shard, path)
             written, shard = done, {}
     if len(set(places.values())) > 1:
         text = json.dumps({"metadata": {}, "weight_map": places}, indent=2) + "\n"
-        (folder / "model.safetensors.index.json").write_text(text, "utf-8")
+        (output_folder / "model.safetensors.index.json").write_text(text, "utf-8")
 
 
 def _make_weight(
-    file: GgufFile, family: GgufFamily, config: Any, name: str, weight: _WeightPlan
+    file: GgufFile, family: GgufFamily, config: Any, name: str, plan: _WeightPlan
 ) -> Tensor:
-    """Returns one weight, in 16 bits if these represent all numbers of the file exactly."""
-    made = weight.join([torch.from_numpy(file.read_tensor(one).copy()) for one in weight.sources])
+    """Makes one weight of a model from a GGUF file's tensors, in 16 bits if no digit is lost."""
+    made = plan.join([torch.from_numpy(file.read_tensor(one).copy()) for one in plan.sources])
     if family.adjacent_pairs and (match := re.search(r"\.self_attn\.([qk])_proj\.", name)):
         query = match[1] == "q"
         heads = config.num_attention_heads if query else config.num_key_value_heads
@@ -202,7 +202,7 @@ def _make_weight(
         made = pairs.transpose(1, 2).reshape(made.shape)
     if family.raised_norms and name.endswith("norm.weight"):
         made = made - 1
-    types = {file.tensors[source].tensor_type.name for source in weight.sources}
+    types = {file.tensors[source].tensor_type.name for source in plan.sources}
     for dtype, names in _EXACT_TYPES.items():
         if types <= names and torch.equal(made.to(dtype).float(), made):
             made = made.to(dtype)
@@ -235,9 +235,9 @@ _BY_TRANSFORMERS = {
 _AS_GPT2 = {"gpt-2", "phi-2", "olmo", "mpt", "granite-docling"}
 
 
-def check_pre_tokenizer(file: GgufFile) -> None:
-    """Raises ModelError where the tokenizer splits text in an unknown way, with which the model
-    would see other tokens than in its training."""
+def check_gguf_pre_tokenizer(file: GgufFile) -> None:
+    """Raises ModelError if a GGUF file's tokenizer splits text in a way that esa does not know: the
+    model would see other tokens than in its training."""
     if file.metadata.get("tokenizer.ggml.model") != "gpt2":
         return
     name = str(file.metadata.get("tokenizer.ggml.pre", "default"))
@@ -246,7 +246,7 @@ def check_pre_tokenizer(file: GgufFile) -> None:
         raise ModelError(f"{message}, '{name[:80]}' (tokenizer.ggml.pre)", SAFETENSORS)
 
 
-def _write_tokenizer(file: GgufFile, folder: Path) -> None:
+def _write_gguf_tokenizer(file: GgufFile, output_folder: Path) -> None:
     """Writes a GGUF file's tokenizer, with the pre-tokenizer that the file names, into a folder.
     Raises ModelError: the kind of tokenizer is unknown."""
     from transformers import PreTrainedTokenizerFast
@@ -254,10 +254,10 @@ def _write_tokenizer(file: GgufFile, folder: Path) -> None:
     tokenizer = PreTrainedTokenizerFast.from_pretrained(
         file.path.parent, gguf_file=file.path.name, local_files_only=True
     )
-    tokenizer.save_pretrained(folder)
-    tokenizer_json, name = folder / "tokenizer.json", file.metadata.get("tokenizer.ggml.pre")
+    tokenizer.save_pretrained(output_folder)
+    tokenizer_json, name = output_folder / "tokenizer.json", file.metadata.get("tokenizer.ggml.pre")
     if not tokenizer_json.is_file():
-        raise ModelError("the GGUF file's tokenizer cannot be written as tokenizer.json")
+        raise ModelError("the GGUF file's tokenizer cannot become a tokenizer.json", SAFETENSORS)
     if name in _PRE_TOKENIZERS:
         content = json.loads(tokenizer_json.read_text("utf-8"))
         content["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": _PRE_TOKENIZERS[name]}

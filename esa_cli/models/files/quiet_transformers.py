@@ -1,6 +1,6 @@
 """Silences transformers, which then logs errors only and shows no progress bars or warnings.
 
-These settings belong to the process, so other threads are affected, too."""
+Log levels and warning filters belong to the process, so other threads are affected, too."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ _undo = ExitStack()
 
 
 @contextmanager
-def quiet_transformers(imported: bool = True) -> Iterator[None]:
+def quiet_transformers(import_first: bool = True) -> Iterator[None]:
     """Silences transformers and ignores warnings until the block ends. When the last open block of
-    all threads ends, the earlier settings are restored. If `imported` is False, transformers is
+    all threads ends, the earlier settings are restored. Unless `import_first`, transformers is
     silenced only if it is already imported."""
     global _open_blocks, _silent
     with _lock:
         if not _open_blocks:
             _undo.enter_context(warnings.catch_warnings(action="ignore"))
         _open_blocks += 1
-        if not _silent and (imported or "transformers" in sys.modules):
+        if not _silent and (import_first or "transformers" in sys.modules):
             _silence_transformers()
             _silent = True
     try:
@@ -43,7 +43,7 @@ def quiet_transformers(imported: bool = True) -> Iterator[None]:
 
 
 def _silence_transformers() -> None:
-    """Sets the log levels of transformers and related packages to errors only."""
+    """Makes transformers and related packages log errors only, and show no progress bars."""
     importlib.import_module("torch")  # which sets levels of its own
     # torchao, where it is installed, reports each GPU kernel that it could not load.
     for name in ("torchao", "torch.utils._pytree", "bitsandbytes"):

@@ -1,7 +1,7 @@
 """`random:llama`, a tiny Llama with seeded random weights, for trying esa without a network.
 
-It has two layers, a byte tokenizer and a ChatML template, is the same on every machine, and gives
-meaningless answers."""
+The model has two layers, a byte tokenizer and a ChatML template, is the same on every machine, and
+gives meaningless answers."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _SIZES: dict[str, Any] = {
 
 
 def write_random_model(folder: Path) -> dict[str, Any]:
-    """Writes the random model into an existing folder; returns entries for the marker file."""
+    """Writes a tiny Llama with random weights into a folder; returns entries of a marker file."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    write_tokenizer(folder)
+    write_byte_tokenizer(folder)
     # The seed must not reach the caller's random numbers.
     with torch.random.fork_rng(devices=[]), quiet_transformers():
         torch.manual_seed(SEED)
@@ -39,8 +39,8 @@ def write_random_model(folder: Path) -> dict[str, Any]:
     return {"seed": SEED, "dtype": "float32"}
 
 
-def write_tokenizer(folder: Path) -> None:
-    """Writes tokenizer.json with 256 bytes and the special tokens, and tokenizer_config.json."""
+def write_byte_tokenizer(folder: Path) -> None:
+    """Writes a tokenizer whose tokens are the 256 bytes and three special tokens into a folder."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())

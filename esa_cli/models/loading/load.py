@@ -1,7 +1,7 @@
 """Loads a model and its tokenizer from a local folder into memory, ready to answer.
 
 Weights are read from safetensors files only, and a model's own code is never run. The memory check
-covers the weights; `qa.planning` covers the memory that a question needs in addition."""
+covers the weights; `qa.planning` checks the memory that a question needs in addition."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from typing import Any
 
 from esa_cli.errors import EsaError, ModelError, ResourceError, UsageError, first_line
 from esa_cli.models.files import checkpoint_files
-from esa_cli.models.files.families import check_supported
+from esa_cli.models.files.families import check_config_supported
 from esa_cli.models.files.model_reference import ModelRef, parse_reference
-from esa_cli.models.files.prepared_models import pull
+from esa_cli.models.files.prepared_models import fetch_model_folder
 from esa_cli.models.files.quiet_transformers import quiet_transformers
 from esa_cli.models.loading import quantization
 from esa_cli.models.loading.quantization import QUANTIZATIONS
@@ -35,9 +35,9 @@ class LoadedModel:
     """A model in memory with its tokenizer.
 
     Args:
-        text_model: the model that finds and reads passages, in eval mode. ref, folder: where the
-            model comes from. dtype, device: the model's number type and device in torch. cache:
-            where the KV cache is stored, one of `storage.CACHES`."""
+        text_model: the model that finds and reads passages, in eval mode. ref: the model reference.
+            folder: the folder of the model's files. dtype, device: the model's number type and
+            device in torch. cache: where KV caches are stored, one of `storage.CACHES`."""
 
     text_model: Any
     tokenizer: Any
@@ -66,10 +66,10 @@ def load(
 
     Args:
         device: "auto" (the GPU if there is one, else the CPU), "cpu", "cuda", "cuda:1" or "mps".
-        dtype: "auto" (see `choose_dtype`), "float32", "bfloat16" or "float16"; or a name in
+        dtype: "auto" (see `choose_torch_dtype`), "float32", "bfloat16" or "float16"; or a name in
             `QUANTIZATIONS`, by which the layers' matrices are quantised.
         tokenizer: the result of `load_tokenizer`, if the tokenizer is loaded already.
-        cache: where the KV cache of documents is stored; one of `storage.CACHES`.
+        cache: where the KV caches of documents are stored; one of `storage.CACHES`.
 
     Raises:
         UsageError: the dtype or device is unknown, or $ESA_MEMORY_LIMIT is not a size.
@@ -77,32 +77,32 @@ def load(
         ResourceError: there is not enough memory or disk space."""
     check_cache_name(cache)
     report, ref = progress or show_nothing, parse_reference(ref)
-    folder = pull(ref, progress=progress)
-    config = checkpoint_files.read_language_settings(folder)
-    checkpoint_files.check_tokenizer_files(folder)
+    folder = fetch_model_folder(ref, progress=progress)
+    config = checkpoint_files.read_language_model_settings(folder)
+    checkpoint_files.check_tokenizer_files_exist(folder)
     checkpoint_files.list_stored_weights(folder)  # damage is found before the slow imports
     report("import", 0, None)
     with quiet_transformers():  # all together, so that later ones are quick
         from transformers import AutoModelForCausalLM  # noqa: F401
-    place = choose_device(device)
-    chosen, packing = choose_dtype(dtype, place), dtype if dtype in QUANTIZATIONS else ""
-    quantization.check_loadable_format(config, place, ref.name)
+    place = choose_torch_device(device)
+    chosen, packing = choose_torch_dtype(dtype, place), dtype if dtype in QUANTIZATIONS else ""
+    quantization.check_quantised_files_load(config, place, ref.name)
     method = quantization.read_quantization_method(config)
     if packing and method:
         message = f"{ref.name} is already quantised by {method}, so --dtype cannot be {packing}"
         raise UsageError(message, "omit --dtype, or use the model's unquantised weights")
     kept = quantization.stays_quantised(config, place)
     size, matrix = chosen.itemsize, quantization.get_bytes_per_weight(packing, chosen.itemsize)
-    needed_bytes = checkpoint_files.weight_bytes_in_memory(folder, size, matrix, kept)
+    needed_bytes = checkpoint_files.compute_weight_bytes(folder, size, matrix, kept)
     check_weights_fit_memory(needed_bytes, place, ref)
     report("load", 0, None)
     tokenizer = tokenizer or load_tokenizer(folder)
-    with converting_loading_errors(ref, config):
-        model = read_pretrained(folder, place, chosen, packing=packing, kept=kept).eval()
+    with convert_loading_errors(ref, config):
+        model = load_pretrained(folder, place, chosen, quantise_as=packing, as_stored=kept).eval()
     if not (packing or kept):
         _check_finite_weights(model, ref)
     if not packing:
-        checkpoint_files.cache_facts("config", folder, CONFIG_FILES, model.config.to_dict)
+        checkpoint_files.store_model_facts("config", folder, CONFIG_FILES, model.config.to_dict)
     weight = next(model.parameters())
     return LoadedModel(
         text_model=model, tokenizer=tokenizer, ref=ref.text, folder=folder, dtype=weight.dtype,
@@ -111,9 +111,9 @@ def load(
 
 
 @contextmanager
-def converting_loading_errors(ref: ModelRef, config: dict[str, Any]) -> Iterator[None]:
-    """Silences transformers while a model is loaded, and turns errors of other libraries into a
-    `ModelError` or `ResourceError`."""
+def convert_loading_errors(ref: ModelRef, config_settings: dict[str, Any]) -> Iterator[None]:
+    """Silences transformers while a model is loaded in the block, and turns errors of other
+    libraries into a `ModelError` or `ResourceError`."""
     try:
         with quiet_transformers():
             yield
@@ -122,8 +122,8 @@ def converting_loading_errors(ref: ModelRef, config: dict[str, Any]) -> Iterator
     except Exception as error:
         if memory_ran_out(error) or "memory" in str(error).lower():
             raise ResourceError(f"not enough memory to load {ref.name}", _SMALLER) from error
-        method = quantization.read_quantization_method(config)
-        kind = f"quantised by {method}" if method else f"of type '{config['model_type']}'"
+        method = quantization.read_quantization_method(config_settings)
+        kind = f"quantised by {method}" if method else f"of type '{config_settings['model_type']}'"
         raise ModelError(
             f"{ref.name}, which is {kind}, cannot be loaded here: {first_line(error)[:300]}",
             "fetch the model again, upgrade transformers, use unquantised weights, or choose "
@@ -131,19 +131,21 @@ def converting_loading_errors(ref: ModelRef, config: dict[str, Any]) -> Iterator
         ) from error
 
 
-def read_pretrained(folder: Path, place: str, dtype: Any, *, packing: str, kept: bool) -> Any:
-    """Loads the model in a folder by transformers' `from_pretrained` onto the device `place`.
-    `packing` is a name in `QUANTIZATIONS` or ""; `kept` says whether quantised files stay
-    quantised. Raises ModelError: weights are missing. Other errors come from transformers."""
+def load_pretrained(
+    folder: Path, device: str, dtype: Any, *, quantise_as: str, as_stored: bool
+) -> Any:
+    """Loads the model in a folder by transformers' `from_pretrained` onto a device. `quantise_as`
+    is a name in `QUANTIZATIONS` or ""; `as_stored` says whether quantised files stay quantised.
+    Raises ModelError: weights are missing. Other errors come from transformers."""
     from transformers import AutoModelForCausalLM
 
-    options = checkpoint_files.choose_loading_options(folder)
-    if place != "cpu" or packing:
-        options["device_map"] = place
-    if packing:
-        options["quantization_config"] = quantization.make_quantization_config(packing, dtype)
+    options = checkpoint_files.choose_from_pretrained_options(folder)
+    if device != "cpu" or quantise_as:
+        options["device_map"] = device
+    if quantise_as:
+        options["quantization_config"] = quantization.make_quantization_config(quantise_as, dtype)
     stored: dict[str, Any] = getattr(options["config"], "quantization_config", None) or {}
-    dequantised = bool(stored) and not kept
+    dequantised = bool(stored) and not as_stored
     if dequantised:
         options["config"].quantization_config = {**stored, "dequantize": True}
     automatic: Any = AutoModelForCausalLM
@@ -164,7 +166,7 @@ def read_pretrained(folder: Path, place: str, dtype: Any, *, packing: str, kept:
 
 
 def _check_finite_weights(model: Any, ref: ModelRef) -> None:
-    """Raises ModelError where a weight is NaN or infinite, which would spoil every result."""
+    """Raises ModelError if a weight of a model is NaN or infinite, which spoils all results."""
     import torch
 
     for name, weight in model.named_parameters():
@@ -174,7 +176,7 @@ def _check_finite_weights(model: Any, ref: ModelRef) -> None:
 
 
 def check_weights_fit_memory(needed_bytes: int, device: str, ref: ModelRef) -> None:
-    """Raises ResourceError if the weights need more bytes than the device has available."""
+    """Raises ResourceError if a model's weights need more bytes than the device has available."""
     free = available_memory(device)
     if needed_bytes > free:
         needs = f"needs {format_size(needed_bytes)} for its weights"
@@ -182,47 +184,47 @@ def check_weights_fit_memory(needed_bytes: int, device: str, ref: ModelRef) -> N
         raise ResourceError(message, _SMALLER)
 
 
-def check_attachable(folder: Path) -> None:
+def check_esa_supports_model(folder: Path) -> None:
     """Raises ModelError, before minutes of loading, if ESA cannot be attached to the model in a
     folder. A folder that transformers cannot read passes this check; `load` reports the error."""
     try:
-        config = checkpoint_files.read_language_config(folder)
+        config = checkpoint_files.read_language_model_config(folder)
     except ModelError:
         return
-    check_supported(config)
+    check_config_supported(config)
 
 
 # -- Device and type
 
 
-def choose_device(device: str) -> str:
-    """Returns the torch device for a value of --device. Raises UsageError."""
+def choose_torch_device(option: str) -> str:
+    """Returns the torch device for a value of --device. Raises UsageError: there is none."""
     import torch
 
     counts = {"cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
     counts["cpu"] = 1
-    if device == "auto":
+    if option == "auto":
         return next(kind for kind in counts if counts[kind])
-    kind, _, index = device.partition(":")
+    kind, _, index = option.partition(":")
     if kind not in counts or not (index or "0").isdecimal():
-        raise UsageError(f"device must be auto, cpu, cuda, cuda:N or mps, got '{device}'")
+        raise UsageError(f"device must be auto, cpu, cuda, cuda:N or mps, got '{option}'")
     if int(index or 0) >= counts[kind]:
-        raise UsageError(f"torch finds no device '{device}' on this machine", "try --device cpu")
-    return device
+        raise UsageError(f"torch finds no device '{option}' on this machine", "try --device cpu")
+    return option
 
 
-def choose_dtype(dtype: str, device: str) -> Any:
-    """Returns the torch.dtype for a value of --dtype and a device from `choose_device`. "auto"
-    means bfloat16 if the hardware supports it, else float16 on a GPU and float32 on a CPU.
+def choose_torch_dtype(option: str, device: str) -> Any:
+    """Returns the torch.dtype for a value of --dtype and a device from `choose_torch_device`.
+    "auto" means bfloat16 if the hardware supports it, else float16 on a GPU and float32 on a CPU.
     Quantised weights are computed in the type that "auto" chooses."""
     import torch
 
-    if dtype not in DTYPES:
-        raise UsageError(f"dtype must be one of {', '.join(DTYPES)}, got '{dtype}'")
-    if dtype in QUANTIZATIONS:
-        quantization.check_quantization(dtype, device)
-    elif dtype != "auto":
-        return getattr(torch, dtype)
+    if option not in DTYPES:
+        raise UsageError(f"dtype must be one of {', '.join(DTYPES)}, got '{option}'")
+    if option in QUANTIZATIONS:
+        quantization.check_quantization_available(option, device)
+    elif option != "auto":
+        return getattr(torch, option)
     if device == "cpu":
         capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
         older: Any = getattr(torch.cpu, "_is_avx512_bf16_supported", bool)

@@ -2,8 +2,8 @@
 a question.
 
 `PlainDecoder` holds the weights of a small decoder on the CPU, in modules named as in transformers.
-`load_deferred` loads such a decoder; transformers makes its own model of the same weights only when
-text is generated or a method runs."""
+`load_without_transformers` loads such a decoder; only when text is generated or a method runs,
+transformers makes a model of the same weights."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ from esa_cli.models.files.checkpoint_files import (
     has_language_model_part,
     list_stored_weights,
     list_weight_files,
-    load_cached_facts,
-    read_config,
-    read_language_config,
+    load_model_facts,
+    read_config_json,
+    read_language_model_config,
 )
 from esa_cli.models.files.model_reference import ModelRef, parse_reference
-from esa_cli.models.files.prepared_models import path_of
+from esa_cli.models.files.prepared_models import find_model_folder
 from esa_cli.models.loading.load import (
     CONFIG_FILES,
     LoadedModel,
     check_weights_fit_memory,
-    converting_loading_errors,
+    convert_loading_errors,
 )
 from esa_cli.models.text_passes.model_forward import share_layer_hooks
-from esa_cli.models.text_passes.text_forward import MOST_BYTES, get_head_dimension, has_plain_layers
-from esa_cli.models.tokenization.tokenizer import load_known_tokenizer
+from esa_cli.models.text_passes.text_forward import MOST_BYTES, can_fuse_layers, get_head_dimension
+from esa_cli.models.tokenization.tokenizer import load_plain_or_full_tokenizer
 from esa_cli.system.progress import StageProgress, show_nothing
 
 AT_ONCE = 32
@@ -47,15 +47,16 @@ AT_ONCE = 32
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeferredModel(LoadedModel):
-    """A `PlainDecoder` that finds and reads passages, with its tokenizer. The model of transformers
-    is made from the same weights at the first access."""
+class LazyTransformersModel(LoadedModel):
+    """A `PlainDecoder` that finds and reads passages, with the tokenizer of the model. The model of
+    transformers is made from the same weights at the first access."""
 
     @cached_property
     def model(self) -> Any:
-        """The model of transformers with the tensors of `text_model`. Raises ModelError."""
-        config = read_config(self.folder)
-        errors = converting_loading_errors(parse_reference(self.ref), config)
+        """The model of transformers, whose weights are the tensors of the `PlainDecoder`. Raises
+        ModelError: transformers cannot make the model."""
+        config = read_config_json(self.folder)
+        errors = convert_loading_errors(parse_reference(self.ref), config)
         # The caller may be generating with a seed, and in a mode whose tensors are good for less.
         with torch.inference_mode(False), torch.random.fork_rng(devices=[]), errors:
             from transformers import GenerationConfig
@@ -64,7 +65,7 @@ class DeferredModel(LoadedModel):
             untyped: Any = GenerationConfig
             file = self.folder / "generation_config.json"
             generation = untyped.from_pretrained(self.folder) if file.is_file() else None
-            settings = read_language_config(self.folder)
+            settings = read_language_model_config(self.folder)
             model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(settings)]
             model: Any = model_class.from_pretrained(
                 None, config=settings, state_dict=dict(self.text_model.named_parameters()),
@@ -74,63 +75,63 @@ class DeferredModel(LoadedModel):
         return model
 
 
-def load_deferred(
+def load_without_transformers(
     ref: str | ModelRef,
     dtype: torch.dtype,
     *,
     progress: StageProgress | None = None,
     tokenizer: Any = None,
     cache: str = "auto",
-) -> DeferredModel | None:
+) -> LazyTransformersModel | None:
     """Loads a model onto the CPU without transformers; the arguments are those of `load`. Returns
     None if transformers has never loaded the model on this machine, or if a `PlainDecoder` cannot
-    compute the model, as where it is quantised or a part of a larger checkpoint. Raises ModelError:
-    a file is damaged. ResourceError: there is not enough memory."""
+    compute the model, such as a quantised model. Raises ModelError: a file is damaged.
+    ResourceError: there is not enough memory."""
     report, ref = progress or show_nothing, parse_reference(ref)
     report("import", 0, None)
-    if (folder := path_of(ref)) is None:
+    if (folder := find_model_folder(ref)) is None:
         return None
-    config, settings = read_config(folder), load_cached_facts("config", folder, CONFIG_FILES)
+    config, settings = read_config_json(folder), load_model_facts("config", folder, CONFIG_FILES)
     whole = not (find_quantization_config(config) or has_language_model_part(config))
-    if settings is None or not whole or not can_be_plain(settings):
+    if settings is None or not whole or not can_be_plain_decoder(settings):
         return None
     weight_count = sum(math.prod(weight.shape) for weight in list_stored_weights(folder))
     check_weights_fit_memory(weight_count * dtype.itemsize, "cpu", ref)
     report("load", 0, None)
     if (model := PlainDecoder.load(folder, settings, dtype)) is None:
         return None
-    return DeferredModel(
-        text_model=model, tokenizer=tokenizer or load_known_tokenizer(folder), ref=ref.text,
+    return LazyTransformersModel(
+        text_model=model, tokenizer=tokenizer or load_plain_or_full_tokenizer(folder), ref=ref.text,
         folder=folder, dtype=dtype, device=model.device, cache=cache,
     )  # fmt: skip
 
 
-class PlainConfig(SimpleNamespace):
-    """The settings of a config.json, as transformers completes them."""
+class PlainDecoderConfig(SimpleNamespace):
+    """The settings in a model's config.json, with the defaults that transformers adds."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the model's settings by name."""
+        """Returns the model's settings as a dict, as the configurations of transformers do."""
         return dict(vars(self))
 
 
-def can_be_plain(settings: Mapping[str, Any]) -> bool:
-    """Whether a model with these completed settings can be a `PlainDecoder`."""
-    rope = settings.get("rope_parameters") or {}
+def can_be_plain_decoder(config_settings: Mapping[str, Any]) -> bool:
+    """Whether a `PlainDecoder` can compute a model with these settings, completed by defaults."""
+    rope = config_settings.get("rope_parameters") or {}
     return (
-        has_plain_layers(PlainConfig(**settings))
-        and settings.get("quantization_config") is None
-        and set(settings.get("layer_types") or ["full_attention"]) == {"full_attention"}
+        can_fuse_layers(PlainDecoderConfig(**config_settings))
+        and config_settings.get("quantization_config") is None
+        and set(config_settings.get("layer_types") or ["full_attention"]) == {"full_attention"}
         and set(rope) == {"rope_type", "rope_theta"}
         and rope["rope_type"] == "default"
     )
 
 
 class PlainDecoder(nn.Module):
-    """The modules of a causal language model, with their parameters in the same order as in
-    transformers. `can_be_plain` must be true for `config`; until `load`, the weights are on the
-    device `meta`."""
+    """A small causal language model made without transformers, with parameters in the same order as
+    in transformers. `can_be_plain_decoder` must be true for `config`; until `load`, the weights are
+    on the device `meta`."""
 
-    def __init__(self, config: PlainConfig) -> None:
+    def __init__(self, config: PlainDecoderConfig) -> None:
         super().__init__()
         self.config, self.device, self.dtype = config, torch.device("cpu"), torch.float32
         size, words = config.hidden_size, config.vocab_size
@@ -151,23 +152,23 @@ class PlainDecoder(nn.Module):
         self._tie_embeddings()
 
     def _tie_embeddings(self) -> None:
-        """Uses the embeddings as the output matrix if the configuration says so."""
+        """Uses the token embeddings as the output matrix if the model's configuration says so."""
         if self.config.tie_word_embeddings:
             self.lm_head.weight = self.base_model.embed_tokens.weight
 
     @classmethod
     def load(
-        cls, folder: Path, settings: Mapping[str, Any], dtype: torch.dtype
+        cls, model_folder: Path, config_settings: Mapping[str, Any], dtype: torch.dtype
     ) -> PlainDecoder | None:
-        """Loads a decoder with the weights in a folder. Returns None if the decoder is too large to
-        be fused, or if the files do not contain exactly its weights."""
-        model = cls(PlainConfig(**settings))
+        """Loads a decoder with the weights in a model's folder. Returns None if the weights are too
+        large for `FusedForward`, or if the files lack weights or contain others."""
+        model = cls(PlainDecoderConfig(**config_settings))
         numbers = sum(one.numel() for one in model.base_model.layers.parameters())
         if numbers * dtype.itemsize > MOST_BYTES:
             return None
         weights: dict[str, Tensor] = {}
         try:
-            for path in list_weight_files(folder):
+            for path in list_weight_files(model_folder):
                 weights |= _read_weights(path, dtype)
         except (OSError, SafetensorError):
             return None
@@ -185,15 +186,14 @@ class PlainDecoder(nn.Module):
         return self.model
 
 
-def _read_weights(path: Path, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Returns the tensors of a safetensors file by name, converted to `dtype`. The parts
-    of an open file that were read stay in memory, so the file is opened anew for every few tensors.
-    """
+def _read_weights(safetensors_file: Path, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Returns the tensors of a safetensors file by name, converted to `dtype`. The file is opened
+    anew for every few tensors, since the parts of an open file that were read stay in memory."""
     weights: dict[str, Tensor] = {}
-    with safe_open(path, "pt") as file:
+    with safe_open(safetensors_file, "pt") as file:
         names = list(file.keys())
     for start in range(0, len(names), AT_ONCE):
-        with safe_open(path, "pt") as file:
+        with safe_open(safetensors_file, "pt") as file:
             for name in names[start : start + AT_ONCE]:
                 weights[name] = file.get_tensor(name).to(dtype)
     return weights
@@ -202,19 +202,19 @@ def _read_weights(path: Path, dtype: torch.dtype) -> dict[str, Tensor]:
 class RmsNorm(nn.Module):
     """The RMS norm of hidden states (..., hidden), computed in float32."""
 
-    def __init__(self, size: int, eps: float) -> None:
+    def __init__(self, hidden_size: int, eps: float) -> None:
         super().__init__()
-        self.weight, self.eps = nn.Parameter(torch.empty(size, device="meta")), eps
+        self.weight, self.eps = nn.Parameter(torch.empty(hidden_size, device="meta")), eps
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalises `x`, rounding as transformers does before the weight is multiplied."""
+        """Normalises hidden states `x`, rounded as in transformers before multiplication."""
         wide = x.float()
         wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
         return self.weight * wide.to(x.dtype)
 
 
 def _make_layer(config: Any) -> nn.Module:
-    """Returns the modules of one layer; the model family decides which projections have a bias."""
+    """Makes the modules of one decoder layer, with biases where the model's family has biases."""
     size, wide, head = config.hidden_size, config.intermediate_size, get_head_dimension(config)
     heads, groups = config.num_attention_heads * head, config.num_key_value_heads * head
     bias = config.model_type in ("llama", "qwen3") and config.attention_bias

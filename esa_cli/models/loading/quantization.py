@@ -1,5 +1,5 @@
-"""Quantised weights: weights quantised while a model is loaded, and weights that are stored
-quantised.
+"""Quantised weights: which weights esa quantises while a model is loaded, and which files with
+quantised weights can be loaded.
 
 torchao and bitsandbytes quantise the matrices of the layers while a model is loaded; embeddings,
 norms, the output head and mixture-of-experts weights stay as they are. transformers loads files
@@ -20,10 +20,10 @@ from esa_cli.models.files.checkpoint_files import (
 )
 
 
-class QuantizationWay(NamedTuple):
-    """A way to quantise weights while a model is loaded, by a `package` (also an extra of esa-cli).
-    A weight takes `bytes`, including its share of the scales. `kind` names torchao's configuration
-    class, `options` are its arguments; `devices` are the types of devices that can compute."""
+class WeightQuantization(NamedTuple):
+    """A way to quantise weights while a model is loaded, by a Python `package`. A weight takes
+    `bytes`, including the weight's share of the scales. `kind` names a configuration class of
+    torchao, `options` are arguments; `devices` are the device types that can compute."""
 
     package: str
     bytes: float
@@ -36,20 +36,20 @@ class QuantizationWay(NamedTuple):
 _INT4: dict[str, Any] = {"group_size": 128, "int4_packing_format": "tile_packed_to_4d"}
 _NF4: dict[str, Any] = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
 QUANTIZATIONS = {
-    "int8": QuantizationWay("torchao", 1.01, "Int8WeightOnlyConfig", {}),
-    "fp8": QuantizationWay("torchao", 1.01, "Float8WeightOnlyConfig", {}),
-    "int4": QuantizationWay("torchao", 0.54, "Int4WeightOnlyConfig", _INT4, ("cuda",)),
-    "nf4": QuantizationWay("bitsandbytes", 0.57, "", _NF4),
-    "llm-int8": QuantizationWay("bitsandbytes", 1.01, "", {"load_in_8bit": True}),
+    "int8": WeightQuantization("torchao", 1.01, "Int8WeightOnlyConfig", {}),
+    "fp8": WeightQuantization("torchao", 1.01, "Float8WeightOnlyConfig", {}),
+    "int4": WeightQuantization("torchao", 0.54, "Int4WeightOnlyConfig", _INT4, ("cuda",)),
+    "nf4": WeightQuantization("bitsandbytes", 0.57, "", _NF4),
+    "llm-int8": WeightQuantization("bitsandbytes", 1.01, "", {"load_in_8bit": True}),
 }
 """The ways to quantise weights, by the value of --dtype that selects each."""
 
 
-def make_quantization_config(name: str, dtype: Any) -> Any:
-    """Returns transformers' configuration that quantises weights for computation in `dtype`."""
+def make_quantization_config(quantise_as: str, dtype: Any) -> Any:
+    """Makes transformers' configuration of a name in `QUANTIZATIONS`, to compute in `dtype`."""
     import transformers
 
-    way = QUANTIZATIONS[name]
+    way = QUANTIZATIONS[quantise_as]
     if way.package == "torchao":
         kind = getattr(importlib.import_module("torchao.quantization"), way.kind)
         return transformers.TorchAoConfig(kind(**way.options))
@@ -57,21 +57,21 @@ def make_quantization_config(name: str, dtype: Any) -> Any:
     return untyped(bnb_4bit_compute_dtype=dtype, **way.options)
 
 
-def get_bytes_per_weight(way: str, size: int) -> float:
-    """Returns the bytes of a weight that is quantised by `way`, or `size` if `way` is ""."""
-    return QUANTIZATIONS[way].bytes if way else size
+def get_bytes_per_weight(quantise_as: str, plain_bytes: int) -> float:
+    """Returns a weight's bytes, quantised as `quantise_as`; `plain_bytes` if this is ""."""
+    return QUANTIZATIONS[quantise_as].bytes if quantise_as else plain_bytes
 
 
-def check_quantization(name: str, device: str) -> None:
-    """Raises UsageError when weights cannot be quantised in this way on a device from
-    `choose_device`, or when the package is missing."""
-    way, kind = QUANTIZATIONS[name], device.partition(":")[0]
+def check_quantization_available(quantise_as: str, device: str) -> None:
+    """Raises UsageError if weights cannot be quantised as `quantise_as` on a device from
+    `choose_torch_device`, or if the package that quantises weights so is missing."""
+    way, kind = QUANTIZATIONS[quantise_as], device.partition(":")[0]
     if kind not in way.devices:
-        message = f"--dtype {name} needs a device of the type {' or '.join(way.devices)}"
+        message = f"--dtype {quantise_as} needs a device of the type {' or '.join(way.devices)}"
         hint = "use bfloat16, float16 or a quantisation that docs/models.md lists for this device"
         raise UsageError(f"{message}, got {kind}", hint)
     if importlib.util.find_spec(way.package) is None:
-        message = f"--dtype {name} needs the package {way.package}, which is not installed"
+        message = f"--dtype {quantise_as} needs the package {way.package}, which is not installed"
         raise UsageError(message, f"pip install 'esa-cli[{way.package}]'")
 
 
@@ -87,7 +87,7 @@ _STAY_QUANTISED = ("bitsandbytes", "torchao")
 
 
 def read_quantization_method(config: Mapping[str, Any]) -> str:
-    """Returns the method by which config.json says that weights are quantised, or ""."""
+    """Returns the method by which config.json says that weights are quantised, or "" for none."""
     if not (settings := find_quantization_config(config)):
         return ""
     method = settings.get("quant_method")
@@ -97,38 +97,38 @@ def read_quantization_method(config: Mapping[str, Any]) -> str:
 
 
 def stays_quantised(config: Mapping[str, Any], device: str) -> bool:
-    """Whether weights that are stored quantised stay quantised on a device from `choose_device`."""
+    """Whether a model's weights are stored quantised and stay quantised on a torch device."""
     method = read_quantization_method(config)
     return bool(method) and (device.startswith("cuda") or method in _STAY_QUANTISED)
 
 
-def stored_as(config: dict[str, Any], device: str, way: str, dtype: str) -> str:
-    """Describes how a model's weights are stored, and whether loading dequantises them; "" for
-    weights that are not quantised. `way` is a name in `QUANTIZATIONS` or ""; `dtype` is the name of
-    the computation's number type."""
+def describe_weights(config: dict[str, Any], device: str, quantise_as: str, dtype_name: str) -> str:
+    """Describes for the user how a model's weights are stored quantised, and whether loading
+    dequantises the weights, or returns "" for other weights. `quantise_as` is a name in
+    `QUANTIZATIONS` or ""; `dtype_name` is the name of the number type in which esa computes."""
     if not (method := read_quantization_method(config)):
         return ""
-    kept = not way and stays_quantised(config, device)
-    return f"quantised by {method}, {'stays quantised' if kept else f'dequantised to {dtype}'}"
+    kept = not quantise_as and stays_quantised(config, device)
+    return f"quantised by {method}, {'stays quantised' if kept else f'dequantised to {dtype_name}'}"
 
 
-def check_loadable_format(config: Mapping[str, Any], device: str, ref: str) -> None:
-    """Raises ModelError when quantised files cannot be loaded on a device from `choose_device`."""
+def check_quantised_files_load(config: Mapping[str, Any], device: str, model_name: str) -> None:
+    """Raises ModelError if a model's quantised files cannot be loaded onto a torch device."""
     method = read_quantization_method(config)
     if not method or device.startswith("cuda"):  # there transformers says what is missing
         return
     module = _MODULES.get(method, "")
     if not module:
-        message = f"{ref} is quantised by {method}, which esa cannot load on {device}"
+        message = f"{model_name} is quantised by {method}, which esa cannot load on {device}"
         raise ModelError(message, PLAIN_WEIGHTS_HINT)
     if importlib.util.find_spec(module) is None:
-        message = f"{ref} is quantised by {method}, which needs the missing module {module}"
+        message = f"{model_name} is quantised by {method}, which needs the missing module {module}"
         package = f"'esa-cli[{method}]'" if method in _STAY_QUANTISED else method
         raise ModelError(message, f"run pip install {package}, or {PLAIN_WEIGHTS_HINT}")
 
 
 def estimate_bytes_per_quantised_weight(config: Mapping[str, Any]) -> float:
-    """Estimates the bytes of a weight that stays quantised, with its share of the scales."""
+    """Estimates a quantised weight's bytes, including the weight's share of the scales."""
     bits = {"fp8": 8, "mxfp8": 8, "mxfp4": 4}.get(read_quantization_method(config))
     return (bits or read_bits_per_weight(find_quantization_config(config)) or 8) / 8 + 0.05
 

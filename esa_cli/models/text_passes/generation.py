@@ -13,14 +13,14 @@ from esa_cli.models.files.quiet_transformers import quiet_transformers
 
 
 class AnswerStreamer:
-    """Decodes tokens as they arrive, and holds back a character until all of its tokens have
-    arrived.
+    """Decodes the tokens of an answer as they arrive, and holds back a character until all tokens
+    of the character have arrived.
 
     Args:
         on_text: a function that is called with each new piece of text.
 
     Attributes:
-        text: the text so far. count: the number of tokens so far. last: the latest token id, or
+        text: the answer so far. count: the number of tokens so far. last: the latest token id, or
             None. first: the time of the first token in seconds of `time.perf_counter`, or None."""
 
     def __init__(self, tokenizer: Any, on_text: Callable[[str], None] | None) -> None:
@@ -31,7 +31,7 @@ class AnswerStreamer:
         self._ids: list[int] | None = None
 
     def put(self, token_ids: torch.Tensor) -> None:
-        """Receives token ids from `generate`: first the whole prompt, then each new token."""
+        """Receives token ids from `model.generate`: first the prompt, then each new token."""
         if self._ids is None:
             self._ids = []
             return
@@ -42,40 +42,41 @@ class AnswerStreamer:
         self._emit_text("\ufffd")
 
     def end(self) -> None:
-        """Emits the remaining text when `generate` has ended."""
+        """Emits the rest of the answer's text when `model.generate` has ended."""
         self._emit_text("")
 
-    def _emit_text(self, incomplete_end: str) -> None:
-        """Decodes all tokens and emits the new text, except for incomplete characters."""
+    def _emit_text(self, held_back_end: str) -> None:
+        """Passes the answer's new text to `on_text`, without `held_back_end` at the end."""
         text = str(self.tokenizer.decode(self._ids or [], skip_special_tokens=True))
-        text = text.rstrip(incomplete_end) if incomplete_end else text
+        text = text.rstrip(held_back_end) if held_back_end else text
         new, self.text = text[len(self.text) :], text
         if new and self.on_text:
             self.on_text(new)
 
 
 def generate(
-    model: Any, ids: Sequence[int], cache: Any, *, max_new_tokens: int, temperature: float = 0.0,
-    top_p: float = 1.0, seed: int | None = None, streamer: AnswerStreamer | None = None,
+    model: Any, prompt_ids: Sequence[int], cache: Any, *, max_new_tokens: int,
+    temperature: float = 0.0, top_p: float = 1.0, seed: int | None = None,
+    streamer: AnswerStreamer | None = None,
 ) -> list[int]:  # fmt: skip
-    """Generates an answer to the prompt `ids` by the model's own `generate`, and returns the new
-    token ids.
+    """Generates an answer to a prompt by the `generate` of a transformers model, and returns the
+    token ids of the answer.
 
     Of the model's generation settings only the special token ids are used. A penalty for repeated
-    words, for example, would count the words of the whole document, which answers quote.
+    words, for example, would penalise an answer that quotes the document in the prompt.
 
     Args:
-        ids: the whole prompt; the model processes the tokens that the cache does not contain yet.
-            temperature: 0 for greedy decoding; otherwise tokens are sampled from the nucleus of
-            probability `top_p`. seed: the seed of the sampling; torch's global generators are
-            restored afterwards."""
+        prompt_ids: the token ids of the whole prompt; the model processes the tokens that the cache
+            does not contain yet. temperature: 0 for greedy decoding; otherwise tokens are sampled
+            from the nucleus of probability `top_p`. seed: the seed of the sampling; torch's global
+            generators are restored afterwards."""
     from transformers import GenerationConfig
 
     config: Any = GenerationConfig
     settings: dict[str, Any] = {"do_sample": temperature > 0, "max_new_tokens": max_new_tokens}
     if temperature > 0:
         settings |= {"temperature": temperature, "top_p": top_p, "top_k": 0}
-    prompt, before = torch.tensor([list(ids)], device=model.device), model.generation_config
+    prompt, before = torch.tensor([list(prompt_ids)], device=model.device), model.generation_config
     names = ("bos_token_id", "eos_token_id", "pad_token_id")
     special = {name: getattr(before, name, None) for name in names}
     # transformers would warn that the prompt is longer than the model's window, as it may be here.
@@ -94,11 +95,11 @@ def generate(
             past_key_values=cache,
             streamer=streamer,
         )
-    new: list[int] = output[0, len(ids) :].tolist()
+    new: list[int] = output[0, len(prompt_ids) :].tolist()
     return new
 
 
 def list_end_token_ids(model: Any) -> list[int]:
-    """Returns the token ids that end an answer."""
+    """Returns the token ids with which a model ends an answer."""
     ends = getattr(model.generation_config, "eos_token_id", None)
     return list(ends) if isinstance(ends, (list, tuple)) else [] if ends is None else [int(ends)]

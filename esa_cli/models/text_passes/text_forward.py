@@ -1,8 +1,8 @@
 """Forward passes of plain text, by which passages are found and read: batches of prompts, LoRA
 adapters, and `FusedForward`, a fast forward pass of small decoders on the CPU.
 
-`ModelForward`, the forward pass of transformers, is the reference for `FusedForward`, and computes
-all other models."""
+`TransformersForward`, the forward pass of transformers, computes all other models, and is the
+reference to which `FusedForward` is compared in tests."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention, silu
 
 from esa_cli.errors import ModelError
-from esa_cli.models.files.checkpoint_files import converting_read_errors
-from esa_cli.models.text_passes.model_forward import ModelForward, call_layer_hooks
+from esa_cli.models.files.checkpoint_files import convert_read_errors
+from esa_cli.models.text_passes.model_forward import TransformersForward, call_layer_hooks
 
 # -- The fast forward pass
 
@@ -32,28 +32,28 @@ KeysValues = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
-class KeyValuePast:
+class PastKeysValues:
     """The KV cache of all layers for B sequences, padded to N tokens each."""
 
     pairs: Sequence[KeysValues]
 
-    def select_sequences(self, numbers: Sequence[int]) -> KeyValuePast:
-        """Returns the KV cache of the sequences with these numbers; a number may be repeated."""
-        if len({*numbers}) == 1:
-            only, shape = slice(numbers[0], numbers[0] + 1), (len(numbers), -1, -1, -1)
-            return KeyValuePast(
+    def select_sequences(self, indices: Sequence[int]) -> PastKeysValues:
+        """Returns the KV cache of the sequences with these indices; an index may be repeated."""
+        if len({*indices}) == 1:
+            only, shape = slice(indices[0], indices[0] + 1), (len(indices), -1, -1, -1)
+            return PastKeysValues(
                 [(k[only].expand(shape), v[only].expand(shape)) for k, v in self.pairs]
             )
-        at = torch.tensor([*numbers], device=self.pairs[0][0].device)
-        return KeyValuePast([(keys[at], values[at]) for keys, values in self.pairs])
+        at = torch.tensor([*indices], device=self.pairs[0][0].device)
+        return PastKeysValues([(keys[at], values[at]) for keys, values in self.pairs])
 
-    def cut_to_length(self, length: int) -> KeyValuePast:
-        """Returns the KV cache of the first `length` tokens, without the padding of a prompt."""
-        return KeyValuePast([(k[:, :, :length], v[:, :, :length]) for k, v in self.pairs])
+    def cut_to_length(self, count: int) -> PastKeysValues:
+        """Returns the KV cache of the first `count` tokens of each sequence."""
+        return PastKeysValues([(k[:, :, :count], v[:, :, :count]) for k, v in self.pairs])
 
 
 QUERY_BLOCK = 128
-"""The number of queries in a block: fewer mask less, but give smaller matrix products."""
+"""The number of queries computed at once: fewer mask less, but give smaller matrix products."""
 SMALL_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 """The values of `model_type` whose layers `FusedForward` computes."""
 MOST_BYTES = 1 << 30
@@ -100,33 +100,35 @@ def _compute_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 
 
 class FusedForward:
-    """The forward pass of a model's first layers, with an adapter's products added to copies of
-    their weights.
+    """A fast forward pass of a model's first layers, with copies of the layers' weights, to which a
+    LoRA adapter is added.
 
     Args:
-        model: a model of transformers for which `can_be_fused` is true. layers: the number of
-            layers, or None for all. adapter: an adapter of this model, or None."""
+        model: a `PlainDecoder` or a model of transformers for which `can_fuse_model` is true.
+            depth: the number of layers, or None for all. adapter: an adapter of the model."""
 
     accepts_padding = True
 
     @torch.inference_mode()
     def __init__(
-        self, model: Any, layers: int | None = None, adapter: LoraAdapter | None = None
+        self, model: Any, depth: int | None = None, adapter: LoraAdapter | None = None
     ) -> None:
         self._model, self._base = model, model.base_model
         self.device: torch.device = model.base_model.embed_tokens.weight.device
         self.heads, self.groups = model.config.num_attention_heads, model.config.num_key_value_heads
         self.size, self.eps = get_head_dimension(model.config), model.config.rms_norm_eps
-        products = {} if adapter is None else adapter.compute_lora_products()
-        self.layers = [_fuse_layer_weights(layer, products) for layer in self._base.layers[:layers]]
+        products = {} if adapter is None else adapter.get_scaled_matrices_by_layer()
+        self.layers = [_fuse_layer_weights(layer, products) for layer in self._base.layers[:depth]]
 
     @torch.inference_mode()
-    def states(self, ids: Tensor, past: KeyValuePast | None = None) -> tuple[Tensor, KeyValuePast]:
+    def compute_states(
+        self, token_ids: Tensor, past: PastKeysValues | None = None
+    ) -> tuple[Tensor, PastKeysValues]:
         """Returns the hidden states (B, T, hidden) of token ids (B, T) after the last layer and
-        before the model's final norm, and the KV cache of `past` extended by these tokens."""
+        before the model's final norm, and the KV cache `past` extended by these tokens."""
         start = past.pairs[0][0].shape[2] if past else 0
-        x = self._base.embed_tokens(ids)
-        positions = torch.arange(start, start + ids.shape[1], device=ids.device)[None]
+        x = self._base.embed_tokens(token_ids)
+        positions = torch.arange(start, start + token_ids.shape[1], device=token_ids.device)[None]
         cos, sin = (one[:, :, None] for one in self._base.rotary_emb(x, positions))
         pairs: list[KeysValues] = []
         for number, layer in enumerate(self.layers):
@@ -139,20 +141,20 @@ class FusedForward:
             wide = rms_norm(x, x.shape[-1:], layer.before_mlp, self.eps)
             inner = silu(linear(wide, layer.gate), inplace=True)
             x += linear(inner.mul_(linear(wide, layer.up)), layer.down)
-        return x, KeyValuePast(pairs)
+        return x, PastKeysValues(pairs)
 
-    def logits(self, states: Tensor) -> Tensor:
-        """Returns the logits (..., vocabulary), float32, of hidden states after all layers."""
-        logits: Tensor = self._model.lm_head(self._base.norm(states))
+    def compute_logits(self, hidden_states: Tensor) -> Tensor:
+        """Returns the logits (..., vocabulary), float32, of hidden states after the last layer."""
+        logits: Tensor = self._model.lm_head(self._base.norm(hidden_states))
         return logits.float()
 
     def _compute_layer_attention(
-        self, layer: Any, x: Tensor, cos: Tensor, sin: Tensor, past: KeysValues | None
+        self, layer: Any, hidden_states: Tensor, cos: Tensor, sin: Tensor, past: KeysValues | None
     ) -> tuple[Tensor, KeysValues]:
-        """Returns the output (B, T, hidden) of a layer's attention, and its keys and values."""
-        batch, count, _ = x.shape
+        """Returns a layer's attention output (B, T, hidden), and all keys and values up to now."""
+        batch, count, _ = hidden_states.shape
         heads, groups = self.heads, self.groups
-        projected = linear(x, layer.projection, layer.projection_bias)
+        projected = linear(hidden_states, layer.projection, layer.projection_bias)
         projected = projected.view(batch, count, heads + 2 * groups, self.size)
         rotated = projected[:, :, : heads + groups]
         if layer.query_norm is not None:
@@ -172,22 +174,22 @@ class FusedForward:
 
 
 def _fuse_layer_weights(
-    layer: Any, products: dict[nn.Module, tuple[Tensor, Tensor]]
+    layer: Any, adapter_matrices: dict[nn.Module, tuple[Tensor, Tensor]]
 ) -> SimpleNamespace:
-    """Returns a layer's weights, with queries, keys and values fused in `projection`."""
+    """Returns a layer's weights, with one matrix `projection` for queries, keys and values."""
     attention, mlp = layer.self_attn, layer.mlp
     three = (attention.q_proj, attention.k_proj, attention.v_proj)
     biases = [one.bias for one in three]
 
     def fuse_weights(*parts: Any) -> Tensor:
-        if len(parts) == 1 and parts[0] not in products:
+        if len(parts) == 1 and parts[0] not in adapter_matrices:
             alone: Tensor = parts[0].weight.detach()
             return alone
         sizes = [part.weight.shape[0] for part in parts]
         out: Tensor = parts[0].weight.new_empty(sum(sizes), parts[0].weight.shape[1])
         for part, rows in zip(parts, torch.split(out, sizes), strict=True):
-            if part in products:
-                a, b = (matrix.to(part.weight) for matrix in products[part])
+            if part in adapter_matrices:
+                a, b = (matrix.to(part.weight) for matrix in adapter_matrices[part])
                 torch.addmm(part.weight, b, a, out=rows)
             else:
                 rows.copy_(part.weight)
@@ -208,16 +210,16 @@ def _fuse_layer_weights(
     )
 
 
-def is_plain_weight(weight: Tensor) -> bool:
-    """Whether a weight is a plain tensor of floating-point numbers with more than 8 bits."""
+def is_unquantised_weight(weight: Tensor) -> bool:
+    """Whether a weight is a torch tensor of floating-point numbers with more than 8 bits."""
     plain = type(weight) in (Tensor, nn.Parameter)
     return plain and weight.is_floating_point() and weight.dtype.itemsize > 1
 
 
-def can_be_fused(model: Any) -> bool:
-    """Whether `FusedForward` can compute a model: it must be small, of one of the `SMALL_FAMILIES`,
-    and on the CPU, with plain weights of one type in torch's own linear layers."""
-    if not has_plain_layers(model.config):
+def can_fuse_model(model: Any) -> bool:
+    """Whether `FusedForward` can compute a model: the model must be small, of one of the
+    `SMALL_FAMILIES`, and on the CPU, with unquantised weights of one type in `nn.Linear` layers."""
+    if not can_fuse_layers(model.config):
         return False
     layers, dtype = model.base_model.layers, next(model.parameters()).dtype
     weights = list(layers.parameters())
@@ -225,13 +227,13 @@ def can_be_fused(model: Any) -> bool:
     return (
         sum(one.nbytes for one in weights) <= MOST_BYTES
         and all(type(one) is nn.Linear for one in linears)
-        and all(is_plain_weight(one) and one.dtype == dtype for one in weights)
+        and all(is_unquantised_weight(one) and one.dtype == dtype for one in weights)
         and all(one.device.type == "cpu" for one in weights)
     )
 
 
-def has_plain_layers(config: object) -> bool:
-    """Whether `FusedForward` can compute the layers of a model with this configuration."""
+def can_fuse_layers(config: object) -> bool:
+    """Whether `FusedForward` can compute the layers of a model with the configuration `config`."""
     others = ("sliding_window", "attention_chunk_size")  # attention that is not plain
     return (
         getattr(config, "model_type", None) in SMALL_FAMILIES
@@ -248,7 +250,7 @@ def get_head_dimension(config: Any) -> int:
 
 # -- Prompts and their continuations
 
-TextForward = FusedForward | ModelForward
+TextForward = FusedForward | TransformersForward
 """A forward pass of token ids, for one or several (padded) prompts."""
 
 
@@ -257,20 +259,20 @@ GROUP = 8
 
 
 def pad_sequences(sequences: Sequence[Sequence[int]]) -> Tensor:
-    """Returns the token ids (B, T) of sequences of different lengths, padded with zeros."""
+    """Returns a tensor (B, T) of token ids, with B sequences padded with zeros to T tokens each."""
     rows = [torch.tensor(list(ids), dtype=torch.long) for ids in sequences]
     return nn.utils.rnn.pad_sequence(rows, batch_first=True)
 
 
-def iterate_groups(items: Sequence[int]) -> Iterator[Sequence[int]]:
-    """Yields consecutive groups of at most `GROUP` sequence numbers, each for one forward call."""
-    for at in range(0, len(items), GROUP):
-        yield items[at : at + GROUP]
+def iterate_groups(indices: Sequence[int]) -> Iterator[Sequence[int]]:
+    """Yields consecutive groups of at most `GROUP` sequences, each for one forward call."""
+    for at in range(0, len(indices), GROUP):
+        yield indices[at : at + GROUP]
 
 
 class PromptBatch:
-    """Prompts that a model has processed, given as token ids, and the `logits` (prompts,
-    vocabulary), float32, of the token that follows each prompt."""
+    """Prompts, given as token ids, that a model has processed so that they can be continued, and
+    the `logits` (prompts, vocabulary), float32, of the token that follows each prompt."""
 
     def __init__(self, forward: TextForward, prompts: Sequence[Sequence[int]]) -> None:
         self._forward, self._lengths = forward, [len(ids) for ids in prompts]
@@ -279,31 +281,32 @@ class PromptBatch:
         self._places: dict[int, tuple[Any, int]] = {}
         for group in iterate_groups(order) if forward.accepts_padding else [[n] for n in order]:
             batch = pad_sequences([prompts[n] for n in group])
-            states, past = forward.states(batch.to(forward.device))
+            states, past = forward.compute_states(batch.to(forward.device))
             last = torch.tensor([self._lengths[n] - 1 for n in group])
-            lines = forward.logits(states[torch.arange(len(group)), last])
+            lines = forward.compute_logits(states[torch.arange(len(group)), last])
             for row, (n, line) in enumerate(zip(group, lines, strict=True)):
                 self._places[n], logits[n] = (past, row), line
         self.logits = torch.stack(logits) if logits else torch.empty(0, 0)
 
-    def start_continuation(self, prompt_index: int) -> Continuation:
-        """Returns a `Continuation` of one prompt, to which tokens can be appended."""
+    def start_continuations(self, prompt_index: int) -> PromptContinuations:
+        """Returns the `PromptContinuations` of one prompt, to which tokens can be appended."""
         past, row = self._places[prompt_index]
         alone = past.select_sequences([row]).cut_to_length(self._lengths[prompt_index])
-        return Continuation(self._forward, alone)
+        return PromptContinuations(self._forward, alone)
 
 
-class Continuation:
-    """A prompt with alternative continuations of one length; the prompt is continuation 0."""
+class PromptContinuations:
+    """Continuations of one prompt, all of one length; at first only number 0, the prompt itself."""
 
     def __init__(self, forward: TextForward, past: Any) -> None:
         self._forward, self._past = forward, past
 
-    def append(self, parents: Sequence[int], tokens: Sequence[int]) -> Tensor:
-        """Returns logits (n, vocabulary) after n tokens; token i extends number `parents[i]`."""
-        ids = torch.tensor(list(tokens), device=self._forward.device)[:, None]
-        states, self._past = self._forward.states(ids, self._past.select_sequences(parents))
-        return self._forward.logits(states[:, -1])
+    def append_tokens(self, parents: Sequence[int], token_ids: Sequence[int]) -> Tensor:
+        """Replaces the continuations by n others: continuation i is the former continuation
+        `parents[i]` with token i appended. Returns their next tokens' logits (n, vocabulary)."""
+        ids = torch.tensor(list(token_ids), device=self._forward.device)[:, None]
+        states, self._past = self._forward.compute_states(ids, self._past.select_sequences(parents))
+        return self._forward.compute_logits(states[:, -1])
 
 
 # -- Adapters
@@ -316,8 +319,8 @@ PREFIX = "base_model.model."
 class LoraAdapter:
     """A LoRA adapter: the matrices A (r, in) and B (out, r) for some linear layers of one model.
     `matrices` maps each layer's name in `model` to the pair (A, B); `scale` is the factor of `B A`,
-    alpha / r in the paper. Raises ModelError: the model lacks a layer, or a layer has another size.
-    """
+    alpha / r in the LoRA paper. Raises ModelError: the model lacks a layer of the adapter, or the
+    layer has another size."""
 
     def __init__(
         self, model: nn.Module, matrices: Mapping[str, tuple[Tensor, Tensor]], scale: float
@@ -338,10 +341,10 @@ class LoraAdapter:
 
     @classmethod
     def load(cls, folder: Path, model: nn.Module) -> LoraAdapter:
-        """Loads an adapter from its folder. Raises ModelError: the adapter is missing, damaged, of
-        an unsupported kind (bias, DoRA, rank patterns) or of another model, or has numbers that are
-        not finite."""
-        with converting_read_errors(f"the adapter {folder}", "use --set answer.adapter=null"):
+        """Loads a LoRA adapter of a model from a folder. Raises ModelError: the adapter is missing,
+        damaged, of an unsupported kind (bias, DoRA, rank patterns) or of another model, or has
+        numbers that are not finite."""
+        with convert_read_errors(f"the adapter {folder}", "use --set answer.adapter=null"):
             config = json.loads((folder / CONFIG).read_text("utf-8"))
             tensors = load_file(folder / WEIGHTS)
             others = ("use_dora", "rank_pattern", "alpha_pattern")
@@ -365,7 +368,7 @@ class LoraAdapter:
         return cls(model, matrices, scale)
 
     @contextmanager
-    def active(self) -> Iterator[None]:
+    def apply(self) -> Iterator[None]:
         """A context in which the adapter changes the outputs of the model's linear layers."""
 
         def add_output(name: str, module: nn.Module, inputs: Any, output: Tensor) -> Any:
@@ -377,16 +380,16 @@ class LoraAdapter:
                 stack.callback(layer.register_forward_hook(partial(add_output, name)).remove)
             yield
 
-    def compute_lora_products(self) -> dict[nn.Module, tuple[Tensor, Tensor]]:
-        """Returns the matrices A and `scale * B` of each linear layer, whose product is added to
-        the layer's weight."""
+    def get_scaled_matrices_by_layer(self) -> dict[nn.Module, tuple[Tensor, Tensor]]:
+        """Returns the matrices A and `scale * B` of each adapted linear layer; the product of both
+        is added to the weight of the layer."""
         return {
             self._layers[name]: (a.detach(), b.detach() * self.scale)
             for name, (a, b) in self.matrices.items()
         }
 
-    def to(self, target: Tensor) -> LoraAdapter:
-        """Moves the adapter's matrices to the device and number type of a tensor."""
+    def match_device_and_dtype(self, tensor: Tensor) -> LoraAdapter:
+        """Converts the adapter's matrices to the device and the number type of a tensor."""
         for name, (a, b) in self.matrices.items():
-            self.matrices[name] = a.to(target), b.to(target)
+            self.matrices[name] = a.to(tensor), b.to(tensor)
         return self

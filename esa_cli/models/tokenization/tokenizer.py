@@ -1,9 +1,9 @@
-"""Tokenizers of models: the tokenizer of transformers, or `PlainTokenizer`, which replaces it.
+"""Tokenizers of models: transformers' own, or `PlainTokenizer`, which needs no transformers.
 
 Importing transformers takes longer than reading a tokenizer's file. `PlainTokenizer` needs only the
-packages tokenizers and jinja2, which transformers uses, too. It passes unusual calls on to the
-tokenizer of transformers, which is loaded when first needed. Once transformers has loaded a
-tokenizer, facts about it are cached until its files or the packages change."""
+packages tokenizers and jinja2, which transformers uses, too. `PlainTokenizer` passes unusual calls
+on to the tokenizer of transformers, which is loaded when first needed. Once transformers has loaded
+a tokenizer, facts about the tokenizer are cached until its files or the packages change."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from esa_cli.errors import DocumentError, ModelError
 from esa_cli.models.files.checkpoint_files import (
-    cache_facts,
-    check_tokenizer_files,
-    converting_read_errors,
-    load_cached_facts,
+    check_tokenizer_files_exist,
+    convert_read_errors,
+    load_model_facts,
+    store_model_facts,
 )
 from esa_cli.models.files.quiet_transformers import quiet_transformers
 from esa_cli.system.text import text_digest
@@ -44,9 +44,9 @@ if TYPE_CHECKING:
 
 def load_tokenizer(folder: Path) -> Any:
     """Loads the tokenizer in a model's folder by transformers. Raises ModelError."""
-    check_tokenizer_files(folder)
+    check_tokenizer_files_exist(folder)
     hint = "fetch the model again, or use a model whose tokenizer needs no code of its own"
-    with converting_read_errors(f"the tokenizer in {folder}", hint), quiet_transformers():
+    with convert_read_errors(f"the tokenizer in {folder}", hint), quiet_transformers():
         from transformers import AutoTokenizer
 
         tokenizer: Any = AutoTokenizer.from_pretrained(
@@ -58,7 +58,7 @@ def load_tokenizer(folder: Path) -> Any:
         _check_chat_template(tokenizer.chat_template)
         if tokenizer.is_fast:
             _check_tokenizer_rules(tokenizer.backend_tokenizer, folder)
-        cache_facts("plain tokenizer", folder, _FILES, lambda: _tokenizer_facts(folder, tokenizer))
+        store_model_facts("plain tokenizer", folder, _FILES, lambda: _make_facts(folder, tokenizer))
         return tokenizer
 
 
@@ -68,8 +68,8 @@ vocabularies have 2**18 tokens."""
 
 
 def _check_tokenizer_rules(backend: Any, folder: Path) -> None:
-    """Raises ModelError where a tokenizer replaces one character by many before it splits a text,
-    so that a page would take minutes, or has token ids whose tables would not fit into memory."""
+    """Raises ModelError if a tokenizer replaces one character by many before it splits a text, so
+    that a page would take minutes, or has token ids whose tables would not fit into memory."""
     rules, letters = [], 1
     if backend.normalizer is not None:
         rules.append(json.loads(backend.normalizer.__getstate__()))
@@ -88,9 +88,9 @@ def _check_tokenizer_rules(backend: Any, folder: Path) -> None:
 _tokenizers_being_loaded: dict[Path, Future[PlainTokenizer | None]] = {}
 
 
-def begin_loading_tokenizer(folder: Path) -> None:
+def begin_loading_plain_tokenizer(folder: Path) -> None:
     """Starts a thread that loads the tokenizer in a model's folder for the next call of
-    `load_plain_tokenizer`. Importing torch takes one core meanwhile."""
+    `load_plain_tokenizer`, while the main thread imports torch."""
     thread = ThreadPoolExecutor(1, "esa-tokenizer")
     _tokenizers_being_loaded[folder] = thread.submit(_load_plain_tokenizer, folder)
     thread.shutdown(wait=False)
@@ -103,15 +103,15 @@ def load_plain_tokenizer(folder: Path) -> PlainTokenizer | None:
     return _load_plain_tokenizer(folder) if begun is None else begun.result()
 
 
-def load_known_tokenizer(folder: Path) -> Any:
-    """Loads the tokenizer in a model's folder, without transformers if possible. Raises ModelError:
-    the tokenizer cannot be read."""
+def load_plain_or_full_tokenizer(folder: Path) -> Any:
+    """Loads the tokenizer in a model's folder: a `PlainTokenizer` if possible, else the tokenizer
+    of transformers. Raises ModelError: the tokenizer cannot be read."""
     return load_plain_tokenizer(folder) or load_tokenizer(folder)
 
 
 def _load_plain_tokenizer(folder: Path) -> PlainTokenizer | None:
     with suppress(Exception):  # `load_tokenizer` says what is wrong with a file
-        if facts := load_cached_facts("plain tokenizer", folder, _FILES):
+        if facts := load_model_facts("plain tokenizer", folder, _FILES):
             backend = _load_tokenizer_backend(folder)
             return PlainTokenizer(backend, TokenizerFacts(**facts), lambda: load_tokenizer(folder))
     return None
@@ -122,7 +122,7 @@ def _load_plain_tokenizer(folder: Path) -> PlainTokenizer | None:
 
 class TokenizerFacts(NamedTuple):
     """Facts that transformers derives from a tokenizer's files: `digest` is the SHA-256 of the
-    backend's text, `special` maps names to special tokens, and `ids` maps names to token ids."""
+    tokenizer's JSON, `special` maps names to special tokens, and `ids` maps names to token ids."""
 
     digest: str
     chat_template: str | None
@@ -143,9 +143,9 @@ _MEMBERS = (
 """The members of transformers' general tokenizer class that a family's class may override."""
 
 
-def _tokenizer_facts(folder: Path, tokenizer: Any) -> dict[str, Any]:
+def _make_facts(folder: Path, tokenizer: Any) -> dict[str, Any]:
     """Returns the facts about a transformers tokenizer that a `PlainTokenizer` needs, or {} if a
-    `PlainTokenizer` would behave differently, as where the class overrides methods."""
+    `PlainTokenizer` would give other results than the tokenizer of transformers."""
     import transformers
 
     general = transformers.PreTrainedTokenizerFast
@@ -173,7 +173,7 @@ def _tokenizer_facts(folder: Path, tokenizer: Any) -> dict[str, Any]:
 
 
 def _load_tokenizer_backend(folder: Path) -> Any:
-    """Loads the tokenizers.Tokenizer in a folder's tokenizer.json."""
+    """Loads the `tokenizers.Tokenizer` that the tokenizer.json in a model's folder describes."""
     from tokenizers import Tokenizer, processors
 
     backend = Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -196,8 +196,8 @@ class PlainTokenizer:
 
     is_fast = True
 
-    def __init__(self, backend: Any, facts: TokenizerFacts, load_whole: Callable[[], Any]) -> None:
-        self.backend_tokenizer, self.facts, self._load_whole = backend, facts, load_whole
+    def __init__(self, backend: Any, facts: TokenizerFacts, load_full: Callable[[], Any]) -> None:
+        self.backend_tokenizer, self.facts, self._load_whole = backend, facts, load_full
         self.chat_template, self.special_tokens_map = facts.chat_template, dict(facts.special)
 
     @cached_property
@@ -215,7 +215,7 @@ class PlainTokenizer:
         return getattr(self.full_tokenizer, name)
 
     def __call__(self, text: str | Sequence[str], **options: Any) -> Any:
-        """Returns the token ids of one text or of several texts, and on request their offsets."""
+        """Returns the token ids of one text or of several texts, and on request token offsets."""
         texts = [text] if isinstance(text, str) else list(text)
         strange = not texts or not all(isinstance(part, str) for part in texts)
         if strange or not options.keys() <= _CALL_OPTIONS:
@@ -249,7 +249,7 @@ class PlainTokenizer:
     def apply_chat_template(
         self, conversation: Sequence[dict[str, str]], *, tokenize: bool = True, **options: Any
     ) -> Any:
-        """Returns a conversation as text, formatted by the model's chat template."""
+        """Returns a conversation as the text of a prompt, made by the model's chat template."""
         texts_alone = conversation and all(
             isinstance(turn, dict) and all(type(text) is str for text in turn.values())
             for turn in conversation
@@ -271,8 +271,8 @@ _EXTENSIONS = ["jinja2.ext.loopcontrols"]
 
 
 @contextmanager
-def limited_rendering() -> Iterator[None]:
-    """Raises ModelError where a chat template, rendered in the block, takes too many steps."""
+def limit_rendering_steps() -> Iterator[None]:
+    """Raises ModelError if a chat template that is rendered in the block takes too many steps."""
     steps = 0
 
     def count_step(frame: FrameType, event: str, argument: object) -> Any:
@@ -293,8 +293,8 @@ def limited_rendering() -> Iterator[None]:
 
 
 def _check_chat_template(template: object) -> None:
-    """Raises ModelError where a template contains powers, since 9**9**9 is a single step that never
-    ends. A damaged template passes; rendering reports the damage."""
+    """Raises ModelError if a chat template contains powers, since 9**9**9 is a single step that
+    never ends. A damaged template passes this check; rendering reports the damage."""
     for part in template.values() if isinstance(template, dict) else [template]:
         with suppress(TemplateError):
             tree = Environment(extensions=_EXTENSIONS).parse(part if isinstance(part, str) else "")
@@ -303,10 +303,10 @@ def _check_chat_template(template: object) -> None:
                 raise ModelError(message, _NO_TEMPLATE)
 
 
-def render_chat(template: str, values: Mapping[str, Any]) -> str:
-    """Renders a chat template of jinja2 with these variables, as transformers documents. Raises
-    TemplateError: the template is damaged, refuses the conversation, or needs more than this."""
-    return _compile_chat_template(template).render(values)
+def render_chat(template: str, variables: Mapping[str, Any]) -> str:
+    """Returns the text that a chat template of jinja2 makes of the template's variables. Raises
+    TemplateError: the template is damaged, refuses the conversation, or needs other variables."""
+    return _compile_chat_template(template).render(variables)
 
 
 @lru_cache(8)
@@ -337,9 +337,9 @@ def _compile_chat_template(template: str) -> Template:
 
 
 WINDOW = 1 << 18
-"""The number of characters that one call tokenises."""
+"""The number of characters in a window, the part of a text that is tokenised at once."""
 OVERLAP = 1 << 12
-"""The number of characters that two windows share; the quarter at each end need not agree."""
+"""The number of characters that two windows share; tokens near the ends of these may differ."""
 LONGEST = 1 << 20
 """The largest number of characters in a window, used where smaller windows do not agree."""
 
@@ -354,9 +354,9 @@ class TokenArrays(NamedTuple):
     offsets: NDArray[numpy.int32]
 
 
-def tokenise(tokenizer: Any, text: str) -> TokenArrays:
-    """Returns the tokens of a document; special tokens that occur in its text are treated as plain
-    text. Raises DocumentError: the text cannot be divided, as in `iterate_token_rows`."""
+def tokenise_text(tokenizer: Any, text: str) -> TokenArrays:
+    """Returns the tokens of a document's text, in which the names of special tokens count as plain
+    text. Raises DocumentError: the text cannot be divided into windows of limited length."""
 
     import numpy
 
@@ -368,7 +368,7 @@ def tokenise(tokenizer: Any, text: str) -> TokenArrays:
         return out["input_ids"], out["offset_mapping"]
 
     ids, offsets = array("i"), []
-    for rows in iterate_token_rows(encode_part, text):
+    for rows in iterate_window_tokens(encode_part, text):
         ids.frombytes(rows[:, 0].tobytes())
         offsets.append(rows[:, 1:].copy())
     return TokenArrays(ids, numpy.concatenate(offsets))
@@ -376,14 +376,14 @@ def tokenise(tokenizer: Any, text: str) -> TokenArrays:
 
 def count_tokens(folder: Path, text: str) -> int:
     """Returns the number of tokens of a document, counted by the tokenizer in a model's folder.
-    Raises ModelError: the tokenizer cannot be read. DocumentError: the text cannot be divided."""
-    with converting_read_errors(f"the tokenizer in {folder}"):
-        return len(tokenise(load_known_tokenizer(folder), text).ids)
+    Raises ModelError: the tokenizer cannot be read. DocumentError: see `tokenise_text`."""
+    with convert_read_errors(f"the tokenizer in {folder}"):
+        return len(tokenise_text(load_plain_or_full_tokenizer(folder), text).ids)
 
 
-def iterate_token_rows(encode: Encode, text: str) -> Iterator[NDArray[numpy.int32]]:
-    """Yields the tokens of a text in their order, one array for each window. Raises DocumentError:
-    a part of `LONGEST` characters cannot be divided."""
+def iterate_window_tokens(encode: Encode, text: str) -> Iterator[NDArray[numpy.int32]]:
+    """Yields the tokens of a long text, as one array (n, 3) of token ids and offsets per window.
+    Raises DocumentError: even windows of `LONGEST` characters have no token in common."""
     import numpy
 
     start, first, length = 0, 0, WINDOW
@@ -424,8 +424,8 @@ def _encode_window(encode: Encode, text: str, start: int, length: int) -> NDArra
 def _find_common_token(
     before: NDArray[numpy.int32], after: NDArray[numpy.int32], start: int, end: int, text: str
 ) -> tuple[int, int] | None:
-    """Returns the token at which the second window takes over, by its index in both windows, or
-    None if the windows differ on their shared characters [start, end), margins aside."""
+    """Returns the two indices of a token at which the window `after` can continue `before`, or None
+    if the tokens of the windows' shared characters [start, end) differ, apart from margins."""
     import numpy
 
     bounds = (start + OVERLAP // 4, end - OVERLAP // 4)

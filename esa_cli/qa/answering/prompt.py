@@ -14,8 +14,8 @@ from typing import Any
 
 from esa_cli.attention.window import Window
 from esa_cli.errors import HistoryError, LengthError, ModelError
-from esa_cli.models.files.checkpoint_files import converting_read_errors
-from esa_cli.models.tokenization.tokenizer import WINDOW, limited_rendering, tokenise
+from esa_cli.models.files.checkpoint_files import convert_read_errors
+from esa_cli.models.tokenization.tokenizer import WINDOW, limit_rendering_steps, tokenise_text
 from esa_cli.qa.answering.question_form import check_question
 from esa_cli.qa.answering.reply import Turn
 from esa_cli.qa.presets.preset import Prompt
@@ -69,8 +69,8 @@ class PromptTokens:
         # document, whose keys would change daily.
         switches = {"enable_thinking": False, "date_string": "26 Jul 2024"}
         with (
-            converting_read_errors("the model's chat template", _OTHER_PROMPT),
-            limited_rendering(),
+            convert_read_errors("the model's chat template", _OTHER_PROMPT),
+            limit_rendering_steps(),
         ):
             return str(
                 self.tokenizer.apply_chat_template(
@@ -92,7 +92,7 @@ class PromptTokens:
 
     def find_token_offsets(self, text: str) -> list[tuple[int, int]]:
         """Returns the characters [start, end) of each token of a document."""
-        return [(low, high) for low, high in tokenise(self.tokenizer, text).offsets.tolist()]
+        return [(low, high) for low, high in tokenise_text(self.tokenizer, text).offsets.tolist()]
 
     def render_question(self, question: str, answer_prefix: str = "") -> str:
         """Returns the text of the prompt after the document."""
@@ -113,7 +113,7 @@ class PromptTokens:
     def encode_document(self, text: str) -> list[int]:
         """Returns the token ids of the prompt up to the end of the document."""
         if len(text) > WINDOW and self.tokenizer.is_fast:
-            return [*self.encode_head(), *tokenise(self.tokenizer, text).ids]
+            return [*self.encode_head(), *tokenise_text(self.tokenizer, text).ids]
         return self.encode_head() + self._encode_text(text, special=False)
 
     def encode_head(self) -> list[int]:

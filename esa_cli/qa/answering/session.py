@@ -18,7 +18,7 @@ from esa_cli.attention.parts import blame_plugins
 from esa_cli.attention.step import ChunkTrace, Projection
 from esa_cli.attention.window import Phase, QueryState, SurveyComplete, TurnText
 from esa_cli.errors import UsageError
-from esa_cli.models.attachment.attach import attach, choose_last_token_options
+from esa_cli.models.attachment.attach import attach, get_last_token_only_options
 from esa_cli.models.attachment.kv_cache import EsaCache
 from esa_cli.models.files.families import has_state_layers
 from esa_cli.models.text_passes.generation import AnswerStreamer, generate, list_end_token_ids
@@ -91,10 +91,10 @@ def prefill_tokens(
     for at in range(start, len(ids), FEED):
         piece = list(ids[at : at + FEED])
         if len(piece) == 1:  # before longer ones a cache with states keeps a copy by itself
-            cache.snapshot()
+            cache.store_snapshot()
         tokens = torch.tensor([piece], device=model.device)
         model.base_model(
-            input_ids=tokens, past_key_values=cache, **choose_last_token_options(model.config)
+            input_ids=tokens, past_key_values=cache, **get_last_token_only_options(model.config)
         )
         if progress:
             progress(at + len(piece), len(ids))
@@ -131,7 +131,7 @@ class Session:
 
     def clear(self) -> None:
         """Empties the cache and frees its memory."""
-        self.cache.release()
+        self.cache.free_copies()
         self.cache = self.attachment.new_cache()
         self.text = CachedText(self.tokenizer)
         self._ids, self._todo, self._opened = [], [], []
@@ -146,7 +146,7 @@ class Session:
 
     def project_keys(self) -> list[Projection | None]:
         """Computes the reduced keys of all cached tokens, and returns each layer's projection."""
-        self.cache.project()
+        self.cache.compute_reduced_keys()
         return [one.projection for one in self.cache.memories]
 
     def open(self, documents: Sequence[PrefilledDocument]) -> None:
@@ -169,7 +169,7 @@ class Session:
         # A selector's layer state belongs to one document.
         alone = documents[0] if len(documents) == 1 else None
         states = alone.states if alone else ()
-        self.cache.adopt_stores(stores, projections, states, documents[0].recurrent)
+        self.cache.use_filled_stores(stores, projections, states, documents[0].recurrent)
 
     @property
     def document_tokens(self) -> int:
@@ -210,12 +210,12 @@ class Session:
         if prefilled is None:
             refuse_cache_on_disk(self.placement.cache)
             self.cache = self.attachment.new_cache(self.placement.goes_to_host(len(ids)))
-            self.cache.expect(len(ids) + reserve)
+            self.cache.announce_token_count(len(ids) + reserve)
         else:
             self._ids = ids[: len(prefilled.ids)]
             projections = prefilled.projections if prefilled.ids else None
             states = prefilled.states, prefilled.recurrent
-            self.cache.adopt_stores(prefilled.stores, projections, *states)
+            self.cache.use_filled_stores(prefilled.stores, projections, *states)
 
     @torch.inference_mode()
     def resume(
@@ -234,14 +234,14 @@ class Session:
             if progress:
                 progress(tokens, total)
 
-        self.cache.begin(QueryState(Phase.PREFILL), self._read_by)
+        self.cache.begin_query(QueryState(Phase.PREFILL), self._read_by)
         self.cache.truncate(done)
         try:
             prefill_tokens(self.model, ids, self.cache, done, record_progress)
-            self.cache.project()
+            self.cache.compute_reduced_keys()
         finally:
             self.cache.truncate(len(self._ids))
-            self.cache.begin(QueryState(), self.method)
+            self.cache.begin_query(QueryState(), self.method)
 
     def __enter__(self) -> Session:
         return self
@@ -265,7 +265,7 @@ class Session:
             check_reduced_keys(document, new)
         self.method = new
         self.attachment.method = new
-        self.cache.begin(QueryState(), new)
+        self.cache.begin_query(QueryState(), new)
         self.preset = resolved.preset
         self.prompt = PromptTokens(self.tokenizer, self.preset.prompt)
 
@@ -314,7 +314,7 @@ class Session:
         query = QueryState(Phase.QUESTION, turn_start=length, trace=trace, text=text)
         # A second Ctrl-C may have interrupted the cropping after the last question.
         self.cache.truncate(length)
-        self.cache.begin(query, self.method)
+        self.cache.begin_query(query, self.method)
         try:
             self._run_tokens(asked.before)
             query.question = asked.span
@@ -327,7 +327,7 @@ class Session:
             )  # fmt: skip
         finally:
             self.cache.truncate(length)
-            self.cache.begin(QueryState())
+            self.cache.begin_query(QueryState())
         return Reply(
             text=streamer.text.strip(),
             question_tokens=len(asked.before) + len(asked.ids),

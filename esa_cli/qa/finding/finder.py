@@ -20,12 +20,12 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from esa_cli.errors import ModelError
-from esa_cli.models.files.checkpoint_files import converting_read_errors
+from esa_cli.models.files.checkpoint_files import convert_read_errors
 from esa_cli.models.text_passes.model_forward import compute_hidden_states, normalise_hidden_states
 from esa_cli.models.text_passes.text_forward import (
     FusedForward,
     LoraAdapter,
-    can_be_fused,
+    can_fuse_model,
     iterate_groups,
     pad_sequences,
 )
@@ -188,7 +188,7 @@ class TokenEncoder:
     @classmethod
     def load(cls, folder: Path, model: Any, tokenizer: Any, *, fixed: bool = False) -> TokenEncoder:
         """Loads an encoder from a folder. Raises ModelError: it is damaged or of another model."""
-        with converting_read_errors(f"the finder {folder}", HINT):
+        with convert_read_errors(f"the finder {folder}", HINT):
             with safe_open(folder / MAPS, "pt") as file:
                 maps = {name: file.get_tensor(name).float() for name in file.keys()}  # noqa: SIM118
                 facts = json.loads(file.metadata()["finder"])
@@ -198,7 +198,7 @@ class TokenEncoder:
                     f"{MAPS} must have finite numbers for {', '.join(sorted(MAP_NAMES))}"
                 )
         adapter, weight = LoraAdapter.load(folder, model), next(model.parameters())
-        adapter.to(weight)
+        adapter.match_device_and_dtype(weight)
         maps = {name: one.to(weight.device) for name, one in maps.items()}
         return cls(model, tokenizer, adapter, maps, layers, prompt, fixed=fixed)
 
@@ -265,7 +265,7 @@ class TokenEncoder:
 
     def _fuse_weights(self) -> FusedForward | None:
         """Returns the fused weights of layers and adapter; None if the model cannot be fused."""
-        if self._fused_layers is not None or not can_be_fused(self.model):
+        if self._fused_layers is not None or not can_fuse_model(self.model):
             return self._fused_layers
         fused = FusedForward(self.model, self.layers, self.adapter)
         self._fused_layers = fused if self._fixed else None
@@ -279,11 +279,11 @@ class TokenEncoder:
         width = int(lengths.max())
         order = sorted(range(len(sequences)), key=lambda n: len(sequences[n]))
         rows: dict[int, Tensor] = {}
-        with nullcontext() if fused else self.adapter.active():
+        with nullcontext() if fused else self.adapter.apply():
             for group in iterate_groups(order):
                 ids = pad_sequences([sequences[n] for n in group])
                 if fused:
-                    states = normalise_hidden_states(fused.states(ids)[0])
+                    states = normalise_hidden_states(fused.compute_states(ids)[0])
                 else:
                     states = compute_hidden_states(self.model, ids, self.layers)
                 for n, row in zip(group, states, strict=True):
@@ -317,6 +317,6 @@ def read_finder_sizes(preset: Preset) -> FinderSizes | None:
     if settings.needs_kv_cache or settings.finder is None:
         return None
     path = finder_folder(settings.finder) / MAPS
-    with converting_read_errors(f"the finder {path.parent}", HINT), safe_open(path, "pt") as file:
+    with convert_read_errors(f"the finder {path.parent}", HINT), safe_open(path, "pt") as file:
         facts = json.loads(file.metadata()["finder"])
         return FinderSizes(int(facts["layers"]), int(file.get_slice("key_map").get_shape()[1]))

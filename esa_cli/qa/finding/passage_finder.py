@@ -19,7 +19,7 @@ from torch import Tensor
 
 from esa_cli.documents.document import Document
 from esa_cli.errors import UsageError
-from esa_cli.models.tokenization.tokenizer import tokenise
+from esa_cli.models.tokenization.tokenizer import tokenise_text
 from esa_cli.qa.finding.finder import Finder, ReducedKeys, pool_window_products, window_products
 from esa_cli.qa.finding.passage import Passage
 from esa_cli.qa.finding.words import (
@@ -65,7 +65,7 @@ class TokenisedDocument:
     @classmethod
     def tokenise(cls, document: Document, tokenizer: Any) -> TokenisedDocument:
         """Tokenises a document. Raises DocumentError: see `windowed_tokenizer`."""
-        ids, offsets = tokenise(tokenizer, document.text)
+        ids, offsets = tokenise_text(tokenizer, document.text)
         return cls(document, ids, torch.from_numpy(offsets))
 
 

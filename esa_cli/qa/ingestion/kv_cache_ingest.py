@@ -13,7 +13,7 @@ from esa_cli.documents.document import Document
 from esa_cli.errors import ModelError
 from esa_cli.models.attachment.layer_traits import get_kv_dtype, list_kv_layers
 from esa_cli.models.files.families import (
-    check_supported,
+    check_config_supported,
     get_latent_scale_block_size,
     list_unequal_key_shapes,
 )
@@ -36,7 +36,7 @@ from esa_cli.system.progress import Progress
 
 if TYPE_CHECKING:  # they import transformers
     from esa_cli.attention.step import LayerState
-    from esa_cli.models.attachment.kv_cache import State
+    from esa_cli.models.attachment.kv_cache import RecurrentState
 
 SERVES = {"int8": ("int8", "native"), "native": ("native",)}
 """Maps a requested number format to the stored formats that satisfy the request."""
@@ -92,7 +92,7 @@ class KvCacheIngest(Ingest):
         """Whether the model can run the method, and the library can store the KV cache."""
         if self.esa.preset.answer.by_words:
             try:
-                check_supported(self.esa.loaded.text_model.config)
+                check_config_supported(self.esa.loaded.text_model.config)
             except ModelError:
                 return False
         return not find_storage_hindrance(self.esa.method)
@@ -129,7 +129,7 @@ class KvCacheIngest(Ingest):
         model = self.esa.session.model
         return read_model_shape(model.config.to_dict()).count_state_bytes(model.dtype.itemsize)
 
-    def _place_states(self, states: Sequence[State], key: str) -> list[State]:
+    def _place_states(self, states: Sequence[RecurrentState], key: str) -> list[RecurrentState]:
         """Moves stored states to the model's device. Raises LibraryError: a shape is wrong."""
         assert self.library is not None
         size = sum(tensor.nbytes for state in states for tensor in state.values())

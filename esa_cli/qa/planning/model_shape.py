@@ -13,17 +13,17 @@ from typing import Any
 from esa_cli.errors import ModelError
 from esa_cli.models.files.checkpoint_files import (
     StoredWeight,
+    compute_weight_bytes,
     list_expected_weights,
-    list_language_weights,
+    list_language_model_weights,
     list_weight_files,
-    read_config,
-    weight_bytes_in_memory,
+    read_config_json,
 )
 from esa_cli.models.files.families import (
     FAMILIES,
-    get_family,
     get_key_shape,
-    list_layer_kinds,
+    get_model_family,
+    list_layer_contents,
     list_unequal_key_shapes,
 )
 from esa_cli.models.loading.quantization import (
@@ -78,9 +78,9 @@ def read_model_shape(config: dict[str, Any]) -> ModelShape:
         sizes = ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size")
         config = {name: config[name] for name in sizes if name in config}
     try:
-        settings, kinds = SimpleNamespace(**config), list_layer_kinds(config)
+        settings, kinds = SimpleNamespace(**config), list_layer_contents(config)
         groups, dim = get_key_shape(settings)
-        shared, shapes = get_family(settings).latent, tuple(list_unequal_key_shapes(settings))
+        shared, shapes = get_model_family(settings).latent, tuple(list_unequal_key_shapes(settings))
         rows = sum(kind in ("attention", "both") for kind in kinds)
         width = sum(own * size for own, size in shapes) if shapes else rows * groups * dim
         hidden = int(config["hidden_size"])
@@ -168,15 +168,17 @@ def measure_weights(folder: Path, device: str, size: int, packing: str = "") -> 
     """Measures the weights of the model in a folder, which may contain only config.json.
 
     Args:
-        device: of `choose_device`. size: bytes of a number in computations. packing: of
+        device: of `choose_torch_device`. size: bytes of a number in computations. packing: of
             `QUANTIZATIONS`; "": none.
 
     Raises ModelError: the files are damaged, or transformers does not know the model."""
-    config = read_config(folder)
+    config = read_config_json(folder)
     kept = not packing and stays_quantised(config, device)
     if _has_all_weight_files(folder):
-        nbytes = weight_bytes_in_memory(folder, size, get_bytes_per_weight(packing, size), kept)
-        return WeightSizes(nbytes, count_layer_weights(list_language_weights(folder), config), size)
+        nbytes = compute_weight_bytes(folder, size, get_bytes_per_weight(packing, size), kept)
+        return WeightSizes(
+            nbytes, count_layer_weights(list_language_model_weights(folder), config), size
+        )
     tensors, total = list_expected_weights(folder), 0.0
     for tensor in tensors:
         each: float = size

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import torch
 
 from esa_cli.errors import ResourceError
-from esa_cli.models.files.checkpoint_files import read_language_settings
+from esa_cli.models.files.checkpoint_files import read_language_model_settings
 from esa_cli.models.text_passes.text_forward import MOST_BYTES
 from esa_cli.qa.finding.finder import CONTEXT_TOKENS, PIECE, SEGMENT_TOKENS, FinderSizes
 from esa_cli.qa.planning.kv_cache_storage import find_storage_hindrance, reduced_key_widths
@@ -316,7 +316,7 @@ class Planner:
     Args:
         resolved: the method, and the model's name, by which speeds are remembered.
         folder: of the model, with config.json at least. dtype: of weights and keys.
-        device: of torch; see `models.load.choose_device`.
+        device: of torch; see `models.load.choose_torch_device`.
         memory: bytes available before anything was loaded; None means the bytes available now.
         index: the sizes of the token index that is computed; see `read_finder_sizes`.
         by_words: passages are found by their words, and no document is prefilled.
@@ -331,7 +331,7 @@ class Planner:
         memory: int | None = None, index: FinderSizes | None = None, by_words: bool = False,
         cache: str = "auto", packing: str = "",
     ) -> None:  # fmt: skip
-        shape = read_model_shape(read_language_settings(folder))
+        shape = read_model_shape(read_language_model_settings(folder))
         self.weights = measure_weights(folder, device, dtype.itemsize, packing)
         on_gpu, body = device not in ("cpu", "mps"), self.weights.body
         self.costs, self.cache, how = TextCosts(shape, on_gpu, body, index), "device", INDEX

@@ -19,11 +19,11 @@ from esa_cli.attention.method import Method
 from esa_cli.methods.registry import PARTS, hash_part_sources, hash_setting_files
 from esa_cli.models.attachment.fingerprint import (
     LOADED_PLAIN,
-    compute_fingerprint,
+    compute_model_fingerprint,
     iterate_weight_tensors,
 )
-from esa_cli.models.files.checkpoint_files import converting_read_errors
-from esa_cli.models.files.families import get_family
+from esa_cli.models.files.checkpoint_files import convert_read_errors
+from esa_cli.models.files.families import get_model_family
 from esa_cli.models.tokenization.tokenizer import PlainTokenizer
 from esa_cli.qa.presets.preset import Preset, adapter_folder, finder_folder
 from esa_cli.qa.presets.resolved_preset import FROM_TEXT, resolve
@@ -40,7 +40,7 @@ def model_facts(model: Any, tokenizer: Any) -> dict[str, Any]:
     """Returns the properties of a model and its tokenizer on which its KV cache depends. Raises
     ModelError: its weights are not in memory, or cannot be read."""
     return {
-        "fingerprint": asdict(compute_fingerprint(model)),
+        "fingerprint": asdict(compute_model_fingerprint(model)),
         "config": _collect_config_facts(model.config),
         "weights": _digest_weights(model),
         "tokens": _digest_tokenizer(tokenizer),
@@ -83,7 +83,7 @@ def cache_key(
 def _collect_config_facts(config: Any) -> dict[str, Any]:
     """Returns a model's configuration without paths and versions."""
     left_out = ["transformers_version", "dtype", "torch_dtype"]
-    if get_family(config).switches_rope:  # attachment changes it, and `rope_parameters` has it, too
+    if get_model_family(config).switches_rope:  # attachment changes it; also in `rope_parameters`
         left_out.append("original_max_position_embeddings")
     facts = json.loads(json.dumps(config.to_dict(), default=str))
     return {key: facts[key] for key in facts if key[0] != "_" and key not in left_out}
@@ -93,7 +93,7 @@ def _digest_weights(model: Any) -> str:
     """Returns a digest of the weights' names, shapes and some numbers, which training changes."""
     digest = sha256()
     for name, weight in iterate_weight_tensors(model):
-        with converting_read_errors(f"{name} of this model", LOADED_PLAIN):
+        with convert_read_errors(f"{name} of this model", LOADED_PLAIN):
             flat = weight.detach().reshape(-1)
             some = flat[:: max(1, flat.shape[0] // SAMPLES)][:SAMPLES].float().cpu()
         digest.update(f"{name} {tuple(weight.shape)}".encode())

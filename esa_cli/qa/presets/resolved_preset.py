@@ -283,7 +283,7 @@ def check_kernel(method: Method, config: dict[str, Any], device: str, dtype: tor
     """Checks that a method's kernel runs on a torch device for a model with this `config`. Raises
     UsageError: the kernel cannot run. ModelError: `config` lacks a size."""
     from esa_cli.attention.kernels import choose_kernel
-    from esa_cli.models.files.families import get_family, get_key_shape
+    from esa_cli.models.files.families import get_key_shape, get_model_family
 
     if method.kernel == "auto":
         return
@@ -292,5 +292,5 @@ def check_kernel(method: Method, config: dict[str, Any], device: str, dtype: tor
         _, dim = get_key_shape(settings)
     except (AttributeError, ArithmeticError, TypeError) as error:
         raise ModelError(f"config.json must have the sizes of all layers, got {error}") from error
-    cap = config.get(get_family(settings).attention_cap) or 0.0
+    cap = config.get(get_model_family(settings).attention_cap) or 0.0
     choose_kernel(torch.empty(1, 1, dim, dtype=dtype, device=device), method.kernel, cap)

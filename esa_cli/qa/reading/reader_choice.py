@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from esa_cli import models
 from esa_cli.errors import ModelError, UsageError
-from esa_cli.models.files.checkpoint_files import weight_bytes_in_memory
+from esa_cli.models.files.checkpoint_files import compute_weight_bytes
 from esa_cli.models.loading.quantization import get_bytes_per_weight
 from esa_cli.qa.presets import preset, preset_files
 from esa_cli.system.machine import is_loopback
@@ -135,9 +135,9 @@ def count_reader_bytes(choice: ReaderChoice, size: int, packing: str = "") -> in
     """Returns the bytes that a reader's weights will take, or None if the size is unknown."""
     if choice.ref is None:
         return 0
-    folder = models.path_of(choice.ref)
+    folder = models.find_model_folder(choice.ref)
     if folder is not None:
-        return weight_bytes_in_memory(folder, size, get_bytes_per_weight(packing, size))
+        return compute_weight_bytes(folder, size, get_bytes_per_weight(packing, size))
     facts = preset_files.find_known_model_facts(choice.ref.name)
     return None if facts is None else facts.count_weight_bytes(size)
 

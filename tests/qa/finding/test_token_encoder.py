@@ -132,7 +132,7 @@ def test_encoded_keys_are_projected_states_of_unit_length(encoder: TokenEncoder)
     with torch.no_grad():
         found = encoder.encode_tokens(sequences)
         for row, ids in zip(found, sequences, strict=True):
-            with encoder.adapter.active():
+            with encoder.adapter.apply():
                 out = encoder.model(torch.tensor([ids]), output_hidden_states=True)
             want = out.hidden_states[encoder.layers][0] @ encoder.maps["key_map"]
             want = want / want.norm(dim=-1, keepdim=True)

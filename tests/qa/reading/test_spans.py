@@ -55,7 +55,7 @@ class RandomModel:
         generator = torch.Generator().manual_seed(number)
         return self.spread * torch.randn(len(PIECES), generator=generator)
 
-    def append(self, parents: Sequence[int], tokens: Sequence[int]) -> Tensor:
+    def append_tokens(self, parents: Sequence[int], tokens: Sequence[int]) -> Tensor:
         self.calls += 1
         self.rows = [(*self.rows[at], token) for at, token in zip(parents, tokens, strict=True)]
         return torch.stack([self.logits(row) for row in self.rows])

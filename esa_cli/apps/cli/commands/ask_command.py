@@ -123,8 +123,8 @@ class AskCommandRun:
     ) -> None:
         """Loads the model and opens the documents of the question. Raises EsaError."""
         from esa_cli.apps.cli.model_and_documents import QuestionDocuments, open_esa
-        from esa_cli.models import path_of
-        from esa_cli.models.tokenization.tokenizer import begin_loading_tokenizer
+        from esa_cli.models import find_model_folder
+        from esa_cli.models.tokenization.tokenizer import begin_loading_plain_tokenizer
         from esa_cli.qa.opening import adapt_to_model, prepare
         from esa_cli.qa.planning.kv_cache_storage import check_asked_together
         from esa_cli.system.text import text_digest
@@ -135,8 +135,8 @@ class AskCommandRun:
         output_paths.check_output_file("--report", opts.report, files.paths)
         chosen = chosen if opts.method else adapt_to_model(chosen, reporter)
         from_text = chosen.answer.source == "text" and opts.method is None
-        if from_text and (folder := path_of(chosen.model)) is not None:
-            begin_loading_tokenizer(folder)
+        if from_text and (folder := find_model_folder(chosen.model)) is not None:
+            begin_loading_plain_tokenizer(folder)
         reader = reader_options.choose_reader()
         limit = chosen.answer.documents if from_text else None
         self.documents = QuestionDocuments(

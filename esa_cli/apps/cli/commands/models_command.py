@@ -66,12 +66,12 @@ def pull_model(
     quiet: options.Quiet = False,
 ) -> None:
     """Fetch a model, and prepare it for loading."""
-    from esa_cli.models import DEFAULT_MODEL, pull
+    from esa_cli.models import DEFAULT_MODEL, fetch_model_folder
     from esa_cli.qa.presets.preset_files import resolve_model_name
 
     chosen = DEFAULT_MODEL if ref is None else resolve_model_name(ref)
     with terminal.Reporter(quiet) as reporter:
-        folder = pull(chosen, from_file=from_file, progress=reporter.stage)
+        folder = fetch_model_folder(chosen, from_file=from_file, progress=reporter.stage)
     print(folder)
 
 
@@ -80,9 +80,10 @@ def remove_model(
     ref: Annotated[str, typer.Argument(metavar="REF", help=_LISTED)], yes: options.Yes = False
 ) -> None:
     """Remove a model from this machine."""
-    from esa_cli.models import remove
+    from esa_cli.models import delete_cached_model
 
-    freed = remove(ref, lambda: options.confirm_removal("model", f"{ref} from this machine", yes))
+    what = f"{ref} from this machine"
+    freed = delete_cached_model(ref, lambda: options.confirm_removal("model", what, yes))
     print(f"removed {ref}, {format_size(freed)} freed")
 
 

@@ -148,8 +148,8 @@ def inspect_machine() -> dict[str, Any]:
     import torch
 
     from esa_cli.attention.kernels import list_available_kernels
-    from esa_cli.models import DEFAULT_MODEL, list_models, path_of
-    from esa_cli.models.loading.load import choose_dtype
+    from esa_cli.models import DEFAULT_MODEL, find_model_folder, list_models
+    from esa_cli.models.loading.load import choose_torch_dtype
     from esa_cli.system import machine
 
     hints: list[str] = []
@@ -168,7 +168,7 @@ def inspect_machine() -> dict[str, Any]:
     gpus: list[dict[str, Any]] = call_or_add_hint(_list_gpus, [])
     cache = call_or_add_hint(machine.esa_home, Path(os.environ.get("ESA_HOME", ""))).absolute()
     folder = next(place for place in (cache, *cache.parents) if place.is_dir())
-    default = call_or_add_hint(lambda: path_of(DEFAULT_MODEL), None)
+    default = call_or_add_hint(lambda: find_model_folder(DEFAULT_MODEL), None)
     facts: dict[str, Any] = {
         "esa": __version__,
         "python": platform.python_version(),
@@ -186,7 +186,7 @@ def inspect_machine() -> dict[str, Any]:
         },
         "devices": gpus,
         "kernels": [name for name, usable in list_available_kernels().items() if usable],
-        "dtype": str(choose_dtype("auto", gpus[0]["device"] if gpus else "cpu"))[6:],
+        "dtype": str(choose_torch_dtype("auto", gpus[0]["device"] if gpus else "cpu"))[6:],
         "default_model": str(default) if default else None,
         "models": call_or_add_hint(lambda: len(list_models()), 0),
         "cache": str(cache),
