@@ -17,12 +17,12 @@ def fold(q: Tensor, groups: int) -> Tensor:
     return q.view(groups, heads // groups, count, dim).sum(1).transpose(0, 1).reshape(count, -1)
 
 
-def flatten_keys(k: Tensor) -> Tensor:
+def join_key_heads(k: Tensor) -> Tensor:
     """Concatenates the G heads of keys (G, n, D) into (n, G * D)."""
     return k.transpose(0, 1).reshape(k.shape[1], -1)
 
 
-def fuse_outputs(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+def fuse_attention(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     """Fuses partial attention outputs (out_i (H, C, D), lse_i (H, C)) into attention over all keys.
 
     The sum follows steps 12-14 of Algorithm 1; subtracting the joint log-sum-exp

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from esa_cli.attention.parts import Compressor, Moments, check_at_least
+from esa_cli.attention.parts import Compressor, Moments, check_minimum
 from esa_cli.attention.step import Projection
 from esa_cli.errors import PresetError
 
@@ -37,7 +37,7 @@ class NoCompression(Compressor):
         return None
 
 
-def _compute_square_roots(moment: Tensor, ridge: float) -> tuple[Tensor, Tensor]:
+def _compute_moment_square_roots(moment: Tensor, ridge: float) -> tuple[Tensor, Tensor]:
     """Returns the square root and the inverse square root of a symmetric (F, F) moment."""
     values, vectors = torch.linalg.eigh(moment)
     values = values.clamp_min(0) + ridge * values.max().clamp_min(1e-12)
@@ -62,8 +62,8 @@ def fit_closed_form_projections(moments: Moments, rank: int, ridge: float = 1e-6
     Args:
         rank: R, at most F. ridge: added to the spectra, relative to their largest value."""
     query_moment, key_moment = _average_moments(moments)
-    q_root, q_inverse = _compute_square_roots(query_moment, ridge)
-    k_root, k_inverse = _compute_square_roots(key_moment, ridge)
+    q_root, q_inverse = _compute_moment_square_roots(query_moment, ridge)
+    k_root, k_inverse = _compute_moment_square_roots(key_moment, ridge)
     u, s, v = torch.linalg.svd(q_root @ k_root)
     weight = s[:rank].sqrt()
     return Linear(
@@ -92,7 +92,7 @@ class ClosedFormCompressor(Compressor):
     fit_tokens: int = 2048
 
     def __post_init__(self) -> None:
-        check_at_least(1, rank=self.rank, fit_tokens=self.fit_tokens)
+        check_minimum(1, rank=self.rank, fit_tokens=self.fit_tokens)
 
     def stored_rank(self, folded: int) -> int:
         return min(self.rank, folded)
@@ -112,7 +112,7 @@ class PcaCompressor(ClosedFormCompressor):
 
 
 @dataclass(frozen=True)
-class Learned(Compressor):
+class LearnedCompressor(Compressor):
     """A compressor that loads trained projections from a safetensors file.
 
     The file has the tensors `layers.{i}.query_map` and `layers.{i}.key_map`, each (F, R). R may
@@ -163,13 +163,13 @@ class Learned(Compressor):
 def save_learned_projections(
     path: str | Path, layers: list[Linear], metadata: dict[str, str] | None = None
 ) -> None:
-    """Writes a file for `Learned`: one pair of projections for each layer, and metadata."""
+    """Writes each layer's pair of projections, and metadata, to a file for `LearnedCompressor`."""
     from safetensors.torch import save_file
 
-    save_file(name_projection_tensors(layers), str(path), metadata=metadata)
+    save_file(make_named_projection_tensors(layers), str(path), metadata=metadata)
 
 
-def name_projection_tensors(layers: Sequence[Linear | None]) -> dict[str, Tensor]:
+def make_named_projection_tensors(layers: Sequence[Linear | None]) -> dict[str, Tensor]:
     """Returns projections as named tensors for a safetensors file, which has no tensors for a layer
     without projections (None)."""
     pairs = [(f"layers.{i}", pair) for i, pair in enumerate(layers) if pair is not None]

@@ -21,7 +21,7 @@ from esa_cli.attention.step import Positions
 from esa_cli.errors import UsageError
 
 AT_ONCE = 128
-"""The largest number of queries in a block of `attend_within_distance`."""
+"""The largest number of queries in a block of `attend_with_capped_distance`."""
 
 Output = tuple[Tensor, Tensor]
 """Output (H, C, D) and log-sum-exp (H, C)."""
@@ -50,7 +50,7 @@ def compute_reference_attention(
     return (weights @ values).to(q.dtype), lse
 
 
-def _group_heads(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> list[Tensor]:
+def _match_head_counts(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> list[Tensor]:
     """Reshapes queries, keys and values to equally many heads and a batch axis, for torch's
     operators. Without a mask, the query heads that share a key head become one head with more
     queries, so that keys are never repeated."""
@@ -65,13 +65,13 @@ def _group_heads(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> list[Tensor]:
 def attend_by_torch_cpu(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Output:
     """Computes attention by torch's fused CPU operator."""
     fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-    out, lse = fused(*_group_heads(q, k, v, causal), 0.0, causal, scale=scale)
+    out, lse = fused(*_match_head_counts(q, k, v, causal), 0.0, causal, scale=scale)
     return out[0].reshape(q.shape), lse[0].reshape(q.shape[:2]).float()
 
 
 def attend_by_torch_cuda(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Output:
     """Computes attention on a GPU by torch's flash operator, or else its memory-efficient one."""
-    query, keys, values = _group_heads(q, k, v, causal)
+    query, keys, values = _match_head_counts(q, k, v, causal)
     if _supports_flash_attention(q):
         flash = torch.ops.aten._scaled_dot_product_flash_attention
         out, lse, *_ = flash(query, keys, values, 0.0, causal, False, scale=scale)
@@ -90,7 +90,7 @@ def _supports_flash_attention(q: Tensor) -> bool:
 
 
 @cache
-def load_flash_attn() -> Callable[..., Any] | None:
+def import_flash_attn_function() -> Callable[..., Any] | None:
     """Imports flash-attn 4's function; returns None if it is missing or built for another torch."""
     try:
         function: Callable[..., Any] = import_module("flash_attn.cute").flash_attn_func
@@ -105,7 +105,7 @@ def attend_by_flash_attn(
     """Computes attention by flash-attn 4 on Hopper and data-centre Blackwell GPUs in half
     precision. The library takes (batch, tokens, heads, D) and returns lse (batch, heads,
     tokens)."""
-    function = load_flash_attn()
+    function = import_flash_attn_function()
     if function is None or not _supports_flash_attention(q):
         raise UsageError(
             "kernel 'flash-attn' needs flash-attn 4, half precision, a head dimension up to 256",
@@ -130,9 +130,9 @@ class Kernel(NamedTuple):
     supports_soft_cap: bool = False
     only_by_name: bool = False
 
-    def runs_on(self, device: str) -> bool:
+    def runs_on_device(self, device: str) -> bool:
         """Whether the kernel runs on this type of device."""
-        missing = self.only_by_name and load_flash_attn() is None
+        missing = self.only_by_name and import_flash_attn_function() is None
         return self.device in (None, device) and not missing
 
 
@@ -145,13 +145,13 @@ KERNELS: dict[str, Kernel] = {
 """All attention kernels by name, in order of preference."""
 
 
-def choose_kernel(q: Tensor, name: str = "auto", cap: float = 0.0) -> str:
+def choose_kernel_name(q: Tensor, name: str = "auto", cap: float = 0.0) -> str:
     """Returns the name of the kernel that computes attention for the queries q. Raises UsageError:
     the named kernel is unknown, cannot run on this device, or computes no soft cap."""
     usable = [
         key
         for key, kernel in KERNELS.items()
-        if kernel.runs_on(q.device.type) and (kernel.supports_soft_cap or not cap)
+        if kernel.runs_on_device(q.device.type) and (kernel.supports_soft_cap or not cap)
     ]
     if name == "auto":
         return next(key for key in usable if not KERNELS[key].only_by_name)
@@ -163,10 +163,10 @@ def choose_kernel(q: Tensor, name: str = "auto", cap: float = 0.0) -> str:
     return name
 
 
-def list_available_kernels() -> dict[str, bool]:
+def list_kernel_availability() -> dict[str, bool]:
     """Returns whether this machine can run each kernel, for `esa doctor`."""
     devices = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
-    return {key: any(map(kernel.runs_on, devices)) for key, kernel in KERNELS.items()}
+    return {key: any(map(kernel.runs_on_device, devices)) for key, kernel in KERNELS.items()}
 
 
 def attend(
@@ -177,10 +177,10 @@ def attend(
     if not k.shape[1]:  # flash attention returns +inf there
         kernel = "reference"
     capped = {"cap": cap} if cap else {}
-    return KERNELS[choose_kernel(q, kernel, cap)].attend(q, k, v, causal, scale, **capped)
+    return KERNELS[choose_kernel_name(q, kernel, cap)].attend(q, k, v, causal, scale, **capped)
 
 
-def attend_within_distance(
+def attend_with_capped_distance(
     q: Tensor, k: Tensor, v: Tensor, positions: Positions, limit: int, rope: Rope, scale: float,
     cap: float = 0.0,
 ) -> Output:  # fmt: skip

@@ -8,12 +8,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from esa_cli.attention.algebra import flatten_keys, fold
+from esa_cli.attention.algebra import fold, join_key_heads
 from esa_cli.attention.compression import ClosedFormCompressor
 from esa_cli.attention.parts import Compressor, Moments, PositionEncoding, Score, Selector
 from esa_cli.attention.positions import FixedDistancePositions
 from esa_cli.attention.rope import Rope
-from esa_cli.attention.selection import SumScore, TopK
+from esa_cli.attention.selection import SumScore, TopKSelector
 from esa_cli.attention.step import KVStore, LayerState, Projection
 from esa_cli.attention.window import Window
 from esa_cli.errors import PresetError
@@ -30,7 +30,7 @@ class Method:
         kernel: of attention: its name, or `auto`; see `kernels.choose`."""
 
     window: Window = field(default_factory=Window)
-    selector: Selector = field(default_factory=TopK)
+    selector: Selector = field(default_factory=TopKSelector)
     score: Score = field(default_factory=SumScore)
     compressor: Compressor = field(default_factory=ClosedFormCompressor)
     position: PositionEncoding = field(default_factory=FixedDistancePositions)
@@ -38,7 +38,7 @@ class Method:
     kernel: str = "auto"
 
     @property
-    def fit_settings(self) -> tuple[Compressor, int | None]:
+    def reduced_key_settings(self) -> tuple[Compressor, int | None]:
         """The compressor and the distance of rotated queries, on which reduced keys depend."""
         rotated = self.compressor.fit_tokens > 0 and self.score.rotates
         return self.compressor, self.position.distance if rotated else None
@@ -66,7 +66,7 @@ class LayerMemory:
     fitted: bool = False
     fetched: tuple[Tensor, Tensor, Tensor] | None = field(default=None, repr=False)
 
-    def add_to_moments(self, method: Method, rope: Rope, q: Tensor, start: int) -> None:
+    def add_chunk_moments(self, method: Method, rope: Rope, q: Tensor, start: int) -> None:
         """Adds the chunk at position `start`, with unrotated queries q (H, C, D) and stored keys,
         to the compressor's moments until they have `fit_tokens` tokens."""
         if self.fitted or not method.score.features:
@@ -81,26 +81,26 @@ class LayerMemory:
             if method.score.rotates:
                 q = rope.rotate_to_far_distance(q, method.position.distance)
             keys, _ = self.store.span(start, stop)
-            moments.add_tokens(fold(q.float(), self.store.heads), flatten_keys(keys), stop)
+            moments.add_tokens(fold(q.float(), self.store.heads), join_key_heads(keys), stop)
 
-    def reduce_keys(self, method: Method, stop: int) -> Projection | None:
+    def add_reduced_keys(self, method: Method, stop: int) -> Projection | None:
         """Adds the reduced keys (equation (6)) of all tokens before position `stop`, and returns
         the layer's projection."""
         if not method.score.features:
             return None
         if not self.fitted:
-            self.projection = self._fit_projection(method)
+            self.projection = self._fit_and_try_projection(method)
             self.fitted, self.moments = True, Moments()
         if self.projection is not None:
             for _, keys in self.store.key_blocks(self.store.reduced, stop):
-                self.store.append_reduced_keys(self.projection.keys(flatten_keys(keys)))
+                self.store.append_reduced_keys(self.projection.keys(join_key_heads(keys)))
         return self.projection
 
-    def _fit_projection(self, method: Method) -> Projection | None:
+    def _fit_and_try_projection(self, method: Method) -> Projection | None:
         """Fits the projection and tries it on one key, so that a wrong width is reported early."""
         projection = method.compressor.fit(self.layer, self.moments)
         if projection is not None:
-            keys = flatten_keys(self.store.span(0, min(1, len(self.store)))[0])
+            keys = join_key_heads(self.store.span(0, min(1, len(self.store)))[0])
             try:
                 projection.keys(keys)
             except RuntimeError as error:
@@ -161,10 +161,10 @@ class SharedLayerMemory(LayerMemory):
 
     source: LayerMemory = field(kw_only=True)
 
-    def add_to_moments(self, method: Method, rope: Rope, q: Tensor, start: int) -> None:
+    def add_chunk_moments(self, method: Method, rope: Rope, q: Tensor, start: int) -> None:
         """Does nothing, because the source layer fits the compressor."""
 
-    def reduce_keys(self, method: Method, stop: int) -> Projection | None:
+    def add_reduced_keys(self, method: Method, stop: int) -> Projection | None:
         """Returns the projection of the source layer, or None until the source layer has fitted it,
         because fitting now would use too few tokens."""
-        return self.source.reduce_keys(method, stop) if self.source.fitted else None
+        return self.source.add_reduced_keys(method, stop) if self.source.fitted else None

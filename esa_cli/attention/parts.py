@@ -43,14 +43,14 @@ class Moments:
         self.queries, self.keys, self.count, self.seen = queries, keys, count, seen
 
 
-def check_at_least(minimum: float, **settings: float | None) -> None:
+def check_minimum(minimum: float, **settings: float | None) -> None:
     """Raises ValueError for a setting below `minimum`; None is allowed."""
     for name, value in settings.items():
         if value is not None and not value >= minimum:
             raise ValueError(f"{name} must be at least {minimum}, got {value}")
 
 
-def check_odd(**settings: int) -> None:
+def require_odd(**settings: int) -> None:
     """Raises ValueError for a setting that is not an odd number of tokens."""
     for name, value in settings.items():
         if value < 1 or value % 2 == 0:
@@ -196,12 +196,12 @@ class PositionEncoding(ABC):
         """Returns positions for attention to far tokens at ascending absolute positions (n,)."""
 
 
-def is_builtin(part: object) -> bool:
+def is_builtin_part(part: object) -> bool:
     """Whether the class of a method's part belongs to this package and not to a plugin."""
     return type(part).__module__.startswith("esa_cli.")
 
 
-def check_offsets(offsets: Selection, step: Step, budget: int) -> None:
+def check_selected_offsets(offsets: Selection, step: Step, budget: int) -> None:
     """Raises ValueError for selected offsets outside the middle tokens or beyond the budget."""
     limit = min(budget, step.middle)
     for row in [offsets] if isinstance(offsets, Tensor) else offsets:
@@ -211,7 +211,7 @@ def check_offsets(offsets: Selection, step: Step, budget: int) -> None:
 
 
 @contextmanager
-def blame_plugins(parts: Mapping[str, object]) -> Iterator[None]:
+def name_faulty_plugins(parts: Mapping[str, object]) -> Iterator[None]:
     """Turns an exception into a PluginError that names the plugins among `parts` by their kind."""
     try:
         yield
@@ -222,7 +222,7 @@ def blame_plugins(parts: Mapping[str, object]) -> Iterator[None]:
         plugins = [
             f"{kind} {type(part).__name__}"
             for kind, part in parts.items()
-            if isinstance(part, bases) and not is_builtin(part)
+            if isinstance(part, bases) and not is_builtin_part(part)
         ]
         if not plugins or memory_ran_out(error):
             raise

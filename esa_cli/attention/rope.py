@@ -45,7 +45,7 @@ class Rope:
 
     def copy_with_frequencies(self, inverse: Tensor, factor: float, spare: bool) -> Rope:
         """Returns a copy of this embedding that has other frequencies."""
-        return Rope(FixedRotaryModule(inverse, factor), spare, self.pairs)
+        return Rope(FixedFrequencyRotaryModule(inverse, factor), spare, self.pairs)
 
     def compute_cos_sin(self, positions: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
         """Returns cosines and sines at `positions`, each (n, R), in the dtype and on the device of
@@ -102,7 +102,7 @@ class Rope:
         those of attention to keys that are `distance` tokens away."""
         return self.rotate(q, torch.full((q.shape[1],), distance)) * self.compute_key_gain(q)
 
-    def as_key(self, q: Tensor) -> Tensor:
+    def convert_to_key(self, q: Tensor) -> Tensor:
         """Converts queries (H, n, D) of the attached model to the form of its cached keys."""
         return q
 
@@ -126,7 +126,7 @@ class NoRope(Rope):
         return x
 
 
-class WeightedRope(Rope):
+class NormWeightedRope(Rope):
     """Rotary embedding of models that norm queries and keys after rotating them (Hunyuan).
 
     Such a model's query is w_q * R(q) / rms(q), its key w_k * R(k) / rms(k), with learned weights w
@@ -135,7 +135,7 @@ class WeightedRope(Rope):
         query · key = sum of w_q w_k R(q') R(k') = (s * R(q')) · (s * R(k')), s = sqrt(w_q w_k)
 
     The attached model does not rotate, and caches w_k * k'. So R(x) = s * R(x / w_k) rotates cached
-    keys, and queries converted by `as_key`.
+    keys, and queries converted by `convert_to_key`.
 
     Args:
         plain: the rotary embedding without weights. query, key: the norm weights w_q, w_k (D,).
@@ -157,12 +157,12 @@ class WeightedRope(Rope):
 
     def copy_with_frequencies(self, inverse: Tensor, factor: float, spare: bool) -> Rope:
         plain = super().copy_with_frequencies(inverse, factor, spare)
-        return WeightedRope(plain, self._query, self._key)
+        return NormWeightedRope(plain, self._query, self._key)
 
     def compute_cos_sin(self, positions: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
         return super().compute_cos_sin(positions, like.float())
 
-    def as_key(self, q: Tensor) -> Tensor:
+    def convert_to_key(self, q: Tensor) -> Tensor:
         return q * (self._key / self._query).to(q)
 
     def compute_key_gain(self, like: Tensor) -> Tensor:
@@ -174,7 +174,7 @@ class WeightedRope(Rope):
         return (turned * self._after.to(x.device)).to(x.dtype)
 
 
-class FixedRotaryModule(nn.Module):
+class FixedFrequencyRotaryModule(nn.Module):
     """A rotary module with given frequencies, called like the transformers model's own module.
 
     Args:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from esa_cli.attention.parts import Score, Selector, check_at_least
+from esa_cli.attention.parts import Score, Selector, check_minimum
 from esa_cli.attention.step import Step
 from esa_cli.errors import ModelError
 
@@ -21,7 +21,7 @@ Blocks = Iterator[tuple[int, Tensor]]
 """Pairs of the offset of a block's first token or page, and the numbers (..., n) of the block."""
 
 
-def iterate_blocks_twice(
+def make_reusable_blocks(
     blocks: Callable[[], Blocks], elements: int
 ) -> Callable[[], Iterable[tuple[int, Tensor]]]:
     """Returns a function that yields all blocks each time it is called. If all blocks together have
@@ -53,7 +53,7 @@ class SumScore(Score):
 
     def scores(self, step: Step) -> Tensor:
         chunk = step.queries.shape[1]
-        sums = iterate_blocks_twice(partial(step.sums, self.rotate), chunk * step.middle)
+        sums = make_reusable_blocks(partial(step.sums, self.rotate), chunk * step.middle)
         top = torch.full((chunk,), -torch.inf, device=step.queries.device)
         for _, block in sums():
             top = torch.maximum(top, block.amax(dim=1))
@@ -94,7 +94,7 @@ def proximity(scores: Tensor, epsilon: int) -> Tensor:
 
 
 @dataclass(frozen=True)
-class TopK(Selector):
+class TopKSelector(Selector):
     """Selects the k middle tokens with the highest scores, once for all heads of the layer.
 
     Args:
@@ -103,7 +103,7 @@ class TopK(Selector):
     proximity: int = 1
 
     def __post_init__(self) -> None:
-        check_at_least(0, proximity=self.proximity)
+        check_minimum(0, proximity=self.proximity)
 
     def select(self, step: Step, budget: int) -> Tensor:
         if budget >= step.middle:

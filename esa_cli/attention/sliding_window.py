@@ -16,7 +16,7 @@ AT_ONCE = 512
 """The largest number of queries in a block."""
 
 
-class SlidingAttention:
+class SlidingWindowAttention:
     """Causal attention to the last W tokens, including the query's own, at their true distances.
 
     Args:

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from esa_cli.attention.algebra import apply_soft_cap, flatten_keys, fold
+from esa_cli.attention.algebra import apply_soft_cap, fold, join_key_heads
 from esa_cli.attention.rope import Rope
-from esa_cli.attention.window import QueryState, TurnText
+from esa_cli.attention.window import QueryState, QuestionAndText
 
 BLOCK_ELEMENTS = 4 << 20
 """The largest number of scores in a block of heads, queries and keys (16 MB in float32)."""
@@ -60,7 +60,7 @@ class Projection(ABC):
     def keys(self, k: Tensor) -> Tensor:
         """Reduces folded keys (n, F) to (n, R)."""
 
-    def at(self, key_index: int) -> Projection:
+    def get_for_key(self, key_index: int) -> Projection:
         """Returns the projection of the cached key at this index, since each of several
         concatenated documents has its own projection."""
         return self
@@ -161,12 +161,12 @@ class Step:
         return last
 
     @property
-    def is_first(self) -> bool:
+    def is_first_method_layer(self) -> bool:
         """Whether this layer is the first one that runs the method."""
         return self.layer <= (self.layers[0] if self.layers else 0)
 
     @property
-    def is_last(self) -> bool:
+    def is_last_method_layer(self) -> bool:
         """Whether this layer is the last one that runs the method; True if that is unknown."""
         return not self.layers or self.layer >= self.layers[-1]
 
@@ -195,7 +195,7 @@ class Step:
         return self.query.selector
 
     @property
-    def text(self) -> TurnText | None:
+    def text(self) -> QuestionAndText | None:
         """Words of documents and question; None if unknown (stock `generate`, prefill)."""
         return self.query.text
 
@@ -271,11 +271,11 @@ class Step:
         block = choose_tokens_per_block(self.queries.shape[1])
         if self.projection is None:
             for at, keys in self.store.key_blocks(self.low, self.high, block):
-                yield at - self.low, q @ flatten_keys(keys).float().T
+                yield at - self.low, q @ join_key_heads(keys).float().T
             return
         known: Projection | None = None
         for at, features in self.store.reduced_key_blocks(self.low, self.high, block):
-            if (here := self.projection.at(at)) is not known:  # another document's
+            if (here := self.projection.get_for_key(at)) is not known:  # another document's
                 known, reduced = here, here.queries(q)
             yield at - self.low, reduced @ features.float().T
 

@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
-class TurnText:
+class QuestionAndText:
     """The text of the documents, token by token, and the text of the question.
 
     Args:
@@ -72,14 +72,14 @@ class QueryState:
     answer_start: int | None = None
     surveying: bool = False
     trace: Callable[[Any], None] | None = None
-    text: TurnText | None = field(default=None, repr=False)
+    text: QuestionAndText | None = field(default=None, repr=False)
     dense: bool = False
     stop: int = 0
     selector: Any = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)
-class Chunk:
+class TokenChunk:
     """One chunk of a forward call: the tokens at absolute positions [start, stop).
 
     Args:
@@ -138,7 +138,9 @@ class Window:
         """Whether a chunk that begins at position `start` attends to all cached tokens."""
         return start <= self.full_attention_limit
 
-    def cut_chunks(self, reading: str, start: int, stop: int, query: QueryState) -> Iterator[Chunk]:
+    def cut_into_chunks(
+        self, reading: str, start: int, stop: int, query: QueryState
+    ) -> Iterator[TokenChunk]:
         """Cuts a forward call over the positions [start, stop) into chunks of at most l_C tokens,
         of which only the first may be shorter."""
         count, size = stop - start, self.chunk
@@ -152,10 +154,10 @@ class Window:
         while low < stop:
             last = query.phase is Phase.AUTO and high == stop
             select = asking or reading == "select" or last
-            yield Chunk(low, high, select, decoding)
+            yield TokenChunk(low, high, select, decoding)
             low, high = high, high + size
 
-    def count_local_tokens(self, chunk: Chunk, query: QueryState) -> int:
+    def count_local_tokens(self, chunk: TokenChunk, query: QueryState) -> int:
         """Returns l_L, the number of local tokens, for a chunk.
 
         If the question was processed with full attention, so is its whole answer, even when it

@@ -26,7 +26,7 @@ _LETTERS = "ABCD"
 _STARS = re.compile(r"little_[a-z]+[\"']?\s*:\s*\[([^\]]*)")
 
 
-def import_library(name: str) -> Any:
+def import_benchmark_library(name: str) -> Any:
     """Imports a module of the extra `bench`. Raises UsageError: the module is not installed."""
     try:
         return importlib.import_module(name)
@@ -93,14 +93,14 @@ def compute_code_similarity(output: str, gold: str) -> float:
 
 def compute_rouge_l(output: str, gold: str) -> float:
     """Returns the ROUGE-L F of the package `rouge`, or 0 if the package fails, as in LongBench."""
-    rouge = import_library("rouge").Rouge(metrics=["rouge-l"])
+    rouge = import_benchmark_library("rouge").Rouge(metrics=["rouge-l"])
     try:
         return float(rouge.get_scores(output, gold)[0]["rouge-l"]["f"])
     except (ValueError, RecursionError):  # no words, or more than a thousand in a sentence
         return 0.0
 
 
-def first_line(output: str) -> str:
+def cut_to_first_line(output: str) -> str:
     """Returns the first line of an output, which LongBench scores in few-shot tasks."""
     return output.lstrip("\n").split("\n")[0]
 
@@ -125,10 +125,10 @@ def score_first_number(output: str, gold: str) -> float:
 
 def score_answer_word(output: str, gold: str) -> float:
     """Returns 1 if the answer is one of the output's words (Retrieve.KV), else 0."""
-    return float(gold in _replace_marks(output, "\n:\"'.,?!{}").split())
+    return float(gold in _replace_punctuation(output, "\n:\"'.,?!{}").split())
 
 
-def _replace_marks(text: str, marks: Sequence[str]) -> str:
+def _replace_punctuation(text: str, marks: Sequence[str]) -> str:
     """Replaces each punctuation mark by a space, and each run of spaces by one space."""
     for mark in marks:
         text = text.replace(mark, " ")
@@ -154,7 +154,7 @@ def score_multiple_choice(output: str, answers: Sequence[str]) -> float:
         return float(text[0] in answers)
     if text in answers:
         return 1.0
-    text = _replace_marks(text, "\n\"'.,?!{}")
+    text = _replace_punctuation(text, "\n\"'.,?!{}")
     named = _find_text_after_phrase(text, ("answer is:", "answer:", "answer is", "option is"))
     if named is not None:
         return float(named[1:].startswith(tuple(answers)))  # skips the space
@@ -172,7 +172,7 @@ def score_code_debug(output: str, answers: Sequence[str]) -> float:
     name, letter = answers
     if output[:2] in (f"{letter}.", f"{letter}:"):
         return 1.0
-    text = _replace_marks(output.strip(), ("\n", "`", "'", '"', "-", "*", "Option", "option"))
+    text = _replace_punctuation(output.strip(), ("\n", "`", "'", '"', "-", "*", "Option", "option"))
     is_named = False
     for phrases in (("answer is:", "is:", "answer:"), ("answer is", "error is")):
         named = _find_text_after_phrase(text, phrases)

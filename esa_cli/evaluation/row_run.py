@@ -29,7 +29,7 @@ class QuestionCase:
 
 
 @dataclass(frozen=True)
-class DocumentCases:
+class DocumentQuestions:
     """The questions about one document. `ingest` ingests the document, or returns False to skip the
     questions."""
 
@@ -37,7 +37,7 @@ class DocumentCases:
     ingest: Callable[[], bool]
 
 
-def has_row(journal: Journal, fields: Mapping[str, Any]) -> bool:
+def has_result_row(journal: Journal, fields: Mapping[str, Any]) -> bool:
     """Says whether the journal has the row of a case. Raises UsageError: the row belongs to another
     document or to other settings."""
     row = journal.find_row(fields)
@@ -54,8 +54,8 @@ def has_row(journal: Journal, fields: Mapping[str, Any]) -> bool:
     return True
 
 
-def write_missing_rows(
-    documents: Iterable[DocumentCases], journal: Journal, *, until: float | None = None, on_row:
+def answer_missing_rows(
+    documents: Iterable[DocumentQuestions], journal: Journal, *, until: float | None = None, on_row:
     Callable[[dict[str, Any]], None] = lambda row: None, on_left_out: Callable[[QuestionCase,
     LengthError], None] | None = None,
 ) -> bool:  # fmt: skip
@@ -76,7 +76,7 @@ def write_missing_rows(
     for document in documents:
         cases = []
         for case in document.cases:
-            if has_row(journal, case.fields):
+            if has_result_row(journal, case.fields):
                 continue
             try:
                 case.check()

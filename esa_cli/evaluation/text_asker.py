@@ -16,7 +16,7 @@ from esa_cli.qa.presets.preset import Preset
 from esa_cli.system.progress import Progress
 
 
-class TextAsker:
+class TextAnswerer:
     """Answers questions about one text at a time from passages, as `esa ask` does with the same
     preset. `book` is the text that was ingested last. A new asker clears the session's KV cache.
     Raises PresetError, ModelError: the preset's adapter or finder is missing or does not fit."""

@@ -96,7 +96,7 @@ class Bm25Score(Score):
     def scores(self, step: Step) -> Tensor:
         out = torch.zeros(step.middle, device=step.queries.device)
         text = step.text
-        if text is None or (self.layers == "first" and not step.is_first):
+        if text is None or (self.layers == "first" and not step.is_first_method_layer):
             return out
         index = text.once(
             ("bm25", self.window), lambda: TokenWindowIndex(text.pieces(), self.window)

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from esa_cli.attention.algebra import to_float64
-from esa_cli.attention.parts import Score, Selector, check_at_least
+from esa_cli.attention.parts import Score, Selector, check_minimum
 from esa_cli.attention.step import Step
 from esa_cli.methods import registry
 from esa_cli.methods.paper import ATTENDED
@@ -64,7 +64,7 @@ def select_windows(scores: Tensor, count: int, size: int, share: float = 0.0) ->
 
 
 @dataclass
-class LayerScores:
+class SummedLayerScores:
     """Scores (M,) of tokens from position `low` on, summed over layers up to `layer`, for the chunk
     at `start`; `chosen` are the absolute positions selected by these scores, once known."""
 
@@ -76,12 +76,12 @@ class LayerScores:
 
 
 @dataclass
-class ConsensusTurn:
+class ConsensusState:
     """The layer scores of a turn by the start of their chunk, because all chunks of a call pass one
     layer before the next layer; the question's second pass selects by the scores `surveyed`."""
 
-    layer_scores: dict[int, LayerScores] = field(default_factory=dict)
-    surveyed: LayerScores | None = None
+    layer_scores: dict[int, SummedLayerScores] = field(default_factory=dict)
+    surveyed: SummedLayerScores | None = None
 
 
 @dataclass(frozen=True)
@@ -105,13 +105,13 @@ class LayerSumSelector(Selector):
     def surveys(self) -> bool:
         return self.rounds == 2
 
-    def new_turn_state(self) -> ConsensusTurn:
-        return ConsensusTurn()
+    def new_turn_state(self) -> ConsensusState:
+        return ConsensusState()
 
     def select(self, step: Step, budget: int) -> Tensor:
         if budget >= step.middle:
             return torch.arange(step.middle, device=step.queries.device)
-        turn: ConsensusTurn = step.turn_state(self)
+        turn: ConsensusState = step.turn_state(self)
         if turn.surveyed is not None:
             return self._reuse_selection(turn.surveyed, step, budget)
         layer_scores = turn.layer_scores
@@ -130,7 +130,7 @@ class LayerSumSelector(Selector):
         total = torch.where(scores.isneginf(), worst, scores.nan_to_num())
         if before is not None:
             total = before.scores + total
-        layer_scores[step.start] = LayerScores(step.start, step.layer, step.low, total)
+        layer_scores[step.start] = SummedLayerScores(step.start, step.layer, step.low, total)
         if step.query.surveying:
             # No middle tokens: those that half of the layers select change the others' scores.
             return torch.arange(0, device=step.queries.device)
@@ -138,16 +138,16 @@ class LayerSumSelector(Selector):
 
     def survey_complete(self, step: Step) -> bool:
         """Whether all scoring layers have scored the last chunk of the question."""
-        turn: ConsensusTurn = step.turn_state(self)
+        turn: ConsensusState = step.turn_state(self)
         last, stop = step.last_scoring_layer, step.start + step.queries.shape[1]
         scored = step.start in turn.layer_scores and stop == len(step.store)
         return scored and last is not None and step.layer >= last
 
-    def after_survey(self, turn: ConsensusTurn | None) -> ConsensusTurn:
+    def after_survey(self, turn: ConsensusState | None) -> ConsensusState:
         layer_scores = turn.layer_scores if turn else {}
-        return ConsensusTurn(surveyed=layer_scores[max(layer_scores)] if layer_scores else None)
+        return ConsensusState(surveyed=layer_scores[max(layer_scores)] if layer_scores else None)
 
-    def _reuse_selection(self, earlier: LayerScores, step: Step, budget: int) -> Tensor:
+    def _reuse_selection(self, earlier: SummedLayerScores, step: Step, budget: int) -> Tensor:
         """Selects by the question's last scores, alike in all layers and for all later tokens."""
         if earlier.chosen is None or earlier.chosen.shape[0] > budget:
             scored = replace(step, low=earlier.low, high=earlier.low + earlier.scores.shape[0])
@@ -166,7 +166,7 @@ class ConsensusSelector(LayerSumSelector):
     share: float = 0.0
 
     def __post_init__(self) -> None:
-        check_at_least(1, passage=self.passage)
+        check_minimum(1, passage=self.passage)
         if not 0 <= self.share <= 1:
             raise ValueError(f"share must be from 0 to 1, got {self.share}")
 
@@ -223,7 +223,7 @@ class FusedConsensusSelector(ConsensusSelector):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_at_least(0, weight=self.weight)
+        check_minimum(0, weight=self.weight)
         registry.build_part("score", {"name": self.second})
 
     def select_best_tokens(self, scores: Tensor, step: Step, budget: int) -> Tensor:

@@ -21,12 +21,12 @@ import torch
 from torch import Tensor
 
 from esa_cli.attention.algebra import apply_soft_cap
-from esa_cli.attention.parts import Selector, check_at_least
+from esa_cli.attention.parts import Selector, check_minimum
 from esa_cli.attention.positions import FixedDistancePositions
 from esa_cli.attention.selection import top_k
 from esa_cli.attention.step import LayerState, Positions, Step, choose_tokens_per_block
 from esa_cli.methods.paper import ATTENDED
-from esa_cli.methods.per_head import TOKENS_AT_ONCE, BlockRows, expand_blocks
+from esa_cli.methods.per_head import TOKENS_AT_ONCE, BlockRowCache, list_block_tokens
 from esa_cli.methods.registry import OWN_SCORE, Base, recipe, register
 from esa_cli.storage.memory_store import GrowingRows
 
@@ -55,7 +55,7 @@ def sum_attention_weights(step: Step) -> Tensor:
 
 
 @dataclass
-class AttentionMass:
+class ReceivedAttention:
     """The attention r that every token received from each head, as numbers (N, H).
 
     r cannot be computed again, because queries are not stored. So `before_chunks` caches r (n, H)
@@ -66,7 +66,7 @@ class AttentionMass:
     answering: bool = False
 
     @torch.no_grad()
-    def add_chunk(self, step: Step) -> None:
+    def add_chunk_attention(self, step: Step) -> None:
         """Adds the attention of the step's chunk, once even if several selectors observe it."""
         first, stop = step.start - step.local, step.start + step.queries.shape[1]
         if stop <= self.rows.length:
@@ -105,8 +105,8 @@ class AttentionMass:
 class InfLLMState(LayerState):
     """The attention that a layer's tokens received, and the representative keys of its blocks."""
 
-    mass: AttentionMass | None = None
-    keys: dict[tuple[int, int], BlockRows] = field(default_factory=dict)
+    mass: ReceivedAttention | None = None
+    keys: dict[tuple[int, int], BlockRowCache] = field(default_factory=dict)
 
     def crop(self, length: int) -> None:
         if self.mass is not None:
@@ -125,7 +125,7 @@ class InfLLMSelector(Selector):
     representatives: int = 4
 
     def __post_init__(self) -> None:
-        check_at_least(1, block=self.block, representatives=self.representatives)
+        check_minimum(1, block=self.block, representatives=self.representatives)
 
     def new_layer_state(self) -> InfLLMState:
         return InfLLMState()
@@ -134,8 +134,8 @@ class InfLLMSelector(Selector):
         state: InfLLMState = step.layer_state(self)
         if state.mass is None:
             rows = GrowingRows(step.queries.shape[0], torch.float32, step.queries.device)
-            state.mass = AttentionMass(rows)
-        state.mass.add_chunk(step)
+            state.mass = ReceivedAttention(rows)
+        state.mass.add_chunk_attention(step)
 
     def select(self, step: Step, budget: int) -> Tensor:
         device, middle = step.queries.device, step.middle
@@ -147,20 +147,20 @@ class InfLLMSelector(Selector):
         if not count or middle < self.block:
             return rest
         blocks = top_k(self._score_blocks(step), count)
-        return torch.cat((expand_blocks(blocks, self.block, middle), rest))
+        return torch.cat((list_block_tokens(blocks, self.block, middle), rest))
 
     def _score_blocks(self, step: Step) -> Tensor:
         """Returns the score s of every whole block of M, as a tensor (n,)."""
         heads, _, dim = step.queries.shape
         mean = step.rotated(True).float().mean(dim=1)
         state: InfLLMState = step.layer_state(self)
-        keys = state.keys.setdefault((self.block, self.representatives), BlockRows())
+        keys = state.keys.setdefault((self.block, self.representatives), BlockRowCache())
 
         def average_keys(start: int, count: int) -> Tensor:
             stop = start + count * self.block
             keys = step.store.span(start, stop)[0].reshape(-1, count, self.block, dim)
             r = None if state.mass is None else state.mass.load_received_attention(start, stop)
-            return self._average_representatives(keys, r, heads)
+            return self._average_representative_keys(keys, r, heads)
 
         # A block that left L receives no more. After a crop it may be in L again: computed anew.
         rows = keys.extend_rows(step, self.block, heads * dim, average_keys, lookahead=step.local)
@@ -170,7 +170,7 @@ class InfLLMSelector(Selector):
             scores.append(by_head.sum(dim=0))
         return torch.cat(scores)
 
-    def _average_representatives(self, keys: Tensor, r: Tensor | None, heads: int) -> Tensor:
+    def _average_representative_keys(self, keys: Tensor, r: Tensor | None, heads: int) -> Tensor:
         """Returns K (n, H * D) of n blocks with keys (G, n, block, D) and r (n * block, H)."""
         groups, count, size, dim = keys.shape
         share = heads // groups

@@ -29,8 +29,8 @@ import torch
 from torch import Tensor
 
 from esa_cli.attention.algebra import to_float64
-from esa_cli.attention.parts import Selector, check_at_least
-from esa_cli.attention.selection import Blocks, iterate_blocks_twice, top_k
+from esa_cli.attention.parts import Selector, check_minimum
+from esa_cli.attention.selection import Blocks, make_reusable_blocks, top_k
 from esa_cli.attention.step import LayerState, Step, choose_tokens_per_block
 from esa_cli.methods.paper import choose_far_distance
 from esa_cli.methods.registry import OWN_SCORE, Base, recipe, register
@@ -51,7 +51,7 @@ def select_by_head(
     if chunk == 1:
         parts = [block[:, 0] for _, block in blocks()]
     else:
-        passes = iterate_blocks_twice(blocks, heads * chunk * count)
+        passes = make_reusable_blocks(blocks, heads * chunk * count)
         top = torch.full((heads, chunk), float("-inf"), device=queries.device)
         for _, block in passes():
             top = torch.maximum(top, block.float().amax(dim=2))
@@ -59,14 +59,14 @@ def select_by_head(
     return [top_k(row, budget) for row in torch.cat(parts, dim=1)]
 
 
-def expand_blocks(blocks: Tensor, size: int, middle: int) -> Tensor:
+def list_block_tokens(blocks: Tensor, size: int, middle: int) -> Tensor:
     """Returns the token offsets (K,) of ascending blocks (n,), of which the last may be short."""
     tokens = blocks[:, None] * size + torch.arange(size, device=blocks.device)
     return tokens[tokens < middle]
 
 
 @dataclass
-class BlockRows(LayerState):
+class BlockRowCache(LayerState):
     """Cached numbers (n, width) of the first n whole blocks of `size` tokens from token `low` on.
 
     M begins at the same token in every step and grows at its end, so the numbers of a whole block
@@ -112,11 +112,11 @@ class QuestSelector(Selector):
     dense_layers: int = 0
 
     def __post_init__(self) -> None:
-        check_at_least(1, page=self.page)
-        check_at_least(0, dense_layers=self.dense_layers)
+        check_minimum(1, page=self.page)
+        check_minimum(0, dense_layers=self.dense_layers)
 
-    def new_layer_state(self) -> BlockRows:
-        return BlockRows()
+    def new_layer_state(self) -> BlockRowCache:
+        return BlockRowCache()
 
     def allowance(self, step: Step, budget: int) -> int:
         return step.middle if step.layer < self.dense_layers else budget
@@ -125,22 +125,22 @@ class QuestSelector(Selector):
         """Returns H tensors (K,) of offsets into M."""
         if budget >= step.middle:
             return torch.arange(step.middle, device=step.queries.device)
-        bounds, pages = self._bound_whole_pages(step), -(-step.middle // self.page)
+        bounds, pages = self._update_page_bounds(step), -(-step.middle // self.page)
         chosen = select_by_head(
             lambda: self._compute_upper_bounds(step, bounds),
             step.queries,
             pages,
             budget // self.page,
         )
-        return [expand_blocks(row, self.page, step.middle) for row in chosen]
+        return [list_block_tokens(row, self.page, step.middle) for row in chosen]
 
-    def _bound_whole_pages(self, step: Step) -> GrowingRows:
+    def _update_page_bounds(self, step: Step) -> GrowingRows:
         """Returns the largest and smallest numbers of each whole page as rows (pages, G * 2 D)."""
 
         def bound_span_keys(start: int, count: int) -> Tensor:
-            return bound_page_keys(step.store.span(start, start + count * self.page)[0], self.page)
+            return find_page_bounds(step.store.span(start, start + count * self.page)[0], self.page)
 
-        rows: BlockRows = step.layer_state(self)
+        rows: BlockRowCache = step.layer_state(self)
         return rows.extend_rows(
             step, self.page, 2 * step.store.heads * step.store.dim, bound_span_keys
         )
@@ -162,10 +162,10 @@ class QuestSelector(Selector):
             yield first, multiply_bounds(rows)
         if whole * self.page < step.middle:
             keys = step.store.span(step.low + whole * self.page, step.high)[0]
-            yield whole, multiply_bounds(bound_page_keys(keys, keys.shape[1]))
+            yield whole, multiply_bounds(find_page_bounds(keys, keys.shape[1]))
 
 
-def bound_page_keys(keys: Tensor, page: int) -> Tensor:
+def find_page_bounds(keys: Tensor, page: int) -> Tensor:
     """Returns the largest and smallest numbers (n, G * 2 D) of n pages of keys (G, n * page, D)."""
     pages = keys.reshape(keys.shape[0], -1, page, keys.shape[2])
     both = torch.cat((pages.amax(dim=2), pages.amin(dim=2)), dim=-1)
@@ -188,7 +188,7 @@ class LokiState(LayerState):
 
     settings: tuple[int, int] | None = None
     directions: PrincipalDirections | None = None
-    keys: BlockRows = field(default_factory=BlockRows)
+    keys: BlockRowCache = field(default_factory=BlockRowCache)
 
     def crop(self, length: int) -> None:
         self.keys.crop(length)
@@ -219,7 +219,7 @@ class LokiSelector(Selector):
     rotate: bool = True
 
     def __post_init__(self) -> None:
-        check_at_least(1, rank=self.rank, fit_tokens=self.fit_tokens)
+        check_minimum(1, rank=self.rank, fit_tokens=self.fit_tokens)
 
     def new_layer_state(self) -> LokiState:
         return LokiState()
@@ -228,7 +228,7 @@ class LokiSelector(Selector):
         """Returns H tensors (K,) of offsets into M."""
         if budget >= step.middle:
             return torch.arange(step.middle, device=step.queries.device)
-        basis = self._fit_key_basis(step)
+        basis = self._fit_principal_directions(step)
 
         def project_keys(start: int, count: int) -> Tensor:
             keys = step.store.span(start, start + count)[0].float()
@@ -237,10 +237,10 @@ class LokiSelector(Selector):
         state: LokiState = step.layer_state(self)
         reduced = state.keys.extend_rows(step, 1, step.store.heads * basis.shape[2], project_keys)
         return select_by_head(
-            lambda: self._head_logits(step, basis, reduced), step.queries, step.middle, budget
+            lambda: self._compute_logits(step, basis, reduced), step.queries, step.middle, budget
         )
 
-    def _fit_key_basis(self, step: Step) -> Tensor:
+    def _fit_principal_directions(self, step: Step) -> Tensor:
         """Returns directions P (G, D, r); fitting new ones drops the keys projected so far."""
         state: LokiState = step.layer_state(self)
         dim = step.store.dim
@@ -250,10 +250,10 @@ class LokiSelector(Selector):
             upto = min(step.low + self.fit_tokens, step.high)
             keys = step.store.span(step.low, upto)[0]
             directions = PrincipalDirections(step.low, upto, find_principal_directions(keys, rank))
-            state.settings, state.directions, state.keys = settings, directions, BlockRows()
+            state.settings, state.directions, state.keys = settings, directions, BlockRowCache()
         return directions.basis
 
-    def _head_logits(self, step: Step, basis: Tensor, reduced: GrowingRows) -> Blocks:
+    def _compute_logits(self, step: Step, basis: Tensor, reduced: GrowingRows) -> Blocks:
         """Yields blocks of logits, as pairs of an offset into M and the logits s_h (H, C, n)."""
         heads, chunk, dim = step.queries.shape
         groups = step.store.heads
@@ -264,7 +264,9 @@ class LokiSelector(Selector):
             yield at, (q @ keys).view(heads, chunk, -1)
 
 
-def _add_recipe(name: str, about: str, source: str, cost: str, options: dict[str, Any]) -> None:
+def _register_recipe(
+    name: str, about: str, source: str, cost: str, options: dict[str, Any]
+) -> None:
     """Registers a selector with options as a recipe that places all far tokens at one distance."""
 
     def build_recipe_settings(base: Base) -> dict[str, Any]:
@@ -282,9 +284,10 @@ def _add_recipe(name: str, about: str, source: str, cost: str, options: dict[str
     recipe(name, about=about, source=source, cost=cost)(build_recipe_settings)
 
 
-_add_recipe("quest", "pages of 16 tokens for each head, by an upper bound of their best logit",
+_register_recipe("quest", "pages of 16 tokens for each head, by an upper bound of their best logit",
         "Tang et al., Quest: Query-Aware Sparsity for Efficient Long-Context LLM Inference, "
         "arXiv 2406.10774", "2 F M / 16", {"page": 16, "dense_layers": 0})  # fmt: skip
-_add_recipe("loki", "tokens for each head, by logits in the first principal directions of its keys",
+_register_recipe("loki",
+        "tokens for each head, by logits in the first principal directions of its keys",
         "Singhania et al., Loki: Low-Rank Keys for Efficient Sparse Attention, arXiv 2406.02542",
         "F M / 4", {"rank": None, "fit_tokens": 2048, "rotate": True})  # fmt: skip

@@ -152,7 +152,7 @@ def fill_plugin_template(name: str) -> str:
     return source.replace("@class@", f"{class_name}Selector")  # no name that the file imports
 
 
-def write_template(name: str, folder: str | Path) -> Path:
+def write_plugin_template(name: str, folder: str | Path) -> Path:
     """Writes a first plugin file into `folder` and returns its path. Raises PluginError: the name
     is invalid, the folder is missing, or the file exists."""
     source, path = fill_plugin_template(name), Path(folder) / f"{name.replace('-', '_')}.py"

@@ -30,7 +30,7 @@ RESERVED = {"preset": "the preset as it is", "text": "answers from text"}
 T = TypeVar("T", bound=type)
 
 
-class Part(NamedTuple):
+class RegisteredPart(NamedTuple):
     """A registered class of a method's part, with its cost per step in the letters of
     docs/plugins.md.
 
@@ -44,12 +44,12 @@ class Part(NamedTuple):
     cost: str
     cls: type
 
-    def text_fields(self) -> dict[str, str]:
+    def get_texts(self) -> dict[str, str]:
         """Returns all fields of a registered part except its class."""
         return {key: value for key, value in self._asdict().items() if key != "cls"}
 
 
-PARTS: dict[str, Registry[Part]] = {kind: Registry(kind) for kind in KINDS}
+PARTS: dict[str, Registry[RegisteredPart]] = {kind: Registry(kind) for kind in KINDS}
 
 
 def register(
@@ -73,7 +73,7 @@ def register(
             )
         first = (cls.__doc__ or "").strip().partition("\n")[0]
         summary = "" if first.startswith(f"{cls.__name__}(") else first  # a dataclass's signature
-        PARTS[kind].add(name, Part(kind, name, about or summary, source, cost, cls), cls)
+        PARTS[kind].add(name, RegisteredPart(kind, name, about or summary, source, cost, cls), cls)
         return cls
 
     return add_part
@@ -97,7 +97,7 @@ def find_part_origin(kind: str, name: str) -> str:
     return PARTS[kind].find_origin(name)
 
 
-def list_parts() -> list[Part]:
+def list_method_parts() -> list[RegisteredPart]:
     """Returns all registered parts, sorted by kind and name, with their source and cost."""
     found = []
     for part in (PARTS[kind][name] for kind in KINDS for name in list_part_names(kind)):
@@ -259,11 +259,11 @@ def hash_part_sources(method: Method) -> dict[str, str]:
         if not cls.__module__.startswith("esa_cli."):
             file = _find_source_file(cls)
             random = _WITHOUT_FILE.setdefault(cls, uuid.uuid4().hex)
-            hashes[kind] = _hash_file(file) if file else random
+            hashes[kind] = _hash_contents(file) if file else random
     return hashes
 
 
-def find_part_without_file(method: Method) -> str:
+def find_part_without_source_file(method: Method) -> str:
     """Returns the first kind of part whose class has no source file, or an empty text."""
     return next((kind for kind in KINDS if not _find_source_file(type(getattr(method, kind)))), "")
 
@@ -277,8 +277,8 @@ def hash_setting_files(settings: Mapping[str, Any], files: Sequence[str] = ()) -
     hashed = dict(settings)
     for key, value in settings.items():
         if key == "file" or value in files:
-            hashed[key] = _hash_file(Path(str(value)).expanduser())
-    others = [_hash_file(Path(f).expanduser()) for f in files if f not in settings.values()]
+            hashed[key] = _hash_contents(Path(str(value)).expanduser())
+    others = [_hash_contents(Path(f).expanduser()) for f in files if f not in settings.values()]
     return {**hashed, "files": others} if others else hashed
 
 
@@ -289,7 +289,7 @@ def _find_source_file(cls: type) -> Path | None:
         return None
 
 
-def _hash_file(file: Path) -> str:
+def _hash_contents(file: Path) -> str:
     try:
         return hashlib.sha256(file.read_bytes()).hexdigest()
     except OSError as error:

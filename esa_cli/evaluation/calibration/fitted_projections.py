@@ -20,9 +20,9 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from esa_cli.attention.algebra import flatten_keys, fold
+from esa_cli.attention.algebra import fold, join_key_heads
 from esa_cli.attention.compression import (
-    Learned,
+    LearnedCompressor,
     Linear,
     NoCompression,
     fit_closed_form_projections,
@@ -184,7 +184,7 @@ class CalibrationStudy:
 
 
 @dataclass(frozen=True)
-class Activations:
+class QueryAndKeyFiles:
     """Files with the folded queries and keys of each layer, (tokens, F) float32. If the score
     rotates queries, the queries are rotated to the far distance before they are folded."""
 
@@ -198,7 +198,7 @@ class Activations:
             with _writing_errors(path), path.open("ab") as file:
                 file.write(rows.float().cpu().contiguous().numpy().tobytes())
 
-    def load_layer(self, layer: int) -> list[Tensor]:
+    def load_queries_and_keys(self, layer: int) -> list[Tensor]:
         """Reads the queries and keys of one layer from files."""
         files = (self.folder / f"{kind}-{layer}" for kind in ("queries", "keys"))
         raw = (bytearray(file.read_bytes()) for file in files)
@@ -221,7 +221,7 @@ class CalibrationJob:
     preset: Preset
     method: Method
     ids: list[int]
-    stored: Activations
+    stored: QueryAndKeyFiles
     of_model: Fingerprint
 
     @torch.inference_mode()
@@ -245,7 +245,7 @@ class CalibrationJob:
                     queries = chunk.rope.rotate_to_far_distance(queries, distance)
                 keys, _ = chunk.store.span(chunk.start, chunk.stop)
                 folded = fold(queries.float(), chunk.store.heads)
-                self.stored.add_rows(chunk.layer, folded, flatten_keys(keys))
+                self.stored.add_rows(chunk.layer, folded, join_key_heads(keys))
 
             cache = attachment.new_cache()
             cache.expect(len(self.ids))
@@ -265,7 +265,7 @@ class CalibrationJob:
         ks = sorted({max(1, min(k, held // 2)) for k in ks})
         results = {method: MethodRecall() for method in methods}
         for layer in range(layers):
-            queries, keys = (x.to(device) for x in self.stored.load_layer(layer))
+            queries, keys = (x.to(device) for x in self.stored.load_queries_and_keys(layer))
             asked, apart = pick_spaced_rows(queries[-held:], QUERIES), keys[-held:]
             full = asked @ apart.T
             own_training = replace(training, seed=training.seed + 1000 * layer)
@@ -332,14 +332,14 @@ def open_calibration_job(
         )
     of_model = compute_fingerprint(loaded.model)
     method = replace(resolve(preset).method, compressor=NoCompression())
-    stored = Activations(folder, of_model.groups * of_model.dim)
+    stored = QueryAndKeyFiles(folder, of_model.groups * of_model.dim)
     return CalibrationJob(loaded, preset, method, ids, stored, of_model)
 
 
-def refuse_foreign_file(path: Path) -> None:
+def refuse_file_not_from_calibrate(path: Path) -> None:
     """Raises UsageError if the file at --out exists and was not written by `esa calibrate`."""
     try:
-        is_ours = _MADE_BY in Learned(str(path)).metadata
+        is_ours = _MADE_BY in LearnedCompressor(str(path)).metadata
     except PresetError:
         is_ours = False
     if not is_ours:

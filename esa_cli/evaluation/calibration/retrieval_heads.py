@@ -65,7 +65,7 @@ def sum_votes_by_window(votes: Tensor, window_size: int) -> Tensor:
     return average_window_scores(both, window_size, choose_window_stride(window_size)) * window_size
 
 
-def judge_voters(
+def judge_head_votes(
     sums: Tensor, needle: range, middle: int, window_size: int
 ) -> tuple[Tensor, Tensor]:
     """Judges which voters find a needle, by their sums of votes by window (X, 2, W).
@@ -93,7 +93,7 @@ def judge_voters(
 
 
 @dataclass(eq=False)
-class NeedleVotes(Selector):
+class VoteCollector(Selector):
     """A selector that collects each head's and each set's votes for one question, in all layers,
     and selects no token. `needle` has absolute positions. Only the question's last chunk counts."""
 
@@ -128,7 +128,7 @@ class NeedleVotes(Selector):
 
     def _judge_vote_sums(self, sums: Tensor) -> tuple[Tensor, Tensor]:
         needle = range(self.needle.start - self.low, self.needle.stop - self.low)
-        return judge_voters(sums, needle, self.middle, self.size)
+        return judge_head_votes(sums, needle, self.middle, self.size)
 
     def judge_heads(self) -> tuple[Tensor, Tensor]:
         """Returns the hits and margins of each head, both (layers, H). A head in a layer with
@@ -145,7 +145,7 @@ class NeedleVotes(Selector):
 @dataclass(frozen=True)
 class HeadResult:
     """How many needles one head found, for the questions that rank the heads and for the held-out
-    questions, and its mean margin (see `judge_voters`) for the ranking questions."""
+    questions, and its mean margin (see `judge_head_votes`) for the ranking questions."""
 
     layer: int
     head: int
@@ -200,7 +200,7 @@ def locate_needle_questions(prompt: PromptTokens, sample: TaskSample) -> list[Ne
 
 
 @dataclass(frozen=True)
-class RetrievalHeads:
+class HeadSearchResult:
     """The result of a search for retrieval heads: all heads, best first, and the chosen set. The
     set finds `hits` of `held_out` needles, and all heads together find `all_hits`. `ranked_by`
     questions rank the heads. `tokens` and `passage` are the lengths of the text and of a window."""
@@ -215,7 +215,7 @@ class RetrievalHeads:
     passage: int
 
     @property
-    def is_weak(self) -> bool:
+    def misses_most_needles(self) -> bool:
         """Whether the chosen set misses more needles than it finds."""
         return 2 * self.hits < self.held_out
 
@@ -259,7 +259,7 @@ def select_needle_questions(
 def find_retrieval_heads(
     loaded: Any, preset: Preset, sample: TaskSample, prefilling: Progress | None = None, asking:
     Progress | None = None,
-) -> RetrievalHeads:  # fmt: skip
+) -> HeadSearchResult:  # fmt: skip
     """Finds retrieval heads: prefills the sample's text, and compares the heads' votes for its
     questions. `prefilling` gets progress in tokens, and `asking` progress in questions. Raises
     UsageError, as `select_needle_questions`."""
@@ -278,9 +278,9 @@ def find_retrieval_heads(
         cache.begin(QueryState(Phase.PREFILL))
         prefill_tokens(attachment.model, ids, cache, progress=prefilling)
 
-        def collect_votes(done: int, question: NeedleQuestion, *sets: HeadSet) -> NeedleVotes:
+        def collect_votes(done: int, question: NeedleQuestion, *sets: HeadSet) -> VoteCollector:
             """Processes a question after the text, and then crops the KV cache to the text."""
-            votes = NeedleVotes(question.needle, size, sets, score)
+            votes = VoteCollector(question.needle, size, sets, score)
             start, stop = prompt.question_span(question.question)
             state = QueryState(Phase.QUESTION, question=(len(ids) + start, len(ids) + stop))
             asked_ids = prompt.encode_question(question.question)
@@ -308,6 +308,6 @@ def find_retrieval_heads(
     by_size = dict(zip(sets, of_sets, strict=True))
     heads = rank_heads(found, held_out_hits, margin)
     count = choose_smallest_set_size(heads, by_size, all_hits)
-    return RetrievalHeads(
+    return HeadSearchResult(
         heads, sets[count], len(first), len(second), by_size[count], all_hits, len(ids), size
     )

@@ -17,7 +17,7 @@ from esa_cli.attention.parts import Selector
 from esa_cli.attention.step import Selection, Step
 from esa_cli.documents.document import Document
 from esa_cli.errors import UsageError
-from esa_cli.evaluation.text_asker import TextAsker
+from esa_cli.evaluation.text_asker import TextAnswerer
 from esa_cli.methods import registry
 from esa_cli.qa.answering.session import Session
 from esa_cli.qa.attention_evidence import reply_from_kv_cache
@@ -63,7 +63,7 @@ class MethodGroup:
     dense: bool = False
 
 
-def group_methods(settings: SelftestSettings, preset: Preset, length: int) -> list[MethodGroup]:
+def group_by_prefill(settings: SelftestSettings, preset: Preset, length: int) -> list[MethodGroup]:
     """Groups the methods by the prefill that they can share. Raises UsageError: a method is
     unknown. PresetError: a method's settings are wrong."""
     shared: dict[str, list[tuple[str, Preset]]] = {}
@@ -76,7 +76,7 @@ def group_methods(settings: SelftestSettings, preset: Preset, length: int) -> li
         method = resolve(chosen).method
         # Only scores with reduced keys need the compressor that is fitted during prefill, and a
         # shared prefill has the preset's positions.
-        fitting = method.fit_settings if method.score.features else None
+        fitting = method.reduced_key_settings if method.score.features else None
         elsewhere = fitting is not None and fitting[1] not in (None, distance)
         is_full = chosen.selector["name"] == "full" or (
             name != resolved_preset.AS_IS and registry.find_recipe(name).full
@@ -137,7 +137,7 @@ def describe_full_attention(tokens: int, presets: Sequence[Preset]) -> str | Non
 
 
 @dataclass(frozen=True)
-class ObservingSelector(Selector):
+class RecordingSelector(Selector):
     """A selector that also calls `observe` of other selectors, so that their states are ready."""
 
     selector: Selector
@@ -151,12 +151,12 @@ class ObservingSelector(Selector):
             other.observe(step)
 
 
-def build_shared_prefill(base: Method, methods: Sequence[Method]) -> Method:
+def build_prefill_method(base: Method, methods: Sequence[Method]) -> Method:
     """Returns a method for the shared prefill of several methods. The prefill attends only to
     initial and local tokens, calls `observe` of every method's selector, and fits the methods'
     common compressor."""
     others = tuple(dict.fromkeys(m.selector for m in methods if m.selector.observes))
-    selector = ObservingSelector(base.selector, others) if others else base.selector
+    selector = RecordingSelector(base.selector, others) if others else base.selector
     fitting = next((m for m in methods if m.score.features), base)
     return replace(
         base, selector=selector, score=fitting.score, compressor=fitting.compressor, reading="local"
@@ -170,7 +170,7 @@ def prefill_for_group(
     started = time.perf_counter()
     method = None
     if group.reading == "shared":
-        method = build_shared_prefill(build_method(base), [build_method(p) for p in group.presets])
+        method = build_prefill_method(build_method(base), [build_method(p) for p in group.presets])
     session.read(text, progress, method)
     return time.perf_counter() - started
 
@@ -192,7 +192,7 @@ def compare_methods(
         book = Book(document, None, spans, rows=range(head, head + len(spans)))
         for group in groups:
             progress = reading(group.names)
-            asker = TextAsker(session, group.presets[0]) if group.reading == "text" else None
+            asker = TextAnswerer(session, group.presets[0]) if group.reading == "text" else None
             if asker is not None:
                 read_s, nbytes = asker.ingest_text(text, progress), asker.nbytes
             else:

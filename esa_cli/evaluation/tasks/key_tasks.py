@@ -19,7 +19,7 @@ from esa_cli.evaluation.tasks.task_sample import (
     TaskQuestion,
     TaskRequest,
     TaskSample,
-    check_samples,
+    check_sample_count,
     choose_even_depths,
     make_fact,
     plant_in_haystack,
@@ -75,7 +75,7 @@ NUMBER = KeySentences(
 
 def make_hidden_keys(words: KeySentences, request: TaskRequest) -> Iterator[TaskSample]:
     """Makes the one document of `passkey` or `number`, which contains all keys."""
-    check_samples(
+    check_sample_count(
         request, len(WORDS["colours"]), "ask for fewer samples; each key needs another colour"
     )
     dice = StableRandom(words.name, request.length, request.seed, 0)
@@ -159,7 +159,7 @@ def make_magic_numbers(request: TaskRequest) -> Iterator[TaskSample]:
     groups = -(-request.samples // len(KINDS))
     size = WIDTH + 2
     limit = len(POOL) // size * len(KINDS)
-    check_samples(request, limit, "ask for fewer samples; esa has no words for more questions")
+    check_sample_count(request, limit, "ask for fewer samples; esa has no words for more questions")
     dice = StableRandom("niah", request.length, request.seed, 0)
     words = dice.draw_items(POOL, groups * size)
     numbers: Numbers = {}

@@ -20,8 +20,8 @@ from esa_cli.evaluation.tasks.task_sample import (
     TaskQuestion,
     TaskRequest,
     TaskSample,
-    assign_places,
-    check_samples,
+    assign_fact_places,
+    check_sample_count,
     choose_even_depths,
     divide_questions,
     plant_in_haystack,
@@ -51,11 +51,11 @@ def load_needles() -> tuple[Needle, ...]:
     )
 
 
-def choose_needles(request: TaskRequest) -> list[Needle]:
+def choose_shuffled_needles(request: TaskRequest) -> list[Needle]:
     """Takes as many needles as samples from the top of the file, and shuffles the needles by the
     seed. Raises UsageError: the file has fewer needles than samples are requested."""
     needles = load_needles()
-    check_samples(request, len(needles), "ask for fewer samples; esa has no more needles")
+    check_sample_count(request, len(needles), "ask for fewer samples; esa has no more needles")
     dice = StableRandom("needle", request.seed)
     return dice.draw_items(needles[: request.samples], request.samples)
 
@@ -72,7 +72,7 @@ def make_needle_questions(needles: Sequence[Needle]) -> tuple[TaskQuestion, ...]
 
 def make_single_needles(request: TaskRequest) -> Iterator[TaskSample]:
     """Makes the one document of the test `needle`, which contains all needles."""
-    needles = choose_needles(request)
+    needles = choose_shuffled_needles(request)
     text, facts = plant_in_haystack(request, [needle.text for needle in needles])
     yield TaskSample("needle", request.length, 0, text, facts, make_needle_questions(needles))
 
@@ -84,7 +84,7 @@ def make_own_document(request: TaskRequest) -> Iterator[TaskSample]:
             f"the haystack of `own` must be a text of yours, got {request.haystack.name}",
             "give a text file with --haystack",
         )
-    needles = choose_needles(request)
+    needles = choose_shuffled_needles(request)
     sentences, depths = [needle.text for needle in needles], choose_even_depths(len(needles))
     text, facts = plant_sentences(request.haystack.text, sentences, depths)
     length = request.count_tokens(text)
@@ -125,7 +125,7 @@ def make_many_needles(request: TaskRequest) -> Iterator[TaskSample]:
         drawn = dice.draw_items(pairs, sum(counts))
         sentences = [kind["needle"].format(arg1=one, arg2=two) for kind, one, two in drawn]
         text, facts = plant_in_haystack(request, sentences)
-        owners = assign_places(dice, counts)
+        owners = assign_fact_places(dice, counts)
         questions = []
         for which, count in enumerate(counts):
             places = [place for place, owner in enumerate(owners) if owner == which]
@@ -171,7 +171,7 @@ def make_counting_stars(request: TaskRequest) -> Iterator[TaskSample]:
         count = STARS_PER_QUESTION * len(variants)
         numbers = dice.draw_items(range(1, LARGEST + 1), 2 * count)
         right, wrong = numbers[:count], numbers[count:]
-        owners = assign_places(dice, [STARS_PER_QUESTION] * len(variants))
+        owners = assign_fact_places(dice, [STARS_PER_QUESTION] * len(variants))
         stars = [
             STARS[variants[owner]].format(who=ANIMALS[owner], a=a, r=r)
             for owner, a, r in zip(owners, right, wrong, strict=True)

@@ -371,7 +371,7 @@ class EsaCache(Cache):
         first question does."""
         for layer in self.kv_layers:
             if layer.memory and layer.layer in self._method_layers:
-                layer.memory.reduce_keys(self.method, len(layer.memory.store))
+                layer.memory.add_reduced_keys(self.method, len(layer.memory.store))
 
     def _refuse_several_sequences(self, *args: Any, **kwargs: Any) -> Any:
         """Refuses the operations of transformers that need several sequences."""
