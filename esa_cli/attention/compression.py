@@ -17,7 +17,7 @@ from esa_cli.errors import PresetError
 
 @dataclass(frozen=True)
 class Linear(Projection):
-    """A pair of linear projections, which are (F, R) matrices for queries and for keys."""
+    """A pair of linear projections: an (F, R) matrix for queries and another for keys."""
 
     query_map: Tensor
     key_map: Tensor
@@ -31,7 +31,7 @@ class Linear(Projection):
 
 @dataclass(frozen=True)
 class NoCompression(Compressor):
-    """A compressor that projects nothing, so that scores use whole folded keys."""
+    """A compressor that reduces nothing, so that scores use whole folded keys."""
 
     def fit(self, layer: int, moments: Moments) -> Projection | None:
         return None
@@ -73,7 +73,7 @@ def fit_closed_form_projections(moments: Moments, rank: int, ridge: float = 1e-6
 
 def fit_pca_projections(moments: Moments, rank: int) -> Linear:
     """Projects queries and keys on the R directions in which the keys are largest: the leading
-    eigenvectors of the keys' uncentred second moment. Section 4 of the paper compares with this."""
+    eigenvectors of the keys' uncentred second moment. Section 4 of the ESA paper measures PCA."""
     _, vectors = torch.linalg.eigh(_average_moments(moments)[1])
     directions = vectors.flip(1)[:, :rank].float()
     return Linear(directions, directions)
@@ -115,8 +115,8 @@ class PcaCompressor(ClosedFormCompressor):
 class LearnedCompressor(Compressor):
     """A compressor that loads trained projections from a safetensors file.
 
-    The file has the tensors `layers.{i}.query_map` and `layers.{i}.key_map`, each (F, R). R may
-    differ from layer to layer. `esa calibrate` writes such files."""
+    `esa calibrate` writes the file, with the tensors `layers.{i}.query_map` and
+    `layers.{i}.key_map` for layer i, each (F, R). R may differ from layer to layer."""
 
     file: str
 
@@ -145,8 +145,8 @@ class LearnedCompressor(Compressor):
         return self._file_contents[1]
 
     def fit(self, layer: int, moments: Moments) -> Projection | None:
-        """Returns the file's projections for `layer`. Raises PresetError: the file has no pair of
-        equal shape for this layer."""
+        """Returns the file's projections for a layer. Raises PresetError: the file has no pair of
+        projections of equal shape for the layer."""
         weights = self._file_contents[0]
         pair = [weights.get(f"layers.{layer}.{name}") for name in ("query_map", "key_map")]
         matrices = [matrix for matrix in pair if matrix is not None]
@@ -170,8 +170,8 @@ def save_learned_projections(
 
 
 def make_named_projection_tensors(layers: Sequence[Linear | None]) -> dict[str, Tensor]:
-    """Returns projections as named tensors for a safetensors file, which has no tensors for a layer
-    without projections (None)."""
+    """Returns the layers' projections as named tensors for a safetensors file. A layer without
+    projections (None) has no tensors."""
     pairs = [(f"layers.{i}", pair) for i, pair in enumerate(layers) if pair is not None]
     named = {f"{name}.query_map": pair.query_map for name, pair in pairs}
     named |= {f"{name}.key_map": pair.key_map for name, pair in pairs}

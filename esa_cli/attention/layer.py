@@ -37,7 +37,7 @@ def compute_temperature_factors(
 
 
 class SelectiveAttention:
-    """Runs a method on the layers of one model, which share this object.
+    """The attention function of all layers of a model that run a method.
 
     Args:
         rope: the transformers model's rotary embedding. scale: the model's factor of q . k.
@@ -58,7 +58,8 @@ class SelectiveAttention:
 
     def choose_rope_for_length(self, length: int) -> Rope:
         """Returns the rotary embedding for `length` cached tokens: the model's, or one with the
-        frequencies of the method's encoding. The latest changed embedding is cached."""
+        frequencies of the method's encoding. The latest embedding with changed
+        frequencies is cached."""
         if not self.rope.rotates:
             return self.rope
         changed = self.method.position.frequencies(*self.rope.frequencies, length)
@@ -68,7 +69,7 @@ class SelectiveAttention:
         if self._changed is None or self._changed[0] != key:
             # Frequencies that changed once change again as the text grows: no larger table.
             spare = self._changed is None
-            self._changed = key, self.rope.copy_with_frequencies(*changed, spare=spare)
+            self._changed = (key, self.rope.copy_with_frequencies(*changed, spare=spare))
         return self._changed[1]
 
     def __call__(
@@ -140,7 +141,7 @@ class SelectiveAttention:
 
     def _select_far_tokens(self, memory: LayerMemory, step: Step, chunk: TokenChunk) -> Selection:
         """Returns the absolute positions (I + K,) of the initial and the selected tokens (equation
-        (2)), or a list with such a tensor for each query head."""
+        (2)): one tensor, or a list with one tensor for each query head."""
         selector, device = self.method.selector, step.queries.device
         initial = torch.arange(step.low, device=device)
         if not chunk.select or step.middle <= 0:
@@ -159,7 +160,7 @@ class SelectiveAttention:
         return [torch.cat((initial, row.to(device) + step.low)) for row in offsets]
 
     def _scale_queries(self, q: Tensor, start: int, near: Positions) -> Tensor:
-        """Multiplies queries (H, C, D) by the position encoding's and the model's factors."""
+        """Multiplies queries (H, C, D) by the factors of the position encoding and of the model."""
         if self.temperature is not None:
             q = q * compute_temperature_factors(self.temperature, near.query, q)
         at = torch.arange(start, start + q.shape[1], device=q.device)
@@ -167,7 +168,7 @@ class SelectiveAttention:
         return q if factors is None else q * factors[:, None].to(q)
 
     def _attend_near_tokens(self, trace: ChunkTrace) -> list[Output]:
-        """Computes attention of the chunk to the local tokens and to itself (step 10)."""
+        """Computes attention of a chunk to the local tokens and to the chunk itself (step 10)."""
         rope, at, local = trace.rope, trace.near_positions, trace.local
         keys, values = trace.store.span(trace.start - local, trace.stop)
         limit = trace.max_distance
@@ -181,7 +182,7 @@ class SelectiveAttention:
         return parts
 
     def _attend_far_tokens(self, trace: ChunkTrace) -> list[Output]:
-        """Computes attention of the chunk to the initial and the selected tokens (step 11)."""
+        """Computes attention of a chunk to the initial and the selected tokens (step 11)."""
         q, rope, store = trace.scaled, trace.rope, trace.store
         if isinstance(trace.far, Tensor):
             if not trace.far.shape[0]:
@@ -200,14 +201,14 @@ class SelectiveAttention:
                 out[own], lse[own] = self._attend(query, keys, values, causal=False)
         return [(out, lse)]
 
-    def _attend_one_query(self, memory: LayerMemory, trace: ChunkTrace, chosen: Tensor) -> Output:
+    def _attend_one_query(self, memory: LayerMemory, trace: ChunkTrace, selected: Tensor) -> Output:
         """Computes attention of a single query to far and near tokens in one kernel call. Each far
         key is rotated to the distance from the query at which the encoding places it."""
         q, near, [far] = trace.scaled, trace.near_positions, trace.far_positions
         at, positions = place_single_query(q.device, near, far, trace.max_distance)
         keys, values = trace.store.span(trace.start - trace.local, trace.stop)
-        if chosen.shape[0]:
-            far_keys, far_values = memory.fetch_far_tokens(chosen)
+        if selected.shape[0]:
+            far_keys, far_values = memory.fetch_far_tokens(selected)
             keys, values = torch.cat((far_keys, keys), 1), torch.cat((far_values, values), 1)
         query, keys = trace.rope.rotate(q, at), trace.rope.rotate(keys, positions)
         return self._attend(query, keys, values, causal=False)

@@ -1,4 +1,4 @@
-"""A whole method, and what one layer remembers about one document while the method runs."""
+"""A method of selective attention, and what one layer stores about a document for the method."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from esa_cli.errors import PresetError
 
 @dataclass(frozen=True)
 class Method:
-    """A fully specified method of selective attention: window sizes and one of each replaceable
-    part.
+    """A method of selective attention: window sizes, and a selector, score, compressor and position
+    encoding.
 
     Args:
-        reading: how a document's chunks attend during prefill: `select`, the paper's (selection in
-            every chunk), or `local`, to I and L only. Questions and answers always select.
-        kernel: of attention: its name, or `auto`; see `kernels.choose`."""
+        reading: how a document's chunks attend during prefill: `select`, as in the ESA paper, to
+            selected tokens, too; or `local`, to I and L only. Questions and answers always select.
+        kernel: the name of the attention kernel, or `auto`; see `kernels.choose_kernel_name`."""
 
     window: Window = field(default_factory=Window)
     selector: Selector = field(default_factory=TopKSelector)
@@ -39,7 +39,8 @@ class Method:
 
     @property
     def reduced_key_settings(self) -> tuple[Compressor, int | None]:
-        """The compressor and the distance of rotated queries, on which reduced keys depend."""
+        """The settings on which reduced keys depend: the compressor, and the distance to which
+        queries are rotated (None: not rotated)."""
         rotated = self.compressor.fit_tokens > 0 and self.score.rotates
         return self.compressor, self.position.distance if rotated else None
 
@@ -54,7 +55,7 @@ class LayerMemory:
 
     Args:
         states: the selectors' layer states, by index of the layer and class of selector.
-        projection: the fitted compressor (equation (5)), or None to score with whole keys.
+        projection: the compressor's projection (equation (5)), or None to score with whole keys.
         fitted: whether the compressor has been fitted.
         fetched: positions, keys and values of the far tokens of the answer's last token."""
 
@@ -67,8 +68,8 @@ class LayerMemory:
     fetched: tuple[Tensor, Tensor, Tensor] | None = field(default=None, repr=False)
 
     def add_chunk_moments(self, method: Method, rope: Rope, q: Tensor, start: int) -> None:
-        """Adds the chunk at position `start`, with unrotated queries q (H, C, D) and stored keys,
-        to the compressor's moments until they have `fit_tokens` tokens."""
+        """Adds the unrotated queries q (H, C, D) and the stored keys of the chunk at position
+        `start` to the moments, until the moments have the compressor's `fit_tokens` tokens."""
         if self.fitted or not method.score.features:
             return
         moments = self.moments
@@ -97,7 +98,7 @@ class LayerMemory:
         return self.projection
 
     def _fit_and_try_projection(self, method: Method) -> Projection | None:
-        """Fits the projection and tries it on one key, so that a wrong width is reported early."""
+        """Fits the projection, and projects one key, so that a wrong width is reported early."""
         projection = method.compressor.fit(self.layer, self.moments)
         if projection is not None:
             keys = join_key_heads(self.store.span(0, min(1, len(self.store)))[0])
@@ -107,7 +108,7 @@ class LayerMemory:
                 raise PresetError(
                     f"the compressor's projections for layer {self.layer} must take folded keys of "
                     f"{keys.shape[1]} dimensions",
-                    "the projections fit another model; run `esa calibrate` with this one",
+                    "the projections fit another model; run `esa calibrate` with this model",
                 ) from error
         return projection
 
@@ -139,14 +140,14 @@ class LayerMemory:
         return keys, values
 
     def crop(self, tokens: int) -> None:
-        """Removes the last -tokens tokens (`tokens` is negative); the fitted projection remains."""
-        self.release()
+        """Removes the last tokens, whose number is -`tokens`; the fitted projection remains."""
+        self.free_fetched_tokens()
         for state in self.states.values():
             state.crop(max(0, len(self.store) + tokens))
         self.store.crop(tokens)  # last: `len` shows whether the crop was interrupted
 
-    def release(self) -> None:
-        """Frees the cached copies of keys and values."""
+    def free_fetched_tokens(self) -> None:
+        """Frees the copies of far tokens' keys and values for an answer's next token."""
         self.fetched = None
 
 
@@ -156,8 +157,8 @@ class SharedLayerMemory(LayerMemory):
     another layer's keys and values (Gemma 3n, 4).
 
     Args:
-        source: the memory of the layer with keys and values. It has the store, the compressor and
-            the selectors' states, under the index of this layer."""
+        source: the memory of the layer with keys and values. The source memory has the store, the
+            projection and the selectors' states, under the index of the layer with queries."""
 
     source: LayerMemory = field(kw_only=True)
 
@@ -165,6 +166,6 @@ class SharedLayerMemory(LayerMemory):
         """Does nothing, because the source layer fits the compressor."""
 
     def add_reduced_keys(self, method: Method, stop: int) -> Projection | None:
-        """Returns the projection of the source layer, or None until the source layer has fitted it,
-        because fitting now would use too few tokens."""
+        """Returns the projection of the source layer, or None if the source layer has not fitted a
+        projection, because fitting now would use too few tokens."""
         return self.source.add_reduced_keys(method, stop) if self.source.fitted else None

@@ -22,13 +22,13 @@ Blocks = Iterator[tuple[int, Tensor]]
 
 
 def make_reusable_blocks(
-    blocks: Callable[[], Blocks], elements: int
+    compute_blocks: Callable[[], Blocks], score_count: int
 ) -> Callable[[], Iterable[tuple[int, Tensor]]]:
     """Returns a function that yields all blocks each time it is called. If all blocks together have
-    few `elements`, the results of `blocks` are cached for the second call."""
-    if elements > KEEP_ELEMENTS:
-        return blocks
-    kept = list(blocks())
+    few `score_count`, the results of `compute_blocks` are cached for the second call."""
+    if score_count > KEEP_ELEMENTS:
+        return compute_blocks
+    kept = list(compute_blocks())
     return lambda: kept
 
 

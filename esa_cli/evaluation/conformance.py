@@ -1,4 +1,4 @@
-"""The conformance suite, which checks whether a part or recipe of a plugin keeps its interface."""
+"""The conformance suite, which checks whether a plugin's part or recipe keeps the interface."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Checks = Iterator[str]
 
 @dataclass(frozen=True)
 class CheckResult:
-    """The result of one check; `detail` is the reason of a failure, else empty."""
+    """The result of one check of a plugin; `detail` is the reason of a failure, else empty."""
 
     check: str
     passed: bool
@@ -41,31 +41,32 @@ class CheckResult:
 
 
 class _CheckFailure(Exception):
-    """An exception that says which required property a part lacks."""
+    """An exception that says which required property a plugin's part lacks."""
 
 
-def _require(condition: bool | Tensor, detail: str) -> None:
+def _ensure(condition: bool | Tensor, detail: str) -> None:
+    """Raises _CheckFailure with the detail if the condition is false."""
     if not condition:
         raise _CheckFailure(detail)
 
 
-def _require_type(name: str, value: Any, expected: Any, smallest: int = 0) -> None:
+def _ensure_type(name: str, value: Any, expected: Any, smallest: int = 0) -> None:
     is_valid = type(value) is expected and value >= smallest
-    _require(is_valid, f"{name} is {value!r}, not {expected.__name__} from {expected(smallest)}")
+    _ensure(is_valid, f"{name} is {value!r}, not {expected.__name__} from {expected(smallest)}")
 
 
-def _require_numbers(name: str, result: Any, *shape: int, smallest: float = -torch.inf) -> None:
+def _ensure_numbers(name: str, result: Any, *shape: int, smallest: float = -torch.inf) -> None:
     is_tensor = isinstance(result, Tensor)
     is_shaped = is_tensor and result.shape == shape and result.dtype != torch.bool
     kind = f"{result.dtype} {tuple(result.shape)}" if is_tensor else type(result).__name__
-    _require(is_shaped, f"{name}: {kind}, not numbers {shape}")
+    _ensure(is_shaped, f"{name}: {kind}, not numbers {shape}")
     is_valid = result.isfinite() & (result >= smallest)
-    _require(is_valid.all(), f"{name}: {int((~is_valid).sum())} are not finite or below {smallest}")
+    _ensure(is_valid.all(), f"{name}: {int((~is_valid).sum())} are not finite or below {smallest}")
 
 
 @contextmanager
 def _prefix_failures(case_name: str) -> Iterator[None]:
-    """Prefixes the reason of a failure in the block with the name of the test case."""
+    """Puts the name of a test case before the reason of a failure in the `with` block."""
     try:
         yield
     except NOT_BLAMED:
@@ -83,8 +84,8 @@ def check(
     kind: str, name: str, options: Mapping[str, Any] | None = None, *, folded: int = 32
 ) -> list[CheckResult]:
     """Checks a part or, if the kind is `method`, a recipe, and stops at the first failure.
-    `options` are the part's settings. `folded` is F = G * D, which matters to a compressor for one
-    model. Raises PluginError: the kind is unknown. PresetError: the method is unknown."""
+    `options` are the part's settings. `folded` is F = G * D, for compressors that fit one model
+    only. Raises PluginError: the kind is unknown. PresetError: the method is unknown."""
     load_installed_plugins()
     if kind not in (*SUITES, registry.RECIPES.kind):
         raise PluginError(f"there is no kind of part {kind!r}", suggest(kind, [*SUITES, "method"]))
@@ -110,18 +111,18 @@ def check_plugin_file(path: str | Path) -> dict[tuple[str, str], list[CheckResul
     pairs = [pair for pair in load_file(path) if pair[0] in kinds]
     if not pairs:
         raise PluginError(
-            f"{path} registers only readers, which have no checks", "ask with --plugin"
+            f"{path} registers only readers, which have no checks", "use `esa ask --plugin`"
         )
     return {pair: check(*pair) for pair in pairs}
 
 
 def check_part(kind: str, name: str, options: Mapping[str, Any], folded: int) -> Checks:
-    """Builds a part from its settings, and runs the checks for its kind."""
+    """Builds a part from settings, and runs the checks for the kind of part."""
     yield "builds a frozen dataclass of its base class"
     cls: Any = registry.find_part_class(kind, name)
     base, suite = SUITES[kind]
-    _require(cls.__dataclass_params__.frozen, f"{cls.__name__}: use @dataclass(frozen=True)")
-    _require(issubclass(cls, base), f"{cls.__name__} is not derived from {base.__name__}")
+    _ensure(cls.__dataclass_params__.frozen, f"{cls.__name__}: use @dataclass(frozen=True)")
+    _ensure(issubclass(cls, base), f"{cls.__name__} is not derived from {base.__name__}")
     with _prefix_failures(f"check({kind!r}, {name!r}, options)"):
         part = registry.build_part(kind, {**options, "name": name})
     yield from suite(part, folded) if suite is check_compressor else suite(part)
@@ -141,8 +142,9 @@ STEPS: dict[str, dict[str, Any]] = {
 
 
 def _check_steps(call_part: Callable[..., list[Tensor]], cases: dict[str, dict[str, Any]]) -> None:
-    """Fails if `call_part` rejects the part's results, if equal steps give different results, or if
-    the part changes a step. Each case has arguments of `make_step`, and may have a `budget`."""
+    """Fails if `call_part` rejects a part's results, if equal steps give different results, or if
+    the part changes a step. Each test case has arguments of `make_step`, and may have a
+    `budget`."""
     first: dict[str, list[Tensor]] = {}
     for case in (*cases, *reversed(cases)):  # a second order shows state kept from other steps
         options = dict(cases[case])
@@ -152,10 +154,10 @@ def _check_steps(call_part: Callable[..., list[Tensor]], cases: dict[str, dict[s
             results = [row.clone() for row in call_part(step, **given)]
             before = first.setdefault(case, results)
             alike = len(before) == len(results) and all(map(torch.equal, before, results))
-            _require(alike, "equal steps give different results")
+            _ensure(alike, "equal steps give different results")
             now, untouched = _collect_step_tensors(step), _collect_step_tensors(twin)
             changed = [name for name, x in untouched.items() if not torch.equal(x, now[name])]
-            _require(not changed, f"the part changed the {', '.join(changed)}")
+            _ensure(not changed, f"the part changed the {', '.join(changed)}")
 
 
 def _collect_step_tensors(step: Step) -> dict[str, Tensor]:
@@ -167,30 +169,30 @@ def _collect_step_tensors(step: Step) -> dict[str, Tensor]:
 
 
 def check_selector(selector: parts.Selector) -> Checks:
-    """Checks that a selector returns valid selections within its allowance."""
+    """Checks that a selector returns valid selections, no larger than the selector's allowance."""
     observe = selector.observe if selector.observes else None
 
     def select(step: Step, budget: int = BUDGET) -> list[Tensor]:
         allowed = selector.allowance(step, budget)
-        _require_type("allowance", allowed, int)
+        _ensure_type("allowance", allowed, int)
         out: Any = selector.select(step, allowed)
         heads, rows = step.queries.shape[0], out if isinstance(out, list) else [out]
-        _require(rows is not out or len(out) == heads, f"{len(rows)} tensors for {heads} heads")
+        _ensure(rows is not out or len(out) == heads, f"{len(rows)} tensors for {heads} heads")
         for row in rows:
             is_offsets = row.dtype == torch.int64 and row.ndim == 1
-            _require(is_offsets, f"{row.dtype} of {row.ndim} dimensions, not torch.int64 (n,)")
+            _ensure(is_offsets, f"{row.dtype} of {row.ndim} dimensions, not torch.int64 (n,)")
         parts.check_selected_offsets(out, step, allowed)
         if observe is not None:
             observe(make_observed_step(step))
         return rows
 
     yield "declares its members"
-    _require_type("sums_layers", selector.sums_layers, bool)
-    _require_type("surveys", selector.surveys, bool)
+    _ensure_type("sums_layers", selector.sums_layers, bool)
+    _ensure_type("surveys", selector.surveys, bool)
     if selector.surveys:
         step = make_step()
         selector.select(step, BUDGET)
-        _require_type("the result of survey_complete", selector.survey_complete(step), bool)
+        _ensure_type("the result of survey_complete", selector.survey_complete(step), bool)
         for turn in (step.query.selector, selector.new_turn_state()):
             selector.after_survey(turn)
     yield "valid results on random steps"
@@ -211,14 +213,14 @@ def check_score(score: parts.Score) -> Checks:
     def score_random_step(step: Step) -> list[Tensor]:
         out: Any = score.scores(step)
         finite = out.where(~out.isneginf(), 0) if isinstance(out, Tensor) else out
-        _require_numbers("scores", finite, step.middle)
-        _require(out.is_floating_point(), f"scores: {out.dtype}, not a floating point dtype")
+        _ensure_numbers("scores", finite, step.middle)
+        _ensure(out.is_floating_point(), f"scores: {out.dtype}, not a floating point dtype")
         return [out]
 
     yield "declares its members"
-    _require_type("features", score.features, bool)
+    _ensure_type("features", score.features, bool)
     if score.last_layer is not None:
-        _require_type("last_layer", score.last_layer, int)
+        _ensure_type("last_layer", score.last_layer, int)
     yield "valid results on random steps"
     cases = {case: {**options, "score": score} for case, options in STEPS.items()}
     if score.features:
@@ -229,12 +231,12 @@ def check_score(score: parts.Score) -> Checks:
     yield "declares whether it rotates"
     # Compressors are fitted, and a stored KV cache is found again, by what `rotates` says.
     near, far = (score.scores(make_step(score=score, distance=n)) for n in (8, 4096))
-    _require(score.rotates or torch.equal(near, far), "rotates is False, but scores change")
+    _ensure(score.rotates or torch.equal(near, far), "rotates is False, but scores change")
 
 
 def check_compressor(compressor: parts.Compressor, folded: int) -> Checks:
-    """Checks a compressor for layer 0 and F = `folded`, which is fitted on few tokens and on as
-    many tokens as the compressor asks for."""
+    """Checks a compressor for layer 0 and F = `folded`. The compressor is fitted on few tokens, and
+    on as many tokens as `fit_tokens` says."""
 
     def make_random_matrix(rows: int, seed: int) -> Tensor:
         return torch.randn(rows, folded, generator=torch.Generator().manual_seed(seed))
@@ -248,11 +250,11 @@ def check_compressor(compressor: parts.Compressor, folded: int) -> Checks:
         for name, before in vars(twin).items():
             now = getattr(moments, name)
             same = torch.equal(now, before) if isinstance(before, Tensor) else now == before
-            _require(same, "fit changed its argument `moments`")
+            _ensure(same, "fit changed its argument `moments`")
         return projection
 
     yield "declares fit_tokens"
-    _require_type("fit_tokens", compressor.fit_tokens, int)
+    _ensure_type("fit_tokens", compressor.fit_tokens, int)
     yield "valid projections"
     for limit in (5, 4096):
         with _prefix_failures(f"fitted on at most {limit} tokens"):
@@ -266,25 +268,25 @@ def check_compressor(compressor: parts.Compressor, folded: int) -> Checks:
 
 
 def _check_projection(projection: Any, twin: Any, q: Tensor, k: Tensor) -> None:
-    """Fails if a projection's reduced queries (C, R) or keys (n, R) are invalid, or differ from
-    those of a second, equal projection. Each key must be reduced independently of other keys."""
+    """Fails if a projection's reduced queries (C, R) or keys (n, R) are invalid, or differ from the
+    results of an equal projection. Each key must be reduced independently of other keys."""
     given = q.clone(), k.clone()
     queries, keys = projection.queries(given[0]), projection.keys(given[1])
     untouched = torch.equal(given[0], q) and torch.equal(given[1], k)
-    _require(untouched, "the projection changed its arguments")
-    _require_numbers("queries", queries, len(q), keys.shape[-1])
-    _require_numbers("keys", keys, len(k), queries.shape[-1])
+    _ensure(untouched, "the projection changed its arguments")
+    _ensure_numbers("queries", queries, len(q), keys.shape[-1])
+    _ensure_numbers("keys", keys, len(k), queries.shape[-1])
     # A step's queries are float32, and meet the reduced keys.
     wanted = torch.float32 if q.dtype == torch.float32 else keys.dtype
     alike = keys.is_floating_point() and queries.dtype == keys.dtype == wanted
-    _require(alike, f"{q.dtype} inputs gave {queries.dtype} queries and {keys.dtype} keys")
+    _ensure(alike, f"{q.dtype} inputs gave {queries.dtype} queries and {keys.dtype} keys")
     for x, fitted in ((queries, twin.queries(q.clone())), (keys, twin.keys(k.clone()))):
-        _require(torch.equal(x, fitted), "two equal fits project equal queries or keys differently")
+        _ensure(torch.equal(x, fitted), "two equal fits project equal queries or keys differently")
     for at in {0, len(k) // 2, len(k) - 1}:
         alone = projection.keys(k[at : at + 1].clone()).float()
         apart = float((alone - keys[at : at + 1].float()).abs().max())
         same = apart <= 0.02 * float(alone.abs().max()) + 1e-5
-        _require(same, f"key {at} of {len(k)} is projected {apart:.3g} apart from when it is alone")
+        _ensure(same, f"key {at} of {len(k)} is projected {apart:.3g} apart from when it is alone")
 
 
 PLACES = {
@@ -298,9 +300,9 @@ PLACES = {
 def check_position_encoding(encoding: parts.PositionEncoding) -> Checks:
     """Checks that a position encoding gives valid positions, query scales and frequencies."""
     yield "declares its members"
-    _require_type("distance", encoding.distance, int)
+    _ensure_type("distance", encoding.distance, int)
     if encoding.max_distance is not None:
-        _require_type("max_distance", encoding.max_distance, int, 1)
+        _ensure_type("max_distance", encoding.max_distance, int, 1)
     yield "positions of near and far tokens"
     for case, arguments in PLACES.items():
         with _prefix_failures(case):
@@ -311,30 +313,30 @@ def check_position_encoding(encoding: parts.PositionEncoding) -> Checks:
         factors, alone = (encoding.query_scale(places) for places in (at, at[-1:]))
         if factors is not None or alone is not None:
             with _prefix_failures(f"{count} queries from {start}"):
-                _require_numbers("factors", factors, count, smallest=1e-30)
-                _require_numbers("the last factor alone", alone, 1, smallest=1e-30)
+                _ensure_numbers("factors", factors, count, smallest=1e-30)
+                _ensure_numbers("the last factor alone", alone, 1, smallest=1e-30)
                 same = factors is not None and alone is not None and factors[-1:].allclose(alone)
-                _require(same, "the last factor is different when alone")
+                _ensure(same, "the last factor is different when alone")
     yield "frequencies (D / 2,)"
     for dim, base, length in ((8, 1e4, 1), (128, 5e5, 10_000_000), (64, 1e4, 30_000)):
         inverse = base ** (-torch.arange(0, dim, 2) / dim)
         given = inverse.clone()
         first: Any = encoding.frequencies(given, 1.0, length)
         again: Any = encoding.frequencies(inverse.clone(), 1.0, length)
-        _require(torch.equal(given, inverse), "the encoding changed its argument `inverse`")
+        _ensure(torch.equal(given, inverse), "the encoding changed its argument `inverse`")
         if first is not None or again is not None:
             with _prefix_failures(f"D = {dim}, {length} tokens"):
-                _require_numbers("frequencies", first[0], dim // 2, smallest=0)
+                _ensure_numbers("frequencies", first[0], dim // 2, smallest=0)
                 is_factor = isinstance(first[1], int | float) and 0 < first[1] < torch.inf
-                _require(is_factor, f"the factor is {first[1]!r}, not a number above 0")
-                _require(torch.equal(first[0], again[0]), "frequencies differ the second time")
+                _ensure(is_factor, f"the factor is {first[1]!r}, not a number above 0")
+                _ensure(torch.equal(first[0], again[0]), "frequencies differ the second time")
 
 
 def _check_positions(
     encoding: parts.PositionEncoding, local: int, chunk: int, start: int, far: int
 ) -> None:
-    """Fails if the positions are invalid. Half of the far tokens are the first tokens, and the
-    other half are right before the local tokens."""
+    """Fails if a position encoding's positions are invalid. Half of the far tokens are the first
+    tokens, and the other half are right before the local tokens."""
     last = start - local
     at = torch.cat((torch.arange(far // 2), torch.arange(last - far + far // 2, last)))
     given = at.clone()
@@ -342,19 +344,17 @@ def _check_positions(
         (encoding.near(local, chunk, start, far), encoding.far(given, local, chunk, start))
         for _ in range(2)
     )
-    _require(torch.equal(given, at), "the encoding changed its argument `at`")
+    _ensure(torch.equal(given, at), "the encoding changed its argument `at`")
     names = ("near", local + chunk), ("far", far)
     for (name, keys), out, other in zip(names, first, again, strict=True):
-        _require(
-            isinstance(out, Positions), f"{name} returns a {type(out).__name__}, not Positions"
-        )
-        _require_numbers(f"{name} queries", out.query, chunk, smallest=0)
-        _require_numbers(f"{name} keys", out.key, keys, smallest=0)
+        _ensure(isinstance(out, Positions), f"{name} returns a {type(out).__name__}, not Positions")
+        _ensure_numbers(f"{name} queries", out.query, chunk, smallest=0)
+        _ensure_numbers(f"{name} keys", out.key, keys, smallest=0)
         same = torch.equal(out.query, other.query) and torch.equal(out.key, other.key)
-        _require(same, f"the {name} positions are different the second time")
+        _ensure(same, f"the {name} positions are different the second time")
     query, key = first[1].query, first[1].key
     if far:
-        _require(query.min() >= key.max(), f"a far query is before a far key at {key.max().item()}")
+        _ensure(query.min() >= key.max(), f"a far query is before a far key at {key.max().item()}")
 
 
 SUITES: dict[str, tuple[type, Callable[..., Checks]]] = {
@@ -375,7 +375,7 @@ CASES: dict[str, tuple[int, tuple[int, int, int, int], int]] = {
 
 
 def check_recipe(name: str) -> Checks:
-    """Checks that a recipe returns valid settings in every case, and equal settings twice."""
+    """Checks that a recipe returns valid settings in all test cases, and equal settings twice."""
     yield "valid settings"
     for case, (context, sizes, length) in CASES.items():
         with _prefix_failures(case):
@@ -384,7 +384,7 @@ def check_recipe(name: str) -> Checks:
             base = Preset(name="base", model="any", **settings)
             first, again = (resolved_preset.apply_method(name, base, length) for _ in range(2))
             resolved_preset.resolve(first)
-            _require(first == again, "the settings are different the second time")
+            _ensure(first == again, "the settings are different the second time")
 
 
 Observe = Callable[[Step], None]
@@ -401,7 +401,7 @@ def make_step(
     """Makes a step over a random document of I initial, M middle, L local and C current tokens.
     Equal arguments give equal steps. `spread` is the standard deviation of queries (H, C, D), keys
     and values (G, N, D). With `ties` all keys are equal, and with `words` the step has a text.
-    `observe` is a selector's method, which is called for every chunk before the step's chunk."""
+    `observe` is a selector's method, and is called for every chunk before the step's chunk."""
     start = initial + middle + local
     store = MemoryStore(groups, dim, dtype, torch.device("cpu"))
     random = torch.Generator().manual_seed(0)
@@ -435,8 +435,8 @@ def advance(
     None,
 ) -> Step:  # fmt: skip
     """Makes the step after the given step, with `chunk` new random tokens and equal windows. First
-    calls `observe` for the given step's chunk, if the store has the chunk. If `back` is not 0, then
-    removes the last `back` tokens from the store and begins a new turn."""
+    calls `observe` for the given step's chunk, if the store has the chunk. Then removes the last
+    `back` tokens from the store and begins a new turn, if `back` is not 0."""
     store = step.store
     if observe is not None and len(store) == step.start + step.queries.shape[1]:
         observe(make_observed_step(step))
@@ -457,7 +457,8 @@ def advance(
 
 
 def make_observed_step(step: Step) -> Step:
-    """Returns the step that `observe` gets after attention to initial and local tokens."""
+    """Returns the step with which `observe` is called after attention to initial and local
+    tokens."""
     chunk, rope = step.queries.shape[1], step.rope
     places = torch.arange(step.local + chunk)
     keys, values = step.store.span(step.start - step.local, step.start + chunk)

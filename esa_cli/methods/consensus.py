@@ -27,38 +27,40 @@ from esa_cli.methods.registry import Base, recipe, register
 from esa_cli.methods.voting import PLAIN, build_esa_vote_settings
 
 
-def average_window_scores(scores: Tensor, size: int, stride: int = 1) -> Tensor:
-    """Averages scores (X, M) over windows of `size` tokens, which begin every `stride` tokens."""
-    return functional.avg_pool1d(scores, size, stride)
+def average_window_scores(scores: Tensor, window_size: int, stride: int = 1) -> Tensor:
+    """Averages scores (X, M) over windows of tokens, one of which begins every `stride` tokens."""
+    return functional.avg_pool1d(scores, window_size, stride)
 
 
-def find_centred_window_start(centre: Tensor, size: int, middle: int) -> Tensor:
-    """Returns the offset of a window of `size` tokens around `centre`, inside the M tokens."""
-    return (centre - (size - 1) / 2).round().clamp(0, middle - size)
+def find_centred_window_start(centre: Tensor, window_size: int, middle_count: int) -> Tensor:
+    """Returns the first offset of the window that is centred on `centre`, inside the M tokens."""
+    return (centre - (window_size - 1) / 2).round().clamp(0, middle_count - window_size)
 
 
-def select_windows(scores: Tensor, count: int, size: int, share: float = 0.0) -> Tensor:
-    """Selects windows of `size` tokens with the highest mean of the scores (M,), each window
-    centred on its scores. Returns at most `count` ascending offsets; a count below `size` gives one
-    shorter window. Windows that score less than `share` times the best window are left out."""
-    size = min(size, count, scores.shape[0])
-    if size < 1:
+def select_windows(
+    scores: Tensor, max_tokens: int, window_size: int, min_share: float = 0.0
+) -> Tensor:
+    """Selects the windows of tokens with the highest mean of the scores (M,), each window centred
+    on its scores. Returns at most `max_tokens` ascending offsets; fewer tokens than a window give
+    one shorter window. Windows that score less than `min_share` times the best one are left out."""
+    window_size = min(window_size, max_tokens, scores.shape[0])
+    if window_size < 1:
         return torch.arange(0, device=scores.device)
     # Logits may all be below zero: only differences count.
     left, first = to_float64(scores) - min(0.0, float(scores.min())), None
     taken = torch.zeros_like(left, dtype=torch.bool)
-    for _ in range(count // size):
-        means = average_window_scores(left[None], size)[0]
+    for _ in range(max_tokens // window_size):
+        means = average_window_scores(left[None], window_size)[0]
         start = int(means.argmax())
         best = float(means[start])
         first = best if first is None else first
-        if best <= 0 or best < share * first:
+        if best <= 0 or best < min_share * first:
             break
-        chosen = left[start : start + size]
-        offsets = torch.arange(size, device=left.device)
+        chosen = left[start : start + window_size]
+        offsets = torch.arange(window_size, device=left.device)
         centre = start + (chosen * offsets).sum() / chosen.sum()
-        start = int(find_centred_window_start(centre, size, scores.shape[0]))
-        taken[start : start + size] = True
+        start = int(find_centred_window_start(centre, window_size, scores.shape[0]))
+        taken[start : start + window_size] = True
         left = torch.where(taken, 0.0, left)
     return torch.nonzero(taken)[:, 0].to(scores.device)
 
@@ -197,15 +199,15 @@ def build_esa_consensus_settings(base: Base) -> dict[str, Any]:
     }
 
 
-def standardise_scores(scores: Tensor, size: int) -> Tensor:
-    """Shifts and scales scores (M,) so that the means of all windows of `size` tokens have mean 0
-    and standard deviation 1; returns zeros if all windows have the same mean.
+def standardise_scores(scores: Tensor, window_size: int) -> Tensor:
+    """Shifts and scales scores (M,) so that the means of all windows of tokens have mean 0 and
+    standard deviation 1; returns zeros if all windows have the same mean.
 
     Tokens without a score (-inf) count as the lowest token that has one."""
     finite = to_float64(scores)
     finite = torch.where(finite.isneginf(), finite.nan_to_num(neginf=torch.inf).amin(), finite)
     finite = finite.nan_to_num(posinf=0.0)
-    means = average_window_scores(finite[None], min(size, scores.shape[0]))[0]
+    means = average_window_scores(finite[None], min(window_size, scores.shape[0]))[0]
     spread = means.std(correction=0)
     if float(spread) <= 1e-12 * float(means.abs().amax()):
         return torch.zeros_like(finite)

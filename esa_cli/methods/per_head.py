@@ -41,17 +41,17 @@ TOKENS_AT_ONCE = 4096
 
 
 def select_by_head(
-    blocks: Callable[[], Blocks], queries: Tensor, count: int, budget: int
+    compute_blocks: Callable[[], Blocks], queries: Tensor, candidate_count: int, budget: int
 ) -> list[Tensor]:
-    """Returns the ascending indices (budget,) of each head's best of `count` tokens or pages.
+    """Selects the best tokens or pages of each head, as ascending indices (budget,).
 
-    `blocks` computes the logits (H, C, n) of the queries (H, C, D), twice if they are too many to
-    cache."""
+    `compute_blocks` computes the logits (H, C, n) of the queries (H, C, D), twice if the logits are
+    too many to cache."""
     heads, chunk, _ = queries.shape
     if chunk == 1:
-        parts = [block[:, 0] for _, block in blocks()]
+        parts = [block[:, 0] for _, block in compute_blocks()]
     else:
-        passes = make_reusable_blocks(blocks, heads * chunk * count)
+        passes = make_reusable_blocks(compute_blocks, heads * chunk * candidate_count)
         top = torch.full((heads, chunk), float("-inf"), device=queries.device)
         for _, block in passes():
             top = torch.maximum(top, block.float().amax(dim=2))
@@ -59,10 +59,10 @@ def select_by_head(
     return [top_k(row, budget) for row in torch.cat(parts, dim=1)]
 
 
-def list_block_tokens(blocks: Tensor, size: int, middle: int) -> Tensor:
+def list_block_tokens(blocks: Tensor, block_size: int, middle_count: int) -> Tensor:
     """Returns the token offsets (K,) of ascending blocks (n,), of which the last may be short."""
-    tokens = blocks[:, None] * size + torch.arange(size, device=blocks.device)
-    return tokens[tokens < middle]
+    tokens = blocks[:, None] * block_size + torch.arange(block_size, device=blocks.device)
+    return tokens[tokens < middle_count]
 
 
 @dataclass
@@ -82,20 +82,20 @@ class BlockRowCache(LayerState):
             self.rows.truncate((length - self.lookahead - self.low) // self.size)
 
     def extend_rows(
-        self, step: Step, size: int, width: int, compute: Callable[[int, int], Tensor], lookahead:
-        int = 0,
+        self, step: Step, size: int, row_width: int, compute_rows: Callable[[int, int], Tensor],
+        lookahead: int = 0,
     ) -> GrowingRows:  # fmt: skip
-        """Returns rows (at least M // size, width) of the whole blocks of M, in the keys' dtype;
-        `compute(first token, n)` returns the rows (n, width) of n blocks from this token on."""
+        """Returns the rows (at least M // size, row_width) of M's whole blocks, in the keys' dtype.
+        `compute_rows(first token, n)` returns the rows of n blocks from the first token on."""
         rows = self.rows
-        if rows is None or (self.low, self.size, rows.width) != (step.low, size, width):
-            rows = GrowingRows(width, step.queries.dtype, step.queries.device)
+        if rows is None or (self.low, self.size, rows.width) != (step.low, size, row_width):
+            rows = GrowingRows(row_width, step.queries.dtype, step.queries.device)
             self.low, self.size, self.rows = step.low, size, rows
         self.lookahead = lookahead
         whole = step.middle // size
         while rows.length < whole:
             count = min(whole - rows.length, max(1, TOKENS_AT_ONCE // size))
-            rows.append(compute(step.low + rows.length * size, count))
+            rows.append(compute_rows(step.low + rows.length * size, count))
         return rows
 
 
@@ -165,9 +165,9 @@ class QuestSelector(Selector):
             yield whole, multiply_bounds(find_page_bounds(keys, keys.shape[1]))
 
 
-def find_page_bounds(keys: Tensor, page: int) -> Tensor:
+def find_page_bounds(keys: Tensor, page_size: int) -> Tensor:
     """Returns the largest and smallest numbers (n, G * 2 D) of n pages of keys (G, n * page, D)."""
-    pages = keys.reshape(keys.shape[0], -1, page, keys.shape[2])
+    pages = keys.reshape(keys.shape[0], -1, page_size, keys.shape[2])
     both = torch.cat((pages.amax(dim=2), pages.amin(dim=2)), dim=-1)
     return both.transpose(0, 1).flatten(1)
 

@@ -44,7 +44,7 @@ class RegisteredPart(NamedTuple):
     cost: str
     cls: type
 
-    def get_texts(self) -> dict[str, str]:
+    def get_text_dict(self) -> dict[str, str]:
         """Returns all fields of a registered part except its class."""
         return {key: value for key, value in self._asdict().items() if key != "cls"}
 
@@ -289,9 +289,9 @@ def _find_source_file(cls: type) -> Path | None:
         return None
 
 
-def _hash_contents(file: Path) -> str:
+def _hash_contents(path: Path) -> str:
     try:
-        return hashlib.sha256(file.read_bytes()).hexdigest()
+        return hashlib.sha256(path.read_bytes()).hexdigest()
     except OSError as error:
         reason = error.strerror or str(error)
-        raise PresetError(f"{file} cannot be read: {reason}", "check the path") from error
+        raise PresetError(f"{path} cannot be read: {reason}", "check the path") from error

@@ -93,11 +93,11 @@ class WholeSentenceSelector(LayerSumSelector):
         return torch.cat((torch.tensor([0]), inside, torch.tensor([step.middle])))
 
 
-def sum_scores_over_phrases(scores: Tensor, phrase: int) -> Tensor:
-    """Sums scores (M,) over `phrase` tokens around each token, half of them before it."""
-    before = phrase // 2
-    padded = functional.pad(scores, (before, phrase - 1 - before))
-    return padded.unfold(0, phrase, 1).sum(dim=1) if scores.shape[0] else scores
+def sum_scores_over_phrases(scores: Tensor, phrase_length: int) -> Tensor:
+    """Sums scores (M,) over `phrase_length` tokens around each token, half of them before it."""
+    before = phrase_length // 2
+    padded = functional.pad(scores, (before, phrase_length - 1 - before))
+    return padded.unfold(0, phrase_length, 1).sum(dim=1) if scores.shape[0] else scores
 
 
 @register("score", "infiniretri", about="the last layer's attention, summed over phrases")

@@ -110,7 +110,7 @@ def job(tmp_path: Path) -> CalibrationJob:
     layers[2] = (layers[2][0], layers[2][1] @ low)
     for layer, (queries, keys) in enumerate(layers):
         for at in range(0, 300, 100):
-            stored.add_rows(layer, queries[at : at + 100], keys[at : at + 100])
+            stored.append_queries_and_keys(layer, queries[at : at + 100], keys[at : at + 100])
         assert all(map(torch.equal, stored.load_queries_and_keys(layer), (queries, keys)))
     host: Any = SimpleNamespace(device=torch.device("cpu"))
     model = replace(compute_fingerprint(build_model("llama")), layers=3)
@@ -133,7 +133,7 @@ def test_study_measures_what_was_not_fitted_on(job: CalibrationJob) -> None:
     for at, k in enumerate((8, 30)):
         want = recall_by_loops(reference.plain(full), reference.plain(short), k)
         assert found.results["closed-form"].recall[1][at] == pytest.approx(want, abs=1e-3)
-    assert found.best == "closed-form"
+    assert found.best_method == "closed-form"
     assert found.results["closed-form"].recall[2][-1] > 0.99, "a layer of rank 2 loses nothing"
     trained = train_projections(queries[:240], keys[:240], 4, replace(QUICK, seed=1000))
     assert torch.equal(trained.key_map, found.results["learned"].projections[1].key_map)

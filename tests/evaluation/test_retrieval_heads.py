@@ -80,7 +80,7 @@ def votes_of(size: int, sets: list[Any]) -> tuple[VoteCollector, list[Step], Vot
 
 def test_every_head_votes_alone_as_the_score_has_it() -> None:
     needle_votes, steps, score = votes_of(8, [])
-    found, margin = needle_votes.judge_heads()
+    found, margin = needle_votes.judge_single_heads()
     assert found.shape == margin.shape == (2, 6)
     for layer, step in enumerate(steps):
         for number in range(6):

@@ -113,12 +113,12 @@ T = TypeVar("T")
 
 
 def read_json_lines(
-    folder: Path, names: Sequence[str], kind: type[Row], convert: Callable[[Row, int], T]
+    folder: Path, file_names: Sequence[str], row_class: type[Row], convert: Callable[[Row, int], T]
 ) -> Iterator[T]:
     """Reads a file of JSON lines, and converts each object, given with its line number from 1.
     Raises DocumentError: the file has no objects, an object is not of this kind, or `convert`
     raises a ValueError."""
-    path, empty = find_task_file(folder, names) or folder / names[0], True
+    path, empty = find_task_file(folder, file_names) or folder / file_names[0], True
     try:
         with path.open("rb") as lines:
             for number, line in enumerate(lines, 1):
@@ -129,7 +129,7 @@ def read_json_lines(
                     data = json.loads(text.decode())
                     if b"\\ud" in text.lower():  # raises for a lone surrogate
                         json.dumps(data, ensure_ascii=False).encode()
-                    record = convert(kind.model_validate(data), number)
+                    record = convert(row_class.model_validate(data), number)
                 except (ValueError, RecursionError) as error:  # RecursionError: nested too deep
                     reason = str(error)
                     if isinstance(error, ValidationError):

@@ -130,7 +130,7 @@ class VoteCollector(Selector):
         needle = range(self.needle.start - self.low, self.needle.stop - self.low)
         return judge_head_votes(sums, needle, self.middle, self.size)
 
-    def judge_heads(self) -> tuple[Tensor, Tensor]:
+    def judge_single_heads(self) -> tuple[Tensor, Tensor]:
         """Returns the hits and margins of each head, both (layers, H). A head in a layer with
         sliding windows has no votes, and its margin is 0."""
         nothing = tuple(map(torch.zeros_like, next(iter(self.alone.values()))))
@@ -257,12 +257,12 @@ def select_needle_questions(
 
 @torch.inference_mode()
 def find_retrieval_heads(
-    loaded: Any, preset: Preset, sample: TaskSample, prefilling: Progress | None = None, asking:
-    Progress | None = None,
+    loaded: Any, preset: Preset, sample: TaskSample, prefill_progress: Progress | None = None,
+    question_progress: Progress | None = None,
 ) -> HeadSearchResult:  # fmt: skip
-    """Finds retrieval heads: prefills the sample's text, and compares the heads' votes for its
-    questions. `prefilling` gets progress in tokens, and `asking` progress in questions. Raises
-    UsageError, as `select_needle_questions`."""
+    """Finds retrieval heads: prefills the sample's text, and compares the heads' votes for the
+    sample's questions. `prefill_progress` gets progress in tokens, and `question_progress` progress
+    in questions. Raises UsageError, as `select_needle_questions`."""
     method = build_voting_method(preset)
     assert isinstance(method.score, VoteScore)
     # A shortlist only saves time, so heads vote over all middle tokens.
@@ -276,7 +276,7 @@ def find_retrieval_heads(
         cache = attachment.new_cache()
         cache.expect(len(ids) + RESERVE)
         cache.begin(QueryState(Phase.PREFILL))
-        prefill_tokens(attachment.model, ids, cache, progress=prefilling)
+        prefill_tokens(attachment.model, ids, cache, progress=prefill_progress)
 
         def collect_votes(done: int, question: NeedleQuestion, *sets: HeadSet) -> VoteCollector:
             """Processes a question after the text, and then crops the KV cache to the text."""
@@ -290,11 +290,13 @@ def find_retrieval_heads(
                 attachment.body(input_ids=tokens, past_key_values=cache)
             finally:
                 cache.truncate(len(ids))
-            if asking:
-                asking(done + 1, len(asked))
+            if question_progress:
+                question_progress(done + 1, len(asked))
             return votes
 
-        ranked = [collect_votes(at, question).judge_heads() for at, question in enumerate(first)]
+        ranked = [
+            collect_votes(at, question).judge_single_heads() for at, question in enumerate(first)
+        ]
         found = torch.stack([hits for hits, _ in ranked]).sum(dim=0)
         margin = torch.stack([margins.double() for _, margins in ranked]).mean(dim=0)
         pairs = tuple(head.layer_and_head for head in rank_heads(found, found, margin)[:MAX_HEADS])
@@ -303,7 +305,7 @@ def find_retrieval_heads(
             collect_votes(number, question, ALL, *sets.values())
             for number, question in enumerate(second, len(first))
         ]
-    held_out_hits = torch.stack([votes.judge_heads()[0] for votes in held_out]).sum(dim=0)
+    held_out_hits = torch.stack([votes.judge_single_heads()[0] for votes in held_out]).sum(dim=0)
     all_hits, *of_sets = torch.stack([v.judge_head_sets() for v in held_out]).sum(dim=0).tolist()
     by_size = dict(zip(sets, of_sets, strict=True))
     heads = rank_heads(found, held_out_hits, margin)

@@ -151,15 +151,19 @@ class RecordingSelector(Selector):
             other.observe(step)
 
 
-def build_prefill_method(base: Method, methods: Sequence[Method]) -> Method:
+def build_prefill_method(base_method: Method, methods: Sequence[Method]) -> Method:
     """Returns a method for the shared prefill of several methods. The prefill attends only to
     initial and local tokens, calls `observe` of every method's selector, and fits the methods'
     common compressor."""
     others = tuple(dict.fromkeys(m.selector for m in methods if m.selector.observes))
-    selector = RecordingSelector(base.selector, others) if others else base.selector
-    fitting = next((m for m in methods if m.score.features), base)
+    selector = RecordingSelector(base_method.selector, others) if others else base_method.selector
+    fitting = next((m for m in methods if m.score.features), base_method)
     return replace(
-        base, selector=selector, score=fitting.score, compressor=fitting.compressor, reading="local"
+        base_method,
+        selector=selector,
+        score=fitting.score,
+        compressor=fitting.compressor,
+        reading="local",
     )
 
 
@@ -177,12 +181,12 @@ def prefill_for_group(
 
 def compare_methods(
     loaded: Any, preset: Preset, groups: Sequence[MethodGroup], text: str, question: str, *, count:
-    int, reading: Callable[[Sequence[str]], Progress], most: int | None,
+    int, make_progress: Callable[[Sequence[str]], Progress], max_new_tokens: int | None,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Answers one question by every method. Returns a row for each method, with times in seconds,
     the `count` most relevant passages, bytes of the KV cache (which methods may share), and the
-    process's peak memory. `reading` is called with the methods' names before their prefill, and
-    returns progress(done, total). `most` is the largest number of new tokens."""
+    process's peak memory. `make_progress` is called with the names of methods before their prefill,
+    and returns progress(done, total). `max_new_tokens` limits the length of an answer."""
     rows: list[dict[str, Any]] = []
     keys = ("start", "end", "weight", "text")
     with Session(loaded.model, loaded.tokenizer, preset, loaded.cache) as session:
@@ -191,7 +195,7 @@ def compare_methods(
         document = Document("", text, source="", encoding="", bytes=0)
         book = Book(document, None, spans, rows=range(head, head + len(spans)))
         for group in groups:
-            progress = reading(group.names)
+            progress = make_progress(group.names)
             asker = TextAnswerer(session, group.presets[0]) if group.reading == "text" else None
             if asker is not None:
                 read_s, nbytes = asker.ingest_text(text, progress), asker.nbytes
@@ -202,11 +206,11 @@ def compare_methods(
                 nbytes = session.cache.nbytes
             for name, chosen in zip(group.names, group.presets, strict=True):
                 if asker is not None:
-                    reply = asker.ask(question, most)
+                    reply = asker.ask(question, max_new_tokens)
                 else:
                     session.use(chosen)
                     reply, _ = reply_from_kv_cache(
-                        session, question, [book], count, max_new_tokens=most
+                        session, question, [book], count, max_new_tokens=max_new_tokens
                     )
                 passages = reply.evidence[:count]
                 rows.append({

@@ -156,7 +156,7 @@ class Haystack:
         """Returns the haystack's first paragraphs, which together have `length` tokens. The last
         paragraph may be cut after a sentence; a heading is never cut or left at the end. Raises
         UsageError: the haystack is shorter."""
-        ends = self._count_tokens(count_tokens, length)
+        ends = self._count_tokens_by_paragraph(count_tokens, length)
         available = ends[-1] if ends else 0
         if not ends or available < length:
             raise UsageError(
@@ -172,7 +172,7 @@ class Haystack:
             out.pop()
         return out
 
-    def _count_tokens(self, count_tokens: TokenCounter, length: int) -> list[int]:
+    def _count_tokens_by_paragraph(self, count_tokens: TokenCounter, length: int) -> list[int]:
         """Counts the tokens up to the end of each paragraph, until there are `length` tokens."""
         ends = self._ends.setdefault(count_tokens, [])
         while not ends or ends[-1] < length:

@@ -340,7 +340,7 @@ class EsaCache(Cache):
         """Frees the copies of keys and values that the layers' memories hold."""
         for layer in self.kv_layers:
             if layer.memory:
-                layer.memory.release()
+                layer.memory.free_fetched_tokens()
 
     def truncate(self, length: int) -> None:
         """Crops the cache to `length` tokens, even after an interrupted forward call. Raises

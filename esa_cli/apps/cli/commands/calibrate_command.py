@@ -83,12 +83,12 @@ def calibrate(
         study, chosen, training = _fit_and_measure_compressors(texts, model, flags, reporter)
     if as_json:
         facts = {"model": chosen.model, "preset": chosen.name, "for": flags.target}
-        written = {"file": str(flags.out), "method": study.best}
-        print_json({**facts, **study.as_dict(), "training": training, "written": written})
+        written = {"file": str(flags.out), "method": study.best_method}
+        print_json({**facts, **study.make_json_data(), "training": training, "written": written})
         return
     _print_recall(study)
     use = _ask_options_for_compressor(model.load_method_preset(), chosen, flags.out)
-    reporter.note(f"{study.best} is in {flags.out}; use it with\n  {use}", dim=False)
+    reporter.note(f"{study.best_method} is in {flags.out}; use it with\n  {use}", dim=False)
 
 
 def _fit_and_measure_compressors(
@@ -149,7 +149,7 @@ def _print_recall(study: CalibrationStudy) -> None:
         for layer, rank in enumerate(study.ranks)
     ]
     for at, k in reversed([*enumerate(study.ks)]):
-        means = (f"{one.mean(at):.3f}" for one in results.values())
+        means = (f"{one.mean_recall(at):.3f}" for one in results.values())
         rows.append(["mean" if at == len(study.ks) - 1 else f"mean @{k}", "", *means])
     print_table(("layer", "R", *(f"{name} @{study.ks[-1]}" for name in results)), rows)
 

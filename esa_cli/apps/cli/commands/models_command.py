@@ -158,7 +158,7 @@ def methods(
     for part in parts:
         origin = registry.find_part_origin(part.kind, part.name)
         rows.append(
-            {**part.get_texts(), "origin": origin, "settings": _format_part_settings(part.cls)}
+            {**part.get_text_dict(), "origin": origin, "settings": _format_part_settings(part.cls)}
         )
     if as_json:
         terminal.print_json(rows)

@@ -269,8 +269,8 @@ def compare(
         with quiet_transformers():
             rows = run_plan.compare_methods(
                 ready.model.load(reporter), chosen, grouped, text, question,
-                count=top, most=max_new_tokens,
-                reading=lambda names: reporter.make_progress(f"reading for {', '.join(names)}"),
+                count=top, max_new_tokens=max_new_tokens, make_progress=lambda names:
+                reporter.make_progress(f"reading for {', '.join(names)}"),
             )  # fmt: skip
     if as_json:
         terminal.print_json({"question": question, "model": chosen.model, "methods": rows})
