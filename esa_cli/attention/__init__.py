@@ -1,5 +1,4 @@
-"""The ESA paper (arXiv 2502.14477): how one layer of a model selects tokens and attends
-to the selected tokens.
+"""The ESA paper (arXiv 2502.14477): how one layer selects tokens and attends to those tokens.
 
 Shapes use these letters: H query heads, G key/value heads, D head dimension, C current tokens (the
 chunk), N cached tokens, I initial, M middle and L local tokens, K selected tokens, F = G * D folded

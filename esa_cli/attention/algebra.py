@@ -42,8 +42,7 @@ def apply_soft_cap(logits: Tensor, cap: float) -> Tensor:
 
 
 def add_attention_sink(out: Tensor, lse: Tensor, sink: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Adds an attention sink (gpt-oss): one more key for each head, with a learned logit and value
-    0.
+    """Adds an attention sink (gpt-oss): a key for each head, with a learned logit and value 0.
 
     Args:
         out: (H, C, D) and lse (H, C): attention to the other keys. sink: (H,) logits, or None."""

@@ -91,8 +91,7 @@ def _supports_flash_attention(q: Tensor) -> bool:
 
 @cache
 def import_flash_attn_function() -> Callable[..., Any] | None:
-    """Imports the attention function of flash-attn 4; returns None if the library is missing or is
-    built for another version of torch."""
+    """Imports flash-attn 4's function; returns None if flash-attn is missing or does not load."""
     try:
         function: Callable[..., Any] = import_module("flash_attn.cute").flash_attn_func
     except Exception:  # Just-in-time packages fail to load in many ways.
@@ -182,16 +181,16 @@ def attend(
 
 
 def attend_with_capped_distance(
-    q: Tensor, k: Tensor, v: Tensor, positions: Positions, capped_at: int, rope: Rope, scale: float,
+    q: Tensor, k: Tensor, v: Tensor, positions: Positions, max_distance: int, rope: Rope, scale: float,
     cap: float = 0.0,
 ) -> Output:  # fmt: skip
-    """Computes causal attention at distances min(query - key, `capped_at`), as ReRoPE does.
+    """Computes causal attention at distances min(query - key, `max_distance`), as ReRoPE does.
 
     Logits of keys within this distance use true positions. Logits of other keys use queries at
-    `capped_at` and keys at 0. Source: Su, "Rectified Rotary Position Embeddings", 2023.
+    `max_distance` and keys at 0. Source: Su, "Rectified Rotary Position Embeddings", 2023.
 
     Args:
-        q, k, v: unrotated queries, keys and values. capped_at: the largest distance, in tokens.
+        q, k, v: unrotated queries, keys and values. max_distance: the largest distance, in tokens.
         positions: positions (C,) of the queries and (N,) of the keys."""
     query, key = positions.query.to(q.device), positions.key.to(q.device)
     keys, values = (x.repeat_interleave(len(q) // len(k), dim=0).float() for x in (k, v))
@@ -202,9 +201,9 @@ def attend_with_capped_distance(
         rows = slice(start, start + AT_ONCE)
         block, position = q[:, rows].float(), query[rows]
         distance = position[:, None] - key[None]
-        far = rope.rotate(block, torch.full_like(position, capped_at)) @ outside
+        far = rope.rotate(block, torch.full_like(position, max_distance)) @ outside
         logits = (
-            torch.where(distance < capped_at, rope.rotate(block, position) @ inside, far) * scale
+            torch.where(distance < max_distance, rope.rotate(block, position) @ inside, far) * scale
         )
         logits = apply_soft_cap(logits, cap).masked_fill_(distance < 0, float("-inf"))
         lse[:, rows] = logits.logsumexp(dim=-1)

@@ -58,8 +58,7 @@ class SelectiveAttention:
 
     def choose_rope_for_length(self, length: int) -> Rope:
         """Returns the rotary embedding for `length` cached tokens: the model's, or one with the
-        frequencies of the method's encoding. The latest embedding with changed
-        frequencies is cached."""
+        frequencies of the method's encoding. The latest changed embedding is cached."""
         if not self.rope.rotates:
             return self.rope
         changed = self.method.position.frequencies(*self.rope.frequencies, length)

@@ -39,8 +39,7 @@ class Method:
 
     @property
     def reduced_key_settings(self) -> tuple[Compressor, int | None]:
-        """The settings on which reduced keys depend: the compressor, and the distance to which
-        queries are rotated (None: not rotated)."""
+        """The settings of reduced keys: the compressor, and the distance of rotated queries."""
         rotated = self.compressor.fit_tokens > 0 and self.score.rotates
         return self.compressor, self.position.distance if rotated else None
 

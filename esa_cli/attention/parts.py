@@ -118,8 +118,7 @@ class Selector(ABC):
         """Returns ascending, unique int64 offsets into M, at most min(budget, M) for each head."""
 
     def observe(self, step: Step) -> None:
-        """Does nothing; an override is called after the attention of every chunk, with
-        `step.lse`."""
+        """Does nothing; an override is called after every chunk's attention, with `lse`."""
         return
 
     def new_layer_state(self) -> LayerState | None:
@@ -177,8 +176,7 @@ class PositionEncoding(ABC):
         return None
 
     def query_scale(self, at: Tensor) -> Tensor | None:
-        """Returns the factors (C,) by which queries at absolute positions `at` (C,) are multiplied;
-        None stands for 1."""
+        """Returns factors (C,) for queries at absolute positions `at` (C,); None stands for 1."""
         return None
 
     def frequencies(
@@ -195,8 +193,7 @@ class PositionEncoding(ABC):
 
     @abstractmethod
     def far(self, at: Tensor, local: int, chunk: int, start: int) -> Positions:
-        """Returns the positions for attention to far tokens, whose ascending absolute positions are
-        `at` (n,); the other arguments are those of `near`."""
+        """Returns positions for attention to far tokens at ascending absolute positions (n,)."""
 
 
 def is_builtin_part(part: object) -> bool:

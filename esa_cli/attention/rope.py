@@ -1,9 +1,8 @@
 """Rotary position embedding (RoPE) at any position, by the transformers model's own module.
 
-The module computes the angles, so every static variant (default, linear, llama3, yarn) equals the
-model's. R(q, m) · R(k, n) depends on m - n only, which the position encodings rely on. In some
-models only the first R dimensions of a head rotate, R <= D.
-"""
+The model's module computes the angles, so every static variant (default, linear, llama3, yarn) is
+the model's variant. R(q, m) · R(k, n) depends on m - n only, which the position encodings rely on.
+In some models only the first R dimensions of a head rotate, R <= D."""
 
 from __future__ import annotations
 
@@ -44,7 +43,7 @@ class Rope:
         return module.inv_freq, float(getattr(module, "attention_scaling", 1.0))
 
     def copy_with_frequencies(self, inverse: Tensor, factor: float, spare: bool) -> Rope:
-        """Returns a copy of this embedding that has other frequencies."""
+        """Returns a copy of the embedding with other frequencies; `spare` is as in the class."""
         return Rope(FixedFrequencyRotaryModule(inverse, factor), spare, self.pairs)
 
     def compute_cos_sin(self, positions: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
@@ -103,12 +102,12 @@ class Rope:
         return self.rotate(q, torch.full((q.shape[1],), distance)) * self.compute_key_gain(q)
 
     def convert_to_key(self, q: Tensor) -> Tensor:
-        """Converts queries (H, n, D) of the attached model to the form of its cached keys."""
+        """Converts queries (H, n, D) of the model to the form in which keys are cached."""
         return q
 
 
 class NoRope(Rope):
-    """The embedding of layers without positions (NoPE), which leaves queries and keys unchanged."""
+    """The rotary embedding of layers without positions (NoPE): queries and keys stay unchanged."""
 
     rotates = False
 
@@ -129,13 +128,13 @@ class NoRope(Rope):
 class NormWeightedRope(Rope):
     """Rotary embedding of models that norm queries and keys after rotating them (Hunyuan).
 
-    Such a model's query is w_q * R(q) / rms(q), its key w_k * R(k) / rms(k), with learned weights w
-    of each dimension. Rotation preserves the rms, so with the normed but unrotated q' and k',
+    In these models a query is w_q * R(q) / rms(q), a key w_k * R(k) / rms(k), with learned weights
+    w of each dimension. Rotation preserves the rms, so with the normed but unrotated q' and k',
 
         query · key = sum of w_q w_k R(q') R(k') = (s * R(q')) · (s * R(k')), s = sqrt(w_q w_k)
 
-    The attached model does not rotate, and caches w_k * k'. So R(x) = s * R(x / w_k) rotates cached
-    keys, and queries converted by `convert_to_key`.
+    A model to which esa attaches does not rotate, and caches w_k * k'. So R(x) = s * R(x / w_k)
+    rotates cached keys, and queries converted by `convert_to_key`.
 
     Args:
         plain: the rotary embedding without weights. query, key: the norm weights w_q, w_k (D,).

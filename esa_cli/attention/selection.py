@@ -24,8 +24,8 @@ Blocks = Iterator[tuple[int, Tensor]]
 def make_reusable_blocks(
     compute_blocks: Callable[[], Blocks], score_count: int
 ) -> Callable[[], Iterable[tuple[int, Tensor]]]:
-    """Returns a function that yields all blocks each time it is called. If all blocks together have
-    few `score_count`, the results of `compute_blocks` are cached for the second call."""
+    """Returns a function that yields all blocks at each call. If the blocks have few scores in all
+    (`score_count`), the blocks are cached for the second call."""
     if score_count > KEEP_ELEMENTS:
         return compute_blocks
     kept = list(compute_blocks())
@@ -34,12 +34,12 @@ def make_reusable_blocks(
 
 @dataclass(frozen=True)
 class SumScore(Score):
-    """The paper's score: logits are summed over heads (equation (3)), less each query's maximum,
-    and a token's score is the maximum over the chunk's queries (equation (4)).
+    """The ESA paper's score: logits are summed over heads (equation (3)), less each query's
+    maximum, and a token's score is the maximum over the chunk's queries (equation (4)).
 
     Args:
-        rotate: whether queries are first rotated to the far distance, which the paper leaves
-            open."""
+        rotate: whether queries are first rotated to the far distance; the ESA paper does not
+            say."""
 
     rotate: bool = False
 
@@ -66,8 +66,8 @@ class SumScore(Score):
 def top_k(scores: Tensor, k: int) -> Tensor:
     """Returns the ascending indices of the k largest scores; among equal scores the earliest win.
 
-    torch.topk leaves the order of equal scores to the device; this function gives the same result
-    on every device. Raises ModelError: a score is NaN."""
+    Unlike torch.topk, `top_k` selects the same of several equal scores on every device. Raises
+    ModelError: a score is NaN."""
     if k <= 0 or k >= scores.shape[0]:
         return torch.arange(0 if k <= 0 else scores.shape[0], device=scores.device)
     largest = scores.topk(k).values  # NaN counts as larger than all numbers
@@ -98,7 +98,7 @@ class TopKSelector(Selector):
     """Selects the k middle tokens with the highest scores, once for all heads of the layer.
 
     Args:
-        proximity: epsilon of Eq. (8). The paper's main tables use 3."""
+        proximity: epsilon of Eq. (8), which is 3 in the main tables of the ESA paper."""
 
     proximity: int = 1
 

@@ -1,4 +1,4 @@
-"""Attention of layers that see only the last W tokens (Gemma, gpt-oss, OLMo 3)."""
+"""Attention of layers that attend only to the last W tokens (Gemma, gpt-oss, OLMo 3)."""
 
 from __future__ import annotations
 

@@ -143,8 +143,7 @@ STEPS: dict[str, dict[str, Any]] = {
 
 def _check_steps(call_part: Callable[..., list[Tensor]], cases: dict[str, dict[str, Any]]) -> None:
     """Fails if `call_part` rejects a part's results, if equal steps give different results, or if
-    the part changes a step. Each test case has arguments of `make_step`, and may have a
-    `budget`."""
+    the part changes a step. Each case has arguments of `make_step`, and may have a `budget`."""
     first: dict[str, list[Tensor]] = {}
     for case in (*cases, *reversed(cases)):  # a second order shows state kept from other steps
         options = dict(cases[case])
@@ -457,8 +456,7 @@ def advance(
 
 
 def make_observed_step(step: Step) -> Step:
-    """Returns the step with which `observe` is called after attention to initial and local
-    tokens."""
+    """Returns the step for `observe` after attention to initial and local tokens."""
     chunk, rope = step.queries.shape[1], step.rope
     places = torch.arange(step.local + chunk)
     keys, values = step.store.span(step.start - step.local, step.start + chunk)

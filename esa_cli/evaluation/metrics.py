@@ -1,4 +1,4 @@
-"""The scores of the public benchmarks, from 0 to 1, as the benchmarks' official code computes.
+"""The scores of the public benchmarks, from 0 to 1, computed as by the benchmarks' official code.
 
 The official code is LongBench's `metrics.py` and `eval.py`, RULER's `eval/synthetic/constants.py`,
 InfiniteBench's `src/compute_scores.py`, InfLLM's `infinitebench_eval.py` for Code.Debug,
@@ -64,7 +64,7 @@ def compute_number_share(output: str, gold: str) -> float:
 
 
 def compute_paragraph_share(output: str, gold: str) -> float:
-    """Returns the share of the output's numbers that equal n, where the answer is `Paragraph n`."""
+    """Returns the share of the output's numbers that equal n, if the answer is `Paragraph n`."""
     number = re.search(r"Paragraph (\d+)", gold)
     return compute_number_share(output, number[1]) if number else 0.0
 
@@ -72,8 +72,8 @@ def compute_paragraph_share(output: str, gold: str) -> float:
 def compute_class_share(output: str, gold: str, classes: Sequence[str]) -> float:
     """Returns 1 / n if the output has n class names and the right class is among them, else 0.
 
-    Class names that are a part of the right name are removed first, but each removal skips the next
-    name, as in the official code."""
+    Names that are a part of the right class name are removed first, but each removal skips the next
+    name, as in LongBench's code."""
     named = [name for name in classes if name in output]
     at = 0
     while at < len(named):
@@ -136,7 +136,7 @@ def _replace_punctuation(text: str, marks: Sequence[str]) -> str:
 
 
 def _find_text_after_phrase(text: str, phrases: Sequence[str]) -> str | None:
-    """Returns the text after the first phrase in the list that occurs, or None."""
+    """Returns the text after the first of the phrases that the text contains, or None."""
     for phrase in phrases:
         _, separator, rest = text.partition(phrase)
         if separator:
@@ -198,8 +198,8 @@ def score_listed_stars(
     """Returns the mean score over all right counts of stars in an answer of Counting-Stars.
 
     In the searching task (`mistaken` is None) a listed count scores 1. In the reasoning task a
-    count scores 1 if only the right number is listed, 0.5 if both the right and the mistaken one
-    are, and 0.25 if only the mistaken one is."""
+    count scores 1 if only the right number is listed, 0.5 if both the right and the mistaken number
+    are listed, and 0.25 if only the mistaken number is listed."""
     right = [int(answer) for answer in answers]
     listed = parse_listed_stars(output, len(right))
     if mistaken is None:

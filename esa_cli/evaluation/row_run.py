@@ -20,9 +20,8 @@ SAME_FIELDS = ("record", "document", "settings", "reading")
 
 @dataclass(frozen=True)
 class QuestionCase:
-    """A question for one method. `fields` are the fields of the question's row that are known
-    before the answer, and `ask` returns the row's other fields. `check` raises LengthError if the
-    question is too long."""
+    """A question for one method. `fields` are fields of the question's row, and `ask` returns the
+    row's other fields. `check` raises LengthError if the question is too long."""
 
     fields: Mapping[str, Any]
     ask: Callable[[], dict[str, Any]]

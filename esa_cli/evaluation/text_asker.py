@@ -45,8 +45,7 @@ class TextAnswerer:
         self._esa.spans.check(question, max_new_tokens)
 
     def ingest_text(self, text: str, progress: Progress | None = None) -> float:
-        """Ingests a text, indexes the text's words for the preset's finder, and returns the
-        seconds."""
+        """Ingests a text, indexes words for the preset's finder, and returns the seconds."""
         started = time.perf_counter()
         self._reset_session()
         book = self._esa.ingest(Document("", text, source="", encoding="", bytes=0), progress)

@@ -1,8 +1,8 @@
-"""Selection of whole windows of tokens by the scores of all layers so far.
+"""Selection of whole windows of tokens by the sum of the scores of all layers so far.
 
 In a small model few layers find a passage, and the layers that would use the passage do not select
-it once M is large. So each layer adds its scores to those of earlier layers and selects by the sum.
-The answer's tokens reuse the last layer's selection; with two rounds the question does so, too.
+the passage if M is large. So each layer adds its scores to those of earlier layers and selects by
+the sum. The answer's tokens reuse the last layer's selection, and so do questions in two rounds.
 
 The selector `fused-consensus` adds a second score, such as BM25. Both scores are standardised for
 each question, so that a score without clear winners does not outvote the other.
@@ -37,19 +37,17 @@ def find_centred_window_start(centre: Tensor, window_size: int, middle_count: in
     return (centre - (window_size - 1) / 2).round().clamp(0, middle_count - window_size)
 
 
-def select_windows(
-    scores: Tensor, max_tokens: int, window_size: int, min_share: float = 0.0
-) -> Tensor:
+def select_windows(scores: Tensor, budget: int, window_size: int, min_share: float = 0) -> Tensor:
     """Selects the windows of tokens with the highest mean of the scores (M,), each window centred
-    on its scores. Returns at most `max_tokens` ascending offsets; fewer tokens than a window give
+    on its scores. Returns at most `budget` ascending offsets; fewer tokens than a window give
     one shorter window. Windows that score less than `min_share` times the best one are left out."""
-    window_size = min(window_size, max_tokens, scores.shape[0])
+    window_size = min(window_size, budget, scores.shape[0])
     if window_size < 1:
         return torch.arange(0, device=scores.device)
     # Logits may all be below zero: only differences count.
     left, first = to_float64(scores) - min(0.0, float(scores.min())), None
     taken = torch.zeros_like(left, dtype=torch.bool)
-    for _ in range(max_tokens // window_size):
+    for _ in range(budget // window_size):
         means = average_window_scores(left[None], window_size)[0]
         start = int(means.argmax())
         best = float(means[start])
@@ -97,7 +95,7 @@ class LayerSumSelector(Selector):
 
     @abstractmethod
     def select_best_tokens(self, scores: Tensor, step: Step, budget: int) -> Tensor:
-        """Selects ascending offsets, at most `budget`, by the summed scores (M,)."""
+        """Selects at most `budget` ascending offsets of tokens by the summed scores (M,)."""
 
     @property
     def sums_layers(self) -> bool:
@@ -150,7 +148,7 @@ class LayerSumSelector(Selector):
         return ConsensusState(surveyed=layer_scores[max(layer_scores)] if layer_scores else None)
 
     def _reuse_selection(self, earlier: SummedLayerScores, step: Step, budget: int) -> Tensor:
-        """Selects by the question's last scores, alike in all layers and for all later tokens."""
+        """Selects tokens by earlier scores: the same in all layers and for all later tokens."""
         if earlier.chosen is None or earlier.chosen.shape[0] > budget:
             scored = replace(step, low=earlier.low, high=earlier.low + earlier.scores.shape[0])
             earlier.chosen = self.select_best_tokens(earlier.scores, scored, budget) + earlier.low
@@ -161,8 +159,8 @@ class LayerSumSelector(Selector):
 @register("selector", "consensus", about="whole windows, by the scores of all layers so far")
 @dataclass(frozen=True)
 class ConsensusSelector(LayerSumSelector):
-    """Selects windows of `passage` tokens with the highest sum of the scores of the layers so
-    far, except windows that score less than `share` times the best one."""
+    """Selects windows of `passage` tokens with the highest sum of the scores of the layers so far,
+    except windows that score less than `share` times the best window."""
 
     passage: int = 64
     share: float = 0.0

@@ -1,4 +1,4 @@
-"""Full attention, and the position encodings that stretch a model's trained window.
+"""Full attention, and position encodings for documents longer than a model's trained window.
 
     interpolation   positions, or equally frequencies, divided by s       Chen et al. 2023
     ntk             base b' = b s^(D / (D - 2))                           bloc97 2023
@@ -8,7 +8,7 @@
 
 Inverse frequencies are b^(-2i/D), i from 0 to D/2 - 1; only interpolation accepts models with other
 frequencies. Cached keys are unrotated, so `ntk-dynamic` rotates all tokens of a step by one base.
-The ESA paper does not say which form of NTK it runs; `ntk` is the fixed form.
+The ESA paper compares with NTK and does not say in which form; `ntk` is the fixed form.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class NoTokensSelector(Selector):
 
 @dataclass(frozen=True)
 class StretchedPositions(TruePositions):
-    """True positions for a window `factor` times the trained one; only scores use `distance`."""
+    """True positions for a window `factor` times the trained window; only scores use `distance`."""
 
     factor: float = 4.0
 
@@ -188,7 +188,7 @@ class YarnPositions(StretchedPositions):
 )  # fmt: skip
 @dataclass(frozen=True)
 class ReRopePositions(FixedDistancePositions):
-    """Positions with distances of at most w, which are exact if L has at least w tokens.
+    """Positions at which distances are at most w, exactly so if L has at least w tokens.
 
     The original multiplies query i by max(1, ln(i + 1) / ln L_train). The ESA paper does not
     mention this factor, so esa omits it unless `trained`, L_train, is given. `distance` is w."""
@@ -214,7 +214,7 @@ class ReRopePositions(FixedDistancePositions):
 def _register_recipe(
     name: str, about: str, source: str, position: Callable[[Base], dict[str, Any]]
 ) -> None:
-    """Registers full attention with a position encoding as a recipe."""
+    """Registers a recipe, which is full attention with a position encoding."""
 
     def build_recipe_settings(base: Base) -> dict[str, Any]:
         everything = {"selector": {"name": "full"}, **OWN_SCORE, "reading": "select"}
@@ -226,7 +226,7 @@ def _register_recipe(
 
 
 def _compute_stretch_factor(base: Base) -> float:
-    """Returns the factor s, the number of trained windows that hold the document and ROOM."""
+    """Returns the factor s, how many trained windows hold the document and the question."""
     taken = base.length + ROOM if base.length else 0
     return float(max(1, math.ceil(taken / base.context)))
 

@@ -7,10 +7,9 @@
     choice   the blocks with the highest s that fit the budget, and the tokens after them
 
 A block is `block` tokens that have left L, counted from the first token of M. n_local - 1 is the
-position encoding's `distance`, which the recipe sets. Unlike the published code, the preset decides
-chunks and windows, and a block without r has the mean of all its keys. Source: Xiao et al., arXiv
-2402.04617.
-"""
+position encoding's `distance`, which the recipe sets. Unlike in the published code, the preset
+decides chunks and windows, and a block without r has the mean of all keys of the block. Source:
+Xiao et al., arXiv 2402.04617."""
 
 from __future__ import annotations
 
@@ -36,7 +35,7 @@ TOKENS_ADDED_AT_ONCE = 8192
 
 
 def sum_attention_weights(step: Step) -> Tensor:
-    """Sums the attention weights of the chunk's queries to each token of L and C: (H, L + C)."""
+    """Sums the attention weights of a chunk's queries for each token of L and C, as (H, L + C)."""
     assert step.lse is not None, "observe needs a step with lse"
     heads, chunk, dim = step.queries.shape
     first, stop = step.start - step.local, step.start + chunk
@@ -67,7 +66,7 @@ class ReceivedAttention:
 
     @torch.no_grad()
     def add_chunk_attention(self, step: Step) -> None:
-        """Adds the attention of the step's chunk, once even if several selectors observe it."""
+        """Adds the attention of a step's chunk, once even if several selectors observe the step."""
         first, stop = step.start - step.local, step.start + step.queries.shape[1]
         if stop <= self.rows.length:
             return
@@ -83,7 +82,7 @@ class ReceivedAttention:
 
     @torch.no_grad()
     def crop(self, length: int) -> None:
-        """Retains `length` tokens, and subtracts the attention of later tokens if it is known."""
+        """Retains the first `length` tokens, and subtracts attention of later tokens if known."""
         self.rows.truncate(length)
         self.before_chunks = {at: r for at, r in self.before_chunks.items() if at <= length}
         self.answering = False
@@ -150,7 +149,7 @@ class InfLLMSelector(Selector):
         return torch.cat((list_block_tokens(blocks, self.block, middle), rest))
 
     def _score_blocks(self, step: Step) -> Tensor:
-        """Returns the score s of every whole block of M, as a tensor (n,)."""
+        """Returns the score s of every whole block of middle tokens, as a tensor (n,)."""
         heads, _, dim = step.queries.shape
         mean = step.rotated(True).float().mean(dim=1)
         state: InfLLMState = step.layer_state(self)

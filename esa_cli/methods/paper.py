@@ -1,7 +1,7 @@
-"""Registers the parts in `attention/`, and the paper's method as the recipe `esa`.
+"""Registers the parts in `attention/`, and the method of the ESA paper as the recipe `esa`.
 
-The recipe sets every setting of its parts, so that none of them comes from the preset. Windows and
-compressor do come from the preset.
+The recipe `esa` has every setting of its selector, score and position encoding. Windows and
+compressor come from the preset.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ATTENDED = "2 F (I + K + L)"
 
 
 def choose_far_distance(base: Base) -> int:
-    """Returns w: three quarters of the trained window, which benchmarks/NOTES.md measured."""
+    """Returns the distance w of far tokens: three quarters of the model's trained window."""
     return base.context * 3 // 4
 
 

@@ -1,6 +1,6 @@
 """Quest and Loki, which select pages or tokens for each query head by cheap bounds or logits.
 
-All queries of a chunk share one selection for each head, by equation (4) for that head alone:
+Each head makes one selection for all queries of a chunk, by equation (4) for this head alone:
 
     s_h(m) = max over c of ( x_h,c(m) - max over m' of x_h,c(m') )
 
@@ -60,7 +60,7 @@ def select_by_head(
 
 
 def list_block_tokens(blocks: Tensor, block_size: int, middle_count: int) -> Tensor:
-    """Returns the token offsets (K,) of ascending blocks (n,), of which the last may be short."""
+    """Returns the offsets (K,) of tokens in ascending blocks (n,); the last block may be short."""
     tokens = blocks[:, None] * block_size + torch.arange(block_size, device=blocks.device)
     return tokens[tokens < middle_count]
 
@@ -102,7 +102,7 @@ class BlockRowCache(LayerState):
 @register("selector", "quest", about="pages for each head, by a bound of their logits")
 @dataclass(frozen=True)
 class QuestSelector(Selector):
-    """Selects whole pages for each query head; a budget below `page` tokens selects nothing.
+    """Selects whole pages of tokens for each query head; a budget below one page selects nothing.
 
     Args:
         page: tokens in a page. dense_layers: number of first layers with full attention; the
@@ -135,7 +135,7 @@ class QuestSelector(Selector):
         return [list_block_tokens(row, self.page, step.middle) for row in chosen]
 
     def _update_page_bounds(self, step: Step) -> GrowingRows:
-        """Returns the largest and smallest numbers of each whole page as rows (pages, G * 2 D)."""
+        """Returns the largest and smallest numbers of each page's keys: rows (pages, G * 2 D)."""
 
         def bound_span_keys(start: int, count: int) -> Tensor:
             return find_page_bounds(step.store.span(start, start + count * self.page)[0], self.page)
@@ -241,7 +241,7 @@ class LokiSelector(Selector):
         )
 
     def _fit_principal_directions(self, step: Step) -> Tensor:
-        """Returns directions P (G, D, r); fitting new ones drops the keys projected so far."""
+        """Returns the principal directions P (G, D, r) of the keys, fitted at a change."""
         state: LokiState = step.layer_state(self)
         dim = step.store.dim
         rank = max(1, dim // 4) if self.rank is None else min(self.rank, dim)
@@ -267,7 +267,7 @@ class LokiSelector(Selector):
 def _register_recipe(
     name: str, about: str, source: str, cost: str, options: dict[str, Any]
 ) -> None:
-    """Registers a selector with options as a recipe that places all far tokens at one distance."""
+    """Registers a recipe of a selector with options that places all far tokens at one distance."""
 
     def build_recipe_settings(base: Base) -> dict[str, Any]:
         return {

@@ -1,6 +1,6 @@
-"""Loads plugins (the built-in methods, installed packages, files), and writes a first plugin file.
+"""Loads plugins (built-in methods, installed packages, files), and writes a first plugin file.
 
-Each plugin is loaded once. A preset names parts of plugins but never loads a plugin.
+Each plugin is loaded once. A preset can name a plugin's part but never loads a plugin.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def load_file(path: str | Path) -> list[tuple[str, str]]:
 
 
 def describe_error(error: BaseException) -> str:
-    """Returns the error's text with the line of the plugin that raised it."""
+    """Returns an error's text, with the file and line that raised the error."""
     frames = traceback.extract_tb(error.__traceback__)
     where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
     return f"{type(error).__name__}: {error}{'' if isinstance(error, SyntaxError) else where}"
@@ -135,7 +135,7 @@ class @class@(Selector):
 
 def fill_plugin_template(name: str) -> str:
     """Returns the source of a plugin file that registers a selector `name`. Raises PluginError: the
-    name has other characters, or a selector has it already."""
+    name has invalid characters, or is the name of another selector."""
     if not re.fullmatch(rf"[A-Za-z][A-Za-z0-9_-]{{0,{MAX_NAME - 1}}}", name):
         raise PluginError(
             f"{name!r} cannot name a method",

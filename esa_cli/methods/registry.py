@@ -1,6 +1,6 @@
 """Registries of recipes and of parts (selectors, scores, compressors, positions) by name.
 
-A part is a frozen dataclass; its fields are settings of a preset. A recipe is a whole published
+A part is a frozen dataclass, whose fields are settings of a preset. A recipe is a whole published
 method: parts and windows at the preset's token budget I + K + L, so that methods can be compared.
 This module does not import torch, so that presets are checked quickly.
 """
@@ -45,7 +45,7 @@ class RegisteredPart(NamedTuple):
     cls: type
 
     def get_text_dict(self) -> dict[str, str]:
-        """Returns all fields of a registered part except its class."""
+        """Returns all fields of a registered part except the class, which is no text."""
         return {key: value for key, value in self._asdict().items() if key != "cls"}
 
 
@@ -80,6 +80,7 @@ def register(
 
 
 def _check_method_name(name: str) -> None:
+    """Raises PluginError if a method's name has another meaning in comparisons."""
     if name in RESERVED:
         raise PluginError(
             f"a method's name must be none of {', '.join(map(repr, RESERVED))}, got {name!r}",
@@ -98,7 +99,7 @@ def find_part_origin(kind: str, name: str) -> str:
 
 
 def list_method_parts() -> list[RegisteredPart]:
-    """Returns all registered parts, sorted by kind and name, with their source and cost."""
+    """Returns all registered parts, sorted by kind and name, each with its source and cost."""
     found = []
     for part in (PARTS[kind][name] for kind in KINDS for name in list_part_names(kind)):
         where = find_part_origin(part.kind, part.name)
@@ -119,7 +120,7 @@ def find_part_class(kind: str, name: str) -> type:
 
 
 def build_part(kind: str, options: Mapping[str, Any]) -> Any:
-    """Makes the part named `options['name']`, with the other options as its fields.
+    """Makes the part of a method that `options['name']` names; the other options are its fields.
 
     Raises:
         PresetError: a name or field is unknown, or the class refuses a value.
@@ -157,7 +158,7 @@ def build_part(kind: str, options: Mapping[str, Any]) -> Any:
 
 
 class Base(NamedTuple):
-    """The settings of a preset that a recipe may use.
+    """The settings of a preset from which a recipe computes its own settings.
 
     Args:
         window: the token budget. context: number of tokens in the model's trained window.
@@ -189,9 +190,9 @@ LAID = ("window", "selector", "score", "compressor", "position", "reading")
 
 @dataclass(frozen=True)
 class Recipe:
-    """A method with its name, a line about it, its paper, and its cost per step in the letters of
-    docs/plugins.md. `settings` returns what replaces a preset's settings, `full` says that
-    attention is full whatever the budget, and `origin` is the module or plugin file."""
+    """A published method with its name, a line `about` the method, its paper, and its cost per step
+    in the letters of docs/plugins.md. `settings` returns what replaces a preset's settings, `full`
+    says that attention is full whatever the budget, and `origin` is the module or plugin file."""
 
     name: str
     about: str

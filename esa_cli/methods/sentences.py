@@ -83,7 +83,7 @@ class WholeSentenceSelector(LayerSumSelector):
         return torch.nonzero(taken)[:, 0].to(scores.device)
 
     def _find_sentence_bounds(self, step: Step) -> Tensor:
-        """Returns ascending offsets into M of the borders of sentences, including 0 and M."""
+        """Returns ascending offsets into M at which sentences begin or end, including 0 and M."""
         if step.text is None:
             inner = torch.arange(step.low, step.high, TOKENS_WITHOUT_TEXT)
         else:
@@ -94,7 +94,7 @@ class WholeSentenceSelector(LayerSumSelector):
 
 
 def sum_scores_over_phrases(scores: Tensor, phrase_length: int) -> Tensor:
-    """Sums scores (M,) over `phrase_length` tokens around each token, half of them before it."""
+    """Sums scores (M,) over `phrase_length` tokens around each token, half before the token."""
     before = phrase_length // 2
     padded = functional.pad(scores, (before, phrase_length - 1 - before))
     return padded.unfold(0, phrase_length, 1).sum(dim=1) if scores.shape[0] else scores
@@ -103,7 +103,7 @@ def sum_scores_over_phrases(scores: Tensor, phrase_length: int) -> Tensor:
 @register("score", "infiniretri", about="the last layer's attention, summed over phrases")
 @dataclass(frozen=True)
 class PhraseScore(Score):
-    """Sums attention weights over M of all heads and question tokens over phrases.
+    """A score that sums the attention weights of all heads and question tokens over phrases.
 
     Args:
         phrase: number of tokens in a phrase.

@@ -34,7 +34,7 @@ FAR_DISTANCE = 2048
 
 
 def _build_settings_without_middle_tokens(base: Base, position: str) -> dict[str, Any]:
-    """Returns settings that spend the whole budget on local tokens, with a position encoding."""
+    """Returns a recipe's settings that spend the whole budget on initial and local tokens."""
     parts = {"selector": {"name": "none"}, **OWN_SCORE, "position": {"name": position}}
     return {"window": base.local_only(), **parts, "reading": "local"}
 

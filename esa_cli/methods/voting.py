@@ -1,6 +1,6 @@
 """The score `vote`, which normalises each head's logits over M before heads are combined.
 
-Because of the normalisation, a head with large logits cannot outweigh the few retrieval heads. The
+Since logits are normalised, a head with large logits cannot outweigh the few retrieval heads. The
 recipes are `esa-vote`, `esa-individual` (the paper's ablation over heads), and `tokenselect`:
 
     q_h    = mean over c of R(q_h,c, L + c)        the chunk's queries at their positions after L
@@ -47,7 +47,7 @@ def combine_heads(
 @register("score", "vote", about="heads normalised over M, maximum over queries")
 @dataclass(frozen=True)
 class VoteScore(Score):
-    """A score from logits that are normalised over M, and combined over heads and the chunk.
+    """A score that normalises logits over M, and combines the logits of heads and of the chunk.
 
     Args:
         rule: `softmax` sums the heads' attention weights over M, and `max` takes the maximum over
@@ -131,18 +131,18 @@ class VoteScore(Score):
         return chosen_heads
 
     def _find_contrasted_query_masks(self, step: Step) -> tuple[Tensor, Tensor] | None:
-        """Returns masks of queries inside the question span and around it, if both exist."""
+        """Returns masks of the queries inside and around the question, if both exist."""
         own, around = (step.own, step.around) if self.contrast else (None, None)
         if own is None or around is None or not bool(own.any()) or not bool(around.any()):
             return None
         return own, around
 
     def _compute_normaliser(self, logits: Tensor) -> Tensor:
-        """Returns the normaliser (H, C) of each row of logits (H, C, n)."""
+        """Returns the numbers (H, C) by which logits (H, C, n) are normalised over the n tokens."""
         return logits.logsumexp(dim=-1) if self.rule == "softmax" else logits.amax(dim=-1)
 
     def _share_normaliser(self, normaliser: Tensor) -> Tensor:
-        """Returns normalisers (H, C), or (1, C) if all heads share the maximum."""
+        """Returns normalisers of logits, (H, C), or (1, C) if all heads share one maximum."""
         return normaliser.amax(dim=0, keepdim=True) if self.normalise == "query" else normaliser
 
 

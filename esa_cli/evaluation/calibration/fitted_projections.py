@@ -128,8 +128,7 @@ def train_projections(
 def fit_projections(
     method: str, queries: Tensor, keys: Tensor, rank: int, training: TrainingSettings
 ) -> Linear:
-    """Fits a layer's projections, of rank min(R, F), by a method to folded queries and keys (n,
-    F)."""
+    """Fits a layer's projections, of rank min(R, F), to folded queries and keys (n, F)."""
     rank = min(rank, queries.shape[1])
     if method == "learned":
         return train_projections(queries, keys, rank, training)
@@ -141,8 +140,7 @@ def fit_projections(
 
 
 def compute_recall_at_k(full_scores: Tensor, reduced_scores: Tensor, k: int) -> float:
-    """Returns recall@k: the mean share of the k keys with the highest full scores that are also
-    among the k keys with the highest reduced scores."""
+    """Returns recall@k: the share of the top k keys that are also top k by reduced scores."""
     truth = torch.zeros(full_scores.shape, dtype=torch.bool, device=full_scores.device)
     truth.scatter_(1, full_scores.topk(k, dim=1).indices, True)
     return float(truth.gather(1, reduced_scores.topk(k, dim=1).indices).double().mean())
@@ -178,10 +176,7 @@ class CalibrationStudy:
     def make_json_data(self) -> dict[str, Any]:
         """Returns the recall of each method as JSON data, indexed by layer and k."""
         methods = {
-            name: {
-                "mean": [one.mean_recall(at) for at in range(len(self.ks))],
-                "layers": one.recall,
-            }
+            name: {"mean": [*map(one.mean_recall, range(len(self.ks)))], "layers": one.recall}
             for name, one in self.results.items()
         }
         facts = {"tokens": self.tokens, "held_out": self.held_out, "k": self.ks}

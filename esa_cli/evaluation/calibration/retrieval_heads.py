@@ -294,9 +294,7 @@ def find_retrieval_heads(
                 question_progress(done + 1, len(asked))
             return votes
 
-        ranked = [
-            collect_votes(at, question).judge_single_heads() for at, question in enumerate(first)
-        ]
+        ranked = [collect_votes(at, one).judge_single_heads() for at, one in enumerate(first)]
         found = torch.stack([hits for hits, _ in ranked]).sum(dim=0)
         margin = torch.stack([margins.double() for _, margins in ranked]).mean(dim=0)
         pairs = tuple(head.layer_and_head for head in rank_heads(found, found, margin)[:MAX_HEADS])

@@ -1,6 +1,6 @@
 """Groups methods that can share one prefill, and compares several methods on one question.
 
-A method that is alone in its group prefills as in `esa ask`.
+A method that shares its prefill with no other method prefills as in `esa ask`.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ KEY = ("test", "method", "length", "sample", "question")
 
 @dataclass(frozen=True)
 class SelftestSettings:
-    """The options of a self-test. `lengths` are tokens of documents, `samples` is the number of
-    questions for each test and length, `reading` says whether methods share a prefill, and `dense`
-    whether full attention is measured as the ceiling."""
+    """The options of a self-test. `lengths` are numbers of tokens in documents, `samples` is the
+    number of questions for each test and length, `reading` says whether methods share a prefill,
+    and `dense` whether full attention is measured as the ceiling."""
 
     tests: tuple[str, ...]
     methods: tuple[str, ...]
@@ -55,7 +55,7 @@ class SelftestSettings:
 class MethodGroup:
     """Methods that share one prefill. If `reading` is "shared", the prefill attends only to initial
     and local tokens; "own" is the rule of a single method, and "text" means that a method answers
-    from passages. `dense` marks the ceiling."""
+    from passages. `dense` marks full attention in the trained window."""
 
     names: tuple[str, ...]
     presets: tuple[Preset, ...]
@@ -95,13 +95,13 @@ def group_by_prefill(settings: SelftestSettings, preset: Preset, length: int) ->
 
 
 def choose_ceiling_length(preset: Preset) -> int:
-    """Returns the length in tokens of the ceiling's document: nine tenths of the model's window,
-    so that the chat template, the question and the answer fit in, too."""
+    """Returns the length in tokens of the document for full attention: nine tenths of the trained
+    window, so that the chat template, the question and the answer fit in, too."""
     return min(int(preset.context * 0.9), preset.context - 256)
 
 
 def make_ceiling_group(preset: Preset) -> MethodGroup:
-    """Returns the group of the ceiling, which is full attention at true positions."""
+    """Returns the method group of the ceiling, which is full attention at true positions."""
     over = {"window": {"dense": preset.context}, "compressor": {"name": "none"}}
     over["position"] = {"name": "true"}
     data = merge_settings(preset.model_dump(exclude={"name"}), over)
@@ -138,7 +138,7 @@ def describe_full_attention(tokens: int, presets: Sequence[Preset]) -> str | Non
 
 @dataclass(frozen=True)
 class RecordingSelector(Selector):
-    """A selector that also calls `observe` of other selectors, so that their states are ready."""
+    """A selector that also calls `observe` of other selectors, which so record what they need."""
 
     selector: Selector
     others: tuple[Selector, ...]
@@ -151,26 +151,22 @@ class RecordingSelector(Selector):
             other.observe(step)
 
 
-def build_prefill_method(base_method: Method, methods: Sequence[Method]) -> Method:
+def build_prefill_method(base: Method, methods: Sequence[Method]) -> Method:
     """Returns a method for the shared prefill of several methods. The prefill attends only to
     initial and local tokens, calls `observe` of every method's selector, and fits the methods'
     common compressor."""
     others = tuple(dict.fromkeys(m.selector for m in methods if m.selector.observes))
-    selector = RecordingSelector(base_method.selector, others) if others else base_method.selector
-    fitting = next((m for m in methods if m.score.features), base_method)
+    selector = RecordingSelector(base.selector, others) if others else base.selector
+    fitting = next((m for m in methods if m.score.features), base)
     return replace(
-        base_method,
-        selector=selector,
-        score=fitting.score,
-        compressor=fitting.compressor,
-        reading="local",
+        base, selector=selector, score=fitting.score, compressor=fitting.compressor, reading="local"
     )
 
 
 def prefill_for_group(
     session: Session, base: Preset, group: MethodGroup, text: str, progress: Progress
 ) -> float:
-    """Prefills a text for a group of methods with the session's preset, and returns the seconds."""
+    """Prefills a text for a group of methods, and returns the seconds that the prefill took."""
     started = time.perf_counter()
     method = None
     if group.reading == "shared":
