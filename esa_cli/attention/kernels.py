@@ -181,8 +181,8 @@ def attend(
 
 
 def attend_with_capped_distance(
-    q: Tensor, k: Tensor, v: Tensor, positions: Positions, max_distance: int, rope: Rope, scale: float,
-    cap: float = 0.0,
+    q: Tensor, k: Tensor, v: Tensor, positions: Positions, max_distance: int, rope: Rope,
+    scale: float, cap: float = 0.0,
 ) -> Output:  # fmt: skip
     """Computes causal attention at distances min(query - key, `max_distance`), as ReRoPE does.
 

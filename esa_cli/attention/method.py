@@ -39,7 +39,8 @@ class Method:
 
     @property
     def reduced_key_settings(self) -> tuple[Compressor, int | None]:
-        """The settings of reduced keys: the compressor, and the distance of rotated queries."""
+        """The settings on which reduced keys depend: compressor, and distance of rotated
+        queries."""
         rotated = self.compressor.fit_tokens > 0 and self.score.rotates
         return self.compressor, self.position.distance if rotated else None
 

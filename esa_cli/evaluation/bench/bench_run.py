@@ -31,7 +31,7 @@ KEY = ("method", "task", "id")
 
 
 def describe_invalid_row(row: Mapping[str, Any]) -> str:
-    """Returns what is wrong with a row of an earlier run, or an empty text if the row is valid."""
+    """Returns what is wrong with a result row of an earlier run, or else an empty text."""
     score, tokens = row.get("score", ""), row.get("tokens", "")
     is_valid = type(score) in (int, float) and type(tokens) is int and 0 <= score <= 1
     return "" if is_valid else f"score and tokens are {score!r} and {tokens!r}"
@@ -39,7 +39,7 @@ def describe_invalid_row(row: Mapping[str, Any]) -> str:
 
 def choose_tasks(benchmark: Benchmark, folder: Path, asked: Sequence[str] | None) -> list[str]:
     """Returns the tasks to run in the table's order: the requested tasks, or by default every task
-    whose file is in the folder. Raises UsageError: a task is unknown. DocumentError: no file is."""
+    whose file is in the folder. Raises UsageError: a task is unknown. DocumentError: no file."""
     if asked is None:
         tasks = benchmark.list_tasks_in_folder(folder)
         if not tasks:
@@ -68,8 +68,8 @@ class RecordSurvey:
     longest: str
 
     def has_all_rows(self, journal: Journal, presets: Mapping[str, Preset]) -> bool:
-        """Says whether the journal has a row for each record and method. Raises UsageError: a row
-        belongs to another record or to other settings."""
+        """Says whether the journal has a result row for each record and method. Raises UsageError:
+        a row belongs to another record or to other settings."""
         complete = True
         for method, preset in presets.items():
             settings = hash_benchmark_settings(method, preset)
@@ -95,7 +95,7 @@ class BenchSelection:
         return self.benchmark.load_records(self.folder, self.tasks, self.limit)
 
     def group_records(self) -> Iterator[list[BenchRecord]]:
-        """Yields lists of this shard's consecutive records about one document."""
+        """Yields the consecutive records about each document that this process answers."""
         documents = groupby(self.load_records(), lambda r: (r.task, r.before, r.document, r.chat))
         return self.shard.select_items(list(records) for _, records in documents)
 
@@ -132,7 +132,7 @@ class RecordAnswerer:
         self._started = 0.0
 
     def make_cases(self, benchmark: Benchmark, records: Sequence[BenchRecord]) -> DocumentQuestions:
-        """Returns a case for each of several records about one document."""
+        """Returns the questions of several records about one document."""
         cases = []
         for record in records:
             fields = {
@@ -212,7 +212,7 @@ def _list_task_groups(benchmark: Benchmark) -> Iterator[tuple[str, list[BenchTas
 def _compute_task_means(
     tasks: Sequence[BenchTask], scores_by_task: Mapping[str, Sequence[float]]
 ) -> list[float]:
-    """Returns the mean score of each task that has scores, since an average counts tasks once."""
+    """Returns the mean score of each task with scores, since averages count each task once."""
     return [_mean_score(scores_by_task[task.name]) for task in tasks if task.name in scores_by_task]
 
 
@@ -232,7 +232,7 @@ def make_score_table(benchmark: Benchmark, scores: Scores) -> tuple[list[str], l
 
 
 def _make_table_row(title: str, cells: Sequence[Sequence[float]], full_count: str) -> list[str]:
-    """Makes a row with a count of records: `5 of 200`, or `5 / 3 of 200` if methods differ."""
+    """Makes a table row with the count of records: `5 of 200`, or `5 / 3 of 200` by method."""
     counts = [len(cell) for cell in cells]
     count = " / ".join(map(str, counts if len(set(counts)) > 1 else counts[:1]))
     means = (f"{100 * _mean_score(cell):.2f}" if cell else "-" for cell in cells)

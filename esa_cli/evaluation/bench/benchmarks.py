@@ -1,9 +1,9 @@
-"""Files, prompts, answer lengths and scores of the four public benchmarks of the paper.
+"""Files, prompts, answer lengths and scores of the ESA paper's four public benchmarks.
 
 LongBench has no Chinese tasks, and its long prompts are not cut. InfiniteBench has the six tasks of
-the paper's table, with InfLLM's prompts and answer lengths. The prompt of Counting-Stars opens the
-list of counts, as in the paper's sample. NeedleBench is its version 1 in English with three needles
-at once (M-RT), at 25, 50 and 75 per cent of a text of essays; each task has ten prompts.
+the ESA paper's table, with InfLLM's prompts and answer lengths. The prompt of Counting-Stars opens
+the list of counts, as in the paper's sample. NeedleBench is its version 1 in English with three
+needles at once (M-RT), at 25, 50 and 75 per cent of a text of essays; each task has ten prompts.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def read_json_lines(
 
 
 def split_prompt_template(template: str, context: str, **fields: str) -> tuple[str, str, str]:
-    """Splits a prompt template at its {context} into text before, document and question."""
+    """Splits a prompt template at {context} into the text before, the document and the question."""
     before, after = template.split("{context}")
     return before.format(**fields), context, after.format(**fields)
 
@@ -354,7 +354,7 @@ def load_gpt4_tokenizer() -> Any:
 
 
 def load_needlebench_records(folder: Path, task: str) -> Iterator[BenchRecord]:
-    """Yields NeedleBench's records, which have the same needles in different orders."""
+    """Yields NeedleBench's records, which hide the same sentences in different orders."""
     length = int(task.rpartition("-")[2].removesuffix("k")) * 1000
     needles = _draw_english_needles(folder, len(DEPTHS))
     essays = list(read_json_lines(folder, [ESSAYS], EssayRow, lambda row, _: row.text))
@@ -383,7 +383,7 @@ def load_needlebench_records(folder: Path, task: str) -> Iterator[BenchRecord]:
 
 
 def _draw_english_needles(folder: Path, count: int) -> list[NeedleRow]:
-    """Draws English needles such that no two share an argument. Raises DocumentError."""
+    """Draws English sentences to hide, no two of which share an argument. Raises DocumentError."""
 
     def check_needle(row: NeedleRow, _: int) -> NeedleRow:
         question = row.retrieval_question

@@ -1,10 +1,10 @@
 """Finds retrieval heads, which are attention heads whose votes find the answer's passage.
 
-A text with needles is prefilled once. For half of the questions each head votes alone, which ranks
-the heads; for the other half, sets of the best heads are compared with all heads together. Wu et
-al. (2024, arXiv 2404.15574) count the tokens that an answer copies; this module counts votes.
-Letters: X heads or sets of heads, W token windows, one every size / 8 tokens, and M middle tokens.
-"""
+A text with needles (hidden facts) is prefilled once. Half of the questions rank the heads by how
+often each head finds the needle alone; the other half compare sets of the best heads with all
+heads. Wu et al. (2024, arXiv 2404.15574) count the tokens that an answer copies; this module counts
+votes. Letters: X heads or sets of heads, W token windows, one every size / 8 tokens, and M middle
+tokens."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def sum_votes_by_window(votes: Tensor, window_size: int) -> Tensor:
 def judge_head_votes(
     sums: Tensor, needle: range, middle: int, window_size: int
 ) -> tuple[Tensor, Tensor]:
-    """Judges which voters find a needle, by their sums of votes by window (X, 2, W).
+    """Judges which heads or sets of heads find a needle, by sums of votes by window (X, 2, W).
 
     Returns hits and margins, both (X,). A hit is True if the best window, centred on its votes,
     contains the needle. With a the votes of the best window that contains the needle, and b those
@@ -115,7 +115,7 @@ class VoteCollector(Selector):
         return torch.arange(0, device=step.queries.device)
 
     def _sum_votes(self, step: Step, sets: Sequence[HeadSet]) -> Tensor:
-        """Returns the sums by window (X, 2, W) of each set's votes in one layer."""
+        """Returns the sums by window (X, 2, W) of the votes of each set of heads in one layer."""
 
         @cache  # sets with the same heads in this layer have the same votes
         def sum_votes_of_set(heads: HeadSet | None) -> Tensor:
@@ -144,8 +144,8 @@ class VoteCollector(Selector):
 
 @dataclass(frozen=True)
 class HeadResult:
-    """How many needles one head found, for the questions that rank the heads and for the held-out
-    questions, and its mean margin (see `judge_head_votes`) for the ranking questions."""
+    """How many needles a head found, for the questions that rank the heads and for the held-out
+    questions, and the head's mean margin (see `judge_head_votes`) for the ranking questions."""
 
     layer: int
     head: int
@@ -182,14 +182,14 @@ def choose_smallest_set_size(
 
 
 class NeedleQuestion(NamedTuple):
-    """A question, and the absolute positions of its needle's tokens."""
+    """A question, and the absolute positions of the tokens of the answering needle."""
 
     question: str
     needle: range
 
 
 def locate_needle_questions(prompt: PromptTokens, sample: TaskSample) -> list[NeedleQuestion]:
-    """Returns a sample's questions in the order of their needles in the text."""
+    """Returns a sample's questions in the order in which the text has the answering needles."""
     spans, head = prompt.find_token_offsets(sample.text), len(prompt.encode_head())
     out = []
     for question in sample.questions:
@@ -216,13 +216,13 @@ class HeadSearchResult:
 
     @property
     def misses_most_needles(self) -> bool:
-        """Whether the chosen set misses more needles than it finds."""
+        """Whether the chosen set of heads misses more needles than the set finds."""
         return 2 * self.hits < self.held_out
 
 
 def build_voting_method(preset: Preset) -> Method:
-    """Returns the preset's method with all heads voting. Raises UsageError: the preset's method
-    does not use chosen heads."""
+    """Returns the preset's method, in which all heads vote. Raises UsageError: the preset's method
+    cannot use chosen heads."""
     method = build_method(preset)
     score = method.score
     if isinstance(score, VoteScore) and score.rule == "softmax" and method.selector.sums_layers:
@@ -237,8 +237,8 @@ def build_voting_method(preset: Preset) -> Method:
 def select_needle_questions(
     tokenizer: Any, preset: Preset, sample: TaskSample
 ) -> list[NeedleQuestion]:
-    """Returns the questions whose needle is in view only if it is selected. Raises UsageError:
-    there are fewer than MIN_QUESTIONS such questions, or the method does not use chosen heads."""
+    """Returns the questions whose needle is in view only if the needle is selected. Raises
+    UsageError: there are too few such questions, or the method cannot use chosen heads."""
     prompt, window = PromptTokens(tokenizer, preset.prompt), build_voting_method(preset).window
     tokens, limit = len(prompt.encode_document(sample.text)), window.full_attention_limit
     near = window.local if window.ending is None else window.ending
@@ -279,7 +279,7 @@ def find_retrieval_heads(
         prefill_tokens(attachment.model, ids, cache, progress=prefill_progress)
 
         def collect_votes(done: int, question: NeedleQuestion, *sets: HeadSet) -> VoteCollector:
-            """Processes a question after the text, and then crops the KV cache to the text."""
+            """Asks a question after the text, and then crops the KV cache to the text."""
             votes = VoteCollector(question.needle, size, sets, score)
             start, stop = prompt.question_span(question.question)
             state = QueryState(Phase.QUESTION, question=(len(ids) + start, len(ids) + stop))

@@ -3,8 +3,8 @@
     score     mean over the questions; in brackets its share of the dense score of the same test
     recall    mean over the questions with a recall
 
-Rows of the ceiling, which is the model's full attention inside its window, are not in the tables. A
-cell without questions is "–", never 0.
+Rows of the ceiling (full attention inside the model's window) are not in the tables. A cell without
+questions is "–", never 0.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ REASONS = ("answered", "not selected", "selected, not used", "not known")
 
 
 def describe_invalid_row(row: Row) -> str:
-    """Returns what is wrong with a row of an earlier run, or an empty text if the row is valid."""
+    """Returns what is wrong with a result row of an earlier run, or else an empty text."""
     try:
         tables = make_score_tables([row]) if 0 <= row["score"] <= 1 else []
     except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -41,7 +41,7 @@ class ScoreTable(NamedTuple):
 
 
 def make_score_tables(rows: Sequence[Row]) -> list[ScoreTable]:
-    """Makes all tables of a self-test from its rows, test by test."""
+    """Makes all tables of a self-test from the self-test's result rows, test by test."""
     asked = _group_by_field((row for row in rows if not row.get("dense")), "test")
     ceilings = _group_by_field((row for row in rows if row.get("dense")), "test")
     tables = []
@@ -51,7 +51,7 @@ def make_score_tables(rows: Sequence[Row]) -> list[ScoreTable]:
 
 
 def _group_by_field(rows: Iterable[Row], field: str) -> dict[Any, list[Row]]:
-    """Groups rows by the value of a field, in order of the values."""
+    """Groups result rows by the value of a field, in order of the values."""
     groups: dict[Any, list[Row]] = defaultdict(list)
     for row in rows:
         groups[row[field]].append(row)

@@ -1,4 +1,4 @@
-"""Runs a self-test: asks questions by several methods, and measures which facts layers see."""
+"""Runs a self-test: asks questions by several methods, and measures which facts each layer sees."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ share, since one head with the fact in view is enough."""
 
 @dataclass
 class ChunkRecorder:
-    """Records the last chunk of a question in each layer, as the `trace` of `Session.ask`."""
+    """Records a question's last chunk in each layer; the argument `trace` of `Session.ask`."""
 
     last_chunks: dict[int, ChunkTrace] = field(default_factory=dict)
 
@@ -76,19 +76,19 @@ def _measure_share_in_view(trace: ChunkTrace, fact: range) -> NeedleShare:
 
 
 def has_facts_in_view(shares: Sequence[float]) -> bool:
-    """Says whether the facts are in view of enough layers. `shares` has each best head's share."""
+    """Says whether facts are in view of enough layers. `shares` has a share for each layer."""
     return sum(share >= IN_VIEW for share in shares) >= LAYERS * len(shares)
 
 
 def _explain_missed_answer(score: float, is_selected: bool) -> str:
-    """Returns why an answer was missed: the fact was not selected, or the model did not use it."""
+    """Returns why an answer was missed: the fact was not selected, or was selected but not used."""
     if score >= 1:
         return "answered"
     return "selected, not used" if is_selected else "not selected"
 
 
 def make_layer_recall_fields(score: float, shares: Sequence[NeedleShare]) -> dict[str, Any]:
-    """Returns the fields `recall` and `why` of a question's row from each layer's needle share."""
+    """Returns the fields `recall` and `why` of a question's row from layers' shares of facts."""
     if not shares:
         return {"recall": None, "why": None}
     layers, best = ([round(share, 4) for share in column] for column in zip(*shares, strict=True))
@@ -146,7 +146,7 @@ class SelftestRun:
     Args:
         listener: has `reading(test, length, names, tokens)`, which returns progress(done, total),
             `row(row)` for each answer, and `note(text)` for a part that is left out.
-        until: when to stop, by `time.monotonic`. shard: which of all prefills this process does."""
+        until: when to stop, by `time.monotonic`. shard: the prefills for this process."""
 
     loaded: Any
     preset: Preset
@@ -159,8 +159,8 @@ class SelftestRun:
     asker: TextAnswerer | None = field(default=None, init=False)
 
     def run(self) -> bool:
-        """Asks every question that has no row yet. Returns False if the time limit came before the
-        end. Raises EsaError: a method, its settings or the haystack is wrong."""
+        """Asks every question without a row in the journal. Returns False if the time limit came
+        first. Raises EsaError: a method, its settings or the haystack is wrong."""
         loaded = self.loaded
         with Session(loaded.model, loaded.tokenizer, self.preset, loaded.cache) as session:
             self._check_questions(session)
@@ -178,7 +178,7 @@ class SelftestRun:
 
     @cached_property
     def own_document_token_count(self) -> int:
-        """Number of tokens of the user's text with the needles."""
+        """Number of tokens of the user's text with the planted facts."""
         return next(self.make_samples(OWN, 0)).length
 
     def make_samples(self, test: str, length: int) -> Iterator[TaskSample]:
@@ -191,7 +191,7 @@ class SelftestRun:
         return find_selftest_task(test).samples(request)
 
     def _pair_documents_with_groups(self) -> Iterator[tuple[TaskSample, run_plan.MethodGroup]]:
-        """Yields each document with each group of methods that share its prefill."""
+        """Yields each document with each group of methods that share a prefill of the document."""
         for test in self.settings.tests:
             if self.settings.dense:
                 group = run_plan.make_ceiling_group(self.preset)
@@ -224,7 +224,7 @@ class SelftestRun:
 
 class SelftestDocument:
     """The questions about one document, asked by a group of methods with the KV cache or from text.
-    Questions from text have the preset's prompt instead of the benchmark's."""
+    A question that is answered from text has the preset's prompt instead of the benchmark's."""
 
     def __init__(
         self, run: SelftestRun, session: Session, sample: TaskSample, group: run_plan.MethodGroup
@@ -235,7 +235,7 @@ class SelftestDocument:
             self._asker = run.asker = run.asker or TextAnswerer(session, run.preset)
 
     def make_cases(self) -> DocumentQuestions:
-        """Returns a case for each question and method."""
+        """Returns all questions about the document, one for each question and method."""
         sample, group, cases = self.sample, self.group, list[QuestionCase]()
         document = text_digest(sample.text)[:16]
         for name, preset in zip(group.names, group.presets, strict=True):
@@ -302,7 +302,7 @@ class SelftestDocument:
         return True
 
     def _ask_question(self, preset: Preset, question: TaskQuestion) -> dict[str, Any]:
-        """Asks a question, and returns the fields of its row that depend on the answer."""
+        """Asks a question, and returns the row's fields that depend on the answer."""
         session, asker = self.session, self._asker
         facts = [self.sample.facts[fact] for fact in question.facts]
         score_of = find_selftest_task(self.sample.test).score

@@ -1,6 +1,6 @@
 """The chronicle: a long generated document, with or without planted facts.
 
-The chronicle with facts is the demo document, and without facts the haystack of self-tests. The
+The chronicle with facts is the demo document, and without facts the long text of self-tests. The
 number of words and the seed determine the text on every version of Python. No sentence repeats.
 """
 
@@ -47,7 +47,7 @@ def spell_number(number: int) -> str:
 
 @dataclass
 class Person:
-    """A person in the chronicle, whose full name is used at the first mention in a paragraph."""
+    """A person in the chronicle, with full name at the first mention in a paragraph."""
 
     first: str
     last: str
@@ -242,7 +242,7 @@ def generate_chronicle(seed: int) -> Iterator[str]:
 
 
 def plant_facts(blocks: list[Paragraph], facts: list[dict[str, Any]]) -> str:
-    """Plants every fact between sentences of a loose paragraph, and returns the whole text."""
+    """Plants every fact between sentences of a paragraph of news, and returns the text."""
     gaps: list[tuple[int, int, int]] = []
     offset = 0
     for index, block in enumerate(blocks):
@@ -264,7 +264,7 @@ def plant_facts(blocks: list[Paragraph], facts: list[dict[str, Any]]) -> str:
 
 
 def build_chronicle(words: int = DEFAULT_WORDS, seed: int = DEFAULT_SEED) -> str:
-    """Builds the chronicle with its facts, of about `words` words."""
+    """Builds the chronicle with facts, a text of about `words` words."""
     if words < MIN_WORDS:
         raise ValueError(f"the facts need at least {MIN_WORDS} words, got {words}")
     facts: list[dict[str, Any]] = load_chronicle_material()["facts"]
@@ -273,7 +273,7 @@ def build_chronicle(words: int = DEFAULT_WORDS, seed: int = DEFAULT_SEED) -> str
 
 
 class RewordedQuestion(NamedTuple):
-    """A question of the demo, in other words than the chronicle's, and its accepted answers."""
+    """A question of `esa demo`, in other words than the chronicle's, with accepted answers."""
 
     question: str
     answers: tuple[str, ...]

@@ -33,7 +33,8 @@ FOLDER = Path(__file__).parent
 
 
 class Needle(NamedTuple):
-    """A sentence to hide, a question and its answers; `number` is its line in the file."""
+    """A sentence to hide in a text, a question about the sentence, the question's answers, and the
+    sentence's line number in the file of needles."""
 
     number: int
     text: str
@@ -43,7 +44,7 @@ class Needle(NamedTuple):
 
 @cache
 def load_needles() -> tuple[Needle, ...]:
-    """Loads all needles in the order of their file."""
+    """Loads all needles (sentences to hide in a text) in the order of the file of needles."""
     lines = (FOLDER / "needles.jsonl").read_text("utf-8").splitlines()
     return tuple(
         Needle(number, row["needle"], row["question"], tuple(row["answers"]))
@@ -52,8 +53,9 @@ def load_needles() -> tuple[Needle, ...]:
 
 
 def choose_shuffled_needles(request: TaskRequest) -> list[Needle]:
-    """Takes as many needles as samples from the top of the file, and shuffles the needles by the
-    seed. Raises UsageError: the file has fewer needles than samples are requested."""
+    """Takes as many sentences to hide as the request has samples from the top of the file, and
+    shuffles the sentences by the seed. Raises UsageError: the file has fewer needles than samples
+    are requested."""
     needles = load_needles()
     check_sample_count(request, len(needles), "ask for fewer samples; esa has no more needles")
     dice = StableRandom("needle", request.seed)
@@ -61,7 +63,7 @@ def choose_shuffled_needles(request: TaskRequest) -> list[Needle]:
 
 
 def make_needle_questions(needles: Sequence[Needle]) -> tuple[TaskQuestion, ...]:
-    """Makes a question about each needle. Needle i is fact i of the document."""
+    """Makes a question about each needle, where needle i is fact i of the document."""
     return tuple(
         TaskQuestion(
             f"needle-{needle.number:02}", needle.question, needle.answers, (fact,), LONGEST
@@ -78,7 +80,7 @@ def make_single_needles(request: TaskRequest) -> Iterator[TaskSample]:
 
 
 def make_own_document(request: TaskRequest) -> Iterator[TaskSample]:
-    """Plants the needles in the user's whole text, whatever length is requested."""
+    """Plants the needles in the whole text of the user, whatever length is requested."""
     if not request.haystack.text:
         raise UsageError(
             f"the haystack of `own` must be a text of yours, got {request.haystack.name}",

@@ -1,6 +1,6 @@
 """Documents with planted facts and questions about the facts, for the tasks of self-tests.
 
-A task needs no model. The task's name, the request and the sample's index determine a sample.
+A self-test's task needs no model. The task's name, the request and an index determine a sample.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class StableRandom:
 
 @dataclass(frozen=True)
 class PlantedFact:
-    """A planted fact, which is `text[start:end]` of its sample; depth 0 is the sample's start."""
+    """A planted fact, `text[start:end]` of a sample's text; depth 0 is the start of the text."""
 
     text: str
     start: int
@@ -84,8 +84,8 @@ class TaskQuestion:
 
 @dataclass(frozen=True)
 class TaskSample:
-    """One document with its questions. `before` and `after` are the prompt's text before and after
-    the document. `after` contains `{question}`, or is None if the preset's prompt is used."""
+    """One document with questions about the document. `before` and `after` are the prompt's text
+    around the document. `after` has `{question}`, or is None if the preset's prompt is used."""
 
     test: str
     length: int
@@ -187,7 +187,7 @@ class Haystack:
 
 
 def count_added_tokens(count_tokens: TokenCounter, text: str, joint: str) -> int:
-    """Counts the tokens that a text adds after a sentence, since tokenizers may merge both."""
+    """Counts the tokens that a text adds after a sentence, since tokenizers may merge the two."""
     return count_tokens(f"a.{joint}{text}") - count_tokens("a.")
 
 
@@ -323,7 +323,7 @@ def check_sample_count(request: TaskRequest, limit: int, hint: str) -> None:
 
 
 def divide_questions(request: TaskRequest, limit: int, sentences: Sequence[str]) -> Iterator[range]:
-    """Divides the questions among documents, and yields each document's range of questions. A
+    """Divides the questions among documents, and yields the range of questions for each document. A
     question needs the given sentences, which may fill a third of a document for at most `limit`
     questions."""
     each = sum(count_added_tokens(request.count_tokens, sentence, " ") for sentence in sentences)
