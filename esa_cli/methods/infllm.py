@@ -1,4 +1,4 @@
-"""InfLLM, which selects whole blocks by the few keys of each block that got most attention.
+"""InfLLM selects whole blocks of tokens by the keys of each block with most attention received.
 
     r_h(m)   attention that token m received from head h while in L or C, at its true distance:
              sum over queries c of exp( scale * R(q_h,c) · R(k_m) - lse_h,c )

@@ -53,16 +53,14 @@ def load_file(path: str | Path) -> list[tuple[str, str]]:
     registered. Raises PluginError: the file is missing, does not run, or registers nothing."""
     path = Path(path)
     if not path.is_file():
-        raise PluginError(
-            f"no plugin file {path}", "check the path; `esa plugins new` makes a file"
-        )
+        raise PluginError(f"no plugin file {path}", "check the path, or use `esa plugins new`")
     key = str(path.resolve())
     if list_entries_of_origin(key):
         return list_entries_of_origin(key)
     module_name = f"{PLUGIN_PREFIX}{path.stem.replace('-', '_')}_{abs(hash(key)):x}"
     spec = importlib.util.spec_from_file_location(module_name, path)
     if spec is None or spec.loader is None:
-        raise PluginError(f"{path} is not a Python file", "name a plugin file that ends in .py")
+        raise PluginError(f"{path} is not a Python file", "give a file that ends in .py")
     module = importlib.util.module_from_spec(spec)
     # Dataclasses and type hints look their module up by name.
     module.__file__ = key
@@ -160,7 +158,7 @@ def write_plugin_template(name: str, folder: str | Path) -> Path:
         with path.open("x", encoding="utf-8") as file:
             file.write(source)
     except FileExistsError as error:
-        raise PluginError(f"{path} already exists", "choose another name or folder") from error
+        raise PluginError(f"{path} already exists", "give another name or folder") from error
     except OSError as error:
         raise PluginError(f"cannot write {path}: {error.strerror}", "name a folder") from error
     return path

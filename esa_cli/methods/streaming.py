@@ -1,4 +1,4 @@
-"""Methods that select no middle tokens, or select them per head: StreamingLLM and LM-Infinite.
+"""StreamingLLM and LM-Infinite, which select no middle tokens, or middle tokens for each head.
 
     streaming-llm      I and the last K + L tokens, numbered as one text (`contiguous`)
     lm-infinite        I at distance L, and the most recent tokens

@@ -56,8 +56,8 @@ class ChunkRecorder:
             self.last_chunks[trace.layer] = trace
 
     def measure_facts(self, facts: Sequence[range]) -> list[NeedleShare]:
-        """Returns for each layer the share of the facts' tokens in view, which are the initial,
-        selected and local tokens. `facts` has the absolute positions of each fact's tokens."""
+        """Returns for each layer the share of the facts' tokens that are in view: initial, selected
+        or local tokens. `facts` has the absolute positions of each fact's tokens."""
         out = []
         for layer in sorted(self.last_chunks):
             pairs = [_measure_share_in_view(self.last_chunks[layer], fact) for fact in facts]
