@@ -34,6 +34,7 @@ def main() -> None:
     parser.add_argument("--split", choices=("dev", "test"), default="dev")
     parser.add_argument("--only", default="", help="only texts whose name matches")
     parser.add_argument("--preset", default="default")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--out", default="", help="append rows to this file of JSON lines")
     given = parser.parse_args()
 
@@ -42,7 +43,7 @@ def main() -> None:
     from esa_cli.qa.finding.passage_finder import Book, PassageFinder, ReducedQueries
     from esa_cli.qa.presets import preset
 
-    chosen = preset.load(given.preset)
+    chosen = preset.load(given.preset, given.set)
     loaded = models.load(chosen.model)
     encoder = load_finder(chosen.answer, loaded.model, loaded.tokenizer)
     assert encoder is not None, "the preset must have a finder"
