@@ -47,20 +47,18 @@ def measure(session: Any, sample: Any, spans: Any, head: int) -> dict[str, Any]:
     """Recall of the needles over all questions of a sample."""
     from esa_cli.evaluation.selftest.selftest_run import (
         IN_VIEW,
-        NeedleRecorder,
+        ChunkRecorder,
         find_token_positions,
         has_facts_in_view,
     )
 
     shares, started = [], time.perf_counter()
     for question in sample.questions:
-        recall = NeedleRecorder()
+        recall = ChunkRecorder()
         session.ask(question.text, max_new_tokens=1, trace=recall)
         facts = [sample.facts[i] for i in question.facts]
         shares.append(
-            recall.measure_shares(
-                [find_token_positions(spans, f.start, f.end, head) for f in facts]
-            )
+            recall.measure_facts([find_token_positions(spans, f.start, f.end, head) for f in facts])
         )
     layers = [sum(layer) / len(shares) for layer in zip(*shares, strict=True)]
     return {
@@ -84,7 +82,7 @@ def main() -> None:
     parser.add_argument("--out", default="")
     arguments = parser.parse_args()
     from esa_cli import models
-    from esa_cli.evaluation.tasks import find_task
+    from esa_cli.evaluation.tasks import find_selftest_task
     from esa_cli.evaluation.tasks.task_sample import Haystack, TaskRequest
     from esa_cli.qa.answering.session import Session
     from esa_cli.qa.presets import preset
@@ -95,7 +93,7 @@ def main() -> None:
 
     hay = Haystack.from_chronicle(0)
     request = TaskRequest(arguments.length, size, hay, arguments.questions, 0)
-    (sample,) = find_task("needle").samples(request)
+    (sample,) = find_selftest_task("needle").samples(request)
     print(f"{size(sample.text):,} tokens, {len(sample.questions)} questions\n")
     print("| variation | recall | layers with half of it | selected | s |\n|---|---|---|---|---|")
     base = ["score.name=sum", "selector.name=topk"]

@@ -42,7 +42,9 @@ def kernel_rows(device: torch.device, heads: int, groups: int, dim: int) -> Iter
         q = torch.randn(heads, count, dim, device=device, dtype=torch.bfloat16)
         k, v = (torch.randn(groups, length, dim, device=device, dtype=torch.bfloat16) for _ in "kv")
         for name, kernel in KERNELS.items():
-            if kernel.runs_on(device.type) and (name != "reference" or device.type != "cuda"):
+            if kernel.runs_on_device(device.type) and (
+                name != "reference" or device.type != "cuda"
+            ):
                 row: Row = {"part": "kernels", "kernel": name, "queries": count, "keys": length}
                 try:
                     yield row | kernel_row(name, q, k, v, causal)

@@ -19,7 +19,7 @@ import pytest
 import sample_files
 from conftest import copy_registries
 
-from esa_cli.evaluation.conformance import check_file
+from esa_cli.evaluation.conformance import check_plugin_file
 from esa_cli.methods import plugin_loading
 
 ROOT = Path(__file__).parent.parent
@@ -157,6 +157,6 @@ def test_the_code_in_the_documents(
 def test_my_selector_conforms(monkeypatch: pytest.MonkeyPatch) -> None:
     copy_registries(monkeypatch)
     assert plugin_loading.load_file(SELECTOR) == [("selector", "every-nth")]
-    found = check_file(SELECTOR)["selector", "every-nth"]
+    found = check_plugin_file(SELECTOR)["selector", "every-nth"]
     assert [finding.detail for finding in found if not finding.passed] == []
     assert len(found) == 4

@@ -20,7 +20,7 @@ from esa_cli.apps.cli.commands.serve_command import check_serve_options as check
 from esa_cli.documents.readers.text_builder import import_optional
 from esa_cli.errors import EsaError
 from esa_cli.evaluation.bench.benchmarks import load_gpt4_tokenizer
-from esa_cli.evaluation.metrics import import_library
+from esa_cli.evaluation.metrics import import_benchmark_library
 from esa_cli.models.loading.quantization import check_quantization_available
 from esa_cli.qa.reading.reader_choice import ReaderChoice
 
@@ -30,7 +30,7 @@ EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
 USES: list[tuple[str, str, Callable[[], object]]] = [
     ("bitsandbytes", "bitsandbytes", lambda: check_quantization_available("nf4", "cpu")),
     ("torchao", "torchao", lambda: check_quantization_available("int8", "cpu")),
-    ("bench", "rouge", lambda: import_library("rouge")),
+    ("bench", "rouge", lambda: import_benchmark_library("rouge")),
     ("bench", "tiktoken", load_gpt4_tokenizer),
     ("mcp", "mcp", check_mcp_sdk),
     ("office", "pptx", lambda: import_optional("pptx", "python-pptx", "x", extra="office")),

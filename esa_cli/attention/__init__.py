@@ -1,4 +1,4 @@
-"""The ESA paper (arXiv 2502.14477): how one layer selects tokens and attends to them.
+"""The ESA paper (arXiv 2502.14477): how one layer selects tokens and attends to those tokens.
 
 Shapes use these letters: H query heads, G key/value heads, D head dimension, C current tokens (the
 chunk), N cached tokens, I initial, M middle and L local tokens, K selected tokens, F = G * D folded
@@ -6,6 +6,5 @@ dimension, R reduced dimension.
 
 Start with `layer.py` (Algorithm 1), `step.py`, `selection.py` (equations (2)-(4), (6), (8)),
 `compression.py` (equations (5), (7)), `positions.py` (Section 3.2) and `kernels.py`. docs/design.md
-names the test of each equation, which compares it with a plain loop of
-`tests/support/reference.py`.
+names the test of each equation; the test compares the equation's code with loops in plain Python.
 """

@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def fold(q: Tensor, groups: int) -> Tensor:
-    """Folds queries (H, C, D) into (C, G * D) by summing the query heads that share one key head.
+    """Folds queries (H, C, D) into (C, G * D): sums the query heads that share one key head.
 
     sum_h q_h · k_g(h) = sum_g (sum_{h in g} q_h) · k_g, so the sum over heads of equation (3) needs
     F = G * D dimensions, not H * D."""
@@ -17,12 +17,12 @@ def fold(q: Tensor, groups: int) -> Tensor:
     return q.view(groups, heads // groups, count, dim).sum(1).transpose(0, 1).reshape(count, -1)
 
 
-def flatten_keys(k: Tensor) -> Tensor:
+def join_key_heads(k: Tensor) -> Tensor:
     """Concatenates the G heads of keys (G, n, D) into (n, G * D)."""
     return k.transpose(0, 1).reshape(k.shape[1], -1)
 
 
-def fuse_outputs(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+def fuse_attention(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     """Fuses partial attention outputs (out_i (H, C, D), lse_i (H, C)) into attention over all keys.
 
     The sum follows steps 12-14 of Algorithm 1; subtracting the joint log-sum-exp
@@ -42,7 +42,7 @@ def apply_soft_cap(logits: Tensor, cap: float) -> Tensor:
 
 
 def add_attention_sink(out: Tensor, lse: Tensor, sink: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Adds one more key for each head, with a learned logit and the value 0 (gpt-oss).
+    """Adds an attention sink (gpt-oss): a key for each head, with a learned logit and value 0.
 
     Args:
         out: (H, C, D) and lse (H, C): attention to the other keys. sink: (H,) logits, or None."""
@@ -53,6 +53,6 @@ def add_attention_sink(out: Tensor, lse: Tensor, sink: Tensor | None) -> tuple[T
 
 
 def to_float64(x: Tensor) -> Tensor:
-    """Converts a tensor to float64, for sums in which float32 loses digits. On a device without
-    float64 (`mps`) the result is on the CPU."""
+    """Converts a tensor to float64, for sums in which float32 loses digits. The tensor of a device
+    without float64 (`mps`) is moved to the CPU."""
     return (x.cpu() if x.device.type == "mps" else x).double()

@@ -10,14 +10,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from esa_cli.attention.parts import Compressor, Moments, check_at_least
+from esa_cli.attention.parts import Compressor, Moments, check_minimum
 from esa_cli.attention.step import Projection
 from esa_cli.errors import PresetError
 
 
 @dataclass(frozen=True)
 class Linear(Projection):
-    """A pair of linear projections, which are (F, R) matrices for queries and for keys."""
+    """A pair of linear projections: an (F, R) matrix for queries and another for keys."""
 
     query_map: Tensor
     key_map: Tensor
@@ -31,13 +31,13 @@ class Linear(Projection):
 
 @dataclass(frozen=True)
 class NoCompression(Compressor):
-    """A compressor that projects nothing, so that scores use whole folded keys."""
+    """A compressor that reduces nothing, so that scores use whole folded keys."""
 
     def fit(self, layer: int, moments: Moments) -> Projection | None:
         return None
 
 
-def _compute_square_roots(moment: Tensor, ridge: float) -> tuple[Tensor, Tensor]:
+def _compute_moment_square_roots(moment: Tensor, ridge: float) -> tuple[Tensor, Tensor]:
     """Returns the square root and the inverse square root of a symmetric (F, F) moment."""
     values, vectors = torch.linalg.eigh(moment)
     values = values.clamp_min(0) + ridge * values.max().clamp_min(1e-12)
@@ -62,8 +62,8 @@ def fit_closed_form_projections(moments: Moments, rank: int, ridge: float = 1e-6
     Args:
         rank: R, at most F. ridge: added to the spectra, relative to their largest value."""
     query_moment, key_moment = _average_moments(moments)
-    q_root, q_inverse = _compute_square_roots(query_moment, ridge)
-    k_root, k_inverse = _compute_square_roots(key_moment, ridge)
+    q_root, q_inverse = _compute_moment_square_roots(query_moment, ridge)
+    k_root, k_inverse = _compute_moment_square_roots(key_moment, ridge)
     u, s, v = torch.linalg.svd(q_root @ k_root)
     weight = s[:rank].sqrt()
     return Linear(
@@ -73,7 +73,7 @@ def fit_closed_form_projections(moments: Moments, rank: int, ridge: float = 1e-6
 
 def fit_pca_projections(moments: Moments, rank: int) -> Linear:
     """Projects queries and keys on the R directions in which the keys are largest: the leading
-    eigenvectors of the keys' uncentred second moment. Section 4 of the paper compares with this."""
+    eigenvectors of the keys' uncentred second moment. Section 4 of the ESA paper measures PCA."""
     _, vectors = torch.linalg.eigh(_average_moments(moments)[1])
     directions = vectors.flip(1)[:, :rank].float()
     return Linear(directions, directions)
@@ -92,7 +92,7 @@ class ClosedFormCompressor(Compressor):
     fit_tokens: int = 2048
 
     def __post_init__(self) -> None:
-        check_at_least(1, rank=self.rank, fit_tokens=self.fit_tokens)
+        check_minimum(1, rank=self.rank, fit_tokens=self.fit_tokens)
 
     def stored_rank(self, folded: int) -> int:
         return min(self.rank, folded)
@@ -112,11 +112,11 @@ class PcaCompressor(ClosedFormCompressor):
 
 
 @dataclass(frozen=True)
-class Learned(Compressor):
+class LearnedCompressor(Compressor):
     """A compressor that loads trained projections from a safetensors file.
 
-    The file has the tensors `layers.{i}.query_map` and `layers.{i}.key_map`, each (F, R). R may
-    differ from layer to layer. `esa calibrate` writes such files."""
+    `esa calibrate` writes the file, with the tensors `layers.{i}.query_map` and
+    `layers.{i}.key_map` for layer i, each (F, R). R may differ from layer to layer."""
 
     file: str
 
@@ -145,8 +145,8 @@ class Learned(Compressor):
         return self._file_contents[1]
 
     def fit(self, layer: int, moments: Moments) -> Projection | None:
-        """Returns the file's projections for `layer`. Raises PresetError: the file has no pair of
-        equal shape for this layer."""
+        """Returns the file's projections for a layer. Raises PresetError: the file has no pair of
+        projections of equal shape for the layer."""
         weights = self._file_contents[0]
         pair = [weights.get(f"layers.{layer}.{name}") for name in ("query_map", "key_map")]
         matrices = [matrix for matrix in pair if matrix is not None]
@@ -163,15 +163,15 @@ class Learned(Compressor):
 def save_learned_projections(
     path: str | Path, layers: list[Linear], metadata: dict[str, str] | None = None
 ) -> None:
-    """Writes a file for `Learned`: one pair of projections for each layer, and metadata."""
+    """Writes each layer's pair of projections, and metadata, to a file for `LearnedCompressor`."""
     from safetensors.torch import save_file
 
-    save_file(name_projection_tensors(layers), str(path), metadata=metadata)
+    save_file(make_named_projection_tensors(layers), str(path), metadata=metadata)
 
 
-def name_projection_tensors(layers: Sequence[Linear | None]) -> dict[str, Tensor]:
-    """Returns projections as named tensors for a safetensors file, which has no tensors for a layer
-    without projections (None)."""
+def make_named_projection_tensors(layers: Sequence[Linear | None]) -> dict[str, Tensor]:
+    """Returns the layers' projections as named tensors for a safetensors file. A layer without
+    projections (None) has no tensors."""
     pairs = [(f"layers.{i}", pair) for i, pair in enumerate(layers) if pair is not None]
     named = {f"{name}.query_map": pair.query_map for name, pair in pairs}
     named |= {f"{name}.key_map": pair.key_map for name, pair in pairs}

@@ -1,9 +1,9 @@
-"""Four kernels that compute attention with its log-sum-exp, and the choice of a kernel.
+"""Four kernels that compute attention and the log-sum-exp of its logits, and a kernel's choice.
 
-A kernel takes queries q (H, C, D), keys k and values v (G, N, D), query head h attending with key
-head h // (H / G). A kernel returns out (H, C, D) in the dtype of q and lse (H, C) in float32, the
-log of the softmax's denominator. Causal attention is for a chunk with itself, C = N.
-"""
+A kernel takes queries q (H, C, D), keys k and values v (G, N, D), where query head h attends to the
+keys of key head h // (H / G). A kernel returns out (H, C, D) in the dtype of q and lse (H, C) in
+float32, the log of the softmax's denominator. Causal attention is only for a chunk's attention to
+itself, where C = N."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from esa_cli.attention.step import Positions
 from esa_cli.errors import UsageError
 
 AT_ONCE = 128
-"""The largest number of queries in a block of `attend_within_distance`."""
+"""The largest number of queries in a block of `attend_with_capped_distance`."""
 
 Output = tuple[Tensor, Tensor]
 """Output (H, C, D) and log-sum-exp (H, C)."""
@@ -31,8 +31,8 @@ def compute_reference_attention(
     q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, cap: float = 0.0,
     seen: Tensor | None = None,
 ) -> Output:  # fmt: skip
-    """Computes softmax(scale * q k^T) v in plain float32 operations; tests compare other kernels
-    with it. Without keys, outputs are 0 and log-sum-exps are -inf.
+    """Computes softmax(scale * q k^T) v in plain float32 operations, with which tests compare other
+    kernels. Without keys, outputs are 0 and log-sum-exps are -inf.
 
     Args:
         causal: query i sees the first N - C + i + 1 keys (the last query sees all of them).
@@ -50,7 +50,7 @@ def compute_reference_attention(
     return (weights @ values).to(q.dtype), lse
 
 
-def _group_heads(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> list[Tensor]:
+def _match_head_counts(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> list[Tensor]:
     """Reshapes queries, keys and values to equally many heads and a batch axis, for torch's
     operators. Without a mask, the query heads that share a key head become one head with more
     queries, so that keys are never repeated."""
@@ -65,13 +65,13 @@ def _group_heads(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> list[Tensor]:
 def attend_by_torch_cpu(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Output:
     """Computes attention by torch's fused CPU operator."""
     fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-    out, lse = fused(*_group_heads(q, k, v, causal), 0.0, causal, scale=scale)
+    out, lse = fused(*_match_head_counts(q, k, v, causal), 0.0, causal, scale=scale)
     return out[0].reshape(q.shape), lse[0].reshape(q.shape[:2]).float()
 
 
 def attend_by_torch_cuda(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Output:
-    """Computes attention on a GPU by torch's flash operator, or else its memory-efficient one."""
-    query, keys, values = _group_heads(q, k, v, causal)
+    """Computes attention on a GPU by the flash or the memory-efficient operator of torch."""
+    query, keys, values = _match_head_counts(q, k, v, causal)
     if _supports_flash_attention(q):
         flash = torch.ops.aten._scaled_dot_product_flash_attention
         out, lse, *_ = flash(query, keys, values, 0.0, causal, False, scale=scale)
@@ -83,15 +83,15 @@ def attend_by_torch_cuda(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: f
 
 
 def _supports_flash_attention(q: Tensor) -> bool:
-    """Whether flash attention supports these queries, their head dimension, dtype and GPU."""
+    """Whether flash attention supports the head dimension, the dtype and the GPU of queries."""
     half = q.dtype in (torch.float16, torch.bfloat16)
     new = torch.cuda.get_device_capability(q.device) >= (8, 0)
     return half and new and q.shape[-1] <= 256 and q.shape[-1] % 8 == 0
 
 
 @cache
-def load_flash_attn() -> Callable[..., Any] | None:
-    """Imports flash-attn 4's function; returns None if it is missing or built for another torch."""
+def import_flash_attn_function() -> Callable[..., Any] | None:
+    """Imports flash-attn 4's function; returns None if flash-attn is missing or does not load."""
     try:
         function: Callable[..., Any] = import_module("flash_attn.cute").flash_attn_func
     except Exception:  # Just-in-time packages fail to load in many ways.
@@ -105,10 +105,10 @@ def attend_by_flash_attn(
     """Computes attention by flash-attn 4 on Hopper and data-centre Blackwell GPUs in half
     precision. The library takes (batch, tokens, heads, D) and returns lse (batch, heads,
     tokens)."""
-    function = load_flash_attn()
+    function = import_flash_attn_function()
     if function is None or not _supports_flash_attention(q):
         raise UsageError(
-            "kernel 'flash-attn' needs flash-attn 4, half precision, a head dimension up to 256",
+            "kernel 'flash-attn' needs flash-attn 4, half precision and a head dimension up to 256",
             "run: pip install 'esa-cli[flash]', or try --set kernel=auto",
         )
     batch = (x.transpose(0, 1)[None] for x in (q, k, v))
@@ -118,7 +118,7 @@ def attend_by_flash_attn(
 
 
 class Kernel(NamedTuple):
-    """An attention kernel.
+    """An attention function, with what it supports.
 
     Args:
         device: the type of device that the kernel runs on; None stands for every device.
@@ -130,9 +130,9 @@ class Kernel(NamedTuple):
     supports_soft_cap: bool = False
     only_by_name: bool = False
 
-    def runs_on(self, device: str) -> bool:
-        """Whether the kernel runs on this type of device."""
-        missing = self.only_by_name and load_flash_attn() is None
+    def runs_on_device(self, device: str) -> bool:
+        """Whether the kernel runs on a type of device, such as `cuda`."""
+        missing = self.only_by_name and import_flash_attn_function() is None
         return self.device in (None, device) and not missing
 
 
@@ -145,52 +145,52 @@ KERNELS: dict[str, Kernel] = {
 """All attention kernels by name, in order of preference."""
 
 
-def choose_kernel(q: Tensor, name: str = "auto", cap: float = 0.0) -> str:
+def choose_kernel_name(q: Tensor, name: str = "auto", cap: float = 0.0) -> str:
     """Returns the name of the kernel that computes attention for the queries q. Raises UsageError:
     the named kernel is unknown, cannot run on this device, or computes no soft cap."""
     usable = [
         key
         for key, kernel in KERNELS.items()
-        if kernel.runs_on(q.device.type) and (kernel.supports_soft_cap or not cap)
+        if kernel.runs_on_device(q.device.type) and (kernel.supports_soft_cap or not cap)
     ]
     if name == "auto":
         return next(key for key in usable if not KERNELS[key].only_by_name)
     if name not in KERNELS:
-        raise UsageError(f"unknown kernel {name!r}", f"known: auto, {', '.join(KERNELS)}")
+        raise UsageError(f"unknown kernel {name!r}", f"use one of: auto, {', '.join(KERNELS)}")
     if name not in usable:
         where = q.device.type + (" with the model's soft cap of logits" if cap else "")
         raise UsageError(f"kernel {name!r} cannot run on {where}", "try --set kernel=auto")
     return name
 
 
-def list_available_kernels() -> dict[str, bool]:
+def list_kernel_availability() -> dict[str, bool]:
     """Returns whether this machine can run each kernel, for `esa doctor`."""
     devices = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
-    return {key: any(map(kernel.runs_on, devices)) for key, kernel in KERNELS.items()}
+    return {key: any(map(kernel.runs_on_device, devices)) for key, kernel in KERNELS.items()}
 
 
 def attend(
     q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float, kernel: str = "auto",
     cap: float = 0.0,
 ) -> Output:  # fmt: skip
-    """Computes softmax(scale * q k^T) v and its log-sum-exp by the named kernel."""
+    """Computes softmax(scale * q k^T) v, and the log-sum-exp of its logits, by the named kernel."""
     if not k.shape[1]:  # flash attention returns +inf there
         kernel = "reference"
     capped = {"cap": cap} if cap else {}
-    return KERNELS[choose_kernel(q, kernel, cap)].attend(q, k, v, causal, scale, **capped)
+    return KERNELS[choose_kernel_name(q, kernel, cap)].attend(q, k, v, causal, scale, **capped)
 
 
-def attend_within_distance(
-    q: Tensor, k: Tensor, v: Tensor, positions: Positions, limit: int, rope: Rope, scale: float,
-    cap: float = 0.0,
+def attend_with_capped_distance(
+    q: Tensor, k: Tensor, v: Tensor, positions: Positions, max_distance: int, rope: Rope,
+    scale: float, cap: float = 0.0,
 ) -> Output:  # fmt: skip
-    """Computes causal attention at distances min(query - key, limit), as ReRoPE does.
+    """Computes causal attention at distances min(query - key, `max_distance`), as ReRoPE does.
 
-    Logits of keys within the limit use true positions, logits of other keys use queries at `limit`
-    and keys at 0. Source: Su, "Rectified Rotary Position Embeddings", 2023.
+    Logits of keys within this distance use true positions. Logits of other keys use queries at
+    `max_distance` and keys at 0. Source: Su, "Rectified Rotary Position Embeddings", 2023.
 
     Args:
-        q, k, v: unrotated queries, keys and values. limit: a distance in tokens.
+        q, k, v: unrotated queries, keys and values. max_distance: the largest distance, in tokens.
         positions: positions (C,) of the queries and (N,) of the keys."""
     query, key = positions.query.to(q.device), positions.key.to(q.device)
     keys, values = (x.repeat_interleave(len(q) // len(k), dim=0).float() for x in (k, v))
@@ -201,8 +201,10 @@ def attend_within_distance(
         rows = slice(start, start + AT_ONCE)
         block, position = q[:, rows].float(), query[rows]
         distance = position[:, None] - key[None]
-        far = rope.rotate(block, torch.full_like(position, limit)) @ outside
-        logits = torch.where(distance < limit, rope.rotate(block, position) @ inside, far) * scale
+        far = rope.rotate(block, torch.full_like(position, max_distance)) @ outside
+        logits = (
+            torch.where(distance < max_distance, rope.rotate(block, position) @ inside, far) * scale
+        )
         logits = apply_soft_cap(logits, cap).masked_fill_(distance < 0, float("-inf"))
         lse[:, rows] = logits.logsumexp(dim=-1)
         out[:, rows] = (logits.sub_(lse[:, rows, None]).exp_() @ values).to(q.dtype)

@@ -4,7 +4,7 @@
     far    I and the selected M_k, at the positions of the method's encoding (step 11)
     both are fused by their log-sum-exp (steps 12-14); no mask tensor is built
 
-`models.attachment.attach` calls `Attention` with a forward call's queries and a layer's memory.
+`models.attachment.attach` calls `SelectiveAttention` with queries and the memory of a layer.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from esa_cli.attention.algebra import add_attention_sink, fuse_outputs
-from esa_cli.attention.kernels import Output, attend, attend_within_distance
+from esa_cli.attention.algebra import add_attention_sink, fuse_attention
+from esa_cli.attention.kernels import Output, attend, attend_with_capped_distance
 from esa_cli.attention.method import LayerMemory, Method
-from esa_cli.attention.parts import blame_plugins, check_offsets, is_builtin
+from esa_cli.attention.parts import check_selected_offsets, is_builtin_part, name_faulty_plugins
 from esa_cli.attention.positions import place_single_query
 from esa_cli.attention.rope import Rope
 from esa_cli.attention.step import ChunkTrace, Positions, Selection, Step
-from esa_cli.attention.window import Chunk, Phase, QueryState, SurveyComplete
+from esa_cli.attention.window import Phase, QueryState, SurveyComplete, TokenChunk
 
 Temperature = Callable[[Tensor], Tensor]
 """A function that returns the factors (n,) of queries at positions (n,), as in Ministral 3."""
@@ -36,8 +36,8 @@ def compute_temperature_factors(
     return temperature(positions.to(like.device, non_blocking=True))[:, None].to(like)
 
 
-class Attention:
-    """Runs a method on the layers of one model, which share this object.
+class SelectiveAttention:
+    """The attention function of all layers of a model that run a method.
 
     Args:
         rope: the transformers model's rotary embedding. scale: the model's factor of q . k.
@@ -53,7 +53,7 @@ class Attention:
         self.method, self.rope, self.scale, self.cap = method, rope, scale, cap
         self.layers, self.temperature = layers, temperature
         self._attend = partial(attend, scale=scale, kernel=method.kernel, cap=cap)
-        self._builtin = is_builtin(method.selector) and is_builtin(method.score)
+        self._builtin = is_builtin_part(method.selector) and is_builtin_part(method.score)
         self._changed: tuple[object, Rope] | None = None
 
     def choose_rope_for_length(self, length: int) -> Rope:
@@ -68,7 +68,7 @@ class Attention:
         if self._changed is None or self._changed[0] != key:
             # Frequencies that changed once change again as the text grows: no larger table.
             spare = self._changed is None
-            self._changed = key, self.rope.copy_with_frequencies(*changed, spare=spare)
+            self._changed = (key, self.rope.copy_with_frequencies(*changed, spare=spare))
         return self._changed[1]
 
     def __call__(
@@ -87,8 +87,8 @@ class Attention:
         if self.temperature is not None:
             q = q / compute_temperature_factors(self.temperature, torch.arange(start, stop), q)
         out = torch.empty_like(q)
-        with blame_plugins(vars(method)):
-            for chunk in method.window.cut_chunks(method.reading, start, stop, query):
+        with name_faulty_plugins(vars(method)):
+            for chunk in method.window.cut_into_chunks(method.reading, start, stop, query):
                 own = slice(chunk.start - start, chunk.stop - start)
                 out[:, own] = self.attend_chunk(memory, q[:, own], chunk, query, sink)
                 if not chunk.decoding:
@@ -97,13 +97,13 @@ class Attention:
         return out
 
     def attend_chunk(
-        self, memory: LayerMemory, q: Tensor, chunk: Chunk, query: QueryState,
+        self, memory: LayerMemory, q: Tensor, chunk: TokenChunk, query: QueryState,
         sink: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
         """Returns attention output (H, C, D) for a chunk's queries q (H, C, D) with stored keys."""
         method, rope = self.method, self.choose_rope_for_length(chunk.stop)
         position, start, size = method.position, chunk.start, chunk.size
-        memory.add_to_moments(method, rope, q, start)
+        memory.add_chunk_moments(method, rope, q, start)
         local = method.window.count_local_tokens(chunk, query)
         step = Step(
             layer=memory.layer, start=start, queries=q, store=memory.store,
@@ -128,7 +128,7 @@ class Attention:
         if isinstance(selected, Tensor) and size == 1:
             out, lse = self._attend_one_query(memory, trace, selected)
         else:
-            out, lse = fuse_outputs(
+            out, lse = fuse_attention(
                 [*self._attend_near_tokens(trace), *self._attend_far_tokens(trace)]
             )
         out, lse = add_attention_sink(out, lse, sink)
@@ -138,9 +138,9 @@ class Attention:
             query.trace(replace(trace, lse=lse))
         return out
 
-    def _select_far_tokens(self, memory: LayerMemory, step: Step, chunk: Chunk) -> Selection:
+    def _select_far_tokens(self, memory: LayerMemory, step: Step, chunk: TokenChunk) -> Selection:
         """Returns the absolute positions (I + K,) of the initial and the selected tokens (equation
-        (2)), or a list with such a tensor for each query head."""
+        (2)): one tensor, or a list with one tensor for each query head."""
         selector, device = self.method.selector, step.queries.device
         initial = torch.arange(step.low, device=device)
         if not chunk.select or step.middle <= 0:
@@ -148,10 +148,10 @@ class Attention:
         budget = int(selector.allowance(step, self.method.window.selected))
         if budget <= 0:
             return initial
-        step = replace(step, projection=memory.reduce_keys(self.method, step.high))
+        step = replace(step, projection=memory.add_reduced_keys(self.method, step.high))
         offsets = selector.select(step, budget)
         if not self._builtin:
-            check_offsets(offsets, step, budget)
+            check_selected_offsets(offsets, step, budget)
         if step.query.surveying and selector.survey_complete(step):
             raise SurveyComplete
         if isinstance(offsets, Tensor):
@@ -159,7 +159,7 @@ class Attention:
         return [torch.cat((initial, row.to(device) + step.low)) for row in offsets]
 
     def _scale_queries(self, q: Tensor, start: int, near: Positions) -> Tensor:
-        """Multiplies queries (H, C, D) by the position encoding's and the model's factors."""
+        """Multiplies queries (H, C, D) by the factors of the position encoding and of the model."""
         if self.temperature is not None:
             q = q * compute_temperature_factors(self.temperature, near.query, q)
         at = torch.arange(start, start + q.shape[1], device=q.device)
@@ -167,13 +167,13 @@ class Attention:
         return q if factors is None else q * factors[:, None].to(q)
 
     def _attend_near_tokens(self, trace: ChunkTrace) -> list[Output]:
-        """Computes attention of the chunk to the local tokens and to itself (step 10)."""
+        """Computes attention of a chunk to the local tokens and to the chunk itself (step 10)."""
         rope, at, local = trace.rope, trace.near_positions, trace.local
         keys, values = trace.store.span(trace.start - local, trace.stop)
         limit = trace.max_distance
         if limit is not None and trace.stop - trace.start + local > limit:
             options = at, limit, rope, self.scale, self.cap
-            return [attend_within_distance(trace.scaled, keys, values, *options)]
+            return [attend_with_capped_distance(trace.scaled, keys, values, *options)]
         query, keys = rope.rotate(trace.scaled, at.query), rope.rotate(keys, at.key)
         parts = [self._attend(query, keys[:, local:], values[:, local:], causal=True)]
         if local:
@@ -181,7 +181,7 @@ class Attention:
         return parts
 
     def _attend_far_tokens(self, trace: ChunkTrace) -> list[Output]:
-        """Computes attention of the chunk to the initial and the selected tokens (step 11)."""
+        """Computes attention of a chunk to the initial and the selected tokens (step 11)."""
         q, rope, store = trace.scaled, trace.rope, trace.store
         if isinstance(trace.far, Tensor):
             if not trace.far.shape[0]:
@@ -200,14 +200,14 @@ class Attention:
                 out[own], lse[own] = self._attend(query, keys, values, causal=False)
         return [(out, lse)]
 
-    def _attend_one_query(self, memory: LayerMemory, trace: ChunkTrace, chosen: Tensor) -> Output:
+    def _attend_one_query(self, memory: LayerMemory, trace: ChunkTrace, selected: Tensor) -> Output:
         """Computes attention of a single query to far and near tokens in one kernel call. Each far
         key is rotated to the distance from the query at which the encoding places it."""
         q, near, [far] = trace.scaled, trace.near_positions, trace.far_positions
         at, positions = place_single_query(q.device, near, far, trace.max_distance)
         keys, values = trace.store.span(trace.start - trace.local, trace.stop)
-        if chosen.shape[0]:
-            far_keys, far_values = memory.fetch_far_tokens(chosen)
+        if selected.shape[0]:
+            far_keys, far_values = memory.fetch_far_tokens(selected)
             keys, values = torch.cat((far_keys, keys), 1), torch.cat((far_values, values), 1)
         query, keys = trace.rope.rotate(q, at), trace.rope.rotate(keys, positions)
         return self._attend(query, keys, values, causal=False)

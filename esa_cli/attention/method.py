@@ -1,4 +1,4 @@
-"""A whole method, and what one layer remembers about one document while the method runs."""
+"""A method of selective attention, and what one layer stores about a document for the method."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from esa_cli.attention.algebra import flatten_keys, fold
+from esa_cli.attention.algebra import fold, join_key_heads
 from esa_cli.attention.compression import ClosedFormCompressor
 from esa_cli.attention.parts import Compressor, Moments, PositionEncoding, Score, Selector
 from esa_cli.attention.positions import FixedDistancePositions
 from esa_cli.attention.rope import Rope
-from esa_cli.attention.selection import SumScore, TopK
+from esa_cli.attention.selection import SumScore, TopKSelector
 from esa_cli.attention.step import KVStore, LayerState, Projection
 from esa_cli.attention.window import Window
 from esa_cli.errors import PresetError
@@ -21,16 +21,16 @@ from esa_cli.errors import PresetError
 
 @dataclass(frozen=True)
 class Method:
-    """A fully specified method of selective attention: window sizes and one of each replaceable
-    part.
+    """A method of selective attention: window sizes, and a selector, score, compressor and position
+    encoding.
 
     Args:
-        reading: how a document's chunks attend during prefill: `select`, the paper's (selection in
-            every chunk), or `local`, to I and L only. Questions and answers always select.
-        kernel: of attention: its name, or `auto`; see `kernels.choose`."""
+        reading: how a document's chunks attend during prefill: `select`, as in the ESA paper, to
+            selected tokens, too; or `local`, to I and L only. Questions and answers always select.
+        kernel: the name of the attention kernel, or `auto`; see `kernels.choose_kernel_name`."""
 
     window: Window = field(default_factory=Window)
-    selector: Selector = field(default_factory=TopK)
+    selector: Selector = field(default_factory=TopKSelector)
     score: Score = field(default_factory=SumScore)
     compressor: Compressor = field(default_factory=ClosedFormCompressor)
     position: PositionEncoding = field(default_factory=FixedDistancePositions)
@@ -38,8 +38,9 @@ class Method:
     kernel: str = "auto"
 
     @property
-    def fit_settings(self) -> tuple[Compressor, int | None]:
-        """The compressor and the distance of rotated queries, on which reduced keys depend."""
+    def reduced_key_settings(self) -> tuple[Compressor, int | None]:
+        """The settings on which reduced keys depend: compressor, and distance of rotated
+        queries."""
         rotated = self.compressor.fit_tokens > 0 and self.score.rotates
         return self.compressor, self.position.distance if rotated else None
 
@@ -54,7 +55,7 @@ class LayerMemory:
 
     Args:
         states: the selectors' layer states, by index of the layer and class of selector.
-        projection: the fitted compressor (equation (5)), or None to score with whole keys.
+        projection: the compressor's projection (equation (5)), or None to score with whole keys.
         fitted: whether the compressor has been fitted.
         fetched: positions, keys and values of the far tokens of the answer's last token."""
 
@@ -66,9 +67,9 @@ class LayerMemory:
     fitted: bool = False
     fetched: tuple[Tensor, Tensor, Tensor] | None = field(default=None, repr=False)
 
-    def add_to_moments(self, method: Method, rope: Rope, q: Tensor, start: int) -> None:
-        """Adds the chunk at position `start`, with unrotated queries q (H, C, D) and stored keys,
-        to the compressor's moments until they have `fit_tokens` tokens."""
+    def add_chunk_moments(self, method: Method, rope: Rope, q: Tensor, start: int) -> None:
+        """Adds the unrotated queries q (H, C, D) and the stored keys of the chunk at position
+        `start` to the moments, until the moments have the compressor's `fit_tokens` tokens."""
         if self.fitted or not method.score.features:
             return
         moments = self.moments
@@ -81,33 +82,33 @@ class LayerMemory:
             if method.score.rotates:
                 q = rope.rotate_to_far_distance(q, method.position.distance)
             keys, _ = self.store.span(start, stop)
-            moments.add_tokens(fold(q.float(), self.store.heads), flatten_keys(keys), stop)
+            moments.add_tokens(fold(q.float(), self.store.heads), join_key_heads(keys), stop)
 
-    def reduce_keys(self, method: Method, stop: int) -> Projection | None:
+    def add_reduced_keys(self, method: Method, stop: int) -> Projection | None:
         """Adds the reduced keys (equation (6)) of all tokens before position `stop`, and returns
         the layer's projection."""
         if not method.score.features:
             return None
         if not self.fitted:
-            self.projection = self._fit_projection(method)
+            self.projection = self._fit_and_try_projection(method)
             self.fitted, self.moments = True, Moments()
         if self.projection is not None:
             for _, keys in self.store.key_blocks(self.store.reduced, stop):
-                self.store.append_reduced_keys(self.projection.keys(flatten_keys(keys)))
+                self.store.append_reduced_keys(self.projection.keys(join_key_heads(keys)))
         return self.projection
 
-    def _fit_projection(self, method: Method) -> Projection | None:
-        """Fits the projection and tries it on one key, so that a wrong width is reported early."""
+    def _fit_and_try_projection(self, method: Method) -> Projection | None:
+        """Fits the projection, and projects one key, so that a wrong width is reported early."""
         projection = method.compressor.fit(self.layer, self.moments)
         if projection is not None:
-            keys = flatten_keys(self.store.span(0, min(1, len(self.store)))[0])
+            keys = join_key_heads(self.store.span(0, min(1, len(self.store)))[0])
             try:
                 projection.keys(keys)
             except RuntimeError as error:
                 raise PresetError(
                     f"the compressor's projections for layer {self.layer} must take folded keys of "
                     f"{keys.shape[1]} dimensions",
-                    "the projections fit another model; run `esa calibrate` with this one",
+                    "the projections fit another model; run `esa calibrate` with this model",
                 ) from error
         return projection
 
@@ -139,14 +140,14 @@ class LayerMemory:
         return keys, values
 
     def crop(self, tokens: int) -> None:
-        """Removes the last -tokens tokens (`tokens` is negative); the fitted projection remains."""
-        self.release()
+        """Removes the last tokens, whose number is -`tokens`; the fitted projection remains."""
+        self.free_fetched_tokens()
         for state in self.states.values():
             state.crop(max(0, len(self.store) + tokens))
         self.store.crop(tokens)  # last: `len` shows whether the crop was interrupted
 
-    def release(self) -> None:
-        """Frees the cached copies of keys and values."""
+    def free_fetched_tokens(self) -> None:
+        """Frees the copies of far tokens' keys and values for an answer's next token."""
         self.fetched = None
 
 
@@ -156,15 +157,15 @@ class SharedLayerMemory(LayerMemory):
     another layer's keys and values (Gemma 3n, 4).
 
     Args:
-        source: the memory of the layer with keys and values. It has the store, the compressor and
-            the selectors' states, under the index of this layer."""
+        source: the memory of the layer with keys and values. The source memory has the store, the
+            projection and the selectors' states, under the index of the layer with queries."""
 
     source: LayerMemory = field(kw_only=True)
 
-    def add_to_moments(self, method: Method, rope: Rope, q: Tensor, start: int) -> None:
+    def add_chunk_moments(self, method: Method, rope: Rope, q: Tensor, start: int) -> None:
         """Does nothing, because the source layer fits the compressor."""
 
-    def reduce_keys(self, method: Method, stop: int) -> Projection | None:
-        """Returns the projection of the source layer, or None until the source layer has fitted it,
-        because fitting now would use too few tokens."""
-        return self.source.reduce_keys(method, stop) if self.source.fitted else None
+    def add_reduced_keys(self, method: Method, stop: int) -> Projection | None:
+        """Returns the projection of the source layer, or None if the source layer has not fitted a
+        projection, because fitting now would use too few tokens."""
+        return self.source.add_reduced_keys(method, stop) if self.source.fitted else None

@@ -1,7 +1,7 @@
 """Base classes of a method's replaceable parts: selector, score, compressor, position encoding.
 
-A part is a frozen dataclass whose fields are settings of a preset. A part has no state of its own:
-a selector keeps data in a `LayerState` (one layer) or in the turn state (all layers).
+A part of a method is a frozen dataclass, whose fields are settings of a preset. A part stores no
+data: a selector stores data in a `LayerState` (one layer) or in the turn state (all layers).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Moments:
     keys: Tensor | None = field(default=None, repr=False)
 
     def add_tokens(self, q: Tensor, k: Tensor, seen: int = 0) -> None:
-        """Adds folded queries (n, F) and keys (n, F) of the tokens before position `seen`."""
+        """Adds folded queries (n, F) and keys (n, F) of the n tokens before position `seen`."""
         q, k = to_float64(q), to_float64(k)
         queries, keys, count = q.T @ q, k.T @ k, self.count + q.shape[0]
         if self.queries is not None and self.keys is not None:
@@ -43,14 +43,14 @@ class Moments:
         self.queries, self.keys, self.count, self.seen = queries, keys, count, seen
 
 
-def check_at_least(minimum: float, **settings: float | None) -> None:
-    """Raises ValueError for a setting below `minimum`; None is allowed."""
+def check_minimum(minimum: float, **settings: float | None) -> None:
+    """Raises ValueError for a setting below the minimum; a setting may be None."""
     for name, value in settings.items():
         if value is not None and not value >= minimum:
             raise ValueError(f"{name} must be at least {minimum}, got {value}")
 
 
-def check_odd(**settings: int) -> None:
+def require_odd(**settings: int) -> None:
     """Raises ValueError for a setting that is not an odd number of tokens."""
     for name, value in settings.items():
         if value < 1 or value % 2 == 0:
@@ -58,17 +58,17 @@ def check_odd(**settings: int) -> None:
 
 
 class Score(ABC):
-    """A rule that gives each middle token its importance for the current tokens, such as the
-    paper's equations (3) and (4)."""
+    """A rule that gives each middle token a number, its importance for the current tokens, such as
+    equations (3) and (4) of the ESA paper."""
 
     @property
     def features(self) -> bool:
-        """Whether `scores` uses reduced keys; if not, no reduced keys are computed or stored."""
+        """Whether the score uses reduced keys; if not, no reduced keys are computed or stored."""
         return False
 
     @property
     def rotates(self) -> bool:
-        """Whether scores, and the fit of a compressor, use queries rotated to the far distance."""
+        """Whether the score, and a compressor's fit, use queries rotated to the far distance."""
         return False
 
     @property
@@ -77,7 +77,7 @@ class Score(ABC):
         return None
 
     def for_single_layers(self) -> Score:
-        """Returns this score for a selector that does not add up layers (see `sums_layers`)."""
+        """Returns the score for a selector that does not add up the scores of layers."""
         return self
 
     @abstractmethod
@@ -87,30 +87,30 @@ class Score(ABC):
 
 
 class Selector(ABC):
-    """A rule that selects the middle tokens that a chunk attends to."""
+    """A rule that selects the middle tokens to which a chunk attends."""
 
     @property
     def sums_layers(self) -> bool:
-        """Whether the selector adds up layers' scores; only then may a score leave layers out."""
+        """Whether the selector adds up layers' scores, so that a score may leave layers out."""
         return False
 
     @property
     def surveys(self) -> bool:
-        """Whether each question passes through the model twice, first only for scores."""
+        """Whether each question passes through the model twice, the first time only for scores."""
         return False
 
     @property
     def observes(self) -> bool:
-        """Whether `observe` is called, which is so when a class overrides the method."""
+        """Whether the class overrides `observe`, which otherwise is not called."""
         return type(self).observe is not Selector.observe
 
     @property
     def window_size(self) -> int:
-        """Number of tokens in the windows that are selected; 0 stands for single tokens."""
+        """Number of tokens in each selected window; 0 stands for selection of single tokens."""
         return 0
 
     def allowance(self, step: Step, budget: int) -> int:
-        """Returns the number of tokens that may be selected in this step in place of `budget`."""
+        """Returns the number of tokens that may be selected in this step, such as `budget`."""
         return budget
 
     @abstractmethod
@@ -118,50 +118,50 @@ class Selector(ABC):
         """Returns ascending, unique int64 offsets into M, at most min(budget, M) for each head."""
 
     def observe(self, step: Step) -> None:
-        """Does nothing; called after attention to every chunk, with `step.lse` set."""
+        """Does nothing; an override is called after every chunk's attention, with `lse`."""
         return
 
     def new_layer_state(self) -> LayerState | None:
-        """Returns a new state of one layer, which `step.layer_state(self)` then returns."""
+        """Returns a new state of one layer, which `step.layer_state(self)` will return."""
         return None
 
     def new_turn_state(self) -> Any:
-        """Returns a new state of a turn, which `step.turn_state(self)` returns in all layers."""
+        """Returns a new state of a question with its answer, for `step.turn_state(self)`."""
         return None
 
     def survey_complete(self, step: Step) -> bool:
-        """Whether the survey pass may end after the layer of this step."""
+        """Whether a question's first pass, for scores, may end after the layer of this step."""
         return False
 
     def after_survey(self, turn: Any) -> Any:
-        """Returns the turn state for the second pass, from the turn state of the survey pass."""
+        """Returns the turn state for a question's second pass, given that of the first pass."""
         return self.new_turn_state()
 
 
 class Compressor(ABC):
-    """A rule that makes the projection of each layer (equation (5)), from a file or from the first
-    tokens of a document."""
+    """A rule that makes each layer's projection of queries and keys to fewer dimensions (equation
+    (5)), from a file or from the first tokens of a document."""
 
     fit_tokens: int = 0
     """Number of the document's first tokens whose moments `fit` needs."""
 
     @property
     def files(self) -> tuple[str, ...]:
-        """Paths of the files that the compressor loads; their hashes are part of the cache key."""
+        """Paths of the files that the compressor loads; a cache key has hashes of the files."""
         return ()
 
     @property
     def metadata(self) -> dict[str, str]:
-        """The metadata of the compressor's file about the model that the file was made for."""
+        """The metadata of the compressor's file, which tell for which model the file was made."""
         return {}
 
     def stored_rank(self, folded: int) -> int:
-        """Returns R, the most numbers stored for a token with F = `folded`, before any fit."""
+        """Returns R, the largest number of reduced dimensions, for keys of `folded` dimensions."""
         return folded
 
     @abstractmethod
     def fit(self, layer: int, moments: Moments) -> Projection | None:
-        """Returns the projection of `layer`, or None to score with whole folded keys."""
+        """Returns a layer's projection, or None to score with whole folded keys."""
 
 
 class PositionEncoding(ABC):
@@ -172,37 +172,37 @@ class PositionEncoding(ABC):
 
     @property
     def max_distance(self) -> int | None:
-        """Maximum distance of near tokens; tokens further away are placed at this distance."""
+        """Distance at which near tokens beyond this distance are placed; None: no such limit."""
         return None
 
     def query_scale(self, at: Tensor) -> Tensor | None:
-        """Returns factors (C,) of queries at absolute positions `at` (C,); None stands for 1."""
+        """Returns factors (C,) for queries at absolute positions `at` (C,); None stands for 1."""
         return None
 
     def frequencies(
         self, inverse: Tensor, factor: float, length: int
     ) -> tuple[Tensor, float] | None:
         """Returns rotary frequencies (D / 2,) in radians per token, and the factor of cosines and
-        sines, for `length` cached tokens. None keeps the model's own frequencies."""
+        sines, for `length` cached tokens. None stands for the model's frequencies."""
         return None
 
     @abstractmethod
     def near(self, local: int, chunk: int, start: int, far: int) -> Positions:
-        """Returns the positions for attention to `local` local tokens and `chunk` current tokens.
-        The current tokens begin at absolute position `start`, after `far` far tokens."""
+        """Returns the positions for attention to `local` local tokens and `chunk` current tokens,
+        which begin at absolute position `start`; the chunk attends to `far` far tokens, too."""
 
     @abstractmethod
     def far(self, at: Tensor, local: int, chunk: int, start: int) -> Positions:
         """Returns positions for attention to far tokens at ascending absolute positions (n,)."""
 
 
-def is_builtin(part: object) -> bool:
-    """Whether the class of a method's part belongs to this package and not to a plugin."""
+def is_builtin_part(part: object) -> bool:
+    """Whether the class of a method's part belongs to `esa_cli` and not to a plugin."""
     return type(part).__module__.startswith("esa_cli.")
 
 
-def check_offsets(offsets: Selection, step: Step, budget: int) -> None:
-    """Raises ValueError for selected offsets outside the middle tokens or beyond the budget."""
+def check_selected_offsets(offsets: Selection, step: Step, budget: int) -> None:
+    """Raises ValueError if selected offsets exceed the middle tokens or the budget."""
     limit = min(budget, step.middle)
     for row in [offsets] if isinstance(offsets, Tensor) else offsets:
         inside = not row.numel() or (int(row[0]) >= 0 and int(row[-1]) < step.middle)
@@ -211,8 +211,8 @@ def check_offsets(offsets: Selection, step: Step, budget: int) -> None:
 
 
 @contextmanager
-def blame_plugins(parts: Mapping[str, object]) -> Iterator[None]:
-    """Turns an exception into a PluginError that names the plugins among `parts` by their kind."""
+def name_faulty_plugins(parts: Mapping[str, object]) -> Iterator[None]:
+    """Converts an exception in a method's parts to a PluginError that names the plugins."""
     try:
         yield
     except (EsaError, SurveyComplete):
@@ -222,7 +222,7 @@ def blame_plugins(parts: Mapping[str, object]) -> Iterator[None]:
         plugins = [
             f"{kind} {type(part).__name__}"
             for kind, part in parts.items()
-            if isinstance(part, bases) and not is_builtin(part)
+            if isinstance(part, bases) and not is_builtin_part(part)
         ]
         if not plugins or memory_ran_out(error):
             raise

@@ -1,4 +1,4 @@
-"""Position encodings: positions of far tokens (I and M_k) and near tokens (L and C), Section 3.2.
+"""Position encodings place far tokens (I and M_k) and near tokens (L and C), see Section 3.2.
 
 A position encoding only returns positions; `layer.py` rotates queries and keys.
 """
@@ -17,27 +17,27 @@ ROTATED = "F (I + K + L + C): each key attended to is rotated once"
 """Cost of a position encoding in one step."""
 
 
-def place_tokens_in_order(local: int, chunk: int, first: int = 0) -> Positions:
-    """Returns consecutive positions, from `first` on, of `local` and `chunk` tokens; the queries of
-    the `chunk` tokens have the same positions as their keys."""
-    keys = torch.arange(first, first + local + chunk)
-    return Positions(keys[local:], keys)
+def place_tokens_in_order(local_count: int, chunk_size: int, first: int = 0) -> Positions:
+    """Returns consecutive positions, from `first` on, of the local tokens and the chunk's tokens.
+    The     chunk's queries are at the positions of the chunk's keys."""
+    keys = torch.arange(first, first + local_count + chunk_size)
+    return Positions(keys[local_count:], keys)
 
 
 def place_single_query(
-    device: torch.device, near: Positions, far: Positions, limit: int | None
+    device: torch.device, near: Positions, far: Positions, max_near_distance: int | None
 ) -> tuple[Tensor, Tensor]:
     """Returns the position (1,) of a single query and the positions (n + l + 1,) of its n far keys,
     l local keys and own key, counted from 0. Far keys are as far from the query as the encoding
-    places them; near keys are at most `limit` away, unless `limit` is None."""
+    places the far keys; near keys are at most `max_near_distance` away (None: at any distance)."""
     positions = [*near, *(far if far.key.shape[0] else ())]
     # Most are made on the CPU and stay there: rotation reads the largest, which would synchronise
     # with a GPU.
     if len({one.device for one in positions}) > 1:
         positions = [one.to(device, non_blocking=True) for one in positions]
     query, keys, *distant = positions
-    if limit is not None:
-        keys = torch.maximum(keys, query - limit)
+    if max_near_distance is not None:
+        keys = torch.maximum(keys, query - max_near_distance)
     if distant:
         keys = torch.cat((distant[1] + query - distant[0], keys))
     base = keys.min()
@@ -46,7 +46,7 @@ def place_single_query(
 
 @dataclass(frozen=True)
 class FixedDistancePositions(PositionEncoding):
-    """The paper's position encoding: far queries are at w, far keys at 0, near tokens in order.
+    """The ESA paper's encoding: far queries are at w, far keys at 0, near tokens in order.
 
     Args:
         distance: w, the relative position of every far token."""
@@ -63,9 +63,8 @@ class FixedDistancePositions(PositionEncoding):
 
 @dataclass(frozen=True)
 class ContiguousPositions(PositionEncoding):
-    """Renumbers far tokens in reading order, right before the local tokens, as TokenSelect does.
-
-    To the model the tokens look like a shorter text. All positions are below I + K + L + C.
+    """Renumbers far tokens in reading order, right before the local tokens, as TokenSelect does, so
+    that the tokens look like a shorter text. All positions are below I + K + L + C.
 
     Args:
         distance: distance of far tokens when scores use rotated queries."""

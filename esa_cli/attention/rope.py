@@ -1,9 +1,8 @@
 """Rotary position embedding (RoPE) at any position, by the transformers model's own module.
 
-The module computes the angles, so every static variant (default, linear, llama3, yarn) equals the
-model's. R(q, m) · R(k, n) depends on m - n only, which the position encodings rely on. In some
-models only the first R dimensions of a head rotate, R <= D.
-"""
+The model's module computes the angles, so every static variant (default, linear, llama3, yarn) is
+the model's variant. R(q, m) · R(k, n) depends on m - n only, which the position encodings rely on.
+In some models only the first R dimensions of a head rotate, R <= D."""
 
 from __future__ import annotations
 
@@ -44,8 +43,8 @@ class Rope:
         return module.inv_freq, float(getattr(module, "attention_scaling", 1.0))
 
     def copy_with_frequencies(self, inverse: Tensor, factor: float, spare: bool) -> Rope:
-        """Returns a copy of this embedding that has other frequencies."""
-        return Rope(FixedRotaryModule(inverse, factor), spare, self.pairs)
+        """Returns a copy of the embedding with other frequencies; `spare` is as in the class."""
+        return Rope(FixedFrequencyRotaryModule(inverse, factor), spare, self.pairs)
 
     def compute_cos_sin(self, positions: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
         """Returns cosines and sines at `positions`, each (n, R), in the dtype and on the device of
@@ -102,13 +101,13 @@ class Rope:
         those of attention to keys that are `distance` tokens away."""
         return self.rotate(q, torch.full((q.shape[1],), distance)) * self.compute_key_gain(q)
 
-    def as_key(self, q: Tensor) -> Tensor:
-        """Converts queries (H, n, D) of the attached model to the form of its cached keys."""
+    def convert_to_key(self, q: Tensor) -> Tensor:
+        """Converts queries (H, n, D) of the model to the form in which keys are cached."""
         return q
 
 
 class NoRope(Rope):
-    """The embedding of layers without positions (NoPE), which leaves queries and keys unchanged."""
+    """The rotary embedding of layers without positions (NoPE): queries and keys stay unchanged."""
 
     rotates = False
 
@@ -126,16 +125,16 @@ class NoRope(Rope):
         return x
 
 
-class WeightedRope(Rope):
+class NormWeightedRope(Rope):
     """Rotary embedding of models that norm queries and keys after rotating them (Hunyuan).
 
-    Such a model's query is w_q * R(q) / rms(q), its key w_k * R(k) / rms(k), with learned weights w
-    of each dimension. Rotation preserves the rms, so with the normed but unrotated q' and k',
+    In these models a query is w_q * R(q) / rms(q), a key w_k * R(k) / rms(k), with learned weights
+    w of each dimension. Rotation preserves the rms, so with the normed but unrotated q' and k',
 
         query · key = sum of w_q w_k R(q') R(k') = (s * R(q')) · (s * R(k')), s = sqrt(w_q w_k)
 
-    The attached model does not rotate, and caches w_k * k'. So R(x) = s * R(x / w_k) rotates cached
-    keys, and queries converted by `as_key`.
+    A model to which esa attaches does not rotate, and caches w_k * k'. So R(x) = s * R(x / w_k)
+    rotates cached keys, and queries converted by `convert_to_key`.
 
     Args:
         plain: the rotary embedding without weights. query, key: the norm weights w_q, w_k (D,).
@@ -157,12 +156,12 @@ class WeightedRope(Rope):
 
     def copy_with_frequencies(self, inverse: Tensor, factor: float, spare: bool) -> Rope:
         plain = super().copy_with_frequencies(inverse, factor, spare)
-        return WeightedRope(plain, self._query, self._key)
+        return NormWeightedRope(plain, self._query, self._key)
 
     def compute_cos_sin(self, positions: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
         return super().compute_cos_sin(positions, like.float())
 
-    def as_key(self, q: Tensor) -> Tensor:
+    def convert_to_key(self, q: Tensor) -> Tensor:
         return q * (self._key / self._query).to(q)
 
     def compute_key_gain(self, like: Tensor) -> Tensor:
@@ -174,7 +173,7 @@ class WeightedRope(Rope):
         return (turned * self._after.to(x.device)).to(x.dtype)
 
 
-class FixedRotaryModule(nn.Module):
+class FixedFrequencyRotaryModule(nn.Module):
     """A rotary module with given frequencies, called like the transformers model's own module.
 
     Args:

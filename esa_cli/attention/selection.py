@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from esa_cli.attention.parts import Score, Selector, check_at_least
+from esa_cli.attention.parts import Score, Selector, check_minimum
 from esa_cli.attention.step import Step
 from esa_cli.errors import ModelError
 
@@ -21,25 +21,25 @@ Blocks = Iterator[tuple[int, Tensor]]
 """Pairs of the offset of a block's first token or page, and the numbers (..., n) of the block."""
 
 
-def iterate_blocks_twice(
-    blocks: Callable[[], Blocks], elements: int
+def make_reusable_blocks(
+    compute_blocks: Callable[[], Blocks], score_count: int
 ) -> Callable[[], Iterable[tuple[int, Tensor]]]:
-    """Returns a function that yields all blocks each time it is called. If all blocks together have
-    few `elements`, the results of `blocks` are cached for the second call."""
-    if elements > KEEP_ELEMENTS:
-        return blocks
-    kept = list(blocks())
+    """Returns a function that yields all blocks at each call. If the blocks have few scores in all
+    (`score_count`), the blocks are cached for the second call."""
+    if score_count > KEEP_ELEMENTS:
+        return compute_blocks
+    kept = list(compute_blocks())
     return lambda: kept
 
 
 @dataclass(frozen=True)
 class SumScore(Score):
-    """The paper's score: logits are summed over heads (equation (3)), less each query's maximum,
-    and a token's score is the maximum over the chunk's queries (equation (4)).
+    """The ESA paper's score: logits are summed over heads (equation (3)), less each query's
+    maximum, and a token's score is the maximum over the chunk's queries (equation (4)).
 
     Args:
-        rotate: whether queries are first rotated to the far distance, which the paper leaves
-            open."""
+        rotate: whether queries are first rotated to the far distance; the ESA paper does not
+            say."""
 
     rotate: bool = False
 
@@ -53,7 +53,7 @@ class SumScore(Score):
 
     def scores(self, step: Step) -> Tensor:
         chunk = step.queries.shape[1]
-        sums = iterate_blocks_twice(partial(step.sums, self.rotate), chunk * step.middle)
+        sums = make_reusable_blocks(partial(step.sums, self.rotate), chunk * step.middle)
         top = torch.full((chunk,), -torch.inf, device=step.queries.device)
         for _, block in sums():
             top = torch.maximum(top, block.amax(dim=1))
@@ -66,8 +66,8 @@ class SumScore(Score):
 def top_k(scores: Tensor, k: int) -> Tensor:
     """Returns the ascending indices of the k largest scores; among equal scores the earliest win.
 
-    torch.topk leaves the order of equal scores to the device; this function gives the same result
-    on every device. Raises ModelError: a score is NaN."""
+    Unlike torch.topk, `top_k` selects the same of several equal scores on every device. Raises
+    ModelError: a score is NaN."""
     if k <= 0 or k >= scores.shape[0]:
         return torch.arange(0 if k <= 0 else scores.shape[0], device=scores.device)
     largest = scores.topk(k).values  # NaN counts as larger than all numbers
@@ -94,16 +94,16 @@ def proximity(scores: Tensor, epsilon: int) -> Tensor:
 
 
 @dataclass(frozen=True)
-class TopK(Selector):
+class TopKSelector(Selector):
     """Selects the k middle tokens with the highest scores, once for all heads of the layer.
 
     Args:
-        proximity: epsilon of Eq. (8). The paper's main tables use 3."""
+        proximity: epsilon of Eq. (8), which is 3 in the main tables of the ESA paper."""
 
     proximity: int = 1
 
     def __post_init__(self) -> None:
-        check_at_least(0, proximity=self.proximity)
+        check_minimum(0, proximity=self.proximity)
 
     def select(self, step: Step, budget: int) -> Tensor:
         if budget >= step.middle:

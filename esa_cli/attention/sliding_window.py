@@ -1,4 +1,4 @@
-"""Attention of layers that see only the last W tokens (Gemma, gpt-oss, OLMo 3)."""
+"""Attention of layers that attend only to the last W tokens (Gemma, gpt-oss, OLMo 3)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ AT_ONCE = 512
 """The largest number of queries in a block."""
 
 
-class SlidingAttention:
+class SlidingWindowAttention:
     """Causal attention to the last W tokens, including the query's own, at their true distances.
 
     Args:

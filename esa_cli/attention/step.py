@@ -1,4 +1,4 @@
-"""The data that a method's parts exchange, such as steps, positions, selections and projections.
+"""The data that selectors, scores, compressors and position encodings get and return.
 
 Scores are computed in blocks of keys, and in float32 whatever the model's dtype: in bfloat16 the
 scores of thousands of tokens would have only some dozens of values, and in float16 sums over heads
@@ -15,9 +15,9 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from esa_cli.attention.algebra import apply_soft_cap, flatten_keys, fold
+from esa_cli.attention.algebra import apply_soft_cap, fold, join_key_heads
 from esa_cli.attention.rope import Rope
-from esa_cli.attention.window import QueryState, TurnText
+from esa_cli.attention.window import QueryState, QuestionAndText
 
 BLOCK_ELEMENTS = 4 << 20
 """The largest number of scores in a block of heads, queries and keys (16 MB in float32)."""
@@ -27,12 +27,12 @@ Selection = Tensor | list[Tensor]
 
 
 def choose_tokens_per_block(logit_rows: int) -> int:
-    """Returns the number of tokens in a block of logits that has `logit_rows` = H * C rows."""
+    """Returns the number of tokens in a block of logits, which has H * C = `logit_rows` rows."""
     return max(256, BLOCK_ELEMENTS // max(logit_rows, 1))
 
 
 class Positions(NamedTuple):
-    """Positions to which queries and keys are rotated; RoPE depends on their differences only."""
+    """Positions to which queries and keys are rotated; only differences of positions matter."""
 
     query: Tensor
     """(C,) integers or floats, in tokens."""
@@ -41,11 +41,11 @@ class Positions(NamedTuple):
 
 
 class LayerState(ABC):
-    """A selector's data about one layer's tokens, which persist from step to step."""
+    """A selector's data about one layer's tokens, which are cached from step to step."""
 
     @abstractmethod
     def crop(self, length: int) -> None:
-        """Drops the data that depend on tokens from position `length` on, which were removed."""
+        """Drops the data about tokens from position `length` on, which were removed."""
 
 
 class Projection(ABC):
@@ -60,9 +60,9 @@ class Projection(ABC):
     def keys(self, k: Tensor) -> Tensor:
         """Reduces folded keys (n, F) to (n, R)."""
 
-    def at(self, key_index: int) -> Projection:
-        """Returns the projection of the cached key at this index, since each of several
-        concatenated documents has its own projection."""
+    def get_for_key(self, key_index: int) -> Projection:
+        """Returns the projection of the cached key at an index, since each of several concatenated
+        documents has its own projection."""
         return self
 
 
@@ -89,7 +89,7 @@ class KVStore(Protocol):
     def __len__(self) -> int: ...
 
     def append(self, k: Tensor, v: Tensor) -> None:
-        """Adds C unrotated keys and values (G, C, D); where `shared`, v is not stored."""
+        """Adds C unrotated keys and values (G, C, D); if `shared`, only the keys are stored."""
 
     def span(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """Returns the keys and values of the tokens [start, stop), each (G, stop - start, D)."""
@@ -113,12 +113,12 @@ class KVStore(Protocol):
         absolute position and the reduced keys (n, R)."""
 
     def crop(self, tokens: int) -> None:
-        """Removes the last -tokens tokens; `tokens` is negative, as in transformers' caches."""
+        """Removes the last tokens, whose number is -`tokens`, as in transformers' caches."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """A chunk's queries and a layer's middle tokens, which scores and selectors take as argument.
+    """A chunk's queries and a layer's middle tokens: the argument of scores and selectors.
 
     Args:
         layer: index of the layer.
@@ -126,13 +126,13 @@ class Step:
         start: absolute position of the first current token.
         queries: (H, C, D), unrotated.
         store: the layer's keys and values. low, high: the middle tokens M are [low, high).
-        local: number of local tokens L, which end at `start`.
+        local: number of local tokens L, which end before position `start`.
         distance: the position encoding's query position for far tokens, with keys at 0.
         scale: the model's factor of q . k. cap: the model's soft cap of logits; 0 for none.
         score: the method's `Score`.
         projection: the fitted compressor of this layer, or None.
         decoding: whether the chunk is one token of an answer.
-        query: the state of the turn. states: the layer states, by layer and class of selector.
+        query: the state of the question. states: the layer states, by layer and selector class.
         lse: (H, C) log-sum-exp of the chunk's whole attention; only where a selector observes."""
 
     layer: int
@@ -161,13 +161,13 @@ class Step:
         return last
 
     @property
-    def is_first(self) -> bool:
-        """Whether this layer is the first one that runs the method."""
+    def is_first_method_layer(self) -> bool:
+        """Whether the step's layer is the first layer that runs the method."""
         return self.layer <= (self.layers[0] if self.layers else 0)
 
     @property
-    def is_last(self) -> bool:
-        """Whether this layer is the last one that runs the method; True if that is unknown."""
+    def is_last_method_layer(self) -> bool:
+        """Whether the step's layer is the last layer that runs the method; True if unknown."""
         return not self.layers or self.layer >= self.layers[-1]
 
     @property
@@ -176,12 +176,12 @@ class Step:
         return self.high - self.low
 
     def scores(self) -> Tensor:
-        """Returns the scores (M,) that the method's score gives to the middle tokens."""
+        """Returns the scores (M,) of the middle tokens, computed by the method's `Score`."""
         scores: Tensor = self.score.scores(self)
         return scores
 
     def layer_state(self, selector: Any) -> Any:
-        """Returns the layer state of a selector, and makes a new state the first time."""
+        """Returns a selector's state for the step's layer; the first time, makes a new state."""
         key = self.layer, type(selector)
         if key not in self.states:
             self.states[key] = selector.new_layer_state()
@@ -189,26 +189,26 @@ class Step:
         return self.states[key]
 
     def turn_state(self, selector: Any) -> Any:
-        """Returns the turn state of a selector, and makes a new state the first time."""
+        """Returns a selector's state for a question and its answer, at first a new state."""
         if self.query.selector is None:
             self.query.selector = selector.new_turn_state()
         return self.query.selector
 
     @property
-    def text(self) -> TurnText | None:
-        """Words of documents and question; None if unknown (stock `generate`, prefill)."""
+    def text(self) -> QuestionAndText | None:
+        """The text of documents and question; None if unknown (stock `generate`, prefill)."""
         return self.query.text
 
     @property
     def own(self) -> Tensor | None:
-        """Mask (C,) of current tokens inside the question span; None if the span is unknown."""
+        """Mask (C,) of the question's own tokens; None if the question's position is unknown."""
         return (
             None if self.query.question is None else self._make_position_mask(*self.query.question)
         )
 
     @property
     def around(self) -> Tensor | None:
-        """Mask (C,) of prompt tokens outside the question span, without the answer prefix."""
+        """Mask (C,) of the prompt's tokens around the question, without the answer's start."""
         own, end = self.own, self.query.answer_start
         if own is None:
             return None
@@ -220,8 +220,8 @@ class Step:
         return (at >= first) & (at < last)
 
     def rotated(self, rotate: bool) -> Tensor:
-        """Returns queries (H, C, D). With `rotate` the queries are at the far distance: q · k with
-        keys at position 0 is then the logit of attention at the far distance."""
+        """Returns queries (H, C, D). If `rotate`, the queries are rotated to the far distance, so
+        that q · k with unrotated keys is the logit of attention at the far distance."""
         return (
             self.rope.rotate_to_far_distance(self.queries, self.distance)
             if rotate
@@ -245,7 +245,7 @@ class Step:
     def head_logits_at(
         self, offsets: Tensor, rotate: bool, heads: Sequence[int] | None = None
     ) -> Tensor:
-        """Returns the logits (H, C, K) of all or some heads for middle tokens at `offsets` (K,)."""
+        """Returns the logits (H, C, K) of all or some heads for middle tokens at offsets (K,)."""
         keys, _ = self.store.gather(offsets + self.low)
         return self._compute_logits(self.rotated(rotate), keys, heads)
 
@@ -271,26 +271,26 @@ class Step:
         block = choose_tokens_per_block(self.queries.shape[1])
         if self.projection is None:
             for at, keys in self.store.key_blocks(self.low, self.high, block):
-                yield at - self.low, q @ flatten_keys(keys).float().T
+                yield at - self.low, q @ join_key_heads(keys).float().T
             return
         known: Projection | None = None
         for at, features in self.store.reduced_key_blocks(self.low, self.high, block):
-            if (here := self.projection.at(at)) is not known:  # another document's
+            if (here := self.projection.get_for_key(at)) is not known:  # another document's
                 known, reduced = here, here.queries(q)
             yield at - self.low, reduced @ features.float().T
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChunkTrace(Step):
-    """A record of the tokens that one chunk of one layer attends to, with their positions. If
-    `decoding`, the chunk may be several tokens of an answer that share their far tokens.
+    """A record of the tokens to which a chunk attends in one layer, with positions. If `decoding`,
+    the chunk may be several tokens of an answer that attend to the same far tokens.
 
     Args:
         far: absolute positions (n,) of I and the selected tokens, or one such tensor for each query
             head.
         near_positions: positions of local and current tokens.
         far_positions: positions of the tokens in each tensor of `far`.
-        scaled: the queries times the factors of the position encoding.
+        scaled: the queries times the factors of the position encoding and the model.
         max_distance: the largest distance of near tokens, or None."""
 
     far: Selection

@@ -1,4 +1,4 @@
-"""Window sizes, the state of one turn, and the chunks into which a forward call is cut.
+"""Window sizes, the state of one question, and the chunks into which a forward call is cut.
 
 This module does not import torch, so that presets are checked quickly.
 """
@@ -14,12 +14,12 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
-class TurnText:
-    """The text of the documents, token by token, and the text of the question.
+class QuestionAndText:
+    """The text of each token of the documents, and the text of the question.
 
     Args:
         question: the question's own words, without the prompt around them.
-        pieces: returns the text of each token of the documents; later tokens have none.
+        pieces: a function that returns the text of each token of the documents.
         results: results of `once` by key, which last as long as the documents are cached."""
 
     question: str
@@ -27,8 +27,8 @@ class TurnText:
     results: MutableMapping[Hashable, Any] = field(default_factory=dict, repr=False)
 
     def once(self, key: Hashable, compute: Callable[[], T]) -> T:
-        """Returns the cached result of `compute` for this key, such as an index of the documents,
-        which all layers and later questions share."""
+        """Calls `compute` once for each key, and returns the cached result, such as an index of the
+        documents that all layers and later questions share."""
         if key not in self.results:
             self.results[key] = compute()
         value: T = self.results[key]
@@ -36,7 +36,7 @@ class TurnText:
 
 
 class Phase(Enum):
-    """The phase of a forward call, which determines the chunks that select middle tokens."""
+    """The phase of a forward call, which determines which chunks select middle tokens."""
 
     AUTO = "auto"
     """Only the last chunk selects, which presumably has the question (stock `generate`)."""
@@ -47,22 +47,23 @@ class Phase(Enum):
 
 
 class SurveyComplete(Exception):
-    """Ends the survey pass, the first of a question's two passes, after the last scoring layer."""
+    """Ends the first of a question's two passes, which only scores, after the last scoring
+    layer."""
 
 
 @dataclass
 class QueryState:
-    """The state of one turn (a question with its answer), shared by all layers.
+    """The state of one turn, which is a question with its answer, shared by all layers.
 
     Args:
         turn_start: position at which the turn begins, earlier turns of a conversation included;
             None stands for the start of the first chunk of phase QUESTION.
         question: positions [first, last) of the question span, or None if they are unknown.
         answer_start: position at which the answer begins, or None if it is unknown.
-        surveying: whether this is the survey pass.
+        surveying: whether this is the first of two passes, which is only for scores.
         trace: a function that is called with each chunk's `ChunkTrace`.
-        text: the words of the turn, or None if they are unknown (stock `generate`, prefill).
-        dense: whether the question had full attention, which its answer then has, too.
+        text: the text of documents and question, or None if unknown (stock `generate`, prefill).
+        dense: whether the question had full attention; if so, the answer has, too.
         stop: position after the last token processed.
         selector: the selector's turn state, see `Selector.new_turn_state`."""
 
@@ -72,14 +73,14 @@ class QueryState:
     answer_start: int | None = None
     surveying: bool = False
     trace: Callable[[Any], None] | None = None
-    text: TurnText | None = field(default=None, repr=False)
+    text: QuestionAndText | None = field(default=None, repr=False)
     dense: bool = False
     stop: int = 0
     selector: Any = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)
-class Chunk:
+class TokenChunk:
     """One chunk of a forward call: the tokens at absolute positions [start, stop).
 
     Args:
@@ -99,7 +100,7 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Window:
-    """How many tokens of each kind take part in a step (Section 3.1).
+    """How many tokens of each kind a chunk attends to, and the chunk's size (Section 3.1).
 
     Args:
         initial: l_I, the document's first tokens; always attended to.
@@ -126,7 +127,7 @@ class Window:
 
     @property
     def budget(self) -> int:
-        """Number of cached tokens attended to in a step: l_I + k + l_L."""
+        """Number of cached tokens to which a chunk attends: l_I + k + l_L."""
         return self.initial + self.selected + self.local
 
     @property
@@ -138,7 +139,9 @@ class Window:
         """Whether a chunk that begins at position `start` attends to all cached tokens."""
         return start <= self.full_attention_limit
 
-    def cut_chunks(self, reading: str, start: int, stop: int, query: QueryState) -> Iterator[Chunk]:
+    def cut_into_chunks(
+        self, reading: str, start: int, stop: int, query: QueryState
+    ) -> Iterator[TokenChunk]:
         """Cuts a forward call over the positions [start, stop) into chunks of at most l_C tokens,
         of which only the first may be shorter."""
         count, size = stop - start, self.chunk
@@ -152,14 +155,14 @@ class Window:
         while low < stop:
             last = query.phase is Phase.AUTO and high == stop
             select = asking or reading == "select" or last
-            yield Chunk(low, high, select, decoding)
+            yield TokenChunk(low, high, select, decoding)
             low, high = high, high + size
 
-    def count_local_tokens(self, chunk: Chunk, query: QueryState) -> int:
+    def count_local_tokens(self, chunk: TokenChunk, query: QueryState) -> int:
         """Returns l_L, the number of local tokens, for a chunk.
 
-        If the question was processed with full attention, so is its whole answer, even when it
-        grows past `dense`; otherwise the document would drop out of view in mid-answer. With
+        If the question had full attention, so has the whole answer, even if the answer grows past
+        `dense`; otherwise the document would drop out of view in mid-answer. With
         `ending`, L begins that many tokens before the turn and contains question and answer."""
         start = chunk.start
         if self.has_full_attention(start) or (chunk.decoding and query.dense):

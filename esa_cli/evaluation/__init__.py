@@ -1,1 +1,1 @@
-"""Evaluates methods by self-tests, benchmarks, calibration and conformance checks."""
+"""Evaluates methods of attention: self-tests, benchmarks, calibration and checks of plugins."""

@@ -1,4 +1,4 @@
-"""The conformance suite, which checks whether a part or recipe of a plugin keeps its interface."""
+"""The conformance suite, which checks whether a plugin's part or recipe keeps the interface."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from esa_cli.attention import parts
-from esa_cli.attention.algebra import flatten_keys, fuse_outputs
+from esa_cli.attention.algebra import fuse_attention, join_key_heads
 from esa_cli.attention.compression import Linear
 from esa_cli.attention.kernels import compute_reference_attention
-from esa_cli.attention.rope import FixedRotaryModule, Rope
+from esa_cli.attention.rope import FixedFrequencyRotaryModule, Rope
 from esa_cli.attention.selection import SumScore
 from esa_cli.attention.step import Positions, Projection, Step
-from esa_cli.attention.window import QueryState, TurnText, Window
+from esa_cli.attention.window import QueryState, QuestionAndText, Window
 from esa_cli.errors import NOT_BLAMED, PluginError
 from esa_cli.methods import registry
 from esa_cli.methods.plugin_loading import describe_error, load_file, load_installed_plugins
@@ -32,8 +32,8 @@ Checks = Iterator[str]
 
 
 @dataclass(frozen=True)
-class Finding:
-    """The result of one check; `detail` is the reason of a failure, else empty."""
+class CheckResult:
+    """The result of one check of a plugin; `detail` is the reason of a failure, else empty."""
 
     check: str
     passed: bool
@@ -41,31 +41,32 @@ class Finding:
 
 
 class _CheckFailure(Exception):
-    """An exception that says which required property a part lacks."""
+    """An exception that says which required property a plugin's part lacks."""
 
 
-def _expect(condition: bool | Tensor, detail: str) -> None:
+def _ensure(condition: bool | Tensor, detail: str) -> None:
+    """Raises _CheckFailure with the detail if the condition is false."""
     if not condition:
         raise _CheckFailure(detail)
 
 
-def _expect_type(name: str, value: Any, expected: Any, smallest: int = 0) -> None:
+def _ensure_type(name: str, value: Any, expected: Any, smallest: int = 0) -> None:
     is_valid = type(value) is expected and value >= smallest
-    _expect(is_valid, f"{name} is {value!r}, not {expected.__name__} from {expected(smallest)}")
+    _ensure(is_valid, f"{name} is {value!r}, not {expected.__name__} from {expected(smallest)}")
 
 
-def _expect_numbers(name: str, result: Any, *shape: int, smallest: float = -torch.inf) -> None:
+def _ensure_numbers(name: str, result: Any, *shape: int, smallest: float = -torch.inf) -> None:
     is_tensor = isinstance(result, Tensor)
     is_shaped = is_tensor and result.shape == shape and result.dtype != torch.bool
     kind = f"{result.dtype} {tuple(result.shape)}" if is_tensor else type(result).__name__
-    _expect(is_shaped, f"{name}: {kind}, not numbers {shape}")
+    _ensure(is_shaped, f"{name}: {kind}, not numbers {shape}")
     is_valid = result.isfinite() & (result >= smallest)
-    _expect(is_valid.all(), f"{name}: {int((~is_valid).sum())} are not finite or below {smallest}")
+    _ensure(is_valid.all(), f"{name}: {int((~is_valid).sum())} are not finite or below {smallest}")
 
 
 @contextmanager
 def _prefix_failures(case_name: str) -> Iterator[None]:
-    """Prefixes the reason of a failure in the block with the name of the test case."""
+    """Puts the name of a test case before the reason of a failure in the `with` block."""
     try:
         yield
     except NOT_BLAMED:
@@ -81,10 +82,10 @@ def describe_failure(error: BaseException) -> str:
 
 def check(
     kind: str, name: str, options: Mapping[str, Any] | None = None, *, folded: int = 32
-) -> list[Finding]:
+) -> list[CheckResult]:
     """Checks a part or, if the kind is `method`, a recipe, and stops at the first failure.
-    `options` are the part's settings. `folded` is F = G * D, which matters to a compressor for one
-    model. Raises PluginError: the kind is unknown. PresetError: the method is unknown."""
+    `options` are the part's settings. `folded` is F = G * D, for compressors that fit one model
+    only. Raises PluginError: the kind is unknown. PresetError: the method is unknown."""
     load_installed_plugins()
     if kind not in (*SUITES, registry.RECIPES.kind):
         raise PluginError(f"there is no kind of part {kind!r}", suggest(kind, [*SUITES, "method"]))
@@ -92,36 +93,36 @@ def check(
     if kind in SUITES:
         registry.find_part_class(kind, name)
         checks = check_part(kind, name, options or {}, folded)
-    findings: list[Finding] = []
+    findings: list[CheckResult] = []
     try:
         for check_name in checks:
-            findings.append(Finding(check_name, True, ""))
+            findings.append(CheckResult(check_name, True, ""))
     except NOT_BLAMED:
         raise
     except BaseException as error:
-        findings[-1] = Finding(findings[-1].check, False, describe_failure(error))
+        findings[-1] = CheckResult(findings[-1].check, False, describe_failure(error))
     return findings
 
 
-def check_file(path: str | Path) -> dict[tuple[str, str], list[Finding]]:
+def check_plugin_file(path: str | Path) -> dict[tuple[str, str], list[CheckResult]]:
     """Loads a plugin file, and checks every part (with default settings) and recipe that the file
     registers. Raises PluginError: the file is missing, does not run, or registers only readers."""
     kinds = (*SUITES, registry.RECIPES.kind)
     pairs = [pair for pair in load_file(path) if pair[0] in kinds]
     if not pairs:
         raise PluginError(
-            f"{path} registers only readers, which have no checks", "ask with --plugin"
+            f"{path} registers only readers, which have no checks", "use `esa ask --plugin`"
         )
     return {pair: check(*pair) for pair in pairs}
 
 
 def check_part(kind: str, name: str, options: Mapping[str, Any], folded: int) -> Checks:
-    """Builds a part from its settings, and runs the checks for its kind."""
+    """Builds a part from settings, and runs the checks for the kind of part."""
     yield "builds a frozen dataclass of its base class"
     cls: Any = registry.find_part_class(kind, name)
     base, suite = SUITES[kind]
-    _expect(cls.__dataclass_params__.frozen, f"{cls.__name__}: use @dataclass(frozen=True)")
-    _expect(issubclass(cls, base), f"{cls.__name__} is not derived from {base.__name__}")
+    _ensure(cls.__dataclass_params__.frozen, f"{cls.__name__}: use @dataclass(frozen=True)")
+    _ensure(issubclass(cls, base), f"{cls.__name__} is not derived from {base.__name__}")
     with _prefix_failures(f"check({kind!r}, {name!r}, options)"):
         part = registry.build_part(kind, {**options, "name": name})
     yield from suite(part, folded) if suite is check_compressor else suite(part)
@@ -141,7 +142,7 @@ STEPS: dict[str, dict[str, Any]] = {
 
 
 def _check_steps(call_part: Callable[..., list[Tensor]], cases: dict[str, dict[str, Any]]) -> None:
-    """Fails if `call_part` rejects the part's results, if equal steps give different results, or if
+    """Fails if `call_part` rejects a part's results, if equal steps give different results, or if
     the part changes a step. Each case has arguments of `make_step`, and may have a `budget`."""
     first: dict[str, list[Tensor]] = {}
     for case in (*cases, *reversed(cases)):  # a second order shows state kept from other steps
@@ -152,13 +153,13 @@ def _check_steps(call_part: Callable[..., list[Tensor]], cases: dict[str, dict[s
             results = [row.clone() for row in call_part(step, **given)]
             before = first.setdefault(case, results)
             alike = len(before) == len(results) and all(map(torch.equal, before, results))
-            _expect(alike, "equal steps give different results")
-            now, untouched = _list_step_tensors(step), _list_step_tensors(twin)
+            _ensure(alike, "equal steps give different results")
+            now, untouched = _collect_step_tensors(step), _collect_step_tensors(twin)
             changed = [name for name, x in untouched.items() if not torch.equal(x, now[name])]
-            _expect(not changed, f"the part changed the {', '.join(changed)}")
+            _ensure(not changed, f"the part changed the {', '.join(changed)}")
 
 
-def _list_step_tensors(step: Step) -> dict[str, Tensor]:
+def _collect_step_tensors(step: Step) -> dict[str, Tensor]:
     store = step.store
     keys, values = store.span(0, len(store))
     pairs = store.reduced_key_blocks(0, store.reduced) if store.reduced else ()
@@ -167,30 +168,30 @@ def _list_step_tensors(step: Step) -> dict[str, Tensor]:
 
 
 def check_selector(selector: parts.Selector) -> Checks:
-    """Checks that a selector returns valid selections within its allowance."""
+    """Checks that a selector returns valid selections, no larger than the selector's allowance."""
     observe = selector.observe if selector.observes else None
 
     def select(step: Step, budget: int = BUDGET) -> list[Tensor]:
         allowed = selector.allowance(step, budget)
-        _expect_type("allowance", allowed, int)
+        _ensure_type("allowance", allowed, int)
         out: Any = selector.select(step, allowed)
         heads, rows = step.queries.shape[0], out if isinstance(out, list) else [out]
-        _expect(rows is not out or len(out) == heads, f"{len(rows)} tensors for {heads} heads")
+        _ensure(rows is not out or len(out) == heads, f"{len(rows)} tensors for {heads} heads")
         for row in rows:
             is_offsets = row.dtype == torch.int64 and row.ndim == 1
-            _expect(is_offsets, f"{row.dtype} of {row.ndim} dimensions, not torch.int64 (n,)")
-        parts.check_offsets(out, step, allowed)
+            _ensure(is_offsets, f"{row.dtype} of {row.ndim} dimensions, not torch.int64 (n,)")
+        parts.check_selected_offsets(out, step, allowed)
         if observe is not None:
             observe(make_observed_step(step))
         return rows
 
     yield "declares its members"
-    _expect_type("sums_layers", selector.sums_layers, bool)
-    _expect_type("surveys", selector.surveys, bool)
+    _ensure_type("sums_layers", selector.sums_layers, bool)
+    _ensure_type("surveys", selector.surveys, bool)
     if selector.surveys:
         step = make_step()
         selector.select(step, BUDGET)
-        _expect_type("the result of survey_complete", selector.survey_complete(step), bool)
+        _ensure_type("the result of survey_complete", selector.survey_complete(step), bool)
         for turn in (step.query.selector, selector.new_turn_state()):
             selector.after_survey(turn)
     yield "valid results on random steps"
@@ -211,14 +212,14 @@ def check_score(score: parts.Score) -> Checks:
     def score_random_step(step: Step) -> list[Tensor]:
         out: Any = score.scores(step)
         finite = out.where(~out.isneginf(), 0) if isinstance(out, Tensor) else out
-        _expect_numbers("scores", finite, step.middle)
-        _expect(out.is_floating_point(), f"scores: {out.dtype}, not a floating point dtype")
+        _ensure_numbers("scores", finite, step.middle)
+        _ensure(out.is_floating_point(), f"scores: {out.dtype}, not a floating point dtype")
         return [out]
 
     yield "declares its members"
-    _expect_type("features", score.features, bool)
+    _ensure_type("features", score.features, bool)
     if score.last_layer is not None:
-        _expect_type("last_layer", score.last_layer, int)
+        _ensure_type("last_layer", score.last_layer, int)
     yield "valid results on random steps"
     cases = {case: {**options, "score": score} for case, options in STEPS.items()}
     if score.features:
@@ -229,12 +230,12 @@ def check_score(score: parts.Score) -> Checks:
     yield "declares whether it rotates"
     # Compressors are fitted, and a stored KV cache is found again, by what `rotates` says.
     near, far = (score.scores(make_step(score=score, distance=n)) for n in (8, 4096))
-    _expect(score.rotates or torch.equal(near, far), "rotates is False, but scores change")
+    _ensure(score.rotates or torch.equal(near, far), "rotates is False, but scores change")
 
 
 def check_compressor(compressor: parts.Compressor, folded: int) -> Checks:
-    """Checks a compressor for layer 0 and F = `folded`, which is fitted on few tokens and on as
-    many tokens as the compressor asks for."""
+    """Checks a compressor for layer 0 and F = `folded`. The compressor is fitted on few tokens, and
+    on as many tokens as `fit_tokens` says."""
 
     def make_random_matrix(rows: int, seed: int) -> Tensor:
         return torch.randn(rows, folded, generator=torch.Generator().manual_seed(seed))
@@ -248,11 +249,11 @@ def check_compressor(compressor: parts.Compressor, folded: int) -> Checks:
         for name, before in vars(twin).items():
             now = getattr(moments, name)
             same = torch.equal(now, before) if isinstance(before, Tensor) else now == before
-            _expect(same, "fit changed its argument `moments`")
+            _ensure(same, "fit changed its argument `moments`")
         return projection
 
     yield "declares fit_tokens"
-    _expect_type("fit_tokens", compressor.fit_tokens, int)
+    _ensure_type("fit_tokens", compressor.fit_tokens, int)
     yield "valid projections"
     for limit in (5, 4096):
         with _prefix_failures(f"fitted on at most {limit} tokens"):
@@ -266,25 +267,25 @@ def check_compressor(compressor: parts.Compressor, folded: int) -> Checks:
 
 
 def _check_projection(projection: Any, twin: Any, q: Tensor, k: Tensor) -> None:
-    """Fails if a projection's reduced queries (C, R) or keys (n, R) are invalid, or differ from
-    those of a second, equal projection. Each key must be reduced independently of other keys."""
+    """Fails if a projection's reduced queries (C, R) or keys (n, R) are invalid, or differ from the
+    results of an equal projection. Each key must be reduced independently of other keys."""
     given = q.clone(), k.clone()
     queries, keys = projection.queries(given[0]), projection.keys(given[1])
     untouched = torch.equal(given[0], q) and torch.equal(given[1], k)
-    _expect(untouched, "the projection changed its arguments")
-    _expect_numbers("queries", queries, len(q), keys.shape[-1])
-    _expect_numbers("keys", keys, len(k), queries.shape[-1])
+    _ensure(untouched, "the projection changed its arguments")
+    _ensure_numbers("queries", queries, len(q), keys.shape[-1])
+    _ensure_numbers("keys", keys, len(k), queries.shape[-1])
     # A step's queries are float32, and meet the reduced keys.
     wanted = torch.float32 if q.dtype == torch.float32 else keys.dtype
     alike = keys.is_floating_point() and queries.dtype == keys.dtype == wanted
-    _expect(alike, f"{q.dtype} inputs gave {queries.dtype} queries and {keys.dtype} keys")
+    _ensure(alike, f"{q.dtype} inputs gave {queries.dtype} queries and {keys.dtype} keys")
     for x, fitted in ((queries, twin.queries(q.clone())), (keys, twin.keys(k.clone()))):
-        _expect(torch.equal(x, fitted), "two equal fits project equal queries or keys differently")
+        _ensure(torch.equal(x, fitted), "two equal fits project equal queries or keys differently")
     for at in {0, len(k) // 2, len(k) - 1}:
         alone = projection.keys(k[at : at + 1].clone()).float()
         apart = float((alone - keys[at : at + 1].float()).abs().max())
         same = apart <= 0.02 * float(alone.abs().max()) + 1e-5
-        _expect(same, f"key {at} of {len(k)} is projected {apart:.3g} apart from when it is alone")
+        _ensure(same, f"key {at} of {len(k)} is projected {apart:.3g} apart from when it is alone")
 
 
 PLACES = {
@@ -298,9 +299,9 @@ PLACES = {
 def check_position_encoding(encoding: parts.PositionEncoding) -> Checks:
     """Checks that a position encoding gives valid positions, query scales and frequencies."""
     yield "declares its members"
-    _expect_type("distance", encoding.distance, int)
+    _ensure_type("distance", encoding.distance, int)
     if encoding.max_distance is not None:
-        _expect_type("max_distance", encoding.max_distance, int, 1)
+        _ensure_type("max_distance", encoding.max_distance, int, 1)
     yield "positions of near and far tokens"
     for case, arguments in PLACES.items():
         with _prefix_failures(case):
@@ -311,30 +312,30 @@ def check_position_encoding(encoding: parts.PositionEncoding) -> Checks:
         factors, alone = (encoding.query_scale(places) for places in (at, at[-1:]))
         if factors is not None or alone is not None:
             with _prefix_failures(f"{count} queries from {start}"):
-                _expect_numbers("factors", factors, count, smallest=1e-30)
-                _expect_numbers("the last factor alone", alone, 1, smallest=1e-30)
+                _ensure_numbers("factors", factors, count, smallest=1e-30)
+                _ensure_numbers("the last factor alone", alone, 1, smallest=1e-30)
                 same = factors is not None and alone is not None and factors[-1:].allclose(alone)
-                _expect(same, "the last factor is different when alone")
+                _ensure(same, "the last factor is different when alone")
     yield "frequencies (D / 2,)"
     for dim, base, length in ((8, 1e4, 1), (128, 5e5, 10_000_000), (64, 1e4, 30_000)):
         inverse = base ** (-torch.arange(0, dim, 2) / dim)
         given = inverse.clone()
         first: Any = encoding.frequencies(given, 1.0, length)
         again: Any = encoding.frequencies(inverse.clone(), 1.0, length)
-        _expect(torch.equal(given, inverse), "the encoding changed its argument `inverse`")
+        _ensure(torch.equal(given, inverse), "the encoding changed its argument `inverse`")
         if first is not None or again is not None:
             with _prefix_failures(f"D = {dim}, {length} tokens"):
-                _expect_numbers("frequencies", first[0], dim // 2, smallest=0)
+                _ensure_numbers("frequencies", first[0], dim // 2, smallest=0)
                 is_factor = isinstance(first[1], int | float) and 0 < first[1] < torch.inf
-                _expect(is_factor, f"the factor is {first[1]!r}, not a number above 0")
-                _expect(torch.equal(first[0], again[0]), "frequencies differ the second time")
+                _ensure(is_factor, f"the factor is {first[1]!r}, not a number above 0")
+                _ensure(torch.equal(first[0], again[0]), "frequencies differ the second time")
 
 
 def _check_positions(
     encoding: parts.PositionEncoding, local: int, chunk: int, start: int, far: int
 ) -> None:
-    """Fails if the positions are invalid. Half of the far tokens are the first tokens, and the
-    other half are right before the local tokens."""
+    """Fails if a position encoding's positions are invalid. Half of the far tokens are the first
+    tokens, and the other half are right before the local tokens."""
     last = start - local
     at = torch.cat((torch.arange(far // 2), torch.arange(last - far + far // 2, last)))
     given = at.clone()
@@ -342,17 +343,17 @@ def _check_positions(
         (encoding.near(local, chunk, start, far), encoding.far(given, local, chunk, start))
         for _ in range(2)
     )
-    _expect(torch.equal(given, at), "the encoding changed its argument `at`")
+    _ensure(torch.equal(given, at), "the encoding changed its argument `at`")
     names = ("near", local + chunk), ("far", far)
     for (name, keys), out, other in zip(names, first, again, strict=True):
-        _expect(isinstance(out, Positions), f"{name} returns a {type(out).__name__}, not Positions")
-        _expect_numbers(f"{name} queries", out.query, chunk, smallest=0)
-        _expect_numbers(f"{name} keys", out.key, keys, smallest=0)
+        _ensure(isinstance(out, Positions), f"{name} returns a {type(out).__name__}, not Positions")
+        _ensure_numbers(f"{name} queries", out.query, chunk, smallest=0)
+        _ensure_numbers(f"{name} keys", out.key, keys, smallest=0)
         same = torch.equal(out.query, other.query) and torch.equal(out.key, other.key)
-        _expect(same, f"the {name} positions are different the second time")
+        _ensure(same, f"the {name} positions are different the second time")
     query, key = first[1].query, first[1].key
     if far:
-        _expect(query.min() >= key.max(), f"a far query is before a far key at {key.max().item()}")
+        _ensure(query.min() >= key.max(), f"a far query is before a far key at {key.max().item()}")
 
 
 SUITES: dict[str, tuple[type, Callable[..., Checks]]] = {
@@ -373,7 +374,7 @@ CASES: dict[str, tuple[int, tuple[int, int, int, int], int]] = {
 
 
 def check_recipe(name: str) -> Checks:
-    """Checks that a recipe returns valid settings in every case, and equal settings twice."""
+    """Checks that a recipe returns valid settings in all test cases, and equal settings twice."""
     yield "valid settings"
     for case, (context, sizes, length) in CASES.items():
         with _prefix_failures(case):
@@ -382,7 +383,7 @@ def check_recipe(name: str) -> Checks:
             base = Preset(name="base", model="any", **settings)
             first, again = (resolved_preset.apply_method(name, base, length) for _ in range(2))
             resolved_preset.resolve(first)
-            _expect(first == again, "the settings are different the second time")
+            _ensure(first == again, "the settings are different the second time")
 
 
 Observe = Callable[[Step], None]
@@ -399,7 +400,7 @@ def make_step(
     """Makes a step over a random document of I initial, M middle, L local and C current tokens.
     Equal arguments give equal steps. `spread` is the standard deviation of queries (H, C, D), keys
     and values (G, N, D). With `ties` all keys are equal, and with `words` the step has a text.
-    `observe` is a selector's method, which is called for every chunk before the step's chunk."""
+    `observe` is a selector's method, and is called for every chunk before the step's chunk."""
     start = initial + middle + local
     store = MemoryStore(groups, dim, dtype, torch.device("cpu"))
     random = torch.Generator().manual_seed(0)
@@ -409,8 +410,10 @@ def make_step(
     )
     if ties:
         keys = keys[:, :1].expand_as(keys)
-    text = TurnText("Where are word3 and word7?", lambda: [f" word{n % 50}." for n in range(start)])
-    rope = Rope(FixedRotaryModule(10000.0 ** (-torch.arange(0, dim, 2) / dim), 1.0))
+    text = QuestionAndText(
+        "Where are word3 and word7?", lambda: [f" word{n % 50}." for n in range(start)]
+    )
+    rope = Rope(FixedFrequencyRotaryModule(10000.0 ** (-torch.arange(0, dim, 2) / dim), 1.0))
     step = Step(
         layer, start, queries[:, start:], store, initial, initial + middle, local, distance,
         dim**-0.5, rope, score, projection=projection, decoding=decoding,
@@ -420,9 +423,9 @@ def make_step(
         high = min(low + 256, start)
         store.append(keys[:, low:high], values[:, low:high])
         if observe is not None:
-            observe(make_observed_step(_move_step(step, low, queries[:, low:high])))
+            observe(make_observed_step(_make_step_for_chunk(step, low, queries[:, low:high])))
     store.append(keys[:, start:], values[:, start:])
-    _reduce_keys(step)
+    _append_reduced_keys(step)
     return step
 
 
@@ -431,8 +434,8 @@ def advance(
     None,
 ) -> Step:  # fmt: skip
     """Makes the step after the given step, with `chunk` new random tokens and equal windows. First
-    calls `observe` for the given step's chunk, if the store has the chunk. If `back` is not 0, then
-    removes the last `back` tokens from the store and begins a new turn."""
+    calls `observe` for the given step's chunk, if the store has the chunk. Then removes the last
+    `back` tokens from the store and begins a new turn, if `back` is not 0."""
     store = step.store
     if observe is not None and len(store) == step.start + step.queries.shape[1]:
         observe(make_observed_step(step))
@@ -446,14 +449,14 @@ def advance(
         torch.randn(rows, chunk, store.dim, generator=random).to(step.queries)
         for rows in (step.queries.shape[0], store.heads, store.heads)
     )
-    step = replace(_move_step(step, len(store), queries), decoding=decoding)
+    step = replace(_make_step_for_chunk(step, len(store), queries), decoding=decoding)
     store.append(keys, values)
-    _reduce_keys(step)
+    _append_reduced_keys(step)
     return step
 
 
 def make_observed_step(step: Step) -> Step:
-    """Returns the step that `observe` gets after attention to initial and local tokens."""
+    """Returns the step for `observe` after attention to initial and local tokens."""
     chunk, rope = step.queries.shape[1], step.rope
     places = torch.arange(step.local + chunk)
     keys, values = step.store.span(step.start - step.local, step.start + chunk)
@@ -461,10 +464,10 @@ def make_observed_step(step: Step) -> Step:
     near = compute_reference_attention(queries, rope.rotate(keys, places), values, True, step.scale)
     keys, values = step.store.span(0, step.low)
     far = compute_reference_attention(step.rotated(True), keys, values, False, step.scale)
-    return replace(step, low=0, projection=None, lse=fuse_outputs([near, far])[1])
+    return replace(step, low=0, projection=None, lse=fuse_attention([near, far])[1])
 
 
-def _move_step(step: Step, start: int, queries: Tensor) -> Step:
+def _make_step_for_chunk(step: Step, start: int, queries: Tensor) -> Step:
     """Returns the step for a chunk whose queries (H, C, D) begin at position `start`."""
     local = min(step.local, start)
     high = start - local
@@ -472,7 +475,7 @@ def _move_step(step: Step, start: int, queries: Tensor) -> Step:
     return replace(step, start=start, queries=queries, decoding=False)
 
 
-def _reduce_keys(step: Step) -> None:
+def _append_reduced_keys(step: Step) -> None:
     if step.projection is not None:
         for _, keys in step.store.key_blocks(step.store.reduced, step.high):
-            step.store.append_reduced_keys(step.projection.keys(flatten_keys(keys)))
+            step.store.append_reduced_keys(step.projection.keys(join_key_heads(keys)))

@@ -1,4 +1,4 @@
-"""The scores of the public benchmarks, from 0 to 1, as the benchmarks' official code computes.
+"""The scores of the public benchmarks, from 0 to 1, computed as by the benchmarks' official code.
 
 The official code is LongBench's `metrics.py` and `eval.py`, RULER's `eval/synthetic/constants.py`,
 InfiniteBench's `src/compute_scores.py`, InfLLM's `infinitebench_eval.py` for Code.Debug,
@@ -26,7 +26,7 @@ _LETTERS = "ABCD"
 _STARS = re.compile(r"little_[a-z]+[\"']?\s*:\s*\[([^\]]*)")
 
 
-def import_library(name: str) -> Any:
+def import_benchmark_library(name: str) -> Any:
     """Imports a module of the extra `bench`. Raises UsageError: the module is not installed."""
     try:
         return importlib.import_module(name)
@@ -64,7 +64,7 @@ def compute_number_share(output: str, gold: str) -> float:
 
 
 def compute_paragraph_share(output: str, gold: str) -> float:
-    """Returns the share of the output's numbers that equal n, where the answer is `Paragraph n`."""
+    """Returns the share of the output's numbers that equal n, if the answer is `Paragraph n`."""
     number = re.search(r"Paragraph (\d+)", gold)
     return compute_number_share(output, number[1]) if number else 0.0
 
@@ -72,8 +72,8 @@ def compute_paragraph_share(output: str, gold: str) -> float:
 def compute_class_share(output: str, gold: str, classes: Sequence[str]) -> float:
     """Returns 1 / n if the output has n class names and the right class is among them, else 0.
 
-    Class names that are a part of the right name are removed first, but each removal skips the next
-    name, as in the official code."""
+    Names that are a part of the right class name are removed first, but each removal skips the next
+    name, as in LongBench's code."""
     named = [name for name in classes if name in output]
     at = 0
     while at < len(named):
@@ -93,14 +93,14 @@ def compute_code_similarity(output: str, gold: str) -> float:
 
 def compute_rouge_l(output: str, gold: str) -> float:
     """Returns the ROUGE-L F of the package `rouge`, or 0 if the package fails, as in LongBench."""
-    rouge = import_library("rouge").Rouge(metrics=["rouge-l"])
+    rouge = import_benchmark_library("rouge").Rouge(metrics=["rouge-l"])
     try:
         return float(rouge.get_scores(output, gold)[0]["rouge-l"]["f"])
     except (ValueError, RecursionError):  # no words, or more than a thousand in a sentence
         return 0.0
 
 
-def first_line(output: str) -> str:
+def cut_to_first_line(output: str) -> str:
     """Returns the first line of an output, which LongBench scores in few-shot tasks."""
     return output.lstrip("\n").split("\n")[0]
 
@@ -125,10 +125,10 @@ def score_first_number(output: str, gold: str) -> float:
 
 def score_answer_word(output: str, gold: str) -> float:
     """Returns 1 if the answer is one of the output's words (Retrieve.KV), else 0."""
-    return float(gold in _replace_marks(output, "\n:\"'.,?!{}").split())
+    return float(gold in _replace_punctuation(output, "\n:\"'.,?!{}").split())
 
 
-def _replace_marks(text: str, marks: Sequence[str]) -> str:
+def _replace_punctuation(text: str, marks: Sequence[str]) -> str:
     """Replaces each punctuation mark by a space, and each run of spaces by one space."""
     for mark in marks:
         text = text.replace(mark, " ")
@@ -136,7 +136,7 @@ def _replace_marks(text: str, marks: Sequence[str]) -> str:
 
 
 def _find_text_after_phrase(text: str, phrases: Sequence[str]) -> str | None:
-    """Returns the text after the first phrase in the list that occurs, or None."""
+    """Returns the text after the first of the phrases that the text contains, or None."""
     for phrase in phrases:
         _, separator, rest = text.partition(phrase)
         if separator:
@@ -154,7 +154,7 @@ def score_multiple_choice(output: str, answers: Sequence[str]) -> float:
         return float(text[0] in answers)
     if text in answers:
         return 1.0
-    text = _replace_marks(text, "\n\"'.,?!{}")
+    text = _replace_punctuation(text, "\n\"'.,?!{}")
     named = _find_text_after_phrase(text, ("answer is:", "answer:", "answer is", "option is"))
     if named is not None:
         return float(named[1:].startswith(tuple(answers)))  # skips the space
@@ -172,7 +172,7 @@ def score_code_debug(output: str, answers: Sequence[str]) -> float:
     name, letter = answers
     if output[:2] in (f"{letter}.", f"{letter}:"):
         return 1.0
-    text = _replace_marks(output.strip(), ("\n", "`", "'", '"', "-", "*", "Option", "option"))
+    text = _replace_punctuation(output.strip(), ("\n", "`", "'", '"', "-", "*", "Option", "option"))
     is_named = False
     for phrases in (("answer is:", "is:", "answer:"), ("answer is", "error is")):
         named = _find_text_after_phrase(text, phrases)
@@ -198,8 +198,8 @@ def score_listed_stars(
     """Returns the mean score over all right counts of stars in an answer of Counting-Stars.
 
     In the searching task (`mistaken` is None) a listed count scores 1. In the reasoning task a
-    count scores 1 if only the right number is listed, 0.5 if both the right and the mistaken one
-    are, and 0.25 if only the mistaken one is."""
+    count scores 1 if only the right number is listed, 0.5 if both the right and the mistaken number
+    are listed, and 0.25 if only the mistaken number is listed."""
     right = [int(answer) for answer in answers]
     listed = parse_listed_stars(output, len(right))
     if mistaken is None:

@@ -1,7 +1,7 @@
-"""The main loop of self-tests and benchmarks, which writes a row for each answer.
+"""The main loop of self-tests and benchmarks, which writes a row with each answer to a journal.
 
 Every row is on disk before the next question is asked, so a stopped run can be resumed: a question
-that has a row is not asked again, and a document is only ingested if a question has no row.
+with a row is not asked again, and a document is only ingested if one of its questions has no row.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ SAME_FIELDS = ("record", "document", "settings", "reading")
 
 @dataclass(frozen=True)
 class QuestionCase:
-    """A question to be answered by one method. `fields` are the known fields of its row. `ask`
-    returns the other fields. `check` raises LengthError if the question is too long."""
+    """A question for one method. `fields` are fields of the question's row, and `ask` returns the
+    row's other fields. `check` raises LengthError if the question is too long."""
 
     fields: Mapping[str, Any]
     ask: Callable[[], dict[str, Any]]
@@ -29,17 +29,17 @@ class QuestionCase:
 
 
 @dataclass(frozen=True)
-class DocumentCases:
-    """The questions about one document. `ingest` ingests the document, or returns False to skip the
-    questions."""
+class DocumentQuestions:
+    """The questions about one document. The function `ingest` ingests the document, or returns
+    False if the questions are to be skipped."""
 
     cases: Sequence[QuestionCase]
     ingest: Callable[[], bool]
 
 
-def has_row(journal: Journal, fields: Mapping[str, Any]) -> bool:
-    """Says whether the journal has the row of a case. Raises UsageError: the row belongs to another
-    document or to other settings."""
+def has_result_row(journal: Journal, fields: Mapping[str, Any]) -> bool:
+    """Says whether the journal has the row of a question. Raises UsageError: the row belongs to
+    another document or to other settings."""
     row = journal.find_row(fields)
     if row is None:
         return False
@@ -54,18 +54,18 @@ def has_row(journal: Journal, fields: Mapping[str, Any]) -> bool:
     return True
 
 
-def write_missing_rows(
-    documents: Iterable[DocumentCases], journal: Journal, *, until: float | None = None, on_row:
+def answer_missing_rows(
+    documents: Iterable[DocumentQuestions], journal: Journal, *, until: float | None = None, on_row:
     Callable[[dict[str, Any]], None] = lambda row: None, on_left_out: Callable[[QuestionCase,
     LengthError], None] | None = None,
 ) -> bool:  # fmt: skip
-    """Asks the questions that have no row, and writes their rows. Returns False if the time
-    `until`, by `time.monotonic`, came before the end.
+    """Asks the questions without a row in the journal, and writes a row with each answer. Returns
+    False if the time `until`, by `time.monotonic`, came before the end.
 
     Args:
-        on_row: called with each new row.
-        on_left_out: called with a case whose question is too long; without this function, such a
-            case ends the run with a LengthError.
+        on_row: a function that is called with each new row.
+        on_left_out: a function that is called with each question that is too long; without the
+            function, such a question ends the run with a LengthError.
 
     Raises:
         UsageError: a row of the journal belongs to another document or to other settings."""
@@ -76,7 +76,7 @@ def write_missing_rows(
     for document in documents:
         cases = []
         for case in document.cases:
-            if has_row(journal, case.fields):
+            if has_result_row(journal, case.fields):
                 continue
             try:
                 case.check()

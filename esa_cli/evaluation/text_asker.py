@@ -1,4 +1,4 @@
-"""Answers the questions of self-tests and benchmarks from passages of a text."""
+"""Answers the questions of self-tests and benchmarks from passages that are found in a text."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from esa_cli.qa.presets.preset import Preset
 from esa_cli.system.progress import Progress
 
 
-class TextAsker:
-    """Answers questions about one text at a time from passages, as `esa ask` does with the same
-    preset. `book` is the text that was ingested last. A new asker clears the session's KV cache.
+class TextAnswerer:
+    """Answers questions about one text at a time from passages, as `esa ask` with the same preset.
+    `book` is the text that was ingested last. A new object clears the session's KV cache.
     Raises PresetError, ModelError: the preset's adapter or finder is missing or does not fit."""
 
     book: Book
     nbytes: int
-    """Number of bytes of the book's token index."""
+    """Number of bytes of the token index of the text that was ingested last."""
 
     def __init__(self, session: Session, preset: Preset) -> None:
         self.session, self.preset = session, preset
@@ -45,7 +45,7 @@ class TextAsker:
         self._esa.spans.check(question, max_new_tokens)
 
     def ingest_text(self, text: str, progress: Progress | None = None) -> float:
-        """Ingests a text, indexes its words for the preset's finder, and returns the seconds."""
+        """Ingests a text, indexes words for the preset's finder, and returns the seconds."""
         started = time.perf_counter()
         self._reset_session()
         book = self._esa.ingest(Document("", text, source="", encoding="", bytes=0), progress)
@@ -58,11 +58,11 @@ class TextAsker:
     def ask(
         self, question: str, max_new_tokens: int | None = None, temperature: float | None = None
     ) -> Reply:
-        """Answers a question. The evidence of the reply is every passage that the reader got,
-        best first. Raises LengthError, UsageError, as `check_length`.
+        """Answers a question. The evidence of the reply is every passage that the model read, best
+        first. Raises LengthError, UsageError, as `check_length`.
 
         Args:
-            max_new_tokens: the largest number of new tokens; None stands for the preset's."""
+            max_new_tokens: the largest number of the answer's tokens; None: the preset's number."""
         return self._esa.ask(
             question, [self.book], max_new_tokens=max_new_tokens, temperature=temperature,
             evidence=sys.maxsize,

@@ -1,4 +1,4 @@
-"""The names that a plugin may import; the module of each name is loaded at its first use.
+"""The names that a plugin may import, each loaded from another module at the first use.
 
 from esa_cli.methods import Selector, Step, register, top_k
 """

@@ -4,10 +4,9 @@
     s(w)      BM25 of the window's words for the question's, see `system.text`
     F_s(m)    the highest s(w) of the (at most two) windows that contain m
 
-The score uses neither queries nor keys. The recipe has the window size, share, prompt and positions
-of `esa-consensus`, so that a comparison of both compares only how they find windows. Source:
-Robertson et al., Okapi at TREC-3, 1994, as the library bm25s computes it.
-"""
+The score `bm25` uses neither queries nor keys. The recipe has the window size, share, prompt and
+positions of `esa-consensus`, so that a comparison of both methods compares only how windows are
+found. Source: Robertson et al., Okapi at TREC-3, 1994, as the library bm25s computes it."""
 
 from __future__ import annotations
 
@@ -35,7 +34,7 @@ from esa_cli.system.text import (
 
 
 class TokenWindowIndex:
-    """The content words of a text's token windows; a word belongs to its first letter's token.
+    """The content words of each window of tokens in a text; a word belongs where the word begins.
 
     Args:
         pieces: the text of each token. window: tokens of a window, even."""
@@ -58,7 +57,7 @@ class TokenWindowIndex:
         self._bm25 = Bm25Index.of(texts, len(self._vocabulary))
 
     def score_tokens(self, question: str) -> Tensor:
-        """Returns each token's score, which is BM25 of its best window, as a tensor (tokens,)."""
+        """Returns the score of each token, which is BM25 of the best window with the token."""
         stems = sum(find_question_words(question, [self._language]), ())
         known = [self._vocabulary[stem] for stem in stems if stem in self._vocabulary]
         windows = self._bm25.scores(known)
@@ -72,7 +71,7 @@ class TokenWindowIndex:
 @register("score", "bm25", about="windows of tokens by the question's words")
 @dataclass(frozen=True)
 class Bm25Score(Score):
-    """A score that is BM25 of a token's window for the question's words; 0 without a known text.
+    """A score that is BM25 of a token's window for the question's words, or 0 without a text.
 
     Args:
         window: tokens of a window, even.
@@ -96,7 +95,7 @@ class Bm25Score(Score):
     def scores(self, step: Step) -> Tensor:
         out = torch.zeros(step.middle, device=step.queries.device)
         text = step.text
-        if text is None or (self.layers == "first" and not step.is_first):
+        if text is None or (self.layers == "first" and not step.is_first_method_layer):
             return out
         index = text.once(
             ("bm25", self.window), lambda: TokenWindowIndex(text.pieces(), self.window)

@@ -1,8 +1,8 @@
-"""Selection of whole windows of tokens by the scores of all layers so far.
+"""Selection of whole windows of tokens by the sum of the scores of all layers so far.
 
 In a small model few layers find a passage, and the layers that would use the passage do not select
-it once M is large. So each layer adds its scores to those of earlier layers and selects by the sum.
-The answer's tokens reuse the last layer's selection; with two rounds the question does so, too.
+the passage if M is large. So each layer adds its scores to those of earlier layers and selects by
+the sum. The answer's tokens reuse the last layer's selection, and so do questions in two rounds.
 
 The selector `fused-consensus` adds a second score, such as BM25. Both scores are standardised for
 each question, so that a score without clear winners does not outvote the other.
@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from esa_cli.attention.algebra import to_float64
-from esa_cli.attention.parts import Score, Selector, check_at_least
+from esa_cli.attention.parts import Score, Selector, check_minimum
 from esa_cli.attention.step import Step
 from esa_cli.methods import registry
 from esa_cli.methods.paper import ATTENDED
@@ -27,44 +27,44 @@ from esa_cli.methods.registry import Base, recipe, register
 from esa_cli.methods.voting import PLAIN, build_esa_vote_settings
 
 
-def average_window_scores(scores: Tensor, size: int, stride: int = 1) -> Tensor:
-    """Averages scores (X, M) over windows of `size` tokens, which begin every `stride` tokens."""
-    return functional.avg_pool1d(scores, size, stride)
+def average_window_scores(scores: Tensor, window_size: int, stride: int = 1) -> Tensor:
+    """Averages scores (X, M) over windows of tokens, one of which begins every `stride` tokens."""
+    return functional.avg_pool1d(scores, window_size, stride)
 
 
-def find_centred_window_start(centre: Tensor, size: int, middle: int) -> Tensor:
-    """Returns the offset of a window of `size` tokens around `centre`, inside the M tokens."""
-    return (centre - (size - 1) / 2).round().clamp(0, middle - size)
+def find_centred_window_start(centre: Tensor, window_size: int, middle_count: int) -> Tensor:
+    """Returns the first offset of the window that is centred on `centre`, inside the M tokens."""
+    return (centre - (window_size - 1) / 2).round().clamp(0, middle_count - window_size)
 
 
-def select_windows(scores: Tensor, count: int, size: int, share: float = 0.0) -> Tensor:
-    """Selects windows of `size` tokens with the highest mean of the scores (M,), each window
-    centred on its scores. Returns at most `count` ascending offsets; a count below `size` gives one
-    shorter window. Windows that score less than `share` times the best window are left out."""
-    size = min(size, count, scores.shape[0])
-    if size < 1:
+def select_windows(scores: Tensor, budget: int, window_size: int, min_share: float = 0) -> Tensor:
+    """Selects the windows of tokens with the highest mean of the scores (M,), each window centred
+    on its scores. Returns at most `budget` ascending offsets; fewer tokens than a window give
+    one shorter window. Windows that score less than `min_share` times the best one are left out."""
+    window_size = min(window_size, budget, scores.shape[0])
+    if window_size < 1:
         return torch.arange(0, device=scores.device)
     # Logits may all be below zero: only differences count.
     left, first = to_float64(scores) - min(0.0, float(scores.min())), None
     taken = torch.zeros_like(left, dtype=torch.bool)
-    for _ in range(count // size):
-        means = average_window_scores(left[None], size)[0]
+    for _ in range(budget // window_size):
+        means = average_window_scores(left[None], window_size)[0]
         start = int(means.argmax())
         best = float(means[start])
         first = best if first is None else first
-        if best <= 0 or best < share * first:
+        if best <= 0 or best < min_share * first:
             break
-        chosen = left[start : start + size]
-        offsets = torch.arange(size, device=left.device)
+        chosen = left[start : start + window_size]
+        offsets = torch.arange(window_size, device=left.device)
         centre = start + (chosen * offsets).sum() / chosen.sum()
-        start = int(find_centred_window_start(centre, size, scores.shape[0]))
-        taken[start : start + size] = True
+        start = int(find_centred_window_start(centre, window_size, scores.shape[0]))
+        taken[start : start + window_size] = True
         left = torch.where(taken, 0.0, left)
     return torch.nonzero(taken)[:, 0].to(scores.device)
 
 
 @dataclass
-class LayerScores:
+class SummedLayerScores:
     """Scores (M,) of tokens from position `low` on, summed over layers up to `layer`, for the chunk
     at `start`; `chosen` are the absolute positions selected by these scores, once known."""
 
@@ -76,12 +76,12 @@ class LayerScores:
 
 
 @dataclass
-class ConsensusTurn:
+class ConsensusState:
     """The layer scores of a turn by the start of their chunk, because all chunks of a call pass one
     layer before the next layer; the question's second pass selects by the scores `surveyed`."""
 
-    layer_scores: dict[int, LayerScores] = field(default_factory=dict)
-    surveyed: LayerScores | None = None
+    layer_scores: dict[int, SummedLayerScores] = field(default_factory=dict)
+    surveyed: SummedLayerScores | None = None
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class LayerSumSelector(Selector):
 
     @abstractmethod
     def select_best_tokens(self, scores: Tensor, step: Step, budget: int) -> Tensor:
-        """Selects ascending offsets, at most `budget`, by the summed scores (M,)."""
+        """Selects at most `budget` ascending offsets of tokens by the summed scores (M,)."""
 
     @property
     def sums_layers(self) -> bool:
@@ -105,13 +105,13 @@ class LayerSumSelector(Selector):
     def surveys(self) -> bool:
         return self.rounds == 2
 
-    def new_turn_state(self) -> ConsensusTurn:
-        return ConsensusTurn()
+    def new_turn_state(self) -> ConsensusState:
+        return ConsensusState()
 
     def select(self, step: Step, budget: int) -> Tensor:
         if budget >= step.middle:
             return torch.arange(step.middle, device=step.queries.device)
-        turn: ConsensusTurn = step.turn_state(self)
+        turn: ConsensusState = step.turn_state(self)
         if turn.surveyed is not None:
             return self._reuse_selection(turn.surveyed, step, budget)
         layer_scores = turn.layer_scores
@@ -130,7 +130,7 @@ class LayerSumSelector(Selector):
         total = torch.where(scores.isneginf(), worst, scores.nan_to_num())
         if before is not None:
             total = before.scores + total
-        layer_scores[step.start] = LayerScores(step.start, step.layer, step.low, total)
+        layer_scores[step.start] = SummedLayerScores(step.start, step.layer, step.low, total)
         if step.query.surveying:
             # No middle tokens: those that half of the layers select change the others' scores.
             return torch.arange(0, device=step.queries.device)
@@ -138,17 +138,17 @@ class LayerSumSelector(Selector):
 
     def survey_complete(self, step: Step) -> bool:
         """Whether all scoring layers have scored the last chunk of the question."""
-        turn: ConsensusTurn = step.turn_state(self)
+        turn: ConsensusState = step.turn_state(self)
         last, stop = step.last_scoring_layer, step.start + step.queries.shape[1]
         scored = step.start in turn.layer_scores and stop == len(step.store)
         return scored and last is not None and step.layer >= last
 
-    def after_survey(self, turn: ConsensusTurn | None) -> ConsensusTurn:
+    def after_survey(self, turn: ConsensusState | None) -> ConsensusState:
         layer_scores = turn.layer_scores if turn else {}
-        return ConsensusTurn(surveyed=layer_scores[max(layer_scores)] if layer_scores else None)
+        return ConsensusState(surveyed=layer_scores[max(layer_scores)] if layer_scores else None)
 
-    def _reuse_selection(self, earlier: LayerScores, step: Step, budget: int) -> Tensor:
-        """Selects by the question's last scores, alike in all layers and for all later tokens."""
+    def _reuse_selection(self, earlier: SummedLayerScores, step: Step, budget: int) -> Tensor:
+        """Selects tokens by earlier scores: the same in all layers and for all later tokens."""
         if earlier.chosen is None or earlier.chosen.shape[0] > budget:
             scored = replace(step, low=earlier.low, high=earlier.low + earlier.scores.shape[0])
             earlier.chosen = self.select_best_tokens(earlier.scores, scored, budget) + earlier.low
@@ -159,14 +159,14 @@ class LayerSumSelector(Selector):
 @register("selector", "consensus", about="whole windows, by the scores of all layers so far")
 @dataclass(frozen=True)
 class ConsensusSelector(LayerSumSelector):
-    """Selects windows of `passage` tokens with the highest sum of the scores of the layers so
-    far, except windows that score less than `share` times the best one."""
+    """Selects windows of `passage` tokens with the highest sum of the scores of the layers so far,
+    except windows that score less than `share` times the best window."""
 
     passage: int = 64
     share: float = 0.0
 
     def __post_init__(self) -> None:
-        check_at_least(1, passage=self.passage)
+        check_minimum(1, passage=self.passage)
         if not 0 <= self.share <= 1:
             raise ValueError(f"share must be from 0 to 1, got {self.share}")
 
@@ -197,15 +197,15 @@ def build_esa_consensus_settings(base: Base) -> dict[str, Any]:
     }
 
 
-def standardise_scores(scores: Tensor, size: int) -> Tensor:
-    """Shifts and scales scores (M,) so that the means of all windows of `size` tokens have mean 0
-    and standard deviation 1; returns zeros if all windows have the same mean.
+def standardise_scores(scores: Tensor, window_size: int) -> Tensor:
+    """Shifts and scales scores (M,) so that the means of all windows of tokens have mean 0 and
+    standard deviation 1; returns zeros if all windows have the same mean.
 
     Tokens without a score (-inf) count as the lowest token that has one."""
     finite = to_float64(scores)
     finite = torch.where(finite.isneginf(), finite.nan_to_num(neginf=torch.inf).amin(), finite)
     finite = finite.nan_to_num(posinf=0.0)
-    means = average_window_scores(finite[None], min(size, scores.shape[0]))[0]
+    means = average_window_scores(finite[None], min(window_size, scores.shape[0]))[0]
     spread = means.std(correction=0)
     if float(spread) <= 1e-12 * float(means.abs().amax()):
         return torch.zeros_like(finite)
@@ -223,7 +223,7 @@ class FusedConsensusSelector(ConsensusSelector):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_at_least(0, weight=self.weight)
+        check_minimum(0, weight=self.weight)
         registry.build_part("score", {"name": self.second})
 
     def select_best_tokens(self, scores: Tensor, step: Step, budget: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""Full attention, and the position encodings that stretch a model's trained window.
+"""Full attention, and position encodings for documents longer than a model's trained window.
 
     interpolation   positions, or equally frequencies, divided by s       Chen et al. 2023
     ntk             base b' = b s^(D / (D - 2))                           bloc97 2023
@@ -8,7 +8,7 @@
 
 Inverse frequencies are b^(-2i/D), i from 0 to D/2 - 1; only interpolation accepts models with other
 frequencies. Cached keys are unrotated, so `ntk-dynamic` rotates all tokens of a step by one base.
-The ESA paper does not say which form of NTK it runs; `ntk` is the fixed form.
+The ESA paper compares with NTK and does not say in which form; `ntk` is the fixed form.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from esa_cli.attention.parts import Selector, check_at_least
+from esa_cli.attention.parts import Selector, check_minimum
 from esa_cli.attention.positions import ROTATED, FixedDistancePositions, TruePositions
 from esa_cli.attention.step import Step
 from esa_cli.errors import PresetError
@@ -60,7 +60,7 @@ class NoTokensSelector(Selector):
 
 @dataclass(frozen=True)
 class StretchedPositions(TruePositions):
-    """True positions for a window `factor` times the trained one; only scores use `distance`."""
+    """True positions for a window `factor` times the trained window; only scores use `distance`."""
 
     factor: float = 4.0
 
@@ -76,7 +76,7 @@ def find_rotary_base(inverse: Tensor) -> float:
     dim, last = 2 * len(rates), len(rates) - 1
     if last > 0 and min(rates) > 0:
         base = float(rates[last] ** (-dim / (2 * last)))
-        pairs = zip(rates, list_rotary_rates(base, dim), strict=True)
+        pairs = zip(rates, list_rotary_frequencies(base, dim), strict=True)
         if base > 1 and all(abs(rate / plain - 1) < TOLERANCE for rate, plain in pairs):
             return base
     raise PresetError(
@@ -86,16 +86,16 @@ def find_rotary_base(inverse: Tensor) -> float:
     )
 
 
-def list_rotary_rates(base: float, dim: int) -> list[float]:
+def list_rotary_frequencies(base: float, dim: int) -> list[float]:
     """Returns the inverse frequencies b^(-2i/D) for i from 0 to D/2 - 1."""
     return [base ** (-2 * i / dim) for i in range(dim // 2)]
 
 
-def _enlarge_base(inverse: Tensor, stretch: float) -> Tensor:
+def _enlarge_rotary_base(inverse: Tensor, stretch: float) -> Tensor:
     """Returns the inverse frequencies (D / 2,) of the base b' = b * stretch^(D / (D - 2))."""
     dim = 2 * inverse.shape[0]
     larger = find_rotary_base(inverse) * stretch ** (dim / (dim - 2))
-    return inverse.new_tensor(list_rotary_rates(larger, dim), dtype=torch.float32)
+    return inverse.new_tensor(list_rotary_frequencies(larger, dim), dtype=torch.float32)
 
 
 @register("position", "interpolation", about="true positions, divided by a factor")
@@ -113,7 +113,7 @@ class NtkPositions(StretchedPositions):
     """True positions with a rotary base enlarged for a text `factor` times the trained window."""
 
     def frequencies(self, inverse: Tensor, factor: float, length: int) -> tuple[Tensor, float]:
-        return _enlarge_base(inverse, self.factor), factor
+        return _enlarge_rotary_base(inverse, self.factor), factor
 
 
 @register("position", "ntk-dynamic", about="true positions, a base that grows with the text")
@@ -125,14 +125,14 @@ class DynamicNtkPositions(StretchedPositions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_at_least(1, trained=self.trained)
+        check_minimum(1, trained=self.trained)
 
     def frequencies(self, inverse: Tensor, factor: float, length: int) -> tuple[Tensor, float]:
         find_rotary_base(inverse)  # refuses a model at once, not in mid-document
         if length <= self.trained:
             return inverse, factor
         stretch = self.factor * length / self.trained - (self.factor - 1)
-        return _enlarge_base(inverse, stretch), factor
+        return _enlarge_rotary_base(inverse, stretch), factor
 
 
 @register("position", "yarn", about="true positions, slow frequencies stretched")
@@ -151,7 +151,7 @@ class YarnPositions(StretchedPositions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_at_least(1, trained=self.trained)
+        check_minimum(1, trained=self.trained)
         if not self.beta_fast >= self.beta_slow > 0:
             raise ValueError(
                 f"beta_slow must be above 0 and at most beta_fast, got {self.beta_slow} and "
@@ -175,7 +175,7 @@ class YarnPositions(StretchedPositions):
         dim = 2 * inverse.shape[0]
         base = find_rotary_base(inverse)
         shares = self.compute_uninterpolated_shares(base, dim)
-        pairs = zip(list_rotary_rates(base, dim), shares, strict=True)
+        pairs = zip(list_rotary_frequencies(base, dim), shares, strict=True)
         rates = [rate * (kept + (1 - kept) / self.factor) for rate, kept in pairs]
         temperature = 0.1 * math.log(self.factor) + 1
         return inverse.new_tensor(rates, dtype=torch.float32), factor * temperature
@@ -188,7 +188,7 @@ class YarnPositions(StretchedPositions):
 )  # fmt: skip
 @dataclass(frozen=True)
 class ReRopePositions(FixedDistancePositions):
-    """Positions with distances of at most w, which are exact if L has at least w tokens.
+    """Positions at which distances are at most w, exactly so if L has at least w tokens.
 
     The original multiplies query i by max(1, ln(i + 1) / ln L_train). The ESA paper does not
     mention this factor, so esa omits it unless `trained`, L_train, is given. `distance` is w."""
@@ -197,7 +197,7 @@ class ReRopePositions(FixedDistancePositions):
     trained: int = 0
 
     def __post_init__(self) -> None:
-        check_at_least(1, distance=self.distance)
+        check_minimum(1, distance=self.distance)
         if self.trained < 0 or self.trained == 1:
             raise ValueError(f"trained must be 0 or at least 2 tokens, got {self.trained}")
 
@@ -211,10 +211,10 @@ class ReRopePositions(FixedDistancePositions):
         return ((at + 1).float().log() / math.log(self.trained)).clamp(min=1.0)
 
 
-def _add_recipe(
+def _register_recipe(
     name: str, about: str, source: str, position: Callable[[Base], dict[str, Any]]
 ) -> None:
-    """Registers full attention with a position encoding as a recipe."""
+    """Registers a recipe, which is full attention with a position encoding."""
 
     def build_recipe_settings(base: Base) -> dict[str, Any]:
         everything = {"selector": {"name": "full"}, **OWN_SCORE, "reading": "select"}
@@ -226,28 +226,28 @@ def _add_recipe(
 
 
 def _compute_stretch_factor(base: Base) -> float:
-    """Returns the factor s, the number of trained windows that hold the document and ROOM."""
+    """Returns the factor s, how many trained windows hold the document and the question."""
     taken = base.length + ROOM if base.length else 0
     return float(max(1, math.ceil(taken / base.context)))
 
 
-_add_recipe("origin", " as the model was trained", "appendix of the ESA paper",
+_register_recipe("origin", " as the model was trained", "appendix of the ESA paper",
             lambda base: {"name": "true"})  # fmt: skip
-_add_recipe("full", ", far tokens where the preset's position encoding puts them",
+_register_recipe("full", ", far tokens where the preset's position encoding puts them",
             "Vaswani et al. 2017, Attention Is All You Need, arXiv 1706.03762",
             lambda base: dict(base.position))  # fmt: skip
-_add_recipe("interpolation", ", positions divided to fit into the trained window",
+_register_recipe("interpolation", ", positions divided to fit into the trained window",
             "Chen et al. 2023, position interpolation",
             lambda base: {"name": "interpolation",
                           "factor": _compute_stretch_factor(base)})  # fmt: skip
-_add_recipe("ntk", ", a larger rotary base for the document's length",
+_register_recipe("ntk", ", a larger rotary base for the document's length",
             "bloc97 2023, NTK-aware scaling",
             lambda base: {"name": "ntk", "factor": _compute_stretch_factor(base)})  # fmt: skip
-_add_recipe("ntk-dynamic", ", a rotary base that grows with the tokens cached",
+_register_recipe("ntk-dynamic", ", a rotary base that grows with the tokens cached",
             "emozilla 2023, dynamic NTK-aware scaling",
             lambda base: {"name": "ntk-dynamic", "factor": _compute_stretch_factor(base),
                           "trained": base.context})  # fmt: skip
-_add_recipe("yarn", ", slow frequencies stretched to the document's length",
+_register_recipe("yarn", ", slow frequencies stretched to the document's length",
             "Peng et al. 2023, YaRN",
             lambda base: {"name": "yarn", "factor": _compute_stretch_factor(base),
                           "trained": base.context})  # fmt: skip

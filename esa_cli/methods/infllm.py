@@ -1,4 +1,4 @@
-"""InfLLM, which selects whole blocks by the few keys of each block that got most attention.
+"""InfLLM selects whole blocks of tokens by the keys of each block with most attention received.
 
     r_h(m)   attention that token m received from head h while in L or C, at its true distance:
              sum over queries c of exp( scale * R(q_h,c) · R(k_m) - lse_h,c )
@@ -7,10 +7,9 @@
     choice   the blocks with the highest s that fit the budget, and the tokens after them
 
 A block is `block` tokens that have left L, counted from the first token of M. n_local - 1 is the
-position encoding's `distance`, which the recipe sets. Unlike the published code, the preset decides
-chunks and windows, and a block without r has the mean of all its keys. Source: Xiao et al., arXiv
-2402.04617.
-"""
+position encoding's `distance`, which the recipe sets. Unlike in the published code, the preset
+decides chunks and windows, and a block without r has the mean of all keys of the block. Source:
+Xiao et al., arXiv 2402.04617."""
 
 from __future__ import annotations
 
@@ -21,12 +20,12 @@ import torch
 from torch import Tensor
 
 from esa_cli.attention.algebra import apply_soft_cap
-from esa_cli.attention.parts import Selector, check_at_least
+from esa_cli.attention.parts import Selector, check_minimum
 from esa_cli.attention.positions import FixedDistancePositions
 from esa_cli.attention.selection import top_k
 from esa_cli.attention.step import LayerState, Positions, Step, choose_tokens_per_block
 from esa_cli.methods.paper import ATTENDED
-from esa_cli.methods.per_head import TOKENS_AT_ONCE, BlockRows, expand_blocks
+from esa_cli.methods.per_head import TOKENS_AT_ONCE, BlockRowCache, list_block_tokens
 from esa_cli.methods.registry import OWN_SCORE, Base, recipe, register
 from esa_cli.storage.memory_store import GrowingRows
 
@@ -36,7 +35,7 @@ TOKENS_ADDED_AT_ONCE = 8192
 
 
 def sum_attention_weights(step: Step) -> Tensor:
-    """Sums the attention weights of the chunk's queries to each token of L and C: (H, L + C)."""
+    """Sums the attention weights of a chunk's queries for each token of L and C, as (H, L + C)."""
     assert step.lse is not None, "observe needs a step with lse"
     heads, chunk, dim = step.queries.shape
     first, stop = step.start - step.local, step.start + chunk
@@ -55,7 +54,7 @@ def sum_attention_weights(step: Step) -> Tensor:
 
 
 @dataclass
-class AttentionMass:
+class ReceivedAttention:
     """The attention r that every token received from each head, as numbers (N, H).
 
     r cannot be computed again, because queries are not stored. So `before_chunks` caches r (n, H)
@@ -66,8 +65,8 @@ class AttentionMass:
     answering: bool = False
 
     @torch.no_grad()
-    def add_chunk(self, step: Step) -> None:
-        """Adds the attention of the step's chunk, once even if several selectors observe it."""
+    def add_chunk_attention(self, step: Step) -> None:
+        """Adds the attention of a step's chunk, once even if several selectors observe the step."""
         first, stop = step.start - step.local, step.start + step.queries.shape[1]
         if stop <= self.rows.length:
             return
@@ -83,7 +82,7 @@ class AttentionMass:
 
     @torch.no_grad()
     def crop(self, length: int) -> None:
-        """Retains `length` tokens, and subtracts the attention of later tokens if it is known."""
+        """Retains the first `length` tokens, and subtracts attention of later tokens if known."""
         self.rows.truncate(length)
         self.before_chunks = {at: r for at, r in self.before_chunks.items() if at <= length}
         self.answering = False
@@ -105,8 +104,8 @@ class AttentionMass:
 class InfLLMState(LayerState):
     """The attention that a layer's tokens received, and the representative keys of its blocks."""
 
-    mass: AttentionMass | None = None
-    keys: dict[tuple[int, int], BlockRows] = field(default_factory=dict)
+    mass: ReceivedAttention | None = None
+    keys: dict[tuple[int, int], BlockRowCache] = field(default_factory=dict)
 
     def crop(self, length: int) -> None:
         if self.mass is not None:
@@ -125,7 +124,7 @@ class InfLLMSelector(Selector):
     representatives: int = 4
 
     def __post_init__(self) -> None:
-        check_at_least(1, block=self.block, representatives=self.representatives)
+        check_minimum(1, block=self.block, representatives=self.representatives)
 
     def new_layer_state(self) -> InfLLMState:
         return InfLLMState()
@@ -134,8 +133,8 @@ class InfLLMSelector(Selector):
         state: InfLLMState = step.layer_state(self)
         if state.mass is None:
             rows = GrowingRows(step.queries.shape[0], torch.float32, step.queries.device)
-            state.mass = AttentionMass(rows)
-        state.mass.add_chunk(step)
+            state.mass = ReceivedAttention(rows)
+        state.mass.add_chunk_attention(step)
 
     def select(self, step: Step, budget: int) -> Tensor:
         device, middle = step.queries.device, step.middle
@@ -147,20 +146,20 @@ class InfLLMSelector(Selector):
         if not count or middle < self.block:
             return rest
         blocks = top_k(self._score_blocks(step), count)
-        return torch.cat((expand_blocks(blocks, self.block, middle), rest))
+        return torch.cat((list_block_tokens(blocks, self.block, middle), rest))
 
     def _score_blocks(self, step: Step) -> Tensor:
-        """Returns the score s of every whole block of M, as a tensor (n,)."""
+        """Returns the score s of every whole block of middle tokens, as a tensor (n,)."""
         heads, _, dim = step.queries.shape
         mean = step.rotated(True).float().mean(dim=1)
         state: InfLLMState = step.layer_state(self)
-        keys = state.keys.setdefault((self.block, self.representatives), BlockRows())
+        keys = state.keys.setdefault((self.block, self.representatives), BlockRowCache())
 
         def average_keys(start: int, count: int) -> Tensor:
             stop = start + count * self.block
             keys = step.store.span(start, stop)[0].reshape(-1, count, self.block, dim)
             r = None if state.mass is None else state.mass.load_received_attention(start, stop)
-            return self._average_representatives(keys, r, heads)
+            return self._average_representative_keys(keys, r, heads)
 
         # A block that left L receives no more. After a crop it may be in L again: computed anew.
         rows = keys.extend_rows(step, self.block, heads * dim, average_keys, lookahead=step.local)
@@ -170,7 +169,7 @@ class InfLLMSelector(Selector):
             scores.append(by_head.sum(dim=0))
         return torch.cat(scores)
 
-    def _average_representatives(self, keys: Tensor, r: Tensor | None, heads: int) -> Tensor:
+    def _average_representative_keys(self, keys: Tensor, r: Tensor | None, heads: int) -> Tensor:
         """Returns K (n, H * D) of n blocks with keys (G, n, block, D) and r (n * block, H)."""
         groups, count, size, dim = keys.shape
         share = heads // groups

@@ -1,7 +1,7 @@
-"""Registers the parts in `attention/`, and the paper's method as the recipe `esa`.
+"""Registers the parts in `attention/`, and the method of the ESA paper as the recipe `esa`.
 
-The recipe sets every setting of its parts, so that none of them comes from the preset. Windows and
-compressor do come from the preset.
+The recipe `esa` has every setting of its selector, score and position encoding. Windows and
+compressor come from the preset.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 from esa_cli.attention.compression import (
     ClosedFormCompressor,
-    Learned,
+    LearnedCompressor,
     NoCompression,
     PcaCompressor,
 )
@@ -20,7 +20,7 @@ from esa_cli.attention.positions import (
     FixedDistancePositions,
     TruePositions,
 )
-from esa_cli.attention.selection import SumScore, TopK
+from esa_cli.attention.selection import SumScore, TopKSelector
 from esa_cli.methods.registry import Base, recipe, register
 
 PAPER = (
@@ -32,7 +32,7 @@ ATTENDED = "2 F (I + K + L)"
 
 
 def choose_far_distance(base: Base) -> int:
-    """Returns w: three quarters of the trained window, which benchmarks/NOTES.md measured."""
+    """Returns the distance w of far tokens: three quarters of the model's trained window."""
     return base.context * 3 // 4
 
 
@@ -59,7 +59,8 @@ for kind, name, part, about, cost, source in (
      f"{_STORED}; F^3 once a layer to fit", f"this project; the minimum of Eq. (7) of {PAPER}"),
     ("compressor", "pca", PcaCompressor, "the directions in which the keys are largest",
      f"{_STORED}; F^3 once a layer to fit", f"{PAPER}, compares with it in Section 4"),
-    ("compressor", "learned", Learned, "linear projections from a file of `esa calibrate`",
+    ("compressor", "learned", LearnedCompressor,
+     "linear projections from a file of `esa calibrate`",
      f"{_STORED}; trained beforehand", f"{PAPER}, Eqs. (5)-(7)"),
     ("position", "esa", FixedDistancePositions, "all far tokens at one distance", ROTATED, PAPER),
     ("position", "contiguous", ContiguousPositions, "far tokens renumbered, right before L",
@@ -68,7 +69,7 @@ for kind, name, part, about, cost, source in (
      "Su et al. 2021, RoFormer, arXiv 2104.09864"),
     ("score", "sum", SumScore, "summed over heads, then maximum over queries",
      "R M with a compressor, F M without", f"{PAPER}, Eqs. (3)-(4)"),
-    ("selector", "topk", TopK, "tokens with the best scores, with their neighbours",
+    ("selector", "topk", TopKSelector, "tokens with the best scores, with their neighbours",
      "the score's, and M", f"{PAPER}, Eq. (8)"),
 ):  # fmt: skip
     register(kind, name, about=about, source=source, cost=cost)(part)

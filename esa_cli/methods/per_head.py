@@ -1,6 +1,6 @@
 """Quest and Loki, which select pages or tokens for each query head by cheap bounds or logits.
 
-All queries of a chunk share one selection for each head, by equation (4) for that head alone:
+Each head makes one selection for all queries of a chunk, by equation (4) for this head alone:
 
     s_h(m) = max over c of ( x_h,c(m) - max over m' of x_h,c(m') )
 
@@ -29,8 +29,8 @@ import torch
 from torch import Tensor
 
 from esa_cli.attention.algebra import to_float64
-from esa_cli.attention.parts import Selector, check_at_least
-from esa_cli.attention.selection import Blocks, iterate_blocks_twice, top_k
+from esa_cli.attention.parts import Selector, check_minimum
+from esa_cli.attention.selection import Blocks, make_reusable_blocks, top_k
 from esa_cli.attention.step import LayerState, Step, choose_tokens_per_block
 from esa_cli.methods.paper import choose_far_distance
 from esa_cli.methods.registry import OWN_SCORE, Base, recipe, register
@@ -41,17 +41,17 @@ TOKENS_AT_ONCE = 4096
 
 
 def select_by_head(
-    blocks: Callable[[], Blocks], queries: Tensor, count: int, budget: int
+    compute_blocks: Callable[[], Blocks], queries: Tensor, candidate_count: int, budget: int
 ) -> list[Tensor]:
-    """Returns the ascending indices (budget,) of each head's best of `count` tokens or pages.
+    """Selects the best tokens or pages of each head, as ascending indices (budget,).
 
-    `blocks` computes the logits (H, C, n) of the queries (H, C, D), twice if they are too many to
-    cache."""
+    `compute_blocks` computes the logits (H, C, n) of the queries (H, C, D), twice if the logits are
+    too many to cache."""
     heads, chunk, _ = queries.shape
     if chunk == 1:
-        parts = [block[:, 0] for _, block in blocks()]
+        parts = [block[:, 0] for _, block in compute_blocks()]
     else:
-        passes = iterate_blocks_twice(blocks, heads * chunk * count)
+        passes = make_reusable_blocks(compute_blocks, heads * chunk * candidate_count)
         top = torch.full((heads, chunk), float("-inf"), device=queries.device)
         for _, block in passes():
             top = torch.maximum(top, block.float().amax(dim=2))
@@ -59,14 +59,14 @@ def select_by_head(
     return [top_k(row, budget) for row in torch.cat(parts, dim=1)]
 
 
-def expand_blocks(blocks: Tensor, size: int, middle: int) -> Tensor:
-    """Returns the token offsets (K,) of ascending blocks (n,), of which the last may be short."""
-    tokens = blocks[:, None] * size + torch.arange(size, device=blocks.device)
-    return tokens[tokens < middle]
+def list_block_tokens(blocks: Tensor, block_size: int, middle_count: int) -> Tensor:
+    """Returns the offsets (K,) of tokens in ascending blocks (n,); the last block may be short."""
+    tokens = blocks[:, None] * block_size + torch.arange(block_size, device=blocks.device)
+    return tokens[tokens < middle_count]
 
 
 @dataclass
-class BlockRows(LayerState):
+class BlockRowCache(LayerState):
     """Cached numbers (n, width) of the first n whole blocks of `size` tokens from token `low` on.
 
     M begins at the same token in every step and grows at its end, so the numbers of a whole block
@@ -82,27 +82,27 @@ class BlockRows(LayerState):
             self.rows.truncate((length - self.lookahead - self.low) // self.size)
 
     def extend_rows(
-        self, step: Step, size: int, width: int, compute: Callable[[int, int], Tensor], lookahead:
-        int = 0,
+        self, step: Step, size: int, row_width: int, compute_rows: Callable[[int, int], Tensor],
+        lookahead: int = 0,
     ) -> GrowingRows:  # fmt: skip
-        """Returns rows (at least M // size, width) of the whole blocks of M, in the keys' dtype;
-        `compute(first token, n)` returns the rows (n, width) of n blocks from this token on."""
+        """Returns the rows (at least M // size, row_width) of M's whole blocks, in the keys' dtype.
+        `compute_rows(first token, n)` returns the rows of n blocks from the first token on."""
         rows = self.rows
-        if rows is None or (self.low, self.size, rows.width) != (step.low, size, width):
-            rows = GrowingRows(width, step.queries.dtype, step.queries.device)
+        if rows is None or (self.low, self.size, rows.width) != (step.low, size, row_width):
+            rows = GrowingRows(row_width, step.queries.dtype, step.queries.device)
             self.low, self.size, self.rows = step.low, size, rows
         self.lookahead = lookahead
         whole = step.middle // size
         while rows.length < whole:
             count = min(whole - rows.length, max(1, TOKENS_AT_ONCE // size))
-            rows.append(compute(step.low + rows.length * size, count))
+            rows.append(compute_rows(step.low + rows.length * size, count))
         return rows
 
 
 @register("selector", "quest", about="pages for each head, by a bound of their logits")
 @dataclass(frozen=True)
 class QuestSelector(Selector):
-    """Selects whole pages for each query head; a budget below `page` tokens selects nothing.
+    """Selects whole pages of tokens for each query head; a budget below one page selects nothing.
 
     Args:
         page: tokens in a page. dense_layers: number of first layers with full attention; the
@@ -112,11 +112,11 @@ class QuestSelector(Selector):
     dense_layers: int = 0
 
     def __post_init__(self) -> None:
-        check_at_least(1, page=self.page)
-        check_at_least(0, dense_layers=self.dense_layers)
+        check_minimum(1, page=self.page)
+        check_minimum(0, dense_layers=self.dense_layers)
 
-    def new_layer_state(self) -> BlockRows:
-        return BlockRows()
+    def new_layer_state(self) -> BlockRowCache:
+        return BlockRowCache()
 
     def allowance(self, step: Step, budget: int) -> int:
         return step.middle if step.layer < self.dense_layers else budget
@@ -125,22 +125,22 @@ class QuestSelector(Selector):
         """Returns H tensors (K,) of offsets into M."""
         if budget >= step.middle:
             return torch.arange(step.middle, device=step.queries.device)
-        bounds, pages = self._bound_whole_pages(step), -(-step.middle // self.page)
+        bounds, pages = self._update_page_bounds(step), -(-step.middle // self.page)
         chosen = select_by_head(
             lambda: self._compute_upper_bounds(step, bounds),
             step.queries,
             pages,
             budget // self.page,
         )
-        return [expand_blocks(row, self.page, step.middle) for row in chosen]
+        return [list_block_tokens(row, self.page, step.middle) for row in chosen]
 
-    def _bound_whole_pages(self, step: Step) -> GrowingRows:
-        """Returns the largest and smallest numbers of each whole page as rows (pages, G * 2 D)."""
+    def _update_page_bounds(self, step: Step) -> GrowingRows:
+        """Returns the largest and smallest numbers of each page's keys: rows (pages, G * 2 D)."""
 
         def bound_span_keys(start: int, count: int) -> Tensor:
-            return bound_page_keys(step.store.span(start, start + count * self.page)[0], self.page)
+            return find_page_bounds(step.store.span(start, start + count * self.page)[0], self.page)
 
-        rows: BlockRows = step.layer_state(self)
+        rows: BlockRowCache = step.layer_state(self)
         return rows.extend_rows(
             step, self.page, 2 * step.store.heads * step.store.dim, bound_span_keys
         )
@@ -162,12 +162,12 @@ class QuestSelector(Selector):
             yield first, multiply_bounds(rows)
         if whole * self.page < step.middle:
             keys = step.store.span(step.low + whole * self.page, step.high)[0]
-            yield whole, multiply_bounds(bound_page_keys(keys, keys.shape[1]))
+            yield whole, multiply_bounds(find_page_bounds(keys, keys.shape[1]))
 
 
-def bound_page_keys(keys: Tensor, page: int) -> Tensor:
+def find_page_bounds(keys: Tensor, page_size: int) -> Tensor:
     """Returns the largest and smallest numbers (n, G * 2 D) of n pages of keys (G, n * page, D)."""
-    pages = keys.reshape(keys.shape[0], -1, page, keys.shape[2])
+    pages = keys.reshape(keys.shape[0], -1, page_size, keys.shape[2])
     both = torch.cat((pages.amax(dim=2), pages.amin(dim=2)), dim=-1)
     return both.transpose(0, 1).flatten(1)
 
@@ -188,7 +188,7 @@ class LokiState(LayerState):
 
     settings: tuple[int, int] | None = None
     directions: PrincipalDirections | None = None
-    keys: BlockRows = field(default_factory=BlockRows)
+    keys: BlockRowCache = field(default_factory=BlockRowCache)
 
     def crop(self, length: int) -> None:
         self.keys.crop(length)
@@ -219,7 +219,7 @@ class LokiSelector(Selector):
     rotate: bool = True
 
     def __post_init__(self) -> None:
-        check_at_least(1, rank=self.rank, fit_tokens=self.fit_tokens)
+        check_minimum(1, rank=self.rank, fit_tokens=self.fit_tokens)
 
     def new_layer_state(self) -> LokiState:
         return LokiState()
@@ -228,7 +228,7 @@ class LokiSelector(Selector):
         """Returns H tensors (K,) of offsets into M."""
         if budget >= step.middle:
             return torch.arange(step.middle, device=step.queries.device)
-        basis = self._fit_key_basis(step)
+        basis = self._fit_principal_directions(step)
 
         def project_keys(start: int, count: int) -> Tensor:
             keys = step.store.span(start, start + count)[0].float()
@@ -237,11 +237,11 @@ class LokiSelector(Selector):
         state: LokiState = step.layer_state(self)
         reduced = state.keys.extend_rows(step, 1, step.store.heads * basis.shape[2], project_keys)
         return select_by_head(
-            lambda: self._head_logits(step, basis, reduced), step.queries, step.middle, budget
+            lambda: self._compute_logits(step, basis, reduced), step.queries, step.middle, budget
         )
 
-    def _fit_key_basis(self, step: Step) -> Tensor:
-        """Returns directions P (G, D, r); fitting new ones drops the keys projected so far."""
+    def _fit_principal_directions(self, step: Step) -> Tensor:
+        """Returns the principal directions P (G, D, r) of the keys, fitted at a change."""
         state: LokiState = step.layer_state(self)
         dim = step.store.dim
         rank = max(1, dim // 4) if self.rank is None else min(self.rank, dim)
@@ -250,10 +250,10 @@ class LokiSelector(Selector):
             upto = min(step.low + self.fit_tokens, step.high)
             keys = step.store.span(step.low, upto)[0]
             directions = PrincipalDirections(step.low, upto, find_principal_directions(keys, rank))
-            state.settings, state.directions, state.keys = settings, directions, BlockRows()
+            state.settings, state.directions, state.keys = settings, directions, BlockRowCache()
         return directions.basis
 
-    def _head_logits(self, step: Step, basis: Tensor, reduced: GrowingRows) -> Blocks:
+    def _compute_logits(self, step: Step, basis: Tensor, reduced: GrowingRows) -> Blocks:
         """Yields blocks of logits, as pairs of an offset into M and the logits s_h (H, C, n)."""
         heads, chunk, dim = step.queries.shape
         groups = step.store.heads
@@ -264,8 +264,10 @@ class LokiSelector(Selector):
             yield at, (q @ keys).view(heads, chunk, -1)
 
 
-def _add_recipe(name: str, about: str, source: str, cost: str, options: dict[str, Any]) -> None:
-    """Registers a selector with options as a recipe that places all far tokens at one distance."""
+def _register_recipe(
+    name: str, about: str, source: str, cost: str, options: dict[str, Any]
+) -> None:
+    """Registers a recipe of a selector with options that places all far tokens at one distance."""
 
     def build_recipe_settings(base: Base) -> dict[str, Any]:
         return {
@@ -282,9 +284,10 @@ def _add_recipe(name: str, about: str, source: str, cost: str, options: dict[str
     recipe(name, about=about, source=source, cost=cost)(build_recipe_settings)
 
 
-_add_recipe("quest", "pages of 16 tokens for each head, by an upper bound of their best logit",
+_register_recipe("quest", "pages of 16 tokens for each head, by an upper bound of their best logit",
         "Tang et al., Quest: Query-Aware Sparsity for Efficient Long-Context LLM Inference, "
         "arXiv 2406.10774", "2 F M / 16", {"page": 16, "dense_layers": 0})  # fmt: skip
-_add_recipe("loki", "tokens for each head, by logits in the first principal directions of its keys",
+_register_recipe("loki",
+        "tokens for each head, by logits in the first principal directions of its keys",
         "Singhania et al., Loki: Low-Rank Keys for Efficient Sparse Attention, arXiv 2406.02542",
         "F M / 4", {"rank": None, "fit_tokens": 2048, "rotate": True})  # fmt: skip

@@ -1,6 +1,6 @@
-"""Loads plugins (the built-in methods, installed packages, files), and writes a first plugin file.
+"""Loads plugins (built-in methods, installed packages, files), and writes a first plugin file.
 
-Each plugin is loaded once. A preset names parts of plugins but never loads a plugin.
+Each plugin is loaded once. A preset can name a plugin's part but never loads a plugin.
 """
 
 from __future__ import annotations
@@ -53,16 +53,14 @@ def load_file(path: str | Path) -> list[tuple[str, str]]:
     registered. Raises PluginError: the file is missing, does not run, or registers nothing."""
     path = Path(path)
     if not path.is_file():
-        raise PluginError(
-            f"no plugin file {path}", "check the path; `esa plugins new` makes a file"
-        )
+        raise PluginError(f"no plugin file {path}", "check the path, or use `esa plugins new`")
     key = str(path.resolve())
     if list_entries_of_origin(key):
         return list_entries_of_origin(key)
     module_name = f"{PLUGIN_PREFIX}{path.stem.replace('-', '_')}_{abs(hash(key)):x}"
     spec = importlib.util.spec_from_file_location(module_name, path)
     if spec is None or spec.loader is None:
-        raise PluginError(f"{path} is not a Python file", "name a plugin file that ends in .py")
+        raise PluginError(f"{path} is not a Python file", "give a file that ends in .py")
     module = importlib.util.module_from_spec(spec)
     # Dataclasses and type hints look their module up by name.
     module.__file__ = key
@@ -87,7 +85,7 @@ def load_file(path: str | Path) -> list[tuple[str, str]]:
 
 
 def describe_error(error: BaseException) -> str:
-    """Returns the error's text with the line of the plugin that raised it."""
+    """Returns an error's text, with the file and line that raised the error."""
     frames = traceback.extract_tb(error.__traceback__)
     where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
     return f"{type(error).__name__}: {error}{'' if isinstance(error, SyntaxError) else where}"
@@ -135,7 +133,7 @@ class @class@(Selector):
 
 def fill_plugin_template(name: str) -> str:
     """Returns the source of a plugin file that registers a selector `name`. Raises PluginError: the
-    name has other characters, or a selector has it already."""
+    name has invalid characters, or is the name of another selector."""
     if not re.fullmatch(rf"[A-Za-z][A-Za-z0-9_-]{{0,{MAX_NAME - 1}}}", name):
         raise PluginError(
             f"{name!r} cannot name a method",
@@ -152,7 +150,7 @@ def fill_plugin_template(name: str) -> str:
     return source.replace("@class@", f"{class_name}Selector")  # no name that the file imports
 
 
-def write_template(name: str, folder: str | Path) -> Path:
+def write_plugin_template(name: str, folder: str | Path) -> Path:
     """Writes a first plugin file into `folder` and returns its path. Raises PluginError: the name
     is invalid, the folder is missing, or the file exists."""
     source, path = fill_plugin_template(name), Path(folder) / f"{name.replace('-', '_')}.py"
@@ -160,7 +158,7 @@ def write_template(name: str, folder: str | Path) -> Path:
         with path.open("x", encoding="utf-8") as file:
             file.write(source)
     except FileExistsError as error:
-        raise PluginError(f"{path} already exists", "choose another name or folder") from error
+        raise PluginError(f"{path} already exists", "give another name or folder") from error
     except OSError as error:
         raise PluginError(f"cannot write {path}: {error.strerror}", "name a folder") from error
     return path

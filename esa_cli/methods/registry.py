@@ -1,6 +1,6 @@
 """Registries of recipes and of parts (selectors, scores, compressors, positions) by name.
 
-A part is a frozen dataclass; its fields are settings of a preset. A recipe is a whole published
+A part is a frozen dataclass, whose fields are settings of a preset. A recipe is a whole published
 method: parts and windows at the preset's token budget I + K + L, so that methods can be compared.
 This module does not import torch, so that presets are checked quickly.
 """
@@ -30,7 +30,7 @@ RESERVED = {"preset": "the preset as it is", "text": "answers from text"}
 T = TypeVar("T", bound=type)
 
 
-class Part(NamedTuple):
+class RegisteredPart(NamedTuple):
     """A registered class of a method's part, with its cost per step in the letters of
     docs/plugins.md.
 
@@ -44,12 +44,12 @@ class Part(NamedTuple):
     cost: str
     cls: type
 
-    def text_fields(self) -> dict[str, str]:
-        """Returns all fields of a registered part except its class."""
+    def get_text_dict(self) -> dict[str, str]:
+        """Returns all fields of a registered part except the class, which is no text."""
         return {key: value for key, value in self._asdict().items() if key != "cls"}
 
 
-PARTS: dict[str, Registry[Part]] = {kind: Registry(kind) for kind in KINDS}
+PARTS: dict[str, Registry[RegisteredPart]] = {kind: Registry(kind) for kind in KINDS}
 
 
 def register(
@@ -73,13 +73,14 @@ def register(
             )
         first = (cls.__doc__ or "").strip().partition("\n")[0]
         summary = "" if first.startswith(f"{cls.__name__}(") else first  # a dataclass's signature
-        PARTS[kind].add(name, Part(kind, name, about or summary, source, cost, cls), cls)
+        PARTS[kind].add(name, RegisteredPart(kind, name, about or summary, source, cost, cls), cls)
         return cls
 
     return add_part
 
 
 def _check_method_name(name: str) -> None:
+    """Raises PluginError if a method's name has another meaning in comparisons."""
     if name in RESERVED:
         raise PluginError(
             f"a method's name must be none of {', '.join(map(repr, RESERVED))}, got {name!r}",
@@ -97,8 +98,8 @@ def find_part_origin(kind: str, name: str) -> str:
     return PARTS[kind].find_origin(name)
 
 
-def list_parts() -> list[Part]:
-    """Returns all registered parts, sorted by kind and name, with their source and cost."""
+def list_method_parts() -> list[RegisteredPart]:
+    """Returns all registered parts, sorted by kind and name, each with its source and cost."""
     found = []
     for part in (PARTS[kind][name] for kind in KINDS for name in list_part_names(kind)):
         where = find_part_origin(part.kind, part.name)
@@ -119,7 +120,7 @@ def find_part_class(kind: str, name: str) -> type:
 
 
 def build_part(kind: str, options: Mapping[str, Any]) -> Any:
-    """Makes the part named `options['name']`, with the other options as its fields.
+    """Makes the part of a method that `options['name']` names; the other options are its fields.
 
     Raises:
         PresetError: a name or field is unknown, or the class refuses a value.
@@ -157,7 +158,7 @@ def build_part(kind: str, options: Mapping[str, Any]) -> Any:
 
 
 class Base(NamedTuple):
-    """The settings of a preset that a recipe may use.
+    """The settings of a preset from which a recipe computes its own settings.
 
     Args:
         window: the token budget. context: number of tokens in the model's trained window.
@@ -189,9 +190,9 @@ LAID = ("window", "selector", "score", "compressor", "position", "reading")
 
 @dataclass(frozen=True)
 class Recipe:
-    """A method with its name, a line about it, its paper, and its cost per step in the letters of
-    docs/plugins.md. `settings` returns what replaces a preset's settings, `full` says that
-    attention is full whatever the budget, and `origin` is the module or plugin file."""
+    """A published method with its name, a line `about` the method, its paper, and its cost per step
+    in the letters of docs/plugins.md. `settings` returns what replaces a preset's settings, `full`
+    says that attention is full whatever the budget, and `origin` is the module or plugin file."""
 
     name: str
     about: str
@@ -259,11 +260,11 @@ def hash_part_sources(method: Method) -> dict[str, str]:
         if not cls.__module__.startswith("esa_cli."):
             file = _find_source_file(cls)
             random = _WITHOUT_FILE.setdefault(cls, uuid.uuid4().hex)
-            hashes[kind] = _hash_file(file) if file else random
+            hashes[kind] = _hash_contents(file) if file else random
     return hashes
 
 
-def find_part_without_file(method: Method) -> str:
+def find_part_without_source_file(method: Method) -> str:
     """Returns the first kind of part whose class has no source file, or an empty text."""
     return next((kind for kind in KINDS if not _find_source_file(type(getattr(method, kind)))), "")
 
@@ -277,8 +278,8 @@ def hash_setting_files(settings: Mapping[str, Any], files: Sequence[str] = ()) -
     hashed = dict(settings)
     for key, value in settings.items():
         if key == "file" or value in files:
-            hashed[key] = _hash_file(Path(str(value)).expanduser())
-    others = [_hash_file(Path(f).expanduser()) for f in files if f not in settings.values()]
+            hashed[key] = _hash_contents(Path(str(value)).expanduser())
+    others = [_hash_contents(Path(f).expanduser()) for f in files if f not in settings.values()]
     return {**hashed, "files": others} if others else hashed
 
 
@@ -289,9 +290,9 @@ def _find_source_file(cls: type) -> Path | None:
         return None
 
 
-def _hash_file(file: Path) -> str:
+def _hash_contents(path: Path) -> str:
     try:
-        return hashlib.sha256(file.read_bytes()).hexdigest()
+        return hashlib.sha256(path.read_bytes()).hexdigest()
     except OSError as error:
         reason = error.strerror or str(error)
-        raise PresetError(f"{file} cannot be read: {reason}", "check the path") from error
+        raise PresetError(f"{path} cannot be read: {reason}", "check the path") from error

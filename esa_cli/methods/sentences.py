@@ -28,8 +28,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from esa_cli.attention.parts import Score, check_at_least
-from esa_cli.attention.selection import iterate_blocks_twice
+from esa_cli.attention.parts import Score, check_minimum
+from esa_cli.attention.selection import make_reusable_blocks
 from esa_cli.attention.step import Step
 from esa_cli.methods.consensus import LayerSumSelector, build_esa_consensus_settings
 from esa_cli.methods.paper import ATTENDED
@@ -62,7 +62,7 @@ class WholeSentenceSelector(LayerSumSelector):
     tokens: int = 300
 
     def __post_init__(self) -> None:
-        check_at_least(1, tokens=self.tokens)
+        check_minimum(1, tokens=self.tokens)
 
     def select_best_tokens(self, scores: Tensor, step: Step, budget: int) -> Tensor:
         bounds = self._find_sentence_bounds(step)
@@ -83,7 +83,7 @@ class WholeSentenceSelector(LayerSumSelector):
         return torch.nonzero(taken)[:, 0].to(scores.device)
 
     def _find_sentence_bounds(self, step: Step) -> Tensor:
-        """Returns ascending offsets into M of the borders of sentences, including 0 and M."""
+        """Returns ascending offsets into M at which sentences begin or end, including 0 and M."""
         if step.text is None:
             inner = torch.arange(step.low, step.high, TOKENS_WITHOUT_TEXT)
         else:
@@ -93,17 +93,17 @@ class WholeSentenceSelector(LayerSumSelector):
         return torch.cat((torch.tensor([0]), inside, torch.tensor([step.middle])))
 
 
-def sum_phrases(scores: Tensor, phrase: int) -> Tensor:
-    """Sums scores (M,) over `phrase` tokens around each token, half of them before it."""
-    before = phrase // 2
-    padded = functional.pad(scores, (before, phrase - 1 - before))
-    return padded.unfold(0, phrase, 1).sum(dim=1) if scores.shape[0] else scores
+def sum_scores_over_phrases(scores: Tensor, phrase_length: int) -> Tensor:
+    """Sums scores (M,) over `phrase_length` tokens around each token, half before the token."""
+    before = phrase_length // 2
+    padded = functional.pad(scores, (before, phrase_length - 1 - before))
+    return padded.unfold(0, phrase_length, 1).sum(dim=1) if scores.shape[0] else scores
 
 
 @register("score", "infiniretri", about="the last layer's attention, summed over phrases")
 @dataclass(frozen=True)
 class PhraseScore(Score):
-    """Sums attention weights over M of all heads and question tokens over phrases.
+    """A score that sums the attention weights of all heads and question tokens over phrases.
 
     Args:
         phrase: number of tokens in a phrase.
@@ -114,7 +114,7 @@ class PhraseScore(Score):
     layers: Literal["last", "all"] = "last"
 
     def __post_init__(self) -> None:
-        check_at_least(1, phrase=self.phrase)
+        check_minimum(1, phrase=self.phrase)
 
     @property
     def rotates(self) -> bool:
@@ -125,18 +125,18 @@ class PhraseScore(Score):
 
     def scores(self, step: Step) -> Tensor:
         out = torch.zeros(step.middle, device=step.queries.device)
-        if (self.layers == "last" and not step.is_last) or not step.middle:
+        if (self.layers == "last" and not step.is_last_method_layer) or not step.middle:
             return out
         own = step.own
         if own is not None and bool(own.any()):
             step = replace(step, queries=step.queries[:, own])
         heads, chunk, _ = step.queries.shape
-        passes = iterate_blocks_twice(partial(step.head_logits, True), heads * chunk * step.middle)
+        passes = make_reusable_blocks(partial(step.head_logits, True), heads * chunk * step.middle)
         total = torch.full((heads, chunk), float("-inf"), device=out.device)
         for _, logits in passes():
             total = torch.logaddexp(total, logits.logsumexp(dim=-1))
         weights = [(logits - total[..., None]).exp().sum(dim=(0, 1)) for _, logits in passes()]
-        return sum_phrases(torch.cat(weights), self.phrase)
+        return sum_scores_over_phrases(torch.cat(weights), self.phrase)
 
 
 @recipe(

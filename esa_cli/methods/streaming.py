@@ -1,4 +1,4 @@
-"""Methods that select no middle tokens, or select them per head: StreamingLLM and LM-Infinite.
+"""StreamingLLM and LM-Infinite, which select no middle tokens, or middle tokens for each head.
 
     streaming-llm      I and the last K + L tokens, numbered as one text (`contiguous`)
     lm-infinite        I at distance L, and the most recent tokens
@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from esa_cli.attention.parts import PositionEncoding, Selector, check_at_least
+from esa_cli.attention.parts import PositionEncoding, Selector, check_minimum
 from esa_cli.attention.positions import FixedDistancePositions, place_tokens_in_order
 from esa_cli.attention.step import Positions, Step
 from esa_cli.methods.per_head import select_by_head
@@ -33,8 +33,8 @@ FAR_DISTANCE = 2048
 """The distance w of middle tokens in the original LM-Infinite."""
 
 
-def _build_settings_without_middle(base: Base, position: str) -> dict[str, Any]:
-    """Returns settings that spend the whole budget on local tokens, with a position encoding."""
+def _build_settings_without_middle_tokens(base: Base, position: str) -> dict[str, Any]:
+    """Returns a recipe's settings that spend the whole budget on initial and local tokens."""
     parts = {"selector": {"name": "none"}, **OWN_SCORE, "position": {"name": position}}
     return {"window": base.local_only(), **parts, "reading": "local"}
 
@@ -47,7 +47,7 @@ def _build_settings_without_middle(base: Base, position: str) -> dict[str, Any]:
     cost="2 F (I + L), L taking the whole budget",
 )
 def build_streaming_llm_settings(base: Base) -> dict[str, Any]:
-    return _build_settings_without_middle(base, "contiguous")
+    return _build_settings_without_middle_tokens(base, "contiguous")
 
 
 @recipe(
@@ -57,7 +57,7 @@ def build_streaming_llm_settings(base: Base) -> dict[str, Any]:
     cost="2 F (I + L), L taking the whole budget",
 )
 def build_lm_infinite_settings(base: Base) -> dict[str, Any]:
-    return _build_settings_without_middle(base, "lm-infinite")
+    return _build_settings_without_middle_tokens(base, "lm-infinite")
 
 
 @recipe(
@@ -88,7 +88,7 @@ class LastQuerySelector(Selector):
     count: int | None = None
 
     def __post_init__(self) -> None:
-        check_at_least(0, first_layer=self.first_layer, count=self.count)
+        check_minimum(0, first_layer=self.first_layer, count=self.count)
 
     def select(self, step: Step, budget: int) -> Tensor | list[Tensor]:
         """Returns H tensors (K,) of offsets into M, or (0,) in layers below `first_layer`."""
@@ -112,7 +112,7 @@ class TwoDistancePositions(PositionEncoding):
     initial: int = 64
 
     def __post_init__(self) -> None:
-        check_at_least(0, distance=self.distance, initial=self.initial)
+        check_minimum(0, distance=self.distance, initial=self.initial)
 
     def near(self, local: int, chunk: int, start: int, far: int) -> Positions:
         return place_tokens_in_order(local, chunk)

@@ -1,6 +1,6 @@
 """The score `vote`, which normalises each head's logits over M before heads are combined.
 
-Because of the normalisation, a head with large logits cannot outweigh the few retrieval heads. The
+Since logits are normalised, a head with large logits cannot outweigh the few retrieval heads. The
 recipes are `esa-vote`, `esa-individual` (the paper's ablation over heads), and `tokenselect`:
 
     q_h    = mean over c of R(q_h,c, L + c)        the chunk's queries at their positions after L
@@ -21,8 +21,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from esa_cli.attention.parts import Score, Selector, check_at_least, check_odd
-from esa_cli.attention.selection import SumScore, iterate_blocks_twice, proximity, top_k
+from esa_cli.attention.parts import Score, Selector, check_minimum, require_odd
+from esa_cli.attention.selection import SumScore, make_reusable_blocks, proximity, top_k
 from esa_cli.attention.step import Step
 from esa_cli.errors import PresetError
 from esa_cli.methods.paper import ATTENDED, PAPER, build_esa_settings
@@ -31,7 +31,7 @@ from esa_cli.methods.registry import OWN_SCORE, Base, recipe, register
 PLAIN: dict[str, Any] = {"shortlist": 0, "contrast": False, "normalise": "head", "heads": []}
 
 
-def combine_votes(
+def combine_heads(
     logits: Tensor, normaliser: Tensor, rule: str, contrasted: tuple[Tensor, Tensor] | None = None
 ) -> Tensor:
     """Combines logits (H, C, n), less their normalisers (H, C), into scores (n,). `contrasted` has
@@ -47,7 +47,7 @@ def combine_votes(
 @register("score", "vote", about="heads normalised over M, maximum over queries")
 @dataclass(frozen=True)
 class VoteScore(Score):
-    """A score from logits that are normalised over M, and combined over heads and the chunk.
+    """A score that normalises logits over M, and combines the logits of heads and of the chunk.
 
     Args:
         rule: `softmax` sums the heads' attention weights over M, and `max` takes the maximum over
@@ -76,7 +76,7 @@ class VoteScore(Score):
             raise ValueError(f"rule must be max if normalise is query, got {self.rule!r}")
         if self.contrast and self.rule != "softmax":
             raise ValueError(f"rule must be softmax if contrast is on, got {self.rule!r}")
-        check_at_least(0, shortlist=self.shortlist)
+        check_minimum(0, shortlist=self.shortlist)
 
     @property
     def features(self) -> bool:
@@ -97,24 +97,24 @@ class VoteScore(Score):
         chosen_heads = self._list_scoring_heads(step)
         if chosen_heads == [] or not step.middle:
             return torch.zeros(step.middle, device=step.queries.device)
-        masks = self._split_contrasted_queries(step)
+        masks = self._find_contrasted_query_masks(step)
         if 0 < self.shortlist < step.middle:
             chosen = top_k(SumScore(rotate=self.rotate).scores(step), self.shortlist)
             logits = step.head_logits_at(chosen, self.rotate, chosen_heads).float()
             out = torch.full((step.middle,), -torch.inf, device=logits.device)
-            total = self._normalise_over_heads(self._normalise_over_tokens(logits))
-            out[chosen] = combine_votes(logits, total, self.rule, masks)
+            total = self._share_normaliser(self._compute_normaliser(logits))
+            out[chosen] = combine_heads(logits, total, self.rule, masks)
             return out
         heads, chunk, _ = step.queries.shape
         heads = heads if chosen_heads is None else len(chosen_heads)
         blocks = partial(step.head_logits, self.rotate, chosen_heads)
-        passes = iterate_blocks_twice(blocks, heads * chunk * step.middle)
+        passes = make_reusable_blocks(blocks, heads * chunk * step.middle)
         total = torch.full((heads, chunk), -torch.inf, device=step.queries.device)
         join = torch.logaddexp if self.rule == "softmax" else torch.maximum
         for _, logits in passes():
-            total = join(total, self._normalise_over_tokens(logits))
-        total = self._normalise_over_heads(total)
-        return torch.cat([combine_votes(logits, total, self.rule, masks) for _, logits in passes()])
+            total = join(total, self._compute_normaliser(logits))
+        total = self._share_normaliser(total)
+        return torch.cat([combine_heads(logits, total, self.rule, masks) for _, logits in passes()])
 
     def _list_scoring_heads(self, step: Step) -> list[int] | None:
         """Returns the heads that score in the layer of this step; None stands for all heads."""
@@ -130,19 +130,19 @@ class VoteScore(Score):
             )
         return chosen_heads
 
-    def _split_contrasted_queries(self, step: Step) -> tuple[Tensor, Tensor] | None:
-        """Returns masks of queries inside the question span and around it, if both exist."""
+    def _find_contrasted_query_masks(self, step: Step) -> tuple[Tensor, Tensor] | None:
+        """Returns masks of the queries inside and around the question, if both exist."""
         own, around = (step.own, step.around) if self.contrast else (None, None)
         if own is None or around is None or not bool(own.any()) or not bool(around.any()):
             return None
         return own, around
 
-    def _normalise_over_tokens(self, logits: Tensor) -> Tensor:
-        """Returns the normaliser (H, C) of each row of logits (H, C, n)."""
+    def _compute_normaliser(self, logits: Tensor) -> Tensor:
+        """Returns the numbers (H, C) by which logits (H, C, n) are normalised over the n tokens."""
         return logits.logsumexp(dim=-1) if self.rule == "softmax" else logits.amax(dim=-1)
 
-    def _normalise_over_heads(self, normaliser: Tensor) -> Tensor:
-        """Returns normalisers (H, C), or (1, C) if all heads share the maximum."""
+    def _share_normaliser(self, normaliser: Tensor) -> Tensor:
+        """Returns normalisers of logits, (H, C), or (1, C) if all heads share one maximum."""
         return normaliser.amax(dim=0, keepdim=True) if self.normalise == "query" else normaliser
 
 
@@ -177,7 +177,7 @@ class TokenSelectSelector(Selector):
     pool: int = 1
 
     def __post_init__(self) -> None:
-        check_odd(pool=self.pool)
+        require_odd(pool=self.pool)
 
     def select(self, step: Step, budget: int) -> Tensor:
         if budget >= step.middle:

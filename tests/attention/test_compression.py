@@ -9,10 +9,10 @@ import reference
 import torch
 from safetensors.torch import save_file
 
-from esa_cli.attention.algebra import flatten_keys, fold
+from esa_cli.attention.algebra import fold, join_key_heads
 from esa_cli.attention.compression import (
     ClosedFormCompressor,
-    Learned,
+    LearnedCompressor,
     Linear,
     PcaCompressor,
     fit_closed_form_projections,
@@ -49,7 +49,7 @@ def error(queries: torch.Tensor, keys: torch.Tensor, maps: Linear) -> float:
 @pytest.mark.parametrize(("heads", "groups"), [(3, 3), (6, 2), (8, 1)])
 def test_folding_keeps_the_sum_over_heads(heads: int, groups: int) -> None:
     q, k = torch.randn(heads, 4, 5), torch.randn(groups, 7, 5)
-    folded, flat = fold(q, groups), flatten_keys(k)
+    folded, flat = fold(q, groups), join_key_heads(k)
     assert folded.shape == (4, groups * 5)
     assert flat.shape == (7, groups * 5)
     got = folded @ flat.T
@@ -179,7 +179,7 @@ def test_learned_gives_back_what_was_saved(tmp_path: Path) -> None:
     path = tmp_path / "maps.safetensors"
     layers = [Linear(torch.randn(WIDTH, 4), torch.randn(4, WIDTH).T) for _ in range(3)]
     save_learned_projections(path, layers)
-    learned = Learned(str(path))
+    learned = LearnedCompressor(str(path))
     for i, maps in enumerate(layers):
         found = learned.fit(i, Moments())
         assert isinstance(found, Linear)
@@ -201,7 +201,7 @@ def test_learned_layers_may_differ_in_rank_and_share_a_map(tmp_path: Path) -> No
     )
     widths = []
     for layer in range(2):
-        found = Learned(str(path)).fit(layer, Moments())
+        found = LearnedCompressor(str(path)).fit(layer, Moments())
         assert found is not None
         widths.append(found.keys(torch.randn(3, WIDTH)).shape[1])
     assert widths == [2, 5]
@@ -211,9 +211,9 @@ def test_learned_metadata(tmp_path: Path) -> None:
     path = tmp_path / "maps.safetensors"
     layers = [Linear(torch.randn(WIDTH, 4), torch.randn(WIDTH, 4))]
     save_learned_projections(path, layers)
-    assert Learned(str(path)).metadata == {}
+    assert LearnedCompressor(str(path)).metadata == {}
     save_learned_projections(path, layers, {"fingerprint": "a llama", "method": "pca"})
-    assert Learned(str(path)).metadata == {"fingerprint": "a llama", "method": "pca"}
+    assert LearnedCompressor(str(path)).metadata == {"fingerprint": "a llama", "method": "pca"}
 
 
 @pytest.mark.parametrize("name", ["maps", "notes", "none", "~nosuchuser/maps"])
@@ -224,7 +224,7 @@ def test_a_file_without_the_layers_maps_is_refused(
     save_learned_projections("maps", [Linear(torch.randn(WIDTH, 4), torch.randn(WIDTH, 4))])
     Path("notes").write_text("not weights at all", "utf-8")
     with pytest.raises(PresetError):
-        Learned(name).fit(1, Moments())
+        LearnedCompressor(name).fit(1, Moments())
 
 
 @pytest.mark.parametrize("shapes", [((12, 4), (12, 3)), ((12, 4), (11, 4)), ((12,), (12,))])
@@ -237,4 +237,4 @@ def test_learned_maps_that_do_not_belong_together(
         str(path),
     )
     with pytest.raises(PresetError, match="two projections of one shape"):
-        Learned(str(path)).fit(0, Moments())
+        LearnedCompressor(str(path)).fit(0, Moments())

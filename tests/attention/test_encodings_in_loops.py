@@ -13,13 +13,13 @@ from kernel_cases import close, draw
 from torch import Tensor
 
 from esa_cli.attention import kernels
-from esa_cli.attention.kernels import attend_within_distance
-from esa_cli.attention.layer import Attention
+from esa_cli.attention.kernels import attend_with_capped_distance
+from esa_cli.attention.layer import SelectiveAttention
 from esa_cli.attention.method import LayerMemory, Method
-from esa_cli.attention.parts import PositionEncoding, Selector, check_at_least, check_odd
+from esa_cli.attention.parts import PositionEncoding, Selector, check_minimum, require_odd
 from esa_cli.attention.positions import place_single_query, place_tokens_in_order
 from esa_cli.attention.step import ChunkTrace, Positions, Step
-from esa_cli.attention.window import Chunk, Phase, QueryState, Window
+from esa_cli.attention.window import Phase, QueryState, TokenChunk, Window
 from esa_cli.storage.memory_store import MemoryStore
 
 HEADS, GROUPS, DIM, COUNT, SCALE = 6, 2, 8, 36, 0.4
@@ -73,7 +73,7 @@ def test_all_at_once(joint: bool, limit: int | None, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(kernels, "AT_ONCE", 2)
     q, k, v = torch.randn(HEADS, COUNT, DIM), *torch.randn(2, GROUPS, COUNT, DIM)
     method = Method(WINDOW, Thirds(joint), position=Strange(limit=limit))
-    attention = Attention(method, build_rope(DIM), SCALE, temperature=temperature)
+    attention = SelectiveAttention(method, build_rope(DIM), SCALE, temperature=temperature)
     memory = LayerMemory(0, MemoryStore(GROUPS, DIM, torch.float32, torch.device("cpu")))
     traces: list[ChunkTrace] = []
     query, got, at = QueryState(Phase.AUTO, trace=traces.append), list[Tensor](), 0
@@ -125,7 +125,7 @@ def test_clipped_distances(cap: float, limit: int, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(kernels, "AT_ONCE", 2)
     q, k, v = draw(6, 2, 5, 9)
     at = Positions(torch.arange(14, 19), torch.arange(10, 19))
-    got = attend_within_distance(q, k, v, at, limit, build_rope(DIM), SCALE, cap)
+    got = attend_with_capped_distance(q, k, v, at, limit, build_rope(DIM), SCALE, cap)
     queries, keys, values = (reference.plain(x) for x in (q, k, v))
     out, lse = torch.zeros(6, 5, DIM), torch.zeros(6, 5)
     for head in range(6):
@@ -161,14 +161,14 @@ def test_positions_of_one_token(
 
 
 def test_bounds_of_settings() -> None:
-    check_at_least(2, a=2, b=None, c=3.5)
-    check_odd(a=1, b=7)
+    check_minimum(2, a=2, b=None, c=3.5)
+    require_odd(a=1, b=7)
     for value in (1, 1.9, float("nan")):
         with pytest.raises(ValueError, match="b must be at least 2"):
-            check_at_least(2, a=2, b=value)
+            check_minimum(2, a=2, b=value)
     for odd in (0, 2, -1):
         with pytest.raises(ValueError, match="b must be odd"):
-            check_odd(a=3, b=odd)
+            require_odd(a=3, b=odd)
     Window(initial=0, selected=0, local=0, chunk=1, dense=0, ending=0)
     for name, low in (("initial", -1), ("selected", -1), ("chunk", 0), ("ending", -1)):
         with pytest.raises(ValueError, match=rf"window\.{name} must be at least"):
@@ -180,7 +180,7 @@ def test_bounds_of_settings() -> None:
 def test_local_tokens_of_a_chunk() -> None:
     def local(start: int, query: QueryState, *, decoding: bool = False, **sizes: int) -> int:
         window = Window(**{"local": 4, "dense": 6, **sizes})
-        return window.count_local_tokens(Chunk(start, start + 1, True, decoding), query)
+        return window.count_local_tokens(TokenChunk(start, start + 1, True, decoding), query)
 
     asking = QueryState(Phase.QUESTION, turn_start=20)
     assert [local(at, QueryState()) for at in (0, 6, 7, 30)] == [0, 6, 4, 4]

@@ -6,8 +6,8 @@ import pytest
 import torch
 from kernel_cases import draw
 
-from esa_cli.attention.algebra import fuse_outputs
-from esa_cli.attention.kernels import KERNELS, attend, list_available_kernels
+from esa_cli.attention.algebra import fuse_attention
+from esa_cli.attention.kernels import KERNELS, attend, list_kernel_availability
 from esa_cli.errors import UsageError
 
 pytestmark = [
@@ -74,8 +74,8 @@ def test_soft_cap(kernel: str, dtype: torch.dtype, width: int) -> None:
 def test_fusion_of_parts_is_the_whole(kernel: str) -> None:
     q, k, v = on_gpu(torch.float16, 8, 2, 33, 500, 128)
     parts = [run(kernel, (q, k[:, at], v[:, at]), False) for at in (slice(200), slice(200, 500))]
-    close(fuse_outputs(parts), run("reference", (q, k, v), False), 0.004)
+    close(fuse_attention(parts), run("reference", (q, k, v), False), 0.004)
 
 
 def test_torchs_public_kernel_is_there() -> None:
-    assert all(runs for name, runs in list_available_kernels().items() if name != "flash-attn")
+    assert all(runs for name, runs in list_kernel_availability().items() if name != "flash-attn")

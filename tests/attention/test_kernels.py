@@ -6,8 +6,8 @@ import pytest
 import torch
 from kernel_cases import DIM, GROUPS, close, draw, in_loops
 
-from esa_cli.attention.algebra import fuse_outputs
-from esa_cli.attention.kernels import KERNELS, attend, choose_kernel, list_available_kernels
+from esa_cli.attention.algebra import fuse_attention
+from esa_cli.attention.kernels import KERNELS, attend, choose_kernel_name, list_kernel_availability
 from esa_cli.storage.memory_store import MemoryStore
 
 HERE = ["torch-cpu", "reference", "auto"]
@@ -72,8 +72,8 @@ def test_without_keys(kernel: str) -> None:
     assert torch.equal(out, torch.zeros(6, 4, DIM))
     assert torch.equal(lse, torch.full((6, 4), -torch.inf))
     some = attend(*draw(6, 2, 4, 5), causal=False, scale=0.3, kernel="reference")
-    close(fuse_outputs([(out, lse), some]), some)
-    close(fuse_outputs([some, (out, lse)]), some)
+    close(fuse_attention([(out, lse), some]), some)
+    close(fuse_attention([some, (out, lse)]), some)
 
 
 @pytest.mark.parametrize("cuts", [(5,), (1,), (19,), (3, 11), (1, 19)])
@@ -84,7 +84,7 @@ def test_fusion_is_one_softmax_over_the_union(cuts: tuple[int, ...], kernel: str
     for low, high in zip((0, *cuts), (*cuts, 20), strict=True):
         part = attend(q, k[:, low:high], v[:, low:high], causal=False, scale=0.3, kernel=kernel)
         parts.append(part)
-    close(fuse_outputs(parts), in_loops(q, k, v, False, 0.3))
+    close(fuse_attention(parts), in_loops(q, k, v, False, 0.3))
 
 
 @pytest.mark.parametrize("sizes", [(1e4, -1e4), (-1e4, 1e4), (1e4, 1e4), (-1e4, -1e4)])
@@ -102,7 +102,7 @@ def test_fusion_is_stable(sizes: tuple[float, float], third: float | None) -> No
     for i in range(len(wanted)):
         at = slice(4 * i, 4 * i + 4)
         parts.append(attend(q, k[:, at], v[:, at], causal=False, scale=1.0))
-    out, lse = fuse_outputs(parts)
+    out, lse = fuse_attention(parts)
     assert torch.isfinite(out).all()
     close((out, lse), in_loops(q, k, v, False, 1.0), tolerance=2e-3)
 
@@ -114,7 +114,7 @@ def test_fusion_keeps_the_parts_and_their_type() -> None:
         attend(q, k[:, 5:], v[:, 5:], causal=False, scale=0.3),
     ]
     before = [(out.clone(), lse.clone()) for out, lse in parts]
-    assert fuse_outputs(parts)[0].dtype == torch.bfloat16
+    assert fuse_attention(parts)[0].dtype == torch.bfloat16
     for (out, lse), (old_out, old_lse) in zip(parts, before, strict=True):
         assert torch.equal(out, old_out)
         assert torch.equal(lse, old_lse)
@@ -122,8 +122,8 @@ def test_fusion_keeps_the_parts_and_their_type() -> None:
 
 def test_choose() -> None:
     q = torch.zeros(1, 1, DIM)
-    assert choose_kernel(q) == "torch-cpu"
+    assert choose_kernel_name(q) == "torch-cpu"
     for name in ("torch-cpu", "reference"):
-        assert choose_kernel(q, name) == name
-        assert list_available_kernels()[name]
-    assert set(list_available_kernels()) == set(KERNELS)
+        assert choose_kernel_name(q, name) == name
+        assert list_kernel_availability()[name]
+    assert set(list_kernel_availability()) == set(KERNELS)

@@ -17,18 +17,18 @@ from conftest import build_rope
 
 from esa_cli.attention.compression import (
     ClosedFormCompressor,
-    Learned,
+    LearnedCompressor,
     Linear,
     NoCompression,
     save_learned_projections,
 )
-from esa_cli.attention.layer import Attention
+from esa_cli.attention.layer import SelectiveAttention
 from esa_cli.attention.method import LayerMemory, Method
 from esa_cli.attention.positions import ContiguousPositions, FixedDistancePositions, TruePositions
-from esa_cli.attention.rope import FixedRotaryModule, Rope
-from esa_cli.attention.selection import SumScore, TopK
+from esa_cli.attention.rope import FixedFrequencyRotaryModule, Rope
+from esa_cli.attention.selection import SumScore, TopKSelector
 from esa_cli.attention.step import ChunkTrace, LayerState, Step
-from esa_cli.attention.window import Chunk, Phase, QueryState, Window
+from esa_cli.attention.window import Phase, QueryState, TokenChunk, Window
 from esa_cli.methods.voting import VoteScore
 from esa_cli.storage.memory_store import MemoryStore
 
@@ -61,7 +61,7 @@ def method_of(
 ) -> Method:
     return Method(
         window=window,
-        selector=changes.pop("selector", TopK(1)),
+        selector=changes.pop("selector", TopKSelector(1)),
         score=SCORES[score],
         compressor=NoCompression()
         if rank is None
@@ -115,7 +115,9 @@ class Layer:
     memory: LayerMemory
     query: QueryState = field(default_factory=QueryState)
 
-    def feed(self, attention: Attention, upto: int, phase: Phase = Phase.AUTO) -> torch.Tensor:
+    def feed(
+        self, attention: SelectiveAttention, upto: int, phase: Phase = Phase.AUTO
+    ) -> torch.Tensor:
         """Attention of the tokens from the end of the memory to `upto`."""
         if phase is not self.query.phase:
             self.query = QueryState(phase, trace=self.query.trace)
@@ -147,8 +149,8 @@ def new_layer(count: int, heads: int = HEADS, groups: int = GROUPS) -> Layer:
     )
 
 
-def attention_of(method: Method) -> Attention:
-    return Attention(method, build_rope(DIM), SCALE)
+def attention_of(method: Method) -> SelectiveAttention:
+    return SelectiveAttention(method, build_rope(DIM), SCALE)
 
 
 def check(method: Method, count: int = 38, heads: int = HEADS, groups: int = GROUPS) -> LayerMemory:
@@ -205,7 +207,7 @@ def test_window_sizes(position: str, change: dict[str, Any]) -> None:
 @pytest.mark.parametrize("position", POSITIONS)
 @pytest.mark.parametrize("epsilon", [0, 3, 100])
 def test_proximity_in_place(position: str, epsilon: int) -> None:
-    check(method_of(position, selector=TopK(epsilon)))
+    check(method_of(position, selector=TopKSelector(epsilon)))
 
 
 @pytest.mark.parametrize("kernel", ["reference", "torch-cpu"])
@@ -224,7 +226,7 @@ def test_one_chunk_alone(position: str, start: int) -> None:
     q, k, v = (reference.plain(x) for x in (layer.q[:, start:], layer.k, layer.v))
     for select in (True, False):
         got = attention_of(method).attend_chunk(
-            layer.memory, layer.q[:, start:], Chunk(start, 38, select), QueryState()
+            layer.memory, layer.q[:, start:], TokenChunk(start, 38, select), QueryState()
         )
         settings = settings_of(method, layer.memory)
         want = reference.chunk_attention(settings, q, k, v, start, select)
@@ -310,8 +312,8 @@ def test_chunks_are_cut_from_the_end(phase: Phase, reading: str, answer_start: i
                 or (phase is Phase.AUTO and number == 0)
             )
             decoding = count == 1 and answers[phase]
-            want.append(Chunk(tokens[0], tokens[-1] + 1, select, decoding))
-        got = replace(window, chunk=size).cut_chunks(reading, start, stop, query)
+            want.append(TokenChunk(tokens[0], tokens[-1] + 1, select, decoding))
+        got = replace(window, chunk=size).cut_into_chunks(reading, start, stop, query)
         if count or not whole:
             assert list(got) == want
 
@@ -350,10 +352,10 @@ def test_rotated_score_is_fitted_on_rotated_queries() -> None:
 @pytest.mark.parametrize("width", [4, DIM])
 def test_fit_is_to_the_logits_of_attention(width: int) -> None:
     """Of unit keys at position 0, with yarn's factor where the embedding rotates."""
-    rope = Rope(FixedRotaryModule(10000.0 ** -torch.linspace(0, 1, width // 2), 3.0))
+    rope = Rope(FixedFrequencyRotaryModule(10000.0 ** -torch.linspace(0, 1, width // 2), 3.0))
     method = method_of(score="sum rotated", rank=5, window=replace(WINDOW, dense=20))
     layer = new_layer(12)
-    layer.feed(Attention(method, rope, SCALE), 12)
+    layer.feed(SelectiveAttention(method, rope, SCALE), 12)
     far = rope.rotate(layer.q, torch.full((12,), DISTANCE)).view(GROUPS, -1, 12, DIM)
     keys = rope.rotate(torch.eye(DIM)[None], torch.zeros(DIM, dtype=torch.long))[0]
     rows = torch.cat([(q @ keys.T).sum(0) for q in far], 1).double()
@@ -377,7 +379,7 @@ class SeenChunks(LayerState):
 
 
 @dataclass(frozen=True)
-class Watching(TopK):
+class Watching(TopKSelector):
     """A top-k selector that also looks at every chunk."""
 
     def new_layer_state(self) -> SeenChunks:
@@ -395,7 +397,7 @@ def test_observe_sees_every_chunk() -> None:
 
 
 @dataclass(frozen=True)
-class Listening(TopK):
+class Listening(TopKSelector):
     """A top-k selector that keeps the log-sum-exp it is shown."""
 
     def observe(self, step: Step) -> None:
@@ -474,7 +476,7 @@ def test_learned_maps_in_place(tmp_path: Any) -> None:
     path = tmp_path / "maps.safetensors"
     width = GROUPS * DIM
     save_learned_projections(path, [Linear(torch.randn(width, 4), torch.randn(width, 4))])
-    memory = check(replace(method_of(), compressor=Learned(str(path))))
+    memory = check(replace(method_of(), compressor=LearnedCompressor(str(path))))
     assert memory.store.reduced > 0
 
 

@@ -16,11 +16,11 @@ from esa_cli.attention.parts import (
     PositionEncoding,
     Score,
     Selector,
-    blame_plugins,
-    check_offsets,
+    check_selected_offsets,
+    name_faulty_plugins,
 )
 from esa_cli.attention.positions import ContiguousPositions
-from esa_cli.attention.selection import SumScore, TopK
+from esa_cli.attention.selection import SumScore, TopKSelector
 from esa_cli.attention.step import Projection
 from esa_cli.attention.window import Window
 from esa_cli.errors import PluginError, PresetError
@@ -82,9 +82,9 @@ class Stands(PositionEncoding):
 )
 def test_selections_outside_the_middle_or_the_budget_are_refused(out: Any) -> None:
     with pytest.raises(ValueError, match="ascending offsets below"):
-        check_offsets(out, make_step(), 4)
-    check_offsets(torch.tensor([0, 3]), make_step(), 4)
-    check_offsets([torch.tensor([0]), torch.arange(0)], make_step(), 4)
+        check_selected_offsets(out, make_step(), 4)
+    check_selected_offsets(torch.tensor([0, 3]), make_step(), 4)
+    check_selected_offsets([torch.tensor([0]), torch.arange(0)], make_step(), 4)
 
 
 @pytest.mark.parametrize(
@@ -96,14 +96,14 @@ def test_selections_outside_the_middle_or_the_budget_are_refused(out: Any) -> No
     ],
 )
 def test_memory_that_runs_out_is_nobodys_fault(error: Exception) -> None:
-    with pytest.raises(type(error)), blame_plugins({"selector": Gives()}):
+    with pytest.raises(type(error)), name_faulty_plugins({"selector": Gives()}):
         raise error
 
 
 def test_bugs_of_our_own_stay_bugs() -> None:
-    with pytest.raises(KeyError), blame_plugins({"selector": TopK()}):
+    with pytest.raises(KeyError), name_faulty_plugins({"selector": TopKSelector()}):
         raise KeyError("k")
-    with pytest.raises(PresetError), blame_plugins({"selector": Gives()}):
+    with pytest.raises(PresetError), name_faulty_plugins({"selector": Gives()}):
         raise PresetError("for a person")
 
 
@@ -155,7 +155,7 @@ def test_in_a_model_the_part_is_named(loaded: Any, part: dict[str, Any], about: 
     method = Method(
         **{
             "window": Window(2, 4, 8, 16),
-            "selector": TopK(),
+            "selector": TopKSelector(),
             "position": ContiguousPositions(),
             **part,
         }
@@ -177,7 +177,7 @@ def test_a_distance_below_zero_is_refused(loaded: Any) -> None:
 
 
 @dataclass(frozen=True)
-class FailsInSurvey(TopK):
+class FailsInSurvey(TopKSelector):
     """A selector with a survey pass, of which one member fails."""
 
     member: str = ""

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from esa_cli.attention.layer import Attention
+from esa_cli.attention.layer import SelectiveAttention
 from esa_cli.attention.method import Method
 from esa_cli.attention.positions import TruePositions
-from esa_cli.attention.rope import FixedRotaryModule, NoRope, Pairs, Rope, WeightedRope
+from esa_cli.attention.rope import FixedFrequencyRotaryModule, NormWeightedRope, NoRope, Pairs, Rope
 from esa_cli.errors import ModelError
 
 DIM = 8
@@ -36,7 +36,7 @@ def looped(x: list[float], position: int, pairs: Pairs, factor: float) -> list[f
 @pytest.mark.parametrize("pairs", get_args(Pairs))
 def test_pairs_of_a_part_of_the_head(pairs: Pairs, factor: float) -> None:
     rope, x, at = (
-        Rope(FixedRotaryModule(INVERSE, factor), pairs=pairs),
+        Rope(FixedFrequencyRotaryModule(INVERSE, factor), pairs=pairs),
         torch.randn(2, 5, DIM),
         [0, 3, 4, 9, 77],
     )
@@ -53,7 +53,7 @@ def test_pairs_of_a_part_of_the_head(pairs: Pairs, factor: float) -> None:
 def test_the_dtype_of_keys_stays() -> None:
     """Some models compute cosines in float32 whatever their keys are."""
 
-    class Precise(FixedRotaryModule):
+    class Precise(FixedFrequencyRotaryModule):
         def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
             return super().forward(x.float(), position_ids)
 
@@ -72,15 +72,15 @@ class Slower(TruePositions):
 
 
 def test_an_encodings_frequencies_replace_the_models_and_keep_the_pairs() -> None:
-    own = Rope(FixedRotaryModule(INVERSE, 1.5), pairs="interleaved")
-    attention = Attention(Method(position=Slower()), own, 1.0)
+    own = Rope(FixedFrequencyRotaryModule(INVERSE, 1.5), pairs="interleaved")
+    attention = SelectiveAttention(Method(position=Slower()), own, 1.0)
     assert attention.choose_rope_for_length(4) is own
     x, at = torch.randn(1, 4, DIM), [0, 1, 2, 30]
     for length in (5, 9):
         changed = attention.choose_rope_for_length(length)
         assert attention.choose_rope_for_length(length) is changed
         assert changed.spare == (length == 5)
-        slow = Rope(FixedRotaryModule(INVERSE / length, 3.0), pairs="interleaved")
+        slow = Rope(FixedFrequencyRotaryModule(INVERSE / length, 3.0), pairs="interleaved")
         assert torch.equal(changed.rotate(x, torch.tensor(at)), slow.rotate(x, torch.tensor(at)))
 
 
@@ -89,8 +89,8 @@ def test_weights_after_the_rotation() -> None:
     query_weight = torch.tensor([0.5, -2.0, 1.0, 3.0, 0.7, 1.5, -0.2, 4.0])
     key_weight = torch.tensor([2.0, -1.0, 0.3, 1.0, 0.5, 3.0, -0.4, 0.1])
     q, k = torch.randn(2, 1, 1, DIM)
-    plain = Rope(FixedRotaryModule(INVERSE, 1.0))
-    rope = WeightedRope(plain, query_weight, key_weight)
+    plain = Rope(FixedFrequencyRotaryModule(INVERSE, 1.0))
+    rope = NormWeightedRope(plain, query_weight, key_weight)
 
     def normed(x: Tensor) -> Tensor:
         return x / x.square().mean().sqrt()
@@ -105,7 +105,7 @@ def test_weights_after_the_rotation() -> None:
         return sum(a * b for a, b in both)
 
     # The attached model does not rotate: it norms and weighs what it projects.
-    query, key = rope.as_key(normed(q) * query_weight), normed(k) * key_weight
+    query, key = rope.convert_to_key(normed(q) * query_weight), normed(k) * key_weight
     got = rope.rotate(query, torch.tensor([9])) @ rope.rotate(key, torch.tensor([4])).mT
     assert got.item() == pytest.approx(logit(9, 4), rel=1e-5)
     assert (rope.rotate_to_far_distance(query, 5) @ key.mT).item() == pytest.approx(
@@ -115,11 +115,13 @@ def test_weights_after_the_rotation() -> None:
     slow = half.rotate(query, torch.tensor([18]))
     torch.testing.assert_close(slow, rope.rotate(query, torch.tensor([9])))
     with pytest.raises(ModelError, match="same sign"):
-        WeightedRope(plain, query_weight, -key_weight)
+        NormWeightedRope(plain, query_weight, -key_weight)
 
 
 def test_without_rotation_positions_do_not_count() -> None:
     rope, x = NoRope(), torch.randn(2, 3, DIM)
     assert rope.rotate(x, torch.tensor([5, 1, 900])) is x
     assert torch.equal(x * rope.compute_key_gain(x), x)
-    assert Attention(Method(position=Slower()), rope, 1.0).choose_rope_for_length(9) is rope
+    assert (
+        SelectiveAttention(Method(position=Slower()), rope, 1.0).choose_rope_for_length(9) is rope
+    )

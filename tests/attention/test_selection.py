@@ -9,7 +9,7 @@ import reference
 import torch
 from conftest import build_step
 
-from esa_cli.attention.selection import SumScore, TopK, proximity
+from esa_cli.attention.selection import SumScore, TopKSelector, proximity
 from esa_cli.attention.step import Step
 from esa_cli.methods.voting import VoteScore
 
@@ -55,7 +55,7 @@ def test_selection_is_ascending_unique_and_as_large_as_it_can_be(
     middle: int, budget: int, epsilon: int
 ) -> None:
     q, k = torch.randn(6, 3, 8), torch.randn(2, middle, 8)
-    found = TopK(epsilon).select(build_step(q, k, low=3, after=2), budget)
+    found = TopKSelector(epsilon).select(build_step(q, k, low=3, after=2), budget)
     assert found.dtype == torch.int64
     places = found.tolist()
     assert places == sorted(set(places))
@@ -84,17 +84,17 @@ def test_selection_matches_loops(score: SumScore | VoteScore, epsilon: int) -> N
     )
     scores = reference.scores_of(settings, reference.plain(q), reference.plain(k))
     want = reference.top_k(reference.proximity(scores, epsilon), 6)
-    assert TopK(epsilon).select(step, 6).tolist() == want
+    assert TopKSelector(epsilon).select(step, 6).tolist() == want
 
 
 def test_neighbours_of_the_best_come_before_lesser_peaks() -> None:
     values = torch.tensor([0.0, 0, 0, 9, 0, 0, 0, 5, 0, 0])
     step = build_step(torch.randn(2, 1, 8), torch.randn(2, 10, 8), score=Given(values))
-    assert TopK(0).select(step, 3).tolist() == [0, 3, 7]
-    assert TopK(1).select(step, 3).tolist() == [2, 3, 4]
-    assert TopK(1).select(step, 6).tolist() == [2, 3, 4, 6, 7, 8]
+    assert TopKSelector(0).select(step, 3).tolist() == [0, 3, 7]
+    assert TopKSelector(1).select(step, 3).tolist() == [2, 3, 4]
+    assert TopKSelector(1).select(step, 6).tolist() == [2, 3, 4, 6, 7, 8]
 
 
 def test_negative_epsilon_is_refused() -> None:
     with pytest.raises(ValueError, match="at least 0"):
-        TopK(-1)
+        TopKSelector(-1)

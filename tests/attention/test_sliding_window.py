@@ -10,9 +10,9 @@ from test_layer import build_rope
 
 from esa_cli.attention import sliding_window
 from esa_cli.attention.algebra import add_attention_sink, apply_soft_cap
-from esa_cli.attention.kernels import attend, choose_kernel
+from esa_cli.attention.kernels import attend, choose_kernel_name
 from esa_cli.attention.method import LayerMemory
-from esa_cli.attention.sliding_window import SlidingAttention
+from esa_cli.attention.sliding_window import SlidingWindowAttention
 from esa_cli.attention.window import QueryState
 from esa_cli.errors import UsageError
 from esa_cli.storage.memory_store import MemoryStore
@@ -62,7 +62,7 @@ def test_a_window_is_loops(
     store = MemoryStore(GROUPS, DIM, torch.float32, torch.device("cpu"))
     store.append(k, v)
     sink = torch.tensor([0.5, -1.0, 3.0, 0.0]) if sinks else None
-    attention = SlidingAttention(window, build_rope(DIM), SCALE, cap)
+    attention = SlidingWindowAttention(window, build_rope(DIM), SCALE, cap)
     got = attention(LayerMemory(0, store), q[:, start:], QueryState(), sink)
     for head in range(HEADS):
         group = head * GROUPS // HEADS
@@ -90,8 +90,8 @@ def test_a_soft_cap_needs_a_kernel_that_has_one(
     rows: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
 ) -> None:
     q, k, v = rows
-    assert choose_kernel(q, cap=2.0) == "reference"
-    assert choose_kernel(q) == "torch-cpu"
+    assert choose_kernel_name(q, cap=2.0) == "reference"
+    assert choose_kernel_name(q) == "torch-cpu"
     with pytest.raises(UsageError, match="'torch-cpu' cannot run on cpu with"):
         attend(q, k, v, causal=True, scale=SCALE, kernel="torch-cpu", cap=2.0)
     got, _ = attend(q, k, v, causal=True, scale=SCALE, cap=2.0)

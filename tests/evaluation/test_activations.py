@@ -19,7 +19,7 @@ from esa_cli.attention.positions import FixedDistancePositions
 from esa_cli.attention.selection import SumScore
 from esa_cli.attention.window import Window
 from esa_cli.errors import ResourceError
-from esa_cli.evaluation.calibration.fitted_projections import Activations, CalibrationJob
+from esa_cli.evaluation.calibration.fitted_projections import CalibrationJob, QueryAndKeyFiles
 from esa_cli.models.attachment import attach as seam
 from esa_cli.models.attachment.fingerprint import compute_model_fingerprint
 
@@ -36,10 +36,10 @@ def small_feeds(monkeypatch: pytest.MonkeyPatch) -> None:
 Model = Any
 
 
-def read(model: Model, folder: Path, method: Method | None = None) -> Activations:
+def read(model: Model, folder: Path, method: Method | None = None) -> QueryAndKeyFiles:
     folder.mkdir()
     of_model, unused = compute_model_fingerprint(model), None
-    stored = Activations(folder, of_model.groups * of_model.dim)
+    stored = QueryAndKeyFiles(folder, of_model.groups * of_model.dim)
     whole_keys = replace(method or selective(), compressor=NoCompression())
     host: Any = SimpleNamespace(model=model)
     CalibrationJob(host, cast(Any, unused), whole_keys, IDS, stored, of_model).collect_activations()
@@ -67,7 +67,7 @@ def test_queries_and_keys_are_the_projections(
     config = model.config
     heads, groups, dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
     for layer in range(2):
-        queries, keys = shards.load_layer(layer)
+        queries, keys = shards.load_queries_and_keys(layer)
         assert queries.shape == keys.shape == (TOKENS, groups * dim)
         torch.testing.assert_close(keys, torch.cat(seen[layer, "k_proj"]))
         host = torch.cat(seen[layer, "q_proj"]).tolist()
@@ -88,7 +88,7 @@ def test_queries_of_half_precision_are_summed_in_float32(
     projection.weight.data[:] = 100000 / model.config.hidden_size
     seen: list[Tensor] = []
     hook = projection.register_forward_hook(lambda _m, _i, out: seen.append(out[0]))
-    queries, keys = read(model, tmp_path / "work").load_layer(0)
+    queries, keys = read(model, tmp_path / "work").load_queries_and_keys(0)
     hook.remove()
     heads, groups = model.config.num_attention_heads, model.config.num_key_value_heads
     host = torch.cat(seen).float().view(TOKENS, groups, heads // groups, -1).sum(2)
@@ -103,8 +103,8 @@ def test_queries_are_rotated_where_the_score_rotates(
     """As the compressor that is fitted while a document is read sees them."""
     model = make_model("llama")
     shards = read(model, tmp_path / "work", selective(rotate=True))
-    queries, keys = shards.load_layer(0)
-    plain, _ = read(model, tmp_path / "plain", selective()).load_layer(0)
+    queries, keys = shards.load_queries_and_keys(0)
+    plain, _ = read(model, tmp_path / "plain", selective()).load_queries_and_keys(0)
     assert not torch.allclose(queries, plain)
     fits: list[Any] = []
 
@@ -146,4 +146,4 @@ def test_a_disk_that_is_too_small(
     with pytest.raises(ResourceError, match=r"take 25\.0 KiB"):
         read(model, tmp_path / "small")
     Disk.free = needed
-    assert len(read(model, tmp_path / "work").load_layer(1)[0]) == TOKENS
+    assert len(read(model, tmp_path / "work").load_queries_and_keys(1)[0]) == TOKENS

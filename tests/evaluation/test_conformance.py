@@ -16,7 +16,7 @@ import esa_cli.documents.readers  # noqa: F401 - registered before a test copies
 from esa_cli.attention.compression import Linear, save_learned_projections
 from esa_cli.attention.parts import Selector
 from esa_cli.attention.step import Step
-from esa_cli.evaluation.conformance import check, check_file
+from esa_cli.evaluation.conformance import check, check_plugin_file
 from esa_cli.methods import registry
 
 BUILT_IN = [
@@ -83,7 +83,7 @@ def test_check_file_checks_everything_it_registers(tmp_path: Path) -> None:
         "    def select(self, step, budget):\n        raise KeyError(budget)\n"
         "@register('position', 'b')\n@dataclass(frozen=True)\nclass B:\n    pass\n"
     )
-    found = check_file(path)
+    found = check_plugin_file(path)
     assert set(found) == {("selector", "a"), ("position", "b")}
     assert failed(found["selector", "a"]) == {
         "valid results on random steps": "usual: raised KeyError: 16 (two.py, line 7)"
@@ -112,7 +112,7 @@ WRONG_RECIPES = {
 def test_wrong_recipes_fail(settings: str, tmp_path: Path) -> None:
     path = tmp_path / "wrong.py"
     path.write_text(RECIPE.replace("{}", settings))
-    (found,) = check_file(path).values()
+    (found,) = check_plugin_file(path).values()
     assert WRONG_RECIPES[settings] in failed(found)["valid settings"]
 
 

@@ -14,13 +14,13 @@ from calibration_tools import selective, small_files
 from conftest import build_model
 from torch import Tensor
 
-from esa_cli.attention.compression import Learned, Linear, fit_closed_form_projections
+from esa_cli.attention.compression import LearnedCompressor, Linear, fit_closed_form_projections
 from esa_cli.attention.parts import Moments
 from esa_cli.errors import ResourceError
 from esa_cli.evaluation.calibration.fitted_projections import (
     METHODS,
-    Activations,
     CalibrationJob,
+    QueryAndKeyFiles,
     TrainingSettings,
     compute_recall_at_k,
     compute_squared_loss,
@@ -104,14 +104,14 @@ def job(tmp_path: Path) -> CalibrationJob:
     """Three layers of samples of 300 tokens, the keys of the last one of rank 2."""
     folder = tmp_path / "study"
     folder.mkdir()
-    stored = Activations(folder, WIDTH)
+    stored = QueryAndKeyFiles(folder, WIDTH)
     layers = [samples(300, seed) for seed in range(3)]
     low = torch.randn(WIDTH, 2) @ torch.randn(2, WIDTH)
     layers[2] = (layers[2][0], layers[2][1] @ low)
     for layer, (queries, keys) in enumerate(layers):
         for at in range(0, 300, 100):
-            stored.add_rows(layer, queries[at : at + 100], keys[at : at + 100])
-        assert all(map(torch.equal, stored.load_layer(layer), (queries, keys)))
+            stored.append_queries_and_keys(layer, queries[at : at + 100], keys[at : at + 100])
+        assert all(map(torch.equal, stored.load_queries_and_keys(layer), (queries, keys)))
     host: Any = SimpleNamespace(device=torch.device("cpu"))
     model = replace(compute_model_fingerprint(build_model("llama")), layers=3)
     return CalibrationJob(host, preset.load("tiny-random"), selective(), [0] * 300, stored, model)
@@ -123,7 +123,7 @@ QUICK = TrainingSettings(epochs=2, lr=1e-2)
 def test_study_measures_what_was_not_fitted_on(job: CalibrationJob) -> None:
     found = job.measure_recall(4, METHODS, QUICK, [8, 1000])
     assert (found.tokens, found.held_out, found.ks, found.ranks) == (300, 60, [8, 30], [4, 4, 4])
-    queries, keys = job.stored.load_layer(1)
+    queries, keys = job.stored.load_queries_and_keys(1)
     moments = Moments()
     moments.add_tokens(queries[:240], keys[:240])
     maps = fit_closed_form_projections(moments, 4)
@@ -133,7 +133,7 @@ def test_study_measures_what_was_not_fitted_on(job: CalibrationJob) -> None:
     for at, k in enumerate((8, 30)):
         want = recall_by_loops(reference.plain(full), reference.plain(short), k)
         assert found.results["closed-form"].recall[1][at] == pytest.approx(want, abs=1e-3)
-    assert found.best == "closed-form"
+    assert found.best_method == "closed-form"
     assert found.results["closed-form"].recall[2][-1] > 0.99, "a layer of rank 2 loses nothing"
     trained = train_projections(queries[:240], keys[:240], 4, replace(QUICK, seed=1000))
     assert torch.equal(trained.key_map, found.results["learned"].projections[1].key_map)
@@ -155,4 +155,4 @@ def test_no_room_for_the_maps_leaves_those_that_were_there(
     link.symlink_to(path)
     job.save_best_projections(link, done, settings)
     assert link.is_symlink()
-    assert Learned(str(path)).metadata["method"] == "pca"
+    assert LearnedCompressor(str(path)).metadata["method"] == "pca"

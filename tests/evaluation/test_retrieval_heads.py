@@ -17,14 +17,14 @@ from esa_cli.attention.window import QueryState
 from esa_cli.evaluation.calibration.retrieval_heads import (
     ALL,
     HeadResult,
-    NeedleVotes,
+    VoteCollector,
     choose_smallest_set_size,
     find_retrieval_heads,
     locate_needle_questions,
     rank_heads,
     sum_votes_by_window,
 )
-from esa_cli.evaluation.tasks import find_task
+from esa_cli.evaluation.tasks import find_selftest_task
 from esa_cli.evaluation.tasks.task_sample import Haystack, TaskRequest, TaskSample
 from esa_cli.methods.voting import VoteScore
 from esa_cli.models.loading.load import LoadedModel
@@ -63,10 +63,10 @@ def test_the_smallest_set_that_finds_as_much_as_all_is_enough() -> None:
     )
 
 
-def votes_of(size: int, sets: list[Any]) -> tuple[NeedleVotes, list[Step], VoteScore]:
+def votes_of(size: int, sets: list[Any]) -> tuple[VoteCollector, list[Step], VoteScore]:
     """Two layers' steps of 6 heads over 2 key heads, contrasting own words with others."""
     score = VoteScore(contrast=True)
-    needle_votes, steps = NeedleVotes(range(24, 30), size, sets, score), []
+    needle_votes, steps = VoteCollector(range(24, 30), size, sets, score), []
     for layer in range(2):
         step = build_step(
             torch.randn(6, 5, 8), 2 * torch.randn(2, 40, 8), low=3, after=2, score=score
@@ -80,7 +80,7 @@ def votes_of(size: int, sets: list[Any]) -> tuple[NeedleVotes, list[Step], VoteS
 
 def test_every_head_votes_alone_as_the_score_has_it() -> None:
     needle_votes, steps, score = votes_of(8, [])
-    found, margin = needle_votes.judge_heads()
+    found, margin = needle_votes.judge_single_heads()
     assert found.shape == margin.shape == (2, 6)
     for layer, step in enumerate(steps):
         for number in range(6):
@@ -119,7 +119,7 @@ def planted(loaded: Any, tokens: int = 1500, questions: int = 8) -> TaskSample:
 
     hay = Haystack.from_chronicle(0)
     request = TaskRequest(tokens, size, hay, questions, 0)
-    return next(iter(find_task("needle").samples(request)))
+    return next(iter(find_selftest_task("needle").samples(request)))
 
 
 @pytest.fixture
@@ -141,13 +141,13 @@ def one_finds(monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]:
         return out
 
     monkeypatch.setattr(VoteScore, "scores", scores)
-    select = NeedleVotes.select
+    select = VoteCollector.select
 
-    def note_the_needle(self: NeedleVotes, step: Step, budget: int) -> Tensor:
+    def note_the_needle(self: VoteCollector, step: Step, budget: int) -> Tensor:
         ASKED[:] = [sum(self.needle) // len(self.needle)]
         return select(self, step, budget)
 
-    monkeypatch.setattr(NeedleVotes, "select", note_the_needle)
+    monkeypatch.setattr(VoteCollector, "select", note_the_needle)
     return finder
 
 

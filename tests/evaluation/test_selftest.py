@@ -19,13 +19,13 @@ from esa_cli.evaluation import row_run
 from esa_cli.evaluation.selftest.run_plan import (
     KEY,
     SelftestSettings,
-    build_shared_prefill,
+    build_prefill_method,
     choose_ceiling_length,
-    group_methods,
+    group_by_prefill,
     make_ceiling_group,
     parse_token_count,
 )
-from esa_cli.evaluation.selftest.selftest_run import NeedleRecorder, SelftestRun, has_facts_in_view
+from esa_cli.evaluation.selftest.selftest_run import ChunkRecorder, SelftestRun, has_facts_in_view
 from esa_cli.evaluation.tasks.task_sample import Haystack
 from esa_cli.methods.infllm import InfLLMSelector
 from esa_cli.qa.answering.session import Session
@@ -138,15 +138,15 @@ def test_a_shared_prefill_is_observed_by_methods_that_observe_once(loaded: Any) 
     """InfLLM's blocks of 64 and of 16 keep one account of what was attended to."""
     base = resolve(TINY).method
     infllm = resolve(
-        group_methods(settings_of(methods=("infllm",)), TINY, 900)[0].presets[0]
+        group_by_prefill(settings_of(methods=("infllm",)), TINY, 900)[0].presets[0]
     ).method
-    assert build_shared_prefill(base, [base, base]).selector == base.selector
+    assert build_prefill_method(base, [base, base]).selector == base.selector
     other = replace(infllm, selector=InfLLMSelector(block=16))
     sums = []
     for methods in ([base, infllm], [infllm, other]):
         with Session(loaded.model, loaded.tokenizer, TINY) as session:
             session.read(
-                "The gate opens at nine. " * 40, method=build_shared_prefill(base, methods)
+                "The gate opens at nine. " * 40, method=build_prefill_method(base, methods)
             )
             mass = session.cache.get_layer_memory(0).states[0, InfLLMSelector].mass
             sums.append(mass.load_received_attention(0, session.document_tokens).clone())
@@ -219,15 +219,15 @@ def seen_of(layer: int, far: Any, *, start: int = 100, local: int = 10) -> Chunk
 
 
 def test_recall_counts_selected_and_local_tokens_layer_by_layer() -> None:
-    recall = NeedleRecorder()
+    recall = ChunkRecorder()
     recall(seen_of(0, torch.tensor([0, 1, 2, 3, 50, 51])))
     recall(seen_of(1, torch.tensor([0, 1, 2, 3])))
     # By head: the first has one of the four tokens, the second three.
     recall(seen_of(2, [torch.tensor([50]), torch.tensor([51, 52, 53])]))
-    assert recall.measure_shares([range(50, 54)]) == [(0.5, 0.5), (0.0, 0.0), (0.5, 0.75)]
+    assert recall.measure_facts([range(50, 54)]) == [(0.5, 0.5), (0.0, 0.0), (0.5, 0.75)]
     # Tokens 90 and 91 are local, 88 and 89 are not.
-    assert recall.measure_shares([range(88, 92)]) == [(0.5, 0.5)] * 3
-    both = recall.measure_shares([range(50, 54), range(88, 92)])
+    assert recall.measure_facts([range(88, 92)]) == [(0.5, 0.5)] * 3
+    both = recall.measure_facts([range(50, 54), range(88, 92)])
     assert both == [(0.5, 0.5), (0.25, 0.25), (0.5, 0.625)]
     # Where each head selects, one with the fact in view is enough.
     assert has_facts_in_view([0.5, 0.5, *[0.0] * 6])

@@ -16,11 +16,11 @@ from reader_models import wide_model
 from esa_cli import models
 from esa_cli.errors import LengthError
 from esa_cli.evaluation.bench import benchmarks
-from esa_cli.evaluation.bench.bench_run import RecordAsker
+from esa_cli.evaluation.bench.bench_run import RecordAnswerer
 from esa_cli.evaluation.bench.benchmarks import BenchRecord
 from esa_cli.evaluation.selftest import selftest_run as run
-from esa_cli.evaluation.tasks.task_sample import Fact
-from esa_cli.evaluation.text_asker import TextAsker
+from esa_cli.evaluation.tasks.task_sample import PlantedFact
+from esa_cli.evaluation.text_asker import TextAnswerer
 from esa_cli.qa.answering.session import Session
 from esa_cli.qa.finding.passage import Passage
 from esa_cli.qa.presets import preset
@@ -77,10 +77,10 @@ def evidence(start: int, end: int) -> Passage:
 
 
 def test_recall_is_of_the_first_three_and_the_reason_of_all_that_was_read() -> None:
-    fact = Fact("x" * 10, 10, 20, 0.5)
+    fact = PlantedFact("x" * 10, 10, 20, 0.5)
     assert run.compute_covered_share(fact, [evidence(0, 15), evidence(12, 18)]) == 0.8
     assert run.compute_covered_share(fact, [evidence(20, 30)]) == 0
-    facts = [Fact("", 0, 10, 0.0), Fact("", 90, 100, 1.0)]
+    facts = [PlantedFact("", 0, 10, 0.0), PlantedFact("", 90, 100, 1.0)]
     passages = [evidence(0, 10), evidence(20, 30), evidence(40, 50), evidence(85, 100)]
     made = run.make_passage_recall_fields(0.0, facts, passages)
     assert made == {"recall": {"mean": 0.5, "read": 1.0}, "why": "selected, not used"}
@@ -92,7 +92,7 @@ def test_recall_is_of_the_first_three_and_the_reason_of_all_that_was_read() -> N
 def test_a_text_is_read_for_the_finder_and_no_rows_are(
     session: Session, folder: Path, no_prefill: None
 ) -> None:
-    asker = TextAsker(session, chosen(folder, f"answer.finder={folder / 'finder'}"))
+    asker = TextAnswerer(session, chosen(folder, f"answer.finder={folder / 'finder'}"))
     told: list[tuple[int, int]] = []
     assert asker.ingest_text(TEXT, lambda done, total: told.append((done, total))) > 0
     tokens = len(asker.book.spans)
@@ -107,7 +107,7 @@ def test_a_text_is_read_for_the_finder_and_no_rows_are(
     assert reply.text in TEXT
     asker.ingest_text(TEXT.replace("mill", "forge"))
     assert all("mill" not in one.text for one in asker.ask(QUESTION).evidence)
-    words = TextAsker(session, chosen(folder))
+    words = TextAnswerer(session, chosen(folder))
     told.clear()
     words.ingest_text(TEXT, lambda done, total: told.append((done, total)))
     assert words.book.index is None
@@ -119,7 +119,7 @@ def test_a_benchmark_checks_questions_first_and_reads_a_document_once(
     session: Session, folder: Path
 ) -> None:
     seen: list[str] = []
-    asker = RecordAsker(session, "text", chosen(folder), lambda record: seen.append(record.id))
+    asker = RecordAnswerer(session, "text", chosen(folder), lambda record: seen.append(record.id))
     made = [
         BenchRecord("longbench", "qasper", name, "before", text, f"\n{QUESTION}", ("1",), 8)
         for name, text in (("a", TEXT), ("b", TEXT), ("c", TEXT[:600]))

@@ -14,7 +14,7 @@ import torch
 from conftest import build_step
 
 from esa_cli.attention.step import ChunkTrace, Step
-from esa_cli.attention.window import QueryState, TurnText
+from esa_cli.attention.window import QueryState, QuestionAndText
 from esa_cli.methods.bm25 import Bm25Score
 from esa_cli.qa.answering.session import Session
 from esa_cli.qa.presets import preset, resolved_preset
@@ -56,7 +56,7 @@ def asked(pieces: Sequence[str], question: str = QUESTION, middle: int = 0, laye
     """A step whose tokens have these pieces: LOW before M, M, and what is left."""
     middle = middle or len(pieces) - LOW
     step = build_step(torch.randn(4, 2, 8), torch.randn(2, middle, 8), low=LOW, after=2)
-    text = TurnText(question, lambda: pieces)
+    text = QuestionAndText(question, lambda: pieces)
     return replace(step, layer=layer, query=QueryState(text=text))
 
 

@@ -19,12 +19,12 @@ import torch
 from conftest import build_rope, build_step, copy_registries
 
 from esa_cli.attention.compression import NoCompression
-from esa_cli.attention.layer import Attention
+from esa_cli.attention.layer import SelectiveAttention
 from esa_cli.attention.method import LayerMemory, Method
 from esa_cli.attention.step import ChunkTrace, Step
 from esa_cli.attention.window import QueryState, Window
 from esa_cli.errors import PluginError
-from esa_cli.evaluation.conformance import Finding, advance, check, make_step
+from esa_cli.evaluation.conformance import CheckResult, advance, check, make_step
 from esa_cli.methods import registry
 from esa_cli.methods.infllm import KEPT_CHUNKS, InfLLMSelector
 from esa_cli.methods.per_head import LokiSelector
@@ -330,7 +330,7 @@ class Reader:
         store = MemoryStore(self.k.shape[0], DIM, torch.float32, torch.device("cpu"))
         self.memory = LayerMemory(self.layer, store)
         self.seen: list[ChunkTrace] = []
-        self.attention = Attention(self.method, build_rope(DIM), SCALE)
+        self.attention = SelectiveAttention(self.method, build_rope(DIM), SCALE)
         self.query = QueryState(trace=self.seen.append)
 
     def feed(self, upto: int) -> tuple[torch.Tensor, list[Picked]]:
@@ -478,7 +478,7 @@ def test_many_middle_tokens(name: str, keep: bool, monkeypatch: pytest.MonkeyPat
     assert all(len(row) >= 600 for row in got)
 
 
-def failed(findings: list[Finding]) -> list[Finding]:
+def failed(findings: list[CheckResult]) -> list[CheckResult]:
     return [finding for finding in findings if not finding.passed]
 
 

@@ -18,9 +18,9 @@ from esa_cli.attention.method import Method
 from esa_cli.attention.positions import TruePositions
 from esa_cli.attention.window import Window
 from esa_cli.errors import PluginError
-from esa_cli.evaluation.conformance import check_file, make_step
+from esa_cli.evaluation.conformance import check_plugin_file, make_step
 from esa_cli.methods import plugin_loading, registry
-from esa_cli.methods.plugin_loading import fill_plugin_template, write_template
+from esa_cli.methods.plugin_loading import fill_plugin_template, write_plugin_template
 from esa_cli.models.attachment.attach import attach
 
 PLUGINS = Path(__file__).parents[2] / "plugins"
@@ -42,7 +42,7 @@ def build(kind: str, name: str, **options: Any) -> Any:
 def complaints(path: Path) -> list[str]:
     return [
         f"{kind} {name}: {finding.check}: {finding.detail}"
-        for (kind, name), findings in check_file(path).items()
+        for (kind, name), findings in check_plugin_file(path).items()
         for finding in findings
         if not finding.passed
     ]
@@ -143,7 +143,7 @@ def ruff() -> list[str]:
 
 @pytest.mark.parametrize("name", ["x2_y-z", "None"])
 def test_template_conforms_and_passes_ruff(name: str, tmp_path: Path, ruff: list[str]) -> None:
-    path = write_template(name, tmp_path)
+    path = write_plugin_template(name, tmp_path)
     assert path.read_text() == fill_plugin_template(name)
     assert path.stem == name.replace("-", "_")
     assert complaints(path) == []
@@ -159,7 +159,7 @@ def test_template_conforms_and_passes_ruff(name: str, tmp_path: Path, ruff: list
 )
 def test_template_refuses_names(name: str, tmp_path: Path) -> None:
     with pytest.raises(PluginError, match="cannot name a method"):
-        write_template(name, tmp_path)
+        write_plugin_template(name, tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 

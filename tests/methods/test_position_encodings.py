@@ -15,7 +15,7 @@ from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from esa_cli.attention import kernels as clipped
-from esa_cli.attention.layer import Attention, LayerMemory
+from esa_cli.attention.layer import LayerMemory, SelectiveAttention
 from esa_cli.attention.method import Method
 from esa_cli.attention.parts import PositionEncoding
 from esa_cli.attention.positions import TruePositions
@@ -64,7 +64,7 @@ def attended(
     """Attention (H, COUNT, D) fed up to each of `pieces` in turn, and the same in loops."""
     q, k, v = (torch.randn(n, COUNT, DIM) * 1.5 for n in (HEADS, GROUPS, GROUPS))
     memory = LayerMemory(0, MemoryStore(GROUPS, DIM, torch.float32, torch.device("cpu")))
-    attention, got, at = Attention(method, build_rope(DIM), SCALE), [], 0
+    attention, got, at = SelectiveAttention(method, build_rope(DIM), SCALE), [], 0
     for upto in pieces:
         memory.store.append(k[:, at:upto], v[:, at:upto])
         got.append(attention(memory, q[:, at:upto], QueryState()))

@@ -12,14 +12,14 @@ import torch
 from conftest import build_step
 
 from esa_cli.attention.step import ChunkTrace, Step
-from esa_cli.attention.window import QueryState, TurnText
+from esa_cli.attention.window import QueryState, QuestionAndText
 from esa_cli.methods.bm25 import Bm25Score
 from esa_cli.methods.consensus import FusedConsensusSelector, select_windows, standardise_scores
 from esa_cli.methods.sentences import (
     PhraseScore,
     WholeSentenceSelector,
     find_sentence_starts,
-    sum_phrases,
+    sum_scores_over_phrases,
 )
 from esa_cli.qa.answering.session import Session
 from esa_cli.qa.presets import preset, resolved_preset
@@ -30,7 +30,7 @@ HEADS, GROUPS, DIM, CHUNK, DISTANCE = 4, 2, 8, 5, 29
 def a_step(middle: int, pieces: Sequence[str] | None = None, low: int = 3) -> Step:
     q, k = torch.randn(HEADS, CHUNK, DIM), torch.randn(GROUPS, middle, DIM)
     step = build_step(q, k, low=low, after=2, distance=DISTANCE)
-    text = None if pieces is None else TurnText("Where is the fox?", lambda: pieces)
+    text = None if pieces is None else QuestionAndText("Where is the fox?", lambda: pieces)
     return replace(step, query=QueryState(text=text))
 
 
@@ -76,7 +76,7 @@ def test_only_the_last_layer_scores() -> None:
     assert PhraseScore().for_single_layers().scores(step).all()
     assert PhraseScore().scores(replace(step, layer=5)).all()
     assert PhraseScore().last_layer is None
-    assert sum_phrases(torch.empty(0), 8).shape == (0,)
+    assert sum_scores_over_phrases(torch.empty(0), 8).shape == (0,)
 
 
 # Whole sentences

@@ -13,7 +13,7 @@ import torch
 from calibration_tools import selective
 from conftest import build_model
 
-from esa_cli.attention.compression import Learned, Linear, save_learned_projections
+from esa_cli.attention.compression import LearnedCompressor, Linear, save_learned_projections
 from esa_cli.attention.positions import FixedDistancePositions
 from esa_cli.errors import PresetError
 from esa_cli.methods.voting import VoteScore
@@ -84,9 +84,9 @@ def test_the_fingerprint_of_quantised_weights() -> None:
     assert compute_model_fingerprint(model) != changed
 
 
-def saved(path: Path, metadata: dict[str, str]) -> Learned:
+def saved(path: Path, metadata: dict[str, str]) -> LearnedCompressor:
     save_learned_projections(path, [Linear(torch.randn(16, 4), torch.randn(16, 4))] * 2, metadata)
-    return Learned(str(path))
+    return LearnedCompressor(str(path))
 
 
 def test_a_file_of_another_model_is_refused(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from conftest import VOCABULARY, ModelFactory
 
 from esa_cli.attention.method import Method
 from esa_cli.attention.positions import ContiguousPositions, FixedDistancePositions, TruePositions
-from esa_cli.attention.selection import TopK
+from esa_cli.attention.selection import TopKSelector
 from esa_cli.attention.step import ChunkTrace
 from esa_cli.attention.window import Phase, QueryState, Window
 from esa_cli.documents.document import Document, Mark
@@ -119,12 +119,12 @@ class Checked(AttentionWeights):
 
 def method_of(name: str) -> Method:
     far = {
-        "esa": Method(WINDOW, TopK(1), position=FixedDistancePositions(DISTANCE)),
-        "contiguous": Method(WINDOW, TopK(1), position=ContiguousPositions(DISTANCE)),
-        "true": Method(WINDOW, TopK(1), position=TruePositions(DISTANCE)),
-        "dense": Method(DENSE, TopK(1), position=ContiguousPositions(DISTANCE)),
-        "rerope": Method(WINDOW, TopK(1), position=ReRopePositions(4, 16)),
-        "dense rerope": Method(DENSE, TopK(1), position=ReRopePositions(4, 16)),
+        "esa": Method(WINDOW, TopKSelector(1), position=FixedDistancePositions(DISTANCE)),
+        "contiguous": Method(WINDOW, TopKSelector(1), position=ContiguousPositions(DISTANCE)),
+        "true": Method(WINDOW, TopKSelector(1), position=TruePositions(DISTANCE)),
+        "dense": Method(DENSE, TopKSelector(1), position=ContiguousPositions(DISTANCE)),
+        "rerope": Method(WINDOW, TopKSelector(1), position=ReRopePositions(4, 16)),
+        "dense rerope": Method(DENSE, TopKSelector(1), position=ReRopePositions(4, 16)),
         "by head": Method(WINDOW, LokiSelector(), position=FixedDistancePositions(DISTANCE)),
         "by head, contiguous": Method(
             WINDOW, LokiSelector(), position=ContiguousPositions(DISTANCE)

@@ -22,7 +22,7 @@ from test_library import (
     text_of,
 )
 
-from esa_cli.attention.algebra import flatten_keys
+from esa_cli.attention.algebra import join_key_heads
 from esa_cli.attention.compression import Linear
 from esa_cli.errors import LibraryError
 from esa_cli.storage.library import Layout, Library
@@ -217,7 +217,7 @@ def test_rows_of_several_sizes(tmp_path: Path, kind: Any) -> None:
         for layer, rows, one in zip(writer.layers, given, maps, strict=True):
             layer.append(*rows)
             if one is not None:
-                layer.append_reduced_keys(one.keys(flatten_keys(rows[0])))
+                layer.append_reduced_keys(one.keys(join_key_heads(rows[0])))
         known = {"name": "x", "source": "x", "bytes": 1, "missing": []}
         entry = writer.finish(
             text="x", offsets=[(0, 1)] * count, projections=maps, provenance=known

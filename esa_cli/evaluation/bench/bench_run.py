@@ -16,8 +16,8 @@ from typing import Any
 
 from esa_cli.errors import DocumentError, UsageError
 from esa_cli.evaluation.bench.benchmarks import REFETCH, Benchmark, BenchRecord, BenchTask
-from esa_cli.evaluation.row_run import DocumentCases, QuestionCase, has_row
-from esa_cli.evaluation.text_asker import TextAsker
+from esa_cli.evaluation.row_run import DocumentQuestions, QuestionCase, has_result_row
+from esa_cli.evaluation.text_asker import TextAnswerer
 from esa_cli.qa.answering.session import Session
 from esa_cli.qa.presets import resolved_preset
 from esa_cli.qa.presets.cache_key import hash_method_settings
@@ -31,7 +31,7 @@ KEY = ("method", "task", "id")
 
 
 def describe_invalid_row(row: Mapping[str, Any]) -> str:
-    """Returns what is wrong with a row of an earlier run, or an empty text if the row is valid."""
+    """Returns what is wrong with a result row of an earlier run, or else an empty text."""
     score, tokens = row.get("score", ""), row.get("tokens", "")
     is_valid = type(score) in (int, float) and type(tokens) is int and 0 <= score <= 1
     return "" if is_valid else f"score and tokens are {score!r} and {tokens!r}"
@@ -39,7 +39,7 @@ def describe_invalid_row(row: Mapping[str, Any]) -> str:
 
 def choose_tasks(benchmark: Benchmark, folder: Path, asked: Sequence[str] | None) -> list[str]:
     """Returns the tasks to run in the table's order: the requested tasks, or by default every task
-    whose file is in the folder. Raises UsageError: a task is unknown. DocumentError: no file is."""
+    whose file is in the folder. Raises UsageError: a task is unknown. DocumentError: no file."""
     if asked is None:
         tasks = benchmark.list_tasks_in_folder(folder)
         if not tasks:
@@ -61,22 +61,22 @@ def hash_benchmark_settings(method: str, preset: Preset) -> str:
 
 
 @dataclass(frozen=True)
-class BenchmarkSurvey:
+class RecordSurvey:
     """The digest of every record by task and id, and the longest prompt of all records."""
 
     digests: Mapping[tuple[str, str], str]
     longest: str
 
-    def is_complete(self, journal: Journal, presets: Mapping[str, Preset]) -> bool:
-        """Says whether the journal has a row for each record and method. Raises UsageError: a row
-        belongs to another record or to other settings."""
+    def has_all_rows(self, journal: Journal, presets: Mapping[str, Preset]) -> bool:
+        """Says whether the journal has a result row for each record and method. Raises UsageError:
+        a row belongs to another record or to other settings."""
         complete = True
         for method, preset in presets.items():
             settings = hash_benchmark_settings(method, preset)
             for (task, name), digest in self.digests.items():
                 fields = {"method": method, "task": task, "id": name}
                 fields |= {"settings": settings, "record": digest}
-                complete = has_row(journal, fields) and complete
+                complete = has_result_row(journal, fields) and complete
         return complete
 
 
@@ -94,12 +94,12 @@ class BenchSelection:
         """Yields the selected records for all shards. Raises DocumentError, UsageError."""
         return self.benchmark.load_records(self.folder, self.tasks, self.limit)
 
-    def group_by_document(self) -> Iterator[list[BenchRecord]]:
-        """Yields lists of this shard's consecutive records about one document."""
+    def group_records(self) -> Iterator[list[BenchRecord]]:
+        """Yields the consecutive records about each document that this process answers."""
         documents = groupby(self.load_records(), lambda r: (r.task, r.before, r.document, r.chat))
         return self.shard.select_items(list(records) for _, records in documents)
 
-    def survey_records(self) -> BenchmarkSurvey:
+    def survey_records(self) -> RecordSurvey:
         """Reads every record once, so that an invalid record is found before any question is asked.
         Raises DocumentError, UsageError."""
         digests: dict[tuple[str, str], str] = {}
@@ -112,10 +112,10 @@ class BenchSelection:
                 raise DocumentError(f"{record.task}, record {record.id!r} has no question", REFETCH)
             digests[name] = record.digest
             longest = max(longest, record.before + record.document, key=len)
-        return BenchmarkSurvey(digests, longest)
+        return RecordSurvey(digests, longest)
 
 
-class RecordAsker:
+class RecordAnswerer:
     """Answers the questions of a benchmark's records with one method. A record's prompt replaces
     the preset's prompt, except for a method that answers from text. `make_progress` is called
     before a document is ingested, and returns progress(done, total)."""
@@ -128,11 +128,11 @@ class RecordAsker:
         self.make_progress = make_progress
         self.settings = hash_benchmark_settings(method, preset)
         from_text = method == resolved_preset.FROM_TEXT
-        self._text = TextAsker(session, preset) if from_text else None
+        self._text = TextAnswerer(session, preset) if from_text else None
         self._started = 0.0
 
-    def make_cases(self, benchmark: Benchmark, records: Sequence[BenchRecord]) -> DocumentCases:
-        """Returns a case for each of several records about one document."""
+    def make_cases(self, benchmark: Benchmark, records: Sequence[BenchRecord]) -> DocumentQuestions:
+        """Returns the questions of several records about one document."""
         cases = []
         for record in records:
             fields = {
@@ -142,9 +142,9 @@ class RecordAsker:
             }  # fmt: skip
             ask = partial(self._ask_record, benchmark, record)
             cases.append(QuestionCase(fields, ask, partial(self.check_length, record)))
-        return DocumentCases(cases, partial(self._ingest_document, records[0]))
+        return DocumentQuestions(cases, partial(self._ingest_document, records[0]))
 
-    def _use_prompt(self, record: BenchRecord) -> None:
+    def _set_record_prompt(self, record: BenchRecord) -> None:
         prompt = Prompt(before=record.before, after="{question}", chat=record.chat)
         self.session.use(self.preset.model_copy(update={"prompt": prompt}))
 
@@ -154,7 +154,7 @@ class RecordAsker:
             self._text.check_length(record.question, record.longest)
             return
         self.session.clear()
-        self._use_prompt(record)
+        self._set_record_prompt(record)
         self.session.check(record.question, prime=record.prime, max_new_tokens=record.longest)
 
     def _ingest_document(self, record: BenchRecord) -> bool:
@@ -163,7 +163,7 @@ class RecordAsker:
         if self._text is not None:
             self._text.ingest_text(record.document, progress)
         else:
-            self._use_prompt(record)
+            self._set_record_prompt(record)
             self.session.read(record.document, progress)
         return True
 
@@ -204,7 +204,7 @@ def _mean_score(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 
 
-def _group_tasks(benchmark: Benchmark) -> Iterator[tuple[str, list[BenchTask]]]:
+def _list_task_groups(benchmark: Benchmark) -> Iterator[tuple[str, list[BenchTask]]]:
     for group in dict.fromkeys(task.group for task in benchmark.tasks):
         yield group, [task for task in benchmark.tasks if task.group == group]
 
@@ -212,7 +212,7 @@ def _group_tasks(benchmark: Benchmark) -> Iterator[tuple[str, list[BenchTask]]]:
 def _compute_task_means(
     tasks: Sequence[BenchTask], scores_by_task: Mapping[str, Sequence[float]]
 ) -> list[float]:
-    """Returns the mean score of each task that has scores, since an average counts tasks once."""
+    """Returns the mean score of each task with scores, since averages count each task once."""
     return [_mean_score(scores_by_task[task.name]) for task in tasks if task.name in scores_by_task]
 
 
@@ -220,7 +220,7 @@ def make_score_table(benchmark: Benchmark, scores: Scores) -> tuple[list[str], l
     """Returns headers and rows of the table of scores in per cent. The table has a row for each
     task in the paper's order and for each group's average, and a column for each method."""
     lines = []
-    for group, tasks in _group_tasks(benchmark):
+    for group, tasks in _list_task_groups(benchmark):
         asked = [task for task in tasks if any(task.name in done for done in scores.values())]
         for task in asked:
             cells = [done.get(task.name, ()) for done in scores.values()]
@@ -232,7 +232,7 @@ def make_score_table(benchmark: Benchmark, scores: Scores) -> tuple[list[str], l
 
 
 def _make_table_row(title: str, cells: Sequence[Sequence[float]], full_count: str) -> list[str]:
-    """Makes a row with a count of records: `5 of 200`, or `5 / 3 of 200` if methods differ."""
+    """Makes a table row with the count of records: `5 of 200`, or `5 / 3 of 200` by method."""
     counts = [len(cell) for cell in cells]
     count = " / ".join(map(str, counts if len(set(counts)) > 1 else counts[:1]))
     means = (f"{100 * _mean_score(cell):.2f}" if cell else "-" for cell in cells)
@@ -250,7 +250,7 @@ def make_score_dict(benchmark: Benchmark, scores: Scores) -> dict[str, Any]:
         }
         averages = {
             group: {"score": 100 * _mean_score(means), "tasks": len(means), "of": len(members)}
-            for group, members in _group_tasks(benchmark)
+            for group, members in _list_task_groups(benchmark)
             if (means := _compute_task_means(members, done))
         }
         out[method] = {"tasks": tasks, "averages": averages}

@@ -1,9 +1,9 @@
-"""Files, prompts, answer lengths and scores of the four public benchmarks of the paper.
+"""Files, prompts, answer lengths and scores of the ESA paper's four public benchmarks.
 
 LongBench has no Chinese tasks, and its long prompts are not cut. InfiniteBench has the six tasks of
-the paper's table, with InfLLM's prompts and answer lengths. The prompt of Counting-Stars opens the
-list of counts, as in the paper's sample. NeedleBench is its version 1 in English with three needles
-at once (M-RT), at 25, 50 and 75 per cent of a text of essays; each task has ten prompts.
+the ESA paper's table, with InfLLM's prompts and answer lengths. The prompt of Counting-Stars opens
+the list of counts, as in the paper's sample. NeedleBench is its version 1 in English with three
+needles at once (M-RT), at 25, 50 and 75 per cent of a text of essays; each task has ten prompts.
 """
 
 from __future__ import annotations
@@ -113,12 +113,12 @@ T = TypeVar("T")
 
 
 def read_json_lines(
-    folder: Path, names: Sequence[str], kind: type[Row], convert: Callable[[Row, int], T]
+    folder: Path, file_names: Sequence[str], row_class: type[Row], convert: Callable[[Row, int], T]
 ) -> Iterator[T]:
     """Reads a file of JSON lines, and converts each object, given with its line number from 1.
     Raises DocumentError: the file has no objects, an object is not of this kind, or `convert`
     raises a ValueError."""
-    path, empty = find_task_file(folder, names) or folder / names[0], True
+    path, empty = find_task_file(folder, file_names) or folder / file_names[0], True
     try:
         with path.open("rb") as lines:
             for number, line in enumerate(lines, 1):
@@ -129,7 +129,7 @@ def read_json_lines(
                     data = json.loads(text.decode())
                     if b"\\ud" in text.lower():  # raises for a lone surrogate
                         json.dumps(data, ensure_ascii=False).encode()
-                    record = convert(kind.model_validate(data), number)
+                    record = convert(row_class.model_validate(data), number)
                 except (ValueError, RecursionError) as error:  # RecursionError: nested too deep
                     reason = str(error)
                     if isinstance(error, ValidationError):
@@ -144,8 +144,8 @@ def read_json_lines(
         raise DocumentError(f"{path} has no records", REFETCH)
 
 
-def split_prompt(template: str, context: str, **fields: str) -> tuple[str, str, str]:
-    """Splits a prompt template at its {context} into text before, document and question."""
+def split_prompt_template(template: str, context: str, **fields: str) -> tuple[str, str, str]:
+    """Splits a prompt template at {context} into the text before, the document and the question."""
     before, after = template.split("{context}")
     return before.format(**fields), context, after.format(**fields)
 
@@ -171,12 +171,12 @@ class LongBenchRow(BaseModel):
 def load_longbench_records(folder: Path, task: str) -> Iterator[BenchRecord]:
     form = LONGBENCH[task]
     if form["score"] == "compute_rouge_l":
-        metrics.import_library("rouge")
+        metrics.import_benchmark_library("rouge")
 
     def make_record(row: LongBenchRow, line: int) -> BenchRecord:
         if task == "trec" and row.all_classes is None:
             raise ValueError("'all_classes' is missing")
-        prompt = split_prompt(form["prompt"], row.context, input=row.input)
+        prompt = split_prompt_template(form["prompt"], row.context, input=row.input)
         data = {"classes": row.all_classes} if task == "trec" else {}
         return BenchRecord(
             "longbench", task, str(row.name or line), *prompt, row.answers,
@@ -189,7 +189,7 @@ def load_longbench_records(folder: Path, task: str) -> Iterator[BenchRecord]:
 def score_longbench_output(record: BenchRecord, output: str) -> float:
     """Scores an output of LongBench by the answer that gives the highest score."""
     if record.task in ("trec", "triviaqa", "samsum"):
-        output = metrics.first_line(output)
+        output = metrics.cut_to_first_line(output)
     if record.task == "trec":
         classes = record.data["classes"]
         return max(metrics.compute_class_share(output, gold, classes) for gold in record.answers)
@@ -212,7 +212,7 @@ class InfiniteBenchRow(BaseModel):
 def load_infinitebench_records(folder: Path, task: str) -> Iterator[BenchRecord]:
     def make_record(row: InfiniteBenchRow, line: int) -> BenchRecord:
         fields = _make_prompt_fields(row, task)
-        prompt = split_prompt(INFINITEBENCH[task]["prompt"], row.context, **fields)
+        prompt = split_prompt_template(INFINITEBENCH[task]["prompt"], row.context, **fields)
         answers = _find_option_and_letter(row) if task in CHOICES else row.answer
         longest = 100 if task == "kv_retrieval" else 32
         return BenchRecord("infinitebench", task, str(line), *prompt, answers, longest)
@@ -343,7 +343,7 @@ class NeedleRow(BaseModel):
 def load_gpt4_tokenizer() -> Any:
     """Returns gpt-4's tokenizer, which tiktoken downloads once. Raises UsageError: tiktoken is not
     installed. DocumentError: the vocabulary cannot be downloaded."""
-    tiktoken = metrics.import_library("tiktoken")
+    tiktoken = metrics.import_benchmark_library("tiktoken")
     try:
         return tiktoken.encoding_for_model("gpt-4")
     except Exception as error:
@@ -354,9 +354,9 @@ def load_gpt4_tokenizer() -> Any:
 
 
 def load_needlebench_records(folder: Path, task: str) -> Iterator[BenchRecord]:
-    """Yields NeedleBench's records, which have the same needles in different orders."""
+    """Yields NeedleBench's records, which hide the same sentences in different orders."""
     length = int(task.rpartition("-")[2].removesuffix("k")) * 1000
-    needles = _draw_needles(folder, len(DEPTHS))
+    needles = _draw_english_needles(folder, len(DEPTHS))
     essays = list(read_json_lines(folder, [ESSAYS], EssayRow, lambda row, _: row.text))
     tokenizer = load_gpt4_tokenizer()
     tokens = {essay: tokenizer.encode(essay) for essay in essays}
@@ -382,8 +382,8 @@ def load_needlebench_records(folder: Path, task: str) -> Iterator[BenchRecord]:
         )  # fmt: skip
 
 
-def _draw_needles(folder: Path, count: int) -> list[NeedleRow]:
-    """Draws English needles such that no two share an argument. Raises DocumentError."""
+def _draw_english_needles(folder: Path, count: int) -> list[NeedleRow]:
+    """Draws English sentences to hide, no two of which share an argument. Raises DocumentError."""
 
     def check_needle(row: NeedleRow, _: int) -> NeedleRow:
         question = row.retrieval_question

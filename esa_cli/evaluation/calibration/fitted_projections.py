@@ -1,9 +1,9 @@
-"""Fits projections for reduced keys on a text, and measures their recall@k (`esa calibrate`).
+"""Fits projections for reduced keys on a text, and measures the keys' recall (`esa calibrate`).
 
-During prefill tokens are selected by whole queries and keys, as the paper prepares its training
-data. Training minimises Eq. (7) with Adam over batches of 128 queries and 128 keys, shuffled
-independently. Unlike the paper, the result is from the epoch with the smallest validation loss.
-"""
+During prefill tokens are selected by whole queries and keys, as in the ESA paper's preparation of
+training data. Training minimises Eq. (7) with Adam over batches of 128 queries and 128 keys,
+shuffled independently. Unlike in the ESA paper, the epoch with the smallest validation loss gives
+the result."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from esa_cli.attention.algebra import flatten_keys, fold
+from esa_cli.attention.algebra import fold, join_key_heads
 from esa_cli.attention.compression import (
-    Learned,
+    LearnedCompressor,
     Linear,
     NoCompression,
     fit_closed_form_projections,
@@ -67,7 +67,7 @@ _MADE_BY = "esa_version"
 @dataclass(frozen=True)
 class TrainingSettings:
     """Settings of the training of projections with Adam. `seed` determines the initial projections
-    and the order of tokens. The defaults are those of the paper."""
+    and the order of tokens. The defaults are those of the ESA paper."""
 
     epochs: int = 10
     batch: int = 128
@@ -83,7 +83,7 @@ def pick_spaced_rows(matrix: Tensor, limit: int) -> Tensor:
 
 
 def compute_squared_loss(full_scores: Tensor, reduced_scores: Tensor) -> Tensor:
-    """Returns the loss of Eq. (7): the mean squared difference of two matrices of scores (Q, n)."""
+    """Returns the loss of Eq. (7): the mean squared difference of two score matrices (Q, n)."""
     return (full_scores - reduced_scores).square().mean()
 
 
@@ -128,7 +128,7 @@ def train_projections(
 def fit_projections(
     method: str, queries: Tensor, keys: Tensor, rank: int, training: TrainingSettings
 ) -> Linear:
-    """Fits a layer's projection, of rank min(R, F), on folded queries and keys (n, F)."""
+    """Fits a layer's projections, of rank min(R, F), to folded queries and keys (n, F)."""
     rank = min(rank, queries.shape[1])
     if method == "learned":
         return train_projections(queries, keys, rank, training)
@@ -140,7 +140,7 @@ def fit_projections(
 
 
 def compute_recall_at_k(full_scores: Tensor, reduced_scores: Tensor, k: int) -> float:
-    """Returns recall@k: the mean share of the top k keys that are also top k by reduced scores."""
+    """Returns recall@k: the share of the top k keys that are also top k by reduced scores."""
     truth = torch.zeros(full_scores.shape, dtype=torch.bool, device=full_scores.device)
     truth.scatter_(1, full_scores.topk(k, dim=1).indices, True)
     return float(truth.gather(1, reduced_scores.topk(k, dim=1).indices).double().mean())
@@ -153,14 +153,14 @@ class MethodRecall:
     projections: list[Linear] = field(default_factory=list)
     recall: list[list[float]] = field(default_factory=list)
 
-    def mean(self, k_index: int = -1) -> float:
+    def mean_recall(self, k_index: int = -1) -> float:
         """Returns the mean recall over layers for the k with this index."""
         return sum(layer[k_index] for layer in self.recall) / len(self.recall)
 
 
 @dataclass(frozen=True)
 class CalibrationStudy:
-    """The recall of all methods. The last `held_out` tokens are not used for fitting."""
+    """The recall of all methods of fitting projections, measured on the last `held_out` tokens."""
 
     tokens: int
     held_out: int
@@ -169,36 +169,36 @@ class CalibrationStudy:
     results: dict[str, MethodRecall]
 
     @property
-    def best(self) -> str:
+    def best_method(self) -> str:
         """The name of the method with the highest mean recall at the largest k."""
-        return max(self.results, key=lambda name: self.results[name].mean())
+        return max(self.results, key=lambda name: self.results[name].mean_recall())
 
-    def as_dict(self) -> dict[str, Any]:
+    def make_json_data(self) -> dict[str, Any]:
         """Returns the recall of each method as JSON data, indexed by layer and k."""
         methods = {
-            name: {"mean": [result.mean(at) for at in range(len(self.ks))], "layers": result.recall}
-            for name, result in self.results.items()
+            name: {"mean": [*map(one.mean_recall, range(len(self.ks)))], "layers": one.recall}
+            for name, one in self.results.items()
         }
         facts = {"tokens": self.tokens, "held_out": self.held_out, "k": self.ks}
         return {**facts, "ranks": self.ranks, "methods": methods}
 
 
 @dataclass(frozen=True)
-class Activations:
-    """Files with the folded queries and keys of each layer, (tokens, F) float32. If the score
-    rotates queries, the queries are rotated to the far distance before they are folded."""
+class QueryAndKeyFiles:
+    """Files with the folded queries and keys of each layer, (tokens, F) float32. If the method's
+    score rotates queries, the folded queries are rotated to the far distance."""
 
     folder: Path
     width: int
 
-    def add_rows(self, layer: int, queries: Tensor, keys: Tensor) -> None:
+    def append_queries_and_keys(self, layer: int, queries: Tensor, keys: Tensor) -> None:
         """Appends a layer's queries and keys (n, F) to files. Raises ResourceError."""
         for kind, rows in (("queries", queries), ("keys", keys)):
             path = self.folder / f"{kind}-{layer}"
             with _writing_errors(path), path.open("ab") as file:
                 file.write(rows.float().cpu().contiguous().numpy().tobytes())
 
-    def load_layer(self, layer: int) -> list[Tensor]:
+    def load_queries_and_keys(self, layer: int) -> list[Tensor]:
         """Reads the queries and keys of one layer from files."""
         files = (self.folder / f"{kind}-{layer}" for kind in ("queries", "keys"))
         raw = (bytearray(file.read_bytes()) for file in files)
@@ -215,19 +215,19 @@ _writing_errors = partial(
 
 @dataclass(frozen=True)
 class CalibrationJob:
-    """A calibration of a model on the tokens of a text, with stored queries and keys."""
+    """Fits projections for a model on the queries and keys of a text's tokens, stored in files."""
 
     loaded: LoadedModel
     preset: Preset
     method: Method
     ids: list[int]
-    stored: Activations
+    stored: QueryAndKeyFiles
     of_model: ModelFingerprint
 
     @torch.inference_mode()
     def collect_activations(self, progress: Progress | None = None) -> None:
-        """Prefills the tokens, and stores their queries and keys. Raises ResourceError: the disk is
-        full."""
+        """Prefills the tokens, and stores the queries and keys of all layers in files. Raises
+        ResourceError: the disk is full."""
         folder, layers = self.stored.folder, self.of_model.layers
         needed = 2 * torch.float32.itemsize * layers * self.stored.width * len(self.ids)
         free = shutil.disk_usage(folder).free
@@ -245,7 +245,7 @@ class CalibrationJob:
                     queries = chunk.rope.rotate_to_far_distance(queries, distance)
                 keys, _ = chunk.store.span(chunk.start, chunk.stop)
                 folded = fold(queries.float(), chunk.store.heads)
-                self.stored.add_rows(chunk.layer, folded, flatten_keys(keys))
+                self.stored.append_queries_and_keys(chunk.layer, folded, join_key_heads(keys))
 
             cache = attachment.new_cache()
             cache.announce_token_count(len(self.ids))
@@ -257,15 +257,15 @@ class CalibrationJob:
         self, rank: int | None, methods: Sequence[str], training: TrainingSettings, ks:
         Sequence[int], progress: Progress | None = None,
     ) -> CalibrationStudy:  # fmt: skip
-        """Fits projections of a rank (None takes the preset's rank) layer by layer, and measures
-        their recall at each k. No k is larger than half the number of held-out keys."""
+        """Fits projections of a rank (None: the preset's rank) layer by layer, and measures the
+        recall at each k, which is at most half the number of held-out keys."""
         rank = min(rank or int(self.preset.compressor.get("rank", DEFAULT_RANK)), self.stored.width)
         device = self.loaded.device if self.loaded.device.type == "cuda" else "cpu"
         held, layers = round(HELD_OUT * len(self.ids)), self.of_model.layers
         ks = sorted({max(1, min(k, held // 2)) for k in ks})
         results = {method: MethodRecall() for method in methods}
         for layer in range(layers):
-            queries, keys = (x.to(device) for x in self.stored.load_layer(layer))
+            queries, keys = (x.to(device) for x in self.stored.load_queries_and_keys(layer))
             asked, apart = pick_spaced_rows(queries[-held:], QUERIES), keys[-held:]
             full = asked @ apart.T
             own_training = replace(training, seed=training.seed + 1000 * layer)
@@ -281,24 +281,24 @@ class CalibrationJob:
     def save_best_projections(
         self, path: Path, study: CalibrationStudy, training: TrainingSettings
     ) -> None:
-        """Writes the best method's projections and their provenance to a file. Raises
+        """Writes the best method's projections, and how they were fitted, to a file. Raises
         ResourceError, DocumentError: the file cannot be written."""
-        trained = asdict(training) if study.best == "learned" else {}
+        trained = asdict(training) if study.best_method == "learned" else {}
         metadata = {
             _MADE_BY: __version__,
             KEY: self.of_model.make_json_text(),
             **describe_query_rotation(self.method),
-            "method": study.best,
+            "method": study.best_method,
             "ranks": json.dumps(study.ranks),
             "training": json.dumps(trained, sort_keys=True),
             "text": text_digest(json.dumps(self.ids)),
         }
         with _writing_errors(path), replacing(path.resolve()) as part:  # a link stays a link
-            save_learned_projections(part, study.results[study.best].projections, metadata)
+            save_learned_projections(part, study.results[study.best_method].projections, metadata)
 
 
 def choose_target_preset(name: str, preset: Preset) -> Preset:
-    """Returns the preset with the settings of the method that is to use the projections. Raises
+    """Returns the preset with the settings of the method for which projections are fitted. Raises
     UsageError: the method is unknown, or scores with whole keys."""
     target = resolved_preset.apply_compared_method(name, preset)
     if not resolve(target).method.score.features:
@@ -313,9 +313,9 @@ def choose_target_preset(name: str, preset: Preset) -> Preset:
 def open_calibration_job(
     loaded: LoadedModel, preset: Preset, text: str, tokens: int, folder: Path
 ) -> CalibrationJob:
-    """Returns the calibration of a model on the text's first `tokens` tokens, whose queries and
-    keys will be stored in an empty folder. Raises UsageError: the text is too short, or the model
-    has sliding-window or recurrent layers."""
+    """Returns a job that fits projections on the first `tokens` tokens of a text, and stores
+    queries and keys in an empty folder. Raises UsageError: the text is too short, or the model has
+    sliding-window or recurrent layers."""
     config = loaded.model.config
     if any(list_window_sizes(config)) or has_state_layers(config):
         raise UsageError(
@@ -332,17 +332,17 @@ def open_calibration_job(
         )
     of_model = compute_model_fingerprint(loaded.model)
     method = replace(resolve(preset).method, compressor=NoCompression())
-    stored = Activations(folder, of_model.groups * of_model.dim)
+    stored = QueryAndKeyFiles(folder, of_model.groups * of_model.dim)
     return CalibrationJob(loaded, preset, method, ids, stored, of_model)
 
 
-def refuse_foreign_file(path: Path) -> None:
-    """Raises UsageError if the file at --out exists and was not written by `esa calibrate`."""
+def refuse_file_not_from_calibrate(path: Path) -> None:
+    """Raises UsageError if an existing file at --out was not written by `esa calibrate`."""
     try:
-        is_ours = _MADE_BY in Learned(str(path)).metadata
+        is_ours = _MADE_BY in LearnedCompressor(str(path)).metadata
     except PresetError:
         is_ours = False
     if not is_ours:
         raise UsageError(
-            f"--out must be new or a file of `esa calibrate`, got {path}", "give another file"
+            f"--out must be new or a file of `esa calibrate`, got {path}", "give --out another path"
         )

@@ -1,10 +1,10 @@
 """Finds retrieval heads, which are attention heads whose votes find the answer's passage.
 
-A text with needles is prefilled once. For half of the questions each head votes alone, which ranks
-the heads; for the other half, sets of the best heads are compared with all heads together. Wu et
-al. (2024, arXiv 2404.15574) count the tokens that an answer copies; this module counts votes.
-Letters: X heads or sets of heads, W token windows, one every size / 8 tokens, and M middle tokens.
-"""
+A text with needles (hidden facts) is prefilled once. Half of the questions rank the heads by how
+often each head finds the needle alone; the other half compare sets of the best heads with all
+heads. Wu et al. (2024, arXiv 2404.15574) count the tokens that an answer copies; this module counts
+votes. Letters: X heads or sets of heads, W token windows, one every size / 8 tokens, and M middle
+tokens."""
 
 from __future__ import annotations
 
@@ -65,10 +65,10 @@ def sum_votes_by_window(votes: Tensor, window_size: int) -> Tensor:
     return average_window_scores(both, window_size, choose_window_stride(window_size)) * window_size
 
 
-def judge_voters(
+def judge_head_votes(
     sums: Tensor, needle: range, middle: int, window_size: int
 ) -> tuple[Tensor, Tensor]:
-    """Judges which voters find a needle, by their sums of votes by window (X, 2, W).
+    """Judges which heads or sets of heads find a needle, by sums of votes by window (X, 2, W).
 
     Returns hits and margins, both (X,). A hit is True if the best window, centred on its votes,
     contains the needle. With a the votes of the best window that contains the needle, and b those
@@ -93,7 +93,7 @@ def judge_voters(
 
 
 @dataclass(eq=False)
-class NeedleVotes(Selector):
+class VoteCollector(Selector):
     """A selector that collects each head's and each set's votes for one question, in all layers,
     and selects no token. `needle` has absolute positions. Only the question's last chunk counts."""
 
@@ -115,7 +115,7 @@ class NeedleVotes(Selector):
         return torch.arange(0, device=step.queries.device)
 
     def _sum_votes(self, step: Step, sets: Sequence[HeadSet]) -> Tensor:
-        """Returns the sums by window (X, 2, W) of each set's votes in one layer."""
+        """Returns the sums by window (X, 2, W) of the votes of each set of heads in one layer."""
 
         @cache  # sets with the same heads in this layer have the same votes
         def sum_votes_of_set(heads: HeadSet | None) -> Tensor:
@@ -128,9 +128,9 @@ class NeedleVotes(Selector):
 
     def _judge_vote_sums(self, sums: Tensor) -> tuple[Tensor, Tensor]:
         needle = range(self.needle.start - self.low, self.needle.stop - self.low)
-        return judge_voters(sums, needle, self.middle, self.size)
+        return judge_head_votes(sums, needle, self.middle, self.size)
 
-    def judge_heads(self) -> tuple[Tensor, Tensor]:
+    def judge_single_heads(self) -> tuple[Tensor, Tensor]:
         """Returns the hits and margins of each head, both (layers, H). A head in a layer with
         sliding windows has no votes, and its margin is 0."""
         nothing = tuple(map(torch.zeros_like, next(iter(self.alone.values()))))
@@ -144,8 +144,8 @@ class NeedleVotes(Selector):
 
 @dataclass(frozen=True)
 class HeadResult:
-    """How many needles one head found, for the questions that rank the heads and for the held-out
-    questions, and its mean margin (see `judge_voters`) for the ranking questions."""
+    """How many needles a head found, for the questions that rank the heads and for the held-out
+    questions, and the head's mean margin (see `judge_head_votes`) for the ranking questions."""
 
     layer: int
     head: int
@@ -182,14 +182,14 @@ def choose_smallest_set_size(
 
 
 class NeedleQuestion(NamedTuple):
-    """A question, and the absolute positions of its needle's tokens."""
+    """A question, and the absolute positions of the tokens of the answering needle."""
 
     question: str
     needle: range
 
 
 def locate_needle_questions(prompt: PromptTokens, sample: TaskSample) -> list[NeedleQuestion]:
-    """Returns a sample's questions in the order of their needles in the text."""
+    """Returns a sample's questions in the order in which the text has the answering needles."""
     spans, head = prompt.find_token_offsets(sample.text), len(prompt.encode_head())
     out = []
     for question in sample.questions:
@@ -200,7 +200,7 @@ def locate_needle_questions(prompt: PromptTokens, sample: TaskSample) -> list[Ne
 
 
 @dataclass(frozen=True)
-class RetrievalHeads:
+class HeadSearchResult:
     """The result of a search for retrieval heads: all heads, best first, and the chosen set. The
     set finds `hits` of `held_out` needles, and all heads together find `all_hits`. `ranked_by`
     questions rank the heads. `tokens` and `passage` are the lengths of the text and of a window."""
@@ -215,14 +215,14 @@ class RetrievalHeads:
     passage: int
 
     @property
-    def is_weak(self) -> bool:
-        """Whether the chosen set misses more needles than it finds."""
+    def misses_most_needles(self) -> bool:
+        """Whether the chosen set of heads misses more needles than the set finds."""
         return 2 * self.hits < self.held_out
 
 
 def build_voting_method(preset: Preset) -> Method:
-    """Returns the preset's method with all heads voting. Raises UsageError: the preset's method
-    does not use chosen heads."""
+    """Returns the preset's method, in which all heads vote. Raises UsageError: the preset's method
+    cannot use chosen heads."""
     method = build_method(preset)
     score = method.score
     if isinstance(score, VoteScore) and score.rule == "softmax" and method.selector.sums_layers:
@@ -237,8 +237,8 @@ def build_voting_method(preset: Preset) -> Method:
 def select_needle_questions(
     tokenizer: Any, preset: Preset, sample: TaskSample
 ) -> list[NeedleQuestion]:
-    """Returns the questions whose needle is in view only if it is selected. Raises UsageError:
-    there are fewer than MIN_QUESTIONS such questions, or the method does not use chosen heads."""
+    """Returns the questions whose needle is in view only if the needle is selected. Raises
+    UsageError: there are too few such questions, or the method cannot use chosen heads."""
     prompt, window = PromptTokens(tokenizer, preset.prompt), build_voting_method(preset).window
     tokens, limit = len(prompt.encode_document(sample.text)), window.full_attention_limit
     near = window.local if window.ending is None else window.ending
@@ -257,12 +257,12 @@ def select_needle_questions(
 
 @torch.inference_mode()
 def find_retrieval_heads(
-    loaded: Any, preset: Preset, sample: TaskSample, prefilling: Progress | None = None, asking:
-    Progress | None = None,
-) -> RetrievalHeads:  # fmt: skip
-    """Finds retrieval heads: prefills the sample's text, and compares the heads' votes for its
-    questions. `prefilling` gets progress in tokens, and `asking` progress in questions. Raises
-    UsageError, as `select_needle_questions`."""
+    loaded: Any, preset: Preset, sample: TaskSample, prefill_progress: Progress | None = None,
+    question_progress: Progress | None = None,
+) -> HeadSearchResult:  # fmt: skip
+    """Finds retrieval heads: prefills the sample's text, and compares the heads' votes for the
+    sample's questions. `prefill_progress` gets progress in tokens, and `question_progress` progress
+    in questions. Raises UsageError, as `select_needle_questions`."""
     method = build_voting_method(preset)
     assert isinstance(method.score, VoteScore)
     # A shortlist only saves time, so heads vote over all middle tokens.
@@ -276,11 +276,11 @@ def find_retrieval_heads(
         cache = attachment.new_cache()
         cache.announce_token_count(len(ids) + RESERVE)
         cache.begin_query(QueryState(Phase.PREFILL))
-        prefill_tokens(attachment.model, ids, cache, progress=prefilling)
+        prefill_tokens(attachment.model, ids, cache, progress=prefill_progress)
 
-        def collect_votes(done: int, question: NeedleQuestion, *sets: HeadSet) -> NeedleVotes:
-            """Processes a question after the text, and then crops the KV cache to the text."""
-            votes = NeedleVotes(question.needle, size, sets, score)
+        def collect_votes(done: int, question: NeedleQuestion, *sets: HeadSet) -> VoteCollector:
+            """Asks a question after the text, and then crops the KV cache to the text."""
+            votes = VoteCollector(question.needle, size, sets, score)
             start, stop = prompt.question_span(question.question)
             state = QueryState(Phase.QUESTION, question=(len(ids) + start, len(ids) + stop))
             asked_ids = prompt.encode_question(question.question)
@@ -290,11 +290,11 @@ def find_retrieval_heads(
                 attachment.body(input_ids=tokens, past_key_values=cache)
             finally:
                 cache.truncate(len(ids))
-            if asking:
-                asking(done + 1, len(asked))
+            if question_progress:
+                question_progress(done + 1, len(asked))
             return votes
 
-        ranked = [collect_votes(at, question).judge_heads() for at, question in enumerate(first)]
+        ranked = [collect_votes(at, one).judge_single_heads() for at, one in enumerate(first)]
         found = torch.stack([hits for hits, _ in ranked]).sum(dim=0)
         margin = torch.stack([margins.double() for _, margins in ranked]).mean(dim=0)
         pairs = tuple(head.layer_and_head for head in rank_heads(found, found, margin)[:MAX_HEADS])
@@ -303,11 +303,11 @@ def find_retrieval_heads(
             collect_votes(number, question, ALL, *sets.values())
             for number, question in enumerate(second, len(first))
         ]
-    held_out_hits = torch.stack([votes.judge_heads()[0] for votes in held_out]).sum(dim=0)
+    held_out_hits = torch.stack([votes.judge_single_heads()[0] for votes in held_out]).sum(dim=0)
     all_hits, *of_sets = torch.stack([v.judge_head_sets() for v in held_out]).sum(dim=0).tolist()
     by_size = dict(zip(sets, of_sets, strict=True))
     heads = rank_heads(found, held_out_hits, margin)
     count = choose_smallest_set_size(heads, by_size, all_hits)
-    return RetrievalHeads(
+    return HeadSearchResult(
         heads, sets[count], len(first), len(second), by_size[count], all_hits, len(ids), size
     )

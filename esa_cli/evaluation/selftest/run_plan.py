@@ -1,6 +1,6 @@
 """Groups methods that can share one prefill, and compares several methods on one question.
 
-A method that is alone in its group prefills as in `esa ask`.
+A method that shares its prefill with no other method prefills as in `esa ask`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from esa_cli.attention.parts import Selector
 from esa_cli.attention.step import Selection, Step
 from esa_cli.documents.document import Document
 from esa_cli.errors import UsageError
-from esa_cli.evaluation.text_asker import TextAsker
+from esa_cli.evaluation.text_asker import TextAnswerer
 from esa_cli.methods import registry
 from esa_cli.qa.answering.session import Session
 from esa_cli.qa.attention_evidence import reply_from_kv_cache
@@ -38,9 +38,9 @@ KEY = ("test", "method", "length", "sample", "question")
 
 @dataclass(frozen=True)
 class SelftestSettings:
-    """The options of a self-test. `lengths` are tokens of documents, `samples` is the number of
-    questions for each test and length, `reading` says whether methods share a prefill, and `dense`
-    whether full attention is measured as the ceiling."""
+    """The options of a self-test. `lengths` are numbers of tokens in documents, `samples` is the
+    number of questions for each test and length, `reading` says whether methods share a prefill,
+    and `dense` whether full attention is measured as the ceiling."""
 
     tests: tuple[str, ...]
     methods: tuple[str, ...]
@@ -55,7 +55,7 @@ class SelftestSettings:
 class MethodGroup:
     """Methods that share one prefill. If `reading` is "shared", the prefill attends only to initial
     and local tokens; "own" is the rule of a single method, and "text" means that a method answers
-    from passages. `dense` marks the ceiling."""
+    from passages. `dense` marks full attention in the trained window."""
 
     names: tuple[str, ...]
     presets: tuple[Preset, ...]
@@ -63,7 +63,7 @@ class MethodGroup:
     dense: bool = False
 
 
-def group_methods(settings: SelftestSettings, preset: Preset, length: int) -> list[MethodGroup]:
+def group_by_prefill(settings: SelftestSettings, preset: Preset, length: int) -> list[MethodGroup]:
     """Groups the methods by the prefill that they can share. Raises UsageError: a method is
     unknown. PresetError: a method's settings are wrong."""
     shared: dict[str, list[tuple[str, Preset]]] = {}
@@ -76,7 +76,7 @@ def group_methods(settings: SelftestSettings, preset: Preset, length: int) -> li
         method = resolve(chosen).method
         # Only scores with reduced keys need the compressor that is fitted during prefill, and a
         # shared prefill has the preset's positions.
-        fitting = method.fit_settings if method.score.features else None
+        fitting = method.reduced_key_settings if method.score.features else None
         elsewhere = fitting is not None and fitting[1] not in (None, distance)
         is_full = chosen.selector["name"] == "full" or (
             name != resolved_preset.AS_IS and registry.find_recipe(name).full
@@ -95,13 +95,13 @@ def group_methods(settings: SelftestSettings, preset: Preset, length: int) -> li
 
 
 def choose_ceiling_length(preset: Preset) -> int:
-    """Returns the length in tokens of the ceiling's document: nine tenths of the model's window,
-    so that the chat template, the question and the answer fit in, too."""
+    """Returns the length in tokens of the document for full attention: nine tenths of the trained
+    window, so that the chat template, the question and the answer fit in, too."""
     return min(int(preset.context * 0.9), preset.context - 256)
 
 
 def make_ceiling_group(preset: Preset) -> MethodGroup:
-    """Returns the group of the ceiling, which is full attention at true positions."""
+    """Returns the method group of the ceiling, which is full attention at true positions."""
     over = {"window": {"dense": preset.context}, "compressor": {"name": "none"}}
     over["position"] = {"name": "true"}
     data = merge_settings(preset.model_dump(exclude={"name"}), over)
@@ -137,8 +137,8 @@ def describe_full_attention(tokens: int, presets: Sequence[Preset]) -> str | Non
 
 
 @dataclass(frozen=True)
-class ObservingSelector(Selector):
-    """A selector that also calls `observe` of other selectors, so that their states are ready."""
+class RecordingSelector(Selector):
+    """A selector that also calls `observe` of other selectors, which so record what they need."""
 
     selector: Selector
     others: tuple[Selector, ...]
@@ -151,12 +151,12 @@ class ObservingSelector(Selector):
             other.observe(step)
 
 
-def build_shared_prefill(base: Method, methods: Sequence[Method]) -> Method:
+def build_prefill_method(base: Method, methods: Sequence[Method]) -> Method:
     """Returns a method for the shared prefill of several methods. The prefill attends only to
     initial and local tokens, calls `observe` of every method's selector, and fits the methods'
     common compressor."""
     others = tuple(dict.fromkeys(m.selector for m in methods if m.selector.observes))
-    selector = ObservingSelector(base.selector, others) if others else base.selector
+    selector = RecordingSelector(base.selector, others) if others else base.selector
     fitting = next((m for m in methods if m.score.features), base)
     return replace(
         base, selector=selector, score=fitting.score, compressor=fitting.compressor, reading="local"
@@ -166,23 +166,23 @@ def build_shared_prefill(base: Method, methods: Sequence[Method]) -> Method:
 def prefill_for_group(
     session: Session, base: Preset, group: MethodGroup, text: str, progress: Progress
 ) -> float:
-    """Prefills a text for a group of methods with the session's preset, and returns the seconds."""
+    """Prefills a text for a group of methods, and returns the seconds that the prefill took."""
     started = time.perf_counter()
     method = None
     if group.reading == "shared":
-        method = build_shared_prefill(build_method(base), [build_method(p) for p in group.presets])
+        method = build_prefill_method(build_method(base), [build_method(p) for p in group.presets])
     session.read(text, progress, method)
     return time.perf_counter() - started
 
 
 def compare_methods(
     loaded: Any, preset: Preset, groups: Sequence[MethodGroup], text: str, question: str, *, count:
-    int, reading: Callable[[Sequence[str]], Progress], most: int | None,
+    int, make_progress: Callable[[Sequence[str]], Progress], max_new_tokens: int | None,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Answers one question by every method. Returns a row for each method, with times in seconds,
     the `count` most relevant passages, bytes of the KV cache (which methods may share), and the
-    process's peak memory. `reading` is called with the methods' names before their prefill, and
-    returns progress(done, total). `most` is the largest number of new tokens."""
+    process's peak memory. `make_progress` is called with the names of methods before their prefill,
+    and returns progress(done, total). `max_new_tokens` limits the length of an answer."""
     rows: list[dict[str, Any]] = []
     keys = ("start", "end", "weight", "text")
     with Session(loaded.model, loaded.tokenizer, preset, loaded.cache) as session:
@@ -191,8 +191,8 @@ def compare_methods(
         document = Document("", text, source="", encoding="", bytes=0)
         book = Book(document, None, spans, rows=range(head, head + len(spans)))
         for group in groups:
-            progress = reading(group.names)
-            asker = TextAsker(session, group.presets[0]) if group.reading == "text" else None
+            progress = make_progress(group.names)
+            asker = TextAnswerer(session, group.presets[0]) if group.reading == "text" else None
             if asker is not None:
                 read_s, nbytes = asker.ingest_text(text, progress), asker.nbytes
             else:
@@ -202,11 +202,11 @@ def compare_methods(
                 nbytes = session.cache.nbytes
             for name, chosen in zip(group.names, group.presets, strict=True):
                 if asker is not None:
-                    reply = asker.ask(question, most)
+                    reply = asker.ask(question, max_new_tokens)
                 else:
                     session.use(chosen)
                     reply, _ = reply_from_kv_cache(
-                        session, question, [book], count, max_new_tokens=most
+                        session, question, [book], count, max_new_tokens=max_new_tokens
                     )
                 passages = reply.evidence[:count]
                 rows.append({

@@ -3,8 +3,8 @@
     score     mean over the questions; in brackets its share of the dense score of the same test
     recall    mean over the questions with a recall
 
-Rows of the ceiling, which is the model's full attention inside its window, are not in the tables. A
-cell without questions is "–", never 0.
+Rows of the ceiling (full attention inside the model's window) are not in the tables. A cell without
+questions is "–", never 0.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ REASONS = ("answered", "not selected", "selected, not used", "not known")
 
 
 def describe_invalid_row(row: Row) -> str:
-    """Returns what is wrong with a row of an earlier run, or an empty text if the row is valid."""
+    """Returns what is wrong with a result row of an earlier run, or else an empty text."""
     try:
         tables = make_score_tables([row]) if 0 <= row["score"] <= 1 else []
     except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -41,17 +41,17 @@ class ScoreTable(NamedTuple):
 
 
 def make_score_tables(rows: Sequence[Row]) -> list[ScoreTable]:
-    """Makes all tables of a self-test from its rows, test by test."""
-    asked = _group_rows((row for row in rows if not row.get("dense")), "test")
-    ceilings = _group_rows((row for row in rows if row.get("dense")), "test")
+    """Makes all tables of a self-test from the self-test's result rows, test by test."""
+    asked = _group_by_field((row for row in rows if not row.get("dense")), "test")
+    ceilings = _group_by_field((row for row in rows if row.get("dense")), "test")
     tables = []
     for test in sorted({*ceilings, *asked}):
         tables.append(_make_score_table(test, asked.get(test, []), ceilings.get(test, [])))
     return [*tables, _make_reason_table(asked)] if tables else []
 
 
-def _group_rows(rows: Iterable[Row], field: str) -> dict[Any, list[Row]]:
-    """Groups rows by the value of a field, in order of the values."""
+def _group_by_field(rows: Iterable[Row], field: str) -> dict[Any, list[Row]]:
+    """Groups result rows by the value of a field, in order of the values."""
     groups: dict[Any, list[Row]] = defaultdict(list)
     for row in rows:
         groups[row[field]].append(row)
@@ -79,9 +79,9 @@ def _abbreviate_number(n: int) -> str:
 
 def _make_score_table(test: str, rows: Sequence[Row], dense: Sequence[Row]) -> ScoreTable:
     """Makes the table of one test's scores, with a row per method and a column per length."""
-    ceiling, lengths, lines = _mean_score(dense), [*_group_rows(rows, "length")], []
-    for method, of_method in _group_rows(rows, "method").items():
-        by_length, cells = _group_rows(of_method, "length"), []
+    ceiling, lengths, lines = _mean_score(dense), [*_group_by_field(rows, "length")], []
+    for method, of_method in _group_by_field(rows, "method").items():
+        by_length, cells = _group_by_field(of_method, "length"), []
         for mean in (_mean_score(by_length.get(length, ())) for length in lengths):
             share = f" ({_format_percent(mean / ceiling)})" if ceiling and mean is not None else ""
             cells.append(_format_percent(mean) + share)
@@ -90,7 +90,7 @@ def _make_score_table(test: str, rows: Sequence[Row], dense: Sequence[Row]) -> S
         lines.append([method, *cells, numbers])
     note = "full attention was not measured, so shares of the dense score are missing"
     if ceiling is not None:
-        labels = ", ".join(map(_abbreviate_number, _group_rows(dense, "length")))
+        labels = ", ".join(map(_abbreviate_number, _group_by_field(dense, "length")))
         note = f"dense ceiling {_format_percent(ceiling)} at {labels}, n {len(dense)}"
     title = f"{test}: score in % (in brackets share of the dense score); n: questions per length"
     return ScoreTable(title, ["method", *map(_abbreviate_number, lengths), "n"], lines, note)
@@ -100,7 +100,7 @@ def _make_reason_table(by_test: Mapping[str, Sequence[Row]]) -> ScoreTable:
     """Makes the table of reasons why answers were missed, with the mean recall of all lengths."""
     lines = []
     for test, rows in by_test.items():
-        for method, same in _group_rows(rows, "method").items():
+        for method, same in _group_by_field(rows, "method").items():
             counts = Counter(row.get("why") or REASONS[-1] for row in same)
             recalls = [row["recall"] for row in same if row.get("recall")]
             by_layer = zip_longest(*(recall.get("layers") or [] for recall in recalls))

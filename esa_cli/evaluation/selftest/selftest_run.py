@@ -1,4 +1,4 @@
-"""Runs a self-test: asks questions by several methods, and measures which facts layers see."""
+"""Runs a self-test: asks questions by several methods, and measures which facts each layer sees."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Any
 
 from esa_cli.attention.step import ChunkTrace
 from esa_cli.errors import UsageError
-from esa_cli.evaluation.row_run import DocumentCases, QuestionCase, write_missing_rows
+from esa_cli.evaluation.row_run import DocumentQuestions, QuestionCase, answer_missing_rows
 from esa_cli.evaluation.selftest import run_plan
-from esa_cli.evaluation.tasks import find_task
+from esa_cli.evaluation.tasks import find_selftest_task
 from esa_cli.evaluation.tasks.task_sample import (
-    Fact,
     Haystack,
+    PlantedFact,
     TaskQuestion,
     TaskRequest,
     TaskSample,
 )
-from esa_cli.evaluation.text_asker import TextAsker
+from esa_cli.evaluation.text_asker import TextAnswerer
 from esa_cli.qa.answering.session import Session
 from esa_cli.qa.finding.passage import Passage
 from esa_cli.qa.presets.cache_key import hash_method_settings
@@ -46,8 +46,8 @@ share, since one head with the fact in view is enough."""
 
 
 @dataclass
-class NeedleRecorder:
-    """Records the last chunk of a question in each layer, as the `trace` of `Session.ask`."""
+class ChunkRecorder:
+    """Records a question's last chunk in each layer; the argument `trace` of `Session.ask`."""
 
     last_chunks: dict[int, ChunkTrace] = field(default_factory=dict)
 
@@ -55,9 +55,9 @@ class NeedleRecorder:
         if not trace.decoding:
             self.last_chunks[trace.layer] = trace
 
-    def measure_shares(self, facts: Sequence[range]) -> list[NeedleShare]:
-        """Returns for each layer the share of the facts' tokens in view, which are the initial,
-        selected and local tokens. `facts` has the absolute positions of each fact's tokens."""
+    def measure_facts(self, facts: Sequence[range]) -> list[NeedleShare]:
+        """Returns for each layer the share of the facts' tokens that are in view: initial, selected
+        or local tokens. `facts` has the absolute positions of each fact's tokens."""
         out = []
         for layer in sorted(self.last_chunks):
             pairs = [_measure_share_in_view(self.last_chunks[layer], fact) for fact in facts]
@@ -76,19 +76,19 @@ def _measure_share_in_view(trace: ChunkTrace, fact: range) -> NeedleShare:
 
 
 def has_facts_in_view(shares: Sequence[float]) -> bool:
-    """Says whether the facts are in view of enough layers. `shares` has each best head's share."""
+    """Says whether facts are in view of enough layers. `shares` has a share for each layer."""
     return sum(share >= IN_VIEW for share in shares) >= LAYERS * len(shares)
 
 
 def _explain_missed_answer(score: float, is_selected: bool) -> str:
-    """Returns why an answer was missed: the fact was not selected, or the model did not use it."""
+    """Returns why an answer was missed: the fact was not selected, or was selected but not used."""
     if score >= 1:
         return "answered"
     return "selected, not used" if is_selected else "not selected"
 
 
 def make_layer_recall_fields(score: float, shares: Sequence[NeedleShare]) -> dict[str, Any]:
-    """Returns the fields `recall` and `why` of a question's row from each layer's needle share."""
+    """Returns the fields `recall` and `why` of a question's row from layers' shares of facts."""
     if not shares:
         return {"recall": None, "why": None}
     layers, best = ([round(share, 4) for share in column] for column in zip(*shares, strict=True))
@@ -107,7 +107,7 @@ def find_token_positions(
     return range(inside[0] + head, inside[-1] + 1 + head) if inside else range(0)
 
 
-def compute_covered_share(fact: Fact, passages: Sequence[Passage]) -> float:
+def compute_covered_share(fact: PlantedFact, passages: Sequence[Passage]) -> float:
     """Returns the share of a fact's characters in the passages, which may overlap."""
     inside = {
         at
@@ -118,7 +118,7 @@ def compute_covered_share(fact: Fact, passages: Sequence[Passage]) -> float:
 
 
 def make_passage_recall_fields(
-    score: float, facts: Sequence[Fact], passages: Sequence[Passage]
+    score: float, facts: Sequence[PlantedFact], passages: Sequence[Passage]
 ) -> dict[str, Any]:
     """Returns the fields `recall` and `why` of a question's row from the passages of its answer.
     `mean` is the share of the facts in the first passages, and `read` the share in all passages
@@ -146,7 +146,7 @@ class SelftestRun:
     Args:
         listener: has `reading(test, length, names, tokens)`, which returns progress(done, total),
             `row(row)` for each answer, and `note(text)` for a part that is left out.
-        until: when to stop, by `time.monotonic`. shard: which of all prefills this process does."""
+        until: when to stop, by `time.monotonic`. shard: the prefills for this process."""
 
     loaded: Any
     preset: Preset
@@ -156,19 +156,19 @@ class SelftestRun:
     listener: Any
     until: float | None = None
     shard: WorkShard = ALL_WORK
-    asker: TextAsker | None = field(default=None, init=False)
+    asker: TextAnswerer | None = field(default=None, init=False)
 
     def run(self) -> bool:
-        """Asks every question that has no row yet. Returns False if the time limit came before the
-        end. Raises EsaError: a method, its settings or the haystack is wrong."""
+        """Asks every question without a row in the journal. Returns False if the time limit came
+        first. Raises EsaError: a method, its settings or the haystack is wrong."""
         loaded = self.loaded
         with Session(loaded.model, loaded.tokenizer, self.preset, loaded.cache) as session:
             self._check_questions(session)
             documents = (
-                DocumentQuestions(self, session, *pair).make_cases()
+                SelftestDocument(self, session, *pair).make_cases()
                 for pair in self.shard.select_items(self._pair_documents_with_groups())
             )
-            return write_missing_rows(
+            return answer_missing_rows(
                 documents, self.journal, until=self.until, on_row=self.listener.row
             )
 
@@ -178,7 +178,7 @@ class SelftestRun:
 
     @cached_property
     def own_document_token_count(self) -> int:
-        """Number of tokens of the user's text with the needles."""
+        """Number of tokens of the user's text with the planted facts."""
         return next(self.make_samples(OWN, 0)).length
 
     def make_samples(self, test: str, length: int) -> Iterator[TaskSample]:
@@ -188,10 +188,10 @@ class SelftestRun:
         request = TaskRequest(
             length, self.count_tokens, self.haystack, settings.samples, settings.seed
         )
-        return find_task(test).samples(request)
+        return find_selftest_task(test).samples(request)
 
     def _pair_documents_with_groups(self) -> Iterator[tuple[TaskSample, run_plan.MethodGroup]]:
-        """Yields each document with each group of methods that share its prefill."""
+        """Yields each document with each group of methods that share a prefill of the document."""
         for test in self.settings.tests:
             if self.settings.dense:
                 group = run_plan.make_ceiling_group(self.preset)
@@ -201,7 +201,7 @@ class SelftestRun:
                 except UsageError as error:
                     self.listener.note(f"{test}: full attention was not measured: {error.message}")
             for length in self._list_lengths_of_test(test):
-                for group in run_plan.group_methods(self.settings, self.preset, length):
+                for group in run_plan.group_by_prefill(self.settings, self.preset, length):
                     yield from ((sample, group) for sample in self.make_samples(test, length))
 
     def _list_lengths_of_test(self, test: str) -> tuple[int, ...]:
@@ -213,29 +213,29 @@ class SelftestRun:
         for test in self.settings.tests:
             for length in self._list_lengths_of_test(test):
                 sample = next(self.make_samples(test, length))
-                for group in run_plan.group_methods(self.settings, self.preset, length):
+                for group in run_plan.group_by_prefill(self.settings, self.preset, length):
                     for preset in group.presets if group.reading != "text" else ():
                         session.use(preset)
                         # Some position encodings cannot change the frequencies of some models.
                         host = session.attachment.rope.frequencies
                         session.method.position.frequencies(*host, length)
-                    DocumentQuestions(self, session, sample, group).check_lengths()
+                    SelftestDocument(self, session, sample, group).check_lengths()
 
 
-class DocumentQuestions:
+class SelftestDocument:
     """The questions about one document, asked by a group of methods with the KV cache or from text.
-    Questions from text have the preset's prompt instead of the benchmark's."""
+    A question that is answered from text has the preset's prompt instead of the benchmark's."""
 
     def __init__(
         self, run: SelftestRun, session: Session, sample: TaskSample, group: run_plan.MethodGroup
     ) -> None:
         self.run, self.session, self.sample, self.group = run, session, sample, group
-        self._asker: TextAsker | None = None
+        self._asker: TextAnswerer | None = None
         if group.reading == "text":
-            self._asker = run.asker = run.asker or TextAsker(session, run.preset)
+            self._asker = run.asker = run.asker or TextAnswerer(session, run.preset)
 
-    def make_cases(self) -> DocumentCases:
-        """Returns a case for each question and method."""
+    def make_cases(self) -> DocumentQuestions:
+        """Returns all questions about the document, one for each question and method."""
         sample, group, cases = self.sample, self.group, list[QuestionCase]()
         document = text_digest(sample.text)[:16]
         for name, preset in zip(group.names, group.presets, strict=True):
@@ -250,7 +250,7 @@ class DocumentQuestions:
                     "document": document,
                 }
                 cases.append(QuestionCase(fields, partial(self._ask_question, preset, question)))
-        return DocumentCases(cases, self._ingest_document)
+        return DocumentQuestions(cases, self._ingest_document)
 
     def check_lengths(self) -> None:
         """Raises LengthError: a question does not fit into the model's window."""
@@ -259,12 +259,12 @@ class DocumentQuestions:
                 if self._asker is not None:
                     self._asker.check_length(question.text, question.max_new_tokens)
                     continue
-                self._use_preset(preset)
+                self._set_session_preset(preset)
                 self.session.check(
                     question.text, prime=question.prime, max_new_tokens=question.max_new_tokens
                 )
 
-    def _use_preset(self, preset: Preset) -> None:
+    def _set_session_preset(self, preset: Preset) -> None:
         """Sets the session's preset, with the benchmark's prompt if the sample has a prompt."""
         sample = self.sample
         if sample.after is not None:
@@ -277,7 +277,7 @@ class DocumentQuestions:
         run, session, sample, group = self.run, self.session, self.sample, self.group
         if self._asker is None:
             session.clear()
-            self._use_preset(group.presets[0])
+            self._set_session_preset(group.presets[0])
             prompt, context = session.prompt, run.preset.context
             self._spans = prompt.find_token_offsets(sample.text)
             asked = (
@@ -302,10 +302,10 @@ class DocumentQuestions:
         return True
 
     def _ask_question(self, preset: Preset, question: TaskQuestion) -> dict[str, Any]:
-        """Asks a question, and returns the fields of its row that depend on the answer."""
+        """Asks a question, and returns the row's fields that depend on the answer."""
         session, asker = self.session, self._asker
         facts = [self.sample.facts[fact] for fact in question.facts]
-        score_of = find_task(self.sample.test).score
+        score_of = find_selftest_task(self.sample.test).score
         if asker is not None:
             reply = asker.ask(question.text, question.max_new_tokens)
             score = round(score_of(question, reply.text), 4)
@@ -318,8 +318,8 @@ class DocumentQuestions:
                 **make_passage_recall_fields(score, facts, reply.evidence),
             }
         else:
-            self._use_preset(preset)
-            recall, prompt = NeedleRecorder(), session.prompt
+            self._set_session_preset(preset)
+            recall, prompt = ChunkRecorder(), session.prompt
             reply = session.ask(
                 question.text, max_new_tokens=question.max_new_tokens, prime=question.prime,
                 trace=recall,
@@ -331,7 +331,7 @@ class DocumentQuestions:
             fields = {
                 "before": session.tokenizer.decode(prompt.encode_head()),
                 "prompt": prompt.render_question(question.text, question.prime),
-                **make_layer_recall_fields(score, recall.measure_shares(places) if places else []),
+                **make_layer_recall_fields(score, recall.measure_facts(places) if places else []),
             }
         return {
             # The mean depth of several facts would be a depth without a fact.

@@ -20,7 +20,7 @@ from esa_cli.evaluation.tasks.needle_tasks import (
     make_own_document,
     make_single_needles,
 )
-from esa_cli.evaluation.tasks.task_sample import Task, TaskQuestion
+from esa_cli.evaluation.tasks.task_sample import SelftestTask, TaskQuestion
 from esa_cli.system.registry import suggest
 
 
@@ -36,24 +36,26 @@ def _score_integer(question: TaskQuestion, output: str) -> float:
     return metrics.score_first_integer(output, question.answers[0])
 
 
-TASKS: dict[str, Task] = {
-    "needle": Task(make_single_needles, _score_whole_words),
-    "needles": Task(
+TASKS: dict[str, SelftestTask] = {
+    "needle": SelftestTask(make_single_needles, _score_whole_words),
+    "needles": SelftestTask(
         make_many_needles, lambda q, output: metrics.compute_keyword_share(output, q.answers)
     ),
-    "stars": Task(make_counting_stars, _score_stars),
-    "passkey": Task(partial(make_hidden_keys, PASSKEY), _score_integer),
-    "number": Task(partial(make_hidden_keys, NUMBER), _score_integer),
-    "kv": Task(make_key_values, lambda q, output: metrics.score_answer_word(output, q.answers[0])),
-    "niah": Task(
+    "stars": SelftestTask(make_counting_stars, _score_stars),
+    "passkey": SelftestTask(partial(make_hidden_keys, PASSKEY), _score_integer),
+    "number": SelftestTask(partial(make_hidden_keys, NUMBER), _score_integer),
+    "kv": SelftestTask(
+        make_key_values, lambda q, output: metrics.score_answer_word(output, q.answers[0])
+    ),
+    "niah": SelftestTask(
         make_magic_numbers, lambda q, output: metrics.compute_share_of_answers(output, q.answers)
     ),
-    "own": Task(make_own_document, _score_whole_words),
+    "own": SelftestTask(make_own_document, _score_whole_words),
 }
 """The tasks of all self-tests by name."""
 
 
-def find_task(name: str) -> Task:
+def find_selftest_task(name: str) -> SelftestTask:
     """Returns the task of the self-test with this name. Raises UsageError: the name is unknown."""
     if name not in TASKS:
         raise UsageError(f"there is no self-test {name!r}", suggest(name, list(TASKS)))

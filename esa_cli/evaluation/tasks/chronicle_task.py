@@ -1,6 +1,6 @@
 """The chronicle: a long generated document, with or without planted facts.
 
-The chronicle with facts is the demo document, and without facts the haystack of self-tests. The
+The chronicle with facts is the demo document, and without facts the long text of self-tests. The
 number of words and the seed determine the text on every version of Python. No sentence repeats.
 """
 
@@ -47,7 +47,7 @@ def spell_number(number: int) -> str:
 
 @dataclass
 class Person:
-    """A person in the chronicle, whose full name is used at the first mention in a paragraph."""
+    """A person in the chronicle, with full name at the first mention in a paragraph."""
 
     first: str
     last: str
@@ -79,7 +79,7 @@ class Paragraph:
 
 
 @dataclass
-class Scene:
+class SlotValues:
     """The values that the sentence templates of one paragraph share."""
 
     town: str
@@ -106,17 +106,17 @@ class ChronicleGenerator:
             heads, tails = material[f"{key}_heads"], material[f"{key}_tails"]
             self.vocabulary[key] = [head + joint + tail for head in heads for tail in tails]
 
-    def draw_between(self, low: int, high: int) -> int:
+    def draw_integer(self, low: int, high: int) -> int:
         """Draws a random whole number from `low` to `high`, inclusive."""
         # Only random() is guaranteed to be the same in all Python versions.
         return low + int(self.rng.random() * (high - low + 1))
 
-    def draw_item(self, key: str, items: list[Any]) -> Any:
+    def draw_from_deck(self, key: str, items: list[Any]) -> Any:
         """Draws an item from a shuffled deck, so that all items are drawn before any repeats."""
         if not (deck := self.decks.setdefault(key, [])):
             deck.extend(items)
             for i in range(len(deck) - 1, 0, -1):
-                j = self.draw_between(0, i)
+                j = self.draw_integer(0, i)
                 deck[i], deck[j] = deck[j], deck[i]
         return deck.pop()
 
@@ -124,19 +124,19 @@ class ChronicleGenerator:
         """Draws a random person whose full name has not been used."""
         sex = "women" if self.rng.random() < 0.5 else "men"
         while True:
-            last = self.draw_item("surname", self.vocabulary["surname"])
+            last = self.draw_from_deck("surname", self.vocabulary["surname"])
             # Two deals of the deck bring every first name at least once.
             for _ in range(2 * len(self.material[sex])):
-                first = self.draw_item(sex, self.material[sex])
+                first = self.draw_from_deck(sex, self.material[sex])
                 if first + last not in self.names:
                     self.names.add(first + last)
                     return Person(first, last, sex)
 
-    def fill_template(self, template: str, scene: Scene) -> str:
+    def fill_template(self, template: str, scene: SlotValues) -> str:
         """Replaces every slot of a sentence template by a word or name."""
-        return SLOT.sub(lambda m: self.fill_slot(m[1], m[2] or "", scene), template)
+        return SLOT.sub(lambda m: self.fill_template_slot(m[1], m[2] or "", scene), template)
 
-    def fill_slot(self, key: str, form: str, scene: Scene) -> str:
+    def fill_template_slot(self, key: str, form: str, scene: SlotValues) -> str:
         """Returns the text for one slot of a template: a person, a shared word or a new word."""
         if key in ("A", "B", "C"):
             person = scene.people.get(key) or scene.people.setdefault(key, self.draw_person())
@@ -146,28 +146,28 @@ class ChronicleGenerator:
         text = scene.shared[key] if key in SHARED else self.draw_word(key, scene)
         return text.split("|")[-1 if form == "bare" else 0]
 
-    def draw_word(self, key: str, scene: Scene) -> str:
+    def draw_word(self, key: str, scene: SlotValues) -> str:
         """Draws a random number, year or word of the kind `key`."""
         if key in NUMBERS:
             # A number of a fact must not stand elsewhere, where it would answer the question.
-            while (value := self.draw_between(*NUMBERS[key])) % 100 in self.reserved:
+            while (value := self.draw_integer(*NUMBERS[key])) % 100 in self.reserved:
                 pass
             return spell_number(value)
         if key in ("town", "year"):
             return str(getattr(scene, key))
         if key == "past":
-            return str(scene.year - self.draw_between(4, 70))
-        while (text := self.draw_item(key, self.vocabulary[key])) in (
+            return str(scene.year - self.draw_integer(4, 70))
+        while (text := self.draw_from_deck(key, self.vocabulary[key])) in (
             scene.town,
             scene.shared.get("T"),
         ):
             pass
         return self.fill_template(text, scene)
 
-    def write_sentence(self, name: str, options: list[str], scene: Scene) -> list[str]:
+    def write_sentence(self, name: str, options: list[str], scene: SlotValues) -> list[str]:
         """Writes a new sentence from one of the templates, or none if each was written before."""
         for _ in range(4 * len(options)):
-            template = self.draw_item(name, options)
+            template = self.draw_from_deck(name, options)
             met = {key for key, person in scene.people.items() if person.met}
             text = self.fill_template(template, scene)
             text = re.sub(r"[A-Za-z]", lambda m: m[0].upper(), text, count=1)
@@ -180,7 +180,7 @@ class ChronicleGenerator:
 
     def write_story(self, name: str, slots: list[list[str]], town: str, year: int) -> Paragraph:
         """Writes a paragraph that tells one story from beginning to end."""
-        scene = Scene(town, year)
+        scene = SlotValues(town, year)
         sentences: list[str] = []
         for index, options in enumerate(slots):
             # Some steps are left out, so that stories do not look alike.
@@ -191,21 +191,21 @@ class ChronicleGenerator:
 
     def write_news_paragraph(self, town: str, year: int) -> Paragraph:
         """Writes a paragraph of unrelated pieces of news."""
-        sentences = self.write_sentence("intro", self.material["intros"], Scene(town, year))
-        for _ in range(self.draw_between(4, 6)):
-            sentences += self.write_sentence("note", self.material["notes"], Scene(town, year))
+        sentences = self.write_sentence("intro", self.material["intros"], SlotValues(town, year))
+        for _ in range(self.draw_integer(4, 6)):
+            sentences += self.write_sentence("note", self.material["notes"], SlotValues(town, year))
         return Paragraph(sentences, loose=True)
 
     def write_section(self, town: str, year: int) -> list[Paragraph]:
         """Writes the section about one year of one town."""
         kinds = self.material["kinds"]
         blocks = [Paragraph([f"### {town} in {year}"])]
-        for turn in range(self.draw_between(4, 6)):
+        for turn in range(self.draw_integer(4, 6)):
             # Never two stories in a row, so that a fact can always be planted near its depth.
             if turn % 2 or self.rng.random() < 0.2:
                 blocks.append(self.write_news_paragraph(town, year))
             else:
-                name = self.draw_item("kind", list(kinds))
+                name = self.draw_from_deck("kind", list(kinds))
                 blocks.append(self.write_story(name, kinds[name], town, year))
         return blocks if blocks[-1].loose else [*blocks, self.write_news_paragraph(town, year)]
 
@@ -214,14 +214,14 @@ class ChronicleGenerator:
         towns, prefixes = self.material["towns"], self.material["town_prefixes"]
         yield [Paragraph([f"# {self.material['title']}"]), Paragraph([self.material["preface"]])]
         for chapter in range(len(towns) * len(prefixes)):
-            town = prefixes[chapter // len(towns)] + self.draw_item("chapter", towns)
-            year = 410 + self.draw_between(0, 30)
+            town = prefixes[chapter // len(towns)] + self.draw_from_deck("chapter", towns)
+            year = 410 + self.draw_integer(0, 30)
             description = self.write_story("town", self.material["town_kind"], town, year)
             fresh = [Paragraph([f"## {town}"]), description]
-            for _ in range(self.draw_between(4, 5)):
+            for _ in range(self.draw_integer(4, 5)):
                 yield [*fresh, *self.write_section(town, year)]
                 fresh = []
-                year += self.draw_between(7, 31)
+                year += self.draw_integer(7, 31)
 
     def write_background(self, words: int) -> list[Paragraph]:
         """Writes sections until the chronicle has enough words, and then the closing line."""
@@ -235,14 +235,14 @@ class ChronicleGenerator:
         raise ValueError(f"there is not enough material for {words} words")
 
 
-def generate_paragraphs(seed: int) -> Iterator[str]:
+def generate_chronicle(seed: int) -> Iterator[str]:
     """Yields the paragraphs of the chronicle without facts, about 980,000 words."""
     for section in ChronicleGenerator(seed).write_sections():
         yield from (block.join_sentences() for block in section)
 
 
 def plant_facts(blocks: list[Paragraph], facts: list[dict[str, Any]]) -> str:
-    """Plants every fact between sentences of a loose paragraph, and returns the whole text."""
+    """Plants every fact between sentences of a paragraph of news, and returns the text."""
     gaps: list[tuple[int, int, int]] = []
     offset = 0
     for index, block in enumerate(blocks):
@@ -264,7 +264,7 @@ def plant_facts(blocks: list[Paragraph], facts: list[dict[str, Any]]) -> str:
 
 
 def build_chronicle(words: int = DEFAULT_WORDS, seed: int = DEFAULT_SEED) -> str:
-    """Builds the chronicle with its facts, of about `words` words."""
+    """Builds the chronicle with facts, a text of about `words` words."""
     if words < MIN_WORDS:
         raise ValueError(f"the facts need at least {MIN_WORDS} words, got {words}")
     facts: list[dict[str, Any]] = load_chronicle_material()["facts"]
@@ -273,13 +273,13 @@ def build_chronicle(words: int = DEFAULT_WORDS, seed: int = DEFAULT_SEED) -> str
 
 
 class RewordedQuestion(NamedTuple):
-    """A question of the demo, in other words than the chronicle's, and its accepted answers."""
+    """A question of `esa demo`, in other words than the chronicle's, with accepted answers."""
 
     question: str
     answers: tuple[str, ...]
 
 
-def load_questions() -> list[RewordedQuestion]:
+def get_demo_questions() -> list[RewordedQuestion]:
     """Loads the demo's questions. The chronicle has no answer to the last question."""
     lines = Path(__file__).with_name("demo_questions.jsonl").read_text("utf-8").splitlines()
     rows = [json.loads(line) for line in lines]

@@ -19,7 +19,7 @@ from esa_cli.evaluation.tasks.task_sample import (
     TaskQuestion,
     TaskRequest,
     TaskSample,
-    check_samples,
+    check_sample_count,
     choose_even_depths,
     make_fact,
     plant_in_haystack,
@@ -47,7 +47,7 @@ class KeySentences(NamedTuple):
 
 
 def draw_digit_runs(dice: StableRandom) -> str:
-    """Draws ten digits in runs of one to five equal digits, which are hard to copy."""
+    """Draws ten digits, in runs of one to five equal digits that are hard to copy."""
     out = ""
     while len(out) < 10:
         out += dice.draw_digits(1) * (1 + dice.draw_below(5))
@@ -75,7 +75,7 @@ NUMBER = KeySentences(
 
 def make_hidden_keys(words: KeySentences, request: TaskRequest) -> Iterator[TaskSample]:
     """Makes the one document of `passkey` or `number`, which contains all keys."""
-    check_samples(
+    check_sample_count(
         request, len(WORDS["colours"]), "ask for fewer samples; each key needs another colour"
     )
     dice = StableRandom(words.name, request.length, request.seed, 0)
@@ -123,7 +123,7 @@ def make_key_values(request: TaskRequest) -> Iterator[TaskSample]:
 
 
 def _draw_pairs(request: TaskRequest, dice: StableRandom) -> list[tuple[str, str]]:
-    """Draws as many random pairs of key and value as the requested length allows."""
+    """Draws as many random pairs of key and value as fit into the requested number of tokens."""
     left = request.length - request.count_tokens(HEAD + TAIL)
     out: list[tuple[str, str]] = []
     # Tokens are counted after another pair, since tokenizers may merge across pairs.
@@ -159,7 +159,7 @@ def make_magic_numbers(request: TaskRequest) -> Iterator[TaskSample]:
     groups = -(-request.samples // len(KINDS))
     size = WIDTH + 2
     limit = len(POOL) // size * len(KINDS)
-    check_samples(request, limit, "ask for fewer samples; esa has no words for more questions")
+    check_sample_count(request, limit, "ask for fewer samples; esa has no words for more questions")
     dice = StableRandom("niah", request.length, request.seed, 0)
     words = dice.draw_items(POOL, groups * size)
     numbers: Numbers = {}
@@ -194,7 +194,7 @@ def _write_needle_sentences(numbers: Numbers) -> list[str]:
 
 
 def _make_number_question(key: str, numbers: Numbers, planted: Sequence[str]) -> TaskQuestion:
-    """Makes the question about the words' numbers. `planted` has the document's facts in order."""
+    """Makes the question about some words' numbers. `planted` has the document's facts in order."""
     words = list(numbers)
     query = ", ".join(words[:-1]) + ", and " + words[-1] if len(words) > 1 else words[0]
     answers = tuple(value for word in words for value in numbers[word])

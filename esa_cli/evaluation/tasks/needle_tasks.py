@@ -20,8 +20,8 @@ from esa_cli.evaluation.tasks.task_sample import (
     TaskQuestion,
     TaskRequest,
     TaskSample,
-    assign_places,
-    check_samples,
+    assign_fact_places,
+    check_sample_count,
     choose_even_depths,
     divide_questions,
     plant_in_haystack,
@@ -33,7 +33,8 @@ FOLDER = Path(__file__).parent
 
 
 class Needle(NamedTuple):
-    """A sentence to hide, a question and its answers; `number` is its line in the file."""
+    """A sentence to hide in a text, a question about the sentence, the question's answers, and the
+    sentence's line number in the file of needles."""
 
     number: int
     text: str
@@ -43,7 +44,7 @@ class Needle(NamedTuple):
 
 @cache
 def load_needles() -> tuple[Needle, ...]:
-    """Loads all needles in the order of their file."""
+    """Loads all needles (sentences to hide in a text) in the order of the file of needles."""
     lines = (FOLDER / "needles.jsonl").read_text("utf-8").splitlines()
     return tuple(
         Needle(number, row["needle"], row["question"], tuple(row["answers"]))
@@ -51,17 +52,18 @@ def load_needles() -> tuple[Needle, ...]:
     )
 
 
-def choose_needles(request: TaskRequest) -> list[Needle]:
-    """Takes as many needles as samples from the top of the file, and shuffles the needles by the
-    seed. Raises UsageError: the file has fewer needles than samples are requested."""
+def choose_shuffled_needles(request: TaskRequest) -> list[Needle]:
+    """Takes as many sentences to hide as the request has samples from the top of the file, and
+    shuffles the sentences by the seed. Raises UsageError: the file has fewer needles than samples
+    are requested."""
     needles = load_needles()
-    check_samples(request, len(needles), "ask for fewer samples; esa has no more needles")
+    check_sample_count(request, len(needles), "ask for fewer samples; esa has no more needles")
     dice = StableRandom("needle", request.seed)
     return dice.draw_items(needles[: request.samples], request.samples)
 
 
 def make_needle_questions(needles: Sequence[Needle]) -> tuple[TaskQuestion, ...]:
-    """Makes a question about each needle. Needle i is fact i of the document."""
+    """Makes a question about each needle, where needle i is fact i of the document."""
     return tuple(
         TaskQuestion(
             f"needle-{needle.number:02}", needle.question, needle.answers, (fact,), LONGEST
@@ -72,19 +74,19 @@ def make_needle_questions(needles: Sequence[Needle]) -> tuple[TaskQuestion, ...]
 
 def make_single_needles(request: TaskRequest) -> Iterator[TaskSample]:
     """Makes the one document of the test `needle`, which contains all needles."""
-    needles = choose_needles(request)
+    needles = choose_shuffled_needles(request)
     text, facts = plant_in_haystack(request, [needle.text for needle in needles])
     yield TaskSample("needle", request.length, 0, text, facts, make_needle_questions(needles))
 
 
 def make_own_document(request: TaskRequest) -> Iterator[TaskSample]:
-    """Plants the needles in the user's whole text, whatever length is requested."""
+    """Plants the needles in the whole text of the user, whatever length is requested."""
     if not request.haystack.text:
         raise UsageError(
             f"the haystack of `own` must be a text of yours, got {request.haystack.name}",
             "give a text file with --haystack",
         )
-    needles = choose_needles(request)
+    needles = choose_shuffled_needles(request)
     sentences, depths = [needle.text for needle in needles], choose_even_depths(len(needles))
     text, facts = plant_sentences(request.haystack.text, sentences, depths)
     length = request.count_tokens(text)
@@ -125,7 +127,7 @@ def make_many_needles(request: TaskRequest) -> Iterator[TaskSample]:
         drawn = dice.draw_items(pairs, sum(counts))
         sentences = [kind["needle"].format(arg1=one, arg2=two) for kind, one, two in drawn]
         text, facts = plant_in_haystack(request, sentences)
-        owners = assign_places(dice, counts)
+        owners = assign_fact_places(dice, counts)
         questions = []
         for which, count in enumerate(counts):
             places = [place for place, owner in enumerate(owners) if owner == which]
@@ -171,7 +173,7 @@ def make_counting_stars(request: TaskRequest) -> Iterator[TaskSample]:
         count = STARS_PER_QUESTION * len(variants)
         numbers = dice.draw_items(range(1, LARGEST + 1), 2 * count)
         right, wrong = numbers[:count], numbers[count:]
-        owners = assign_places(dice, [STARS_PER_QUESTION] * len(variants))
+        owners = assign_fact_places(dice, [STARS_PER_QUESTION] * len(variants))
         stars = [
             STARS[variants[owner]].format(who=ANIMALS[owner], a=a, r=r)
             for owner, a, r in zip(owners, right, wrong, strict=True)

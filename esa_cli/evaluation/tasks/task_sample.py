@@ -1,6 +1,6 @@
 """Documents with planted facts and questions about the facts, for the tasks of self-tests.
 
-A task needs no model. The task's name, the request and the sample's index determine a sample.
+A self-test's task needs no model. The task's name, the request and an index determine a sample.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class StableRandom:
 
 
 @dataclass(frozen=True)
-class Fact:
-    """A planted fact, which is `text[start:end]` of its sample; depth 0 is the sample's start."""
+class PlantedFact:
+    """A planted fact, `text[start:end]` of a sample's text; depth 0 is the start of the text."""
 
     text: str
     start: int
@@ -84,14 +84,14 @@ class TaskQuestion:
 
 @dataclass(frozen=True)
 class TaskSample:
-    """One document with its questions. `before` and `after` are the prompt's text before and after
-    the document. `after` contains `{question}`, or is None if the preset's prompt is used."""
+    """One document with questions about the document. `before` and `after` are the prompt's text
+    around the document. `after` has `{question}`, or is None if the preset's prompt is used."""
 
     test: str
     length: int
     index: int
     text: str
-    facts: tuple[Fact, ...]
+    facts: tuple[PlantedFact, ...]
     questions: tuple[TaskQuestion, ...]
     before: str = ""
     after: str | None = None
@@ -110,7 +110,7 @@ class TaskRequest:
     seed: int
 
 
-class Task(NamedTuple):
+class SelftestTask(NamedTuple):
     """The task of a self-test. `samples` makes documents with increasing `index`, and `score`
     scores an output, which includes the start of the answer, from 0 to 1."""
 
@@ -144,7 +144,7 @@ class Haystack:
     @classmethod
     def from_chronicle(cls, seed: int) -> Haystack:
         """Makes a haystack of the chronicle without facts, which has over a million tokens."""
-        return cls("the chronicle", chronicle.generate_paragraphs(seed))
+        return cls("the chronicle", chronicle.generate_chronicle(seed))
 
     @classmethod
     def from_files(cls, source: str) -> Haystack:
@@ -152,11 +152,11 @@ class Haystack:
         texts = [document.text.strip("\n") for document in read_documents([source])]
         return cls.from_text(Path(source).name or source, "\n\n".join(texts))
 
-    def cut_beginning(self, count_tokens: TokenCounter, length: int) -> list[str]:
+    def cut_first_paragraphs(self, count_tokens: TokenCounter, length: int) -> list[str]:
         """Returns the haystack's first paragraphs, which together have `length` tokens. The last
         paragraph may be cut after a sentence; a heading is never cut or left at the end. Raises
         UsageError: the haystack is shorter."""
-        ends = self._count_tokens(count_tokens, length)
+        ends = self._count_tokens_by_paragraph(count_tokens, length)
         available = ends[-1] if ends else 0
         if not ends or available < length:
             raise UsageError(
@@ -168,11 +168,11 @@ class Haystack:
         length, total = length - before, ends[whole] - before
         last = cut_paragraph(self._parts[whole], count_tokens, length, total)
         out = [*self._parts[:whole], *([last] if last else [])]
-        while out and is_heading(out[-1]):
+        while out and is_markdown_heading(out[-1]):
             out.pop()
         return out
 
-    def _count_tokens(self, count_tokens: TokenCounter, length: int) -> list[int]:
+    def _count_tokens_by_paragraph(self, count_tokens: TokenCounter, length: int) -> list[int]:
         """Counts the tokens up to the end of each paragraph, until there are `length` tokens."""
         ends = self._ends.setdefault(count_tokens, [])
         while not ends or ends[-1] < length:
@@ -187,11 +187,11 @@ class Haystack:
 
 
 def count_added_tokens(count_tokens: TokenCounter, text: str, joint: str) -> int:
-    """Counts the tokens that a text adds after a sentence, since tokenizers may merge both."""
+    """Counts the tokens that a text adds after a sentence, since tokenizers may merge the two."""
     return count_tokens(f"a.{joint}{text}") - count_tokens("a.")
 
 
-def is_heading(paragraph: str) -> bool:
+def is_markdown_heading(paragraph: str) -> bool:
     """Says whether a paragraph is a one-line Markdown heading."""
     return paragraph.startswith("#") and "\n" not in paragraph
 
@@ -200,7 +200,7 @@ def cut_paragraph(paragraph: str, count_tokens: TokenCounter, length: int, total
     """Cuts a paragraph of `total` tokens to about `length` tokens, if possible after a sentence."""
     if length >= total:
         return paragraph
-    if is_heading(paragraph):
+    if is_markdown_heading(paragraph):
         return ""
 
     def count_tokens_before(end: int) -> int:
@@ -254,7 +254,7 @@ def plant_sentences(
     sentences: Sequence[str],
     depths: Sequence[float],
     joints: tuple[str, str] = (" ", ""),
-) -> tuple[str, tuple[Fact, ...]]:
+) -> tuple[str, tuple[PlantedFact, ...]]:
     """Plants each sentence, between the joints, at the end of a sentence of the text that is
     nearest to the sentence's depth. If the text has few sentences, plants after lines or words.
     Returns the new text, and the facts in the order of `sentences`. Raises UsageError: the text is
@@ -264,7 +264,7 @@ def plant_sentences(
         if len(gaps) >= 2 * len(sentences):
             break
     else:
-        raise _make_does_not_fit_error(sentences, f"a text of {len(text)} characters")
+        raise _make_no_room_error(sentences, f"a text of {len(text)} characters")
     whole = len(text) + sum(len(sentence) + len("".join(joints)) for sentence in sentences)
     pieces: list[str] = []
     starts: dict[int, int] = {}
@@ -285,16 +285,16 @@ def plant_sentences(
     return out, tuple(make_fact(out, starts[i], sentence) for i, sentence in enumerate(sentences))
 
 
-def _make_does_not_fit_error(sentences: Sequence[str], place: str) -> UsageError:
+def _make_no_room_error(sentences: Sequence[str], place: str) -> UsageError:
     return UsageError(
         f"{len(sentences)} planted sentences do not fit into {place}",
         "ask for fewer samples or a greater length",
     )
 
 
-def make_fact(text: str, start: int, sentence: str) -> Fact:
+def make_fact(text: str, start: int, sentence: str) -> PlantedFact:
     """Returns the fact for a planted sentence that begins at `start` of the finished text."""
-    return Fact(sentence, start, start + len(sentence), start / len(text))
+    return PlantedFact(sentence, start, start + len(sentence), start / len(text))
 
 
 def plant_in_haystack(
@@ -302,7 +302,7 @@ def plant_in_haystack(
     sentences: Sequence[str],
     depths: Sequence[float] | None = None,
     joints: tuple[str, str] = (" ", ""),
-) -> tuple[str, tuple[Fact, ...]]:
+) -> tuple[str, tuple[PlantedFact, ...]]:
     """Cuts the haystack to the requested length, and plants the sentences, by default at even
     depths. Raises UsageError: the sentences would fill more than half of the document, or the
     haystack is too short."""
@@ -310,20 +310,20 @@ def plant_in_haystack(
         count_added_tokens(request.count_tokens, sentence, joints[0]) for sentence in sentences
     )
     if 2 * taken > request.length:
-        raise _make_does_not_fit_error(sentences, f"a length of {request.length} tokens")
-    parts = request.haystack.cut_beginning(request.count_tokens, request.length - taken)
+        raise _make_no_room_error(sentences, f"a length of {request.length} tokens")
+    parts = request.haystack.cut_first_paragraphs(request.count_tokens, request.length - taken)
     depths = depths or choose_even_depths(len(sentences))
     return plant_sentences("\n\n".join(parts), sentences, depths, joints)
 
 
-def check_samples(request: TaskRequest, limit: int, hint: str) -> None:
+def check_sample_count(request: TaskRequest, limit: int, hint: str) -> None:
     """Raises UsageError if a request has more samples than the limit. `hint` says what to try."""
     if request.samples > limit:
         raise UsageError(f"samples must be at most {limit}, got {request.samples}", hint)
 
 
 def divide_questions(request: TaskRequest, limit: int, sentences: Sequence[str]) -> Iterator[range]:
-    """Divides the questions among documents, and yields each document's range of questions. A
+    """Divides the questions among documents, and yields the range of questions for each document. A
     question needs the given sentences, which may fill a third of a document for at most `limit`
     questions."""
     each = sum(count_added_tokens(request.count_tokens, sentence, " ") for sentence in sentences)
@@ -332,7 +332,7 @@ def divide_questions(request: TaskRequest, limit: int, sentences: Sequence[str])
         yield range(first, min(first + count, request.samples))
 
 
-def assign_places(dice: StableRandom, counts: Sequence[int]) -> list[int]:
+def assign_fact_places(dice: StableRandom, counts: Sequence[int]) -> list[int]:
     """Assigns the places of planted facts to questions, and returns each place's question. Question
     i gets `counts[i]` places, spread at random over the whole document."""
     rounds = max(counts)

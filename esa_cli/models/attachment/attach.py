@@ -21,10 +21,10 @@ from torch.utils.hooks import RemovableHandle
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface
 
-from esa_cli.attention.layer import Attention
+from esa_cli.attention.layer import SelectiveAttention
 from esa_cli.attention.method import Method
 from esa_cli.attention.rope import Rope
-from esa_cli.attention.sliding_window import SlidingAttention
+from esa_cli.attention.sliding_window import SlidingWindowAttention
 from esa_cli.errors import ModelError, UsageError
 from esa_cli.models.attachment.kv_cache import CurrentForwardCall, EsaCache
 from esa_cli.models.attachment.layer_traits import (
@@ -159,7 +159,7 @@ class Attachment:
         self.method_layers = [
             i for i, one in enumerate(self.traits) if one is not None and one.window is None
         ]
-        self._attention: dict[LayerTraits, Attention | SlidingAttention] = {}
+        self._attention: dict[LayerTraits, SelectiveAttention | SlidingWindowAttention] = {}
         AttentionInterface.register(NAME, _compute_esa_attention)
         AttentionMaskInterface.register(NAME, _refuse_padding_mask)
         self._bare = rotary, (configs := _replace_configs_by_copies(model))
@@ -190,19 +190,21 @@ class Attachment:
         ropes = [traits.rope for traits in self.traits if traits is not None]
         return next((rope for rope in ropes if rope.rotates), ropes[0])
 
-    def get_layer_attention(self, method: Method, layer_index: int) -> Attention | SlidingAttention:
+    def get_layer_attention(
+        self, method: Method, layer_index: int
+    ) -> SelectiveAttention | SlidingWindowAttention:
         """Returns the function that computes the attention of a layer: the method's attention, or
         sliding-window attention."""
         traits = self.traits[layer_index]
         assert traits is not None, "the layer has no attention"
         found = self._attention.get(traits)
-        if found is None or (isinstance(found, Attention) and found.method is not method):
+        if found is None or (isinstance(found, SelectiveAttention) and found.method is not method):
             rope, scale, cap = traits.rope, traits.scale, traits.cap
             if traits.window is not None:
-                found = SlidingAttention(traits.window, rope, scale, cap)
+                found = SlidingWindowAttention(traits.window, rope, scale, cap)
             else:
                 layers, temperature = self.method_layers, traits.temperature
-                found = Attention(method, rope, scale, cap, layers, temperature)
+                found = SelectiveAttention(method, rope, scale, cap, layers, temperature)
             self._attention[traits] = found
         return found
 
@@ -262,7 +264,7 @@ def _compute_esa_attention(
         raise UsageError("ESA's attention accepts no attention mask", "omit attention_mask")
     layer: int = module.layer_idx  # type: ignore[assignment]
     latent, traits = attachment.latents[layer] if attachment.latents else None, attachment.traits
-    q = latent.project_queries(query[0]) if latent else traits[layer].rope.as_key(query[0])  # type: ignore[union-attr]
+    q = latent.project_queries(query[0]) if latent else traits[layer].rope.convert_to_key(query[0])  # type: ignore[union-attr]
     attention = attachment.get_layer_attention(cache.method, layer)
     out = attention(cache.get_layer_memory(layer), q, cache.query, kwargs.get("s_aux"))
     return (latent.expand_to_values(out) if latent else out).transpose(0, 1)[None], None

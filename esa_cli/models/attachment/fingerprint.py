@@ -145,11 +145,11 @@ def describe_query_rotation(method: Method) -> dict[str, str]:
 
 
 def check_compressor_fits(compressor: Compressor, model: Any, method: Method | None = None) -> None:
-    """Raises PresetError where a compressor with `metadata`, such as `Learned`, was fitted to
-    another model than `model`, or to queries that are rotated differently than in `method`."""
-    from esa_cli.attention.parts import blame_plugins
+    """Raises PresetError if a compressor with `metadata`, such as `LearnedCompressor`, was fitted
+    to another model than `model`, or to queries that are rotated differently than in `method`."""
+    from esa_cli.attention.parts import name_faulty_plugins
 
-    with blame_plugins({"compressor": compressor}):
+    with name_faulty_plugins({"compressor": compressor}):
         metadata = compressor.metadata
     file = next(iter(compressor.files), "the compressor file")
     wanted = read_model_fingerprint(metadata)

@@ -342,7 +342,7 @@ class EsaCache(Cache):
         """Frees the temporary copies of keys and values that the layers' memories contain."""
         for layer in self.kv_layers:
             if layer.memory:
-                layer.memory.release()
+                layer.memory.free_fetched_tokens()
 
     def truncate(self, token_count: int) -> None:
         """Crops the cache to `token_count` tokens, even after an interrupted forward call. Raises
@@ -373,7 +373,7 @@ class EsaCache(Cache):
         that the first question need not."""
         for layer in self.kv_layers:
             if layer.memory and layer.layer in self._method_layers:
-                layer.memory.reduce_keys(self.method, len(layer.memory.store))
+                layer.memory.add_reduced_keys(self.method, len(layer.memory.store))
 
     def _refuse_several_sequences(self, *args: Any, **kwargs: Any) -> Any:
         """Raises UsageError in place of the cache operations that need several sequences."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from esa_cli.attention.rope import FixedRotaryModule, NoRope, Rope, WeightedRope
+from esa_cli.attention.rope import FixedFrequencyRotaryModule, NormWeightedRope, NoRope, Rope
 from esa_cli.errors import ModelError
 from esa_cli.models.files import families
 from esa_cli.models.files.families import (
@@ -105,7 +105,7 @@ def make_layer_traits(
         rope = ropes.get(kind, unrotated) if rotates else unrotated
         if module is not None and rotates and family.norms_after is not None:
             query, key = (getattr(module, name).weight for name in family.norms_after)
-            rope = WeightedRope(rope, query, key)
+            rope = NormWeightedRope(rope, query, key)
         traits.append(module and LayerTraits(rope, float(module.scaling), window, cap, temperature))
     return traits
 
@@ -153,7 +153,7 @@ def _make_rope(config: Any, family: ModelFamily, rotary_module: Any, layer_type:
         return Rope(rotary_module)
     else:  # some modules compute the angles of pairs side by side, or once
         inverse, factor = rotary_module.inv_freq, rotary_module.attention_scaling
-    return Rope(FixedRotaryModule(inverse, float(factor)), pairs=family.pairs)
+    return Rope(FixedFrequencyRotaryModule(inverse, float(factor)), pairs=family.pairs)
 
 
 class LatentProjections:

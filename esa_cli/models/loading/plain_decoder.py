@@ -19,7 +19,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from esa_cli.attention.rope import FixedRotaryModule
+from esa_cli.attention.rope import FixedFrequencyRotaryModule
 from esa_cli.models.files.checkpoint_files import (
     find_quantization_config,
     has_language_model_part,
@@ -145,7 +145,7 @@ class PlainDecoder(nn.Module):
             ),
             "layers": nn.ModuleList(_make_layer(config) for _ in range(config.num_hidden_layers)),
             "norm": RmsNorm(size, config.rms_norm_eps),
-            "rotary_emb": FixedRotaryModule(1.0 / theta ** (numbers / head), 1.0),
+            "rotary_emb": FixedFrequencyRotaryModule(1.0 / theta ** (numbers / head), 1.0),
         })  # fmt: skip
         self.lm_head = nn.Linear(size, words, bias=False, device="meta")
         self.requires_grad_(False)

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 
 from esa_cli.attention.method import Method
-from esa_cli.attention.parts import blame_plugins
+from esa_cli.attention.parts import name_faulty_plugins
 from esa_cli.attention.step import ChunkTrace, Projection
-from esa_cli.attention.window import Phase, QueryState, SurveyComplete, TurnText
+from esa_cli.attention.window import Phase, QueryState, QuestionAndText, SurveyComplete
 from esa_cli.errors import UsageError
 from esa_cli.models.attachment.attach import attach, get_last_token_only_options
 from esa_cli.models.attachment.kv_cache import EsaCache
@@ -73,12 +73,12 @@ class CachedText:
         self._make_pieces: Callable[[], list[str]] = list
         self._kept: dict[Hashable, Any] = {}
 
-    def make_turn_text(self, ids: Sequence[int], question: str) -> TurnText:
+    def make_turn_text(self, ids: Sequence[int], question: str) -> QuestionAndText:
         """Returns the text of a question and documents, for scores; between calls `ids` grows."""
         if len(ids) != self._tokens:
             self._tokens, self._kept = len(ids), {}
             self._make_pieces = cache(lambda: token_pieces(self._tokenizer, ids))
-        return TurnText(question, self._make_pieces, self._kept)
+        return QuestionAndText(question, self._make_pieces, self._kept)
 
 
 def prefill_tokens(
@@ -370,6 +370,6 @@ class Session:
         with suppress(SurveyComplete):
             self._run_tokens(asked.ids_before_answer)
         self.cache.truncate(length)
-        with blame_plugins(vars(method)):
+        with name_faulty_plugins(vars(method)):
             query.selector = method.selector.after_survey(query.selector)
         query.surveying = query.dense = False

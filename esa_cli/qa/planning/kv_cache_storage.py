@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from esa_cli.errors import PresetError, UsageError
-from esa_cli.methods.registry import find_part_without_file
+from esa_cli.methods.registry import find_part_without_source_file
 from esa_cli.storage.library import SEGMENT
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def find_storage_hindrance(method: Method) -> str:
     The first segment is stored with the projections that were fitted on its tokens."""
     if method.selector.observes:
         return "its selector gathers data during the prefill, which is not stored"
-    if kind := find_part_without_file(method):
+    if kind := find_part_without_source_file(method):
         return f"its {kind} must be defined in a file, by which it is recognised"
     tokens = method.compressor.fit_tokens if method.score.features else 0
     if tokens > SEGMENT:

@@ -189,10 +189,10 @@ class KvCacheCosts(TextCosts):
         method does not use the paper's score. The operations of a step relative to full attention
         are (2 R + 1) / (4 H D + 3 H) in a long document. The size of reduced keys relative to keys
         and values is R / 2 G D."""
-        from esa_cli.attention.selection import SumScore, TopK
+        from esa_cli.attention.selection import SumScore, TopKSelector
 
         shape, method = self.shape, self.method
-        if not (isinstance(method.selector, TopK) and isinstance(method.score, SumScore)):
+        if not (isinstance(method.selector, TopKSelector) and isinstance(method.score, SumScore)):
             return None
         scored = self.reduced_width / shape.rows or shape.groups * shape.dim
         attended = shape.heads * (4 * shape.dim + 3)

@@ -88,7 +88,7 @@ def _build_part(kind: str, options: dict[str, Any]) -> Any:
             f"{kind} {options['name']!r} must be derived from {base}, got class {name}",
             f"write `class {name}({base}):`, see docs/plugins.md",
         )
-    with parts.blame_plugins({kind: part}):
+    with parts.name_faulty_plugins({kind: part}):
         for member in members:
             getattr(part, member)
     return part
@@ -98,7 +98,7 @@ def build_method(preset: Preset) -> Method:
     """Builds a preset's method. Raises PresetError: a part, a setting or the kernel is invalid."""
     from esa_cli.attention.kernels import KERNELS
     from esa_cli.attention.method import Method
-    from esa_cli.attention.parts import blame_plugins
+    from esa_cli.attention.parts import name_faulty_plugins
     from esa_cli.methods.plugin_loading import load_installed_plugins
 
     load_installed_plugins()
@@ -108,7 +108,7 @@ def build_method(preset: Preset) -> Method:
         )
     parts = {kind: _build_part(kind, getattr(preset, kind)) for kind in MEMBERS}
     if not parts["selector"].sums_layers:
-        with blame_plugins(parts):
+        with name_faulty_plugins(parts):
             parts["score"] = parts["score"].for_single_layers()
     distance = parts["position"].distance
     if not isinstance(distance, int) or distance < 0:
@@ -233,7 +233,7 @@ def check_same_compressor(old: Method | None, new: Method) -> None:
     prefilled the document; `old` is None if it is unknown."""
     if old is None or not new.score.features:
         return
-    if new.fit_settings != old.fit_settings or (
+    if new.reduced_key_settings != old.reduced_key_settings or (
         new.compressor.fit_tokens and not old.score.features
     ):
         raise PresetError(
@@ -282,7 +282,7 @@ def check_fits_model(method: Method, model: Any) -> None:
 def check_kernel(method: Method, config: dict[str, Any], device: str, dtype: torch.dtype) -> None:
     """Checks that a method's kernel runs on a torch device for a model with this `config`. Raises
     UsageError: the kernel cannot run. ModelError: `config` lacks a size."""
-    from esa_cli.attention.kernels import choose_kernel
+    from esa_cli.attention.kernels import choose_kernel_name
     from esa_cli.models.files.families import get_key_shape, get_model_family
 
     if method.kernel == "auto":
@@ -293,4 +293,4 @@ def check_kernel(method: Method, config: dict[str, Any], device: str, dtype: tor
     except (AttributeError, ArithmeticError, TypeError) as error:
         raise ModelError(f"config.json must have the sizes of all layers, got {error}") from error
     cap = config.get(get_model_family(settings).attention_cap) or 0.0
-    choose_kernel(torch.empty(1, 1, dim, dtype=dtype, device=device), method.kernel, cap)
+    choose_kernel_name(torch.empty(1, 1, dim, dtype=dtype, device=device), method.kernel, cap)

@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from esa_cli.attention.compression import Linear, name_projection_tensors
+from esa_cli.attention.compression import Linear, make_named_projection_tensors
 from esa_cli.storage.library import disk, document_files
 from esa_cli.storage.library.disk import LibraryPaths
 from esa_cli.storage.library.document_files import Entry, Layout, Segment
@@ -91,7 +91,7 @@ def unpack_states(payload: bytes, path: Path, layout: Layout, key: str) -> Store
 def pack_projections(projections: Projections) -> bytes:
     """Packs the projections of the reduced keys of all layers as bytes."""
     layers = {"layers": torch.tensor(len(projections))}
-    return save({**layers, **name_projection_tensors(projections)})
+    return save({**layers, **make_named_projection_tensors(projections)})
 
 
 def unpack_projections(payload: bytes) -> list[Linear | None]:

@@ -9,7 +9,7 @@ import pytest
 from calibration_tools import small_files
 from command import TINY, Esa
 
-from esa_cli.attention.compression import Learned
+from esa_cli.attention.compression import LearnedCompressor
 from esa_cli.evaluation.calibration.fitted_projections import METHODS
 from esa_cli.models.attachment.fingerprint import read_model_fingerprint
 
@@ -45,7 +45,7 @@ def test_the_command_from_a_text_to_an_answer(esa: Esa) -> None:
             assert f"{method['mean'][at]:.3f}" in out, name
     best = max(methods, key=lambda name: methods[name]["mean"][1])
     assert data["written"] == {"file": "maps.safetensors", "method": best}
-    metadata = Learned("maps.safetensors").metadata
+    metadata = LearnedCompressor("maps.safetensors").metadata
     assert metadata["method"] == best
     assert json.loads(metadata["ranks"]) == [6, 6]
     assert read_model_fingerprint(metadata) is not None

@@ -105,7 +105,7 @@ def short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("esa_cli.evaluation.tasks.chronicle_task.build_chronicle", lambda: text)
     known = [RewordedQuestion(ASKED, ("the miller",))] * 8
     asked = [*known, RewordedQuestion("Who is she?", ())]
-    monkeypatch.setattr("esa_cli.evaluation.tasks.chronicle_task.load_questions", lambda: asked)
+    monkeypatch.setattr("esa_cli.evaluation.tasks.chronicle_task.get_demo_questions", lambda: asked)
     monkeypatch.setenv("ESA_LIBRARY", str(tmp_path / "library"))
 
 

@@ -22,7 +22,7 @@ from esa_cli.apps.cli.output.terminal import Reporter, print_json, print_table
 
 if TYPE_CHECKING:
     from esa_cli.evaluation.calibration.fitted_projections import CalibrationStudy
-    from esa_cli.evaluation.calibration.retrieval_heads import RetrievalHeads
+    from esa_cli.evaluation.calibration.retrieval_heads import HeadSearchResult
     from esa_cli.qa.presets.preset import Preset
 
 SHOWN_HEADS = 16
@@ -56,11 +56,11 @@ class CalibrationOptions:
         """Checks, before an hour of computation, that the output file may be written. Raises
         UsageError, DocumentError."""
         from esa_cli.documents.document import source_files
-        from esa_cli.evaluation.calibration.fitted_projections import refuse_foreign_file
+        from esa_cli.evaluation.calibration.fitted_projections import refuse_file_not_from_calibrate
 
         files.check_output_file("--out", self.out, [*text_paths, *source_files(text_paths).paths])
         if self.out.exists():
-            refuse_foreign_file(self.out)
+            refuse_file_not_from_calibrate(self.out)
 
 
 @options.make_typer_command
@@ -83,12 +83,12 @@ def calibrate(
         study, chosen, training = _fit_and_measure_compressors(texts, model, opts, reporter)
     if as_json:
         facts = {"model": chosen.model, "preset": chosen.name, "for": opts.target}
-        written = {"file": str(opts.out), "method": study.best}
-        print_json({**facts, **study.as_dict(), "training": training, "written": written})
+        written = {"file": str(opts.out), "method": study.best_method}
+        print_json({**facts, **study.make_json_data(), "training": training, "written": written})
         return
     _print_recall(study)
     use = _format_compressor_options(model.load_preset_for_methods(), chosen, opts.out)
-    reporter.note(f"{study.best} is in {opts.out}; use it with\n  {use}", dim=False)
+    reporter.note(f"{study.best_method} is in {opts.out}; use it with\n  {use}", dim=False)
 
 
 def _fit_and_measure_compressors(
@@ -149,7 +149,7 @@ def _print_recall(study: CalibrationStudy) -> None:
         for layer, rank in enumerate(study.ranks)
     ]
     for at, k in reversed([*enumerate(study.ks)]):
-        means = (f"{one.mean(at):.3f}" for one in results.values())
+        means = (f"{one.mean_recall(at):.3f}" for one in results.values())
         rows.append(["mean" if at == len(study.ks) - 1 else f"mean @{k}", "", *means])
     print_table(("layer", "R", *(f"{name} @{study.ks[-1]}" for name in results)), rows)
 
@@ -193,7 +193,7 @@ def heads(
     rows = []
     for head in search.heads[:SHOWN_HEADS]:
         counts = map(str, (head.layer, head.head, head.found, head.held_out))
-        is_chosen = head.layer_and_head in search.chosen and not search.is_weak
+        is_chosen = head.layer_and_head in search.chosen and not search.misses_most_needles
         rows.append((*counts, f"{head.margin:.2f}", "yes" if is_chosen else ""))
     ranked, held_out = f"found of {search.ranked_by}", f"of {search.held_out} held out"
     print_table(("layer", "head", ranked, held_out, "margin", "chosen"), rows)
@@ -201,7 +201,7 @@ def heads(
         f"\nof {search.held_out} held-out needles: {search.hits} first by these "
         f"{len(search.chosen)} heads, {search.all_hits} by all {len(search.heads)} heads"
     )
-    if search.is_weak:
+    if search.misses_most_needles:
         print(f"a few heads of {result['model']} do not find what is asked for: let all heads vote")
     else:
         print(f"use them with {result['use']}")
@@ -209,13 +209,13 @@ def heads(
 
 def _find_retrieval_heads(
     opts: HeadsOptions, model: options.ModelOptions, preset: Preset, reporter: Reporter
-) -> tuple[RetrievalHeads, dict[str, Any]]:
+) -> tuple[HeadSearchResult, dict[str, Any]]:
     """Finds the retrieval heads of the model. Returns the heads, also as a JSON object."""
     reporter.stage("import", 0, None)
     from esa_cli.evaluation.calibration import retrieval_heads
     from esa_cli.evaluation.selftest.run_plan import parse_token_count
     from esa_cli.evaluation.selftest.selftest_run import count_tokens
-    from esa_cli.evaluation.tasks import find_task
+    from esa_cli.evaluation.tasks import find_selftest_task
     from esa_cli.evaluation.tasks.task_sample import Haystack, TaskRequest
     from esa_cli.models.files.quiet_transformers import quiet_transformers
     from esa_cli.qa.opening import inspect_model
@@ -227,7 +227,7 @@ def _find_retrieval_heads(
     known.check({"preset": preset}, length)
     size = partial(count_tokens, known.tokenizer)
     request = TaskRequest(length, size, hay, opts.questions, 0)
-    sample = next(find_task("needle").samples(request))
+    sample = next(find_selftest_task("needle").samples(request))
     retrieval_heads.select_needle_questions(known.tokenizer, preset, sample)
     with quiet_transformers():
         loaded = known.load(reporter)
@@ -248,8 +248,8 @@ def _find_retrieval_heads(
         "heads_per_layer": len(search.heads) // layers,
         **asdict(search),
         "heads": [{**asdict(head), "margin": round(head.margin, 4)} for head in shown],
-        "weak": search.is_weak,
-        "use": None if search.is_weak else shlex.join(["--set", setting]),
+        "weak": search.misses_most_needles,
+        "use": None if search.misses_most_needles else shlex.join(["--set", setting]),
         "length": length,
         "needles": opts.questions,
         "haystack": hay.name,

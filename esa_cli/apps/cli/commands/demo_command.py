@@ -60,9 +60,9 @@ def demo(
 
 def choose_questions(count: int) -> list[RewordedQuestion]:
     """Returns `count` questions about the chronicle; the last of several has no answer."""
-    from esa_cli.evaluation.tasks.chronicle_task import load_questions
+    from esa_cli.evaluation.tasks.chronicle_task import get_demo_questions
 
-    *answered, unanswered = load_questions()
+    *answered, unanswered = get_demo_questions()
     return [*answered[: max(1, count - 1)], *[unanswered][: count - 1]]
 
 

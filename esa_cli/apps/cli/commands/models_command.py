@@ -145,7 +145,7 @@ def methods(
 
     load_installed_plugins()
     options.load_plugin_files(files)
-    recipes, parts = registry.list_recipes(), registry.list_parts()
+    recipes, parts = registry.list_recipes(), registry.list_method_parts()
     if not as_json and not is_long:
         budgets = [(r.name, "all" if r.full else "budget", r.about) for r in recipes]
         terminal.print_table(("method", "tokens", "what it does"), budgets)
@@ -159,7 +159,7 @@ def methods(
     for part in parts:
         origin = registry.find_part_origin(part.kind, part.name)
         rows.append(
-            {**part.text_fields(), "origin": origin, "settings": _format_part_settings(part.cls)}
+            {**part.get_text_dict(), "origin": origin, "settings": _format_part_settings(part.cls)}
         )
     if as_json:
         terminal.print_json(rows)
@@ -188,10 +188,10 @@ def write_plugin_template(
     folder: Annotated[Path, option("--folder DIR", "Folder for the new plugin file.")] = Path(),
 ) -> None:
     """Write a working plugin file to start from."""
-    from esa_cli.methods.plugin_loading import load_installed_plugins, write_template
+    from esa_cli.methods.plugin_loading import load_installed_plugins, write_plugin_template
 
     load_installed_plugins()
-    print(write_template(name, folder))
+    print(write_plugin_template(name, folder))
 
 
 @plugins.command("check")
@@ -200,12 +200,12 @@ def check_plugin(
     as_json: options.Json = False,
 ) -> None:
     """Check that a plugin obeys the rules for methods."""
-    from esa_cli.evaluation.conformance import check_file
+    from esa_cli.evaluation.conformance import check_plugin_file
 
     rows = [
         {"kind": kind, "name": name, "check": finding.check, "passed": finding.passed}
         | {"detail": finding.detail}
-        for (kind, name), findings in check_file(file).items()
+        for (kind, name), findings in check_plugin_file(file).items()
         for finding in findings
     ]
     if as_json:

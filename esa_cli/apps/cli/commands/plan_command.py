@@ -147,7 +147,7 @@ def inspect_machine() -> dict[str, Any]:
     import psutil
     import torch
 
-    from esa_cli.attention.kernels import list_available_kernels
+    from esa_cli.attention.kernels import list_kernel_availability
     from esa_cli.models import DEFAULT_MODEL, find_model_folder, list_models
     from esa_cli.models.loading.load import choose_torch_dtype
     from esa_cli.system import machine
@@ -185,7 +185,7 @@ def inspect_machine() -> dict[str, Any]:
             "limit": call_or_add_hint(machine.memory_limit, None),
         },
         "devices": gpus,
-        "kernels": [name for name, usable in list_available_kernels().items() if usable],
+        "kernels": [name for name, usable in list_kernel_availability().items() if usable],
         "dtype": str(choose_torch_dtype("auto", gpus[0]["device"] if gpus else "cpu"))[6:],
         "default_model": str(default) if default else None,
         "models": call_or_add_hint(lambda: len(list_models()), 0),

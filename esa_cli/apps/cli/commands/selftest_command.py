@@ -91,7 +91,7 @@ def _check_names_and_read_haystack(
     settings: SelftestSettings, preset: Preset, haystack_path: Path | None, out: Path | None
 ) -> Haystack:
     """Checks names of tests, methods and files; returns the text to plant facts in."""
-    from esa_cli.evaluation.tasks import TASKS, find_task
+    from esa_cli.evaluation.tasks import TASKS, find_selftest_task
     from esa_cli.evaluation.tasks.task_sample import Haystack
     from esa_cli.qa.presets.resolved_preset import apply_compared_method
 
@@ -99,7 +99,7 @@ def _check_names_and_read_haystack(
         hint = f"tests: {', '.join(TASKS)}"
         raise UsageError("TEST must name a test, and --methods must name a method", hint)
     for test in settings.tests:
-        find_task(test)
+        find_selftest_task(test)
     for name in settings.methods:
         apply_compared_method(name, preset, max(settings.lengths))
     if "own" in settings.tests and haystack_path is None:
@@ -258,7 +258,7 @@ def compare(
         ready = prepare(chosen, model.model_place, reporter, attaches=True)
         tokens = ready.model.count_tokens(text)
         settings = run_plan.SelftestSettings((), names, (tokens,), dense=False)
-        grouped = run_plan.group_methods(settings, chosen, tokens)
+        grouped = run_plan.group_by_prefill(settings, chosen, tokens)
         presets = [p for group in grouped if group.reading != "text" for p in group.presets]
         if presets:
             ready.model.planner(ready.resolved).check(tokens)
@@ -269,8 +269,8 @@ def compare(
         with quiet_transformers():
             rows = run_plan.compare_methods(
                 ready.model.load(reporter), chosen, grouped, text, question,
-                count=top, most=max_new_tokens,
-                reading=lambda names: reporter.start_progress(f"reading for {', '.join(names)}"),
+                count=top, max_new_tokens=max_new_tokens, make_progress=lambda names:
+                reporter.start_progress(f"reading for {', '.join(names)}"),
             )  # fmt: skip
     if as_json:
         terminal.print_json({"question": question, "model": chosen.model, "methods": rows})
@@ -347,7 +347,7 @@ def bench(
     journal.add_shard_rows(rows.join or ())
     if journal.rows:
         reporter.note(f"esa: {len(journal.rows)} records of an earlier run are kept")
-    complete = survey.is_complete(journal, presets)
+    complete = survey.has_all_rows(journal, presets)
     known = inspect_model(chosen, place, reporter)
     known.check(presets, known.count_tokens(survey.longest))
     left_out: list[dict[str, str]] = []
@@ -364,13 +364,13 @@ def bench(
     def ask_missing_questions() -> bool:
         if complete:
             return True
-        from esa_cli.evaluation.row_run import write_missing_rows
+        from esa_cli.evaluation.row_run import answer_missing_rows
         from esa_cli.models.files.quiet_transformers import quiet_transformers
         from esa_cli.qa.answering.session import Session
 
         until = rows.asking_deadline
         write = partial(
-            write_missing_rows, journal=journal, until=until, on_left_out=report_left_out_case
+            answer_missing_rows, journal=journal, until=until, on_left_out=report_left_out_case
         )
         with quiet_transformers():
             loaded = known.load(reporter)
@@ -378,9 +378,9 @@ def bench(
             with Session(loaded.model, loaded.tokenizer, chosen, loaded.cache) as session:
                 for method, preset in presets.items():
                     progress = partial(show_reading_progress, method)
-                    asker = bench_run.RecordAsker(session, method, preset, progress)
+                    asker = bench_run.RecordAnswerer(session, method, preset, progress)
                     documents = (
-                        asker.make_cases(benchmark, one) for one in selection.group_by_document()
+                        asker.make_cases(benchmark, one) for one in selection.group_records()
                     )
                     if not write(documents):
                         return False
