@@ -77,11 +77,11 @@ class Esa:
         from esa_cli.qa.finding.words import make_lowercase_test
         from esa_cli.qa.ingestion.ingest import IndexIngest
         from esa_cli.qa.ingestion.kv_cache_ingest import KvCacheIngest
-        from esa_cli.qa.presets.resolved_preset import resolve
+        from esa_cli.qa.presets.resolved_preset import resolve_preset
         from esa_cli.qa.reading.reader_choice import check_reader_gets_passages
         from esa_cli.qa.reading.span import SpanReader
 
-        resolved = resolve(preset)
+        resolved = resolve_preset(preset)
         check_reader_gets_passages(reader, resolved.preset)
         self.preset, self._resolved = resolved.preset, resolved
         self.loaded, self.tokenizer, self.reader = loaded, loaded.tokenizer, reader
@@ -124,7 +124,7 @@ class Esa:
         Raises UsageError: the device, dtype or method is unknown, or a length is missing.
         PresetError, ModelError, ResourceError. ReaderError: the server cannot be used."""
         from esa_cli.qa.ingestion.ingest import ProgressEvents
-        from esa_cli.qa.opening import ModelPlace, adapt_to_model, prepare
+        from esa_cli.qa.opening import ModelPlace, adapt_preset, prepare
         from esa_cli.qa.presets.preset import load
         from esa_cli.qa.reading.reader_choice import ReaderChoice
 
@@ -134,7 +134,7 @@ class Esa:
             choice, given = ReaderChoice.parse(reader, reader_model), [*given, "answer.from=text"]
         place, chosen = ModelPlace.choose(device, dtype, cache), load(name, [*given, *overrides])
         if method is None:
-            chosen = adapt_to_model(chosen)
+            chosen = adapt_preset(chosen)
         return cls.from_preflight(
             prepare(chosen, place, method=method, length=length),
             library=library, keep=keep, rows=rows, reader=choice, events=ProgressEvents(progress),
@@ -184,10 +184,10 @@ class Esa:
 
     @cached_property
     def facts(self) -> dict[str, Any]:
-        """The properties of the model on which stored documents depend; see `model_facts`."""
-        from esa_cli.qa.presets.cache_key import model_facts
+        """The properties of the model on which stored documents depend; see `find_model_facts`."""
+        from esa_cli.qa.presets.cache_key import find_model_facts
 
-        return model_facts(self.loaded.text_model, self.tokenizer)
+        return find_model_facts(self.loaded.text_model, self.tokenizer)
 
     @property
     def window(self) -> int:
@@ -220,7 +220,8 @@ class Esa:
         empty, or too long for any document."""
         if self.spans is None:
             return self.session.question_tokens(question, history)
-        tokens, texts = self.spans.check(question, 1), [text for turn in history for text in turn]
+        tokens = self.spans.check_length(question, 1)
+        texts = [text for turn in history for text in turn]
         if texts:
             ids = self.tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
             tokens += sum(map(len, ids))
@@ -290,17 +291,17 @@ class Esa:
         empty, or a setting is out of range. LengthError: the question is too long; HistoryError:
         with its history. ReaderError: the other model gives no answer."""
         from esa_cli.models.files.families import has_state_layers
-        from esa_cli.qa.evidence import weigh_passages
-        from esa_cli.qa.planning.kv_cache_storage import check_asked_together
-        from esa_cli.qa.presets.preset import choose_generation
+        from esa_cli.qa.evidence import compute_passage_weights
+        from esa_cli.qa.planning.kv_cache_storage import check_joint_question
+        from esa_cli.qa.presets.preset import choose_sampling
         from esa_cli.qa.reading.reader import Sampling
 
         started, first = time.perf_counter(), list[float]()
         books = _drop_duplicate_books(books, "ask about")
-        placed = self.placed(books)
+        placed = self.add_token_ranges(books)
         if len(books) > 1:
             config = self.loaded.text_model.config
-            check_asked_together(self._resolved, config.model_type, has_state_layers(config))
+            check_joint_question(self._resolved, config.model_type, has_state_layers(config))
         if self.spans is None:  # the paper: selected rows of every layer
             from esa_cli.qa.attention_evidence import reply_from_kv_cache
 
@@ -319,15 +320,15 @@ class Esa:
                 on_text(piece)
 
         settings = self.preset.generation
-        sampling = Sampling(*choose_generation(settings, max_new_tokens, temperature, top_p), seed)
-        asked = self.spans.check(question, sampling.max_new_tokens or 0)
-        passages = self._read_passages(question, placed, history)
+        sampling = Sampling(*choose_sampling(settings, max_new_tokens, temperature, top_p), seed)
+        asked = self.spans.check_length(question, sampling.max_new_tokens or 0)
+        passages = self._find_and_read_passages(question, placed, history)
         reader: Reader = self.spans
         if self.reader is not None and passages:
             reader, sampling = self.reader, replace(sampling, max_new_tokens=max_new_tokens)
         with self.suspended():
             reply = reader.answer(question, passages, history, sampling, pass_on_piece)
-        passages, weights = weigh_passages(passages, placed)
+        passages, weights = compute_passage_weights(passages, placed)
         self._last = books, weights
         return replace(
             reply, evidence=tuple(passages[:evidence]), question_tokens=asked,
@@ -347,7 +348,7 @@ class Esa:
         self.session.open(prefilled)
         self._cached = list(books)
 
-    def _read_passages(
+    def _find_and_read_passages(
         self, question: str, books: Sequence[Book], history: Sequence[Turn]
     ) -> list[Passage]:
         """Finds and reads passages for a question; the passage with the best span comes first."""
@@ -358,21 +359,22 @@ class Esa:
         whole = complete_question(question, history)
         earlier = find_referenced_text(question, history)
         with self.suspended():
-            found = self.search.find(whole, books, self.preset.answer.passages, earlier)
-            finder = self.search.finder(books)
-            unmentioned = finder.unmentioned_name_share(whole, self._is_usually_lowercase)
+            count = self.preset.answer.passages
+            found = self.search.find_passages_to_read(whole, books, count, earlier)
+            finder = self.search.get_passage_finder(books)
+            unmentioned = finder.find_unmentioned_share(whole, self._is_usually_lowercase)
             return self.spans.rank_passages(whole, found, 0 if self.reader else SPANS, unmentioned)
 
     def find_passages(
         self, question: str, books: Sequence[Book], count: int | None = COUNT,
         minimum: float | None = None,
     ) -> list[Passage]:  # fmt: skip
-        """Finds the best passages for a question; see `PassageSearch.passages`. Raises UsageError:
-        there is no book, or the question is empty or too long."""
+        """Finds the best passages for a question; see `PassageSearch.search_passages`. Raises
+        UsageError: there is no document, or the question is empty or too long."""
         self.question_tokens(question)  # raises
         with self.suspended():
-            placed = self.placed(_drop_duplicate_books(books, "search"))
-            return self.search.passages(question, placed, count, minimum)
+            placed = self.add_token_ranges(_drop_duplicate_books(books, "search"))
+            return self.search.search_passages(question, placed, count, minimum)
 
     def collect(
         self,
@@ -404,17 +406,18 @@ class Esa:
             raise UsageError(
                 "answer.from must be text to collect places", "use the setting answer.from=text"
             )
-        self.spans.check(question, 1)
-        placed, reader = self.placed(_drop_duplicate_books(books, "collect from")), self.reader
+        self.spans.check_length(question, 1)
+        placed = self.add_token_ranges(_drop_duplicate_books(books, "collect from"))
+        reader = self.reader
         with self.suspended():
             chosen = collecting.choose_passages(self.search, question, placed, minimum, every)
         if reader is None:
             batch, repeat = collecting.BATCH, chosen.total <= collecting.WHOLE
-            decide = collecting.decide_by_log_odds(self.spans.passages, question, least, repeat)
+            decide = collecting.make_log_odds_finder(self.spans.passages, question, least, repeat)
         else:
             settings, batch = self.preset.generation, 1
             sampling = Sampling(None, settings.temperature, settings.top_p)
-            decide = collecting.decide_by_reply(
+            decide = collecting.make_reply_finder(
                 lambda passage: reader.answer(question, [passage], (), sampling)
             )
         return collecting.Collection(
@@ -424,30 +427,30 @@ class Esa:
 
     def report(self, reply: Reply, question: str, books: Sequence[Book]) -> str:
         """Returns an HTML page of the last answer: its evidence, and the marked documents."""
-        from esa_cli.qa.evidence import evidence_page
+        from esa_cli.qa.evidence import make_evidence_page
 
-        return evidence_page(reply, question, *self._find_weighed_books(books))
+        return make_evidence_page(reply, question, *self._get_last_weighed_books(books))
 
     def heat_maps(self, books: Sequence[Book]) -> list[HeatMap]:
         """Returns a heat map of each document of the last answer, with duplicate texts dropped.
         Raises UsageError: the answer was not about these books."""
-        from esa_cli.qa.evidence import heat_maps
+        from esa_cli.qa.evidence import make_heat_maps
 
-        return heat_maps(*self._find_weighed_books(books))
+        return make_heat_maps(*self._get_last_weighed_books(books))
 
-    def _find_weighed_books(self, books: Sequence[Book]) -> tuple[list[Book], Tensor]:
+    def _get_last_weighed_books(self, books: Sequence[Book]) -> tuple[list[Book], Tensor]:
         """Returns the books of the last answer, and the evidence weights (N,) of their tokens.
         Raises UsageError: the answer was not about these books."""
         books = _drop_duplicate_books(books, "report on")
         if self._last is None or list(map(id, books)) != list(map(id, self._last[0])):
             raise UsageError("a report must show the last answer", "ask about these books first")
-        return self.placed(books), self._last[1]
+        return self.add_token_ranges(books), self._last[1]
 
-    def placed(self, books: Sequence[Book]) -> list[Book]:
+    def add_token_ranges(self, books: Sequence[Book]) -> list[Book]:
         """Returns copies of books with the places of their tokens among those of all books."""
-        from esa_cli.qa.finding.passage_finder import place_books
+        from esa_cli.qa.finding.passage_finder import add_token_ranges
 
-        return place_books(books)
+        return add_token_ranges(books)
 
 
 def _drop_duplicate_books(books: Sequence[Book], purpose: str) -> list[Book]:

@@ -20,7 +20,7 @@ from esa_cli.attention.rope import Rope
 from esa_cli.attention.step import ChunkTrace, Positions
 from esa_cli.documents.document import LONGEST, Sentences
 from esa_cli.qa.answering.reply import Reply
-from esa_cli.qa.evidence import book_weights
+from esa_cli.qa.evidence import get_book_weights
 from esa_cli.qa.finding.passage import Passage
 from esa_cli.qa.finding.passage_finder import Book
 
@@ -65,9 +65,9 @@ class AttentionWeights:
         self.layers = layers[outer : len(layers) - outer]
         self.tokens = tokens
         self._last = (-1, -1)
-        self.clear()
+        self.reset_weights()
 
-    def clear(self) -> None:
+    def reset_weights(self) -> None:
         """Resets the weights of all tokens to zero."""
         self._asked = torch.zeros(len(self.layers), self.tokens)
         self._answered = torch.zeros(len(self.layers), self.tokens)
@@ -90,7 +90,7 @@ class AttentionWeights:
             return
         if not trace.decoding and (trace.layer, trace.start) <= self._last:
             # A new forward call of many words: an earlier turn, or the question, also once more.
-            self.clear()
+            self.reset_weights()
         self._last = (trace.layer, trace.start)
         if trace.layer not in self.layers:
             return
@@ -109,13 +109,13 @@ class AttentionWeights:
             if count:
                 own = heads if joint else range(head, head + 1)
                 places = trace.far_positions[head]
-                yield from self._compute_token_shares(trace, head, own, far[:count], places)
+                yield from self._compute_shares_of_tokens(trace, head, own, far[:count], places)
         first = trace.start - trace.local
         if first < self.tokens:
             at = torch.arange(first, self.tokens, device=trace.queries.device)
-            yield from self._compute_token_shares(trace, NEAR, heads, at, trace.near_positions)
+            yield from self._compute_shares_of_tokens(trace, NEAR, heads, at, trace.near_positions)
 
-    def _compute_token_shares(
+    def _compute_shares_of_tokens(
         self, trace: ChunkTrace, part: int, heads: range, token_indices: Tensor, places: Positions
     ) -> Iterator[AttentionShare]:
         """Yields the attention to the tokens `token_indices` (n,), in blocks of queries."""
@@ -129,14 +129,14 @@ class AttentionWeights:
         step = max(1, BLOCK_ELEMENTS // (len(heads) * token_indices.shape[0]))
         for low in range(0, queries.shape[1], step):
             rows = slice(low, low + step)
-            logits = _multiply_heads(trace.rope.rotate(queries[:, rows], query[rows]), keys)
+            logits = _compute_head_products(trace.rope.rotate(queries[:, rows], query[rows]), keys)
             limit = trace.max_distance
             if part == NEAR and limit is not None and int(query[rows].max() - key.min()) > limit:
                 # Keys that are further away are attended to at the encoding's largest distance.
                 still, _ = trace.store.gather(token_indices)
                 still = trace.rope.rotate(still, torch.zeros_like(key))
                 limits = torch.full_like(query[rows], limit)
-                away = _multiply_heads(trace.rope.rotate(queries[:, rows], limits), still)
+                away = _compute_head_products(trace.rope.rotate(queries[:, rows], limits), still)
                 logits = torch.where(query[rows, None] - key[None] > limit, away, logits)
             logs = apply_soft_cap(logits.float(), trace.cap).sub_(trace.lse[which, rows, None])
             yield AttentionShare(heads, trace.start + low, token_indices, logs, lengths)
@@ -160,7 +160,7 @@ class AttentionWeights:
         return keys, lengths
 
 
-def _multiply_heads(q: Tensor, k: Tensor) -> Tensor:
+def _compute_head_products(q: Tensor, k: Tensor) -> Tensor:
     """Multiplies the queries q (h, C, D) of h heads with the keys k (g, n, D) of g heads."""
     heads, chunk, dim = q.shape
     return (q.reshape(k.shape[0], -1, dim) @ k.transpose(1, 2)).view(heads, chunk, -1)
@@ -172,27 +172,27 @@ def reply_from_kv_cache(
     """Answers a question from the KV cache; also returns the weights (N,) of all cached tokens."""
     weights = AttentionWeights(session.attachment.method_layers, session.document_tokens)
     reply = session.ask(question, trace=weights, **asking)
-    passages, found = find_answer_evidence(weights, books, evidence)
+    passages, found = find_evidence_passages(weights, books, evidence)
     return replace(reply, evidence=passages, found=found), weights.weights
 
 
-def find_answer_evidence(
+def find_evidence_passages(
     attention: AttentionWeights, books: Sequence[Book], count: int
 ) -> tuple[tuple[Passage, ...], bool]:
     """Returns the heaviest passages, and whether the documents seem to contain the answer."""
     weights = attention.weights
-    total = sum(float(book_weights(book, weights).sum()) for book in books)
+    total = sum(float(get_book_weights(book, weights).sum()) for book in books)
     evidence = tuple(
-        Passage.of(books[one.book].document, one.start, one.end, weight=one.weight / total)
-        for one in heaviest_passages(weights, books, count)
+        Passage.cut_from(books[one.book].document, one.start, one.end, weight=one.weight / total)
+        for one in find_heavy_passages(weights, books, count)
     )
-    return evidence, weigh_best_sentence(attention.question_weights, books) >= FOUND
+    return evidence, weigh_heaviest_sentence(attention.question_weights, books) >= FOUND
 
 
-def weigh_best_sentence(question_weights: Tensor, books: Sequence[Book]) -> float:
+def weigh_heaviest_sentence(question_weights: Tensor, books: Sequence[Book]) -> float:
     """Returns the weight of the best sentence by the question's attention (N,). The weight is 1.0
     if in every layer some head pays all its attention to one token of the sentence."""
-    sentences = [_weigh_sentences(book, book_weights(book, question_weights)) for book in books]
+    sentences = [_weigh_sentences(book, get_book_weights(book, question_weights)) for book in books]
     return max((weight for one in sentences for weight in one.values()), default=0.0)
 
 
@@ -219,12 +219,12 @@ class _HeavyPassage:
         return True
 
 
-def heaviest_passages(weights: Tensor, books: Sequence[Book], count: int) -> list[_HeavyPassage]:
+def find_heavy_passages(weights: Tensor, books: Sequence[Book], count: int) -> list[_HeavyPassage]:
     """Returns the `count` heaviest passages by the weights (N,) of all tokens; none overlap."""
     sentences = [
         (weight, -number, -start, end)
         for number, book in enumerate(books)
-        for (start, end), weight in _weigh_sentences(book, book_weights(book, weights)).items()
+        for (start, end), weight in _weigh_sentences(book, get_book_weights(book, weights)).items()
     ]
     out: list[_HeavyPassage] = []
     for weight, number, start, end in sorted(sentences, reverse=True) if count > 0 else ():

@@ -18,7 +18,7 @@ import torch
 from esa_cli.qa.answering.reply import Reply, says_nothing_found
 from esa_cli.qa.finding.passage import Passage
 from esa_cli.qa.finding.passage_finder import Book, PassageSearch, standardise_scores
-from esa_cli.qa.finding.words import sentence_spans
+from esa_cli.qa.finding.words import find_sentence_spans
 from esa_cli.qa.reading.span import PassageReader, collapse_spaces
 from esa_cli.system.progress import Progress
 from esa_cli.system.text import find_content_words
@@ -64,8 +64,8 @@ def choose_passages(
             passages, else passages that reach `SIEVE` or `NEAR`, and all of documents without
             reduced keys, whose score misses passages that share no word with the question.
         all_passages: whether all passages are chosen, whatever their scores are."""
-    finder, reduced = search.finder(books), search.encode_question(question, books)
-    found, index = finder.scores(question, reduced=reduced), finder.index
+    finder, reduced = search.get_passage_finder(books), search.encode_question(question, books)
+    found, index = finder.score_windows(question, reduced=reduced), finder.index
     scores = standardise_scores(found.total)
     late = torch.full_like(scores, torch.nan)
     if reduced is not None:
@@ -97,13 +97,13 @@ class AnswerSpan(NamedTuple):
     answer: str | None = None
 
 
-Decision = Callable[[Sequence[Passage], Sequence[float]], list[list[AnswerSpan]]]
+AnswerSpanFinder = Callable[[Sequence[Passage], Sequence[float]], list[list[AnswerSpan]]]
 """Type of a function from passages and their `fits` to the answer spans in each passage."""
 
 
-def decide_by_log_odds(
+def make_log_odds_finder(
     reader: PassageReader, question: str, min_log_odds: float | None = None, repeat: bool = False
-) -> Decision:
+) -> AnswerSpanFinder:
     """Returns a decision that accepts the most probable span of each passage whose log-odds of
     containing an answer are high enough.
 
@@ -118,7 +118,8 @@ def decide_by_log_odds(
         texts = {number: passage.text for number, passage in enumerate(passages)}
         with reader.activate_adapter():
             while texts:
-                reading, rest = reader.read(question, list(texts.values())), dict[int, str]()
+                reading = reader.read_passages(question, list(texts.values()))
+                rest = dict[int, str]()
                 for at, (number, odds) in enumerate(zip(texts, reading.log_odds, strict=True)):
                     if odds + fits[number] < threshold or (span := reading.find_span(at)) is None:
                         continue
@@ -138,10 +139,10 @@ def decide_by_log_odds(
 
 def _find_overlapping_sentences(passage: str, start: int, end: int) -> list[tuple[int, int]]:
     """Returns the sentences of a passage that overlap the characters [start, end)."""
-    return [at for at in sentence_spans(passage) if at[0] < end and start < at[1]]
+    return [at for at in find_sentence_spans(passage) if at[0] < end and start < at[1]]
 
 
-def decide_by_reply(write_reply: Callable[[Passage], Reply]) -> Decision:
+def make_reply_finder(write_reply: Callable[[Passage], Reply]) -> AnswerSpanFinder:
     """Returns a decision that has another model reply to each passage, and that searches the
     passage for the words of the reply."""
 
@@ -181,7 +182,7 @@ class CollectedPlace(Passage):
     passage: tuple[int, int] = (0, 0)
     answer: str | None = None
 
-    def as_row(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Returns the JSON fields of the place; a field without a value is null."""
         odds = None if self.log_odds is None else round(self.log_odds, 3)
         return {
@@ -190,8 +191,8 @@ class CollectedPlace(Passage):
         }  # fmt: skip
 
     @classmethod
-    def of_row(cls, row: Mapping[str, Any]) -> CollectedPlace:
-        """Builds a place from the JSON fields that `as_row` returned."""
+    def from_json(cls, row: Mapping[str, Any]) -> CollectedPlace:
+        """Builds a place from the JSON fields that `to_json` returned."""
         start, end = row["passage"]
         return cls(**{**row, "passage": (start, end)})
 
@@ -202,7 +203,7 @@ class CollectedPlace(Passage):
         return " ".join([word for word in found if word not in _ARTICLES] or found)
 
 
-def distinct_places(places: Iterable[CollectedPlace]) -> list[CollectedPlace]:
+def drop_repeated_places(places: Iterable[CollectedPlace]) -> list[CollectedPlace]:
     """Returns the places without those that have the words of an earlier place."""
     by_wording: dict[str, CollectedPlace] = {}
     for one in places:
@@ -251,7 +252,7 @@ class Collection:
         after: an earlier run, which this one continues."""
 
     def __init__(
-        self, chosen: ChosenPassages, books: Sequence[Book], decide: Decision, *,
+        self, chosen: ChosenPassages, books: Sequence[Book], decide: AnswerSpanFinder, *,
         batch: int = BATCH, alone: Callable[[], AbstractContextManager[None]] = nullcontext,
         progress: Progress | None = None, after: EarlierRun | None = None,
     ) -> None:  # fmt: skip
@@ -276,7 +277,7 @@ class Collection:
         return Coverage(self._chosen.total, len(self._chosen.passages), self._read)
 
     @property
-    def settled(self) -> int:
+    def settled_passage_count(self) -> int:
         """The number of passages whose places are all yielded, from which a later run continues."""
         return min((one.passage for one in self._waiting), default=self._read)
 
@@ -289,7 +290,7 @@ class Collection:
                 spans = self._decide(chosen.passages[batch], chosen.fits[batch])
             for number, answers in enumerate(spans, self._read):
                 for span in answers:
-                    self._add_span(number, span)
+                    self._add_answer_span(number, span)
             self._read = batch.stop
             self._progress(self._read, total)
             if self._read < total:
@@ -297,7 +298,7 @@ class Collection:
                 yield from self._yield_places_before(chosen.documents[self._read], next_start)
         yield from self._yield_places_before(len(self._books), 0)
 
-    def _add_span(self, number: int, span: AnswerSpan) -> None:
+    def _add_answer_span(self, number: int, span: AnswerSpan) -> None:
         """Adds an answer span as a candidate, unless a better candidate shares a sentence."""
         passage, document = self._chosen.passages[number], self._chosen.documents[number]
         known = self._books[document].document
@@ -313,7 +314,7 @@ class Collection:
         ]
         if any(other.weight >= span.weight for other in rivals):
             return
-        place = CollectedPlace.of(
+        place = CollectedPlace.cut_from(
             known, passage.start + span.start, passage.start + span.end, score=passage.score,
             sentence=known.text[first:last], passage=(passage.start, passage.end),
             log_odds=span.log_odds, answer=span.answer,

@@ -24,7 +24,12 @@ from esa_cli.documents.readers.text_builder import shorten_list
 from esa_cli.documents.sources import SourceFiles
 from esa_cli.errors import DiskError, DocumentError, UsageError
 from esa_cli.qa.finding.passage import Passage
-from esa_cli.qa.finding.passage_finder import Book, PassageSearch, drop_duplicate_texts, place_books
+from esa_cli.qa.finding.passage_finder import (
+    Book,
+    PassageSearch,
+    add_token_ranges,
+    drop_duplicate_texts,
+)
 from esa_cli.qa.ingestion import library_texts
 from esa_cli.qa.ingestion.ingest import IngestEvents
 from esa_cli.qa.ingestion.library_texts import LibraryText, LibraryTexts
@@ -80,7 +85,7 @@ class PrefillDisplay(IngestEvents):
             seconds = time.perf_counter() - self._started
             self.reporter.clear_spinner()
             if total >= MIN_MEASURED_TOKENS >= self._resumed_at:
-                self.planner.remember(total, seconds)
+                self.planner.remember_speed(total, seconds)
 
     def waiting(self) -> None:
         self.reporter.note(
@@ -297,7 +302,7 @@ class QuestionBooks:
         """Indexes the words of files, and returns the files by the digests of their texts."""
         names = {os.path.abspath(path): path for path in paths}
         progress = self._reporter.make_progress("words of the files", "files")
-        changes = library_texts.FileIndexing(catalogue).update(list(names), progress)
+        changes = library_texts.FileIndexer(catalogue).update(list(names), progress)
         self._reporter.clear_spinner()
         if changes.refused and not changes.readable:
             raise DocumentError(changes.refused[0].why, changes.refused[0].hint)
@@ -318,7 +323,7 @@ class LazyPassageFinder:
     token index, or is to be read; until then documents are searched with BM25 alone.
 
     Args:
-        preset: a preset from `preset_for_finding`. load: loads the `Esa` with the model.
+        preset: a preset from `make_preset_for_finding`. load: loads the `Esa` with the model.
         read: whether a document without a token index is read before the search."""
 
     def __init__(
@@ -364,7 +369,7 @@ class LazyPassageFinder:
         `minimum`."""
         if self.is_loaded:
             return self._loaded_esa.find_passages(question, books, count, minimum)
-        return PassageSearch().passages(question, place_books(books), count, minimum)
+        return PassageSearch().search_passages(question, add_token_ranges(books), count, minimum)
 
     @cached_property
     def _indexed_digests(self) -> set[str]:

@@ -25,7 +25,7 @@ DOCUMENT, QUESTION, ANSWER = "\ue000document\ue000", "\ue000question\ue000", "\u
 _OTHER_PROMPT = "it may take no system prompt: use --set prompt.system=null, or prompt.chat=false"
 
 
-class PromptTokens:
+class PromptEncoder:
     """Encodes documents and questions as token ids, with one transformers tokenizer and the prompt
     of a preset. Raises ModelError: the chat template cannot be rendered, or drops the document."""
 
@@ -96,15 +96,15 @@ class PromptTokens:
 
     def render_question(self, question: str, answer_prefix: str = "") -> str:
         """Returns the text of the prompt after the document."""
-        return "".join(piece for piece, _ in self._question_pieces(question, answer_prefix, False))
+        return "".join(piece for piece, _ in self._split_question(question, answer_prefix, False))
 
-    def _question_pieces(
+    def _split_question(
         self, question: str, answer_prefix: str, later: bool
     ) -> list[tuple[str, bool]]:
         """Returns the pieces of the prompt after the document or an earlier answer, and whether a
         piece may contain special tokens. Without a chat template, an answer prefix that begins with
         a space continues the line of the question."""
-        between, lead = self._between_turns if later else (self._between, self._lead)
+        between, lead = self._text_between_turns if later else (self._between, self._lead)
         goes_on = not self.chat and answer_prefix.startswith(" ")
         tail = self._tail.rstrip("\n") if goes_on else self._tail
         question = question if self._verbatim else question.strip()
@@ -113,10 +113,10 @@ class PromptTokens:
     def encode_document(self, text: str) -> list[int]:
         """Returns the token ids of the prompt up to the end of the document."""
         if len(text) > WINDOW and self.tokenizer.is_fast:
-            return [*self.encode_head(), *tokenise(self.tokenizer, text).ids]
-        return self.encode_head() + self._encode_text(text, special=False)
+            return [*self.encode_prompt_start(), *tokenise(self.tokenizer, text).ids]
+        return self.encode_prompt_start() + self._encode_text(text, special=False)
 
-    def encode_head(self) -> list[int]:
+    def encode_prompt_start(self) -> list[int]:
         """Returns the token ids of the prompt before the document."""
         ids = self._encode_text(self._head, special=True)
         return ids if self.chat else self._find_bos_ids() + ids
@@ -128,15 +128,15 @@ class PromptTokens:
         ids = list(self.tokenizer("a")["input_ids"])
         return [first] if first is not None and ids[:1] == [first] else []
 
-    def question_span(self, text: str, later: bool = False) -> tuple[int, int]:
+    def find_words_range(self, text: str, later: bool = False) -> tuple[int, int]:
         """Returns the range of a question's own words in the ids that `encode_question` returns."""
         before, asked = (
-            len(self._encode_text(*piece)) for piece in self._question_pieces(text, "", later)[:2]
+            len(self._encode_text(*piece)) for piece in self._split_question(text, "", later)[:2]
         )
         return before, before + asked
 
     @cached_property
-    def _between_turns(self) -> tuple[str, str]:
+    def _text_between_turns(self) -> tuple[str, str]:
         """The template's text between an earlier answer and the next question."""
         return _split_spaces(self._render_turns(1).split(ANSWER)[1].split(QUESTION)[0])
 
@@ -154,7 +154,7 @@ class PromptTokens:
         tail = text.split(QUESTION)[1].split(ANSWER)[0]
         ids: list[int] = []
         for i, turn in enumerate(turns):
-            before = self._question_pieces(turn.question.strip(), "", later=i > 0)[:2]
+            before = self._split_question(turn.question.strip(), "", later=i > 0)[:2]
             for piece in (*before, (tail, True), (turn.answer.strip(), False)):
                 ids += self._encode_text(*piece)
         return ids
@@ -168,7 +168,7 @@ class PromptTokens:
 
         Raises UsageError: the question is empty, or not UTF-8."""
         check_question(text)
-        pieces = self._question_pieces(text, answer_prefix, later)
+        pieces = self._split_question(text, answer_prefix, later)
         return [token for piece in pieces for token in self._encode_text(*piece)]
 
 
@@ -202,16 +202,16 @@ class EncodedQuestion:
 
     @classmethod
     def encode(
-        cls, prompt: PromptTokens, question: str, prime: str, history: Sequence[Turn], start: int
+        cls, prompt: PromptEncoder, question: str, prime: str, history: Sequence[Turn], start: int
     ) -> EncodedQuestion:
         """Encodes a question after `start` cached tokens. Raises UsageError: it is empty."""
         later = bool(history)
         ids, before = prompt.encode_question(question, prime, later), prompt.encode_history(history)
-        first, last = (start + len(before) + at for at in prompt.question_span(question, later))
+        first, last = (start + len(before) + at for at in prompt.find_words_range(question, later))
         prime_ids = len(ids) - len(prompt.encode_question(question, "", later))
         return cls(before, ids, (first, last), prime_ids, start)
 
-    def last_chunk_start(self, chunk: int) -> int:
+    def find_last_chunk_start(self, chunk: int) -> int:
         """The token position at which the last chunk of the question's turn starts."""
         return self.start + len(self.before) + max(0, len(self.ids) - chunk)
 
@@ -220,7 +220,7 @@ class EncodedQuestion:
         or, if tokens are selected, beside the initial, selected and local tokens. Raises
         HistoryError: the history is too long. LengthError: the question is too long."""
         asked = len(self.before) + len(self.ids) + answer_tokens
-        if self.last_chunk_start(window.chunk) <= window.full_attention_limit:
+        if self.find_last_chunk_start(window.chunk) <= window.full_attention_limit:
             room, what = context - self.start, "the whole document"
         elif window.ending is not None:
             seen = window.initial + window.selected + window.ending

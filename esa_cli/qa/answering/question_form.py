@@ -86,7 +86,7 @@ def wants_free_text(question: str) -> bool:
     return bool(FREE.match(question))
 
 
-def _find_last_whole_turn(history: Sequence[Turn]) -> Turn | None:
+def _find_last_answered_turn(history: Sequence[Turn]) -> Turn | None:
     """Returns the last turn with both a question and an answer, or None."""
     whole = (turn for turn in reversed(history) if turn.question.strip() and turn.answer.strip())
     return next(whole, None)
@@ -94,7 +94,7 @@ def _find_last_whole_turn(history: Sequence[Turn]) -> Turn | None:
 
 def complete_question(question: str, history: Sequence[Turn]) -> str:
     """Puts the previous question before an elliptic question, such as `By whom`."""
-    before = _find_last_whole_turn(history)
+    before = _find_last_answered_turn(history)
     if before is None or not ELLIPTIC.fullmatch(question.strip()):
         return question
     last = before.question.strip()
@@ -105,7 +105,7 @@ def find_referenced_text(question: str, history: Sequence[Turn]) -> str:
     """Returns the text of the previous turn if a question such as `And where did he live?` refers
     to that turn, else an empty string."""
     refers = REFERS.search(DUMMIES.sub(" ", question)) or CONTINUES.search(question)
-    last = _find_last_whole_turn(history)
+    last = _find_last_answered_turn(history)
     if last is None or not refers:
         return ""
     return last.question if says_nothing_found(last.answer) else f"{last.question} {last.answer}"

@@ -89,7 +89,7 @@ class Reply:
         """Whether no answer was found, although the reply's text does not say so."""
         return not self.found and not says_nothing_found(self.text)
 
-    def as_row(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Returns the JSON fields of the reply."""
         return {
             "answer": self.text,
@@ -107,7 +107,7 @@ class Reply:
         }
 
 
-def describe_missing_parts(books: Sequence[Book]) -> list[str]:
+def describe_unextracted_parts(books: Sequence[Book]) -> list[str]:
     """Describes the parts of documents that could not be extracted, each as `NAME: PART`."""
     documents = [book.document for book in books]
     return [f"{document.name}: {part}" for document in documents for part in document.missing]

@@ -29,7 +29,7 @@ from esa_cli.models.text_passes.text_forward import (
     iterate_groups,
     pad_sequences,
 )
-from esa_cli.qa.presets.preset import MAPS, AnswerSettings, Preset, finder_folder
+from esa_cli.qa.presets.preset import MAPS, AnswerSettings, Preset, find_finder_folder
 from esa_cli.storage.library import SEGMENT, Layout
 from esa_cli.storage.library.document_files import decode_records, encode_rows
 
@@ -79,7 +79,7 @@ class ReducedKeys:
         self.records, self.layout = records, layout
 
     @classmethod
-    def of(cls, keys: Tensor, layout: Layout) -> ReducedKeys:
+    def encode(cls, keys: Tensor, layout: Layout) -> ReducedKeys:
         """Stores keys (n, R) as records, which rounds numbers to the format of the layout."""
         return cls(encode_rows(keys, layout), layout)
 
@@ -103,7 +103,7 @@ class ReducedKeys:
         return decode_records(self.records[start:stop], self.layout)
 
 
-def window_products(
+def compute_window_products(
     queries: Tensor, keys: Tensor | ReducedKeys, first: Tensor, last: Tensor
 ) -> Tensor:
     """Returns the largest products (W, M) of queries (M, R) with keys (N, R) in W windows of tokens
@@ -114,7 +114,7 @@ def window_products(
     if bounds.numel() < 2 or not keys.shape[0]:
         return empty
     # Windows overlap, so the tokens between two bounds are multiplied once for all windows.
-    best = _products_between(queries.float(), keys, bounds)
+    best = _compute_products_between_bounds(queries.float(), keys, bounds)
     begin, end = torch.searchsorted(bounds, first), torch.searchsorted(bounds, last)
     largest = best[begin.clamp(max=best.shape[0] - 1)]
     for step in range(1, int((end - begin).max())):
@@ -122,7 +122,9 @@ def window_products(
     return torch.where((last > first)[:, None], largest, empty)
 
 
-def _products_between(queries: Tensor, keys: Tensor | ReducedKeys, bounds: Tensor) -> Tensor:
+def _compute_products_between_bounds(
+    queries: Tensor, keys: Tensor | ReducedKeys, bounds: Tensor
+) -> Tensor:
     """Returns the largest products (B - 1, M) between neighbours of B ascending bounds."""
     best = queries.new_full((bounds.shape[0] - 1, queries.shape[0]), -torch.inf)
     low, high = int(bounds[0]), int(bounds[-1])
@@ -235,7 +237,7 @@ class TokenEncoder:
         weights = nn.functional.softplus(logits) * within
         return self._project_states(states, "query_map"), weights / weights.sum(1, keepdim=True)
 
-    def encode_tokens(self, sequences: Sequence[Sequence[int]]) -> Tensor:
+    def encode_token_sequences(self, sequences: Sequence[Sequence[int]]) -> Tensor:
         """Returns reduced keys (B, T, R) of B token sequences, zero-padded, with gradients."""
         return self._project_states(self._compute_hidden_states(sequences)[0], "key_map")
 
@@ -308,7 +310,7 @@ def load_finder(settings: AnswerSettings, model: Any, tokenizer: Any) -> TokenEn
     """Loads the preset's finder; returns None without one. Raises PresetError, ModelError."""
     if settings.source != "text" or settings.finder is None:
         return None
-    return TokenEncoder.load(finder_folder(settings.finder), model, tokenizer, fixed=True)
+    return TokenEncoder.load(find_finder_folder(settings.finder), model, tokenizer, fixed=True)
 
 
 def read_finder_sizes(preset: Preset) -> FinderSizes | None:
@@ -316,7 +318,7 @@ def read_finder_sizes(preset: Preset) -> FinderSizes | None:
     settings = preset.answer
     if settings.needs_kv_cache or settings.finder is None:
         return None
-    path = finder_folder(settings.finder) / MAPS
+    path = find_finder_folder(settings.finder) / MAPS
     with converting_read_errors(f"the finder {path.parent}", HINT), safe_open(path, "pt") as file:
         facts = json.loads(file.metadata()["finder"])
         return FinderSizes(int(facts["layers"]), int(file.get_slice("key_map").get_shape()[1]))

@@ -35,7 +35,7 @@ class Passage:
     quote: tuple[int, int] | None = None
 
     @classmethod
-    def of(cls, document: Document, start: int, end: int, **fields: Any) -> Self:
+    def cut_from(cls, document: Document, start: int, end: int, **fields: Any) -> Self:
         """Builds a passage of characters [start, end), with further fields of the class."""
         at = document.place(start)
         return cls(

@@ -20,14 +20,19 @@ from torch import Tensor
 from esa_cli.documents.document import Document
 from esa_cli.errors import UsageError
 from esa_cli.models.tokenization.tokenizer import tokenise
-from esa_cli.qa.finding.finder import Finder, ReducedKeys, pool_window_products, window_products
+from esa_cli.qa.finding.finder import (
+    Finder,
+    ReducedKeys,
+    compute_window_products,
+    pool_window_products,
+)
 from esa_cli.qa.finding.passage import Passage
 from esa_cli.qa.finding.words import (
     LexicalIndex,
     SentenceWords,
     capitals_mean_names,
+    find_unmentioned_share,
     make_sentence_words,
-    unmentioned_share,
 )
 from esa_cli.storage.library import Entry
 from esa_cli.storage.memory_store import PrefilledDocument, find_text_ranges
@@ -108,7 +113,7 @@ def drop_duplicate_texts(books: Sequence[Book]) -> list[Book]:
     return list(by_text.values())
 
 
-def place_books(books: Sequence[Book]) -> list[Book]:
+def add_token_ranges(books: Sequence[Book]) -> list[Book]:
     """Returns the books of a question with unique names, and with the positions of the tokens of
     each book among the tokens of all books."""
     prefilled = [book.prefilled for book in books if book.prefilled]
@@ -146,7 +151,7 @@ class WindowScores(NamedTuple):
 
     Args:
         total: ranks the windows. words: BM25 alone, in standard deviations.
-        fitting: bool, whether the window may answer at all; see `PassageFinder.scores`.
+        fitting: bool, whether the window may answer at all; see `PassageFinder.score_windows`.
         read: whether a document has a token index."""
 
     total: Tensor
@@ -173,21 +178,22 @@ class PassageFinder:
             if book.index is not None and own.numel():
                 self._indexed.append((own, find_token_bounds(book.spans, windows[own]), book.index))
 
-    def unmentioned_name_share(
+    def find_unmentioned_share(
         self, question: str, is_usually_lowercase: Callable[[str], bool]
     ) -> float:
-        """Returns the share of a name's words that no book has; see `unmentioned_share`."""
+        """Returns the share of a name's words that no book has; see `find_unmentioned_share`."""
         if not self._has_names:
             return 0.0
-        return unmentioned_share(question, self.index.has_word, is_usually_lowercase)
+        return find_unmentioned_share(question, self.index.has_word, is_usually_lowercase)
 
-    def find(
+    def find_passages(
         self, question: str, count: int, *, earlier: str = "", reduced: ReducedQueries | None = None
     ) -> list[Passage]:
         """Returns the best `count` windows; none overlaps a better window by half or more."""
-        return self.pick_passages(self.scores(question, earlier=earlier, reduced=reduced), count)
+        scores = self.score_windows(question, earlier=earlier, reduced=reduced)
+        return self.pick_passages(scores, count)
 
-    def scores(
+    def score_windows(
         self, question: str, *, earlier: str = "", reduced: ReducedQueries | None = None
     ) -> WindowScores:
         """Scores all windows. A window may answer if a word of the question occurs in or near the
@@ -197,9 +203,9 @@ class PassageFinder:
         Args:
             earlier: text of earlier turns that the question refers to; its BM25 counts half.
             reduced: the reduced queries of the question, for books with a token index."""
-        bm25 = self.index.scores(question)
+        bm25 = self.index.compute_window_scores(question)
         if earlier:
-            bm25 = bm25 + 0.5 * self.index.scores(earlier)
+            bm25 = bm25 + 0.5 * self.index.compute_window_scores(earlier)
         words, fitting = standardise_scores(bm25), bm25 > 0
         if reduced is None or not self._indexed:
             return WindowScores(words, words, fitting, read=False)
@@ -208,7 +214,7 @@ class PassageFinder:
         read = ~late[0].isnan()
         own, *around = (standardise_scores(scores[read]) for scores in late)
         wide = torch.stack(around).clamp(min=FAR).sum(0)
-        beside = reduced.words * self.bm25_share(bm25) * words
+        beside = reduced.words * self.compute_bm25_share(bm25) * words
         total[read] = LATE * (own + AROUND_WEIGHT * wide + beside[read])
         return WindowScores(total, words, fitting, read=True)
 
@@ -218,12 +224,12 @@ class PassageFinder:
         Returns scores (1 + len(AROUND), windows), which are NaN for books without a token index."""
         out = torch.full((1 + len(AROUND), len(self.index)), torch.nan)
         for own, bounds, keys in self._indexed:
-            products = window_products(reduced.queries, keys, *bounds)
+            products = compute_window_products(reduced.queries, keys, *bounds)
             wide = [pool_window_products(products, windows) for windows in AROUND]
             out[:, own] = torch.stack([products, *wide]) @ reduced.weights
         return out
 
-    def bm25_share(self, bm25: Tensor) -> float:
+    def compute_bm25_share(self, bm25: Tensor) -> float:
         """Returns the share of BM25's weight that is used, from `VAGUE` to 1."""
         if not bm25.numel() or bm25.max() == bm25.min():
             return VAGUE
@@ -265,7 +271,8 @@ class PassageFinder:
         """Returns window number `window_number` as a passage, with its score."""
         window = self.index.windows[window_number]
         document = self.documents[self.index.documents[window_number]]
-        return Passage.of(document, window.start, window.end, score=float(scores[window_number]))
+        score = float(scores[window_number])
+        return Passage.cut_from(document, window.start, window.end, score=score)
 
 
 def standardise_scores(scores: Tensor) -> Tensor:
@@ -290,7 +297,7 @@ class PassageSearch:
         self._encoder, self._words = encoder, words
         self._last: PassageFinder | None = None
 
-    def finder(self, books: Sequence[Book]) -> PassageFinder:
+    def get_passage_finder(self, books: Sequence[Book]) -> PassageFinder:
         """Returns the passage finder for some books, which is cached for the next question."""
         last, documents = self._last, [book.document for book in books]
         keys = [book.index for book in books]
@@ -306,15 +313,16 @@ class PassageSearch:
         return ReducedQueries(queries[0].cpu(), weights[0].cpu(), self._words)
 
     @torch.inference_mode()
-    def find(
+    def find_passages_to_read(
         self, question: str, books: Sequence[Book], count: int, earlier: str = ""
     ) -> list[Passage]:
-        """Returns the best `count` passages for the reader; see `PassageFinder.scores`."""
+        """Returns the best `count` passages for the reader; see `PassageFinder.score_windows`."""
         reduced = self.encode_question(f"{earlier} {question}".strip(), books)
-        return self.finder(books).find(question, count, earlier=earlier, reduced=reduced)
+        finder = self.get_passage_finder(books)
+        return finder.find_passages(question, count, earlier=earlier, reduced=reduced)
 
     @torch.inference_mode()
-    def passages(
+    def search_passages(
         self, question: str, books: Sequence[Book], count: int | None = COUNT,
         minimum: float | None = None,
     ) -> list[Passage]:  # fmt: skip
@@ -330,8 +338,8 @@ class PassageSearch:
         if count is not None and count < 1:
             hint = "set count to None to get all passages"
             raise UsageError(f"count must be at least 1, got {count}", hint)
-        finder = self.finder(books)
-        scores = finder.scores(question, reduced=self.encode_question(question, books))
+        finder = self.get_passage_finder(books)
+        scores = finder.score_windows(question, reduced=self.encode_question(question, books))
         total = standardise_scores(scores.total).masked_fill(~scores.fitting, -torch.inf)
         limit = len(finder.index) if count is None else count
         found = finder.pick_passages(scores._replace(total=total), limit)
@@ -350,7 +358,7 @@ class WordPassages(NamedTuple):
     words: int
 
 
-def passages_with_words(query: str, books: Sequence[Book]) -> WordPassages:
+def find_passages_with_words(query: str, books: Sequence[Book]) -> WordPassages:
     """Returns the passages with the most words of a query, best first. Each passage has a sentence
     that no better passage has."""
     if not books:
@@ -366,7 +374,7 @@ def passages_with_words(query: str, books: Sequence[Book]) -> WordPassages:
         for window, document in zip(index.windows, index.documents, strict=True)
     ]
     most = max(counts, default=0)
-    scores, passages = standardise_scores(index.scores(query)), list[Passage]()
+    scores, passages = standardise_scores(index.compute_window_scores(query)), list[Passage]()
     for at in scores.argsort(descending=True, stable=True).tolist() if most else ():
         window, rest = index.windows[at], unseen[index.documents[at]]
         if counts[at] == most and rest[window.first : window.last].any():

@@ -49,7 +49,7 @@ class TextWindow(NamedTuple):
     last: int
 
 
-def sentence_spans(text: str) -> list[tuple[int, int]]:
+def find_sentence_spans(text: str) -> list[tuple[int, int]]:
     """Returns the characters [start, end) of each sentence or line of a text, in order."""
     out: list[tuple[int, int]] = []
     at = 0
@@ -117,8 +117,8 @@ class SentenceWords:
         spans = list(map(tuple, self.spans.tolist()))
         return cut_sentence_windows(spans, self.counts.tolist(), words)
 
-    def as_bytes(self) -> bytes:
-        """Serialises the table to bytes, which `of_bytes` parses."""
+    def serialise_table(self) -> bytes:
+        """Serialises the table to bytes, which `parse_table` parses."""
         texts = {
             "version": _compute_table_version(),
             "vocabulary": "\n".join(self.vocabulary),
@@ -131,7 +131,7 @@ class SentenceWords:
         return save(arrays | {name: getattr(self, name) for name in ARRAYS})
 
     @classmethod
-    def of_bytes(cls, data: bytes) -> SentenceWords | None:
+    def parse_table(cls, data: bytes) -> SentenceWords | None:
         """Returns a stored table, or None if this version of esa processes texts differently."""
         try:
             tensors = load(data)
@@ -157,7 +157,7 @@ def _compute_table_version() -> str:
 @lru_cache(maxsize=2)  # a document is asked before its index is computed, and then again
 def make_sentence_words(text: str) -> SentenceWords:
     """Returns the table of the sentences of a text and their content words."""
-    spans, language = sentence_spans(text), detect_language(text)
+    spans, language = find_sentence_spans(text), detect_language(text)
     vocabulary, ids, ends = dict[str, int](), list[int](), [0]
     for start, end in spans:
         stems = find_content_words(text[start:end], language)
@@ -188,15 +188,15 @@ class LexicalIndex:
         narrow = [table.cut_windows(WINDOW_WORDS) for table in tables]
         self.windows = list(chain.from_iterable(narrow))
         self.documents = [number for number, windows in enumerate(narrow) for _ in windows]
-        self._own = self._index_windows(tables, narrow)
+        self._own = self._build_bm25_index(tables, narrow)
         # For each size of windows around: their BM25, the nearest to each window, its weight.
         self._around: list[tuple[Bm25Index, Tensor, float]] = []
         for size, weight in AROUND:
             wide = [table.cut_windows(size) for table in tables]
             nearest = _find_nearest_windows(narrow, wide)
-            self._around.append((self._index_windows(tables, wide), nearest, weight))
+            self._around.append((self._build_bm25_index(tables, wide), nearest, weight))
 
-    def _index_windows(
+    def _build_bm25_index(
         self, tables: Sequence[SentenceWords], windows: Sequence[Sequence[TextWindow]]
     ) -> Bm25Index:
         """Builds the BM25 index of the windows of all documents."""
@@ -222,7 +222,7 @@ class LexicalIndex:
             self._vocabulary[stem] for stems in words for stem in stems if stem in self._vocabulary
         ]
 
-    def scores(self, question: str) -> Tensor:
+    def compute_window_scores(self, question: str) -> Tensor:
         """Returns the BM25 score of each window for a question, as float32; 0 without a match."""
         numbers = self._find_word_numbers(question)
         total = self._own.scores(numbers)
@@ -296,7 +296,7 @@ def make_lowercase_test(tokenizer: Any) -> Callable[[str], bool]:
     return is_usually_lowercase
 
 
-def unmentioned_share(
+def find_unmentioned_share(
     question: str, has_word: Callable[[str], bool], is_usually_lowercase: Callable[[str], bool]
 ) -> float:
     """Returns the share of a name's words that no document has, for the question's worst name."""

@@ -21,7 +21,7 @@ from esa_cli.errors import DiskError, LibraryError, ResourceError, UsageError
 from esa_cli.qa.finding.finder import CONTEXT_TOKENS, PIECE, SEGMENT_TOKENS, Finder, ReducedKeys
 from esa_cli.qa.finding.passage_finder import Book, TokenisedDocument
 from esa_cli.qa.finding.words import SentenceWords, make_sentence_words
-from esa_cli.qa.ingestion.library_texts import INDEX, rebuild_document, record_document
+from esa_cli.qa.ingestion.library_texts import INDEX, rebuild_document, record_document_file
 from esa_cli.storage.library import Entry, Layout, Library
 from esa_cli.storage.library.library import DocumentWriter
 from esa_cli.system.files import resolve_folder_links
@@ -101,7 +101,7 @@ class Ingest(ABC):
         """Returns the identities of stored documents that this class can open, the best first."""
 
     @abstractmethod
-    def owns_entry(self, entry: Entry) -> bool:
+    def has_made_entry(self, entry: Entry) -> bool:
         """Whether a library entry was stored by this class with the same model and settings."""
 
     @abstractmethod
@@ -113,7 +113,7 @@ class Ingest(ABC):
         """Returns the form in which a document will be stored."""
 
     @abstractmethod
-    def store_text(
+    def store_document(
         self, writer: DocumentWriter, text: TokenisedDocument, on_progress: Progress
     ) -> Entry:
         """Computes and stores the tokens of a document that are not on disk yet."""
@@ -141,7 +141,7 @@ class Ingest(ABC):
     def check_memory(self, tokens: int) -> None:
         """Raises ResourceError if `tokens` more tokens do not fit into memory."""
         if self.planner:
-            self.planner.check(self.tokens_in_memory + tokens)
+            self.planner.check_memory(self.tokens_in_memory + tokens)
 
     def find(self, document: Document) -> Book | None:
         """Opens a document's book if the library has it. Raises LibraryError: it is damaged."""
@@ -157,13 +157,13 @@ class Ingest(ABC):
     def stored(self, entry: Entry) -> Book:
         """Opens a library entry; see `api.Esa.stored`."""
         assert self.library is not None
-        if not self.owns_entry(entry):
+        if not self.has_made_entry(entry):
             raise UsageError(
                 f"{entry.name} ({entry.id}) was ingested with another model or other settings",
                 "use the preset of the first ingest, or ingest the document with this preset",
             )
         document = rebuild_document(self.library.text(entry), entry.marks, entry.provenance)
-        book = self._count_book(self.open_entry(document, entry))
+        book = self._track_book_in_memory(self.open_entry(document, entry))
         self.events.found(book)
         return book
 
@@ -182,13 +182,13 @@ class Ingest(ABC):
         else:
             document = read_document(source) if isinstance(source, str) else source
         if (book := self.find(document)) is not None:
-            return self._record_file(book)
+            return self._record_file_text(book)
         text = text or TokenisedDocument.tokenise(document, self.esa.tokenizer)
         if not reads:
             self.events.unread(document, len(text.ids))
             return Book(document, None, text.offsets)
         try:
-            return self._record_file(self._make_book(text, progress, started))
+            return self._record_file_text(self._make_book(text, progress, started))
         finally:
             self.events.finished()
 
@@ -211,7 +211,7 @@ class Ingest(ABC):
                 return book
             # Another process stored the document, and a third one has removed it since.
         book = self.compute_book_in_memory(text, on_progress)
-        return self._count_book(replace(book, read_s=time.perf_counter() - started))
+        return self._track_book_in_memory(replace(book, read_s=time.perf_counter() - started))
 
     def _store_book(
         self, text: TokenisedDocument, form: StoredForm, on_progress: Progress,
@@ -228,32 +228,32 @@ class Ingest(ABC):
             self.check_memory(tokens)
             size = library.estimate_size(tokens, form.layout, form.states)
             self.events.started(document, tokens, size)
-            entry = self.store_text(writer, text, on_progress)
+            entry = self.store_document(writer, text, on_progress)
         book = self.open_entry(document, entry)
-        return self._count_book(replace(book, read_s=time.perf_counter() - started))
+        return self._track_book_in_memory(replace(book, read_s=time.perf_counter() - started))
 
     def _open_if_present(self, document: Document, entry: Entry) -> Book | None:
         """Opens a book; returns None if another process has just removed it from the library."""
         assert self.library is not None
         try:
-            return self._count_book(self.open_entry(document, entry))
+            return self._track_book_in_memory(self.open_entry(document, entry))
         except LibraryError:
             if self.library.find_entry(entry.key) is not None:
                 raise
             return None
 
-    def _count_book(self, book: Book) -> Book:
+    def _track_book_in_memory(self, book: Book) -> Book:
         """Counts a book in `tokens_in_memory` while it is used, unless its data stays on disk."""
         if book.entry is None or book.index is not None:
             self._alive.append(ref(book))
         return book
 
-    def _record_file(self, book: Book) -> Book:
+    def _record_file_text(self, book: Book) -> Book:
         """Records in the library which text the book's file has now."""
         library, document = self.library, book.document
         if library and book.entry and document.stamp is not None:
             with suppress(LibraryError, ResourceError), library.catalogue() as catalogue:
-                record_document(catalogue, document)
+                record_document_file(catalogue, document)
         return book
 
     def make_provenance(self, document: Document, rows: str) -> dict[str, Any]:
@@ -294,7 +294,7 @@ class IndexIngest(Ingest):
     def list_usable_identities(self) -> list[str]:
         return [self.identity]
 
-    def owns_entry(self, entry: Entry) -> bool:
+    def has_made_entry(self, entry: Entry) -> bool:
         return entry.identity == self.identity
 
     def open_entry(self, document: Document, entry: Entry) -> Book:
@@ -302,17 +302,17 @@ class IndexIngest(Ingest):
         stored = self.library.open_document(entry)
         keys = ReducedKeys(stored.read_records(), self.encoder.layout)
         payload = self.library.read_word_index(entry)
-        words = None if payload is None else SentenceWords.of_bytes(payload)
+        words = None if payload is None else SentenceWords.parse_table(payload)
         if words is None:  # they are missing, or this version would cut the text otherwise
             words = make_sentence_words(document.text)
             if self.keep:
-                self.library.store_word_index(entry, words.as_bytes())
+                self.library.store_word_index(entry, words.serialise_table())
         return Book(document, None, stored.offsets, entry, index=keys, words=words)
 
     def make_stored_form(self, text: TokenisedDocument) -> StoredForm:
         return StoredForm(self.identity, text.ids, self.encoder.layout)
 
-    def store_text(
+    def store_document(
         self, writer: DocumentWriter, text: TokenisedDocument, on_progress: Progress
     ) -> Entry:
         document, pieces = text.document, list[Tensor]()
@@ -335,7 +335,7 @@ class IndexIngest(Ingest):
         self.events.started(text.document, tokens, None)
         index = ReducedKeys.allocate(tokens, layout)
         for start, keys in self._encode_pieces(text, 0, on_progress):
-            index.records[start : start + len(keys)] = ReducedKeys.of(keys, layout).records
+            index.records[start : start + len(keys)] = ReducedKeys.encode(keys, layout).records
         return Book(text.document, None, text.offsets, index=index)
 
     def _encode_pieces(

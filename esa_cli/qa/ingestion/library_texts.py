@@ -66,7 +66,7 @@ class FileChanges:
         return [one for one in self.records if not one.digest]
 
 
-class FileIndexing:
+class FileIndexer:
     """Brings a catalogue up to date with changed files, for example of an indexed `folder`."""
 
     def __init__(self, catalogue: Catalogue, folder: str = "") -> None:
@@ -103,7 +103,7 @@ class FileIndexing:
                 stamp = compute_file_stamp(path)
             try:
                 document = read_document(path)
-                record, text = _record_document_file(document, path, folder), document.text
+                record, text = _make_file_record(document, path, folder), document.text
             except DocumentError as error:
                 record = FileRecord(path, stamp, "", 0, error.message, error.hint, folder)
             if known.digest and not record.digest and not os.path.lexists(path):
@@ -126,16 +126,16 @@ class FileIndexing:
         return write_record
 
 
-def _record_document_file(document: Document, path: str, folder: str) -> FileRecord:
+def _make_file_record(document: Document, path: str, folder: str) -> FileRecord:
     digest = text_digest(document.text)
     return FileRecord(path, document.stamp or "", digest, document.bytes, folder=folder)
 
 
-def record_document(catalogue: Catalogue, document: Document) -> None:
+def record_document_file(catalogue: Catalogue, document: Document) -> None:
     """Records which text a stored document's file has now; its words are indexed later."""
     path = os.path.abspath(document.source)
     known = catalogue.files.find_record(path)
-    record = _record_document_file(document, path, known.folder if known else "")
+    record = _make_file_record(document, path, known.folder if known else "")
     if record != known:
         with catalogue.transaction():
             catalogue.files.store_record(record)
@@ -150,7 +150,7 @@ class FolderState:
     left_out: tuple[LeftOut, ...]
 
 
-def check_folder(folder: str, library: Library) -> str:
+def check_indexable_folder(folder: str, library: Library) -> str:
     """Returns a folder's absolute path. Raises DocumentError, UsageError: it cannot be used."""
     if not os.path.isdir(folder):
         raise DocumentError(f"{folder or 'FOLDER'} must be a folder", "name a folder")
@@ -179,7 +179,7 @@ def sync_folder(
     if not os.path.isdir(folder):
         raise DocumentError(f"{folder} must be a folder", "name a folder; nothing was changed")
     found = find_readable_files(folder)
-    changes = FileIndexing(catalogue, folder).update(found.files, progress)
+    changes = FileIndexer(catalogue, folder).update(found.files, progress)
     record_removed_files(catalogue, folder, found, folder)
     removed = [one for one in _find_removed_files(catalogue, folder, found) if one.folder]
     if prune and removed and not found.files and not if_empty:
@@ -191,7 +191,7 @@ def sync_folder(
     return FolderState(changes, removed, found.summarise_left_out(folder))
 
 
-def forget_removed(catalogue: Catalogue, folder: str, state: FolderState) -> None:
+def forget_removed_files(catalogue: Catalogue, folder: str, state: FolderState) -> None:
     """Deletes the records of a folder's removed files, after their documents were removed."""
     with catalogue.transaction():
         catalogue.files.remove_records(one.path for one in state.removed)
@@ -246,7 +246,7 @@ def find_outdated_entries(
     again = [
         one.path for one in state.changes.readable if resolve_folder_links(one.path) in read_from
     ]
-    records = FileIndexing(catalogue).update(again).readable
+    records = FileIndexer(catalogue).update(again).readable
     now = {resolve_folder_links(one.path): one.digest for one in records}
     current = {
         one.digest
@@ -285,7 +285,7 @@ class LibraryTexts:
     former: tuple[Entry, ...] = ()
 
 
-def library_texts(library: Library, progress: Progress | None = None) -> LibraryTexts:
+def load_library_texts(library: Library, progress: Progress | None = None) -> LibraryTexts:
     """Returns the texts of a library; a library that does not exist has no texts."""
     if not library.exists:
         return LibraryTexts()
@@ -298,7 +298,7 @@ def list_texts_in_catalogue(catalogue: Catalogue, progress: Progress | None = No
     divided = catalogue.entries()
     stored = [one for part in divided for one in part if not one.damage]
     changed = _find_changed_files(catalogue, stored)
-    FileIndexing(catalogue).update(changed, progress)
+    FileIndexer(catalogue).update(changed, progress)
     present, former = catalogue.entries() if changed else divided
     texts = dict[str, LibraryText]()
     for entry in sorted(present, key=lambda one: (one.created, one.key)):

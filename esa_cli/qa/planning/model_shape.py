@@ -159,7 +159,7 @@ class WeightSizes:
     body: int
     size: int
 
-    def bytes_at_size(self, size: int) -> int:
+    def count_bytes(self, size: int) -> int:
         """Returns the bytes of the weights with numbers of `size` bytes, without quantisation."""
         return self.nbytes * size // self.size
 

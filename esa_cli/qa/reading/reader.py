@@ -15,7 +15,7 @@ import torch
 from esa_cli import models
 from esa_cli.errors import HistoryError, LengthError, ModelError
 from esa_cli.models.text_passes.generation import AnswerStreamer, generate, list_end_token_ids
-from esa_cli.qa.answering.prompt import PromptTokens
+from esa_cli.qa.answering.prompt import PromptEncoder
 from esa_cli.qa.answering.reply import NOT_TOLD, Reply, Turn, says_nothing_found
 from esa_cli.qa.finding.passage import Passage
 from esa_cli.qa.presets.preset import Prompt
@@ -74,7 +74,7 @@ SYSTEM = (
 QUESTION = "Question: {question}"
 
 
-def number_passages(passages: Sequence[Passage]) -> str:
+def format_numbered_passages(passages: Sequence[Passage]) -> str:
     """Returns the passages as one text, each below its number, document and page."""
     parts = []
     for number, passage in enumerate(passages, 1):
@@ -93,7 +93,7 @@ def make_chat_messages(
     turns = [turn for turn in history if turn.answer]
     asked = [QUESTION.format(question=turn.question.strip()) for turn in turns]
     asked.append(QUESTION.format(question=question.strip()))
-    asked[0] = f"Passages:\n\n{number_passages(passages)}\n\n{asked[0]}"
+    asked[0] = f"Passages:\n\n{format_numbered_passages(passages)}\n\n{asked[0]}"
     messages = [{"role": "system", "content": "\n\n".join(system)}]
     for text, turn in zip(asked, turns, strict=False):
         messages.append({"role": "user", "content": text})
@@ -124,10 +124,10 @@ class ChatReader:
         self.name = models.parse_reference(loaded.ref).name
         prompt = Prompt(system=SYSTEM, before="Passages:\n\n", after=f"\n\n{QUESTION}")
         try:
-            self.prompt = PromptTokens(loaded.tokenizer, prompt)
+            self.prompt = PromptEncoder(loaded.tokenizer, prompt)
         except ModelError:  # a chat template that knows no system role may refuse the message
             before = f"{SYSTEM}\n\n{prompt.before}"
-            self.prompt = PromptTokens(loaded.tokenizer, Prompt(before=before, after=prompt.after))
+            self.prompt = PromptEncoder(loaded.tokenizer, Prompt(before=before, after=prompt.after))
         settings = self.model.config.get_text_config()
         self._window = int(getattr(settings, "max_position_embeddings", None) or 2**31)
 
@@ -156,7 +156,7 @@ class ChatReader:
         after = prompt.encode_history(history)
         after += prompt.encode_question(question, later=bool(history))
         for count in range(len(passages), 0, -1):
-            ids = prompt.encode_document(number_passages(passages[:count])) + after
+            ids = prompt.encode_document(format_numbered_passages(passages[:count])) + after
             if len(ids) + max_tokens <= self._window:
                 return ids
         kind = HistoryError if history else LengthError

@@ -22,9 +22,9 @@ from esa_cli.qa.finding.passage_finder import (
     PassageSearch,
     ReducedQueries,
     WindowScores,
+    add_token_ranges,
+    find_passages_with_words,
     find_token_bounds,
-    passages_with_words,
-    place_books,
 )
 from esa_cli.qa.finding.words import LexicalIndex
 
@@ -140,14 +140,14 @@ def test_scores_are_those_of_plain_loops() -> None:
         parts.append(in_deviations(late))
     for n, at in enumerate(read):
         wide = sum(max(FAR, scores[n]) for scores in parts[1:])
-        beside = 0.7 * made.bm25_share(both) * words[at]
+        beside = 0.7 * made.compute_bm25_share(both) * words[at]
         total[at] = LATE * (parts[0][n] + AROUND_WEIGHT * wide + beside)
     reduced = ReducedQueries(queries, weights, 0.7)
-    found = made.scores(question, earlier=earlier, reduced=reduced)
+    found = made.score_windows(question, earlier=earlier, reduced=reduced)
     assert found.total.tolist() == pytest.approx(total, abs=2e-3)
     assert found.words.tolist() == pytest.approx(words, abs=1e-4)
     assert any(one < FAR for scores in parts[1:] for one in scores), "some are far below"
-    assert finder(*texts).scores(question, earlier=earlier).total.tolist() == pytest.approx(
+    assert finder(*texts).score_windows(question, earlier=earlier).total.tolist() == pytest.approx(
         words, abs=1e-4
     )
 
@@ -167,16 +167,16 @@ def test_token_bounds_are_the_tokens_with_a_character_in_the_window() -> None:
 def test_words_count_less_where_they_single_out_no_passage() -> None:
     made = finder(BOTH)
     scores = made.index.scores
-    assert made.bm25_share(scores("When does Ahab open the gate?")) == 1
-    assert made.bm25_share(scores("Whose boat lies at the pier?")) == VAGUE
-    assert made.bm25_share(scores("xyzzy")) == VAGUE
-    assert made.bm25_share(torch.zeros(0)) == VAGUE
+    assert made.compute_bm25_share(scores("When does Ahab open the gate?")) == 1
+    assert made.compute_bm25_share(scores("Whose boat lies at the pier?")) == VAGUE
+    assert made.compute_bm25_share(scores("xyzzy")) == VAGUE
+    assert made.compute_bm25_share(torch.zeros(0)) == VAGUE
     twice = finder(BOTH, GATE + FILLER)
-    assert twice.bm25_share(twice.index.scores("Captain Ahab's gate")) < 0.5
+    assert twice.compute_bm25_share(twice.index.compute_window_scores("Captain Ahab's gate")) < 0.5
     alike = finder(*(f"The pier {word}. " for word in ("one two", "three", "four five six")))
-    assert alike.bm25_share(torch.tensor([0.2830, 0.2834, 0.2843])) == VAGUE
+    assert alike.compute_bm25_share(torch.tensor([0.2830, 0.2834, 0.2843])) == VAGUE
     one = finder(GATE)
-    assert one.bm25_share(one.index.scores("Captain Ahab's gate")) == VAGUE
+    assert one.compute_bm25_share(one.index.compute_window_scores("Captain Ahab's gate")) == VAGUE
 
 
 def test_one_passage_in_eight_is_the_best_by_words() -> None:
@@ -209,11 +209,11 @@ def test_every_place_has_as_many_words_as_any() -> None:
     text = "\n\n".join(f"{line}\n\n{FILLER}" for line in lines)
     document = Document("a.txt", text, "a.txt", "utf-8", len(text))
     book = Book(document, None, spans_of(text))
-    result = passages_with_words("Ahab gate", place_books([book]))
+    result = find_passages_with_words("Ahab gate", add_token_ranges([book]))
     want = [line for line in lines if "Ahab" in line and "gate" in line]
     assert (result.most, result.words, len(result.passages)) == (2, 2, len(want))
     assert all(any(line in passage.text for passage in result.passages) for line in want)
-    assert passages_with_words("submarine", place_books([book])).passages == []
+    assert find_passages_with_words("submarine", add_token_ranges([book])).passages == []
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -236,7 +236,7 @@ def test_the_weight_of_words_is_that_of_the_rule(seed: int) -> None:
             continue
         share = (float(changed[best]) / max(apart) - 1.2) / (1.4 - 1.2)
         want = 0.15 + 0.85 * min(1.0, max(0.0, share))
-        assert made.bm25_share(changed) == pytest.approx(want, abs=1e-5)
+        assert made.compute_bm25_share(changed) == pytest.approx(want, abs=1e-5)
 
 
 def test_what_fits_a_question_without_its_words() -> None:
@@ -250,14 +250,14 @@ def test_what_fits_a_question_without_its_words() -> None:
     assert late.shape == (1 + len(AROUND), len(made.index))
     is_read = torch.tensor(made.index.documents) == 0
     assert torch.equal(~late[0].isnan(), is_read)
-    unknown = made.scores("zeppelin", reduced=reduced)
+    unknown = made.score_windows("zeppelin", reduced=reduced)
     assert unknown.fitting.tolist() == [bool(one >= FITS) for one in late[0]]
     assert 0 < int(unknown.fitting.sum()) < int(is_read.sum())
-    known = made.scores("Ahab", reduced=reduced)
-    having = made.index.scores("Ahab") > 0
+    known = made.score_windows("Ahab", reduced=reduced)
+    having = made.index.compute_window_scores("Ahab") > 0
     assert torch.equal(known.fitting, having | is_read)
-    assert (known.read, unknown.read, made.scores("Ahab").read) == (True, True, False)
-    assert torch.equal(made.scores("Ahab").fitting, having)
+    assert (known.read, unknown.read, made.score_windows("Ahab").read) == (True, True, False)
+    assert torch.equal(made.score_windows("Ahab").fitting, having)
 
 
 @pytest.mark.parametrize("count", [1, 7, 8, 15, 16, 40])
@@ -281,11 +281,11 @@ def test_so_many_passages_are_of_words_alone(count: int) -> None:
 def test_the_index_of_the_last_books_is_kept() -> None:
     books = [Book(Document("a", BOTH, "a", "utf-8", 1), None, spans_of(BOTH)) for _ in range(2)]
     search = PassageSearch()
-    first = search.finder(books[:1])
-    assert search.finder(books[1:]) is first, "an equal document"
-    assert search.finder(books) is not first
+    first = search.get_passage_finder(books[:1])
+    assert search.get_passage_finder(books[1:]) is first, "an equal document"
+    assert search.get_passage_finder(books) is not first
     keys: Any = torch.zeros(len(books[0].spans), 2)
     indexed = [Book(books[0].document, None, books[0].spans, index=keys)]
-    last = search.finder(indexed)
-    assert search.finder(indexed) is last
-    assert search.finder(books[:1]) is not last, "its keys are others"
+    last = search.get_passage_finder(indexed)
+    assert search.get_passage_finder(indexed) is last
+    assert search.get_passage_finder(books[:1]) is not last, "its keys are others"

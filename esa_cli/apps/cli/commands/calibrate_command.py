@@ -113,10 +113,13 @@ def _fit_and_measure_compressors(
         job = fitted_projections.open_calibration_job(
             loaded, chosen, text, flags.tokens, Path(folder)
         )
-        total, planner = len(job.ids), ready.model.planner(ResolvedPreset(job.preset, job.method))
-        planner.check(total)
+        total, planner = (
+            len(job.ids),
+            ready.model.make_planner(ResolvedPreset(job.preset, job.method)),
+        )
+        planner.check_memory(total)
         with quiet_transformers():
-            seconds = planner.plan(total).seconds
+            seconds = planner.plan_ingest(total).seconds
             job.collect_activations(reporter.make_prefill_progress(total, seconds))
         reporter.clear_spinner()
         study = job.measure_recall(flags.rank, methods, training, flags.k or [1024], progress)
@@ -222,7 +225,7 @@ def _find_retrieval_heads(
     length, place, texts = parse_token_count(flags.length), model.model_place, flags.haystack
     hay = Haystack.from_files(str(texts)) if texts else Haystack.from_chronicle(0)
     known = inspect_model(chosen, place, reporter)
-    known.check({"preset": chosen}, length)
+    known.check_methods_run({"preset": chosen}, length)
     size = partial(count_tokens, known.tokenizer)
     request = TaskRequest(length, size, hay, flags.questions, 0)
     sample = next(find_task("needle").samples(request))
