@@ -1,4 +1,4 @@
-"""Evidence of an answer from the KV cache: the attention paid to tokens and sentences.
+"""Evidence of an answer from the KV cache: the attention to tokens and sentences of documents.
 
 The weight of a token in a layer is its attention probability times the norm of its value vector
 (Kobayashi et al., "Attention is Not Only a Weight", 2020), maximised over heads and over the tokens
@@ -38,7 +38,7 @@ JOIN = 0.5
 
 
 class AttentionShare(NamedTuple):
-    """The attention of some query heads to some document tokens, for one chunk in one layer.
+    """The attention weights of some query heads on document tokens, for one chunk in one layer.
 
     Args:
         heads: which of the H. start: position of the first of the C queries.
@@ -101,7 +101,7 @@ class AttentionWeights:
             row[at] = torch.maximum(row[at], (top * share.lengths).amax(dim=0).cpu())
 
     def compute_attention_shares(self, trace: ChunkTrace) -> Iterator[AttentionShare]:
-        """Yields the attention to document tokens, first to far tokens and then to local tokens."""
+        """Yields the attention to document tokens, to selected before local tokens."""
         heads = range(trace.queries.shape[0])
         joint = isinstance(trace.far, Tensor)
         for head, far in enumerate(trace.far_tokens_by_head):
@@ -118,7 +118,7 @@ class AttentionWeights:
     def _compute_shares_of_tokens(
         self, trace: ChunkTrace, part: int, heads: range, token_indices: Tensor, places: Positions
     ) -> Iterator[AttentionShare]:
-        """Yields the attention to the tokens `token_indices` (n,), in blocks of queries."""
+        """Yields the attention to n document tokens at `token_indices`, in blocks of queries."""
         device, which = trace.queries.device, slice(heads.start, heads.stop)
         query, key = places.query.to(device), places.key[: token_indices.shape[0]].to(device)
         keys, lengths = self._rotate_keys(trace, part, token_indices, key)
@@ -144,8 +144,8 @@ class AttentionWeights:
     def _rotate_keys(
         self, trace: ChunkTrace, part: int, token_indices: Tensor, positions: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Returns the rotated keys (G, n, D) of tokens and the norms (G, n) of their values. Keys
-        and norms are cached for answer tokens that attend to the same tokens and positions."""
+        """Returns the rotated keys (G, n, D) of tokens, and the norms (G, n) of value vectors. Both
+        are cached, because tokens of an answer often attend to the same tokens."""
         known = self._rotated.get((trace.layer, part))
         rope, store = trace.rope, trace.store
         has_tokens = known and rope is known[0] and token_indices.equal(known[1])
@@ -169,7 +169,7 @@ def _compute_head_products(q: Tensor, k: Tensor) -> Tensor:
 def reply_from_kv_cache(
     session: Session, question: str, books: Sequence[Book], evidence: int, **asking: Any
 ) -> tuple[Reply, Tensor]:
-    """Answers a question from the KV cache; also returns the weights (N,) of all cached tokens."""
+    """Answers a question from the KV cache; also returns the weights (N,) of all tokens."""
     weights = AttentionWeights(session.attachment.method_layers, session.document_tokens)
     reply = session.ask(question, trace=weights, **asking)
     passages, found = find_evidence_passages(weights, books, evidence)
@@ -198,7 +198,7 @@ def weigh_heaviest_sentence(question_weights: Tensor, books: Sequence[Book]) -> 
 
 @dataclass
 class _HeavyPassage:
-    """A passage of a book, its weight, and the weight `top` of its heaviest sentence."""
+    """A passage of a document, with its weight and with the weight of its heaviest sentence."""
 
     book: int
     start: int
@@ -220,7 +220,7 @@ class _HeavyPassage:
 
 
 def find_heavy_passages(weights: Tensor, books: Sequence[Book], count: int) -> list[_HeavyPassage]:
-    """Returns the `count` heaviest passages by the weights (N,) of all tokens; none overlap."""
+    """Returns the `count` passages with the largest sums of token weights, without overlaps."""
     sentences = [
         (weight, -number, -start, end)
         for number, book in enumerate(books)
@@ -239,7 +239,7 @@ def find_heavy_passages(weights: Tensor, books: Sequence[Book], count: int) -> l
 
 
 def _weigh_sentences(book: Book, weights: Tensor) -> dict[tuple[int, int], float]:
-    """Sums the weights (n,) of a book's tokens over each sentence; omits sentences of weight 0."""
+    """Sums the weights (n,) of a document's tokens over each sentence."""
     text = book.document.text
     sentences, out = Sentences(text), dict[tuple[int, int], float]()
     at = torch.nonzero(weights > 0)[:, 0]

@@ -44,7 +44,7 @@ _ARTICLES = frozenset(("a", "an", "the"))
 
 
 class ChosenPassages(NamedTuple):
-    """The passages chosen out of `total`, with their document numbers, and fits in log-odds."""
+    """Passages that were chosen out of `total` passages because they may answer a question."""
 
     passages: Sequence[Passage]
     documents: Sequence[int]
@@ -57,7 +57,7 @@ def choose_passages(
     search: PassageSearch, question: str, books: Sequence[Book], minimum: float | None = None,
     all_passages: bool = False,
 ) -> ChosenPassages:  # fmt: skip
-    """Chooses the passages that the reader reads again.
+    """Chooses the passages that the reader model reads, by how well they fit the question.
 
     Args:
         minimum: the minimum score, in standard deviations. None means all of at most `WHOLE`
@@ -88,7 +88,7 @@ def choose_passages(
 
 
 class AnswerSpan(NamedTuple):
-    """A span of a passage that answers a question; in a sentence, only the heaviest span counts."""
+    """Characters [start, end) of a passage that answer a question."""
 
     start: int
     end: int
@@ -104,8 +104,8 @@ AnswerSpanFinder = Callable[[Sequence[Passage], Sequence[float]], list[list[Answ
 def make_log_odds_finder(
     reader: PassageReader, question: str, min_log_odds: float | None = None, repeat: bool = False
 ) -> AnswerSpanFinder:
-    """Returns a decision that accepts the most probable span of each passage whose log-odds of
-    containing an answer are high enough.
+    """Returns a function that finds the most probable answer span in each passage, if the log-odds
+    that the passage contains an answer are high enough.
 
     Args:
         min_log_odds: the minimum of log-odds plus fit for an answer; None means `LEAST`.
@@ -143,8 +143,8 @@ def _find_overlapping_sentences(passage: str, start: int, end: int) -> list[tupl
 
 
 def make_reply_finder(write_reply: Callable[[Passage], Reply]) -> AnswerSpanFinder:
-    """Returns a decision that has another model reply to each passage, and that searches the
-    passage for the words of the reply."""
+    """Returns a function that lets another model answer from each passage, and that searches the
+    passage for the words of this answer."""
 
     def find_span(passage: Passage) -> list[AnswerSpan]:
         answer = collapse_spaces(write_reply(passage).text)
@@ -171,7 +171,7 @@ def find_quoted_words(answer: str, text: str) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class CollectedPlace(Passage):
-    """The words in a passage that answer a question, with the score of the passage.
+    """Words in a document that answer a question, with the passage that contains these words.
 
     Args:
         sentence: the sentences of the passage that the words are in.
@@ -183,7 +183,7 @@ class CollectedPlace(Passage):
     answer: str | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the JSON fields of the place; a field without a value is null."""
+        """Returns the JSON fields of a collected place; a field without a value is null."""
         odds = None if self.log_odds is None else round(self.log_odds, 3)
         return {
             **self.as_found(), "sentence": self.sentence, "passage": list(self.passage),
@@ -192,7 +192,7 @@ class CollectedPlace(Passage):
 
     @classmethod
     def from_json(cls, row: Mapping[str, Any]) -> CollectedPlace:
-        """Builds a place from the JSON fields that `to_json` returned."""
+        """Builds a collected place from the JSON fields that `to_json` returned."""
         start, end = row["passage"]
         return cls(**{**row, "passage": (start, end)})
 
@@ -204,7 +204,7 @@ class CollectedPlace(Passage):
 
 
 def drop_repeated_places(places: Iterable[CollectedPlace]) -> list[CollectedPlace]:
-    """Returns the places without those that have the words of an earlier place."""
+    """Returns the places, without places whose answers have the same words as an earlier place."""
     by_wording: dict[str, CollectedPlace] = {}
     for one in places:
         by_wording.setdefault(one.words, one)
@@ -212,7 +212,7 @@ def drop_repeated_places(places: Iterable[CollectedPlace]) -> list[CollectedPlac
 
 
 class Coverage(NamedTuple):
-    """The numbers of passages in all, of passages chosen, and of passages read so far."""
+    """The number of all passages, of chosen passages, and of passages that were read so far."""
 
     passages: int
     chosen: int
@@ -231,9 +231,9 @@ class EarlierRun(NamedTuple):
     places: Sequence[CollectedPlace]
 
 
-class _Candidate(NamedTuple):
-    """A collected place that may still be replaced by a better place in the same sentences, which
-    are the characters [first, last) of a document."""
+class _PlaceCandidate(NamedTuple):
+    """A collected place in characters [first, last) of a document, until no better place in the
+    same sentences can be found."""
 
     place: CollectedPlace
     document: int
@@ -260,7 +260,7 @@ class Collection:
         self._chosen, self._books, self._decide, self._batch = chosen, books, decide, batch
         self._alone, self._progress = alone, progress or (lambda done, total: None)
         self._read = min(after.read, len(chosen.passages))
-        self._waiting: list[_Candidate] = []
+        self._waiting: list[_PlaceCandidate] = []
         self._ends = {(one.source, one.document): one.end for one in after.places}
         """The end of the last place that was yielded from each document."""
         self._places = self._collect_places()
@@ -273,12 +273,12 @@ class Collection:
 
     @property
     def coverage(self) -> Coverage:
-        """The numbers of passages in all, of chosen passages, and of passages read so far."""
+        """How many passages there are, how many were chosen, and how many were read so far."""
         return Coverage(self._chosen.total, len(self._chosen.passages), self._read)
 
     @property
     def settled_passage_count(self) -> int:
-        """The number of passages whose places are all yielded, from which a later run continues."""
+        """The number of passages that are finished, so that a later run can continue after them."""
         return min((one.passage for one in self._waiting), default=self._read)
 
     def _collect_places(self) -> Iterator[CollectedPlace]:
@@ -298,9 +298,10 @@ class Collection:
                 yield from self._yield_places_before(chosen.documents[self._read], next_start)
         yield from self._yield_places_before(len(self._books), 0)
 
-    def _add_answer_span(self, number: int, span: AnswerSpan) -> None:
+    def _add_answer_span(self, passage_number: int, span: AnswerSpan) -> None:
         """Adds an answer span as a candidate, unless a better candidate shares a sentence."""
-        passage, document = self._chosen.passages[number], self._chosen.documents[number]
+        chosen = self._chosen
+        passage, document = chosen.passages[passage_number], chosen.documents[passage_number]
         known = self._books[document].document
         sentences = _find_overlapping_sentences(passage.text, span.start, span.end)
         sentences = sentences or [(span.start, span.end)]
@@ -319,13 +320,13 @@ class Collection:
             sentence=known.text[first:last], passage=(passage.start, passage.end),
             log_odds=span.log_odds, answer=span.answer,
         )  # fmt: skip
-        better = _Candidate(place, document, number, first, last, span.weight)
+        better = _PlaceCandidate(place, document, passage_number, first, last, span.weight)
         self._waiting = [*(other for other in self._waiting if other not in rivals), better]
 
-    def _yield_places_before(self, document: int, start: int) -> Iterator[CollectedPlace]:
-        """Yields and drops the candidates that end before character `start` of a document."""
+    def _yield_places_before(self, document_number: int, start: int) -> Iterator[CollectedPlace]:
+        """Yields and drops the candidate places that end before character `start` of a document."""
         for one in sorted(self._waiting, key=lambda one: (one.document, one.place.start)):
-            if (one.document, one.last) <= (document, start):
+            if (one.document, one.last) <= (document_number, start):
                 self._ends[one.place.source, one.place.document] = one.last
                 yield one.place
                 self._waiting.remove(one)

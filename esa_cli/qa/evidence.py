@@ -37,7 +37,7 @@ COLD = 1 / 64
 def compute_passage_weights(
     passages: Sequence[Passage], books: Sequence[Book]
 ) -> tuple[list[Passage], Tensor]:
-    """Weighs passages, and the tokens (N,) of all books, by the softmax of the passages' scores."""
+    """Weighs passages and all document tokens by the softmax of the scores of the passages."""
     shares = torch.tensor([one.score for one in passages]).softmax(0).tolist()
     weighed = [replace(one, weight=share) for one, share in zip(passages, shares, strict=True)]
     by_name = {book.document.name: book for book in books}
@@ -52,12 +52,12 @@ def compute_passage_weights(
 
 
 def get_book_weights(book: Book, weights: Tensor) -> Tensor:
-    """Returns the part (n,) for one book's tokens out of the weights (N,) of all tokens."""
+    """Returns the weights (n,) of one document's tokens out of the weights (N,) of all tokens."""
     return weights[book.rows.start : book.rows.stop]
 
 
 def make_heat_maps(books: Sequence[Book], weights: Tensor) -> list[HeatMap]:
-    """Shades each book by the weights (N,) of all tokens; the heaviest token is the darkest."""
+    """Makes a heat map of each document by token weights; the heaviest token is the darkest."""
     parts = [get_book_weights(book, weights) for book in books]
     top = max((float(part.max()) for part in parts if len(part)), default=0.0)
     return [
@@ -66,15 +66,15 @@ def make_heat_maps(books: Sequence[Book], weights: Tensor) -> list[HeatMap]:
     ]
 
 
-def _shade_tokens(spans: Tensor, weights: Tensor, top: float) -> list[ShadedSpan]:
-    """Returns the shaded spans of tokens (n, 2); `top` is the weight of the darkest shade."""
+def _shade_tokens(token_spans: Tensor, weights: Tensor, max_weight: float) -> list[ShadedSpan]:
+    """Returns the spans of tokens with their shades; tokens of `max_weight` are the darkest."""
     out: list[ShadedSpan] = []
-    if top <= 0:
+    if max_weight <= 0:
         return out
-    for i in (weights >= COLD * top).nonzero()[:, 0].tolist():
-        start, end = int(spans[i, 0]), int(spans[i, 1])
+    for i in (weights >= COLD * max_weight).nonzero()[:, 0].tolist():
+        start, end = int(token_spans[i, 0]), int(token_spans[i, 1])
         start = max(start, out[-1].end) if out else start
-        level = max(1, round(LEVELS * (float(weights[i]) / top) ** 0.5))
+        level = max(1, round(LEVELS * (float(weights[i]) / max_weight) ** 0.5))
         if out and out[-1][1:] == (start, level):
             out[-1] = ShadedSpan(out[-1].start, end, level)
         elif start < end:
@@ -97,7 +97,7 @@ mark a { font: 600 .75em system-ui; padding-right: .4em; scroll-margin-top: 30vh
 
 
 def make_evidence_page(reply: Reply, question: str, books: Sequence[Book], weights: Tensor) -> str:
-    """Returns an HTML page with the answer, and with the passages marked in the books' texts."""
+    """Returns an HTML page with an answer and with documents in which passages are marked."""
     whole = float(sum(get_book_weights(book, weights).sum() for book in books))
     doubt = "Nothing in the text stands out for this question: it may not contain the answer."
     listed = [
@@ -146,7 +146,7 @@ def _format_passage_location(passage: Passage) -> str:
 
 
 def _make_marked_html(book: Book, evidence: Sequence[Passage]) -> str:
-    """Returns the text of a book as HTML, in which each passage is marked and numbered."""
+    """Returns the text of a document as HTML, in which each passage is marked and numbered."""
     document, parts, at = book.document, list[str](), 0
     own = [
         (one.start, one.end, number)

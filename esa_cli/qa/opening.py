@@ -1,4 +1,4 @@
-"""Opens a preset: checks as much as possible before it loads the model's weights.
+"""Opens a preset, and checks as much as possible before the model's weights are loaded.
 
 `prepare` returns a `Preflight` with the method, the model's config.json and its planner.
 `Preflight.load` loads the model, and another model that writes the answers if one is chosen.
@@ -119,8 +119,8 @@ class KnownModel:
     def make_planner(
         self, resolved: ResolvedPreset, index: FinderSizes | None = None, by_words: bool = False
     ) -> ModelPlanner:
-        """Builds a planner for a KV cache, for a token index, or for neither of the two. Raises
-        PresetError, ModelError."""
+        """Builds a planner of the memory and time of ingests with a KV cache, with a token index,
+        or with neither. Raises PresetError, ModelError."""
         from esa_cli.qa.planning.plan import ModelPlanner
 
         place = self.place

@@ -164,7 +164,7 @@ def test_load_refuses_what_does_not_fit_before_it_is_read(
 def test_a_history_that_is_too_long_is_told_from_a_question(loaded: Any, tmp_path: Path) -> None:
     with esa(loaded, None, "window.ending=0") as one:
         book = one.ingest(files(tmp_path)[0])
-        with pytest.raises(HistoryError, match="the turns before it"):
+        with pytest.raises(HistoryError, match="earlier questions"):
             one.ask(QUESTION, [book], history=[Turn("What? " * 400, "This.")])
         with pytest.raises(UsageError, match="the question and the answer take") as caught:
             one.ask("What? " * 400, [book])

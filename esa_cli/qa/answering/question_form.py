@@ -1,5 +1,5 @@
-"""Checks a question, and recognises questions that ask for more than a quotation, or that refer to
-the previous turn."""
+"""Recognises questions that ask for more than a quotation, or that refer to the previous question
+or answer."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def wants_free_text(question: str) -> bool:
 
 
 def _find_last_answered_turn(history: Sequence[Turn]) -> Turn | None:
-    """Returns the last turn with both a question and an answer, or None."""
+    """Returns the last earlier question that has an answer, or None."""
     whole = (turn for turn in reversed(history) if turn.question.strip() and turn.answer.strip())
     return next(whole, None)
 
@@ -102,8 +102,8 @@ def complete_question(question: str, history: Sequence[Turn]) -> str:
 
 
 def find_referenced_text(question: str, history: Sequence[Turn]) -> str:
-    """Returns the text of the previous turn if a question such as `And where did he live?` refers
-    to that turn, else an empty string."""
+    """Returns the previous question and answer if a question such as `And where did he live?`
+    refers to them, else an empty string."""
     refers = REFERS.search(DUMMIES.sub(" ", question)) or CONTINUES.search(question)
     last = _find_last_answered_turn(history)
     if last is None or not refers:

@@ -1,4 +1,4 @@
-"""A session prefills a document once, and answers questions by attention to its KV cache.
+"""A session prefills a document once, and answers questions by attention to the KV cache.
 
 The tokens of a question stay in the cache, after the document's, until the answer is complete.
 """
@@ -43,8 +43,8 @@ INCOMPLETE = "\ufffd"
 
 
 def decode_token_pieces(tokenizer: Any, ids: Sequence[int]) -> list[str]:
-    """Returns the text of each of the tokens `ids`. If several tokens share a character, the text
-    of the first is that of all of these tokens, and the texts of the others are empty."""
+    """Decodes each token id to text. If several tokens encode one character, the first token gets
+    the whole character, and the other tokens get empty texts."""
     # Each is decoded after another token: some tokenizers strip the space of a text's first word.
     before = list(tokenizer("a", add_special_tokens=False)["input_ids"])
 
@@ -66,7 +66,7 @@ def decode_token_pieces(tokenizer: Any, ids: Sequence[int]) -> list[str]:
 
 
 class CachedDocumentText:
-    """The text of the documents in a session's cache, and data that scores derive from it."""
+    """The text of the documents in a session's KV cache, and data that scores compute from it."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer, self._tokens = tokenizer, 0
@@ -74,7 +74,7 @@ class CachedDocumentText:
         self._kept: dict[Hashable, Any] = {}
 
     def make_turn_text(self, ids: Sequence[int], question: str) -> TurnText:
-        """Returns the text of a question and documents, for scores; between calls `ids` grows."""
+        """Returns a question with the text of document tokens `ids`, for scores by words."""
         if len(ids) != self._tokens:
             self._tokens, self._kept = len(ids), {}
             self._make_pieces = cache(lambda: decode_token_pieces(self._tokenizer, ids))
@@ -86,8 +86,8 @@ def prefill_tokens(
     progress: Progress | None = None,
 ) -> None:  # fmt: skip
     """Prefills the token ids from number `start` into a KV cache, `FEED` at a time; `progress` is
-    called after each piece. If the model allows it, layers that share keys and values of an earlier
-    layer compute only the last token of a piece."""
+    called after each piece. Layers that share keys and values of an earlier layer compute only the
+    last token of a piece, if the model allows this."""
     for at in range(start, len(ids), FEED):
         piece = list(ids[at : at + FEED])
         if len(piece) == 1:  # before longer ones a cache with states keeps a copy by itself
@@ -101,7 +101,7 @@ def prefill_tokens(
 
 
 class Session:
-    """Prefills documents and answers questions with an attached model, which `close` restores.
+    """Prefills documents and answers questions with a model whose attention a method replaces.
 
     Args:
         model, tokenizer: of transformers. preset: with its method, if that was built before.
@@ -198,7 +198,7 @@ class Session:
         method: Method | None = None,
         reserve: int = RESERVE,
     ) -> None:
-        """Sets the token ids that `resume` prefills, as `prompt.encode_document` returns them.
+        """Sets the token ids of a document, which a call of `resume` will prefill.
 
         Args:
             prefilled: a part of them that the same method prefilled; its stores are continued.
@@ -224,8 +224,8 @@ class Session:
         progress: Callable[[int, int], None] | None = None,
         after_feed: Callable[[int], None] | None = None,
     ) -> None:
-        """Prefills the remaining ids. `after_feed` is called with the number of cached tokens after
-        each forward call."""
+        """Prefills the token ids that are not cached yet. `after_feed` is called with the number of
+        cached tokens after each forward call."""
         ids, done = self._todo, len(self._ids)
 
         def record_progress(tokens: int, total: int) -> None:
@@ -251,7 +251,7 @@ class Session:
         self.close()
 
     def close(self) -> None:
-        """Restores the model that was attached."""
+        """Restores the original attention of the model."""
         self.attachment.detach()
 
     def use_preset(self, preset: Preset | ResolvedPreset) -> None:
@@ -349,19 +349,19 @@ class Session:
         asked.check_length(self.method.window, self.preset.context, answer)
 
     def question_tokens(self, question: str, history: Sequence[Turn] = ()) -> int:
-        """Counts the tokens of a question and its earlier turns. Raises UsageError: it is empty."""
+        """Counts the tokens of a question and of earlier questions and answers."""
         asked = EncodedQuestion.encode(self.prompt, question, "", history, 0)
         return len(asked.before) + len(asked.ids)
 
     def _feed_tokens(self, ids: list[int]) -> None:
-        """Runs token ids through the model into the cache, in one forward call."""
+        """Runs token ids through the model in one forward call, which adds them to the KV cache."""
         if ids:
             batch = torch.tensor([ids], device=self.model.device)
             self.model.base_model(input_ids=batch, past_key_values=self.cache)
 
     def _survey_question(self, asked: EncodedQuestion, query: QueryState) -> None:
-        """If the selector surveys, runs the question once to sum the scores of all layers, and then
-        removes the question from the cache."""
+        """Runs the question once, if the selector needs the scores of all layers before it selects,
+        and removes the question from the KV cache."""
         length, method = self.cache.get_seq_length(), self.method
         if asked.find_last_chunk_start(method.window.chunk) <= method.window.full_attention_limit:
             return  # full attention: nothing is selected

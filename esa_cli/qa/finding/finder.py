@@ -49,14 +49,14 @@ class Finder(Protocol):
 
     @property
     def layout(self) -> Layout:
-        """The layout of a stored token index."""
+        """The layout of the token index as the library stores it."""
 
     @property
     def digest(self) -> str:
-        """A SHA-256 digest of everything that determines the reduced keys of a document."""
+        """A SHA-256 digest of the weights and sizes that determine reduced keys of documents."""
 
     def encode_document(self, ids: Sequence[int], first: int, last: int) -> Tensor:
-        """Returns the reduced keys (last - first, R) of a document's tokens [first, last), as
+        """Returns the reduced keys (last - first, R) of the document tokens [first, last), as
         float32 on the CPU; `first` is a multiple of `SEGMENT_TOKENS`."""
 
     def encode_questions(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
@@ -65,7 +65,7 @@ class Finder(Protocol):
 
 
 def make_index_layout(dim: int) -> Layout:
-    """Returns the layout of reduced keys of dimension `dim`, stored as halves: key and value."""
+    """Returns the storage layout of a token index, whose reduced keys have dimension `dim`."""
     if dim < 2 or dim % 2:
         raise ValueError(f"the dimension of a reduced key must be even, got {dim}")
     return Layout(layers=1, heads=1, dim=dim // 2, dtype="float32", kind="int8", segment=SEGMENT)
@@ -80,22 +80,22 @@ class ReducedKeys:
 
     @classmethod
     def encode(cls, keys: Tensor, layout: Layout) -> ReducedKeys:
-        """Stores keys (n, R) as records, which rounds numbers to the format of the layout."""
+        """Encodes reduced keys (n, R) as bytes, which rounds numbers to the layout's format."""
         return cls(encode_rows(keys, layout), layout)
 
     @classmethod
     def allocate(cls, tokens: int, layout: Layout) -> ReducedKeys:
-        """Allocates uninitialised keys for `tokens` tokens."""
+        """Allocates memory for the reduced keys of `tokens` tokens, without initial values."""
         return cls(torch.empty((tokens, layout.row_bytes), dtype=torch.uint8), layout)
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(N, R)."""
+        """The number of tokens N, and the dimension R of a reduced key."""
         return self.records.shape[0], self.layout.width
 
     @property
     def nbytes(self) -> int:
-        """The number of bytes that all records take."""
+        """The number of bytes in memory that all reduced keys take."""
         return self.records.nbytes
 
     def decode_keys(self, start: int, stop: int) -> Tensor:
@@ -125,7 +125,8 @@ def compute_window_products(
 def _compute_products_between_bounds(
     queries: Tensor, keys: Tensor | ReducedKeys, bounds: Tensor
 ) -> Tensor:
-    """Returns the largest products (B - 1, M) between neighbours of B ascending bounds."""
+    """Returns the largest products (B - 1, M) of M queries with the keys of tokens between each
+    two neighbours of B ascending token numbers."""
     best = queries.new_full((bounds.shape[0] - 1, queries.shape[0]), -torch.inf)
     low, high = int(bounds[0]), int(bounds[-1])
     for start in range(low, high, TILE):
@@ -145,12 +146,12 @@ def _compute_products_between_bounds(
     return best
 
 
-def pool_window_products(products: Tensor, windows: int) -> Tensor:
-    """Returns the maximum of products (W, M) over `windows` windows on each side of a window."""
+def pool_window_products(products: Tensor, neighbours: int) -> Tensor:
+    """Returns the maximum of products (W, M) over `neighbours` windows on each side of a window."""
     if not products.shape[0]:
         return products
-    size, columns = 2 * windows + 1, products.T[:, None]
-    return nn.functional.max_pool1d(columns, size, 1, windows)[:, 0].T
+    size, columns = 2 * neighbours + 1, products.T[:, None]
+    return nn.functional.max_pool1d(columns, size, 1, neighbours)[:, 0].T
 
 
 PROMPT = "Question: {question}\nThe text that answers:"
@@ -161,7 +162,7 @@ HINT = "use --set answer.finder=null"
 
 
 class TokenEncoder:
-    """A finder, which runs the first layers of a model with an adapter, and projects their output.
+    """A finder that runs the first layers of a model with an adapter, and projects hidden states.
 
     Args:
         maps: `query_map` and `key_map` (H, R), `query_weight` (H,), `query_bias` (1,), and `scale`
@@ -189,7 +190,7 @@ class TokenEncoder:
 
     @classmethod
     def load(cls, folder: Path, model: Any, tokenizer: Any, *, fixed: bool = False) -> TokenEncoder:
-        """Loads an encoder from a folder. Raises ModelError: it is damaged or of another model."""
+        """Loads a token encoder from a folder. Raises ModelError: a file is damaged."""
         with converting_read_errors(f"the finder {folder}", HINT):
             with safe_open(folder / MAPS, "pt") as file:
                 maps = {name: file.get_tensor(name).float() for name in file.keys()}  # noqa: SIM118
@@ -262,8 +263,8 @@ class TokenEncoder:
         out = self.tokenizer(text, add_special_tokens=False, split_special_tokens=True)
         return list(out["input_ids"])
 
-    def _project_states(self, states: Tensor, name: str) -> Tensor:
-        return nn.functional.normalize(states @ self.maps[name], dim=-1)
+    def _project_states(self, states: Tensor, map_name: str) -> Tensor:
+        return nn.functional.normalize(states @ self.maps[map_name], dim=-1)
 
     def _fuse_weights(self) -> FusedForward | None:
         """Returns the fused weights of layers and adapter; None if the model cannot be fused."""
@@ -307,7 +308,7 @@ class FinderSizes(NamedTuple):
 
 
 def load_finder(settings: AnswerSettings, model: Any, tokenizer: Any) -> TokenEncoder | None:
-    """Loads the preset's finder; returns None without one. Raises PresetError, ModelError."""
+    """Loads the finder that answer settings name, or returns None if they name no finder."""
     if settings.source != "text" or settings.finder is None:
         return None
     return TokenEncoder.load(find_finder_folder(settings.finder), model, tokenizer, fixed=True)

@@ -1,7 +1,7 @@
-"""Books, and the search for passages of books that are likely to answer a question.
+"""Indexed documents (books), and the search for passages that may answer a question.
 
-A book is a document with its tokens, and with what a model has computed from these tokens. Sentence
-windows of books are ranked. The score of a window is its BM25 score in standard deviations. If the
+A book is a document with tokens, and with what a model has computed from them. Sentence
+windows of documents are ranked. The score of a window is its BM25 score in standard deviations. If the
 book has a token index, the late-interaction score is added, with a larger weight. Constants are
 chosen on the development questions of benchmarks/book_questions.
 """
@@ -61,7 +61,7 @@ ABOVE = 2.0
 
 @dataclass(frozen=True, eq=False)
 class TokenisedDocument:
-    """A document with its tokens; token i has the characters `offsets[i]`, [start, end)."""
+    """A document with token ids, and with the characters [start, end) of each token."""
 
     document: Document
     ids: Sequence[int]
@@ -106,7 +106,7 @@ class Book:
 
 
 def drop_duplicate_texts(books: Sequence[Book]) -> list[Book]:
-    """Returns the books without those whose text another book has, too."""
+    """Returns the documents, without documents whose text an earlier document has, too."""
     by_text: dict[str, Book] = {}
     for book in books:
         by_text.setdefault(book.document.text, book)
@@ -114,8 +114,8 @@ def drop_duplicate_texts(books: Sequence[Book]) -> list[Book]:
 
 
 def add_token_ranges(books: Sequence[Book]) -> list[Book]:
-    """Returns the books of a question with unique names, and with the positions of the tokens of
-    each book among the tokens of all books."""
+    """Returns the documents of a question with unique names, and with the range of each document's
+    tokens among the tokens of all documents."""
     prefilled = [book.prefilled for book in books if book.prefilled]
     if len(prefilled) == len(books):
         rows = find_text_ranges(prefilled)
@@ -147,7 +147,7 @@ class ReducedQueries(NamedTuple):
 
 
 class WindowScores(NamedTuple):
-    """Scores of all windows for one question; each field has one number for each window.
+    """Scores of all sentence windows for one question, as tensors with one number per window.
 
     Args:
         total: ranks the windows. words: BM25 alone, in standard deviations.
@@ -161,7 +161,7 @@ class WindowScores(NamedTuple):
 
 
 class PassageFinder:
-    """Finds the passages of some books that answer a question."""
+    """Finds the passages of indexed documents that are likely to answer a question."""
 
     def __init__(self, books: Sequence[Book]) -> None:
         self.documents = [book.document for book in books]
@@ -181,7 +181,7 @@ class PassageFinder:
     def find_unmentioned_share(
         self, question: str, is_usually_lowercase: Callable[[str], bool]
     ) -> float:
-        """Returns the share of a name's words that no book has; see `find_unmentioned_share`."""
+        """Returns the largest share of words that no document has among the names in a question."""
         if not self._has_names:
             return 0.0
         return find_unmentioned_share(question, self.index.has_word, is_usually_lowercase)
@@ -219,7 +219,7 @@ class PassageFinder:
         return WindowScores(total, words, fitting, read=True)
 
     def score_late_interaction(self, reduced: ReducedQueries) -> Tensor:
-        """Scores each window and its neighbourhoods by late interaction.
+        """Scores each window, and the windows around it, by late interaction.
 
         Returns scores (1 + len(AROUND), windows), which are NaN for books without a token index."""
         out = torch.full((1 + len(AROUND), len(self.index)), torch.nan)
@@ -230,7 +230,7 @@ class PassageFinder:
         return out
 
     def compute_bm25_share(self, bm25: Tensor) -> float:
-        """Returns the share of BM25's weight that is used, from `VAGUE` to 1."""
+        """Returns the factor of BM25's weight; it is 1 if one window has by far the best score."""
         if not bm25.numel() or bm25.max() == bm25.min():
             return VAGUE
         best, *others = bm25.argsort(descending=True, stable=True).tolist()
@@ -256,7 +256,7 @@ class PassageFinder:
         return [self.make_window_passage(at, scores.total) for at in picked]
 
     def _find_overlapping_windows(self, window_number: int) -> Iterator[tuple[int, float]]:
-        """Yields the windows that overlap a window, with the shared part of the shorter window."""
+        """Yields the windows that overlap a window, and the overlap's share of the shorter one."""
         windows, documents = self.index.windows, self.index.documents
         window = windows[window_number]
         for others in (range(window_number, -1, -1), range(window_number + 1, len(windows))):
@@ -291,14 +291,14 @@ def find_token_bounds(spans: Tensor, characters: Tensor) -> tuple[Tensor, Tensor
 
 
 class PassageSearch:
-    """Searches books for passages, and caches the index of the books that were searched last."""
+    """Searches documents for passages, and caches the index of the last documents searched."""
 
     def __init__(self, encoder: Finder | None = None, words: float = 0.0) -> None:
         self._encoder, self._words = encoder, words
         self._last: PassageFinder | None = None
 
     def get_passage_finder(self, books: Sequence[Book]) -> PassageFinder:
-        """Returns the passage finder for some books, which is cached for the next question."""
+        """Returns the passage finder for some documents, which is cached for the next question."""
         last, documents = self._last, [book.document for book in books]
         keys = [book.index for book in books]
         if last is None or last.documents != documents or last.keys != keys:
@@ -306,7 +306,7 @@ class PassageSearch:
         return last
 
     def encode_question(self, question: str, books: Sequence[Book]) -> ReducedQueries | None:
-        """Encodes a question for late interaction; returns None if no book has a token index."""
+        """Encodes a question for late interaction, or returns None without a token index."""
         if self._encoder is None or all(book.index is None for book in books):
             return None
         queries, weights = self._encoder.encode_questions([question])
@@ -351,7 +351,7 @@ class PassageSearch:
 
 
 class WordPassages(NamedTuple):
-    """The passages with `most` of the `words` content words of a query, which is the maximum."""
+    """The passages that have as many words of a query as possible: `most` out of `words`."""
 
     passages: list[Passage]
     most: int
@@ -359,8 +359,8 @@ class WordPassages(NamedTuple):
 
 
 def find_passages_with_words(query: str, books: Sequence[Book]) -> WordPassages:
-    """Returns the passages with the most words of a query, best first. Each passage has a sentence
-    that no better passage has."""
+    """Returns the passages that have the most words of a query, best first. Each passage has a
+    sentence that no better passage has."""
     if not books:
         raise UsageError("there is no document to search", "name a document")
     tables = [book.words or make_sentence_words(book.document.text) for book in books]

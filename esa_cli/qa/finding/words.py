@@ -1,4 +1,4 @@
-"""BM25 search: sentence windows, their scores, and names that no document mentions.
+"""BM25 search: cuts sentence windows, scores windows, and finds names that no document mentions.
 
 The BM25 scores of wider windows are added to each window's own score, because a question names
 people and places that the answer's sentences call "he" and "there". Measured: docs/results.md.
@@ -41,7 +41,7 @@ AROUND = ((200, 0.6), (600, 0.6))
 
 
 class TextWindow(NamedTuple):
-    """Characters [start, end) of a text, which are its sentences number [first, last)."""
+    """Characters [start, end) of a text, which are sentences [first, last) of the text."""
 
     start: int
     end: int
@@ -67,24 +67,25 @@ def find_sentence_spans(text: str) -> list[tuple[int, int]]:
 
 
 def cut_sentence_windows(
-    spans: list[tuple[int, int]], counts: list[int], words: int
+    sentence_spans: list[tuple[int, int]], word_counts: list[int], window_words: int
 ) -> list[TextWindow]:
-    """Cuts sentences of `counts` words into windows of about `words` words that overlap by half."""
+    """Cuts a text into windows of whole sentences, of about `window_words` words, which overlap by
+    half; `word_counts` are the numbers of words of the sentences."""
     out: list[TextWindow] = []
     first = 0
-    while first < len(spans):
+    while first < len(sentence_spans):
         last, total = first, 0
-        while last < len(spans) and total < words:
-            if total and total + counts[last] > 1.25 * words:
+        while last < len(sentence_spans) and total < window_words:
+            if total and total + word_counts[last] > 1.25 * window_words:
                 break
-            total += counts[last]
+            total += word_counts[last]
             last += 1
-        out.append(TextWindow(spans[first][0], spans[last - 1][1], first, last))
-        if last >= len(spans):
+        out.append(TextWindow(sentence_spans[first][0], sentence_spans[last - 1][1], first, last))
+        if last >= len(sentence_spans):
             break
         half, following = 0, first
         while following < last and half < total / 2:
-            half += counts[following]
+            half += word_counts[following]
             following += 1
         first = max(first + 1, following)
     return out
@@ -96,7 +97,7 @@ ARRAYS = ("spans", "counts", "ids", "ends")
 
 @dataclass(frozen=True, eq=False)
 class SentenceWords:
-    """The content words in each of the S sentences of a text.
+    """The content words (words that are no stop words) in each of the S sentences of a text.
 
     Args:
         spans: (S, 2) int32, characters [start, end) of the sentences.
@@ -112,13 +113,13 @@ class SentenceWords:
     vocabulary: Sequence[str]
     language: str
 
-    def cut_windows(self, words: int) -> list[TextWindow]:
-        """Cuts the text into windows of about `words` words."""
+    def cut_windows(self, window_words: int) -> list[TextWindow]:
+        """Cuts the text into windows of about `window_words` words."""
         spans = list(map(tuple, self.spans.tolist()))
-        return cut_sentence_windows(spans, self.counts.tolist(), words)
+        return cut_sentence_windows(spans, self.counts.tolist(), window_words)
 
     def serialise_table(self) -> bytes:
-        """Serialises the table to bytes, which `parse_table` parses."""
+        """Returns the sentences and words as bytes, which `parse_table` reads again."""
         texts = {
             "version": _compute_table_version(),
             "vocabulary": "\n".join(self.vocabulary),
@@ -132,7 +133,7 @@ class SentenceWords:
 
     @classmethod
     def parse_table(cls, data: bytes) -> SentenceWords | None:
-        """Returns a stored table, or None if this version of esa processes texts differently."""
+        """Reads a stored table; returns None if this version of esa cuts texts differently."""
         try:
             tensors = load(data)
             if tensors["version"].tobytes().decode() != _compute_table_version():
@@ -147,7 +148,7 @@ class SentenceWords:
 
 @cache
 def _compute_table_version() -> str:
-    """Returns a digest of all code and data that determine a table, except the text."""
+    """Returns a digest of the code and data that determine how texts are cut into words."""
     digest = hashlib.sha256(f"{unicodedata.unidata_version} {compute_words_digest()}".encode())
     for file in (cut_sentences.__code__.co_filename, __file__):
         digest.update(Path(file).read_bytes())
@@ -212,7 +213,7 @@ class LexicalIndex:
         return len(self.windows)
 
     def has_word(self, word: str) -> bool:
-        """Whether any document contains a form of a content word."""
+        """Whether any indexed document contains a form of a word, such as the plural."""
         return bool(self._find_word_numbers(word))
 
     def _find_word_numbers(self, question: str) -> list[int]:
@@ -299,7 +300,7 @@ def make_lowercase_test(tokenizer: Any) -> Callable[[str], bool]:
 def find_unmentioned_share(
     question: str, has_word: Callable[[str], bool], is_usually_lowercase: Callable[[str], bool]
 ) -> float:
-    """Returns the share of a name's words that no document has, for the question's worst name."""
+    """Returns the largest share of words that no document has among the names in a question."""
     if question.isupper():
         return 0.0
     shares = [0.0]

@@ -1,4 +1,4 @@
-"""Makes books: opens stored documents from the library, or ingests documents with a model."""
+"""Opens stored documents from the library, or ingests documents with a model."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ FORMAT = 1
 
 
 class IngestEvents:
-    """Observes how books are made; an exception raised in one of its methods ends the ingest."""
+    """Observes the ingest of documents; an exception raised in a method here ends the ingest."""
 
     def found(self, book: Book) -> None:
-        """Called when the book is in the library, so that nothing is computed."""
+        """Called when the document is in the library, so that nothing is computed."""
 
     def unread(self, document: Document, tokens: int) -> None:
         """Called when a document is not indexed, so that answers come from its text alone."""
@@ -75,8 +75,8 @@ class ProgressEvents(IngestEvents):
 
 
 class StoredForm(NamedTuple):
-    """How a document is stored. `make_writer` makes the writer of its files, and `states` is the
-    number of bytes of its recurrent states."""
+    """How an ingested document is stored: the identity of model and settings, the token ids, and
+    the layout. `states` is the number of bytes of recurrent states."""
 
     identity: str
     ids: Sequence[int]
@@ -86,7 +86,7 @@ class StoredForm(NamedTuple):
 
 
 class Ingest(ABC):
-    """Makes the books of an `api.Esa`, and stores these books if `keep` is set."""
+    """Ingests documents for an `api.Esa` object, and stores the results if `keep` is set."""
 
     def __init__(
         self, esa: Any, library: Library | None = None, keep: bool = True,
@@ -98,29 +98,29 @@ class Ingest(ABC):
 
     @abstractmethod
     def list_usable_identities(self) -> list[str]:
-        """Returns the identities of stored documents that this class can open, the best first."""
+        """Returns the identities (model and settings) of documents that can be opened."""
 
     @abstractmethod
     def has_made_entry(self, entry: Entry) -> bool:
-        """Whether a library entry was stored by this class with the same model and settings."""
+        """Whether a library entry was ingested with the same model and the same settings."""
 
     @abstractmethod
     def open_entry(self, document: Document, entry: Entry) -> Book:
-        """Opens a library entry as a book. Raises LibraryError: it is damaged."""
+        """Opens a library entry for questions. Raises LibraryError: the entry is damaged."""
 
     @abstractmethod
     def make_stored_form(self, text: TokenisedDocument) -> StoredForm:
-        """Returns the form in which a document will be stored."""
+        """Returns the identity, token ids and layout with which a document will be stored."""
 
     @abstractmethod
     def store_document(
         self, writer: DocumentWriter, text: TokenisedDocument, on_progress: Progress
     ) -> Entry:
-        """Computes and stores the tokens of a document that are not on disk yet."""
+        """Computes and stores the KV cache or token index for tokens that are not stored yet."""
 
     @abstractmethod
     def compute_book_in_memory(self, text: TokenisedDocument, on_progress: Progress) -> Book:
-        """Computes a book that stays in memory."""
+        """Computes a KV cache or token index that stays in memory, and is not stored."""
 
     @property
     def reads_documents(self) -> bool:
@@ -134,7 +134,7 @@ class Ingest(ABC):
 
     @property
     def tokens_in_memory(self) -> int:
-        """The number of tokens of all books in memory that this object has made."""
+        """The number of tokens of all ingested documents that are still in memory."""
         self._alive = [one for one in self._alive if one() is not None]
         return sum(book.tokens for one in self._alive if (book := one()) is not None)
 
@@ -144,7 +144,7 @@ class Ingest(ABC):
             self.planner.check_memory(self.tokens_in_memory + tokens)
 
     def find(self, document: Document) -> Book | None:
-        """Opens a document's book if the library has it. Raises LibraryError: it is damaged."""
+        """Opens a document if the library has it. Raises LibraryError: its entry is damaged."""
         for identity in self.list_usable_identities() if self.library else ():
             assert self.library is not None
             entry = self.library.find_entry(self.library.key(identity, document.text))
@@ -155,7 +155,7 @@ class Ingest(ABC):
         return None
 
     def stored(self, entry: Entry) -> Book:
-        """Opens a library entry; see `api.Esa.stored`."""
+        """Opens a library entry for questions; see `api.Esa.stored`."""
         assert self.library is not None
         if not self.has_made_entry(entry):
             raise UsageError(
@@ -168,14 +168,14 @@ class Ingest(ABC):
         return book
 
     def open(self, source: Source) -> Book:
-        """Opens a source for questions; see `api.Esa.open`."""
+        """Opens a document or path for questions; see `api.Esa.open`."""
         return self._ingest_source(source, None, self.esa.preset.answer.needs_kv_cache)
 
     def ingest(self, source: Source, progress: Progress | None = None) -> Book:
-        """Ingests a source; see `api.Esa.ingest`."""
+        """Ingests a document or path; see `api.Esa.ingest`."""
         return self._ingest_source(source, progress, self.reads_documents)
 
-    def _ingest_source(self, source: Source, progress: Progress | None, reads: bool) -> Book:
+    def _ingest_source(self, source: Source, progress: Progress | None, computes: bool) -> Book:
         started, text = time.perf_counter(), None
         if isinstance(source, TokenisedDocument):
             text, document = source, source.document
@@ -184,7 +184,7 @@ class Ingest(ABC):
         if (book := self.find(document)) is not None:
             return self._record_file_text(book)
         text = text or TokenisedDocument.tokenise(document, self.esa.tokenizer)
-        if not reads:
+        if not computes:
             self.events.unread(document, len(text.ids))
             return Book(document, None, text.offsets)
         try:
@@ -195,7 +195,7 @@ class Ingest(ABC):
     def _make_book(
         self, text: TokenisedDocument, progress: Progress | None, started: float
     ) -> Book:
-        """Computes a book in the library, where an interrupted ingest continues, or in memory."""
+        """Ingests a document in the library, where an ingest can continue, or in memory."""
         on_progress = combine_callbacks(self.events.progress, progress)
         form = self.make_stored_form(text) if self.stores_documents else None
         while form is not None and form.ids:
@@ -233,7 +233,7 @@ class Ingest(ABC):
         return self._track_book_in_memory(replace(book, read_s=time.perf_counter() - started))
 
     def _open_if_present(self, document: Document, entry: Entry) -> Book | None:
-        """Opens a book; returns None if another process has just removed it from the library."""
+        """Opens a library entry; returns None if another process has just removed the entry."""
         assert self.library is not None
         try:
             return self._track_book_in_memory(self.open_entry(document, entry))
@@ -243,13 +243,13 @@ class Ingest(ABC):
             return None
 
     def _track_book_in_memory(self, book: Book) -> Book:
-        """Counts a book in `tokens_in_memory` while it is used, unless its data stays on disk."""
+        """Counts a document in `tokens_in_memory` while in use, unless the KV cache is on disk."""
         if book.entry is None or book.index is not None:
             self._alive.append(ref(book))
         return book
 
     def _record_file_text(self, book: Book) -> Book:
-        """Records in the library which text the book's file has now."""
+        """Records in the library which text the file of a document has now."""
         library, document = self.library, book.document
         if library and book.entry and document.stamp is not None:
             with suppress(LibraryError, ResourceError), library.catalogue() as catalogue:
@@ -273,7 +273,7 @@ class Ingest(ABC):
 
 
 class IndexIngest(Ingest):
-    """Makes books with token indexes that a finder computes."""
+    """Ingests documents by computing token indexes with a finder."""
 
     def __init__(self, encoder: Finder, *options: Any) -> None:
         super().__init__(*options)
@@ -281,10 +281,10 @@ class IndexIngest(Ingest):
 
     @cached_property
     def identity(self) -> str:
-        """Everything that an index depends on except its text, as JSON."""
+        """JSON of everything that a token index depends on, except the text of the document."""
         facts = {
             "index": FORMAT,
-            "model": self.esa.facts,
+            "model": self.esa.model_facts,
             "encoder": self.encoder.digest,
             "segment_tokens": SEGMENT_TOKENS,
             "context_tokens": CONTEXT_TOKENS,
@@ -344,7 +344,7 @@ class IndexIngest(Ingest):
         """Yields the first token number and the reduced keys (n, R) of each piece of a text."""
         for start in range(first, len(text.ids), PIECE):
             stop = min(start + PIECE, len(text.ids))
-            with self.esa.suspended():
+            with self.esa.run_without_method():
                 keys = self.encoder.encode_document(text.ids, start, stop)
             yield start, keys
             on_progress(stop, len(text.ids))

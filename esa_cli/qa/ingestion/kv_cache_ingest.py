@@ -1,4 +1,4 @@
-"""Makes books with a KV cache: a session prefills each document separately."""
+"""Ingests documents by computing KV caches: a session prefills each document separately."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ SERVES = {"int8": ("int8", "native"), "native": ("native",)}
 
 
 class KvCacheIngest(Ingest):
-    """Makes books with a KV cache, which is stored as `int8`, or as an exact `native` copy."""
+    """Ingests documents as KV caches, which are stored as `int8`, or as exact `native` copies."""
 
     def __init__(self, rows: str, *options: Any) -> None:
         super().__init__(*options)
@@ -53,7 +53,7 @@ class KvCacheIngest(Ingest):
         """Returns the layout of this model's KV cache in the library, in the number format `rows`:
         `int8` or `native`. Layers that do not run the method have no reduced keys. Raises
         ModelError. UsageError: the library cannot store the method's projections."""
-        session, shape = self.esa.session, self.esa.facts["fingerprint"]
+        session, shape = self.esa.session, self.esa.model_facts["fingerprint"]
         method, attached, config = session.method, session.attachment, session.model.config
         compressor, features = method.compressor, method.score.features
         if features and not compressor.fit_tokens:  # refused before the document is read
@@ -76,7 +76,7 @@ class KvCacheIngest(Ingest):
     def _make_identity(self, layout: Layout) -> str:
         session = self.esa.session
         head = session.prompt.encode_prompt_start()
-        return make_cache_key(self.esa.facts, head, session.preset, session.method, layout)
+        return make_cache_key(self.esa.model_facts, head, session.preset, session.method, layout)
 
     @property
     def stores_documents(self) -> bool:
@@ -133,7 +133,7 @@ class KvCacheIngest(Ingest):
         return read_model_shape(model.config.to_dict()).count_state_bytes(model.dtype.itemsize)
 
     def _move_states_to_device(self, states: Sequence[State], key: str) -> list[State]:
-        """Moves stored states to the model's device. Raises LibraryError: a shape is wrong."""
+        """Moves stored recurrent states to the model's device. Raises LibraryError."""
         assert self.library is not None
         size = sum(tensor.nbytes for state in states for tensor in state.values())
         if size not in (0, self._document_state_bytes):  # those before the first token are empty

@@ -80,7 +80,7 @@ class TextCosts:
     finder: FinderSizes | None = None
 
     def count_activations(self, tokens: int) -> int:
-        """Returns how many numbers the activations of a layer have for `tokens` tokens."""
+        """Counts the numbers in the activations of one layer for `tokens` tokens."""
         shape = self.shape
         projections = (shape.heads + 2 * shape.groups) * shape.dim
         return tokens * (6 * shape.hidden + 3 * shape.inner + 3 * projections)
@@ -90,7 +90,7 @@ class TextCosts:
         return 0, 0
 
     def count_reduced_key_bytes(self, tokens: int, size: int) -> int:
-        """Returns the bytes of a token index, or of reduced keys."""
+        """Returns the bytes of a token index, or of the reduced keys in a KV cache."""
         return tokens * self.finder.layout.row_bytes if self.finder else 0
 
     def count_working_bytes(self, tokens: int, size: int) -> int:
@@ -117,7 +117,7 @@ class TextCosts:
 
     @property
     def paper_ratios(self) -> tuple[float, float] | None:
-        """None, because the paper's two ratios do not apply to answers from text."""
+        """None, because the two ratios of the ESA paper do not apply to answers from passages."""
         return None
 
 
@@ -149,7 +149,7 @@ class KvCacheCosts(TextCosts):
         return self._count_allocated_tokens(tokens) * self.reduced_width * size
 
     def _count_allocated_tokens(self, tokens: int) -> int:
-        """Returns the number of tokens with allocated memory; unused RAM is not counted."""
+        """Counts the tokens with allocated memory, with room for questions on a GPU."""
         return tokens + RESERVE if self.on_gpu else tokens
 
     def count_working_bytes(self, tokens: int, size: int) -> int:
@@ -185,10 +185,10 @@ class KvCacheCosts(TextCosts):
 
     @property
     def paper_ratios(self) -> tuple[float, float] | None:
-        """Two ratios of the paper, with the dimension R of one layer's reduced keys, or None if the
-        method does not use the paper's score. The operations of a step relative to full attention
-        are (2 R + 1) / (4 H D + 3 H) in a long document. The size of reduced keys relative to keys
-        and values is R / 2 G D."""
+        """Two ratios of the ESA paper, with the dimension R of one layer's reduced keys, or None if
+        the method does not use the score of this paper. The operations of a step relative to full
+        attention are (2 R + 1) / (4 H D + 3 H) in a long document. The size of reduced keys
+        relative to keys and values is R / 2 G D."""
         from esa_cli.attention.selection import SumScore, TopK
 
         shape, method = self.shape, self.method
@@ -280,7 +280,7 @@ class IngestPlanner(Protocol):
         """Estimates the time of ingesting `tokens` tokens by the speed of the last ingest."""
 
     def remember_speed(self, tokens: int, seconds: float) -> None:
-        """Saves the speed of an ingest of `tokens` tokens, if the file can be written."""
+        """Saves how long an ingest of `tokens` tokens took, to estimate the next ingest."""
 
 
 @dataclass
@@ -311,7 +311,7 @@ class IndexPlanner:
 
 
 class ModelPlanner:
-    """Plans ingests of any length, for one method, model and machine.
+    """Estimates memory and time of ingests, for one method, model and machine.
 
     Args:
         resolved: the method, and the model's name, by which speeds are remembered.
@@ -450,7 +450,7 @@ class IngestPlan:
 
     @property
     def remedies(self) -> tuple[str, ...]:
-        """Changes that would make the documents fit into memory, best first; empty if they fit."""
+        """Advice that would make documents fit into memory, best first; empty if documents fit."""
         if self.fits:
             return ()
         planner, size = self.planner, self.planner.dtype.itemsize
@@ -495,7 +495,7 @@ def _make_memory_error(
 
 
 def _list_memory_remedies(tokens_that_fit: int, device: str) -> list[str]:
-    """Returns what a person can do if the documents fit into no other place."""
+    """Returns advice for documents that do not fit into memory on any device."""
     fewer = f"give fewer or shorter documents: {tokens_that_fit:,} tokens fit"
     free = "raise ESA_MEMORY_LIMIT" if _is_memory_limited_by_user(device) else "free some memory"
     return [*([fewer] if tokens_that_fit > 0 else []), "use a smaller model with --model", free]

@@ -63,7 +63,7 @@ class _StrictModel(BaseModel):
 
 
 class AnswerSettings(_StrictModel):
-    """How a question is answered.
+    """The `answer` settings of a preset: how passages are found and read.
 
     Args:
         source: `from` in a preset. `rows`: the question attends to selected tokens of the KV cache,
@@ -144,7 +144,7 @@ class GenerationSettings(_StrictModel):
 
 
 class Preset(_StrictModel):
-    """A validated preset. Method parts are mappings, because plugins define their settings."""
+    """The validated settings of a preset. Plugins define the settings of method parts."""
 
     name: str
     description: str = ""
@@ -204,10 +204,10 @@ _WINDOW: Any = create_model("Window", __base__=_StrictModel, **_sizes)
 _HOLDER: Any = create_model("_HOLDER", window=(_WINDOW, ...))
 
 
-def merge_settings(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns `base` updated recursively with `over`; a renamed method part is replaced."""
+def merge_settings(base: Mapping[str, Any], overriding: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns `base` updated recursively with `overriding`; a renamed method part is replaced."""
     out = dict(base)
-    for key, value in over.items():
+    for key, value in overriding.items():
         old = out.get(key)
         if isinstance(old, dict) and isinstance(value, dict):
             renamed = key in KINDS and value.get("name", old.get("name")) != old.get("name")
@@ -217,32 +217,32 @@ def merge_settings(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str
     return out
 
 
-def merge_presets(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Merges the preset `over` into `base`. If `base` has a finder, another model in `over` becomes
-    `answer.reader`, which writes the answers. Without a finder, the model in `over` replaces the
-    model with its `score.heads` and `answer`."""
-    out = merge_settings(base, over)
-    if "model" not in over or "model" not in base or over["model"] == base["model"]:
+def merge_presets(base: Mapping[str, Any], overriding: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the preset `base` with the settings of preset `overriding`. If `base` has a finder,
+    another model in `overriding` becomes `answer.reader`, which writes the answers. Without a
+    finder, the other model replaces the model, `score.heads` and `answer` of `base`."""
+    out = merge_settings(base, overriding)
+    if "model" not in overriding or "model" not in base or overriding["model"] == base["model"]:
         return out
-    below, above = base.get("answer") or {}, over.get("answer") or {}
+    below, above = base.get("answer") or {}, overriding.get("answer") or {}
     of_its_own = above.keys() & {"finder", "reader"} or above.get("adapter")
     finds = below.get("finder") and below.get("from") == above.get("from", "text") == "text"
     if finds and not of_its_own:
-        answer = {**out["answer"], "reader": over["model"]}
+        answer = {**out["answer"], "reader": overriding["model"]}
         return {**out, "model": base["model"], "answer": answer}
     if "answer" in base:
         out["answer"] = above
-    if isinstance(out.get("score"), dict) and "heads" not in (over.get("score") or {}):
+    if isinstance(out.get("score"), dict) and "heads" not in (overriding.get("score") or {}):
         out["score"] = {key: value for key, value in out["score"].items() if key != "heads"}
-        facts = find_known_model_facts(str(over["model"]))
+        facts = find_known_model_facts(str(overriding["model"]))
         if facts is not None and facts.heads and out["score"].get("name") == "vote":
             out["score"]["heads"] = facts.heads
     return out
 
 
 def set_kv_cache_source(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns settings with answers from the KV cache, of the model `answer.reader` if it is set.
-    Raises PresetError: this model is on a server."""
+    """Returns preset settings, changed to answer from the KV cache of the model `answer.reader`, or
+    of the preset's model. Raises PresetError: the model `answer.reader` is on a server."""
     answer = {**(data.get("answer") or {}), "from": "rows"}
     reader = answer.pop("reader", None)
     if reader is not None and is_web_address(reader):
@@ -256,7 +256,7 @@ def set_kv_cache_source(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def make_preset_of_reader_model(preset: Preset) -> Preset:
-    """Returns the preset; if it names a reader, it answers from the reader's KV cache."""
+    """Returns the preset, changed to answer from the reader's KV cache if it names a reader."""
     if preset.answer.reader is None:
         return preset
     return validate_settings(preset.name, set_kv_cache_source(preset.model_dump(exclude={"name"})))
@@ -283,15 +283,15 @@ def find_finder_folder(name: str) -> Path:
     return _find_folder_with_file(name, "finder", MAPS)
 
 
-def _find_folder_with_file(name: str, kind: str, file: str) -> Path:
-    own = expand_home_folder(name, f"answer.{kind}", PresetError)
-    shipped = [] if "/" in name else [find_shipped_preset_folder() / f"{kind}s" / name]
+def _find_folder_with_file(name: str, setting: str, required_file: str) -> Path:
+    own = expand_home_folder(name, f"answer.{setting}", PresetError)
+    shipped = [] if "/" in name else [find_shipped_preset_folder() / f"{setting}s" / name]
     for folder in (*shipped, own):
-        if name and (folder / file).is_file():
+        if name and (folder / required_file).is_file():
             return folder
     raise PresetError(
-        f"answer.{kind} must be a folder with {file}, got {name!r}",
-        f"give the path of such a folder, or use --set answer.{kind}=null",
+        f"answer.{setting} must be a folder with {required_file}, got {name!r}",
+        f"give the path of such a folder, or use --set answer.{setting}=null",
     )
 
 
@@ -322,8 +322,8 @@ def _load_settings_with_parents(path: Path, chain: tuple[Path, ...] = ()) -> dic
 
 
 def split_preset_name(name: str) -> tuple[str, dict[str, Any]]:
-    """Returns the preset that a name means, and settings that override it: the name of a known
-    model means a preset with this model."""
+    """Returns a preset name, and overriding settings: the name of a known model stands for a preset
+    and for the setting of this model."""
     if name not in list_preset_files() and (facts := load_known_models().get(name)):
         return facts.way, {"model": facts.model}
     return name, {}

@@ -97,7 +97,7 @@ def read_preset_file(path: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """A known model, as a row of `models.yaml`, whose comment explains the fields."""
+    """The size, context window and heads of a model in the table `models.yaml`."""
 
     model: str
     weights: float
@@ -119,15 +119,15 @@ def load_known_models() -> dict[str, ModelFacts]:
 
 
 def resolve_model_name(named: str) -> str:
-    """Returns the hub id of a known model's name, and any other text unchanged."""
+    """Returns the Hugging Face id of a known model's name; returns other names unchanged."""
     return load_known_models()[named].model if named in load_known_models() else named
 
 
 def find_known_model_facts(model: str) -> ModelFacts | None:
-    """Returns the facts of the known model with a hub id, or None if the model is unknown."""
+    """Returns the facts of the model with a Hugging Face id, or None if the model is unknown."""
     return next((facts for facts in load_known_models().values() if facts.model == model), None)
 
 
-def is_web_address(text: str) -> bool:
+def is_web_address(reader_name: str) -> bool:
     """Whether the name of a reader is a web address."""
-    return text.strip().lower().startswith(("http://", "https://"))
+    return reader_name.strip().lower().startswith(("http://", "https://"))

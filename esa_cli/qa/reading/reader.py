@@ -38,7 +38,7 @@ class Sampling:
 
 
 def ignore_text(piece: str) -> None:
-    """A callback for pieces of an answer that ignores the text."""
+    """Ignores a piece of an answer; the default for callbacks that receive the answer's text."""
 
 
 class Reader(Protocol):
@@ -62,7 +62,7 @@ class Reader(Protocol):
         Raises ReaderError: no answer came. HistoryError, LengthError: the prompt is too long."""
 
     def close(self) -> None:
-        """Closes the reader's connections; the reader can be used again."""
+        """Closes the connections of the reader, which are opened again when they are needed."""
 
 
 SYSTEM = (
@@ -88,7 +88,7 @@ def format_numbered_passages(passages: Sequence[Passage]) -> str:
 def make_chat_messages(
     question: str, passages: Sequence[Passage], history: Sequence[Turn]
 ) -> list[dict[str, str]]:
-    """Returns the prompt as chat messages; a turn without an answer joins the system message."""
+    """Returns a question with passages and earlier questions as chat messages."""
     system = [SYSTEM, *(turn.question for turn in history if not turn.answer)]
     turns = [turn for turn in history if turn.answer]
     asked = [QUESTION.format(question=turn.question.strip()) for turn in turns]
@@ -154,7 +154,7 @@ class ChatReader:
         """Returns the prompt with as many of the best passages as fit. Raises LengthError."""
         prompt = self.prompt
         after = prompt.encode_history(history)
-        after += prompt.encode_question(question, later=bool(history))
+        after += prompt.encode_question(question, is_followup=bool(history))
         for count in range(len(passages), 0, -1):
             ids = prompt.encode_document(format_numbered_passages(passages[:count])) + after
             if len(ids) + max_tokens <= self._window:

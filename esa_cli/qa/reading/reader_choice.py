@@ -132,7 +132,7 @@ class ReaderChoice:
 
 
 def count_reader_bytes(choice: ReaderChoice, size: int, packing: str = "") -> int | None:
-    """Returns the bytes that a reader's weights will take, or None if the size is unknown."""
+    """Returns the bytes that a reader model's weights will take; None if the size is unknown."""
     if choice.ref is None:
         return 0
     folder = models.path_of(choice.ref)

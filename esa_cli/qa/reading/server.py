@@ -129,10 +129,10 @@ class ServerReader:
         """Closes the connections to the server."""
         self._session.close()
 
-    def _add_api_key(self, request: Any) -> Any:
+    def _add_api_key(self, http_request: Any) -> Any:
         if self._key is not None:
-            request.headers["Authorization"] = f"Bearer {self._key}"
-        return request
+            http_request.headers["Authorization"] = f"Bearer {self._key}"
+        return http_request
 
     def _send_request(self, method: str, path: str, body: Any = None) -> requests.Response:
         """Sends a request, again if the server is busy; the response's body is not read yet."""

@@ -61,11 +61,11 @@ def collapse_spaces(text: str) -> str:
     return " ".join(text.split())
 
 
-def clip_text(text: str, limit: int, count_tokens: Callable[[str], int]) -> str:
-    """Returns the beginning of a text, with at most `limit` tokens and without half a word."""
+def clip_text(text: str, max_tokens: int, count_tokens: Callable[[str], int]) -> str:
+    """Returns the beginning of a text, with at most `max_tokens` tokens and without half a word."""
     least = count_tokens("")
-    while text and (over := count_tokens(text) - limit) > 0:
-        own = over + limit - least
+    while text and (over := count_tokens(text) - max_tokens) > 0:
+        own = over + max_tokens - least
         keep = max(0, min(len(text) - 1, len(text) * (own - over) // max(1, own)))
         space = max(text.rfind(" ", 0, keep), text.rfind("\n", 0, keep))
         text = text[: space if 2 * space > keep else keep]
@@ -118,7 +118,7 @@ class PassageReader:
         self.get_token_bytes = make_token_decoder(prompt.tokenizer)
 
     @cached_property
-    def forward(self) -> TextForward:
+    def text_forward(self) -> TextForward:
         """The forward pass of the model, for use within the context of `reading`."""
         if self._fuses:
             return FusedForward(self.model, adapter=self._adapter)
@@ -145,37 +145,37 @@ class PassageReading:
             ]
         self._reader, self._passages = reader, passages
         ids = [prompt.encode_prompt(question, passage) for passage in passages]
-        self._batch = PromptBatch(reader.forward, ids)
+        self._batch = PromptBatch(reader.text_forward, ids)
         self.log_odds: list[float] = []
         if passages:
             numbers = range(len(passages))
             none = torch.stack([self._compute_unanswered_log_probability(one) for one in numbers])
             self.log_odds = (torch.log1p(-none.exp().clamp(max=1 - 1e-7)) - none).tolist()
 
-    def _compute_unanswered_log_probability(self, number: int) -> Tensor:
+    def _compute_unanswered_log_probability(self, passage_number: int) -> Tensor:
         """Returns the log-probability () that the answer to a passage is `unanswered`. The
         probability covers as many tokens as are needed to rule out a quotation: ` (` may also begin
         a quotation of `(1867)`."""
         reader, ids = self._reader, self._reader.prompt.unanswered_ids
-        passage = collapse_spaces(self._passages[number]).encode()
-        out = self._batch.logits[number].log_softmax(-1)[ids[0]]
+        passage = collapse_spaces(self._passages[passage_number]).encode()
+        out = self._batch.logits[passage_number].log_softmax(-1)[ids[0]]
         text, continuation = reader.get_token_bytes(ids[0]), None
         for before, token in pairwise(ids):
             if text.strip() not in passage:
                 break
-            continuation = continuation or self._batch.start_continuation(number)
+            continuation = continuation or self._batch.start_continuation(passage_number)
             out = out + continuation.append([0], [before])[0].log_softmax(-1)[token]
             text += reader.get_token_bytes(token)
         return out
 
-    def find_span(self, number: int, above: float = -math.inf) -> Span | None:
-        """Returns the most probable span of passage `number`, or None if no span has a
+    def find_span(self, passage_number: int, min_log_probability: float = -math.inf) -> Span | None:
+        """Returns the most probable span of passage `passage_number`, or None if no span has a
         log-probability over `above`."""
-        passage, reader = self._passages[number], self._reader
+        passage, reader = self._passages[passage_number], self._reader
         found = search_most_probable_span(
-            collapse_spaces(passage), self._batch.logits[number],
-            self._batch.start_continuation(number), reader.get_token_bytes,
-            reader.prompt.line_end, above,
+            collapse_spaces(passage), self._batch.logits[passage_number],
+            self._batch.start_continuation(passage_number), reader.get_token_bytes,
+            reader.prompt.line_end, min_log_probability,
         )  # fmt: skip
         if found is None:
             return None
@@ -290,7 +290,7 @@ class SpanReader:
         """Closes nothing, as this reader has no connections."""
 
     def _wants_free_text(self, question: str) -> bool:
-        """Whether the answer to a question is free text instead of a quotation."""
+        """Whether to write free text for a question instead of quoting a passage."""
         form = self._settings.form
         return form == "text" or (form == "auto" and wants_free_text(question))
 
@@ -307,7 +307,7 @@ class SpanReader:
 
 
 class Span(NamedTuple):
-    """A span: characters [start, end) of a passage, and their log-probability as the answer."""
+    """Characters [start, end) of a passage, with their log-probability as the answer."""
 
     start: int
     end: int
@@ -368,9 +368,9 @@ def search_most_probable_span(
 
 def _extend_hypothesis(
     passage: bytes, old: _AnswerHypothesis, log_probabilities: Tensor,
-    get_token_bytes: Callable[[int], bytes], number: int,
+    get_token_bytes: Callable[[int], bytes], hypothesis_number: int,
 ) -> list[_AnswerHypothesis]:  # fmt: skip
-    """Extends hypothesis `number` by the `BEAMS` likeliest tokens that continue the passage."""
+    """Extends the beginning of an answer by the likeliest tokens that continue the passage."""
     out: list[_AnswerHypothesis] = []
     values, tokens = log_probabilities.topk(min(CANDIDATES, log_probabilities.shape[0]))
     for value, token in zip(values.tolist(), tokens.tolist(), strict=True):
@@ -385,7 +385,7 @@ def _extend_hypothesis(
         starts = tuple([at for at in old.starts if passage.startswith(text, at)])
         if starts:
             total = old.log_probability + value
-            out.append(_AnswerHypothesis(total, text, starts, spaced, number, token))
+            out.append(_AnswerHypothesis(total, text, starts, spaced, hypothesis_number, token))
         if len(out) == BEAMS:
             break
     return out
@@ -397,7 +397,7 @@ SPACE, BYTE_SPACE = "▁", "Ġ"
 
 
 def make_token_decoder(tokenizer: Any) -> Callable[[int], bytes]:
-    """Returns a function from a token id to the token's bytes, which are empty for unknown ids."""
+    """Returns a function that maps a token id to bytes, which are empty for unknown ids."""
     example = tokenizer("a b", add_special_tokens=False)["input_ids"]
     names = "".join(tokenizer.convert_ids_to_tokens(example))
     letters = make_byte_by_letter()
@@ -502,7 +502,7 @@ class WordBoundaries:
         return not (_is_letter(after) or self._is_joining_mark(offset))
 
     def extend_span(self, start: int, end: int) -> tuple[int, int]:
-        """Extends a span by its sign, its unit, and its missing closing brackets."""
+        """Extends a span by a sign or unit beside the span, and by missing closing brackets."""
         start = self._signs.get(start, start)
         if self.text[end - 1].isdecimal() and (unit := UNIT.match(self.text, end)):
             end = unit.end()

@@ -89,13 +89,13 @@ def test_no_passage_overlaps_a_better_one_by_half() -> None:
 
 @pytest.mark.parametrize("question", ["Who was it that had been there?", "?!...", "Zzz?"])
 def test_without_words_the_text_comes_in_its_order(question: str) -> None:
-    found = finder(BOTH).find(question, 3)
+    found = finder(BOTH).find_passages(question, 3)
     assert [one.score for one in found] == [0.0] * 3
     assert [one.start for one in found] == sorted(one.start for one in found)
     assert found[0].start == 0
-    assert places(finder(GATE).find(question, 3)) == [(0, 0, len(GATE) - 1)]
+    assert places(finder(GATE).find_passages(question, 3)) == [(0, 0, len(GATE) - 1)]
     for texts in ((), ("",), ("", "\n\n")):
-        assert finder(*texts).find(question, 3) == []
+        assert finder(*texts).find_passages(question, 3) == []
 
 
 def in_deviations(values: list[float]) -> list[float]:
@@ -114,7 +114,11 @@ def test_scores_are_those_of_plain_loops() -> None:
     keys = [torch.nn.functional.normalize(torch.randn(len(one), 5), dim=1) for one in spans]
     queries, weights = torch.nn.functional.normalize(torch.randn(3, 5), dim=1), torch.rand(3)
     made = finder(*texts, keys=[keys[0], None, keys[2]])
-    windows, documents, bm25 = made.index.windows, made.index.documents, made.index.scores
+    windows, documents, bm25 = (
+        made.index.windows,
+        made.index.documents,
+        made.index.compute_window_scores,
+    )
     question, earlier = "When does Ahab open the gate?", "Whose boat is at the pier?"
     both = bm25(question) + 0.5 * bm25(earlier)
     words, total = in_deviations(both.tolist()), in_deviations(both.tolist())
@@ -166,7 +170,7 @@ def test_token_bounds_are_the_tokens_with_a_character_in_the_window() -> None:
 
 def test_words_count_less_where_they_single_out_no_passage() -> None:
     made = finder(BOTH)
-    scores = made.index.scores
+    scores = made.index.compute_window_scores
     assert made.compute_bm25_share(scores("When does Ahab open the gate?")) == 1
     assert made.compute_bm25_share(scores("Whose boat lies at the pier?")) == VAGUE
     assert made.compute_bm25_share(scores("xyzzy")) == VAGUE
@@ -188,19 +192,19 @@ def test_one_passage_in_eight_is_the_best_by_words() -> None:
         [-1.0, 0, 0]
     )
     reduced = ReducedQueries(torch.eye(3)[:1], torch.tensor([1.0]))
-    found = finder(text, keys=[keys]).find("Captain Ahab's gate?", 8, reduced=reduced)
+    found = finder(text, keys=[keys]).find_passages("Captain Ahab's gate?", 8, reduced=reduced)
     assert len(found) == 8
     assert all(GATE.strip() not in one.text for one in found[:7])
     assert GATE.strip() in found[7].text
 
 
 def test_the_passage_with_the_words_comes_first_in_whichever_document() -> None:
-    found = finder(BOTH).find("When does Ahab open the gate?", 5)
+    found = finder(BOTH).find_passages("When does Ahab open the gate?", 5)
     assert GATE.strip() in found[0].text
     assert [one.score for one in found] == sorted([one.score for one in found], reverse=True)
     texts = [FILLER, "", GATE, FILLER + "Starbuck sleeps."]
-    assert finder(*texts).find("Ahab's gate?", 1)[0].document == "2"
-    assert finder(*texts).find("Who is Starbuck?", 1)[0].document == "3"
+    assert finder(*texts).find_passages("Ahab's gate?", 1)[0].document == "2"
+    assert finder(*texts).find_passages("Who is Starbuck?", 1)[0].document == "3"
 
 
 def test_every_place_has_as_many_words_as_any() -> None:
