@@ -1,7 +1,6 @@
 """Collects all places in documents that answer a question, without duplicates.
 
-The reader reads all passages of a short text, and the passages of a longer text that have high
-scores in finding.
+The reader reads all passages of a short text, and the best passages found in a longer text.
 Log-odds, or the reply of another model, decide whether a passage contains an answer.
 """
 

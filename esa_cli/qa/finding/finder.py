@@ -2,8 +2,7 @@
 
 The reduced key of a document token is a low-rank projection of its hidden state after a middle
 layer of the model, as in Equation 6. Question tokens have another projection, as in Equation 5, and
-weights. `benchmarks/training/train_finder.py` trains the projections and a LoRA adapter of the
-model.
+weights. `benchmarks/training/train_finder.py` trains projections and a LoRA adapter.
 """
 
 from __future__ import annotations

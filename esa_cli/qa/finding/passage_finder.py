@@ -1,9 +1,9 @@
 """Indexed documents (books), and the search for passages that may answer a question.
 
-A book is a document with tokens, and with what a model has computed from them. Sentence
-windows of documents are ranked. The score of a window is its BM25 score in standard deviations. If the
-book has a token index, the late-interaction score is added, with a larger weight. Constants are
-chosen on the development questions of benchmarks/book_questions.
+A book is a document with tokens, and with what a model has computed from them. A sentence window
+of a book scores by BM25 in standard deviations, and if the book has a token index, by late
+interaction with a larger weight. The development questions of benchmarks/book_questions chose the
+constants.
 """
 
 from __future__ import annotations

@@ -69,8 +69,7 @@ def find_sentence_spans(text: str) -> list[tuple[int, int]]:
 def cut_sentence_windows(
     sentence_spans: list[tuple[int, int]], word_counts: list[int], window_words: int
 ) -> list[TextWindow]:
-    """Cuts a text into windows of whole sentences, of about `window_words` words, which overlap by
-    half; `word_counts` are the numbers of words of the sentences."""
+    """Cuts sentences into windows of about `window_words` words, which overlap by half."""
     out: list[TextWindow] = []
     first = 0
     while first < len(sentence_spans):

@@ -46,7 +46,7 @@ class Reader(Protocol):
 
     @property
     def name(self) -> str:
-        """The name of the model, for display."""
+        """The name of the reader model, as it is shown to people."""
 
     @property
     def nbytes(self) -> int:
