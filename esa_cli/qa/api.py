@@ -406,10 +406,9 @@ class Esa:
             )
         self.spans.check_length(question, 1)
         placed = self.add_token_ranges(_drop_duplicate_books(books, "collect from"))
-        reader = self.reader
         with self.run_without_method():
             chosen = collecting.choose_passages(self.search, question, placed, minimum, every)
-        if reader is None:
+        if (reader := self.reader) is None:
             batch, repeat = collecting.BATCH, chosen.total <= collecting.WHOLE
             decide = collecting.make_log_odds_finder(self.spans.passages, question, least, repeat)
         else:

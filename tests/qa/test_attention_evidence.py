@@ -321,9 +321,8 @@ def test_passages_are_whole_sentences_heaviest_first(books: list[Book]) -> None:
 def test_sentences_that_weigh_alike_and_follow_each_other_are_one(books: list[Book]) -> None:
     weights = weighed(books, (0, "rang", 2.0), (0, "fell", 1.2), (0, "deaf", 0.4))
     weights += weighed(books, (0, "came", 0.9))
-    found = [
-        books[0].document.text[p.start : p.end] for p in find_heavy_passages(weights, books, 3)
-    ]
+    text, heavy = books[0].document.text, find_heavy_passages(weights, books, 3)
+    found = [text[p.start : p.end] for p in heavy]
     assert found == ["A bell rang twice. Then it fell.", "Nobody came.", "The mayor is deaf."]
     assert len(find_heavy_passages(weights, books, 1)) == 1
 

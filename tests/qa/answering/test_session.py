@@ -96,9 +96,8 @@ def test_sampling_is_repeatable(session: Session) -> None:
 def test_another_preset_asks_the_same_reading(session: Session) -> None:
     session.read(TEXT)
     before = session.ask(QUESTION).text
-    session.use_preset(
-        preset.load("tiny-random", ["position.name=contiguous", "position.distance=100"])
-    )
+    contiguous = ["position.name=contiguous", "position.distance=100"]
+    session.use_preset(preset.load("tiny-random", contiguous))
     session.ask(QUESTION)
     session.use_preset(preset.load("tiny-random"))
     assert session.ask(QUESTION).text == before

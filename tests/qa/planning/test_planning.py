@@ -55,9 +55,8 @@ def make_plan(
     tokens: int = 1000, *overrides: str, dtype: torch.dtype = torch.float32, **options: Any
 ) -> plan.Plan:
     chosen = resolve_preset("tiny-random", overrides)
-    return plan.ModelPlanner(
-        chosen, Path("tiny"), dtype=dtype, device="cpu", **options
-    ).plan_ingest(tokens)
+    planner = plan.ModelPlanner(chosen, Path("tiny"), dtype=dtype, device="cpu", **options)
+    return planner.plan_ingest(tokens)
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma3n_text", "qwen3_moe"])
