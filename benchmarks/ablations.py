@@ -102,7 +102,7 @@ def main() -> None:
     with session:
         spans, head = (
             session.prompt.find_token_offsets(sample.text),
-            len(session.prompt.encode_head()),
+            len(session.prompt.encode_prompt_start()),
         )
         for group, name, overrides in ROWS:
             if arguments.only and group != arguments.only:
@@ -113,11 +113,11 @@ def main() -> None:
                 needs = json.dumps([chosen.compressor, chosen.score, chosen.position])
             if needs != read_with or not session.document_tokens:
                 # Another compressor is fitted while the text is read.
-                session.clear()
-                session.use(preset.load(arguments.preset, [*base, *_compressor(overrides)]))
+                session.empty_cache()
+                session.use_preset(preset.load(arguments.preset, [*base, *_compressor(overrides)]))
                 session.read(sample.text)
                 read_with = needs
-            session.use(chosen)
+            session.use_preset(chosen)
             row = {"group": group, "variation": name, "set": overrides}
             row |= measure(session, sample, spans, head)
             print(

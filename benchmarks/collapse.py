@@ -80,7 +80,7 @@ def main() -> None:
         with Session(loaded.model, loaded.tokenizer, chosen) as session:
             session.read(text)
             for name, settings in SETTINGS.items():
-                session.use(preset.load(arguments.preset, [*COMMON, *settings]))
+                session.use_preset(preset.load(arguments.preset, [*COMMON, *settings]))
                 with torch.inference_mode():
                     by_layer = shares(session, text, needles)
                 row = {

@@ -103,7 +103,7 @@ def scored(rows: Sequence[Range], question: dict[str, Any]) -> dict[str, Any]:
 
 def measured(esa: Any, book: Any, question: dict[str, Any], least: float | None) -> dict[str, Any]:
     """One question by each way."""
-    from esa_cli.qa.finding.passage_finder import PassageSearch, place_books
+    from esa_cli.qa.finding.passage_finder import PassageSearch, add_token_ranges
 
     def ranges(passages: Sequence[Any]) -> list[Range]:
         return [(one.start, one.end) for one in sorted(passages, key=lambda one: one.start)]
@@ -113,8 +113,8 @@ def measured(esa: Any, book: Any, question: dict[str, Any], least: float | None)
     places = esa.collect(question["question"], [book], **how)
     every = list(places)
     seconds = time.perf_counter() - started
-    unread = place_books([type(book)(book.document, None, book.spans)])
-    by_words = PassageSearch().passages(question["words"], unread, None)
+    unread = add_token_ranges([type(book)(book.document, None, book.spans)])
+    by_words = PassageSearch().search_passages(question["words"], unread, None)
     ways = {
         "collect": scored(ranges(every), question),
         "its passages": scored(sorted({one.passage for one in every}), question),

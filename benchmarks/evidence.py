@@ -37,8 +37,8 @@ from esa_cli.attention.step import ChunkTrace
 from esa_cli.qa.attention_evidence import (
     FOUND,
     AttentionWeights,
-    heaviest_passages,
-    weigh_best_sentence,
+    find_heavy_passages,
+    weigh_heaviest_sentence,
 )
 
 EXCERPTS = ((0.05, 5000), (0.28, 9000), (0.5, 13000), (0.72, 13000), (0.9, 11000))
@@ -67,10 +67,10 @@ class Study(AttentionWeights):
         self.shipped = AttentionWeights(session.attachment.method_layers, session.document_tokens)
         self.layers = range(session.model.config.num_hidden_layers)
         self.witness_s = self.study_s = 0.0
-        self.clear()
+        self.reset_weights()
 
-    def clear(self) -> None:
-        super().clear()
+    def reset_weights(self) -> None:
+        super().reset_weights()
         self.kept: dict[tuple[int, bool], list[Any]] = {}
 
     def __call__(self, seen: ChunkTrace) -> None:
@@ -151,7 +151,7 @@ def ask(session: Any, book: Plain, question: dict[str, Any], most: int) -> dict[
         "kind": question["kind"],
         "question": question["question"],
         "answer": answer.text,
-        "strength": round(weigh_best_sentence(study.shipped.question_weights, [book]), 3),
+        "strength": round(weigh_heaviest_sentence(study.shipped.question_weights, [book]), 3),
         "seconds": round(answer.total_s - study.study_s, 2),
         "witness_s": round(study.witness_s, 3),
     }
@@ -159,7 +159,9 @@ def ask(session: Any, book: Plain, question: dict[str, Any], most: int) -> dict[
         return row
     start = book.text.index(question["fact"])
     weightings = study.weightings()
-    passages = {name: heaviest_passages(weights, [book], 3) for name, weights in weightings.items()}
+    passages = {
+        name: find_heavy_passages(weights, [book], 3) for name, weights in weightings.items()
+    }
     end = start + len(question["fact"])
     return row | {
         "ok": answered(answer.text, question["answers"]),
@@ -205,7 +207,7 @@ def rows(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
             continue
         with Session(loaded.model, loaded.tokenizer, chosen) as session:
             session.read(text)
-            head = len(session.prompt.encode_head())
+            head = len(session.prompt.encode_prompt_start())
             spans = torch.tensor(session.prompt.find_token_offsets(text))
             book = Plain(name, text, spans, range(head, head + len(spans)))
             for question in questions:

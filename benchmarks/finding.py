@@ -54,7 +54,7 @@ def main() -> None:
             return_offsets_mapping=True, verbose=False,
         )  # fmt: skip
         ids, spans = out["input_ids"], torch.tensor(out["offset_mapping"])
-        keys = ReducedKeys.of(encoder.encode_document(ids, 0, len(ids)), encoder.layout)
+        keys = ReducedKeys.encode(encoder.encode_document(ids, 0, len(ids)), encoder.layout)
         finder = PassageFinder([Book(document, None, spans, index=keys)])
         for question in questions:
             if question["kind"] == "absent":
@@ -66,7 +66,7 @@ def main() -> None:
             for name, reduced in zip(WAYS, ways, strict=True):
                 within[name] = []
                 for depth in DEPTHS:
-                    passages = finder.find(question["question"], depth, reduced=reduced)
+                    passages = finder.find_passages(question["question"], depth, reduced=reduced)
                     place = rank([(one.start, one.end) for one in passages], question["passage"])
                     within[name].append(place is not None)
                 found[name, question["kind"]].append(within[name])

@@ -56,10 +56,10 @@ def main() -> None:
     arguments = parser.parse_args()
     from esa_cli import models
     from esa_cli.qa.presets import preset
-    from esa_cli.qa.presets.resolved_preset import resolve
+    from esa_cli.qa.presets.resolved_preset import resolve_preset
 
     chosen = preset.load(arguments.preset, arguments.overrides)
-    method = resolve(chosen).method
+    method = resolve_preset(chosen).method
     model = models.load(chosen.model).model
     generator = torch.Generator().manual_seed(0)
     for text in arguments.lengths.split(","):

@@ -93,7 +93,7 @@ def main() -> None:
             row = {"column": name, "set": overrides, **ask_all(session, questions, text, words)}
             keep(row, arguments.out)
             for asking, settings in asks if name == "preset" else []:
-                session.use(preset.load(chosen.name, settings.split(",")))
+                session.use_preset(preset.load(chosen.name, settings.split(",")))
                 row = {"column": asking, "set": settings.split(","), "over": "preset's reading"}
                 keep({**row, **ask_all(session, questions, "", 0)}, arguments.out)
 

@@ -92,7 +92,7 @@ def rows(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
                 rate = session.document_tokens / (time.perf_counter() - started)
                 for ask in asks:
                     over = preset.load(arguments.preset, base + list(ask.get("set", [])))
-                    session.use(over)
+                    session.use_preset(over)
                     started = time.perf_counter()
                     if reading.get("excerpt"):
                         results = []

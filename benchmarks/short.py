@@ -53,10 +53,10 @@ def ask_pieces(
         mine = [question for question in questions if question["fact"] in part]
         if not mine:
             continue
-        session.clear()
-        session.use(presets[0])
+        session.empty_cache()
+        session.use_preset(presets[0])
         session.read(part)
-        session.use(presets[1])
+        session.use_preset(presets[1])
         for question in mine:
             answer = session.ask(question["question"], max_new_tokens=24)
             good = answered(answer.text, question["answers"])

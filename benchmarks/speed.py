@@ -36,7 +36,7 @@ from esa_cli.models.files.model_reference import extract_wheel_member, parse_ref
 from esa_cli.qa.finding.finder import load_finder
 from esa_cli.qa.finding.words import LexicalIndex
 from esa_cli.qa.presets import preset
-from esa_cli.qa.presets.resolved_preset import resolve
+from esa_cli.qa.presets.resolved_preset import resolve_preset
 
 FEED = 1024
 """Tokens that prefill of rows and dense prefill are given at once."""
@@ -74,7 +74,7 @@ def own_ways(chosen: Any, loaded: Any) -> dict[str, Way]:
     encoder = load_finder(chosen.answer, loaded.model, loaded.tokenizer)
     assert encoder is not None, "the preset must have a finder"
     rows = preset.load(chosen.name, ["answer.from=rows"])
-    method = resolve(rows).method
+    method = resolve_preset(rows).method
 
     def index(text: str, ids: list[int]) -> float:
         started = time.perf_counter()

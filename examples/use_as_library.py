@@ -19,8 +19,8 @@ from transformers import TextStreamer
 from esa_cli import attach, load_preset
 from esa_cli.attention.window import Phase, QueryState
 from esa_cli.models.loading.load import load
-from esa_cli.qa.answering.prompt import PromptTokens
-from esa_cli.qa.presets.resolved_preset import resolve
+from esa_cli.qa.answering.prompt import PromptEncoder
+from esa_cli.qa.presets.resolved_preset import resolve_preset
 
 READ_AT_ONCE = 1024
 """Tokens in one forward call; it bounds the memory for activations. One call for all works too."""
@@ -43,7 +43,7 @@ def main() -> None:
     loaded = load(preset.model)
     model, tokenizer = loaded.model, loaded.tokenizer
     # The chat template around the document and around each question.
-    prompt = PromptTokens(tokenizer, preset.prompt)
+    prompt = PromptEncoder(tokenizer, preset.prompt)
     document = torch.tensor([prompt.encode_document(given.document.read_text("utf-8"))]).to(
         model.device
     )
@@ -52,7 +52,7 @@ def main() -> None:
         torch.manual_seed(given.seed)
         sampling = {"do_sample": True, "temperature": given.temperature, "top_k": 0}
 
-    with torch.inference_mode(), attach(model, resolve(preset).method) as attachment:  # 1
+    with torch.inference_mode(), attach(model, resolve_preset(preset).method) as attachment:  # 1
         cache = attachment.new_cache()  # 2
         cache.begin_query(QueryState(Phase.PREFILL))
         for piece in document.split(READ_AT_ONCE, dim=1):

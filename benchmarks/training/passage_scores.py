@@ -26,7 +26,7 @@ def late_interaction(queries: Tensor, weights: Tensor, keys: Tensor, within: Ten
 
 def crop_keys(encoder: TokenEncoder, crops: Sequence[PassageCrop]) -> tuple[Tensor, Tensor]:
     """Reduced keys (P, T, R), and which are a crop's own (P, T)."""
-    keys = encoder.encode_tokens([crop.ids for crop in crops])
+    keys = encoder.encode_token_sequences([crop.ids for crop in crops])
     places = torch.arange(keys.shape[1])
     starts = torch.tensor([crop.start for crop in crops])[:, None]
     ends = torch.tensor([len(crop.ids) for crop in crops])[:, None]

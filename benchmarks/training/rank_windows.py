@@ -69,14 +69,16 @@ def ranked(
     )  # fmt: skip
     ids, spans = out["input_ids"], torch.tensor(out["offset_mapping"])
     document = Document(text.name, text.text, text.name, "utf-8", len(text.text))
-    keys = ReducedKeys.of(encoder.encode_document(ids, 0, len(ids)), encoder.layout)
+    keys = ReducedKeys.encode(encoder.encode_document(ids, 0, len(ids)), encoder.layout)
     finder = PassageFinder([Book(document, None, spans, index=keys)])
     pairs = [pair for pair in text.pairs if pair.answer]
     for at in range(0, len(pairs), GROUP):
         group = pairs[at : at + GROUP]
         queries, weights = encoder.encode_questions([pair.question for pair in group])
         for pair, query, weight in zip(group, queries, weights, strict=True):
-            found = finder.find(pair.question, COUNT, reduced=ReducedQueries(query, weight, words))
+            found = finder.find_passages(
+                pair.question, COUNT, reduced=ReducedQueries(query, weight, words)
+            )
             yield {"id": pair.id, "windows": [[one.start, one.end] for one in found]}
 
 

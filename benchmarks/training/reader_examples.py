@@ -19,7 +19,7 @@ from question_pairs import AnswerPair, Span, TrainingText
 from swapped_questions import frequent_names, swapped_question
 
 from esa_cli.evaluation.tasks.task_sample import StableRandom
-from esa_cli.qa.finding.words import LexicalIndex, sentence_spans
+from esa_cli.qa.finding.words import LexicalIndex, find_sentence_spans
 from esa_cli.qa.reading.span import collapse_spaces
 
 WORDS = (25, 105)
@@ -60,7 +60,7 @@ class ExampleText:
     ) -> None:
         self.name, self.text, self.pairs = text.name, text.text, text.pairs
         self._ranked = ranked or {}
-        self.spans = sentence_spans(self.text)
+        self.spans = find_sentence_spans(self.text)
         self.counts = [len(self.text[a:b].split()) for a, b in self.spans]
         self._starts = [start for start, _ in self.spans]
         self._wrong: dict[AnswerPair, list[str]] = {}
@@ -167,6 +167,6 @@ class ExampleText:
 
     def _best(self, question: str) -> list[Span]:
         """BM25's best windows."""
-        best = self.index.scores(question).argsort(descending=True, stable=True)
+        best = self.index.compute_window_scores(question).argsort(descending=True, stable=True)
         windows = [self.index.windows[place] for place in best[: 8 * WRONG].tolist()]
         return [(window.start, window.end) for window in windows]

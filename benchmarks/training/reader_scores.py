@@ -90,7 +90,7 @@ def _add(tally: _Tally, pair: AnswerPair, text: ExampleText, reader: PassageRead
     if example is None:
         return
     windows = text.wrong_windows(pair)[:1] if pair.answer else []
-    reading = reader.read(pair.question, [example.passage, *windows])
+    reading = reader.read_passages(pair.question, [example.passage, *windows])
     if example.answer is None:
         tally.absent.append(reading.log_odds[0])
         return

@@ -36,20 +36,20 @@ class TextAnswerer:
         self._esa = Esa(loaded, preset, session=session)
 
     def _reset_session(self) -> None:
-        self.session.clear()
-        self.session.use(self.preset)
+        self.session.empty_cache()
+        self.session.use_preset(self.preset)
 
     def check_length(self, question: str, max_new_tokens: int) -> None:
         """Raises UsageError: the question is empty. LengthError: the question is too long."""
         assert self._esa.spans is not None
-        self._esa.spans.check(question, max_new_tokens)
+        self._esa.spans.check_length(question, max_new_tokens)
 
     def ingest_text(self, text: str, progress: Progress | None = None) -> float:
         """Ingests a text, indexes words for the preset's finder, and returns the seconds."""
         started = time.perf_counter()
         self._reset_session()
         book = self._esa.ingest(Document("", text, source="", encoding="", bytes=0), progress)
-        self._esa.search.finder(self._esa.placed([book]))
+        self._esa.search.get_passage_finder(self._esa.add_token_ranges([book]))
         if progress is not None and not book.read:
             progress(len(book.spans), len(book.spans))
         self.book, self.nbytes = book, 0 if book.index is None else book.index.nbytes

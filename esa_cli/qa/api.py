@@ -1,4 +1,4 @@
-"""The Python interface: ingest each document once, ask any number of questions, see the evidence.
+"""The Python interface: ingest documents once, ask any number of questions, see the evidence.
 
 Importing this module imports neither torch nor a method; `Esa` imports them when it is used.
 
@@ -77,11 +77,11 @@ class Esa:
         from esa_cli.qa.finding.words import make_lowercase_test
         from esa_cli.qa.ingestion.ingest import IndexIngest
         from esa_cli.qa.ingestion.kv_cache_ingest import KvCacheIngest
-        from esa_cli.qa.presets.resolved_preset import resolve
+        from esa_cli.qa.presets.resolved_preset import resolve_preset
         from esa_cli.qa.reading.reader_choice import check_reader_gets_passages
         from esa_cli.qa.reading.span import SpanReader
 
-        resolved = resolve(preset)
+        resolved = resolve_preset(preset)
         check_reader_gets_passages(reader, resolved.preset)
         self.preset, self._resolved = resolved.preset, resolved
         self.loaded, self.tokenizer, self.reader = loaded, loaded.tokenizer, reader
@@ -111,7 +111,7 @@ class Esa:
         reader: str | None = None, reader_model: str | None = None,
         progress: Progress | None = None,
     ) -> Esa:  # fmt: skip
-        """Opens a preset, and downloads its model if it is not on this machine.
+        """Loads the model of a preset, which is downloaded if it is not on this machine.
 
         Args:
             name: the name or path of a preset. overrides: settings such as `window.selected=1024`.
@@ -124,7 +124,7 @@ class Esa:
         Raises UsageError: the device, dtype or method is unknown, or a length is missing.
         PresetError, ModelError, ResourceError. ReaderError: the server cannot be used."""
         from esa_cli.qa.ingestion.ingest import ProgressEvents
-        from esa_cli.qa.opening import ModelPlace, adapt_to_model, prepare
+        from esa_cli.qa.opening import ModelPlace, adapt_preset, prepare
         from esa_cli.qa.presets.preset import load
         from esa_cli.qa.reading.reader_choice import ReaderChoice
 
@@ -134,7 +134,7 @@ class Esa:
             choice, given = ReaderChoice.parse(reader, reader_model), [*given, "answer.from=text"]
         place, chosen = ModelPlace.choose(device, dtype, cache), load(name, [*given, *overrides])
         if method is None:
-            chosen = adapt_to_model(chosen)
+            chosen = adapt_preset(chosen)
         return cls.from_preflight(
             prepare(chosen, place, method=method, length=length),
             library=library, keep=keep, rows=rows, reader=choice, events=ProgressEvents(progress),
@@ -145,8 +145,8 @@ class Esa:
         cls, ready: Preflight, *, reader: ReaderChoice | None = None,
         notices: Notices | None = None, **esa_arguments: Any,
     ) -> Esa:  # fmt: skip
-        """Loads the models of a checked preset; without `reader`, the preset names the reader. The
-        dictionary `esa_arguments` are further arguments of `Esa`. Raises the errors of `load`."""
+        """Loads the models of a checked preset. Without `reader`, the preset names the reader.
+        The `esa_arguments` are further arguments of `Esa`. Raises the errors of `load`."""
         from esa_cli.qa.opening import SILENT
 
         loaded, other = ready.load(reader, notices or SILENT)
@@ -168,7 +168,7 @@ class Esa:
 
     @property
     def method(self) -> Method:
-        """The preset's method, built when it is first used. Raises PresetError: it is invalid."""
+        """The attention method of the preset, built on first use. Raises PresetError."""
         return self._resolved.method
 
     @property
@@ -183,11 +183,11 @@ class Esa:
         return self._session
 
     @cached_property
-    def facts(self) -> dict[str, Any]:
-        """The properties of the model on which stored documents depend; see `model_facts`."""
-        from esa_cli.qa.presets.cache_key import model_facts
+    def model_facts(self) -> dict[str, Any]:
+        """The properties of the model on which stored documents depend; see `find_model_facts`."""
+        from esa_cli.qa.presets.cache_key import find_model_facts
 
-        return model_facts(self.loaded.text_model, self.tokenizer)
+        return find_model_facts(self.loaded.text_model, self.tokenizer)
 
     @property
     def window(self) -> int:
@@ -196,7 +196,7 @@ class Esa:
         longest = getattr(self.loaded.text_model.config, "max_position_embeddings", None)
         return min(self.preset.context, longest or self.preset.context)
 
-    def suspended(self) -> AbstractContextManager[None]:
+    def run_without_method(self) -> AbstractContextManager[None]:
         """A context in which the model runs without the method; see `Attachment.suspend_method`."""
         return nullcontext() if self._session is None else self._session.attachment.suspend_method()
 
@@ -207,20 +207,21 @@ class Esa:
 
     @property
     def name(self) -> str:
-        """The model's name, for display."""
+        """The name of the model, as it is shown to people."""
         return models.parse_reference(self.preset.model).name
 
     @property
     def answers_unread(self) -> bool:
-        """Whether questions can be asked about a document before it is ingested."""
+        """Whether questions can be asked about a document that is not ingested yet."""
         return not self.preset.answer.needs_kv_cache
 
     def question_tokens(self, question: str, history: Sequence[Turn] = ()) -> int:
-        """Counts the tokens of a question and its earlier turns. Raises UsageError: the question is
-        empty, or too long for any document."""
+        """Counts the tokens of a question and of earlier questions and answers. Raises UsageError:
+        the question is empty, or too long for any document."""
         if self.spans is None:
             return self.session.question_tokens(question, history)
-        tokens, texts = self.spans.check(question, 1), [text for turn in history for text in turn]
+        tokens = self.spans.check_length(question, 1)
+        texts = [text for turn in history for text in turn]
         if texts:
             ids = self.tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
             tokens += sum(map(len, ids))
@@ -234,25 +235,24 @@ class Esa:
         return call_before_each_layer(self.loaded.text_model, on_step)
 
     def find(self, document: Document) -> Book | None:
-        """Opens the book of a document that the library has stored, or returns None. Raises
-        LibraryError: the stored book is damaged."""
+        """Opens a document that the library has stored with this model, or returns None. Raises
+        LibraryError: the stored document is damaged."""
         return self.documents.find(document)
 
     def stored(self, entry: Entry) -> Book:
-        """Opens the book of a library entry, even if the document's file is gone. Raises
+        """Opens the document of a library entry, even if the document's file is gone. Raises
         UsageError: another model or method stored it. LibraryError: it is damaged."""
         return self.documents.stored(entry)
 
     def open(self, source: Source) -> Book:
-        """Opens a book for questions, from the library or with the text of the document alone. If
-        the preset answers from the KV cache, the document is ingested. Raises the errors of
-        `ingest`."""
+        """Opens a document for questions, from the library or with the text alone. If the preset
+        answers from the KV cache, the document is ingested. Raises the errors of `ingest`."""
         self._cached = []
         return self.documents.open(source)
 
     def ingest(self, source: Source, progress: Progress | None = None) -> Book:
-        """Returns a book with a token index or KV cache, from the library or newly computed. With
-        `keep`, a new book is stored in the library.
+        """Returns a document with a token index or KV cache, from the library or newly computed.
+        With `keep`, a newly computed token index or KV cache is stored in the library.
 
         Args:
             source: a path, - for standard input, a `Document`, or a `TokenisedDocument`.
@@ -277,7 +277,7 @@ class Esa:
         evidence: int = 3,
         on_text: Callable[[str], None] | None = None,
     ) -> Reply:
-        """Answers one question about one or more books.
+        """Answers one question about one or more ingested documents.
 
         Args:
             history: earlier turns, oldest first. evidence: passages in the reply.
@@ -290,17 +290,17 @@ class Esa:
         empty, or a setting is out of range. LengthError: the question is too long; HistoryError:
         with its history. ReaderError: the other model gives no answer."""
         from esa_cli.models.files.families import has_state_layers
-        from esa_cli.qa.evidence import weigh_passages
-        from esa_cli.qa.planning.kv_cache_storage import check_asked_together
-        from esa_cli.qa.presets.preset import choose_generation
+        from esa_cli.qa.evidence import compute_passage_weights
+        from esa_cli.qa.planning.kv_cache_storage import check_joint_question
+        from esa_cli.qa.presets.preset import choose_sampling
         from esa_cli.qa.reading.reader import Sampling
 
         started, first = time.perf_counter(), list[float]()
         books = _drop_duplicate_books(books, "ask about")
-        placed = self.placed(books)
+        placed = self.add_token_ranges(books)
         if len(books) > 1:
             config = self.loaded.text_model.config
-            check_asked_together(self._resolved, config.model_type, has_state_layers(config))
+            check_joint_question(self._resolved, config.model_type, has_state_layers(config))
         if self.spans is None:  # the paper: selected rows of every layer
             from esa_cli.qa.attention_evidence import reply_from_kv_cache
 
@@ -319,15 +319,15 @@ class Esa:
                 on_text(piece)
 
         settings = self.preset.generation
-        sampling = Sampling(*choose_generation(settings, max_new_tokens, temperature, top_p), seed)
-        asked = self.spans.check(question, sampling.max_new_tokens or 0)
-        passages = self._read_passages(question, placed, history)
+        sampling = Sampling(*choose_sampling(settings, max_new_tokens, temperature, top_p), seed)
+        asked = self.spans.check_length(question, sampling.max_new_tokens or 0)
+        passages = self._find_and_read_passages(question, placed, history)
         reader: Reader = self.spans
         if self.reader is not None and passages:
             reader, sampling = self.reader, replace(sampling, max_new_tokens=max_new_tokens)
-        with self.suspended():
+        with self.run_without_method():
             reply = reader.answer(question, passages, history, sampling, pass_on_piece)
-        passages, weights = weigh_passages(passages, placed)
+        passages, weights = compute_passage_weights(passages, placed)
         self._last = books, weights
         return replace(
             reply, evidence=tuple(passages[:evidence]), question_tokens=asked,
@@ -337,7 +337,7 @@ class Esa:
         )  # fmt: skip
 
     def _open_kv_caches(self, books: Sequence[Book]) -> None:
-        """Opens books in the session. Raises UsageError: a book has no KV cache."""
+        """Opens the KV caches of documents. Raises UsageError: a KV cache is missing."""
         if list(map(id, self._cached)) == list(map(id, books)):
             return
         self._cached = []
@@ -347,7 +347,7 @@ class Esa:
         self.session.open(prefilled)
         self._cached = list(books)
 
-    def _read_passages(
+    def _find_and_read_passages(
         self, question: str, books: Sequence[Book], history: Sequence[Turn]
     ) -> list[Passage]:
         """Finds and reads passages for a question; the passage with the best span comes first."""
@@ -357,22 +357,22 @@ class Esa:
         assert self.spans is not None
         whole = complete_question(question, history)
         earlier = find_referenced_text(question, history)
-        with self.suspended():
-            found = self.search.find(whole, books, self.preset.answer.passages, earlier)
-            finder = self.search.finder(books)
-            unmentioned = finder.unmentioned_name_share(whole, self._is_usually_lowercase)
+        with self.run_without_method():
+            finder, count = self.search.get_passage_finder(books), self.preset.answer.passages
+            found = self.search.find_passages_to_read(whole, books, count, earlier)
+            unmentioned = finder.find_unmentioned_share(whole, self._is_usually_lowercase)
             return self.spans.rank_passages(whole, found, 0 if self.reader else SPANS, unmentioned)
 
     def find_passages(
         self, question: str, books: Sequence[Book], count: int | None = COUNT,
         minimum: float | None = None,
     ) -> list[Passage]:  # fmt: skip
-        """Finds the best passages for a question; see `PassageSearch.passages`. Raises UsageError:
-        there is no book, or the question is empty or too long."""
+        """Finds the best passages for a question; see `PassageSearch.search_passages`. Raises
+        UsageError: there is no document, or the question is empty or too long."""
         self.question_tokens(question)  # raises
-        with self.suspended():
-            placed = self.placed(_drop_duplicate_books(books, "search"))
-            return self.search.passages(question, placed, count, minimum)
+        with self.run_without_method():
+            placed = self.add_token_ranges(_drop_duplicate_books(books, "search"))
+            return self.search.search_passages(question, placed, count, minimum)
 
     def collect(
         self,
@@ -385,7 +385,7 @@ class Esa:
         progress: Progress | None = None,
         after: EarlierRun | None = None,
     ) -> Collection:
-        """Returns an iterator over all places in books that answer a question.
+        """Returns an iterator over all places in documents that answer a question.
 
         Args:
             minimum: the minimum score in finding of a passage that is read again; see
@@ -404,54 +404,54 @@ class Esa:
             raise UsageError(
                 "answer.from must be text to collect places", "use the setting answer.from=text"
             )
-        self.spans.check(question, 1)
-        placed, reader = self.placed(_drop_duplicate_books(books, "collect from")), self.reader
-        with self.suspended():
+        self.spans.check_length(question, 1)
+        placed = self.add_token_ranges(_drop_duplicate_books(books, "collect from"))
+        with self.run_without_method():
             chosen = collecting.choose_passages(self.search, question, placed, minimum, every)
-        if reader is None:
+        if (reader := self.reader) is None:
             batch, repeat = collecting.BATCH, chosen.total <= collecting.WHOLE
-            decide = collecting.decide_by_log_odds(self.spans.passages, question, least, repeat)
+            decide = collecting.make_log_odds_finder(self.spans.passages, question, least, repeat)
         else:
             settings, batch = self.preset.generation, 1
             sampling = Sampling(None, settings.temperature, settings.top_p)
-            decide = collecting.decide_by_reply(
+            decide = collecting.make_reply_finder(
                 lambda passage: reader.answer(question, [passage], (), sampling)
             )
         return collecting.Collection(
-            chosen, placed, decide, batch=batch, alone=self.suspended, progress=progress,
+            chosen, placed, decide, batch=batch, alone=self.run_without_method, progress=progress,
             after=after,
         )  # fmt: skip
 
     def report(self, reply: Reply, question: str, books: Sequence[Book]) -> str:
-        """Returns an HTML page of the last answer: its evidence, and the marked documents."""
-        from esa_cli.qa.evidence import evidence_page
+        """Returns an HTML page of the last answer, with evidence and with marked documents."""
+        from esa_cli.qa.evidence import make_evidence_page
 
-        return evidence_page(reply, question, *self._find_weighed_books(books))
+        return make_evidence_page(reply, question, *self._get_last_weighed_books(books))
 
     def heat_maps(self, books: Sequence[Book]) -> list[HeatMap]:
-        """Returns a heat map of each document of the last answer, with duplicate texts dropped.
-        Raises UsageError: the answer was not about these books."""
-        from esa_cli.qa.evidence import heat_maps
+        """Returns a heat map of each document of the last answer, without duplicate documents.
+        Raises UsageError: the last answer was about other documents."""
+        from esa_cli.qa.evidence import make_heat_maps
 
-        return heat_maps(*self._find_weighed_books(books))
+        return make_heat_maps(*self._get_last_weighed_books(books))
 
-    def _find_weighed_books(self, books: Sequence[Book]) -> tuple[list[Book], Tensor]:
-        """Returns the books of the last answer, and the evidence weights (N,) of their tokens.
-        Raises UsageError: the answer was not about these books."""
+    def _get_last_weighed_books(self, books: Sequence[Book]) -> tuple[list[Book], Tensor]:
+        """Returns the documents of the last answer, and the evidence weights (N,) of all tokens.
+        Raises UsageError: the last answer was about other documents."""
         books = _drop_duplicate_books(books, "report on")
         if self._last is None or list(map(id, books)) != list(map(id, self._last[0])):
-            raise UsageError("a report must show the last answer", "ask about these books first")
-        return self.placed(books), self._last[1]
+            raise UsageError("a report must show the last answer", "ask about its documents first")
+        return self.add_token_ranges(books), self._last[1]
 
-    def placed(self, books: Sequence[Book]) -> list[Book]:
-        """Returns copies of books with the places of their tokens among those of all books."""
-        from esa_cli.qa.finding.passage_finder import place_books
+    def add_token_ranges(self, books: Sequence[Book]) -> list[Book]:
+        """Returns copies of documents with the range of each document among the tokens of all."""
+        from esa_cli.qa.finding.passage_finder import add_token_ranges
 
-        return place_books(books)
+        return add_token_ranges(books)
 
 
 def _drop_duplicate_books(books: Sequence[Book], purpose: str) -> list[Book]:
-    """Returns the books without duplicate texts. Raises UsageError: there is no book."""
+    """Returns the documents without duplicate texts. Raises UsageError: there is no document."""
     from esa_cli.qa.finding.passage_finder import drop_duplicate_texts
 
     if not books:

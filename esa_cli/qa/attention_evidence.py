@@ -1,4 +1,4 @@
-"""Evidence of an answer from the KV cache: the attention paid to tokens and sentences.
+"""Evidence of an answer from the KV cache: the attention to tokens and sentences of documents.
 
 The weight of a token in a layer is its attention probability times the norm of its value vector
 (Kobayashi et al., "Attention is Not Only a Weight", 2020), maximised over heads and over the tokens
@@ -20,7 +20,7 @@ from esa_cli.attention.rope import Rope
 from esa_cli.attention.step import ChunkTrace, Positions
 from esa_cli.documents.document import LONGEST, Sentences
 from esa_cli.qa.answering.reply import Reply
-from esa_cli.qa.evidence import book_weights
+from esa_cli.qa.evidence import get_book_weights
 from esa_cli.qa.finding.passage import Passage
 from esa_cli.qa.finding.passage_finder import Book
 
@@ -38,7 +38,7 @@ JOIN = 0.5
 
 
 class AttentionShare(NamedTuple):
-    """The attention of some query heads to some document tokens, for one chunk in one layer.
+    """The attention weights of some query heads on document tokens, for one chunk in one layer.
 
     Args:
         heads: which of the H. start: position of the first of the C queries.
@@ -65,9 +65,9 @@ class AttentionWeights:
         self.layers = layers[outer : len(layers) - outer]
         self.tokens = tokens
         self._last = (-1, -1)
-        self.clear()
+        self.reset_weights()
 
-    def clear(self) -> None:
+    def reset_weights(self) -> None:
         """Resets the weights of all tokens to zero."""
         self._asked = torch.zeros(len(self.layers), self.tokens)
         self._answered = torch.zeros(len(self.layers), self.tokens)
@@ -90,7 +90,7 @@ class AttentionWeights:
             return
         if not trace.decoding and (trace.layer, trace.start) <= self._last:
             # A new forward call of many words: an earlier turn, or the question, also once more.
-            self.clear()
+            self.reset_weights()
         self._last = (trace.layer, trace.start)
         if trace.layer not in self.layers:
             return
@@ -101,7 +101,7 @@ class AttentionWeights:
             row[at] = torch.maximum(row[at], (top * share.lengths).amax(dim=0).cpu())
 
     def compute_attention_shares(self, trace: ChunkTrace) -> Iterator[AttentionShare]:
-        """Yields the attention to document tokens, first to far tokens and then to local tokens."""
+        """Yields the attention to document tokens, to selected before local tokens."""
         heads = range(trace.queries.shape[0])
         joint = isinstance(trace.far, Tensor)
         for head, far in enumerate(trace.far_tokens_by_head):
@@ -109,16 +109,16 @@ class AttentionWeights:
             if count:
                 own = heads if joint else range(head, head + 1)
                 places = trace.far_positions[head]
-                yield from self._compute_token_shares(trace, head, own, far[:count], places)
+                yield from self._compute_shares_of_tokens(trace, head, own, far[:count], places)
         first = trace.start - trace.local
         if first < self.tokens:
             at = torch.arange(first, self.tokens, device=trace.queries.device)
-            yield from self._compute_token_shares(trace, NEAR, heads, at, trace.near_positions)
+            yield from self._compute_shares_of_tokens(trace, NEAR, heads, at, trace.near_positions)
 
-    def _compute_token_shares(
+    def _compute_shares_of_tokens(
         self, trace: ChunkTrace, part: int, heads: range, token_indices: Tensor, places: Positions
     ) -> Iterator[AttentionShare]:
-        """Yields the attention to the tokens `token_indices` (n,), in blocks of queries."""
+        """Yields the attention to n document tokens at `token_indices`, in blocks of queries."""
         device, which = trace.queries.device, slice(heads.start, heads.stop)
         query, key = places.query.to(device), places.key[: token_indices.shape[0]].to(device)
         keys, lengths = self._rotate_keys(trace, part, token_indices, key)
@@ -129,14 +129,14 @@ class AttentionWeights:
         step = max(1, BLOCK_ELEMENTS // (len(heads) * token_indices.shape[0]))
         for low in range(0, queries.shape[1], step):
             rows = slice(low, low + step)
-            logits = _multiply_heads(trace.rope.rotate(queries[:, rows], query[rows]), keys)
+            logits = _compute_head_products(trace.rope.rotate(queries[:, rows], query[rows]), keys)
             limit = trace.max_distance
             if part == NEAR and limit is not None and int(query[rows].max() - key.min()) > limit:
                 # Keys that are further away are attended to at the encoding's largest distance.
                 still, _ = trace.store.gather(token_indices)
                 still = trace.rope.rotate(still, torch.zeros_like(key))
                 limits = torch.full_like(query[rows], limit)
-                away = _multiply_heads(trace.rope.rotate(queries[:, rows], limits), still)
+                away = _compute_head_products(trace.rope.rotate(queries[:, rows], limits), still)
                 logits = torch.where(query[rows, None] - key[None] > limit, away, logits)
             logs = apply_soft_cap(logits.float(), trace.cap).sub_(trace.lse[which, rows, None])
             yield AttentionShare(heads, trace.start + low, token_indices, logs, lengths)
@@ -144,8 +144,8 @@ class AttentionWeights:
     def _rotate_keys(
         self, trace: ChunkTrace, part: int, token_indices: Tensor, positions: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Returns the rotated keys (G, n, D) of tokens and the norms (G, n) of their values. Keys
-        and norms are cached for answer tokens that attend to the same tokens and positions."""
+        """Returns the rotated keys (G, n, D) of tokens, and the norms (G, n) of value vectors. Both
+        are cached, because tokens of an answer often attend to the same tokens."""
         known = self._rotated.get((trace.layer, part))
         rope, store = trace.rope, trace.store
         has_tokens = known and rope is known[0] and token_indices.equal(known[1])
@@ -160,7 +160,7 @@ class AttentionWeights:
         return keys, lengths
 
 
-def _multiply_heads(q: Tensor, k: Tensor) -> Tensor:
+def _compute_head_products(q: Tensor, k: Tensor) -> Tensor:
     """Multiplies the queries q (h, C, D) of h heads with the keys k (g, n, D) of g heads."""
     heads, chunk, dim = q.shape
     return (q.reshape(k.shape[0], -1, dim) @ k.transpose(1, 2)).view(heads, chunk, -1)
@@ -169,36 +169,36 @@ def _multiply_heads(q: Tensor, k: Tensor) -> Tensor:
 def reply_from_kv_cache(
     session: Session, question: str, books: Sequence[Book], evidence: int, **asking: Any
 ) -> tuple[Reply, Tensor]:
-    """Answers a question from the KV cache; also returns the weights (N,) of all cached tokens."""
+    """Answers a question from the KV cache; also returns the weights (N,) of all tokens."""
     weights = AttentionWeights(session.attachment.method_layers, session.document_tokens)
     reply = session.ask(question, trace=weights, **asking)
-    passages, found = find_answer_evidence(weights, books, evidence)
+    passages, found = find_evidence_passages(weights, books, evidence)
     return replace(reply, evidence=passages, found=found), weights.weights
 
 
-def find_answer_evidence(
+def find_evidence_passages(
     attention: AttentionWeights, books: Sequence[Book], count: int
 ) -> tuple[tuple[Passage, ...], bool]:
     """Returns the heaviest passages, and whether the documents seem to contain the answer."""
     weights = attention.weights
-    total = sum(float(book_weights(book, weights).sum()) for book in books)
+    total = sum(float(get_book_weights(book, weights).sum()) for book in books)
     evidence = tuple(
-        Passage.of(books[one.book].document, one.start, one.end, weight=one.weight / total)
-        for one in heaviest_passages(weights, books, count)
+        Passage.cut_from(books[one.book].document, one.start, one.end, weight=one.weight / total)
+        for one in find_heavy_passages(weights, books, count)
     )
-    return evidence, weigh_best_sentence(attention.question_weights, books) >= FOUND
+    return evidence, weigh_heaviest_sentence(attention.question_weights, books) >= FOUND
 
 
-def weigh_best_sentence(question_weights: Tensor, books: Sequence[Book]) -> float:
+def weigh_heaviest_sentence(question_weights: Tensor, books: Sequence[Book]) -> float:
     """Returns the weight of the best sentence by the question's attention (N,). The weight is 1.0
     if in every layer some head pays all its attention to one token of the sentence."""
-    sentences = [_weigh_sentences(book, book_weights(book, question_weights)) for book in books]
+    sentences = [_weigh_sentences(book, get_book_weights(book, question_weights)) for book in books]
     return max((weight for one in sentences for weight in one.values()), default=0.0)
 
 
 @dataclass
 class _HeavyPassage:
-    """A passage of a book, its weight, and the weight `top` of its heaviest sentence."""
+    """A passage of a document, with its weight and with the weight of its heaviest sentence."""
 
     book: int
     start: int
@@ -219,12 +219,12 @@ class _HeavyPassage:
         return True
 
 
-def heaviest_passages(weights: Tensor, books: Sequence[Book], count: int) -> list[_HeavyPassage]:
-    """Returns the `count` heaviest passages by the weights (N,) of all tokens; none overlap."""
+def find_heavy_passages(weights: Tensor, books: Sequence[Book], count: int) -> list[_HeavyPassage]:
+    """Returns the `count` passages with the largest sums of token weights, without overlaps."""
     sentences = [
         (weight, -number, -start, end)
         for number, book in enumerate(books)
-        for (start, end), weight in _weigh_sentences(book, book_weights(book, weights)).items()
+        for (start, end), weight in _weigh_sentences(book, get_book_weights(book, weights)).items()
     ]
     out: list[_HeavyPassage] = []
     for weight, number, start, end in sorted(sentences, reverse=True) if count > 0 else ():
@@ -239,7 +239,7 @@ def heaviest_passages(weights: Tensor, books: Sequence[Book], count: int) -> lis
 
 
 def _weigh_sentences(book: Book, weights: Tensor) -> dict[tuple[int, int], float]:
-    """Sums the weights (n,) of a book's tokens over each sentence; omits sentences of weight 0."""
+    """Sums the weights (n,) of a document's tokens over each sentence."""
     text = book.document.text
     sentences, out = Sentences(text), dict[tuple[int, int], float]()
     at = torch.nonzero(weights > 0)[:, 0]

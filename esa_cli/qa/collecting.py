@@ -1,7 +1,6 @@
 """Collects all places in documents that answer a question, without duplicates.
 
-The reader reads all passages of a short text, and the passages of a longer text that have high
-scores in finding.
+The reader reads all passages of a short text, and the best passages found in a longer text.
 Log-odds, or the reply of another model, decide whether a passage contains an answer.
 """
 
@@ -18,7 +17,7 @@ import torch
 from esa_cli.qa.answering.reply import Reply, says_nothing_found
 from esa_cli.qa.finding.passage import Passage
 from esa_cli.qa.finding.passage_finder import Book, PassageSearch, standardise_scores
-from esa_cli.qa.finding.words import sentence_spans
+from esa_cli.qa.finding.words import find_sentence_spans
 from esa_cli.qa.reading.span import PassageReader, collapse_spaces
 from esa_cli.system.progress import Progress
 from esa_cli.system.text import find_content_words
@@ -44,7 +43,7 @@ _ARTICLES = frozenset(("a", "an", "the"))
 
 
 class ChosenPassages(NamedTuple):
-    """The passages chosen out of `total`, with their document numbers, and fits in log-odds."""
+    """Passages that were chosen out of `total` passages because they may answer a question."""
 
     passages: Sequence[Passage]
     documents: Sequence[int]
@@ -57,15 +56,15 @@ def choose_passages(
     search: PassageSearch, question: str, books: Sequence[Book], minimum: float | None = None,
     all_passages: bool = False,
 ) -> ChosenPassages:  # fmt: skip
-    """Chooses the passages that the reader reads again.
+    """Chooses the passages that the reader model reads, by how well they fit the question.
 
     Args:
         minimum: the minimum score, in standard deviations. None means all of at most `WHOLE`
             passages, else passages that reach `SIEVE` or `NEAR`, and all of documents without
             reduced keys, whose score misses passages that share no word with the question.
         all_passages: whether all passages are chosen, whatever their scores are."""
-    finder, reduced = search.finder(books), search.encode_question(question, books)
-    found, index = finder.scores(question, reduced=reduced), finder.index
+    finder, reduced = search.get_passage_finder(books), search.encode_question(question, books)
+    found, index = finder.score_windows(question, reduced=reduced), finder.index
     scores = standardise_scores(found.total)
     late = torch.full_like(scores, torch.nan)
     if reduced is not None:
@@ -88,7 +87,7 @@ def choose_passages(
 
 
 class AnswerSpan(NamedTuple):
-    """A span of a passage that answers a question; in a sentence, only the heaviest span counts."""
+    """Characters [start, end) of a passage that answer a question."""
 
     start: int
     end: int
@@ -97,15 +96,15 @@ class AnswerSpan(NamedTuple):
     answer: str | None = None
 
 
-Decision = Callable[[Sequence[Passage], Sequence[float]], list[list[AnswerSpan]]]
+AnswerSpanFinder = Callable[[Sequence[Passage], Sequence[float]], list[list[AnswerSpan]]]
 """Type of a function from passages and their `fits` to the answer spans in each passage."""
 
 
-def decide_by_log_odds(
+def make_log_odds_finder(
     reader: PassageReader, question: str, min_log_odds: float | None = None, repeat: bool = False
-) -> Decision:
-    """Returns a decision that accepts the most probable span of each passage whose log-odds of
-    containing an answer are high enough.
+) -> AnswerSpanFinder:
+    """Returns a function that finds the most probable answer span in each passage, if the log-odds
+    that the passage contains an answer are high enough.
 
     Args:
         min_log_odds: the minimum of log-odds plus fit for an answer; None means `LEAST`.
@@ -118,7 +117,8 @@ def decide_by_log_odds(
         texts = {number: passage.text for number, passage in enumerate(passages)}
         with reader.activate_adapter():
             while texts:
-                reading, rest = reader.read(question, list(texts.values())), dict[int, str]()
+                reading = reader.read_passages(question, list(texts.values()))
+                rest = dict[int, str]()
                 for at, (number, odds) in enumerate(zip(texts, reading.log_odds, strict=True)):
                     if odds + fits[number] < threshold or (span := reading.find_span(at)) is None:
                         continue
@@ -138,12 +138,12 @@ def decide_by_log_odds(
 
 def _find_overlapping_sentences(passage: str, start: int, end: int) -> list[tuple[int, int]]:
     """Returns the sentences of a passage that overlap the characters [start, end)."""
-    return [at for at in sentence_spans(passage) if at[0] < end and start < at[1]]
+    return [at for at in find_sentence_spans(passage) if at[0] < end and start < at[1]]
 
 
-def decide_by_reply(write_reply: Callable[[Passage], Reply]) -> Decision:
-    """Returns a decision that has another model reply to each passage, and that searches the
-    passage for the words of the reply."""
+def make_reply_finder(write_reply: Callable[[Passage], Reply]) -> AnswerSpanFinder:
+    """Returns a function that lets another model answer from each passage, and that searches the
+    passage for the words of this answer."""
 
     def find_span(passage: Passage) -> list[AnswerSpan]:
         answer = collapse_spaces(write_reply(passage).text)
@@ -170,7 +170,7 @@ def find_quoted_words(answer: str, text: str) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class CollectedPlace(Passage):
-    """The words in a passage that answer a question, with the score of the passage.
+    """Words in a document that answer a question, with the passage that contains these words.
 
     Args:
         sentence: the sentences of the passage that the words are in.
@@ -181,8 +181,8 @@ class CollectedPlace(Passage):
     passage: tuple[int, int] = (0, 0)
     answer: str | None = None
 
-    def as_row(self) -> dict[str, Any]:
-        """Returns the JSON fields of the place; a field without a value is null."""
+    def to_json(self) -> dict[str, Any]:
+        """Returns the JSON fields of a collected place; a field without a value is null."""
         odds = None if self.log_odds is None else round(self.log_odds, 3)
         return {
             **self.as_found(), "sentence": self.sentence, "passage": list(self.passage),
@@ -190,8 +190,8 @@ class CollectedPlace(Passage):
         }  # fmt: skip
 
     @classmethod
-    def of_row(cls, row: Mapping[str, Any]) -> CollectedPlace:
-        """Builds a place from the JSON fields that `as_row` returned."""
+    def from_json(cls, row: Mapping[str, Any]) -> CollectedPlace:
+        """Builds a collected place from the JSON fields that `to_json` returned."""
         start, end = row["passage"]
         return cls(**{**row, "passage": (start, end)})
 
@@ -202,8 +202,8 @@ class CollectedPlace(Passage):
         return " ".join([word for word in found if word not in _ARTICLES] or found)
 
 
-def distinct_places(places: Iterable[CollectedPlace]) -> list[CollectedPlace]:
-    """Returns the places without those that have the words of an earlier place."""
+def drop_repeated_places(places: Iterable[CollectedPlace]) -> list[CollectedPlace]:
+    """Returns the places, without places whose answers have the same words as an earlier place."""
     by_wording: dict[str, CollectedPlace] = {}
     for one in places:
         by_wording.setdefault(one.words, one)
@@ -211,7 +211,7 @@ def distinct_places(places: Iterable[CollectedPlace]) -> list[CollectedPlace]:
 
 
 class Coverage(NamedTuple):
-    """The numbers of passages in all, of passages chosen, and of passages read so far."""
+    """The number of all passages, of chosen passages, and of passages that were read so far."""
 
     passages: int
     chosen: int
@@ -230,9 +230,9 @@ class EarlierRun(NamedTuple):
     places: Sequence[CollectedPlace]
 
 
-class _Candidate(NamedTuple):
-    """A collected place that may still be replaced by a better place in the same sentences, which
-    are the characters [first, last) of a document."""
+class _PlaceCandidate(NamedTuple):
+    """A collected place in characters [first, last) of a document, until no better place in the
+    same sentences can be found."""
 
     place: CollectedPlace
     document: int
@@ -251,7 +251,7 @@ class Collection:
         after: an earlier run, which this one continues."""
 
     def __init__(
-        self, chosen: ChosenPassages, books: Sequence[Book], decide: Decision, *,
+        self, chosen: ChosenPassages, books: Sequence[Book], decide: AnswerSpanFinder, *,
         batch: int = BATCH, alone: Callable[[], AbstractContextManager[None]] = nullcontext,
         progress: Progress | None = None, after: EarlierRun | None = None,
     ) -> None:  # fmt: skip
@@ -259,7 +259,7 @@ class Collection:
         self._chosen, self._books, self._decide, self._batch = chosen, books, decide, batch
         self._alone, self._progress = alone, progress or (lambda done, total: None)
         self._read = min(after.read, len(chosen.passages))
-        self._waiting: list[_Candidate] = []
+        self._waiting: list[_PlaceCandidate] = []
         self._ends = {(one.source, one.document): one.end for one in after.places}
         """The end of the last place that was yielded from each document."""
         self._places = self._collect_places()
@@ -272,12 +272,12 @@ class Collection:
 
     @property
     def coverage(self) -> Coverage:
-        """The numbers of passages in all, of chosen passages, and of passages read so far."""
+        """How many passages there are, how many were chosen, and how many were read so far."""
         return Coverage(self._chosen.total, len(self._chosen.passages), self._read)
 
     @property
-    def settled(self) -> int:
-        """The number of passages whose places are all yielded, from which a later run continues."""
+    def settled_passage_count(self) -> int:
+        """The number of passages that are finished, so that a later run can continue after them."""
         return min((one.passage for one in self._waiting), default=self._read)
 
     def _collect_places(self) -> Iterator[CollectedPlace]:
@@ -289,7 +289,7 @@ class Collection:
                 spans = self._decide(chosen.passages[batch], chosen.fits[batch])
             for number, answers in enumerate(spans, self._read):
                 for span in answers:
-                    self._add_span(number, span)
+                    self._add_answer_span(number, span)
             self._read = batch.stop
             self._progress(self._read, total)
             if self._read < total:
@@ -297,9 +297,10 @@ class Collection:
                 yield from self._yield_places_before(chosen.documents[self._read], next_start)
         yield from self._yield_places_before(len(self._books), 0)
 
-    def _add_span(self, number: int, span: AnswerSpan) -> None:
+    def _add_answer_span(self, passage_number: int, span: AnswerSpan) -> None:
         """Adds an answer span as a candidate, unless a better candidate shares a sentence."""
-        passage, document = self._chosen.passages[number], self._chosen.documents[number]
+        chosen = self._chosen
+        passage, document = chosen.passages[passage_number], chosen.documents[passage_number]
         known = self._books[document].document
         sentences = _find_overlapping_sentences(passage.text, span.start, span.end)
         sentences = sentences or [(span.start, span.end)]
@@ -313,18 +314,18 @@ class Collection:
         ]
         if any(other.weight >= span.weight for other in rivals):
             return
-        place = CollectedPlace.of(
+        place = CollectedPlace.cut_from(
             known, passage.start + span.start, passage.start + span.end, score=passage.score,
             sentence=known.text[first:last], passage=(passage.start, passage.end),
             log_odds=span.log_odds, answer=span.answer,
         )  # fmt: skip
-        better = _Candidate(place, document, number, first, last, span.weight)
+        better = _PlaceCandidate(place, document, passage_number, first, last, span.weight)
         self._waiting = [*(other for other in self._waiting if other not in rivals), better]
 
-    def _yield_places_before(self, document: int, start: int) -> Iterator[CollectedPlace]:
-        """Yields and drops the candidates that end before character `start` of a document."""
+    def _yield_places_before(self, document_number: int, start: int) -> Iterator[CollectedPlace]:
+        """Yields and drops the candidate places that end before character `start` of a document."""
         for one in sorted(self._waiting, key=lambda one: (one.document, one.place.start)):
-            if (one.document, one.last) <= (document, start):
+            if (one.document, one.last) <= (document_number, start):
                 self._ends[one.place.source, one.place.document] = one.last
                 yield one.place
                 self._waiting.remove(one)

@@ -34,10 +34,10 @@ COLD = 1 / 64
 """A token with less than this share of the heaviest token's weight is not shaded."""
 
 
-def weigh_passages(
+def compute_passage_weights(
     passages: Sequence[Passage], books: Sequence[Book]
 ) -> tuple[list[Passage], Tensor]:
-    """Weighs passages, and the tokens (N,) of all books, by the softmax of the passages' scores."""
+    """Weighs passages and all document tokens by the softmax of the scores of the passages."""
     shares = torch.tensor([one.score for one in passages]).softmax(0).tolist()
     weighed = [replace(one, weight=share) for one, share in zip(passages, shares, strict=True)]
     by_name = {book.document.name: book for book in books}
@@ -51,30 +51,30 @@ def weigh_passages(
     return weighed, weights
 
 
-def book_weights(book: Book, weights: Tensor) -> Tensor:
-    """Returns the part (n,) for one book's tokens out of the weights (N,) of all tokens."""
+def get_book_weights(book: Book, weights: Tensor) -> Tensor:
+    """Returns the weights (n,) of one document's tokens out of the weights (N,) of all tokens."""
     return weights[book.rows.start : book.rows.stop]
 
 
-def heat_maps(books: Sequence[Book], weights: Tensor) -> list[HeatMap]:
-    """Shades each book by the weights (N,) of all tokens; the heaviest token is the darkest."""
-    parts = [book_weights(book, weights) for book in books]
+def make_heat_maps(books: Sequence[Book], weights: Tensor) -> list[HeatMap]:
+    """Makes a heat map of each document by token weights; the heaviest token is the darkest."""
+    parts = [get_book_weights(book, weights) for book in books]
     top = max((float(part.max()) for part in parts if len(part)), default=0.0)
     return [
-        HeatMap(book.document.name, tuple(_shade_spans(book.spans, part, top)))
+        HeatMap(book.document.name, tuple(_shade_tokens(book.spans, part, top)))
         for book, part in zip(books, parts, strict=True)
     ]
 
 
-def _shade_spans(spans: Tensor, weights: Tensor, top: float) -> list[ShadedSpan]:
-    """Returns the shaded spans of tokens (n, 2); `top` is the weight of the darkest shade."""
+def _shade_tokens(token_spans: Tensor, weights: Tensor, max_weight: float) -> list[ShadedSpan]:
+    """Returns the spans of tokens with their shades; tokens of `max_weight` are the darkest."""
     out: list[ShadedSpan] = []
-    if top <= 0:
+    if max_weight <= 0:
         return out
-    for i in (weights >= COLD * top).nonzero()[:, 0].tolist():
-        start, end = int(spans[i, 0]), int(spans[i, 1])
+    for i in (weights >= COLD * max_weight).nonzero()[:, 0].tolist():
+        start, end = int(token_spans[i, 0]), int(token_spans[i, 1])
         start = max(start, out[-1].end) if out else start
-        level = max(1, round(LEVELS * (float(weights[i]) / top) ** 0.5))
+        level = max(1, round(LEVELS * (float(weights[i]) / max_weight) ** 0.5))
         if out and out[-1][1:] == (start, level):
             out[-1] = ShadedSpan(out[-1].start, end, level)
         elif start < end:
@@ -96,20 +96,21 @@ mark a { font: 600 .75em system-ui; padding-right: .4em; scroll-margin-top: 30vh
 """
 
 
-def evidence_page(reply: Reply, question: str, books: Sequence[Book], weights: Tensor) -> str:
-    """Returns an HTML page with the answer, and with the passages marked in the books' texts."""
-    whole = float(sum(book_weights(book, weights).sum() for book in books))
+def make_evidence_page(reply: Reply, question: str, books: Sequence[Book], weights: Tensor) -> str:
+    """Returns an HTML page with an answer and with documents in which passages are marked."""
+    whole = float(sum(get_book_weights(book, weights).sum() for book in books))
     doubt = "Nothing in the text stands out for this question: it may not contain the answer."
     listed = [
         f'<li><blockquote dir="auto">{escape(one.text)}</blockquote>'
-        f'<a href="#passage-{number}">{escape(_format_place(one))}</a> '
+        f'<a href="#passage-{number}">{escape(_format_passage_location(one))}</a> '
         f'<span class="soft">{100 * one.weight:.0f} % of the attention</span></li>'
         for number, one in enumerate(reply.evidence, 1)
     ]
     sections = [
         f'<h2>{escape(book.document.name)}</h2>\n<p class="soft">'
-        f"{100 * float(book_weights(book, weights).sum()) / (whole or 1):.0f} % of the "
-        f'attention</p>\n<div class="text" dir="auto">{_mark_passages(book, reply.evidence)}</div>'
+        f"{100 * float(get_book_weights(book, weights).sum()) / (whole or 1):.0f} % of the "
+        f'attention</p>\n<div class="text" dir="auto">'
+        f"{_make_marked_html(book, reply.evidence)}</div>"
         for book in books
     ]
     page = f"""<!doctype html>
@@ -137,15 +138,15 @@ def evidence_page(reply: Reply, question: str, books: Sequence[Book], weights: T
     return page.encode("utf-8", "replace").decode("utf-8")
 
 
-def _format_place(passage: Passage) -> str:
+def _format_passage_location(passage: Passage) -> str:
     """Returns a label with the document, page, line and chapter of a passage."""
     page = [] if passage.page is None else [f"page {passage.page}"]
     chapter = [passage.chapter] if passage.chapter else []
     return ", ".join([passage.document, *page, f"line {passage.line:,}", *chapter])
 
 
-def _mark_passages(book: Book, evidence: Sequence[Passage]) -> str:
-    """Returns the text of a book as HTML, in which each passage is marked and numbered."""
+def _make_marked_html(book: Book, evidence: Sequence[Passage]) -> str:
+    """Returns the text of a document as HTML, in which each passage is marked and numbered."""
     document, parts, at = book.document, list[str](), 0
     own = [
         (one.start, one.end, number)

@@ -1,4 +1,4 @@
-"""Opens a preset: checks as much as possible before it loads the model's weights.
+"""Opens a preset, and checks as much as possible before the model's weights are loaded.
 
 `prepare` returns a `Preflight` with the method, the model's config.json and its planner.
 `Preflight.load` loads the model, and another model that writes the answers if one is chosen.
@@ -30,14 +30,14 @@ from esa_cli.models.loading.quantization import (
 )
 from esa_cli.models.text_passes.text_forward import MOST_BYTES
 from esa_cli.models.tokenization.tokenizer import load_tokenizer
-from esa_cli.qa.presets.preset import Preset, check_adapter
+from esa_cli.qa.presets.preset import Preset, check_adapter_and_finder
 from esa_cli.storage import check_cache_name, refuse_cache_on_disk
 from esa_cli.system import machine
 
 if TYPE_CHECKING:  # these import torch or the methods
     from esa_cli.qa.finding.finder import FinderSizes
     from esa_cli.qa.finding.passage_finder import TokenisedDocument
-    from esa_cli.qa.planning.plan import IngestPlanner, Planner
+    from esa_cli.qa.planning.plan import IngestPlanner, ModelPlanner
     from esa_cli.qa.presets.resolved_preset import ResolvedPreset
     from esa_cli.qa.reading.reader import Reader
     from esa_cli.qa.reading.reader_choice import ReaderChoice
@@ -124,36 +124,36 @@ class KnownModel:
         """The model's transformers tokenizer, loaded on first use. Raises ModelError."""
         return load_tokenizer(self.folder)
 
-    def planner(
+    def make_planner(
         self, resolved: ResolvedPreset, index: FinderSizes | None = None, by_words: bool = False
-    ) -> Planner:
-        """Builds a planner for a KV cache, for a token index, or for neither of the two. Raises
-        PresetError, ModelError."""
-        from esa_cli.qa.planning.plan import Planner
+    ) -> ModelPlanner:
+        """Builds a planner of the memory and time of ingests with a KV cache, with a token index,
+        or with neither. Raises PresetError, ModelError."""
+        from esa_cli.qa.planning.plan import ModelPlanner
 
         place = self.place
-        return Planner(
+        return ModelPlanner(
             resolved, self.folder, dtype=place.dtype, device=place.device, memory=self.available,
             index=index, by_words=by_words, cache=place.cache, packing=place.packing,
         )  # fmt: skip
 
-    def check(self, methods: Mapping[str, Preset], tokens: int) -> None:
+    def check_methods_run(self, methods: Mapping[str, Preset], tokens: int) -> None:
         """Checks for each method that documents of `tokens` tokens fit into memory, and that the
         kernel runs. Raises ResourceError. PresetError, ModelError: adapter or finder is missing.
         UsageError: the cache is on disk, or a kernel cannot run here."""
         from esa_cli.qa.finding.finder import read_finder_sizes
-        from esa_cli.qa.presets.resolved_preset import FROM_TEXT, check_kernel, resolve
+        from esa_cli.qa.presets.resolved_preset import FROM_TEXT, check_kernel, resolve_preset
 
         refuse_cache_on_disk(self.place.cache)
         for name, chosen in methods.items():
-            resolved, place = resolve(chosen), self.place
+            resolved, place = resolve_preset(chosen), self.place
             if name != FROM_TEXT:
                 check_kernel(resolved.method, self.config, place.device, place.dtype)
-                self.planner(resolved).check(tokens)
+                self.make_planner(resolved).check_memory(tokens)
                 continue
-            check_adapter(chosen.answer)
+            check_adapter_and_finder(chosen.answer)
             if (index := read_finder_sizes(chosen)) is not None:
-                self.planner(resolved, index).check(tokens)
+                self.make_planner(resolved, index).check_memory(tokens)
 
     def load(self, notices: Notices = SILENT) -> models.LoadedModel:
         """Loads the model for ESA's methods, after a check of the model's config.json. Raises
@@ -205,19 +205,20 @@ def inspect_model(
     """Fetches a model's config.json and tokenizer, and checks the preset against them. Raises
     ModelError: it is missing or not supported. PresetError: with `attaches`, `context` is beyond
     its window, or `score.heads` beyond its layers and heads."""
-    from esa_cli.qa.presets.resolved_preset import check_model
+    from esa_cli.qa.presets.resolved_preset import check_preset_fits_model
 
-    folder, name = fetch_small_files(chosen, notices), models.parse_reference(chosen.model).name
+    folder = fetch_config_and_tokenizer(chosen, notices)
+    name = models.parse_reference(chosen.model).name
     config = read_language_model_settings(folder)
     if attaches:
         check_model_type_supported(config.get("model_type"))
-        check_model(chosen, config, name)
+        check_preset_fits_model(chosen, config, name)
     check_quantised_files_load(config, place.device, name)
     available = machine.available_memory(place.device)
     return KnownModel(chosen.model, folder, config, place, available, attaches)
 
 
-def fetch_small_files(chosen: Preset, notices: Notices = SILENT) -> Path:
+def fetch_config_and_tokenizer(chosen: Preset, notices: Notices = SILENT) -> Path:
     """Fetches config.json and the tokenizer of a preset's model, and returns their folder. Raises
     ModelError, ResourceError: see `models.fetch_model_folder`."""
     ref = models.parse_reference(chosen.model)
@@ -230,11 +231,11 @@ def fetch_small_files(chosen: Preset, notices: Notices = SILENT) -> Path:
     return models.fetch_model_folder(ref, progress=notices.stage, with_weights=False)
 
 
-def runs_methods(chosen: Preset, notices: Notices = SILENT, *, loads: bool = True) -> bool:
+def can_run_methods(chosen: Preset, notices: Notices = SILENT, *, loads: bool = True) -> bool:
     """Whether ESA's methods can run in the preset's model, by its configuration, for which
     transformers is imported, or without `loads` by the model's type alone. Raises ModelError,
     ResourceError: the model cannot be fetched."""
-    folder = fetch_small_files(chosen, notices)
+    folder = fetch_config_and_tokenizer(chosen, notices)
     try:
         check_model_type_supported(read_language_model_settings(folder).get("model_type"))
         if loads:
@@ -244,14 +245,14 @@ def runs_methods(chosen: Preset, notices: Notices = SILENT, *, loads: bool = Tru
     return True
 
 
-def adapt_to_model(chosen: Preset, notices: Notices = SILENT, *, loads: bool = True) -> Preset:
+def adapt_preset(chosen: Preset, notices: Notices = SILENT, *, loads: bool = True) -> Preset:
     """Returns the preset, changed to answer from passages if it does not set `answer.from` and
     ESA's methods cannot run in its model. The argument `loads` and the errors are those of
-    `runs_methods`."""
+    `can_run_methods`."""
     is_set = "source" in chosen.answer.model_fields_set
-    if is_set or runs_methods(chosen, notices, loads=loads):
+    if is_set or can_run_methods(chosen, notices, loads=loads):
         return chosen
-    return chosen.with_answer(source="text")
+    return chosen.change_answer(source="text")
 
 
 @dataclass(frozen=True)
@@ -270,11 +271,11 @@ class Preflight:
     prefills: bool = False
 
     @cached_property
-    def planner(self) -> Planner:
+    def planner(self) -> ModelPlanner:
         """The planner of memory and time by the sizes of the model's layers. Raises PresetError,
         ModelError."""
         by_words = self.index is None and not self.prefills
-        return self.model.planner(self.resolved, self.index, by_words)
+        return self.model.make_planner(self.resolved, self.index, by_words)
 
     @cached_property
     def ingest_planner(self) -> IngestPlanner:
@@ -302,7 +303,7 @@ class Preflight:
 
         choice = choice or reader_choice.choose_preset_reader(self.resolved.preset)
         reader_choice.check_reader_gets_passages(choice, self.resolved.preset)
-        self.ingest_planner.check(1)
+        self.ingest_planner.check_memory(1)
         place, reader = self.model.place, None
         if choice is not None and choice.address is not None:
             reader = choice.open()
@@ -348,16 +349,16 @@ def prepare(
         model = inspect_model(applied, place, notices)
         texts = [TokenisedDocument.tokenise(document, model.tokenizer) for document in documents]
         length = sum(len(text.ids) for text in texts)
-    resolved = resolved_preset.resolve(chosen, method=method, length=length)
+    resolved = resolved_preset.resolve_preset(chosen, method=method, length=length)
     answer = resolved.preset.answer
-    check_adapter(answer)
+    check_adapter_and_finder(answer)
     index = read_finder_sizes(resolved.preset)
     runs = attaches or answer.needs_kv_cache or (index is None and bool(keep))
-    attaches = runs or not answer.by_words
+    attaches = runs or not answer.uses_words_only
     model = model or inspect_model(resolved.preset, place, notices, attaches)
     if runs:
         resolved_preset.check_kernel(resolved.method, model.config, place.device, place.dtype)
-    stores_rows = index is None and (keep or (place.cache == "disk" and not answer.by_words))
+    stores_rows = index is None and (keep or (place.cache == "disk" and not answer.uses_words_only))
     if stores_rows and (why := find_storage_hindrance(resolved.method)):
         refused = f"documents cannot be stored in the library: {why}"
         raise UsageError(refused, "ask without storing the documents, or use another method")

@@ -17,7 +17,7 @@ from mcp_client import FakeDocumentAsker, call, tools_of
 
 from esa_cli.__main__ import main
 from esa_cli.apps.server.allowed_documents import AllowedDocuments, list_documents
-from esa_cli.qa.ingestion.library_texts import library_texts
+from esa_cli.qa.ingestion.library_texts import load_library_texts
 from esa_cli.storage.library import Library
 
 BY_TEXT = (*TINY, "--set", "answer.from=text")
@@ -89,7 +89,7 @@ def by_mcp(run: Esa) -> str:
 def by_python(run: Esa) -> str:
     library = Library()
     found = [one.name + library.text(one) for one in library.entries() if not one.damage]
-    texts = library_texts(library).texts
+    texts = load_library_texts(library).texts
     return json.dumps([found, [Path(one.path).read_text("utf-8") for one in texts if one.path]])
 
 

@@ -28,7 +28,7 @@ from esa_cli.evaluation.tasks import find_selftest_task
 from esa_cli.evaluation.tasks.task_sample import Haystack, TaskRequest, TaskSample
 from esa_cli.methods.voting import VoteScore
 from esa_cli.models.loading.load import LoadedModel
-from esa_cli.qa.answering.prompt import PromptTokens
+from esa_cli.qa.answering.prompt import PromptEncoder
 from esa_cli.qa.presets import preset
 from esa_cli.qa.presets.preset import Preset
 
@@ -157,7 +157,7 @@ ASKED: list[int] = []
 def test_needles_stand_where_the_tokens_say(loaded: LoadedModel) -> None:
     """The positions, read back through the tokenizer, hold the needle's words."""
     sample = planted(loaded)
-    prompt = PromptTokens(loaded.tokenizer, tiny().prompt)
+    prompt = PromptEncoder(loaded.tokenizer, tiny().prompt)
     ids = prompt.encode_document(sample.text)
     facts = {q.text: sample.facts[q.facts[0]].text for q in sample.questions}
     asked = locate_needle_questions(prompt, sample)

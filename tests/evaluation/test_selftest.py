@@ -30,7 +30,7 @@ from esa_cli.evaluation.tasks.task_sample import Haystack
 from esa_cli.methods.infllm import InfLLMSelector
 from esa_cli.qa.answering.session import Session
 from esa_cli.qa.presets import preset
-from esa_cli.qa.presets.resolved_preset import resolve
+from esa_cli.qa.presets.resolved_preset import resolve_preset
 from esa_cli.storage.memory_store import MemoryStore
 from esa_cli.system.jsonl import Journal
 
@@ -136,8 +136,8 @@ def test_a_second_run_asks_only_what_is_missing(loaded: Any, tmp_path: Path) -> 
 
 def test_a_shared_prefill_is_observed_by_methods_that_observe_once(loaded: Any) -> None:
     """InfLLM's blocks of 64 and of 16 keep one account of what was attended to."""
-    base = resolve(TINY).method
-    infllm = resolve(
+    base = resolve_preset(TINY).method
+    infllm = resolve_preset(
         group_by_prefill(settings_of(methods=("infllm",)), TINY, 900)[0].presets[0]
     ).method
     assert build_prefill_method(base, [base, base]).selector == base.selector

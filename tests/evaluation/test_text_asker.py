@@ -58,7 +58,7 @@ def no_prefill(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*given: Any) -> None:
         raise AssertionError("rows are computed")
 
-    monkeypatch.setattr(Session, "begin", refuse)
+    monkeypatch.setattr(Session, "plan_prefill", refuse)
 
 
 def chosen(folder: Path, *more: str) -> preset.Preset:

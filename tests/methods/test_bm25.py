@@ -108,7 +108,7 @@ def chosen(loaded: Any, question: str, overrides: Sequence[str] = ()) -> list[se
         loaded.model, loaded.tokenizer, resolved_preset.apply_method("bm25", base)
     ) as session:
         session.read(TEXT)
-        head = len(session.prompt.encode_head())
+        head = len(session.prompt.encode_prompt_start())
         session.ask(question, max_new_tokens=2, trace=trace)
         twice = list(found)
         found.clear()

@@ -30,7 +30,7 @@ from esa_cli.methods.infllm import KEPT_CHUNKS, InfLLMSelector
 from esa_cli.methods.per_head import LokiSelector
 from esa_cli.methods.voting import VoteScore
 from esa_cli.qa.presets import preset, resolved_preset
-from esa_cli.qa.presets.resolved_preset import resolve
+from esa_cli.qa.presets.resolved_preset import resolve_preset
 from esa_cli.storage.memory_store import MemoryStore
 
 HEADS, GROUPS, DIM = 6, 2, 8
@@ -621,7 +621,7 @@ def test_a_recipe_that_fails_is_the_plugins_fault(monkeypatch: pytest.MonkeyPatc
 def test_recipes_make_methods_of_any_preset(name: str, base: str) -> None:
     given = preset.load(base)
     made = resolved_preset.apply_method(name, given, length=100_000)
-    method = resolve(made).method
+    method = resolve_preset(made).method
     assert method.window.budget == given.window.budget
     local_only = name in ("streaming-llm", "lm-infinite")
     assert (method.window.selected == 0) == local_only

@@ -207,7 +207,7 @@ def test_every_layer_attends_to_the_same_sentences(loaded: Any, name: str) -> No
         loaded.model, loaded.tokenizer, resolved_preset.apply_method(name, base)
     ) as session:
         session.read(TEXT)
-        head = len(session.prompt.encode_head())
+        head = len(session.prompt.encode_prompt_start())
         session.ask("When does gate number 9 open?", max_new_tokens=3, trace=trace)
     assert chosen[0] == chosen[1]
     assert 0 < len(chosen[0]) <= 100

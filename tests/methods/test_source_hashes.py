@@ -20,7 +20,7 @@ from esa_cli.methods.registry import find_part_without_source_file, hash_setting
 from esa_cli.qa.planning.kv_cache_storage import find_storage_hindrance
 from esa_cli.qa.presets import preset
 from esa_cli.qa.presets.cache_key import hash_preset_settings
-from esa_cli.qa.presets.resolved_preset import resolve
+from esa_cli.qa.presets.resolved_preset import resolve_preset
 
 PLUGIN = """
 from dataclasses import dataclass
@@ -100,7 +100,7 @@ def test_what_a_compressor_reads_counts_whatever_its_fields_are_called(tmp_path:
             return None
 
     given = ["compressor.name=elsewhere"]
-    found, resolved = [hashed(*given)], resolve(preset.load("tiny-random", given))
+    found, resolved = [hashed(*given)], resolve_preset(preset.load("tiny-random", given))
     files = resolved.method.compressor.files
     keys = [hash_setting_files(resolved.preset.compressor, files)]
     (tmp_path / "maps.bin").write_bytes(b"2")
@@ -129,6 +129,6 @@ def test_a_class_without_a_file_is_only_itself(monkeypatch: pytest.MonkeyPatch) 
     first = typed()()
     assert first == hashed("score.name=typed")
     assert typed()() != first
-    method = resolve(preset.load("tiny-random", ["score.name=typed"])).method
+    method = resolve_preset(preset.load("tiny-random", ["score.name=typed"])).method
     assert find_part_without_source_file(method) == "score"
     assert find_storage_hindrance(method).startswith("its score must be defined in a file")

@@ -22,7 +22,7 @@ from esa_cli.errors import ModelError, ResourceError
 from esa_cli.models.files.checkpoint_files import read_language_model_settings
 from esa_cli.models.text_passes.text_forward import CONFIG, LoraAdapter
 from esa_cli.models.tokenization.tokenizer import count_tokens, load_tokenizer
-from esa_cli.qa.answering.prompt import PromptTokens
+from esa_cli.qa.answering.prompt import PromptEncoder
 from esa_cli.qa.planning.model_shape import read_model_shape
 from esa_cli.qa.presets.preset import Prompt
 
@@ -45,7 +45,7 @@ def open_model(folder: Path) -> Any:
     """What a command does with a model's folder, but for reading a document."""
     read_model_shape(read_language_model_settings(folder))
     loaded = models.load(str(folder), device="cpu", dtype="float32")
-    prompt = PromptTokens(loaded.tokenizer, Prompt())
+    prompt = PromptEncoder(loaded.tokenizer, Prompt())
     ids = prompt.encode_document("The captain's name is Ahab.") + prompt.encode_question(
         "Who is it?"
     )
@@ -99,7 +99,7 @@ TEMPLATES = (
 def test_chat_templates_that_fail_or_do_not_end(folder: Path, template: str) -> None:
     (folder / "chat_template.jinja").write_text(template, "utf-8")
     with refused_or_quick(), pytest.raises(ModelError):
-        PromptTokens(load_tokenizer(folder), Prompt())
+        PromptEncoder(load_tokenizer(folder), Prompt())
 
 
 @pytest.fixture

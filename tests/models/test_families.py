@@ -27,7 +27,7 @@ from esa_cli.models.files.families import FAMILIES, list_layer_contents
 from esa_cli.models.text_passes.model_forward import TransformersForward
 from esa_cli.models.text_passes.text_forward import PromptBatch
 from esa_cli.qa.planning.model_shape import read_model_shape
-from esa_cli.qa.presets.resolved_preset import resolve
+from esa_cli.qa.presets.resolved_preset import resolve_preset
 from esa_cli.storage.library import Layout, Library
 from esa_cli.storage.library.stored_cache import CacheWriter, StoredCache
 from esa_cli.storage.memory_store import JoinedStore, MemoryStore, StoreSlice
@@ -257,7 +257,7 @@ def test_every_method_runs(name: str) -> None:
     overrides = [*(f"window.{size}" for size in sizes), "position.distance=40"]
     model, ids = case(name), tokens(44)
     for recipe in list_recipes():
-        method = resolve("tiny-random", overrides, recipe.name, 44).method
+        method = resolve_preset("tiny-random", overrides, recipe.name, 44).method
         with attach(model, method) as attached:
             cache = attached.new_cache()
             cache.begin_query(QueryState(Phase.PREFILL))

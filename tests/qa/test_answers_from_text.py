@@ -224,7 +224,7 @@ def test_the_adapter_reads_and_does_not_write_free_text(loaded: Any, tmp_path: P
             books = [book(asker, "Ahab opens the gate at nine, he said, and sleeps.")]
             reader = asker.spans.passages
             with asker.session.attachment.suspend_method(), reader.activate_adapter():
-                number = reader.read(QUESTION, ["Ahab opens the gate."]).log_odds[0]
+                number = reader.read_passages(QUESTION, ["Ahab opens the gate."]).log_odds[0]
             free = asker.ask("Summarise it.", books, max_new_tokens=6).text
             replies.append((number, free))
     (bare, free), (adapted, same) = replies

@@ -124,7 +124,7 @@ def test_the_memory_that_a_reading_takes_is_asked_for_before(
 ) -> None:
     gate, boat = files(tmp_path)
     asked: list[int] = []
-    planner = SimpleNamespace(check=asked.append)
+    planner = SimpleNamespace(check_memory=asked.append)
     with esa(loaded, None, planner=planner) as memory:
         books = [memory.ingest(path) for path in (gate, boat)]
         assert asked == [books[0].tokens, books[0].tokens + books[1].tokens]
@@ -164,7 +164,7 @@ def test_load_refuses_what_does_not_fit_before_it_is_read(
 def test_a_history_that_is_too_long_is_told_from_a_question(loaded: Any, tmp_path: Path) -> None:
     with esa(loaded, None, "window.ending=0") as one:
         book = one.ingest(files(tmp_path)[0])
-        with pytest.raises(HistoryError, match="the turns before it"):
+        with pytest.raises(HistoryError, match="earlier questions"):
             one.ask(QUESTION, [book], history=[Turn("What? " * 400, "This.")])
         with pytest.raises(UsageError, match="the question and the answer take") as caught:
             one.ask("What? " * 400, [book])
@@ -243,7 +243,7 @@ def test_two_versions_of_one_file_are_told_apart(
         books = [one.ingest(str(path))]
         path.write_text("Now the gate opens at ten. " + TEXT, "utf-8")
         books.append(one.ingest(str(path)))
-        names = [each.document.name for each in one.placed(books)]
+        names = [each.document.name for each in one.add_token_ranges(books)]
         found = {passage.document for passage in one.ask(QUESTION, books, evidence=20).evidence}
     assert names == [f"{path} ({book.entry.id})" for book in books if book.entry]
     assert found == set(names)
@@ -315,5 +315,5 @@ def test_the_head_is_the_books_own(loaded: Any, library: Library, tmp_path: Path
     with esa(loaded, library) as one:
         book = one.ingest(path)
         one.session.prompt.head = lambda: [1, 2, 3]  # type: ignore[method-assign]
-        rows = one.placed([book])[0].rows
+        rows = one.add_token_ranges([book])[0].rows
     assert len(rows) == len(book.spans)

@@ -25,9 +25,9 @@ from esa_cli.models.attachment.attach import Attachment, attach
 from esa_cli.qa.attention_evidence import (
     FOUND,
     AttentionWeights,
-    find_answer_evidence,
-    heaviest_passages,
-    weigh_best_sentence,
+    find_evidence_passages,
+    find_heavy_passages,
+    weigh_heaviest_sentence,
 )
 from esa_cli.qa.finding.passage_finder import Book
 
@@ -304,7 +304,7 @@ def books() -> Iterator[list[Book]]:
 def test_passages_are_whole_sentences_heaviest_first(books: list[Book]) -> None:
     weights = weighed(books, (0, "opens", 2.0), (1, "bees", 3.0), (0, "rang", 1.0))
     weights[:4] = 100.0  # the prompt's head belongs to no book
-    evidence, found = find_answer_evidence(Told(weights, weights), books, 3)  # type: ignore[arg-type]
+    evidence, found = find_evidence_passages(Told(weights, weights), books, 3)  # type: ignore[arg-type]
     assert found
     assert [one.text for one in evidence] == [
         "Mr. Holt keeps bees.", "The gate opens at nine.", "A bell rang twice.",
@@ -321,15 +321,16 @@ def test_passages_are_whole_sentences_heaviest_first(books: list[Book]) -> None:
 def test_sentences_that_weigh_alike_and_follow_each_other_are_one(books: list[Book]) -> None:
     weights = weighed(books, (0, "rang", 2.0), (0, "fell", 1.2), (0, "deaf", 0.4))
     weights += weighed(books, (0, "came", 0.9))
-    found = [books[0].document.text[p.start : p.end] for p in heaviest_passages(weights, books, 3)]
+    text, heavy = books[0].document.text, find_heavy_passages(weights, books, 3)
+    found = [text[p.start : p.end] for p in heavy]
     assert found == ["A bell rang twice. Then it fell.", "Nobody came.", "The mayor is deaf."]
-    assert len(heaviest_passages(weights, books, 1)) == 1
+    assert len(find_heavy_passages(weights, books, 1)) == 1
 
 
 def test_found_is_the_strongest_sentence_of_the_question(books: list[Book]) -> None:
     asked = weighed(books, (0, "opens", FOUND - 0.2), (0, "nine", 0.1), (1, "bees", 0.5))
-    assert weigh_best_sentence(asked, books) == pytest.approx(FOUND - 0.1)
+    assert weigh_heaviest_sentence(asked, books) == pytest.approx(FOUND - 0.1)
     weights = asked * 5  # the answer's words do not make up for the question's
-    assert find_answer_evidence(Told(asked, weights), books, 1)[1] is False  # type: ignore[arg-type]
+    assert find_evidence_passages(Told(asked, weights), books, 1)[1] is False  # type: ignore[arg-type]
     asked = weighed(books, (0, "opens", FOUND - 0.2), (0, "nine", 0.3), (1, "bees", 0.5))
-    assert find_answer_evidence(Told(asked, asked), books, 1)[1] is True  # type: ignore[arg-type]
+    assert find_evidence_passages(Told(asked, asked), books, 1)[1] is True  # type: ignore[arg-type]

@@ -24,13 +24,13 @@ from esa_cli.qa.collecting import (
     Collection,
     EarlierRun,
     choose_passages,
-    decide_by_log_odds,
-    decide_by_reply,
-    distinct_places,
+    drop_repeated_places,
     find_quoted_words,
+    make_log_odds_finder,
+    make_reply_finder,
 )
 from esa_cli.qa.finding.passage import Passage
-from esa_cli.qa.finding.passage_finder import Book, PassageSearch, place_books
+from esa_cli.qa.finding.passage_finder import Book, PassageSearch, add_token_ranges
 from esa_cli.qa.presets import preset
 from esa_cli.qa.reading.reader import Sampling
 
@@ -64,7 +64,7 @@ def book(text: str, name: str = "story.txt", **more: Any) -> Book:
 
 
 def run(decision: Any, *books: Book, **more: Any) -> Collection:
-    placed = place_books(books or [book(STORY)])
+    placed = add_token_ranges(books or [book(STORY)])
     chosen = choose_passages(PassageSearch(), QUESTION, placed, all_passages=True)
     return Collection(chosen, placed, decision, batch=decision.batch, **more)
 
@@ -81,7 +81,7 @@ def test_places_come_once_in_order_with_their_places() -> None:
         assert one.page == (2 if one.start >= 700 else 1)
         assert one.passage[0] <= one.start < one.end <= one.passage[1]
         assert (one.document, one.source, one.log_odds) == ("story.txt", "/notes/story.txt", 1.5)
-    assert [one.start for one in distinct_places(places)] == [places[0].start, places[1].start]
+    assert [one.start for one in drop_repeated_places(places)] == [places[0].start, places[1].start]
 
 
 @pytest.mark.parametrize("batch", [1, 2, 5, 100])
@@ -106,10 +106,10 @@ def test_a_stopped_run_goes_on_where_it_was(stop: int) -> None:
     first, found = run(KeyDecision(1), progress=step), list[CollectedPlace]()
     with pytest.raises(KeyboardInterrupt):
         found.extend(first)
-    after = EarlierRun(first.settled, tuple(found))
+    after = EarlierRun(first.settled_passage_count, tuple(found))
     second = KeyDecision(1)
     assert found + list(run(second, after=after)) == whole
-    assert len(second.passages) == first.coverage.chosen - first.settled
+    assert len(second.passages) == first.coverage.chosen - first.settled_passage_count
 
 
 def test_places_that_an_earlier_run_wrote_are_not_found_again() -> None:
@@ -121,7 +121,7 @@ def test_places_that_an_earlier_run_wrote_are_not_found_again() -> None:
 
 
 def test_the_sieve() -> None:
-    placed = place_books([book(STORY), book(FILLER, "other.txt")])
+    placed = add_token_ranges([book(STORY), book(FILLER, "other.txt")])
     search = PassageSearch()
     every = choose_passages(search, QUESTION, placed)
     assert len(every.passages) == every.total, "documents without an index are read as a whole"
@@ -248,7 +248,7 @@ def test_the_place_of_words(answer: str, words: str) -> None:
 def test_the_shorter_place_of_words_is_the_surer() -> None:
     said = iter([NOT_TOLD, "At  nine.", " ", "Twelve, I think."])
     passage = Passage("a.txt", "a.txt", None, 1, None, 0, len(TEXT), TEXT)
-    spans = decide_by_reply(lambda passage: Reply(next(said)))([passage] * 4, [0.0] * 4)
+    spans = make_reply_finder(lambda passage: Reply(next(said)))([passage] * 4, [0.0] * 4)
     [first], [second] = spans[1], spans[3]
     assert (spans[0], spans[2]) == ([], [])
     assert (TEXT[first.start : first.end], first.answer) == ("at nine", "At nine.")
@@ -261,7 +261,7 @@ class AgeReader:
 
     activate_adapter = nullcontext
 
-    def read(self, question: str, texts: Sequence[str]) -> Any:
+    def read_passages(self, question: str, texts: Sequence[str]) -> Any:
         found = [re.search(r"\d+", text) for text in texts]
 
         def span(at: int) -> Any:
@@ -278,12 +278,12 @@ def test_every_sentence_of_a_passage_that_tells_is_told(count: int) -> None:
     text = "\n\n".join(["A grey boat.", *said, "Nobody knows it."])
     passage = Passage("a.txt", "a.txt", None, 1, None, 0, len(text), text)
     reader: Any = AgeReader()
-    decide = decide_by_log_odds(reader, "How old?", 2.5, repeat=True)
+    decide = make_log_odds_finder(reader, "How old?", 2.5, repeat=True)
     spans, unfit = decide([passage] * 2, [0.0, -9.0])
     assert unfit == []
     assert all((one.weight, one.log_odds) == (2.0, 3.0) for one in spans)
     assert [text[one.start : one.end] for one in spans] == [f"{30 + at}" for at in range(count)]
-    (first,) = decide_by_log_odds(reader, "How old?", 2.5)([passage], [0.0])
+    (first,) = make_log_odds_finder(reader, "How old?", 2.5)([passage], [0.0])
     assert first == spans[:1]
-    refused = decide_by_log_odds(reader, "How old?", 3.5)([passage], [0.0])
+    refused = make_log_odds_finder(reader, "How old?", 3.5)([passage], [0.0])
     assert refused == [[]]

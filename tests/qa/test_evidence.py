@@ -13,9 +13,9 @@ from selectolax.lexbor import LexborHTMLParser
 
 from esa_cli.documents.document import Document
 from esa_cli.qa.answering.reply import Reply
-from esa_cli.qa.evidence import evidence_page, heat_maps, weigh_passages
+from esa_cli.qa.evidence import compute_passage_weights, make_evidence_page, make_heat_maps
 from esa_cli.qa.finding.passage import Passage
-from esa_cli.qa.finding.passage_finder import Book, place_books
+from esa_cli.qa.finding.passage_finder import Book, add_token_ranges
 
 NASTY = "<script>alert(1)</script> & \"quotes\" 'too' <img src=x onerror=y>"
 TEXT = "The gate opens at nine.\n\n  Nobody came.\tA bell rang.\n"
@@ -31,13 +31,13 @@ def shelf(text: str, first: int = 0, name: str = "a.txt", width: int = 1) -> Boo
 
 def quote(book: Book, words: str, weight: float = 0.5, **place: Any) -> Passage:
     start = book.document.text.index(words)
-    passage = Passage.of(book.document, start, start + len(words), weight=weight)
+    passage = Passage.cut_from(book.document, start, start + len(words), weight=weight)
     return replace(passage, line=3, **place)
 
 
 def page_of(books: Sequence[Book], weights: torch.Tensor, *evidence: Passage) -> LexborHTMLParser:
     reply = Reply(NASTY, evidence, True, 9, 3, 0.5, 1.0)
-    return LexborHTMLParser(evidence_page(reply, NASTY, books, weights))
+    return LexborHTMLParser(make_evidence_page(reply, NASTY, books, weights))
 
 
 def test_weights_are_shared_by_the_tokens_of_a_passage() -> None:
@@ -45,10 +45,10 @@ def test_weights_are_shared_by_the_tokens_of_a_passage() -> None:
     books = [shelf(TEXT, width=3), shelf(TEXT * 2, 18, "b.txt", width=3)]
     places = [(0, 2, 9, 1.5), (1, 7, 40, 0.5), (1, 30, 31, -1.0), (1, 3, 3, 2.0)]
     passages = [
-        Passage.of(books[book].document, start, end, score=score)
+        Passage.cut_from(books[book].document, start, end, score=score)
         for book, start, end, score in places
     ]
-    weighed, weights = weigh_passages(passages, books)
+    weighed, weights = compute_passage_weights(passages, books)
     total = sum(math.exp(score) for *_, score in places)
     want = [0.0] * books[1].rows.stop
     for one, (book, start, end, score) in zip(weighed, places, strict=True):
@@ -65,12 +65,12 @@ def test_weights_are_shared_by_the_tokens_of_a_passage() -> None:
 def test_shades_are_of_the_heaviest_token_of_all() -> None:
     books = [shelf("abcd"), shelf("efgh", name="b.txt"), shelf("", name="c.txt")]
     weights = torch.tensor([0.0, 0.25, 0.25, 0.001, 1.0, 0.0, 0.0, 1 / 64])
-    found = heat_maps(place_books(books), weights)
+    found = make_heat_maps(add_token_ranges(books), weights)
     assert [one.document for one in found] == ["a.txt", "b.txt", "c.txt"]
     assert found[0].spans == ((1, 3, 4),), "tokens of one shade are one span; cold ones none"
     assert found[1].spans == ((0, 1, 8), (3, 4, 1))
     assert found[2].spans == ()
-    assert heat_maps(place_books(books), weights * 0)[0].spans == ()
+    assert make_heat_maps(add_token_ranges(books), weights * 0)[0].spans == ()
 
 
 def test_the_whole_text_is_there_to_the_letter_and_passages_are_linked_both_ways() -> None:

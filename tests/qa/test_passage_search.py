@@ -11,7 +11,7 @@ from finder_asker import asker as asker
 from esa_cli.documents.document import Document, Mark
 from esa_cli.errors import UsageError
 from esa_cli.qa.api import Esa
-from esa_cli.qa.finding.passage_finder import Book, Passage, PassageSearch, place_books
+from esa_cli.qa.finding.passage_finder import Book, Passage, PassageSearch, add_token_ranges
 from esa_cli.qa.presets import preset
 
 FILLER = "A grey boat lies at the pier and nobody in the town knows whose boat it is. " * 40
@@ -27,13 +27,13 @@ def book(text: str, name: str = "story.txt", **more: Any) -> Book:
 
 def found(question: str, *texts: str, **more: Any) -> list[Passage]:
     books = [book(text, f"{at}.txt") for at, text in enumerate(texts)]
-    return PassageSearch().passages(question, place_books(books), **more)
+    return PassageSearch().search_passages(question, add_token_ranges(books), **more)
 
 
 def test_a_passage_has_its_place() -> None:
     marks = (Mark(0, 1, "Boats"), Mark(len(FILLER) + 2, 2, "Gates"))
-    placed = place_books([book(FILLER, "other.txt"), book(STORY, marks=marks)])
-    best = PassageSearch().passages(QUESTION, placed)[0]
+    placed = add_token_ranges([book(FILLER, "other.txt"), book(STORY, marks=marks)])
+    best = PassageSearch().search_passages(QUESTION, placed)[0]
     assert (best.document, best.source) == ("story.txt", "/notes/story.txt")
     assert GATE.strip() in best.text
     assert STORY[best.start : best.end] == best.text

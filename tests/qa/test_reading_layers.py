@@ -19,7 +19,7 @@ from esa_cli.models.attachment.attach import attach
 from esa_cli.models.files.families import get_key_shape, list_unequal_key_shapes, map_key_sources
 from esa_cli.qa.answering.session import Session
 from esa_cli.qa.presets import preset
-from esa_cli.qa.presets.resolved_preset import resolve
+from esa_cli.qa.presets.resolved_preset import resolve_preset
 
 pytestmark = pytest.mark.families
 
@@ -33,7 +33,7 @@ def test_every_word_of_a_question_selects_in_every_layer(kind: str) -> None:
     """`generate` asks for the last token's logits alone, for which transformers leaves out the
     other tokens in the layers that read others' rows."""
     model, ids = build_model(kind), tokens(60)
-    method = dataclasses.replace(resolve("tiny-random").method, window=SMALL)
+    method = dataclasses.replace(resolve_preset("tiny-random").method, window=SMALL)
     seen: list[ChunkTrace] = []
     with attach(model, method) as attached:
         cache = attached.new_cache()
@@ -54,7 +54,7 @@ def test_every_word_of_a_question_selects_in_every_layer(kind: str) -> None:
 
 def test_what_selectors_keep_of_such_layers_is_cropped_and_kept_with_the_document() -> None:
     model, ids = build_model("gemma4_text"), tokens(60)
-    method = resolve("tiny-random", ["window.dense=8"], "infllm", 60).method
+    method = resolve_preset("tiny-random", ["window.dense=8"], "infllm", 60).method
     with attach(model, dataclasses.replace(method, window=SMALL)) as attached:
         cache = attached.new_cache()
         cache.begin_query(QueryState(Phase.QUESTION))
@@ -121,7 +121,7 @@ def test_a_compressor_is_fitted_to_no_fewer_tokens_where_they_are_left_out() -> 
     """A piece's last token has far tokens earlier than its first chunk, and must not begin the
     fit."""
     model, ids = build_model("gemma4_text"), tokens(110)
-    method = resolve("tiny-random", ["score.name=sum", "compressor.fit_tokens=64"]).method
+    method = resolve_preset("tiny-random", ["score.name=sum", "compressor.fit_tokens=64"]).method
     method = dataclasses.replace(method, window=dataclasses.replace(SMALL, chunk=32))
     found = []
     for kept in ({}, {"logits_to_keep": 1}):
@@ -139,4 +139,4 @@ def test_a_compressor_is_fitted_to_no_fewer_tokens_where_they_are_left_out() -> 
 def test_models_that_read_in_both_directions_are_refused() -> None:
     model = build_model("gemma4_text", use_bidirectional_attention="all")
     with pytest.raises(ModelError, match="attends to later tokens"):
-        attach(model, resolve("tiny-random").method)
+        attach(model, resolve_preset("tiny-random").method)

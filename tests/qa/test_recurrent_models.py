@@ -67,7 +67,7 @@ def test_reading_is_resumed_before_a_last_piece_of_one_token(
         monkeypatch.setattr("esa_cli.qa.answering.session.FEED", len(ids) - 1)
         session.read(TEXT)
         want = session.ask(QUESTION).text
-        session.begin(ids)
+        session.plan_prefill(ids)
         with call_before_each_layer(loaded.model, stop), pytest.raises(KeyboardInterrupt):
             session.resume()
         assert session.document_tokens == len(ids) - 1

@@ -18,7 +18,7 @@ from esa_cli.evaluation.calibration.fitted_projections import (
 )
 from esa_cli.models.files.random_model import write_byte_tokenizer
 from esa_cli.qa.presets import preset
-from esa_cli.qa.presets.resolved_preset import check_fits_model, resolve
+from esa_cli.qa.presets.resolved_preset import check_method_fits_model, resolve_preset
 
 pytestmark = pytest.mark.families
 
@@ -63,10 +63,10 @@ def test_a_stored_book_answers_as_one_in_memory(
 def test_heads_in_layers_that_run_no_method_are_refused() -> None:
     model: Any = build_model("gemma3_text", vocab_size=259)
     running = preset.load("tiny-random", [*CONSENSUS, "score.heads=[[1, 2]]"])
-    check_fits_model(resolve(running).method, model)
+    check_method_fits_model(resolve_preset(running).method, model)
     wrong = preset.load("tiny-random", [*CONSENSUS, "score.heads=[[1, 2], [0, 1]]"])
     with pytest.raises(PresetError, match="got layer 0"):
-        check_fits_model(resolve(wrong).method, model)
+        check_method_fits_model(resolve_preset(wrong).method, model)
 
 
 def test_maps_are_fitted_to_latents(tmp_path: Path) -> None:

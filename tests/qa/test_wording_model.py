@@ -12,8 +12,8 @@ from tiny_finder import tiny_finder
 from esa_cli import Esa as Interface
 from esa_cli.errors import PresetError
 from esa_cli.qa.presets import preset
-from esa_cli.qa.presets.preset_files import known_models
-from esa_cli.qa.presets.resolved_preset import resolve
+from esa_cli.qa.presets.preset_files import load_known_models
+from esa_cli.qa.presets.resolved_preset import resolve_preset
 from esa_cli.storage.library import Library
 
 __all__ = ["cache", "surroundings"]
@@ -60,7 +60,7 @@ def test_the_same_passages_with_the_same_scores(own: str, book: str, tmp_path: P
 def test_a_method_runs_in_the_model(own: str, tmp_path: Path) -> None:
     folder = wide_model(tmp_path / "wide")
     for more, method in (([], "esa"), (["answer.from=rows"], None)):
-        chosen = resolve(own, [f"model={folder}", *more], method).preset
+        chosen = resolve_preset(own, [f"model={folder}", *more], method).preset
         assert (chosen.model, chosen.answer.reader) == (folder, None)
         assert chosen.answer.needs_kv_cache
 
@@ -73,12 +73,12 @@ def test_a_model_with_a_finder_of_its_own_finds_by_it(own: str) -> None:
 
 def test_ways_and_models_by_name() -> None:
     assert preset.load(overrides=["model=qwen3-4b"]).answer.reader == "Qwen/Qwen3-4B"
-    for name, facts in known_models().items():
+    for name, facts in load_known_models().items():
         chosen = preset.load(name)
         assert facts.model in (chosen.model, chosen.answer.reader)
         assert chosen.name == facts.way
     heads = preset.load("consensus", ["model=llama3.2-3b"]).score["heads"]
-    assert heads == known_models()["llama3.2-3b"].heads
+    assert heads == load_known_models()["llama3.2-3b"].heads
 
 
 def test_a_server_has_no_rows() -> None:

@@ -42,7 +42,7 @@ def test_two_documents_are_asked_together(session: Session) -> None:
         session.read(text)
         helds.append(session.prefilled_document())
     session.open(helds)
-    head = len(session.prompt.encode_head())
+    head = len(session.prompt.encode_prompt_start())
     assert session.document_tokens == sum(len(held.ids) for held in helds) - head
     assert session.ask(QUESTION).text == session.ask(QUESTION).text
     seen: set[int] = set()

@@ -18,7 +18,7 @@ from esa_cli.apps.server.allowed_documents import AllowedDocuments
 from esa_cli.apps.server.mcp_server import DocumentTools, make_lazily_loaded_esa, open_mcp_server
 from esa_cli.documents.document import Document, read_document
 from esa_cli.qa.answering.reply import Reply
-from esa_cli.qa.finding.passage_finder import Book, Passage, PassageSearch, place_books
+from esa_cli.qa.finding.passage_finder import Book, Passage, PassageSearch, add_token_ranges
 from esa_cli.qa.ingestion.library_texts import rebuild_document
 from esa_cli.qa.presets.preset import load
 from esa_cli.storage.library import Entry, Library
@@ -51,11 +51,11 @@ class FakeDocumentAsker(FakeAsker):
     def find_passages(
         self, question: str, books: Sequence[Book], count: Any = None, minimum: Any = None
     ) -> list[Passage]:
-        return PassageSearch().passages(question, place_books(books), count, minimum)
+        return PassageSearch().search_passages(question, add_token_ranges(books), count, minimum)
 
     def ask(self, question: str, books: Sequence[Any], **more: Any) -> Reply:
         reply = super().ask(question, books, **more)
-        names = [placed.document.name for placed in place_books(books)]
+        names = [placed.document.name for placed in add_token_ranges(books)]
         evidence = [
             replace(one, document=name) for one, name in zip(reply.evidence, names, strict=False)
         ]

@@ -66,6 +66,6 @@ def _sentences(document: Any, words: set[str]) -> list[Passage]:
         text = document.text[start:end]
         same = words & set(re.findall(r"\w{3,}", text.lower()))
         if text:
-            out.append(Passage.of(document, start, end, weight=float(len(same))))
+            out.append(Passage.cut_from(document, start, end, weight=float(len(same))))
         at = max(end, at + 1)
     return out

@@ -24,7 +24,12 @@ from esa_cli.documents.readers.text_builder import shorten_list
 from esa_cli.documents.sources import SourceFiles
 from esa_cli.errors import DiskError, DocumentError, UsageError
 from esa_cli.qa.finding.passage import Passage
-from esa_cli.qa.finding.passage_finder import Book, PassageSearch, drop_duplicate_texts, place_books
+from esa_cli.qa.finding.passage_finder import (
+    Book,
+    PassageSearch,
+    add_token_ranges,
+    drop_duplicate_texts,
+)
 from esa_cli.qa.ingestion import library_texts
 from esa_cli.qa.ingestion.ingest import IngestEvents
 from esa_cli.qa.ingestion.library_texts import LibraryText, LibraryTexts
@@ -80,7 +85,7 @@ class IngestProgressDisplay(IngestEvents):
             seconds = time.perf_counter() - self._started
             self.reporter.clear_spinner()
             if total >= MIN_MEASURED_TOKENS >= self._resumed_at:
-                self.planner.remember(total, seconds)
+                self.planner.remember_speed(total, seconds)
 
     def waiting(self) -> None:
         self.reporter.note(
@@ -302,7 +307,7 @@ class QuestionDocuments:
         """Indexes the words of files, and returns the files by the digests of the files' texts."""
         names = {os.path.abspath(path): path for path in file_paths}
         progress = self._reporter.start_progress("words of the files", "files")
-        changes = library_texts.FileIndexing(catalogue).update(list(names), progress)
+        changes = library_texts.FileIndexer(catalogue).update(list(names), progress)
         self._reporter.clear_spinner()
         if changes.refused and not changes.readable:
             raise DocumentError(changes.refused[0].why, changes.refused[0].hint)
@@ -323,7 +328,7 @@ class LazyPassageFinder:
     token index, or is to be ingested; until then documents are searched with BM25 alone.
 
     Args:
-        preset: a preset from `preset_for_finding`. load_esa: loads the `Esa` with the model.
+        preset: a preset from `make_preset_for_finding`. load_esa: loads the `Esa` with the model.
         ingests_unread: whether a document without a token index is ingested before the search."""
 
     def __init__(
@@ -369,7 +374,7 @@ class LazyPassageFinder:
         standard deviations above the mean."""
         if self.is_loaded:
             return self._loaded_esa.find_passages(question, books, count, minimum)
-        return PassageSearch().passages(question, place_books(books), count, minimum)
+        return PassageSearch().search_passages(question, add_token_ranges(books), count, minimum)
 
     @cached_property
     def _digests_of_indexed_texts(self) -> set[str]:

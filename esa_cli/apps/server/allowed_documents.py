@@ -22,9 +22,9 @@ from esa_cli.documents.readers.text_builder import shorten_list
 from esa_cli.documents.sources import FoundFiles, find_readable_files
 from esa_cli.errors import DiskError, DocumentError, LibraryError
 from esa_cli.qa.ingestion.library_texts import (
-    FileIndexing,
+    FileIndexer,
     LibraryText,
-    library_texts,
+    load_library_texts,
     rebuild_stored_document,
 )
 from esa_cli.storage.library import Library
@@ -144,7 +144,7 @@ class AllowedDocuments:
         if not self.has_stored:
             return {}
         found = {}
-        for text in library_texts(self.library).texts:
+        for text in load_library_texts(self.library).texts:
             digits = hashlib.blake2b(text_bytes(text.path), digest_size=6).hexdigest()
             id = STORED + (text.entries[0].id if text.entries else digits)
             found[id] = RequestableDocument(id, text=text)
@@ -215,7 +215,7 @@ class AllowedDocuments:
         files = {one.path: one for one in named if one.path and not one.is_given}
         texts = {document.text.digest: document for document in named if document.text}
         with self.library.search_catalogue() as catalogue:
-            changes = FileIndexing(catalogue).update(list(files), progress)
+            changes = FileIndexer(catalogue).update(list(files), progress)
             if changes.refused:
                 names = shorten_list([files[record.path].id for record in changes.refused])
                 count = f"{len(changes.refused):,} files that cannot be read"

@@ -31,7 +31,7 @@ from esa_cli.apps.server.wire import ApiError
 from esa_cli.apps.server.worker import JobThread, QueueFullError, WorkerJob
 from esa_cli.documents.readers.text_builder import shorten_list
 from esa_cli.errors import UsageError
-from esa_cli.qa.answering.reply import describe_missing_parts
+from esa_cli.qa.answering.reply import describe_unextracted_parts
 from esa_cli.qa.api import Esa
 from esa_cli.qa.finding.passage import Passage
 from esa_cli.system.files import to_esa_error
@@ -156,11 +156,11 @@ class DocumentTools:
 
     def find_passages(self, arguments: FindArguments, job: WorkerJob) -> Result:
         from esa_cli.apps.cli.model_and_documents import LazyPassageFinder
-        from esa_cli.qa.presets.preset import preset_for_finding
+        from esa_cli.qa.presets.preset import make_preset_for_finding
 
         finder = LazyPassageFinder(
-            preset_for_finding(self._preset), self._model, self.documents.library, self._reporter,
-            lambda: self.esa,
+            make_preset_for_finding(self._preset), self._model, self.documents.library,
+            self._reporter, lambda: self.esa,
         )  # fmt: skip
         notes, named = list[str](), self.documents.find_documents(arguments.documents)
         query, open_book = arguments.query, finder.open_book
@@ -169,7 +169,7 @@ class DocumentTools:
         books = [document.book for document in opened]
         passages = finder.find_passages(query, books, arguments.limit, None)
         unread = [book for book in books if not book.read and self._preset.answer.makes_token_index]
-        note = _join_notes([*notes, *describe_missing_parts(books)], unread)
+        note = _join_notes([*notes, *describe_unextracted_parts(books)], unread)
         return {"passages": _make_passage_json(passages, opened), "note": note}
 
     def ask_documents(self, arguments: AskArguments, job: WorkerJob) -> Result:
@@ -181,7 +181,7 @@ class DocumentTools:
             books = [document.book for document in opened]
             reply = self.esa.ask(arguments.question, books, evidence=arguments.passages)
         notes += [ABSENT] if reply.doubtful else []
-        notes += describe_missing_parts(books)
+        notes += describe_unextracted_parts(books)
         notes += ["the answer was cut off at its maximum length"] if reply.cut else []
         unread = [] if reply.read else [book for book in books if not book.read]
         results = _make_passage_json(reply.evidence, opened)
@@ -240,9 +240,9 @@ class DocumentTools:
 
 def _make_passage_json(passages: Sequence[Passage], opened: Sequence[OpenDocument]) -> list[Result]:
     """Returns passages as JSON objects, with the ids and paths of the documents."""
-    from esa_cli.qa.finding.passage_finder import place_books
+    from esa_cli.qa.finding.passage_finder import add_token_ranges
 
-    placed = place_books([document.book for document in opened]) if passages else []
+    placed = add_token_ranges([document.book for document in opened]) if passages else []
     documents = {book.document.name: one for book, one in zip(placed, opened, strict=False)}
     results = []
     for passage in passages:

@@ -43,7 +43,7 @@ from esa_cli.apps.server.wire import ApiError, ChatCompletionBodies, ChatRequest
 from esa_cli.apps.server.worker import Event, JobThread, QueueFullError, WorkerJob
 from esa_cli.documents.document import Document
 from esa_cli.errors import DiskError, EsaError, LengthError, LibraryError, ReaderError, UsageError
-from esa_cli.qa.answering.reply import Reply, describe_missing_parts
+from esa_cli.qa.answering.reply import Reply, describe_unextracted_parts
 from esa_cli.qa.evidence import DARK, LIGHT, format_css_variables
 from esa_cli.system.machine import is_loopback
 from esa_cli.version import __version__
@@ -351,7 +351,7 @@ class _ServerRoutes:
             missing = completion.missing
             opened = self.documents.open_documents(named, job.report_progress, question, missing)
             books = [document.book for document in opened]
-            missing.extend(describe_missing_parts(books))
+            missing.extend(describe_unextracted_parts(books))
             with self.esa.interruptible(job.raise_if_cancelled):
                 settings = chat_request.make_ask_arguments()
                 reply = self.esa.ask(

@@ -268,7 +268,7 @@ class ChatCompletionBodies:
         return {**about, "choices": [choice]}
 
     def _collect_reply_fields(self, reply: Reply) -> dict[str, Any]:
-        row, lists = reply.as_row(), {"missing": self.missing, "heat": self.heat}
+        row, lists = reply.to_json(), {"missing": self.missing, "heat": self.heat}
         names = ("evidence", "found", "answered_from", "read", "quotation")
         fields = {name: row[name] for name in names}
         return fields | {name: value for name, value in lists.items() if value}

@@ -146,16 +146,18 @@ class RecordAnswerer:
 
     def _set_record_prompt(self, record: BenchRecord) -> None:
         prompt = Prompt(before=record.before, after="{question}", chat=record.chat)
-        self.session.use(self.preset.model_copy(update={"prompt": prompt}))
+        self.session.use_preset(self.preset.model_copy(update={"prompt": prompt}))
 
     def check_length(self, record: BenchRecord) -> None:
         """Raises LengthError: the question and the answer do not fit into the model's window."""
         if self._text is not None:
             self._text.check_length(record.question, record.longest)
             return
-        self.session.clear()
+        self.session.empty_cache()
         self._set_record_prompt(record)
-        self.session.check(record.question, prime=record.prime, max_new_tokens=record.longest)
+        self.session.check_length(
+            record.question, prime=record.prime, max_new_tokens=record.longest
+        )
 
     def _ingest_document(self, record: BenchRecord) -> bool:
         self._started = time.monotonic()

@@ -43,11 +43,11 @@ from esa_cli.models.attachment.fingerprint import (
 )
 from esa_cli.models.files.families import has_state_layers, list_window_sizes
 from esa_cli.models.loading.load import LoadedModel
-from esa_cli.qa.answering.prompt import PromptTokens
+from esa_cli.qa.answering.prompt import PromptEncoder
 from esa_cli.qa.answering.session import prefill_tokens
 from esa_cli.qa.presets import resolved_preset
 from esa_cli.qa.presets.preset import Preset
-from esa_cli.qa.presets.resolved_preset import resolve
+from esa_cli.qa.presets.resolved_preset import resolve_preset
 from esa_cli.system.files import convert_writing_errors, replacing
 from esa_cli.system.machine import format_size
 from esa_cli.system.progress import Progress
@@ -301,7 +301,7 @@ def choose_target_preset(name: str, preset: Preset) -> Preset:
     """Returns the preset with the settings of the method for which projections are fitted. Raises
     UsageError: the method is unknown, or scores with whole keys."""
     target = resolved_preset.apply_compared_method(name, preset)
-    if not resolve(target).method.score.features:
+    if not resolve_preset(target).method.score.features:
         raise UsageError(
             f"method {name!r} scores with whole keys, and would not use a compressor",
             "leave out --for to calibrate for the method `esa`, or set a shortlist for the score: "
@@ -324,14 +324,14 @@ def open_calibration_job(
             "use the closed-form compressor, which is fitted during prefill: "
             "--set compressor.name=closed-form",
         )
-    ids = PromptTokens(loaded.tokenizer, preset.prompt).encode_document(text)[:tokens]
+    ids = PromptEncoder(loaded.tokenizer, preset.prompt).encode_document(text)[:tokens]
     if len(ids) < MIN_TOKENS:
         raise UsageError(
             f"the text must have at least {MIN_TOKENS} tokens to fit projections, got {len(ids)}",
             "use a longer text, best with 50,000 tokens or more",
         )
     of_model = compute_model_fingerprint(loaded.model)
-    method = replace(resolve(preset).method, compressor=NoCompression())
+    method = replace(resolve_preset(preset).method, compressor=NoCompression())
     stored = QueryAndKeyFiles(folder, of_model.groups * of_model.dim)
     return CalibrationJob(loaded, preset, method, ids, stored, of_model)
 

@@ -26,7 +26,7 @@ from esa_cli.evaluation.tasks.task_sample import TaskSample
 from esa_cli.methods.consensus import average_window_scores, find_centred_window_start
 from esa_cli.methods.voting import VoteScore
 from esa_cli.models.attachment.attach import attach
-from esa_cli.qa.answering.prompt import PromptTokens
+from esa_cli.qa.answering.prompt import PromptEncoder
 from esa_cli.qa.answering.session import prefill_tokens
 from esa_cli.qa.presets.preset import Preset
 from esa_cli.qa.presets.resolved_preset import build_method
@@ -188,9 +188,9 @@ class NeedleQuestion(NamedTuple):
     needle: range
 
 
-def locate_needle_questions(prompt: PromptTokens, sample: TaskSample) -> list[NeedleQuestion]:
+def locate_needle_questions(prompt: PromptEncoder, sample: TaskSample) -> list[NeedleQuestion]:
     """Returns a sample's questions in the order in which the text has the answering needles."""
-    spans, head = prompt.find_token_offsets(sample.text), len(prompt.encode_head())
+    spans, head = prompt.find_token_offsets(sample.text), len(prompt.encode_prompt_start())
     out = []
     for question in sample.questions:
         fact = sample.facts[question.facts[0]]
@@ -239,7 +239,7 @@ def select_needle_questions(
 ) -> list[NeedleQuestion]:
     """Returns the questions whose needle is in view only if the needle is selected. Raises
     UsageError: there are too few such questions, or the method cannot use chosen heads."""
-    prompt, window = PromptTokens(tokenizer, preset.prompt), build_voting_method(preset).window
+    prompt, window = PromptEncoder(tokenizer, preset.prompt), build_voting_method(preset).window
     tokens, limit = len(prompt.encode_document(sample.text)), window.full_attention_limit
     near = window.local if window.ending is None else window.ending
     has_middle = tokens > limit and window.selected != 0
@@ -268,7 +268,7 @@ def find_retrieval_heads(
     # A shortlist only saves time, so heads vote over all middle tokens.
     score = replace(method.score, shortlist=0)
     asked = select_needle_questions(loaded.tokenizer, preset, sample)
-    prompt = PromptTokens(loaded.tokenizer, preset.prompt)
+    prompt = PromptEncoder(loaded.tokenizer, preset.prompt)
     ids = prompt.encode_document(sample.text)
     size = min(method.selector.window_size or PASSAGE, method.window.selected)
     first, second = asked[::2], asked[1::2]
@@ -281,7 +281,7 @@ def find_retrieval_heads(
         def collect_votes(done: int, question: NeedleQuestion, *sets: HeadSet) -> VoteCollector:
             """Asks a question after the text, and then crops the KV cache to the text."""
             votes = VoteCollector(question.needle, size, sets, score)
-            start, stop = prompt.question_span(question.question)
+            start, stop = prompt.find_words_range(question.question)
             state = QueryState(Phase.QUESTION, question=(len(ids) + start, len(ids) + stop))
             asked_ids = prompt.encode_question(question.question)
             tokens = torch.tensor([asked_ids], device=loaded.model.device)

@@ -24,7 +24,7 @@ from esa_cli.qa.attention_evidence import reply_from_kv_cache
 from esa_cli.qa.finding.passage_finder import Book
 from esa_cli.qa.presets import resolved_preset
 from esa_cli.qa.presets.preset import Preset, merge_settings, validate_settings
-from esa_cli.qa.presets.resolved_preset import build_method, resolve
+from esa_cli.qa.presets.resolved_preset import build_method, resolve_preset
 from esa_cli.system.machine import peak_memory
 from esa_cli.system.progress import Progress
 
@@ -67,13 +67,13 @@ def group_by_prefill(settings: SelftestSettings, preset: Preset, length: int) ->
     """Groups the methods by the prefill that they can share. Raises UsageError: a method is
     unknown. PresetError: a method's settings are wrong."""
     shared: dict[str, list[tuple[str, Preset]]] = {}
-    alone, distance = [], resolve(preset).method.position.distance
+    alone, distance = [], resolve_preset(preset).method.position.distance
     for name in dict.fromkeys(settings.methods):
         chosen = resolved_preset.apply_compared_method(name, preset, length)
         if name == resolved_preset.FROM_TEXT:
             alone.append(MethodGroup((name,), (chosen,), "text"))
             continue
-        method = resolve(chosen).method
+        method = resolve_preset(chosen).method
         # Only scores with reduced keys need the compressor that is fitted during prefill, and a
         # shared prefill has the preset's positions.
         fitting = method.reduced_key_settings if method.score.features else None
@@ -126,7 +126,7 @@ def parse_token_count(text: str) -> int:
 
 def describe_full_attention(tokens: int, presets: Sequence[Preset]) -> str | None:
     """Returns a note if the text is so short that every method uses full attention, else None."""
-    windows = [resolve(preset).method.window for preset in presets]
+    windows = [resolve_preset(preset).method.window for preset in presets]
     limit = min((window.full_attention_limit for window in windows), default=-1)
     if tokens > limit:
         return None
@@ -187,7 +187,7 @@ def compare_methods(
     keys = ("start", "end", "weight", "text")
     with Session(loaded.model, loaded.tokenizer, preset, loaded.cache) as session:
         spans = torch.tensor(session.prompt.find_token_offsets(text)).reshape(-1, 2)
-        head = len(session.prompt.encode_head())
+        head = len(session.prompt.encode_prompt_start())
         document = Document("", text, source="", encoding="", bytes=0)
         book = Book(document, None, spans, rows=range(head, head + len(spans)))
         for group in groups:
@@ -196,15 +196,15 @@ def compare_methods(
             if asker is not None:
                 read_s, nbytes = asker.ingest_text(text, progress), asker.nbytes
             else:
-                session.clear()
-                session.use(group.presets[0])
+                session.empty_cache()
+                session.use_preset(group.presets[0])
                 read_s = prefill_for_group(session, preset, group, text, progress)
                 nbytes = session.cache.nbytes
             for name, chosen in zip(group.names, group.presets, strict=True):
                 if asker is not None:
                     reply = asker.ask(question, max_new_tokens)
                 else:
-                    session.use(chosen)
+                    session.use_preset(chosen)
                     reply, _ = reply_from_kv_cache(
                         session, question, [book], count, max_new_tokens=max_new_tokens
                     )

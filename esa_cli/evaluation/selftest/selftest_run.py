@@ -215,7 +215,7 @@ class SelftestRun:
                 sample = next(self.make_samples(test, length))
                 for group in run_plan.group_by_prefill(self.settings, self.preset, length):
                     for preset in group.presets if group.reading != "text" else ():
-                        session.use(preset)
+                        session.use_preset(preset)
                         # Some position encodings cannot change the frequencies of some models.
                         host = session.attachment.rope.frequencies
                         session.method.position.frequencies(*host, length)
@@ -260,7 +260,7 @@ class SelftestDocument:
                     self._asker.check_length(question.text, question.max_new_tokens)
                     continue
                 self._set_session_preset(preset)
-                self.session.check(
+                self.session.check_length(
                     question.text, prime=question.prime, max_new_tokens=question.max_new_tokens
                 )
 
@@ -270,13 +270,13 @@ class SelftestDocument:
         if sample.after is not None:
             prompt = Prompt(system=preset.prompt.system, before=sample.before, after=sample.after)
             preset = preset.model_copy(update={"prompt": prompt})
-        self.session.use(preset)
+        self.session.use_preset(preset)
 
     def _ingest_document(self) -> bool:
         """Reads the document, or returns False if full attention does not fit into the window."""
         run, session, sample, group = self.run, self.session, self.sample, self.group
         if self._asker is None:
-            session.clear()
+            session.empty_cache()
             self._set_session_preset(group.presets[0])
             prompt, context = session.prompt, run.preset.context
             self._spans = prompt.find_token_offsets(sample.text)
@@ -326,10 +326,10 @@ class SelftestDocument:
             )  # fmt: skip
             score = round(score_of(question, question.prime + reply.text), 4)
             document, stored = session.document_tokens, session.cache.nbytes
-            head = len(prompt.encode_head())
+            head = len(prompt.encode_prompt_start())
             places = [find_token_positions(self._spans, f.start, f.end, head) for f in facts]
             fields = {
-                "before": session.tokenizer.decode(prompt.encode_head()),
+                "before": session.tokenizer.decode(prompt.encode_prompt_start()),
                 "prompt": prompt.render_question(question.text, question.prime),
                 **make_layer_recall_fields(score, recall.measure_facts(places) if places else []),
             }

@@ -1,8 +1,8 @@
-"""Encodes a document, which is prefilled once, and questions about it separately.
+"""Encodes a document, which is prefilled once, and encodes questions about the document later.
 
 The chat template is rendered with markers for document and question, and cut at the markers, so
 that the document's tokens do not depend on the question. Document and question are tokenised
-without special tokens: `<|im_end|>` in a text cannot end the turn.
+without special tokens, so that `<|im_end|>` in a document cannot end the user's chat message.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ DOCUMENT, QUESTION, ANSWER = "\ue000document\ue000", "\ue000question\ue000", "\u
 _OTHER_PROMPT = "it may take no system prompt: use --set prompt.system=null, or prompt.chat=false"
 
 
-class PromptTokens:
+class PromptEncoder:
     """Encodes documents and questions as token ids, with one transformers tokenizer and the prompt
     of a preset. Raises ModelError: the chat template cannot be rendered, or drops the document."""
 
@@ -46,15 +46,15 @@ class PromptTokens:
         if text.count(DOCUMENT) != 1 or text.count(QUESTION) != 1:
             raise ModelError(
                 "the model's chat template does not keep the prompt as it is",
-                "use a model whose template shows the user's words once",
+                "use a model whose chat template shows the user's words exactly once",
             )
         self._head, rest = text.split(DOCUMENT)
         between, self._tail = rest.split(QUESTION)
         self._between, self._lead = _split_spaces(between)
 
-    def _render_turns(self, turns: int) -> str:
-        """Renders `turns` earlier turns and a question, with markers in place of the texts."""
-        asked = [self._first, *[self._later] * turns]
+    def _render_turns(self, earlier_turns: int) -> str:
+        """Renders a question after a number of earlier turns, with markers in place of texts."""
+        asked = [self._first, *[self._later] * earlier_turns]
         if not self.chat:
             text = f"{ANSWER}\n\n".join(user + self._end for user in asked)
             return f"{self._system}\n\n{text}" if self._system else text
@@ -79,32 +79,32 @@ class PromptTokens:
             )
 
     def _make_chat_message(self, role: str, text: str) -> dict[str, Any]:
-        """Returns a chat message; some multimodal templates take only lists of parts."""
+        """Returns a chat message, whose text is in a list if the chat template needs one."""
         return {"role": role, "content": [{"type": "text", "text": text}] if self._listed else text}
 
-    def _encode_text(self, text: str, special: bool) -> list[int]:
+    def _encode_text(self, text: str, parse_special: bool) -> list[int]:
         if not text:
             return []
         out = self.tokenizer(
-            text, add_special_tokens=False, split_special_tokens=not special, verbose=False
+            text, add_special_tokens=False, split_special_tokens=not parse_special, verbose=False
         )
         return list(out["input_ids"])
 
     def find_token_offsets(self, text: str) -> list[tuple[int, int]]:
-        """Returns the characters [start, end) of each token of a document."""
+        """Returns the first and the end character offset of each token of a document."""
         return [(low, high) for low, high in tokenise_text(self.tokenizer, text).offsets.tolist()]
 
     def render_question(self, question: str, answer_prefix: str = "") -> str:
         """Returns the text of the prompt after the document."""
-        return "".join(piece for piece, _ in self._question_pieces(question, answer_prefix, False))
+        return "".join(piece for piece, _ in self._split_question(question, answer_prefix, False))
 
-    def _question_pieces(
-        self, question: str, answer_prefix: str, later: bool
+    def _split_question(
+        self, question: str, answer_prefix: str, is_followup: bool
     ) -> list[tuple[str, bool]]:
-        """Returns the pieces of the prompt after the document or an earlier answer, and whether a
-        piece may contain special tokens. Without a chat template, an answer prefix that begins with
+        """Returns the pieces of the prompt for one question, and for each piece whether special
+        tokens in the piece are parsed. Without a chat template, an answer prefix that begins with
         a space continues the line of the question."""
-        between, lead = self._between_turns if later else (self._between, self._lead)
+        between, lead = self._text_between_turns if is_followup else (self._between, self._lead)
         goes_on = not self.chat and answer_prefix.startswith(" ")
         tail = self._tail.rstrip("\n") if goes_on else self._tail
         question = question if self._verbatim else question.strip()
@@ -113,12 +113,12 @@ class PromptTokens:
     def encode_document(self, text: str) -> list[int]:
         """Returns the token ids of the prompt up to the end of the document."""
         if len(text) > WINDOW and self.tokenizer.is_fast:
-            return [*self.encode_head(), *tokenise_text(self.tokenizer, text).ids]
-        return self.encode_head() + self._encode_text(text, special=False)
+            return [*self.encode_prompt_start(), *tokenise_text(self.tokenizer, text).ids]
+        return self.encode_prompt_start() + self._encode_text(text, parse_special=False)
 
-    def encode_head(self) -> list[int]:
+    def encode_prompt_start(self) -> list[int]:
         """Returns the token ids of the prompt before the document."""
-        ids = self._encode_text(self._head, special=True)
+        ids = self._encode_text(self._head, parse_special=True)
         return ids if self.chat else self._find_bos_ids() + ids
 
     def _find_bos_ids(self) -> list[int]:
@@ -128,15 +128,16 @@ class PromptTokens:
         ids = list(self.tokenizer("a")["input_ids"])
         return [first] if first is not None and ids[:1] == [first] else []
 
-    def question_span(self, text: str, later: bool = False) -> tuple[int, int]:
-        """Returns the range of a question's own words in the ids that `encode_question` returns."""
+    def find_words_range(self, text: str, is_followup: bool = False) -> tuple[int, int]:
+        """Returns which token ids from `encode_question` are the question itself: [first, end)."""
         before, asked = (
-            len(self._encode_text(*piece)) for piece in self._question_pieces(text, "", later)[:2]
+            len(self._encode_text(*piece))
+            for piece in self._split_question(text, "", is_followup)[:2]
         )
         return before, before + asked
 
     @cached_property
-    def _between_turns(self) -> tuple[str, str]:
+    def _text_between_turns(self) -> tuple[str, str]:
         """The template's text between an earlier answer and the next question."""
         return _split_spaces(self._render_turns(1).split(ANSWER)[1].split(QUESTION)[0])
 
@@ -154,21 +155,23 @@ class PromptTokens:
         tail = text.split(QUESTION)[1].split(ANSWER)[0]
         ids: list[int] = []
         for i, turn in enumerate(turns):
-            before = self._question_pieces(turn.question.strip(), "", later=i > 0)[:2]
+            before = self._split_question(turn.question.strip(), "", is_followup=i > 0)[:2]
             for piece in (*before, (tail, True), (turn.answer.strip(), False)):
                 ids += self._encode_text(*piece)
         return ids
 
-    def encode_question(self, text: str, answer_prefix: str = "", later: bool = False) -> list[int]:
-        """Returns the token ids of the prompt from the end of the document, or with `later` from
-        the end of the history, to the beginning of the answer.
+    def encode_question(
+        self, text: str, answer_prefix: str = "", is_followup: bool = False
+    ) -> list[int]:
+        """Returns the token ids of the prompt between the document and the answer, or with
+        `is_followup` between the last earlier answer and the new answer.
 
         Args:
             answer_prefix: the first words of the answer, which the model continues.
 
         Raises UsageError: the question is empty, or not UTF-8."""
         check_question(text)
-        pieces = self._question_pieces(text, answer_prefix, later)
+        pieces = self._split_question(text, answer_prefix, is_followup)
         return [token for piece in pieces for token in self._encode_text(*piece)]
 
 
@@ -181,7 +184,7 @@ def _split_spaces(between: str) -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class EncodedQuestion:
-    """The token ids of a question and its earlier turns, which follow the documents in the cache.
+    """The token ids of a question and of earlier questions and answers, without the documents.
 
     Args:
         before: ids of the earlier turns. ids: ids of the question's turn, up to the answer.
@@ -197,30 +200,30 @@ class EncodedQuestion:
 
     @property
     def ids_before_answer(self) -> list[int]:
-        """The ids of the question's turn without the answer prefix."""
+        """The token ids of the question without the first words of the answer."""
         return self.ids[: len(self.ids) - self.answer_prefix]
 
     @classmethod
     def encode(
-        cls, prompt: PromptTokens, question: str, prime: str, history: Sequence[Turn], start: int
+        cls, prompt: PromptEncoder, question: str, prime: str, history: Sequence[Turn], start: int
     ) -> EncodedQuestion:
-        """Encodes a question after `start` cached tokens. Raises UsageError: it is empty."""
+        """Encodes a question after `start` cached tokens. Raises UsageError: it has no text."""
         later = bool(history)
         ids, before = prompt.encode_question(question, prime, later), prompt.encode_history(history)
-        first, last = (start + len(before) + at for at in prompt.question_span(question, later))
+        first, last = (start + len(before) + at for at in prompt.find_words_range(question, later))
         prime_ids = len(ids) - len(prompt.encode_question(question, "", later))
         return cls(before, ids, (first, last), prime_ids, start)
 
-    def last_chunk_start(self, chunk: int) -> int:
-        """The token position at which the last chunk of the question's turn starts."""
-        return self.start + len(self.before) + max(0, len(self.ids) - chunk)
+    def find_last_chunk_start(self, chunk_size: int) -> int:
+        """Returns the position of the first token in the last chunk of the question."""
+        return self.start + len(self.before) + max(0, len(self.ids) - chunk_size)
 
     def check_length(self, window: Window, context: int, answer_tokens: int) -> None:
         """Checks that a question with its answer fits the model's window beside the whole document,
         or, if tokens are selected, beside the initial, selected and local tokens. Raises
         HistoryError: the history is too long. LengthError: the question is too long."""
         asked = len(self.before) + len(self.ids) + answer_tokens
-        if self.last_chunk_start(window.chunk) <= window.full_attention_limit:
+        if self.find_last_chunk_start(window.chunk) <= window.full_attention_limit:
             room, what = context - self.start, "the whole document"
         elif window.ending is not None:
             seen = window.initial + window.selected + window.ending
@@ -232,8 +235,8 @@ class EncodedQuestion:
         beside = f"beside {what}, the model's window has room for {room:,}"
         if self.before:
             raise HistoryError(
-                f"the question, the turns before it and the answer take {asked:,} tokens; {beside}",
-                "ask without the oldest turns",
+                f"question, earlier questions and the answer take {asked:,} tokens; {beside}",
+                "ask without the oldest earlier questions",
             )
         raise LengthError(
             f"the question and the answer take {asked:,} tokens; {beside}", "ask a shorter question"

@@ -1,5 +1,5 @@
-"""Checks a question, and recognises questions that ask for more than a quotation, or that refer to
-the previous turn."""
+"""Recognises questions that ask for more than a quotation, or that refer to the previous question
+or answer."""
 
 from __future__ import annotations
 
@@ -86,15 +86,15 @@ def wants_free_text(question: str) -> bool:
     return bool(FREE.match(question))
 
 
-def _find_last_whole_turn(history: Sequence[Turn]) -> Turn | None:
-    """Returns the last turn with both a question and an answer, or None."""
+def _find_last_answered_turn(history: Sequence[Turn]) -> Turn | None:
+    """Returns the last earlier question that has an answer, or None."""
     whole = (turn for turn in reversed(history) if turn.question.strip() and turn.answer.strip())
     return next(whole, None)
 
 
 def complete_question(question: str, history: Sequence[Turn]) -> str:
     """Puts the previous question before an elliptic question, such as `By whom`."""
-    before = _find_last_whole_turn(history)
+    before = _find_last_answered_turn(history)
     if before is None or not ELLIPTIC.fullmatch(question.strip()):
         return question
     last = before.question.strip()
@@ -102,10 +102,10 @@ def complete_question(question: str, history: Sequence[Turn]) -> str:
 
 
 def find_referenced_text(question: str, history: Sequence[Turn]) -> str:
-    """Returns the text of the previous turn if a question such as `And where did he live?` refers
-    to that turn, else an empty string."""
+    """Returns the previous question and answer if a question such as `And where did he live?`
+    refers to them, else an empty string."""
     refers = REFERS.search(DUMMIES.sub(" ", question)) or CONTINUES.search(question)
-    last = _find_last_whole_turn(history)
+    last = _find_last_answered_turn(history)
     if last is None or not refers:
         return ""
     return last.question if says_nothing_found(last.answer) else f"{last.question} {last.answer}"

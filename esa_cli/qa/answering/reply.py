@@ -22,7 +22,7 @@ class Turn(NamedTuple):
 
 @dataclass(frozen=True)
 class Quotation:
-    """The place of a quoted answer: the name of a document, and its characters [start, end)."""
+    """The place of a quoted answer: characters [start, end) of the document with a name."""
 
     document: str
     start: int
@@ -30,7 +30,7 @@ class Quotation:
 
 
 class ShadedSpan(NamedTuple):
-    """Characters [start, end) of a document, and their shade in a heat map, from 1 to 8."""
+    """Characters [start, end) of a document with a shade from 1 to 8 in a heat map."""
 
     start: int
     end: int
@@ -38,7 +38,7 @@ class ShadedSpan(NamedTuple):
 
 
 class HeatMap(NamedTuple):
-    """The shaded spans of a document, in order; other characters have almost no weight."""
+    """The spans of a document that are shaded because the answer rests on their characters."""
 
     document: str
     spans: tuple[ShadedSpan, ...]
@@ -62,7 +62,7 @@ def says_nothing_found(text: str) -> bool:
 
 @dataclass(frozen=True)
 class Reply:
-    """An answer with its evidence and its timing.
+    """An answer to a question, with the passages that are evidence, and with timing.
 
     Args:
         evidence: passages, heaviest first. found: False if no passage has enough weight, so that
@@ -86,10 +86,10 @@ class Reply:
 
     @property
     def doubtful(self) -> bool:
-        """Whether no answer was found, although the reply's text does not say so."""
+        """Whether no answer was found, although the text of the reply does not say that."""
         return not self.found and not says_nothing_found(self.text)
 
-    def as_row(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Returns the JSON fields of the reply."""
         return {
             "answer": self.text,
@@ -107,7 +107,7 @@ class Reply:
         }
 
 
-def describe_missing_parts(books: Sequence[Book]) -> list[str]:
+def describe_unextracted_parts(books: Sequence[Book]) -> list[str]:
     """Describes the parts of documents that could not be extracted, each as `NAME: PART`."""
     documents = [book.document for book in books]
     return [f"{document.name}: {part}" for document in documents for part in document.missing]

@@ -1,4 +1,4 @@
-"""A session prefills a document once, and answers questions by attention to its KV cache.
+"""A session prefills a document once, and answers questions by attention to the KV cache.
 
 The tokens of a question stay in the cache, after the document's, until the answer is complete.
 """
@@ -22,17 +22,17 @@ from esa_cli.models.attachment.attach import attach, get_last_token_only_options
 from esa_cli.models.attachment.kv_cache import EsaCache
 from esa_cli.models.files.families import has_state_layers
 from esa_cli.models.text_passes.generation import AnswerStreamer, generate, list_end_token_ids
-from esa_cli.qa.answering.prompt import EncodedQuestion, PromptTokens
+from esa_cli.qa.answering.prompt import EncodedQuestion, PromptEncoder
 from esa_cli.qa.answering.reply import Reply, Turn
 from esa_cli.qa.planning.kv_cache_storage import check_states_can_join
 from esa_cli.qa.planning.plan import FEED, CachePlacement
-from esa_cli.qa.presets.preset import Preset, choose_generation
+from esa_cli.qa.presets.preset import Preset, choose_sampling
 from esa_cli.qa.presets.resolved_preset import (
     ResolvedPreset,
-    check_fits_model,
+    check_method_fits_model,
     check_reduced_keys,
     check_same_compressor,
-    resolve,
+    resolve_preset,
 )
 from esa_cli.storage import refuse_cache_on_disk
 from esa_cli.storage.memory_store import RESERVE, PrefilledDocument, concatenate_documents
@@ -42,9 +42,9 @@ INCOMPLETE = "\ufffd"
 """The character to which a tokenizer decodes a token that is part of a character."""
 
 
-def token_pieces(tokenizer: Any, ids: Sequence[int]) -> list[str]:
-    """Returns the text of each of the tokens `ids`. If several tokens share a character, the text
-    of the first is that of all of these tokens, and the texts of the others are empty."""
+def decode_token_pieces(tokenizer: Any, ids: Sequence[int]) -> list[str]:
+    """Decodes each token id to text. If several tokens encode one character, the first token gets
+    the whole character, and the other tokens get empty texts."""
     # Each is decoded after another token: some tokenizers strip the space of a text's first word.
     before = list(tokenizer("a", add_special_tokens=False)["input_ids"])
 
@@ -65,8 +65,8 @@ def token_pieces(tokenizer: Any, ids: Sequence[int]) -> list[str]:
     return pieces
 
 
-class CachedText:
-    """The text of the documents in a session's cache, and data that scores derive from it."""
+class CachedDocumentText:
+    """The text of the documents in a session's KV cache, and data that scores compute from it."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer, self._tokens = tokenizer, 0
@@ -74,10 +74,10 @@ class CachedText:
         self._kept: dict[Hashable, Any] = {}
 
     def make_turn_text(self, ids: Sequence[int], question: str) -> QuestionAndText:
-        """Returns the text of a question and documents, for scores; between calls `ids` grows."""
+        """Returns a question with the text of document tokens `ids`, for scores by words."""
         if len(ids) != self._tokens:
             self._tokens, self._kept = len(ids), {}
-            self._make_pieces = cache(lambda: token_pieces(self._tokenizer, ids))
+            self._make_pieces = cache(lambda: decode_token_pieces(self._tokenizer, ids))
         return QuestionAndText(question, self._make_pieces, self._kept)
 
 
@@ -86,8 +86,8 @@ def prefill_tokens(
     progress: Progress | None = None,
 ) -> None:  # fmt: skip
     """Prefills the token ids from number `start` into a KV cache, `FEED` at a time; `progress` is
-    called after each piece. If the model allows it, layers that share keys and values of an earlier
-    layer compute only the last token of a piece."""
+    called after each piece. Layers that share keys and values of an earlier layer compute only the
+    last token of a piece, if the model allows this."""
     for at in range(start, len(ids), FEED):
         piece = list(ids[at : at + FEED])
         if len(piece) == 1:  # before longer ones a cache with states keeps a copy by itself
@@ -101,7 +101,7 @@ def prefill_tokens(
 
 
 class Session:
-    """Prefills documents and answers questions with an attached model, which `close` restores.
+    """Prefills documents and answers questions with a model whose attention a method replaces.
 
     Args:
         model, tokenizer: of transformers. preset: with its method, if that was built before.
@@ -114,37 +114,38 @@ class Session:
     def __init__(
         self, model: Any, tokenizer: Any, preset: Preset | ResolvedPreset, cache: str = "auto"
     ) -> None:
-        resolved = resolve(preset)
+        resolved = resolve_preset(preset)
         self.model, self.tokenizer, self.preset = model, tokenizer, resolved.preset
-        self.prompt = PromptTokens(tokenizer, self.preset.prompt)
+        self.prompt = PromptEncoder(tokenizer, self.preset.prompt)
         self.method = resolved.method
-        check_fits_model(self.method, model)
+        check_method_fits_model(self.method, model)
         self.placement = CachePlacement(model, self.method, cache)
         self.attachment = attach(model, self.method)
         self.cache = self.attachment.new_cache()
-        self.text = CachedText(tokenizer)
+        self.text = CachedDocumentText(tokenizer)
         self._read_by = self.method
         self._ids: list[int] = []
         self._todo: list[int] = []
         self._head = 0
         self._opened: list[PrefilledDocument] = []
 
-    def clear(self) -> None:
+    def empty_cache(self) -> None:
         """Empties the cache and frees its memory."""
         self.cache.free_copies()
         self.cache = self.attachment.new_cache()
-        self.text = CachedText(self.tokenizer)
+        self.text = CachedDocumentText(self.tokenizer)
         self._ids, self._todo, self._opened = [], [], []
 
     def prefilled_document(self) -> PrefilledDocument:
         """Returns the cached document, which any session of the same model can open."""
         memories = self.cache.memories
         return PrefilledDocument(
-            list(self._ids), [one.store for one in memories], self.project_keys(), self._head,
-            self._read_by, [one.states for one in memories], self.cache.states.copy_states(),
+            list(self._ids), [one.store for one in memories], self.compute_reduced_keys(),
+            self._head, self._read_by, [one.states for one in memories],
+            self.cache.states.copy_states(),
         )  # fmt: skip
 
-    def project_keys(self) -> list[Projection | None]:
+    def compute_reduced_keys(self) -> list[Projection | None]:
         """Computes the reduced keys of all cached tokens, and returns each layer's projection."""
         self.cache.compute_reduced_keys()
         return [one.projection for one in self.cache.memories]
@@ -161,7 +162,7 @@ class Session:
         for one in documents:
             check_same_compressor(one.read_by, self.method)
             check_reduced_keys(one, self.method)
-        self.clear()
+        self.empty_cache()
         self._read_by = self.method
         self._ids, stores, projections = concatenate_documents(documents)
         self._todo, self._head = self._ids, documents[0].head
@@ -187,29 +188,29 @@ class Session:
 
         Args:
             progress: called with (tokens prefilled, all tokens). method: replaces the preset's."""
-        self.begin(self.prompt.encode_document(text), method=method)
+        self.plan_prefill(self.prompt.encode_document(text), method=method)
         self.resume(progress)
 
-    def begin(
+    def plan_prefill(
         self,
         ids: list[int],
         prefilled: PrefilledDocument | None = None,
         method: Method | None = None,
         reserve: int = RESERVE,
     ) -> None:
-        """Sets the token ids that `resume` prefills, as `prompt.encode_document` returns them.
+        """Sets the token ids of a document, which a call of `resume` will prefill.
 
         Args:
             prefilled: a part of them that the same method prefilled; its stores are continued.
             reserve: tokens of room after them; 0 if the document is opened later.
 
         Raises UsageError: the cache is on disk, and `prefilled` has no stores there."""
-        self.clear()
+        self.empty_cache()
         self._read_by = method or self.method
-        self._todo, self._head = ids, len(self.prompt.encode_head())
+        self._todo, self._head = ids, len(self.prompt.encode_prompt_start())
         if prefilled is None:
             refuse_cache_on_disk(self.placement.cache)
-            self.cache = self.attachment.new_cache(self.placement.goes_to_host(len(ids)))
+            self.cache = self.attachment.new_cache(self.placement.puts_cache_on_host(len(ids)))
             self.cache.announce_token_count(len(ids) + reserve)
         else:
             self._ids = ids[: len(prefilled.ids)]
@@ -223,8 +224,8 @@ class Session:
         progress: Callable[[int, int], None] | None = None,
         after_feed: Callable[[int], None] | None = None,
     ) -> None:
-        """Prefills the remaining ids. `after_feed` is called with the number of cached tokens after
-        each forward call."""
+        """Prefills the token ids that are not cached yet. `after_feed` is called with the number of
+        cached tokens after each forward call."""
         ids, done = self._todo, len(self._ids)
 
         def record_progress(tokens: int, total: int) -> None:
@@ -250,15 +251,15 @@ class Session:
         self.close()
 
     def close(self) -> None:
-        """Restores the model that was attached."""
+        """Restores the original attention of the model."""
         self.attachment.detach()
 
-    def use(self, preset: Preset | ResolvedPreset) -> None:
+    def use_preset(self, preset: Preset | ResolvedPreset) -> None:
         """Replaces the session's preset, but keeps the prefilled documents. Raises PresetError: the
         method is invalid, or needs another compressor."""
-        resolved = resolve(preset)
+        resolved = resolve_preset(preset)
         new = resolved.method
-        check_fits_model(new, self.model)
+        check_method_fits_model(new, self.model)
         if self._ids:
             check_same_compressor(self._read_by, new)
         for document in self._opened:
@@ -267,7 +268,7 @@ class Session:
         self.attachment.method = new
         self.cache.begin_query(QueryState(), new)
         self.preset = resolved.preset
-        self.prompt = PromptTokens(self.tokenizer, self.preset.prompt)
+        self.prompt = PromptEncoder(self.tokenizer, self.preset.prompt)
 
     @torch.inference_mode()
     def ask(
@@ -303,7 +304,7 @@ class Session:
                 "call resume() to prefill the rest",
             )
         check_same_compressor(self._read_by, self.method)
-        tokens, heat, nucleus = choose_generation(
+        tokens, heat, nucleus = choose_sampling(
             self.preset.generation, max_new_tokens, temperature, top_p
         )
         asked = EncodedQuestion.encode(self.prompt, question, prime, history, len(self._ids))
@@ -316,7 +317,7 @@ class Session:
         self.cache.truncate(length)
         self.cache.begin_query(query, self.method)
         try:
-            self._run_tokens(asked.before)
+            self._feed_tokens(asked.before)
             query.question = asked.span
             query.answer_start = length + len(asked.before) + len(asked.ids_before_answer)
             self._survey_question(asked, query)
@@ -337,38 +338,38 @@ class Session:
             cut=streamer.count >= tokens and streamer.last not in list_end_token_ids(self.model),
         )
 
-    def check(
+    def check_length(
         self, question: str, *, prime: str = "", max_new_tokens: int | None = None,
         history: Sequence[Turn] = (),
     ) -> None:  # fmt: skip
         """Checks that a question fits the model's window. Raises UsageError: the question is empty.
         LengthError: the question does not fit."""
         asked = EncodedQuestion.encode(self.prompt, question, prime, history, len(self._ids))
-        answer, *_ = choose_generation(self.preset.generation, max_new_tokens, None, None)
+        answer, *_ = choose_sampling(self.preset.generation, max_new_tokens, None, None)
         asked.check_length(self.method.window, self.preset.context, answer)
 
     def question_tokens(self, question: str, history: Sequence[Turn] = ()) -> int:
-        """Counts the tokens of a question and its earlier turns. Raises UsageError: it is empty."""
+        """Counts the tokens of a question and of earlier questions and answers."""
         asked = EncodedQuestion.encode(self.prompt, question, "", history, 0)
         return len(asked.before) + len(asked.ids)
 
-    def _run_tokens(self, ids: list[int]) -> None:
-        """Runs token ids through the model into the cache, in one forward call."""
+    def _feed_tokens(self, ids: list[int]) -> None:
+        """Runs token ids through the model in one forward call, which adds them to the KV cache."""
         if ids:
             batch = torch.tensor([ids], device=self.model.device)
             self.model.base_model(input_ids=batch, past_key_values=self.cache)
 
     def _survey_question(self, asked: EncodedQuestion, query: QueryState) -> None:
-        """If the selector surveys, runs the question once to sum the scores of all layers, and then
-        removes the question from the cache."""
+        """Runs the question once, if the selector needs the scores of all layers before it selects,
+        and removes the question from the KV cache."""
         length, method = self.cache.get_seq_length(), self.method
-        if asked.last_chunk_start(method.window.chunk) <= method.window.full_attention_limit:
+        if asked.find_last_chunk_start(method.window.chunk) <= method.window.full_attention_limit:
             return  # full attention: nothing is selected
         if not method.selector.surveys:
             return
         query.surveying = True
         with suppress(SurveyComplete):
-            self._run_tokens(asked.ids_before_answer)
+            self._feed_tokens(asked.ids_before_answer)
         self.cache.truncate(length)
         with name_faulty_plugins(vars(method)):
             query.selector = method.selector.after_survey(query.selector)

@@ -2,8 +2,7 @@
 
 The reduced key of a document token is a low-rank projection of its hidden state after a middle
 layer of the model, as in Equation 6. Question tokens have another projection, as in Equation 5, and
-weights. `benchmarks/training/train_finder.py` trains the projections and a LoRA adapter of the
-model.
+weights. `benchmarks/training/train_finder.py` trains projections and a LoRA adapter.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from esa_cli.models.text_passes.text_forward import (
     iterate_groups,
     pad_sequences,
 )
-from esa_cli.qa.presets.preset import MAPS, AnswerSettings, Preset, finder_folder
+from esa_cli.qa.presets.preset import MAPS, AnswerSettings, Preset, find_finder_folder
 from esa_cli.storage.library import SEGMENT, Layout
 from esa_cli.storage.library.document_files import decode_records, encode_rows
 
@@ -49,14 +48,14 @@ class Finder(Protocol):
 
     @property
     def layout(self) -> Layout:
-        """The layout of a stored token index."""
+        """The layout of the token index as the library stores it."""
 
     @property
     def digest(self) -> str:
-        """A SHA-256 digest of everything that determines the reduced keys of a document."""
+        """A SHA-256 digest of the weights and sizes that determine reduced keys of documents."""
 
     def encode_document(self, ids: Sequence[int], first: int, last: int) -> Tensor:
-        """Returns the reduced keys (last - first, R) of a document's tokens [first, last), as
+        """Returns the reduced keys (last - first, R) of the document tokens [first, last), as
         float32 on the CPU; `first` is a multiple of `SEGMENT_TOKENS`."""
 
     def encode_questions(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
@@ -65,7 +64,7 @@ class Finder(Protocol):
 
 
 def make_index_layout(dim: int) -> Layout:
-    """Returns the layout of reduced keys of dimension `dim`, stored as halves: key and value."""
+    """Returns the storage layout of a token index, whose reduced keys have dimension `dim`."""
     if dim < 2 or dim % 2:
         raise ValueError(f"the dimension of a reduced key must be even, got {dim}")
     return Layout(layers=1, heads=1, dim=dim // 2, dtype="float32", kind="int8", segment=SEGMENT)
@@ -79,23 +78,23 @@ class ReducedKeys:
         self.records, self.layout = records, layout
 
     @classmethod
-    def of(cls, keys: Tensor, layout: Layout) -> ReducedKeys:
-        """Stores keys (n, R) as records, which rounds numbers to the format of the layout."""
+    def encode(cls, keys: Tensor, layout: Layout) -> ReducedKeys:
+        """Encodes reduced keys (n, R) as bytes, which rounds numbers to the layout's format."""
         return cls(encode_rows(keys, layout), layout)
 
     @classmethod
     def allocate(cls, tokens: int, layout: Layout) -> ReducedKeys:
-        """Allocates uninitialised keys for `tokens` tokens."""
+        """Allocates memory for the reduced keys of `tokens` tokens, without initial values."""
         return cls(torch.empty((tokens, layout.row_bytes), dtype=torch.uint8), layout)
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(N, R)."""
+        """The number of tokens N, and the dimension R of a reduced key."""
         return self.records.shape[0], self.layout.width
 
     @property
     def nbytes(self) -> int:
-        """The number of bytes that all records take."""
+        """The number of bytes in memory that all reduced keys take."""
         return self.records.nbytes
 
     def decode_keys(self, start: int, stop: int) -> Tensor:
@@ -103,7 +102,7 @@ class ReducedKeys:
         return decode_records(self.records[start:stop], self.layout)
 
 
-def window_products(
+def compute_window_products(
     queries: Tensor, keys: Tensor | ReducedKeys, first: Tensor, last: Tensor
 ) -> Tensor:
     """Returns the largest products (W, M) of queries (M, R) with keys (N, R) in W windows of tokens
@@ -114,7 +113,7 @@ def window_products(
     if bounds.numel() < 2 or not keys.shape[0]:
         return empty
     # Windows overlap, so the tokens between two bounds are multiplied once for all windows.
-    best = _products_between(queries.float(), keys, bounds)
+    best = _compute_products_between_bounds(queries.float(), keys, bounds)
     begin, end = torch.searchsorted(bounds, first), torch.searchsorted(bounds, last)
     largest = best[begin.clamp(max=best.shape[0] - 1)]
     for step in range(1, int((end - begin).max())):
@@ -122,8 +121,11 @@ def window_products(
     return torch.where((last > first)[:, None], largest, empty)
 
 
-def _products_between(queries: Tensor, keys: Tensor | ReducedKeys, bounds: Tensor) -> Tensor:
-    """Returns the largest products (B - 1, M) between neighbours of B ascending bounds."""
+def _compute_products_between_bounds(
+    queries: Tensor, keys: Tensor | ReducedKeys, bounds: Tensor
+) -> Tensor:
+    """Returns the largest products (B - 1, M) of M queries with the keys of tokens between each
+    two neighbours of B ascending token numbers."""
     best = queries.new_full((bounds.shape[0] - 1, queries.shape[0]), -torch.inf)
     low, high = int(bounds[0]), int(bounds[-1])
     for start in range(low, high, TILE):
@@ -143,12 +145,12 @@ def _products_between(queries: Tensor, keys: Tensor | ReducedKeys, bounds: Tenso
     return best
 
 
-def pool_window_products(products: Tensor, windows: int) -> Tensor:
-    """Returns the maximum of products (W, M) over `windows` windows on each side of a window."""
+def pool_window_products(products: Tensor, neighbours: int) -> Tensor:
+    """Returns the maximum of products (W, M) over `neighbours` windows on each side of a window."""
     if not products.shape[0]:
         return products
-    size, columns = 2 * windows + 1, products.T[:, None]
-    return nn.functional.max_pool1d(columns, size, 1, windows)[:, 0].T
+    size, columns = 2 * neighbours + 1, products.T[:, None]
+    return nn.functional.max_pool1d(columns, size, 1, neighbours)[:, 0].T
 
 
 PROMPT = "Question: {question}\nThe text that answers:"
@@ -159,7 +161,7 @@ HINT = "use --set answer.finder=null"
 
 
 class TokenEncoder:
-    """A finder, which runs the first layers of a model with an adapter, and projects their output.
+    """A finder that runs the first layers of a model with an adapter, and projects hidden states.
 
     Args:
         maps: `query_map` and `key_map` (H, R), `query_weight` (H,), `query_bias` (1,), and `scale`
@@ -187,7 +189,7 @@ class TokenEncoder:
 
     @classmethod
     def load(cls, folder: Path, model: Any, tokenizer: Any, *, fixed: bool = False) -> TokenEncoder:
-        """Loads an encoder from a folder. Raises ModelError: it is damaged or of another model."""
+        """Loads a token encoder from a folder. Raises ModelError: a file is damaged."""
         with convert_read_errors(f"the finder {folder}", HINT):
             with safe_open(folder / MAPS, "pt") as file:
                 maps = {name: file.get_tensor(name).float() for name in file.keys()}  # noqa: SIM118
@@ -235,7 +237,7 @@ class TokenEncoder:
         weights = nn.functional.softplus(logits) * within
         return self._project_states(states, "query_map"), weights / weights.sum(1, keepdim=True)
 
-    def encode_tokens(self, sequences: Sequence[Sequence[int]]) -> Tensor:
+    def encode_token_sequences(self, sequences: Sequence[Sequence[int]]) -> Tensor:
         """Returns reduced keys (B, T, R) of B token sequences, zero-padded, with gradients."""
         return self._project_states(self._compute_hidden_states(sequences)[0], "key_map")
 
@@ -260,8 +262,8 @@ class TokenEncoder:
         out = self.tokenizer(text, add_special_tokens=False, split_special_tokens=True)
         return list(out["input_ids"])
 
-    def _project_states(self, states: Tensor, name: str) -> Tensor:
-        return nn.functional.normalize(states @ self.maps[name], dim=-1)
+    def _project_states(self, states: Tensor, map_name: str) -> Tensor:
+        return nn.functional.normalize(states @ self.maps[map_name], dim=-1)
 
     def _fuse_weights(self) -> FusedForward | None:
         """Returns the fused weights of layers and adapter; None if the model cannot be fused."""
@@ -305,10 +307,10 @@ class FinderSizes(NamedTuple):
 
 
 def load_finder(settings: AnswerSettings, model: Any, tokenizer: Any) -> TokenEncoder | None:
-    """Loads the preset's finder; returns None without one. Raises PresetError, ModelError."""
+    """Loads the finder that answer settings name, or returns None if they name no finder."""
     if settings.source != "text" or settings.finder is None:
         return None
-    return TokenEncoder.load(finder_folder(settings.finder), model, tokenizer, fixed=True)
+    return TokenEncoder.load(find_finder_folder(settings.finder), model, tokenizer, fixed=True)
 
 
 def read_finder_sizes(preset: Preset) -> FinderSizes | None:
@@ -316,7 +318,7 @@ def read_finder_sizes(preset: Preset) -> FinderSizes | None:
     settings = preset.answer
     if settings.needs_kv_cache or settings.finder is None:
         return None
-    path = finder_folder(settings.finder) / MAPS
+    path = find_finder_folder(settings.finder) / MAPS
     with convert_read_errors(f"the finder {path.parent}", HINT), safe_open(path, "pt") as file:
         facts = json.loads(file.metadata()["finder"])
         return FinderSizes(int(facts["layers"]), int(file.get_slice("key_map").get_shape()[1]))

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Passage:
-    """Characters [start, end) of a document, with their page, line and chapter, and with scores.
+    """Characters [start, end) of a document, with page, line, chapter, and scores of the passage.
 
     Args:
         document: the name of the document. source: its path. page, line: from 1.
@@ -35,8 +35,8 @@ class Passage:
     quote: tuple[int, int] | None = None
 
     @classmethod
-    def of(cls, document: Document, start: int, end: int, **fields: Any) -> Self:
-        """Builds a passage of characters [start, end), with further fields of the class."""
+    def cut_from(cls, document: Document, start: int, end: int, **fields: Any) -> Self:
+        """Cuts characters [start, end) out of a document as a passage, with further `fields`."""
         at = document.place(start)
         return cls(
             document.name, document.source, at.page, at.line, at.chapter, start, end,

@@ -1,9 +1,9 @@
-"""Books, and the search for passages of books that are likely to answer a question.
+"""Indexed documents (books), and the search for passages that may answer a question.
 
-A book is a document with its tokens, and with what a model has computed from these tokens. Sentence
-windows of books are ranked. The score of a window is its BM25 score in standard deviations. If the
-book has a token index, the late-interaction score is added, with a larger weight. Constants are
-chosen on the development questions of benchmarks/book_questions.
+A book is a document with tokens, and with what a model has computed from them. A sentence window
+of a book scores by BM25 in standard deviations, and if the book has a token index, by late
+interaction with a larger weight. The development questions of benchmarks/book_questions chose the
+constants.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from torch import Tensor
 from esa_cli.documents.document import Document
 from esa_cli.errors import UsageError
 from esa_cli.models.tokenization.tokenizer import tokenise_text
-from esa_cli.qa.finding.finder import Finder, ReducedKeys, pool_window_products, window_products
+from esa_cli.qa.finding.finder import Finder, ReducedKeys, compute_window_products, pool_window_products
 from esa_cli.qa.finding.passage import Passage
 from esa_cli.qa.finding.words import (
     LexicalIndex,
     SentenceWords,
     capitals_mean_names,
+    find_unmentioned_share,
     make_sentence_words,
-    unmentioned_share,
 )
 from esa_cli.storage.library import Entry
 from esa_cli.storage.memory_store import PrefilledDocument, find_text_ranges
@@ -56,7 +56,7 @@ ABOVE = 2.0
 
 @dataclass(frozen=True, eq=False)
 class TokenisedDocument:
-    """A document with its tokens; token i has the characters `offsets[i]`, [start, end)."""
+    """A document with token ids, and with the characters [start, end) of each token."""
 
     document: Document
     ids: Sequence[int]
@@ -101,16 +101,16 @@ class Book:
 
 
 def drop_duplicate_texts(books: Sequence[Book]) -> list[Book]:
-    """Returns the books without those whose text another book has, too."""
+    """Returns the documents, without documents whose text an earlier document has, too."""
     by_text: dict[str, Book] = {}
     for book in books:
         by_text.setdefault(book.document.text, book)
     return list(by_text.values())
 
 
-def place_books(books: Sequence[Book]) -> list[Book]:
-    """Returns the books of a question with unique names, and with the positions of the tokens of
-    each book among the tokens of all books."""
+def add_token_ranges(books: Sequence[Book]) -> list[Book]:
+    """Returns the documents of a question with unique names, and with the range of each document's
+    tokens among the tokens of all documents."""
     prefilled = [book.prefilled for book in books if book.prefilled]
     if len(prefilled) == len(books):
         rows = find_text_ranges(prefilled)
@@ -142,11 +142,11 @@ class ReducedQueries(NamedTuple):
 
 
 class WindowScores(NamedTuple):
-    """Scores of all windows for one question; each field has one number for each window.
+    """Scores of all sentence windows for one question, as tensors with one number per window.
 
     Args:
         total: ranks the windows. words: BM25 alone, in standard deviations.
-        fitting: bool, whether the window may answer at all; see `PassageFinder.scores`.
+        fitting: bool, whether the window may answer at all; see `PassageFinder.score_windows`.
         read: whether a document has a token index."""
 
     total: Tensor
@@ -156,7 +156,7 @@ class WindowScores(NamedTuple):
 
 
 class PassageFinder:
-    """Finds the passages of some books that answer a question."""
+    """Finds the passages of indexed documents that are likely to answer a question."""
 
     def __init__(self, books: Sequence[Book]) -> None:
         self.documents = [book.document for book in books]
@@ -173,21 +173,22 @@ class PassageFinder:
             if book.index is not None and own.numel():
                 self._indexed.append((own, find_token_bounds(book.spans, windows[own]), book.index))
 
-    def unmentioned_name_share(
+    def find_unmentioned_share(
         self, question: str, is_usually_lowercase: Callable[[str], bool]
     ) -> float:
-        """Returns the share of a name's words that no book has; see `unmentioned_share`."""
+        """Returns the largest share of words that no document has among the names in a question."""
         if not self._has_names:
             return 0.0
-        return unmentioned_share(question, self.index.has_word, is_usually_lowercase)
+        return find_unmentioned_share(question, self.index.has_word, is_usually_lowercase)
 
-    def find(
+    def find_passages(
         self, question: str, count: int, *, earlier: str = "", reduced: ReducedQueries | None = None
     ) -> list[Passage]:
         """Returns the best `count` windows; none overlaps a better window by half or more."""
-        return self.pick_passages(self.scores(question, earlier=earlier, reduced=reduced), count)
+        scores = self.score_windows(question, earlier=earlier, reduced=reduced)
+        return self.pick_passages(scores, count)
 
-    def scores(
+    def score_windows(
         self, question: str, *, earlier: str = "", reduced: ReducedQueries | None = None
     ) -> WindowScores:
         """Scores all windows. A window may answer if a word of the question occurs in or near the
@@ -197,9 +198,9 @@ class PassageFinder:
         Args:
             earlier: text of earlier turns that the question refers to; its BM25 counts half.
             reduced: the reduced queries of the question, for books with a token index."""
-        bm25 = self.index.scores(question)
+        bm25 = self.index.compute_window_scores(question)
         if earlier:
-            bm25 = bm25 + 0.5 * self.index.scores(earlier)
+            bm25 = bm25 + 0.5 * self.index.compute_window_scores(earlier)
         words, fitting = standardise_scores(bm25), bm25 > 0
         if reduced is None or not self._indexed:
             return WindowScores(words, words, fitting, read=False)
@@ -208,23 +209,23 @@ class PassageFinder:
         read = ~late[0].isnan()
         own, *around = (standardise_scores(scores[read]) for scores in late)
         wide = torch.stack(around).clamp(min=FAR).sum(0)
-        beside = reduced.words * self.bm25_share(bm25) * words
+        beside = reduced.words * self.compute_bm25_share(bm25) * words
         total[read] = LATE * (own + AROUND_WEIGHT * wide + beside[read])
         return WindowScores(total, words, fitting, read=True)
 
     def score_late_interaction(self, reduced: ReducedQueries) -> Tensor:
-        """Scores each window and its neighbourhoods by late interaction.
+        """Scores each window, and the windows around it, by late interaction.
 
         Returns scores (1 + len(AROUND), windows), which are NaN for books without a token index."""
         out = torch.full((1 + len(AROUND), len(self.index)), torch.nan)
         for own, bounds, keys in self._indexed:
-            products = window_products(reduced.queries, keys, *bounds)
+            products = compute_window_products(reduced.queries, keys, *bounds)
             wide = [pool_window_products(products, windows) for windows in AROUND]
             out[:, own] = torch.stack([products, *wide]) @ reduced.weights
         return out
 
-    def bm25_share(self, bm25: Tensor) -> float:
-        """Returns the share of BM25's weight that is used, from `VAGUE` to 1."""
+    def compute_bm25_share(self, bm25: Tensor) -> float:
+        """Returns the factor of BM25's weight; it is 1 if one window has by far the best score."""
         if not bm25.numel() or bm25.max() == bm25.min():
             return VAGUE
         best, *others = bm25.argsort(descending=True, stable=True).tolist()
@@ -250,7 +251,7 @@ class PassageFinder:
         return [self.make_window_passage(at, scores.total) for at in picked]
 
     def _find_overlapping_windows(self, window_number: int) -> Iterator[tuple[int, float]]:
-        """Yields the windows that overlap a window, with the shared part of the shorter window."""
+        """Yields the windows that overlap a window, and the overlap's share of the shorter one."""
         windows, documents = self.index.windows, self.index.documents
         window = windows[window_number]
         for others in (range(window_number, -1, -1), range(window_number + 1, len(windows))):
@@ -265,7 +266,8 @@ class PassageFinder:
         """Returns window number `window_number` as a passage, with its score."""
         window = self.index.windows[window_number]
         document = self.documents[self.index.documents[window_number]]
-        return Passage.of(document, window.start, window.end, score=float(scores[window_number]))
+        score = float(scores[window_number])
+        return Passage.cut_from(document, window.start, window.end, score=score)
 
 
 def standardise_scores(scores: Tensor) -> Tensor:
@@ -284,14 +286,14 @@ def find_token_bounds(spans: Tensor, characters: Tensor) -> tuple[Tensor, Tensor
 
 
 class PassageSearch:
-    """Searches books for passages, and caches the index of the books that were searched last."""
+    """Searches documents for passages, and caches the index of the last documents searched."""
 
     def __init__(self, encoder: Finder | None = None, words: float = 0.0) -> None:
         self._encoder, self._words = encoder, words
         self._last: PassageFinder | None = None
 
-    def finder(self, books: Sequence[Book]) -> PassageFinder:
-        """Returns the passage finder for some books, which is cached for the next question."""
+    def get_passage_finder(self, books: Sequence[Book]) -> PassageFinder:
+        """Returns the passage finder for some documents, which is cached for the next question."""
         last, documents = self._last, [book.document for book in books]
         keys = [book.index for book in books]
         if last is None or last.documents != documents or last.keys != keys:
@@ -299,22 +301,23 @@ class PassageSearch:
         return last
 
     def encode_question(self, question: str, books: Sequence[Book]) -> ReducedQueries | None:
-        """Encodes a question for late interaction; returns None if no book has a token index."""
+        """Encodes a question for late interaction, or returns None without a token index."""
         if self._encoder is None or all(book.index is None for book in books):
             return None
         queries, weights = self._encoder.encode_questions([question])
         return ReducedQueries(queries[0].cpu(), weights[0].cpu(), self._words)
 
     @torch.inference_mode()
-    def find(
+    def find_passages_to_read(
         self, question: str, books: Sequence[Book], count: int, earlier: str = ""
     ) -> list[Passage]:
-        """Returns the best `count` passages for the reader; see `PassageFinder.scores`."""
+        """Returns the best `count` passages for the reader; see `PassageFinder.score_windows`."""
         reduced = self.encode_question(f"{earlier} {question}".strip(), books)
-        return self.finder(books).find(question, count, earlier=earlier, reduced=reduced)
+        finder = self.get_passage_finder(books)
+        return finder.find_passages(question, count, earlier=earlier, reduced=reduced)
 
     @torch.inference_mode()
-    def passages(
+    def search_passages(
         self, question: str, books: Sequence[Book], count: int | None = COUNT,
         minimum: float | None = None,
     ) -> list[Passage]:  # fmt: skip
@@ -330,8 +333,8 @@ class PassageSearch:
         if count is not None and count < 1:
             hint = "set count to None to get all passages"
             raise UsageError(f"count must be at least 1, got {count}", hint)
-        finder = self.finder(books)
-        scores = finder.scores(question, reduced=self.encode_question(question, books))
+        finder = self.get_passage_finder(books)
+        scores = finder.score_windows(question, reduced=self.encode_question(question, books))
         total = standardise_scores(scores.total).masked_fill(~scores.fitting, -torch.inf)
         limit = len(finder.index) if count is None else count
         found = finder.pick_passages(scores._replace(total=total), limit)
@@ -343,16 +346,16 @@ class PassageSearch:
 
 
 class WordPassages(NamedTuple):
-    """The passages with `most` of the `words` content words of a query, which is the maximum."""
+    """The passages that have as many words of a query as possible: `most` out of `words`."""
 
     passages: list[Passage]
     most: int
     words: int
 
 
-def passages_with_words(query: str, books: Sequence[Book]) -> WordPassages:
-    """Returns the passages with the most words of a query, best first. Each passage has a sentence
-    that no better passage has."""
+def find_passages_with_words(query: str, books: Sequence[Book]) -> WordPassages:
+    """Returns the passages that have the most words of a query, best first. Each passage has a
+    sentence that no better passage has."""
     if not books:
         raise UsageError("there is no document to search", "name a document")
     tables = [book.words or make_sentence_words(book.document.text) for book in books]
@@ -366,7 +369,7 @@ def passages_with_words(query: str, books: Sequence[Book]) -> WordPassages:
         for window, document in zip(index.windows, index.documents, strict=True)
     ]
     most = max(counts, default=0)
-    scores, passages = standardise_scores(index.scores(query)), list[Passage]()
+    scores, passages = standardise_scores(index.compute_window_scores(query)), list[Passage]()
     for at in scores.argsort(descending=True, stable=True).tolist() if most else ():
         window, rest = index.windows[at], unseen[index.documents[at]]
         if counts[at] == most and rest[window.first : window.last].any():

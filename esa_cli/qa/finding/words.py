@@ -1,4 +1,4 @@
-"""BM25 search: sentence windows, their scores, and names that no document mentions.
+"""BM25 search: cuts sentence windows, scores windows, and finds names that no document mentions.
 
 The BM25 scores of wider windows are added to each window's own score, because a question names
 people and places that the answer's sentences call "he" and "there". Measured: docs/results.md.
@@ -41,7 +41,7 @@ AROUND = ((200, 0.6), (600, 0.6))
 
 
 class TextWindow(NamedTuple):
-    """Characters [start, end) of a text, which are its sentences number [first, last)."""
+    """Characters [start, end) of a text, which are sentences [first, last) of the text."""
 
     start: int
     end: int
@@ -49,7 +49,7 @@ class TextWindow(NamedTuple):
     last: int
 
 
-def sentence_spans(text: str) -> list[tuple[int, int]]:
+def find_sentence_spans(text: str) -> list[tuple[int, int]]:
     """Returns the characters [start, end) of each sentence or line of a text, in order."""
     out: list[tuple[int, int]] = []
     at = 0
@@ -67,24 +67,24 @@ def sentence_spans(text: str) -> list[tuple[int, int]]:
 
 
 def cut_sentence_windows(
-    spans: list[tuple[int, int]], counts: list[int], words: int
+    sentence_spans: list[tuple[int, int]], word_counts: list[int], window_words: int
 ) -> list[TextWindow]:
-    """Cuts sentences of `counts` words into windows of about `words` words that overlap by half."""
+    """Cuts sentences into windows of about `window_words` words, which overlap by half."""
     out: list[TextWindow] = []
     first = 0
-    while first < len(spans):
+    while first < len(sentence_spans):
         last, total = first, 0
-        while last < len(spans) and total < words:
-            if total and total + counts[last] > 1.25 * words:
+        while last < len(sentence_spans) and total < window_words:
+            if total and total + word_counts[last] > 1.25 * window_words:
                 break
-            total += counts[last]
+            total += word_counts[last]
             last += 1
-        out.append(TextWindow(spans[first][0], spans[last - 1][1], first, last))
-        if last >= len(spans):
+        out.append(TextWindow(sentence_spans[first][0], sentence_spans[last - 1][1], first, last))
+        if last >= len(sentence_spans):
             break
         half, following = 0, first
         while following < last and half < total / 2:
-            half += counts[following]
+            half += word_counts[following]
             following += 1
         first = max(first + 1, following)
     return out
@@ -96,7 +96,7 @@ ARRAYS = ("spans", "counts", "ids", "ends")
 
 @dataclass(frozen=True, eq=False)
 class SentenceWords:
-    """The content words in each of the S sentences of a text.
+    """The content words (words that are no stop words) in each of the S sentences of a text.
 
     Args:
         spans: (S, 2) int32, characters [start, end) of the sentences.
@@ -112,13 +112,13 @@ class SentenceWords:
     vocabulary: Sequence[str]
     language: str
 
-    def cut_windows(self, words: int) -> list[TextWindow]:
-        """Cuts the text into windows of about `words` words."""
+    def cut_windows(self, window_words: int) -> list[TextWindow]:
+        """Cuts the text into windows of about `window_words` words."""
         spans = list(map(tuple, self.spans.tolist()))
-        return cut_sentence_windows(spans, self.counts.tolist(), words)
+        return cut_sentence_windows(spans, self.counts.tolist(), window_words)
 
-    def as_bytes(self) -> bytes:
-        """Serialises the table to bytes, which `of_bytes` parses."""
+    def serialise_table(self) -> bytes:
+        """Returns the sentences and words as bytes, which `parse_table` reads again."""
         texts = {
             "version": _compute_table_version(),
             "vocabulary": "\n".join(self.vocabulary),
@@ -131,8 +131,8 @@ class SentenceWords:
         return save(arrays | {name: getattr(self, name) for name in ARRAYS})
 
     @classmethod
-    def of_bytes(cls, data: bytes) -> SentenceWords | None:
-        """Returns a stored table, or None if this version of esa processes texts differently."""
+    def parse_table(cls, data: bytes) -> SentenceWords | None:
+        """Reads a stored table; returns None if this version of esa cuts texts differently."""
         try:
             tensors = load(data)
             if tensors["version"].tobytes().decode() != _compute_table_version():
@@ -147,7 +147,7 @@ class SentenceWords:
 
 @cache
 def _compute_table_version() -> str:
-    """Returns a digest of all code and data that determine a table, except the text."""
+    """Returns a digest of the code and data that determine how texts are cut into words."""
     digest = hashlib.sha256(f"{unicodedata.unidata_version} {compute_words_digest()}".encode())
     for file in (cut_sentences.__code__.co_filename, __file__):
         digest.update(Path(file).read_bytes())
@@ -157,7 +157,7 @@ def _compute_table_version() -> str:
 @lru_cache(maxsize=2)  # a document is asked before its index is computed, and then again
 def make_sentence_words(text: str) -> SentenceWords:
     """Returns the table of the sentences of a text and their content words."""
-    spans, language = sentence_spans(text), detect_language(text)
+    spans, language = find_sentence_spans(text), detect_language(text)
     vocabulary, ids, ends = dict[str, int](), list[int](), [0]
     for start, end in spans:
         stems = find_content_words(text[start:end], language)
@@ -188,15 +188,15 @@ class LexicalIndex:
         narrow = [table.cut_windows(WINDOW_WORDS) for table in tables]
         self.windows = list(chain.from_iterable(narrow))
         self.documents = [number for number, windows in enumerate(narrow) for _ in windows]
-        self._own = self._index_windows(tables, narrow)
+        self._own = self._build_bm25_index(tables, narrow)
         # For each size of windows around: their BM25, the nearest to each window, its weight.
         self._around: list[tuple[Bm25Index, Tensor, float]] = []
         for size, weight in AROUND:
             wide = [table.cut_windows(size) for table in tables]
             nearest = _find_nearest_windows(narrow, wide)
-            self._around.append((self._index_windows(tables, wide), nearest, weight))
+            self._around.append((self._build_bm25_index(tables, wide), nearest, weight))
 
-    def _index_windows(
+    def _build_bm25_index(
         self, tables: Sequence[SentenceWords], windows: Sequence[Sequence[TextWindow]]
     ) -> Bm25Index:
         """Builds the BM25 index of the windows of all documents."""
@@ -212,7 +212,7 @@ class LexicalIndex:
         return len(self.windows)
 
     def has_word(self, word: str) -> bool:
-        """Whether any document contains a form of a content word."""
+        """Whether any indexed document contains a form of a word, such as the plural."""
         return bool(self._find_word_numbers(word))
 
     def _find_word_numbers(self, question: str) -> list[int]:
@@ -222,7 +222,7 @@ class LexicalIndex:
             self._vocabulary[stem] for stems in words for stem in stems if stem in self._vocabulary
         ]
 
-    def scores(self, question: str) -> Tensor:
+    def compute_window_scores(self, question: str) -> Tensor:
         """Returns the BM25 score of each window for a question, as float32; 0 without a match."""
         numbers = self._find_word_numbers(question)
         total = self._own.scores(numbers)
@@ -296,10 +296,10 @@ def make_lowercase_test(tokenizer: Any) -> Callable[[str], bool]:
     return is_usually_lowercase
 
 
-def unmentioned_share(
+def find_unmentioned_share(
     question: str, has_word: Callable[[str], bool], is_usually_lowercase: Callable[[str], bool]
 ) -> float:
-    """Returns the share of a name's words that no document has, for the question's worst name."""
+    """Returns the largest share of words that no document has among the names in a question."""
     if question.isupper():
         return 0.0
     shares = [0.0]

@@ -1,4 +1,4 @@
-"""Makes books: opens stored documents from the library, or ingests documents with a model."""
+"""Opens stored documents from the library, or ingests documents with a model."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from esa_cli.errors import DiskError, LibraryError, ResourceError, UsageError
 from esa_cli.qa.finding.finder import CONTEXT_TOKENS, PIECE, SEGMENT_TOKENS, Finder, ReducedKeys
 from esa_cli.qa.finding.passage_finder import Book, TokenisedDocument
 from esa_cli.qa.finding.words import SentenceWords, make_sentence_words
-from esa_cli.qa.ingestion.library_texts import INDEX, rebuild_document, record_document
+from esa_cli.qa.ingestion.library_texts import INDEX, rebuild_document, record_document_file
 from esa_cli.storage.library import Entry, Layout, Library
 from esa_cli.storage.library.library import DocumentWriter
 from esa_cli.system.files import resolve_folder_links
@@ -38,10 +38,10 @@ FORMAT = 1
 
 
 class IngestEvents:
-    """Observes how books are made; an exception raised in one of its methods ends the ingest."""
+    """Observes the ingest of documents; an exception raised in a method here ends the ingest."""
 
     def found(self, book: Book) -> None:
-        """Called when the book is in the library, so that nothing is computed."""
+        """Called when the document is in the library, so that nothing is computed."""
 
     def unread(self, document: Document, tokens: int) -> None:
         """Called when a document is not indexed, so that answers come from its text alone."""
@@ -75,8 +75,8 @@ class ProgressEvents(IngestEvents):
 
 
 class StoredForm(NamedTuple):
-    """How a document is stored. `make_writer` makes the writer of its files, and `states` is the
-    number of bytes of its recurrent states."""
+    """How an ingested document is stored: the identity of model and settings, the token ids, and
+    the layout. `states` is the number of bytes of recurrent states."""
 
     identity: str
     ids: Sequence[int]
@@ -86,7 +86,7 @@ class StoredForm(NamedTuple):
 
 
 class Ingest(ABC):
-    """Makes the books of an `api.Esa`, and stores these books if `keep` is set."""
+    """Ingests documents for an `api.Esa` object, and stores the results if `keep` is set."""
 
     def __init__(
         self, esa: Any, library: Library | None = None, keep: bool = True,
@@ -98,29 +98,29 @@ class Ingest(ABC):
 
     @abstractmethod
     def list_usable_identities(self) -> list[str]:
-        """Returns the identities of stored documents that this class can open, the best first."""
+        """Returns the identities (model and settings) of documents that can be opened."""
 
     @abstractmethod
-    def owns_entry(self, entry: Entry) -> bool:
-        """Whether a library entry was stored by this class with the same model and settings."""
+    def has_made_entry(self, entry: Entry) -> bool:
+        """Whether a library entry was ingested with the same model and the same settings."""
 
     @abstractmethod
     def open_entry(self, document: Document, entry: Entry) -> Book:
-        """Opens a library entry as a book. Raises LibraryError: it is damaged."""
+        """Opens a library entry for questions. Raises LibraryError: the entry is damaged."""
 
     @abstractmethod
     def make_stored_form(self, text: TokenisedDocument) -> StoredForm:
-        """Returns the form in which a document will be stored."""
+        """Returns the identity, token ids and layout with which a document will be stored."""
 
     @abstractmethod
-    def store_text(
+    def store_document(
         self, writer: DocumentWriter, text: TokenisedDocument, on_progress: Progress
     ) -> Entry:
-        """Computes and stores the tokens of a document that are not on disk yet."""
+        """Computes and stores the KV cache or token index for tokens that are not stored yet."""
 
     @abstractmethod
     def compute_book_in_memory(self, text: TokenisedDocument, on_progress: Progress) -> Book:
-        """Computes a book that stays in memory."""
+        """Computes a KV cache or token index that stays in memory, and is not stored."""
 
     @property
     def reads_documents(self) -> bool:
@@ -134,17 +134,17 @@ class Ingest(ABC):
 
     @property
     def tokens_in_memory(self) -> int:
-        """The number of tokens of all books in memory that this object has made."""
+        """The number of tokens of all ingested documents that are still in memory."""
         self._alive = [one for one in self._alive if one() is not None]
         return sum(book.tokens for one in self._alive if (book := one()) is not None)
 
     def check_memory(self, tokens: int) -> None:
         """Raises ResourceError if `tokens` more tokens do not fit into memory."""
         if self.planner:
-            self.planner.check(self.tokens_in_memory + tokens)
+            self.planner.check_memory(self.tokens_in_memory + tokens)
 
     def find(self, document: Document) -> Book | None:
-        """Opens a document's book if the library has it. Raises LibraryError: it is damaged."""
+        """Opens a document if the library has it. Raises LibraryError: its entry is damaged."""
         for identity in self.list_usable_identities() if self.library else ():
             assert self.library is not None
             entry = self.library.find_entry(self.library.key(identity, document.text))
@@ -155,47 +155,47 @@ class Ingest(ABC):
         return None
 
     def stored(self, entry: Entry) -> Book:
-        """Opens a library entry; see `api.Esa.stored`."""
+        """Opens a library entry for questions; see `api.Esa.stored`."""
         assert self.library is not None
-        if not self.owns_entry(entry):
+        if not self.has_made_entry(entry):
             raise UsageError(
                 f"{entry.name} ({entry.id}) was ingested with another model or other settings",
                 "use the preset of the first ingest, or ingest the document with this preset",
             )
         document = rebuild_document(self.library.text(entry), entry.marks, entry.provenance)
-        book = self._count_book(self.open_entry(document, entry))
+        book = self._track_book_in_memory(self.open_entry(document, entry))
         self.events.found(book)
         return book
 
     def open(self, source: Source) -> Book:
-        """Opens a source for questions; see `api.Esa.open`."""
+        """Opens a document or path for questions; see `api.Esa.open`."""
         return self._ingest_source(source, None, self.esa.preset.answer.needs_kv_cache)
 
     def ingest(self, source: Source, progress: Progress | None = None) -> Book:
-        """Ingests a source; see `api.Esa.ingest`."""
+        """Ingests a document or path; see `api.Esa.ingest`."""
         return self._ingest_source(source, progress, self.reads_documents)
 
-    def _ingest_source(self, source: Source, progress: Progress | None, reads: bool) -> Book:
+    def _ingest_source(self, source: Source, progress: Progress | None, computes: bool) -> Book:
         started, text = time.perf_counter(), None
         if isinstance(source, TokenisedDocument):
             text, document = source, source.document
         else:
             document = read_document(source) if isinstance(source, str) else source
         if (book := self.find(document)) is not None:
-            return self._record_file(book)
+            return self._record_file_text(book)
         text = text or TokenisedDocument.tokenise(document, self.esa.tokenizer)
-        if not reads:
+        if not computes:
             self.events.unread(document, len(text.ids))
             return Book(document, None, text.offsets)
         try:
-            return self._record_file(self._make_book(text, progress, started))
+            return self._record_file_text(self._make_book(text, progress, started))
         finally:
             self.events.finished()
 
     def _make_book(
         self, text: TokenisedDocument, progress: Progress | None, started: float
     ) -> Book:
-        """Computes a book in the library, where an interrupted ingest continues, or in memory."""
+        """Ingests a document in the library, where an ingest can continue, or in memory."""
         on_progress = combine_callbacks(self.events.progress, progress)
         form = self.make_stored_form(text) if self.stores_documents else None
         while form is not None and form.ids:
@@ -211,7 +211,7 @@ class Ingest(ABC):
                 return book
             # Another process stored the document, and a third one has removed it since.
         book = self.compute_book_in_memory(text, on_progress)
-        return self._count_book(replace(book, read_s=time.perf_counter() - started))
+        return self._track_book_in_memory(replace(book, read_s=time.perf_counter() - started))
 
     def _store_book(
         self, text: TokenisedDocument, form: StoredForm, on_progress: Progress,
@@ -228,32 +228,32 @@ class Ingest(ABC):
             self.check_memory(tokens)
             size = library.estimate_size(tokens, form.layout, form.states)
             self.events.started(document, tokens, size)
-            entry = self.store_text(writer, text, on_progress)
+            entry = self.store_document(writer, text, on_progress)
         book = self.open_entry(document, entry)
-        return self._count_book(replace(book, read_s=time.perf_counter() - started))
+        return self._track_book_in_memory(replace(book, read_s=time.perf_counter() - started))
 
     def _open_if_present(self, document: Document, entry: Entry) -> Book | None:
-        """Opens a book; returns None if another process has just removed it from the library."""
+        """Opens a library entry; returns None if another process has just removed the entry."""
         assert self.library is not None
         try:
-            return self._count_book(self.open_entry(document, entry))
+            return self._track_book_in_memory(self.open_entry(document, entry))
         except LibraryError:
             if self.library.find_entry(entry.key) is not None:
                 raise
             return None
 
-    def _count_book(self, book: Book) -> Book:
-        """Counts a book in `tokens_in_memory` while it is used, unless its data stays on disk."""
+    def _track_book_in_memory(self, book: Book) -> Book:
+        """Counts a document in `tokens_in_memory` while in use, unless the KV cache is on disk."""
         if book.entry is None or book.index is not None:
             self._alive.append(ref(book))
         return book
 
-    def _record_file(self, book: Book) -> Book:
-        """Records in the library which text the book's file has now."""
+    def _record_file_text(self, book: Book) -> Book:
+        """Records in the library which text the file of a document has now."""
         library, document = self.library, book.document
         if library and book.entry and document.stamp is not None:
             with suppress(LibraryError, ResourceError), library.catalogue() as catalogue:
-                record_document(catalogue, document)
+                record_document_file(catalogue, document)
         return book
 
     def make_provenance(self, document: Document, rows: str) -> dict[str, Any]:
@@ -273,7 +273,7 @@ class Ingest(ABC):
 
 
 class IndexIngest(Ingest):
-    """Makes books with token indexes that a finder computes."""
+    """Ingests documents by computing token indexes with a finder."""
 
     def __init__(self, encoder: Finder, *options: Any) -> None:
         super().__init__(*options)
@@ -281,10 +281,10 @@ class IndexIngest(Ingest):
 
     @cached_property
     def identity(self) -> str:
-        """Everything that an index depends on except its text, as JSON."""
+        """JSON of everything that a token index depends on, except the text of the document."""
         facts = {
             "index": FORMAT,
-            "model": self.esa.facts,
+            "model": self.esa.model_facts,
             "encoder": self.encoder.digest,
             "segment_tokens": SEGMENT_TOKENS,
             "context_tokens": CONTEXT_TOKENS,
@@ -294,7 +294,7 @@ class IndexIngest(Ingest):
     def list_usable_identities(self) -> list[str]:
         return [self.identity]
 
-    def owns_entry(self, entry: Entry) -> bool:
+    def has_made_entry(self, entry: Entry) -> bool:
         return entry.identity == self.identity
 
     def open_entry(self, document: Document, entry: Entry) -> Book:
@@ -302,17 +302,17 @@ class IndexIngest(Ingest):
         stored = self.library.open_document(entry)
         keys = ReducedKeys(stored.read_records(), self.encoder.layout)
         payload = self.library.read_word_index(entry)
-        words = None if payload is None else SentenceWords.of_bytes(payload)
+        words = None if payload is None else SentenceWords.parse_table(payload)
         if words is None:  # they are missing, or this version would cut the text otherwise
             words = make_sentence_words(document.text)
             if self.keep:
-                self.library.store_word_index(entry, words.as_bytes())
+                self.library.store_word_index(entry, words.serialise_table())
         return Book(document, None, stored.offsets, entry, index=keys, words=words)
 
     def make_stored_form(self, text: TokenisedDocument) -> StoredForm:
         return StoredForm(self.identity, text.ids, self.encoder.layout)
 
-    def store_text(
+    def store_document(
         self, writer: DocumentWriter, text: TokenisedDocument, on_progress: Progress
     ) -> Entry:
         document, pieces = text.document, list[Tensor]()
@@ -335,7 +335,7 @@ class IndexIngest(Ingest):
         self.events.started(text.document, tokens, None)
         index = ReducedKeys.allocate(tokens, layout)
         for start, keys in self._encode_pieces(text, 0, on_progress):
-            index.records[start : start + len(keys)] = ReducedKeys.of(keys, layout).records
+            index.records[start : start + len(keys)] = ReducedKeys.encode(keys, layout).records
         return Book(text.document, None, text.offsets, index=index)
 
     def _encode_pieces(
@@ -344,7 +344,7 @@ class IndexIngest(Ingest):
         """Yields the first token number and the reduced keys (n, R) of each piece of a text."""
         for start in range(first, len(text.ids), PIECE):
             stop = min(start + PIECE, len(text.ids))
-            with self.esa.suspended():
+            with self.esa.run_without_method():
                 keys = self.encoder.encode_document(text.ids, start, stop)
             yield start, keys
             on_progress(stop, len(text.ids))

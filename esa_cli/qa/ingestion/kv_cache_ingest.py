@@ -1,4 +1,4 @@
-"""Makes books with a KV cache: a session prefills each document separately."""
+"""Ingests documents by computing KV caches: a session prefills each document separately."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from esa_cli.models.files.families import (
 from esa_cli.qa.finding.passage_finder import Book, TokenisedDocument
 from esa_cli.qa.ingestion.ingest import Ingest, StoredForm
 from esa_cli.qa.planning.kv_cache_storage import (
+    check_storable,
+    find_reduced_key_widths,
     find_storage_hindrance,
-    reduced_key_widths,
-    storable_projections,
 )
 from esa_cli.qa.planning.model_shape import read_model_shape
 from esa_cli.qa.planning.plan import STORED_AT_ONCE
-from esa_cli.qa.presets.cache_key import cache_key
+from esa_cli.qa.presets.cache_key import make_cache_key
 from esa_cli.storage.library import SEGMENT, Entry, Layout
 from esa_cli.storage.library.disk import LibraryPaths, make_damage_error
 from esa_cli.storage.library.library import DocumentWriter
@@ -43,23 +43,23 @@ SERVES = {"int8": ("int8", "native"), "native": ("native",)}
 
 
 class KvCacheIngest(Ingest):
-    """Makes books with a KV cache, which is stored as `int8`, or as an exact `native` copy."""
+    """Ingests documents as KV caches, which are stored as `int8`, or as exact `native` copies."""
 
     def __init__(self, rows: str, *options: Any) -> None:
         super().__init__(*options)
         self.rows = rows
 
-    def _layout(self, rows: str) -> Layout:
+    def _make_layout(self, rows: str) -> Layout:
         """Returns the layout of this model's KV cache in the library, in the number format `rows`:
         `int8` or `native`. Layers that do not run the method have no reduced keys. Raises
         ModelError. UsageError: the library cannot store the method's projections."""
-        session, shape = self.esa.session, self.esa.facts["fingerprint"]
+        session, shape = self.esa.session, self.esa.model_facts["fingerprint"]
         method, attached, config = session.method, session.attachment, session.model.config
         compressor, features = method.compressor, method.score.features
         if features and not compressor.fit_tokens:  # refused before the document is read
-            storable_projections([compressor.fit(0, Moments())])
+            check_storable([compressor.fit(0, Moments())])
         folded, block = shape["groups"] * shape["dim"], get_latent_scale_block_size(config)
-        widths = reduced_key_widths(compressor, shape["layers"], folded, features)
+        widths = find_reduced_key_widths(compressor, shape["layers"], folded, features)
         reduced = tuple(
             width if layer in attached.method_layers else 0
             for layer, width in zip(list_kv_layers(session.model), widths, strict=False)
@@ -73,10 +73,10 @@ class KvCacheIngest(Ingest):
             shapes=tuple(list_unequal_key_shapes(config)),
         )  # fmt: skip
 
-    def _identity(self, layout: Layout) -> str:
+    def _make_identity(self, layout: Layout) -> str:
         session = self.esa.session
-        head = session.prompt.encode_head()
-        return cache_key(self.esa.facts, head, session.preset, session.method, layout)
+        head = session.prompt.encode_prompt_start()
+        return make_cache_key(self.esa.model_facts, head, session.preset, session.method, layout)
 
     @property
     def stores_documents(self) -> bool:
@@ -90,7 +90,7 @@ class KvCacheIngest(Ingest):
     @property
     def _can_store(self) -> bool:
         """Whether the model can run the method, and the library can store the KV cache."""
-        if self.esa.preset.answer.by_words:
+        if self.esa.preset.answer.uses_words_only:
             try:
                 check_config_supported(self.esa.loaded.text_model.config)
             except ModelError:
@@ -99,10 +99,13 @@ class KvCacheIngest(Ingest):
 
     def list_usable_identities(self) -> list[str]:
         kinds = SERVES.get(self.rows, (self.rows,)) if self._can_store else ()
-        return [self._identity(self._layout(kind)) for kind in kinds]
+        return [self._make_identity(self._make_layout(kind)) for kind in kinds]
 
-    def owns_entry(self, entry: Entry) -> bool:
-        return self._can_store and self._identity(self._layout(entry.layout.kind)) == entry.identity
+    def has_made_entry(self, entry: Entry) -> bool:
+        return (
+            self._can_store
+            and self._make_identity(self._make_layout(entry.layout.kind)) == entry.identity
+        )
 
     def open_entry(self, document: Document, entry: Entry) -> Book:
         assert self.library is not None
@@ -113,15 +116,15 @@ class KvCacheIngest(Ingest):
         states: list[dict[type, LayerState]] = [{} for _ in layers]
         prefilled = PrefilledDocument(
             stored.ids, layers, projections, entry.head,
-            states=states, recurrent=self._place_states(cache.states, entry.key),
+            states=states, recurrent=self._move_states_to_device(cache.states, entry.key),
         )  # fmt: skip
         return Book(document, prefilled, stored.offsets[entry.head :], entry)
 
     def make_stored_form(self, text: TokenisedDocument) -> StoredForm:
-        session, layout = self.esa.session, self._layout(self.rows)
-        ids = [*session.prompt.encode_head(), *text.ids]
+        session, layout = self.esa.session, self._make_layout(self.rows)
+        ids = [*session.prompt.encode_prompt_start(), *text.ids]
         make_writer = partial(CacheWriter, device=session.model.device)
-        identity, state_bytes = self._identity(layout), self._document_state_bytes
+        identity, state_bytes = self._make_identity(layout), self._document_state_bytes
         return StoredForm(identity, ids, layout, make_writer, state_bytes)
 
     @property
@@ -129,8 +132,8 @@ class KvCacheIngest(Ingest):
         model = self.esa.session.model
         return read_model_shape(model.config.to_dict()).count_state_bytes(model.dtype.itemsize)
 
-    def _place_states(self, states: Sequence[RecurrentState], key: str) -> list[RecurrentState]:
-        """Moves stored states to the model's device. Raises LibraryError: a shape is wrong."""
+    def _move_states_to_device(self, states: Sequence[RecurrentState], key: str) -> list[RecurrentState]:
+        """Moves stored recurrent states to the model's device. Raises LibraryError."""
         assert self.library is not None
         size = sum(tensor.nbytes for state in states for tensor in state.values())
         if size not in (0, self._document_state_bytes):  # those before the first token are empty
@@ -144,26 +147,26 @@ class KvCacheIngest(Ingest):
         if not self.stores_documents:
             super().check_memory(tokens)
         elif self.planner:
-            self.planner.check(min(tokens, STORED_AT_ONCE))
+            self.planner.check_memory(min(tokens, STORED_AT_ONCE))
 
-    def store_text(
+    def store_document(
         self, writer: DocumentWriter, text: TokenisedDocument, on_progress: Progress
     ) -> Entry:
         assert isinstance(writer, CacheWriter)
         session, document, ids = self.esa.session, text.document, list(writer.ids)
         done = PrefilledDocument(
             ids[: writer.stored_token_count], writer.layers, writer.projections or [],
-            recurrent=self._place_states(writer.states, writer.key),
+            recurrent=self._move_states_to_device(writer.states, writer.key),
         )  # fmt: skip
         head = len(ids) - len(text.ids)
 
         def flush_segment(tokens: int) -> None:
             if tokens % SEGMENT == 0:
-                projections = storable_projections(session.project_keys())
+                projections = check_storable(session.compute_reduced_keys())
                 writer.flush(projections, session.cache.states.copy_states())
 
         try:
-            session.begin(ids, done)
+            session.plan_prefill(ids, done)
             session.resume(on_progress, flush_segment)
             return writer.finish(
                 text=document.text,
@@ -171,21 +174,21 @@ class KvCacheIngest(Ingest):
                 marks=[list(mark) for mark in document.marks],
                 head=head,
                 provenance=self.make_provenance(document, self.rows),
-                projections=storable_projections(session.project_keys()),
+                projections=check_storable(session.compute_reduced_keys()),
                 states=session.cache.states.copy_states(),
             )
         finally:
-            session.clear()
+            session.empty_cache()
 
     def compute_book_in_memory(self, text: TokenisedDocument, on_progress: Progress) -> Book:
         session = self.esa.session
-        ids = [*session.prompt.encode_head(), *text.ids]
+        ids = [*session.prompt.encode_prompt_start(), *text.ids]
         self.check_memory(len(ids))
         self.events.started(text.document, len(ids), None)
         try:
-            session.begin(ids, reserve=0)
+            session.plan_prefill(ids, reserve=0)
             session.resume(on_progress)
         except BaseException:
-            session.clear()
+            session.empty_cache()
             raise
         return Book(text.document, session.prefilled_document(), text.offsets)

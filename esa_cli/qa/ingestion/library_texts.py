@@ -1,4 +1,4 @@
-"""The texts in a library that can be asked about, and records of the files they came from.
+"""The texts in a library, and records of the files from which the texts were extracted.
 
 Changed files are parsed again before a question, so that no answer uses an outdated text.
 """
@@ -24,7 +24,7 @@ INDEX = "index"
 
 
 def rebuild_document(text: str, marks: Sequence[Any], provenance: Mapping[str, Any]) -> Document:
-    """Rebuilds a document from its stored text, marks and provenance."""
+    """Rebuilds a document from a stored text, page marks, and provenance (name, path, size)."""
     name, source, size, missing = (
         provenance[key] for key in ("name", "source", "bytes", "missing")
     )
@@ -33,7 +33,7 @@ def rebuild_document(text: str, marks: Sequence[Any], provenance: Mapping[str, A
 
 
 def rebuild_stored_document(library: Library, entry: Entry) -> Document:
-    """Rebuilds the document of a library's entry; its source is the path of its file, if known.
+    """Rebuilds the document of a library entry, with the path of the file if the path is known.
     Raises LibraryError: the document is damaged."""
     known = entry.provenance
     source = known.get("path") or known["source"]
@@ -42,7 +42,7 @@ def rebuild_stored_document(library: Library, entry: Entry) -> Document:
 
 @dataclass
 class FileChanges:
-    """The changes that an update of file records has made.
+    """The changes that an update of the library's file records has made.
 
     Args:
         records: of all files, in their order. read: the number of files that were opened.
@@ -66,8 +66,8 @@ class FileChanges:
         return [one for one in self.records if not one.digest]
 
 
-class FileIndexing:
-    """Brings a catalogue up to date with changed files, for example of an indexed `folder`."""
+class FileIndexer:
+    """Updates the library's catalogue after files have changed, for example files of a `folder`."""
 
     def __init__(self, catalogue: Catalogue, folder: str = "") -> None:
         self._catalogue, self._folder = catalogue, folder
@@ -103,7 +103,7 @@ class FileIndexing:
                 stamp = compute_file_stamp(path)
             try:
                 document = read_document(path)
-                record, text = _record_document_file(document, path, folder), document.text
+                record, text = _make_file_record(document, path, folder), document.text
             except DocumentError as error:
                 record = FileRecord(path, stamp, "", 0, error.message, error.hint, folder)
             if known.digest and not record.digest and not os.path.lexists(path):
@@ -126,16 +126,16 @@ class FileIndexing:
         return write_record
 
 
-def _record_document_file(document: Document, path: str, folder: str) -> FileRecord:
+def _make_file_record(document: Document, path: str, folder: str) -> FileRecord:
     digest = text_digest(document.text)
     return FileRecord(path, document.stamp or "", digest, document.bytes, folder=folder)
 
 
-def record_document(catalogue: Catalogue, document: Document) -> None:
+def record_document_file(catalogue: Catalogue, document: Document) -> None:
     """Records which text a stored document's file has now; its words are indexed later."""
     path = os.path.abspath(document.source)
     known = catalogue.files.find_record(path)
-    record = _record_document_file(document, path, known.folder if known else "")
+    record = _make_file_record(document, path, known.folder if known else "")
     if record != known:
         with catalogue.transaction():
             catalogue.files.store_record(record)
@@ -143,15 +143,15 @@ def record_document(catalogue: Catalogue, document: Document) -> None:
 
 @dataclass(frozen=True)
 class FolderState:
-    """A folder after an update: changed files, removed files, and files that are no documents."""
+    """What an update of a folder found: changed files, removed files, and skipped files."""
 
     changes: FileChanges
     removed: list[FileRecord]
     left_out: tuple[LeftOut, ...]
 
 
-def check_folder(folder: str, library: Library) -> str:
-    """Returns a folder's absolute path. Raises DocumentError, UsageError: it cannot be used."""
+def check_indexable_folder(folder: str, library: Library) -> str:
+    """Returns the absolute path of a folder to index. Raises DocumentError, UsageError."""
     if not os.path.isdir(folder):
         raise DocumentError(f"{folder or 'FOLDER'} must be a folder", "name a folder")
     path = os.path.abspath(folder)
@@ -179,7 +179,7 @@ def sync_folder(
     if not os.path.isdir(folder):
         raise DocumentError(f"{folder} must be a folder", "name a folder; nothing was changed")
     found = find_readable_files(folder)
-    changes = FileIndexing(catalogue, folder).update(found.files, progress)
+    changes = FileIndexer(catalogue, folder).update(found.files, progress)
     record_removed_files(catalogue, folder, found, folder)
     removed = [one for one in _find_removed_files(catalogue, folder, found) if one.folder]
     if prune and removed and not found.files and not if_empty:
@@ -191,7 +191,7 @@ def sync_folder(
     return FolderState(changes, removed, found.summarise_left_out(folder))
 
 
-def forget_removed(catalogue: Catalogue, folder: str, state: FolderState) -> None:
+def forget_removed_files(catalogue: Catalogue, folder: str, state: FolderState) -> None:
     """Deletes the records of a folder's removed files, after their documents were removed."""
     with catalogue.transaction():
         catalogue.files.remove_records(one.path for one in state.removed)
@@ -200,7 +200,7 @@ def forget_removed(catalogue: Catalogue, folder: str, state: FolderState) -> Non
 
 
 def _find_removed_files(catalogue: Catalogue, folder: str, found: FoundFiles) -> list[FileRecord]:
-    """Returns the records of files that a folder's listing lacks and that do not exist now."""
+    """Returns the records of files that were below a folder, but do not exist now."""
     left_out = [path for paths in found.left_out.values() for path in paths]
     listed = {os.path.abspath(path) for path in (*found.files, *left_out)}
     closed = tuple(os.path.join(path, "") for path in left_out)
@@ -214,7 +214,7 @@ def _find_removed_files(catalogue: Catalogue, folder: str, found: FoundFiles) ->
 def record_removed_files(
     catalogue: Catalogue, folder: str, found: FoundFiles, synced_folder: str = ""
 ) -> None:
-    """Records that files which were ingested one by one no longer exist."""
+    """Records that files of a folder, which were ingested one by one, no longer exist."""
     stored = {entry.file for part in catalogue.entries() for entry in part}
     gone = [one for one in _find_removed_files(catalogue, folder, found) if not one.folder]
     gone = [one for one in gone if one.digest and resolve_folder_links(one.path) in stored]
@@ -239,14 +239,14 @@ def record_ingested_folders(library: Library, names: Sequence[str]) -> None:
 def find_outdated_entries(
     catalogue: Catalogue, state: FolderState, entries: Iterable[Entry]
 ) -> list[Entry]:
-    """Returns stored documents of a folder whose text is no longer the text of any file."""
+    """Returns the stored documents whose text is no longer the text of any file in a folder."""
     entries = list(entries)
     gone = {one.path for one in state.removed if not os.path.lexists(one.path)}
     removed, read_from = set(map(resolve_folder_links, gone)), {entry.file for entry in entries}
     again = [
         one.path for one in state.changes.readable if resolve_folder_links(one.path) in read_from
     ]
-    records = FileIndexing(catalogue).update(again).readable
+    records = FileIndexer(catalogue).update(again).readable
     now = {resolve_folder_links(one.path): one.digest for one in records}
     current = {
         one.digest
@@ -262,7 +262,7 @@ def find_outdated_entries(
 
 @dataclass(frozen=True)
 class LibraryText:
-    """A text that can be asked about, which stored documents and the file `path` may share."""
+    """A text in the library, which several stored documents and files may have."""
 
     digest: str
     path: str = ""
@@ -277,7 +277,7 @@ class LibraryText:
 
 @dataclass(frozen=True)
 class LibraryTexts:
-    """The texts of a library, and the documents and files that cannot be used."""
+    """The texts of a library, and the stored documents and files that cannot be used."""
 
     texts: tuple[LibraryText, ...] = ()
     damaged: tuple[Entry, ...] = ()
@@ -285,7 +285,7 @@ class LibraryTexts:
     former: tuple[Entry, ...] = ()
 
 
-def library_texts(library: Library, progress: Progress | None = None) -> LibraryTexts:
+def load_library_texts(library: Library, progress: Progress | None = None) -> LibraryTexts:
     """Returns the texts of a library; a library that does not exist has no texts."""
     if not library.exists:
         return LibraryTexts()
@@ -298,7 +298,7 @@ def list_texts_in_catalogue(catalogue: Catalogue, progress: Progress | None = No
     divided = catalogue.entries()
     stored = [one for part in divided for one in part if not one.damage]
     changed = _find_changed_files(catalogue, stored)
-    FileIndexing(catalogue).update(changed, progress)
+    FileIndexer(catalogue).update(changed, progress)
     present, former = catalogue.entries() if changed else divided
     texts = dict[str, LibraryText]()
     for entry in sorted(present, key=lambda one: (one.created, one.key)):

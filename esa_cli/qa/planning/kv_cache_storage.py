@@ -30,7 +30,7 @@ def check_states_can_join(model_type: str, has_state_layers: bool) -> None:
         )
 
 
-def check_asked_together(resolved: ResolvedPreset, model_type: str, has_state_layers: bool) -> None:
+def check_joint_question(resolved: ResolvedPreset, model_type: str, has_state_layers: bool) -> None:
     """Raises UsageError if one question cannot be asked about several documents."""
     if not resolved.preset.answer.needs_kv_cache:
         return
@@ -55,7 +55,7 @@ def find_storage_hindrance(method: Method) -> str:
     return ""
 
 
-def reduced_key_widths(
+def find_reduced_key_widths(
     compressor: Compressor, layers: int, folded: int, uses_reduced_keys: bool = True
 ) -> Sequence[int]:
     """Returns R, the dimension of reduced keys, for each layer; empty if the score uses no reduced
@@ -79,7 +79,7 @@ def reduced_key_widths(
         ) from error
 
 
-def storable_projections(projections: Sequence[Projection | None]) -> list[Linear | None]:
+def check_storable(projections: Sequence[Projection | None]) -> list[Linear | None]:
     """Checks that the library can store projections, and returns them. Raises UsageError."""
     from esa_cli.attention.compression import Linear
 

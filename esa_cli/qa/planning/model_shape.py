@@ -106,7 +106,7 @@ def read_model_shape(config: dict[str, Any]) -> ModelShape:
 
 
 def _read_size(config: Mapping[str, Any], *names: str) -> int:
-    """Returns the first named setting that is not 0, or the maximum if it is a list; else 0."""
+    """Returns the first named setting of config.json that is not 0; of a list the maximum."""
     value = next((config[name] for name in names if config.get(name)), 0)
     return int(max(value) if isinstance(value, list) else value)
 
@@ -130,7 +130,7 @@ def _read_sliding_window(config: Mapping[str, Any]) -> int:
 
 
 def _read_state_sizes(config: Mapping[str, Any], hidden: int) -> tuple[int, int]:
-    """Returns how many numbers the convolution state and the recurrent state of a layer have."""
+    """Returns the sizes of the convolution state and of the recurrent state of a layer."""
     kernel = _read_size(config, "linear_conv_kernel_dim", "mamba_d_conv", "conv_kernel") or 4
     if keys := _read_size(config, "linear_num_key_heads"):
         heads = _read_size(config, "linear_num_value_heads")
@@ -159,7 +159,7 @@ class WeightSizes:
     body: int
     size: int
 
-    def bytes_at_size(self, size: int) -> int:
+    def count_bytes(self, size: int) -> int:
         """Returns the bytes of the weights with numbers of `size` bytes, without quantisation."""
         return self.nbytes * size // self.size
 

@@ -25,7 +25,7 @@ from esa_cli.errors import ResourceError
 from esa_cli.models.files.checkpoint_files import read_language_model_settings
 from esa_cli.models.text_passes.text_forward import MOST_BYTES
 from esa_cli.qa.finding.finder import CONTEXT_TOKENS, PIECE, SEGMENT_TOKENS, FinderSizes
-from esa_cli.qa.planning.kv_cache_storage import find_storage_hindrance, reduced_key_widths
+from esa_cli.qa.planning.kv_cache_storage import find_reduced_key_widths, find_storage_hindrance
 from esa_cli.qa.planning.model_shape import ModelShape, measure_weights, read_model_shape
 from esa_cli.qa.presets.resolved_preset import ResolvedPreset
 from esa_cli.storage import check_cache_name
@@ -79,33 +79,33 @@ class TextCosts:
     body: int = 0
     finder: FinderSizes | None = None
 
-    def activation_count(self, tokens: int) -> int:
-        """Returns how many numbers the activations of a layer have for `tokens` tokens."""
+    def count_activations(self, tokens: int) -> int:
+        """Counts the numbers in the activations of one layer for `tokens` tokens."""
         shape = self.shape
         projections = (shape.heads + 2 * shape.groups) * shape.dim
         return tokens * (6 * shape.hidden + 3 * shape.inner + 3 * projections)
 
-    def key_value_bytes(self, tokens: int, size: int, on_host: bool = False) -> tuple[int, int]:
+    def count_kv_bytes(self, tokens: int, size: int, on_host: bool = False) -> tuple[int, int]:
         """Returns the bytes of keys and values on the device, and in host memory."""
         return 0, 0
 
-    def reduced_key_bytes(self, tokens: int, size: int) -> int:
-        """Returns the bytes of a token index, or of reduced keys."""
+    def count_reduced_key_bytes(self, tokens: int, size: int) -> int:
+        """Returns the bytes of a token index, or of the reduced keys in a KV cache."""
         return tokens * self.finder.layout.row_bytes if self.finder else 0
 
-    def working_bytes(self, tokens: int, size: int) -> int:
+    def count_working_bytes(self, tokens: int, size: int) -> int:
         """Returns the bytes of activations, fused tensors, tokens and software libraries."""
         shape, fixed = self.shape, tokens * TOKEN_BYTES + LIBRARIES
         if self.finder is None:
-            return self.activation_count(FEED) * size + fixed
+            return self.count_activations(FEED) * size + fixed
         batch = PIECE // SEGMENT_TOKENS * SEQUENCE
-        computed = (self.activation_count(batch) + batch * SEQUENCE * shape.heads) * size
+        computed = (self.count_activations(batch) + batch * SEQUENCE * shape.heads) * size
         copied = self.body * size
         if self.on_gpu or copied > MOST_BYTES:
             copied = 0  # else the CPU has fused copies of the layers, for finding and for reading
         return computed + copied + copied * self.finder.layers // shape.layers + fixed
 
-    def operation_count(self, tokens: int) -> float:
+    def count_operations(self, tokens: int) -> float:
         """Returns the floating-point operations; a multiply-add counts as two."""
         if self.finder is None:
             return 0.0
@@ -117,7 +117,7 @@ class TextCosts:
 
     @property
     def paper_ratios(self) -> tuple[float, float] | None:
-        """None, because the paper's two ratios do not apply to answers from text."""
+        """None, because the two ratios of the ESA paper do not apply to answers from passages."""
         return None
 
 
@@ -133,26 +133,26 @@ class KvCacheCosts(TextCosts):
         compressor does not fit a model of this shape."""
         shape, score, compressor = self.shape, self.method.score, self.method.compressor
         folded = shape.groups * shape.dim
-        return sum(reduced_key_widths(compressor, shape.rows, folded, score.features))
+        return sum(find_reduced_key_widths(compressor, shape.rows, folded, score.features))
 
-    def key_value_bytes(self, tokens: int, size: int, on_host: bool = False) -> tuple[int, int]:
+    def count_kv_bytes(self, tokens: int, size: int, on_host: bool = False) -> tuple[int, int]:
         """Returns the bytes of keys and values on the device, and in host memory. With `on_host`,
         the device still holds local tokens, the tokens of one call, and space for questions."""
         shape, window = self.shape, self.method.window
         if not on_host:
-            return self._allocated_tokens(tokens) * shape.numbers * size, 0
+            return self._count_allocated_tokens(tokens) * shape.numbers * size, 0
         local = max(window.local, window.full_attention_limit, shape.window)
         near = (local + FEED + window.chunk + RESERVE) * shape.numbers_per_token * size
         return shape.rows * near, shape.rows * shape.numbers_per_token * size * tokens
 
-    def reduced_key_bytes(self, tokens: int, size: int) -> int:
-        return self._allocated_tokens(tokens) * self.reduced_width * size
+    def count_reduced_key_bytes(self, tokens: int, size: int) -> int:
+        return self._count_allocated_tokens(tokens) * self.reduced_width * size
 
-    def _allocated_tokens(self, tokens: int) -> int:
-        """Returns the number of tokens with allocated memory; unused RAM is not counted."""
+    def _count_allocated_tokens(self, tokens: int) -> int:
+        """Counts the tokens with allocated memory, with room for questions on a GPU."""
         return tokens + RESERVE if self.on_gpu else tokens
 
-    def working_bytes(self, tokens: int, size: int) -> int:
+    def count_working_bytes(self, tokens: int, size: int) -> int:
         """Returns the bytes of activations, gathered keys, scores, moments and states."""
         from esa_cli.attention.selection import KEEP_ELEMENTS
         from esa_cli.attention.step import BLOCK_ELEMENTS
@@ -167,9 +167,9 @@ class KvCacheCosts(TextCosts):
         if score.features and self.method.compressor.fit_tokens:
             fitting = 8 * folded * folded * (2 * shape.rows + 8)
         rest = scores + fitting + STATES * shape.count_state_bytes(size)
-        return super().working_bytes(tokens, size) + gathered * size + rest
+        return super().count_working_bytes(tokens, size) + gathered * size + rest
 
-    def operation_count(self, tokens: int) -> float:
+    def count_operations(self, tokens: int) -> float:
         shape, window = self.shape, self.method.window
         selects, score = self.method.reading == "select", self.method.score
         attended = window.initial + window.local + window.chunk / 2
@@ -185,10 +185,10 @@ class KvCacheCosts(TextCosts):
 
     @property
     def paper_ratios(self) -> tuple[float, float] | None:
-        """Two ratios of the paper, with the dimension R of one layer's reduced keys, or None if the
-        method does not use the paper's score. The operations of a step relative to full attention
-        are (2 R + 1) / (4 H D + 3 H) in a long document. The size of reduced keys relative to keys
-        and values is R / 2 G D."""
+        """Two ratios of the ESA paper, with the dimension R of one layer's reduced keys, or None if
+        the method does not use the score of this paper. The operations of a step relative to full
+        attention are (2 R + 1) / (4 H D + 3 H) in a long document. The size of reduced keys
+        relative to keys and values is R / 2 G D."""
         from esa_cli.attention.selection import SumScore, TopKSelector
 
         shape, method = self.shape, self.method
@@ -217,7 +217,7 @@ class CachePlacement:
         check_cache_name(cache)
         self.model, self.method, self.cache = model, method, cache
 
-    def goes_to_host(self, tokens: int) -> bool:
+    def puts_cache_on_host(self, tokens: int) -> bool:
         """Whether keys and values of `tokens` tokens are kept in host memory. On a device that
         shares the host's memory, they stay on the device."""
         device, size = self.model.device, self.model.dtype.itemsize
@@ -225,12 +225,12 @@ class CachePlacement:
             return False
         shape = read_model_shape(self.model.config.to_dict())
         costs = KvCacheCosts(shape, on_gpu=True, method=self.method)
-        needed = costs.working_bytes(tokens, size) + costs.reduced_key_bytes(tokens, size)
-        needed += costs.key_value_bytes(tokens, size)[0]
+        needed = costs.count_working_bytes(tokens, size) + costs.count_kv_bytes(tokens, size)[0]
+        needed += costs.count_reduced_key_bytes(tokens, size)
         return self.cache == "host" or needed > measure_free_cache_bytes(device)
 
 
-def measure_speed(shape: ModelShape, dtype: torch.dtype, device: str) -> float:
+def measure_matrix_speed(shape: ModelShape, dtype: torch.dtype, device: str) -> float:
     """Measures the operations per second of the MLP's matrix product on FEED tokens."""
     x = torch.ones(FEED, shape.hidden, dtype=dtype, device=device)
     weight = torch.ones(shape.hidden, shape.inner, dtype=dtype, device=device)
@@ -273,14 +273,14 @@ class IngestPlanner(Protocol):
     memory: int
     """The bytes that were available before the model was loaded."""
 
-    def check(self, tokens: int) -> None:
+    def check_memory(self, tokens: int) -> None:
         """Raises ResourceError, with remedies, if `tokens` tokens do not fit into memory."""
 
     def estimate_seconds(self, tokens: int) -> float:
         """Estimates the time of ingesting `tokens` tokens by the speed of the last ingest."""
 
-    def remember(self, tokens: int, seconds: float) -> None:
-        """Saves the speed of an ingest of `tokens` tokens, if the file can be written."""
+    def remember_speed(self, tokens: int, seconds: float) -> None:
+        """Saves how long an ingest of `tokens` tokens took, to estimate the next ingest."""
 
 
 @dataclass
@@ -296,22 +296,22 @@ class IndexPlanner:
     memory: int
     speed_key: str
 
-    def check(self, tokens: int) -> None:
+    def check_memory(self, tokens: int) -> None:
         size = self.row_bytes + TOKEN_BYTES
         fixed = int(COPIES * self.weights) + LIBRARIES
         if (needed := fixed + tokens * size) > self.memory:
-            remedies = _list_last_remedies((self.memory - fixed) // size, "cpu")
+            remedies = _list_memory_remedies((self.memory - fixed) // size, "cpu")
             raise _make_memory_error(tokens, needed, self.memory, "cpu", "cpu", remedies)
 
     def estimate_seconds(self, tokens: int) -> float:
         return tokens / load_ingest_speeds().get(self.speed_key, ASSUMED_SPEED)
 
-    def remember(self, tokens: int, seconds: float) -> None:
+    def remember_speed(self, tokens: int, seconds: float) -> None:
         save_ingest_speed(self.speed_key, tokens / seconds)
 
 
-class Planner:
-    """Plans ingests of any length, for one method, model and machine.
+class ModelPlanner:
+    """Estimates memory and time of ingests, for one method, model and machine.
 
     Args:
         resolved: the method, and the model's name, by which speeds are remembered.
@@ -346,7 +346,7 @@ class Planner:
         self.host_memory = machine.available_memory("cpu") if on_gpu else 0
         self.speed_key = make_ingest_speed_key(resolved.preset.model, self.dtype_name, device, how)
         # The speed of an index is saved in tokens per second, as it is for `IndexPlanner`.
-        self._saved_unit = self.costs.operation_count(1) if index else 1.0
+        self._saved_unit = self.costs.count_operations(1) if index else 1.0
 
     @property
     def dtype_name(self) -> str:
@@ -361,48 +361,50 @@ class Planner:
     @cached_property
     def operations_per_second(self) -> float:
         """The operations per second of the last ingest, or else estimated from a matrix product."""
-        return self.measured_rate or EFFICIENCY * measure_speed(
+        return self.measured_rate or EFFICIENCY * measure_matrix_speed(
             self.costs.shape, self.dtype, self.device
         )
 
-    def plan(self, tokens: int, size: int | None = None, cache: str | None = None) -> IngestPlan:
+    def plan_ingest(
+        self, tokens: int, size: int | None = None, cache: str | None = None
+    ) -> IngestPlan:
         """Plans the ingest of `tokens` tokens.
 
         Args:
             size: bytes of a number, by default of `dtype`. cache: another place of the KV cache."""
         costs, size, cache = self.costs, size or self.dtype.itemsize, cache or self.cache
         at_once = min(tokens, STORED_AT_ONCE) if cache == "disk" else tokens
-        weights, working = self.weights.bytes_at_size(size), costs.working_bytes(tokens, size)
+        weights, working = self.weights.count_bytes(size), costs.count_working_bytes(tokens, size)
         reduced, (on_device, on_host) = (
-            costs.reduced_key_bytes(at_once, size), costs.key_value_bytes(at_once, size)
+            costs.count_reduced_key_bytes(at_once, size), costs.count_kv_bytes(at_once, size)
         )  # fmt: skip
         too_large = weights + working + reduced + on_device > self.memory
         if costs.on_gpu and (cache == "host" or (cache == "auto" and too_large)):
-            on_device, on_host = costs.key_value_bytes(at_once, size, on_host=True)
+            on_device, on_host = costs.count_kv_bytes(at_once, size, on_host=True)
         return IngestPlan(
             tokens=tokens, device=self.device, dtype=self.dtype_name, weights=weights,
             keys_values=on_device, reduced_keys=reduced, working=working, available=self.memory,
             host_keys_values=on_host, host_available=self.host_memory,
-            operations=costs.operation_count(tokens), planner=self,
+            operations=costs.count_operations(tokens), planner=self,
         )  # fmt: skip
 
-    def most_tokens(self, size: int) -> int:
+    def find_most_tokens(self, size: int) -> int:
         """Returns how many tokens fit into memory, with numbers of `size` bytes."""
         low, high = 0, 1 << 28
         while low < high:
             middle = (low + high + 1) // 2
-            fits = self.plan(middle, size).fits
+            fits = self.plan_ingest(middle, size).fits
             low, high = (middle, high) if fits else (low, middle - 1)
         return low
 
-    def check(self, tokens: int) -> None:
-        self.plan(tokens).check()
+    def check_memory(self, tokens: int) -> None:
+        self.plan_ingest(tokens).check_fits_memory()
 
     def estimate_seconds(self, tokens: int) -> float:
-        return self.plan(tokens).seconds
+        return self.plan_ingest(tokens).seconds
 
-    def remember(self, tokens: int, seconds: float) -> None:
-        operations = self.costs.operation_count(tokens)
+    def remember_speed(self, tokens: int, seconds: float) -> None:
+        operations = self.costs.count_operations(tokens)
         self.measured_rate = self.operations_per_second = operations / seconds
         save_ingest_speed(self.speed_key, self.operations_per_second / self._saved_unit)
 
@@ -423,7 +425,7 @@ class IngestPlan:
     host_keys_values: int
     host_available: int
     operations: float
-    planner: Planner = field(repr=False)
+    planner: ModelPlanner = field(repr=False)
 
     @property
     def needed(self) -> int:
@@ -444,20 +446,21 @@ class IngestPlan:
     @property
     def most_tokens(self) -> int:
         """The largest number of tokens that would fit into memory with the same settings."""
-        return self.planner.most_tokens(self.planner.dtype.itemsize)
+        return self.planner.find_most_tokens(self.planner.dtype.itemsize)
 
     @property
     def remedies(self) -> tuple[str, ...]:
-        """Changes that would make the documents fit into memory, best first; empty if they fit."""
+        """Advice that would make documents fit into memory, best first; empty if documents fit."""
         if self.fits:
             return ()
         planner, size = self.planner, self.planner.dtype.itemsize
         cache, on_gpu = planner.cache, planner.costs.on_gpu
 
         def fits(size: int, cache: str | None = None) -> bool:
-            return planner.plan(self.tokens, size, cache).fits
+            return planner.plan_ingest(self.tokens, size, cache).fits
 
-        on_cpu = on_gpu and planner.plan(self.tokens, size, "device").needed <= planner.host_memory
+        on_device = planner.plan_ingest(self.tokens, size, "device")
+        on_cpu = on_gpu and on_device.needed <= planner.host_memory
         to_disk = planner.may_store_rows and cache != "disk"
         ways = (
             (size > 2 and fits(2), "use --dtype bfloat16, which fits"),
@@ -466,9 +469,9 @@ class IngestPlan:
             (on_cpu, "use --device cpu, where it fits"),
         )
         elsewhere = [text for helps, text in ways if helps]
-        return (*elsewhere, *_list_last_remedies(self.most_tokens, self.device))
+        return (*elsewhere, *_list_memory_remedies(self.most_tokens, self.device))
 
-    def check(self) -> None:
+    def check_fits_memory(self) -> None:
         """Raises ResourceError, with remedies, if the plan does not fit into memory."""
         if self.fits:
             return
@@ -483,7 +486,7 @@ def _make_memory_error(
 ) -> ResourceError:
     """Returns the error that `tokens` tokens need more bytes than are available in a place: a
     torch device, or the host of this device."""
-    has = "ESA_MEMORY_LIMIT allows" if _is_capped(device) else f"{place} has"
+    has = "ESA_MEMORY_LIMIT allows" if _is_memory_limited_by_user(device) else f"{place} has"
     return ResourceError(
         f"{tokens:,} tokens need {machine.format_size(needed)} of memory, and "
         f"{has} {machine.format_size(available)}",
@@ -491,14 +494,14 @@ def _make_memory_error(
     )
 
 
-def _list_last_remedies(tokens_that_fit: int, device: str) -> list[str]:
-    """Returns what a person can do if the documents fit into no other place."""
+def _list_memory_remedies(tokens_that_fit: int, device: str) -> list[str]:
+    """Returns advice for documents that do not fit into memory on any device."""
     fewer = f"give fewer or shorter documents: {tokens_that_fit:,} tokens fit"
-    free = "raise ESA_MEMORY_LIMIT" if _is_capped(device) else "free some memory"
+    free = "raise ESA_MEMORY_LIMIT" if _is_memory_limited_by_user(device) else "free some memory"
     return [*([fewer] if tokens_that_fit > 0 else []), "use a smaller model with --model", free]
 
 
-def _is_capped(device: str) -> bool:
+def _is_memory_limited_by_user(device: str) -> bool:
     """Whether $ESA_MEMORY_LIMIT is lower than the free memory of a device."""
     limit = machine.memory_limit()
     return limit is not None and limit < machine.free_memory(device)

@@ -25,8 +25,8 @@ from esa_cli.models.attachment.fingerprint import (
 from esa_cli.models.files.checkpoint_files import convert_read_errors
 from esa_cli.models.files.families import get_model_family
 from esa_cli.models.tokenization.tokenizer import PlainTokenizer
-from esa_cli.qa.presets.preset import Preset, adapter_folder, finder_folder
-from esa_cli.qa.presets.resolved_preset import FROM_TEXT, resolve
+from esa_cli.qa.presets.preset import Preset, find_adapter_folder, find_finder_folder
+from esa_cli.qa.presets.resolved_preset import FROM_TEXT, resolve_preset
 from esa_cli.storage.library.document_files import Layout
 from esa_cli.system.text import text_digest
 
@@ -36,7 +36,7 @@ SAMPLES = 1024
 """How many numbers of each weight tensor its digest covers."""
 
 
-def model_facts(model: Any, tokenizer: Any) -> dict[str, Any]:
+def find_model_facts(model: Any, tokenizer: Any) -> dict[str, Any]:
     """Returns the properties of a model and its tokenizer on which its KV cache depends. Raises
     ModelError: its weights are not in memory, or cannot be read."""
     return {
@@ -47,11 +47,11 @@ def model_facts(model: Any, tokenizer: Any) -> dict[str, Any]:
     }
 
 
-def cache_key(
+def make_cache_key(
     model: Mapping[str, Any], head: Sequence[int], preset: Preset, method: Method, layout: Layout
 ) -> str:
     """Returns the cache key of a prefill by a preset's method. `model` is the result of
-    `model_facts`, and `head` the token ids of the prompt before the document."""
+    `find_model_facts`, and `head` the token ids of the prompt before the document."""
     window = asdict(preset.window)
     selected = window.pop("selected")
     del window["ending"]
@@ -121,10 +121,11 @@ def hash_text_settings(preset: Preset) -> str:
     """Returns the hash of a preset that answers from text, and of its adapter and finder files.
     Raises PresetError: the adapter or the finder is missing."""
     answer, hashes = preset.answer, {}
-    for name, folder in ((answer.adapter, adapter_folder), (answer.finder, finder_folder)):
-        for path in [] if name is None else sorted(folder(name).iterdir()):
+    adapter, finder = ("adapter", answer.adapter), ("finder", answer.finder)
+    for (kind, name), find in ((adapter, find_adapter_folder), (finder, find_finder_folder)):
+        for path in [] if name is None else sorted(find(name).iterdir()):
             if path.suffix in (".json", ".safetensors"):
-                hashes[f"{folder.__name__} {path.name}"] = sha256(path.read_bytes()).hexdigest()
+                hashes[f"{kind}_folder {path.name}"] = sha256(path.read_bytes()).hexdigest()
     settings = preset.model_dump(mode="json", exclude={"name", "description"})
     return _hash_facts({**settings, "files": hashes})
 
@@ -133,7 +134,7 @@ def hash_preset_settings(preset: Preset, left_out: tuple[str, ...] = ("name",)) 
     """Returns the hash of a method's preset and of the files it uses, without `answer` and the
     settings in `left_out`. Raises PresetError: a setting is invalid, or a file cannot be read."""
     facts = preset.model_dump(mode="json", exclude={*left_out, "answer"})
-    method = resolve(preset).method
+    method = resolve_preset(preset).method
     files: dict[str, Any] = {**hash_part_sources(method)}
     for kind in PARTS:
         named = method.compressor.files if kind == "compressor" else ()

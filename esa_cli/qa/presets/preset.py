@@ -25,13 +25,13 @@ from esa_cli.qa.presets.preset_files import (
     FORMER,
     find_known_model_facts,
     find_preset_file,
-    is_address,
-    known_models,
-    list_presets,
-    list_shipped_presets,
+    find_shipped_preset_folder,
+    is_web_address,
+    list_preset_files,
+    list_shipped_preset_files,
+    load_known_models,
     read_preset_file,
     resolve_model_name,
-    shipped_preset_folder,
 )
 from esa_cli.system.machine import expand_home_folder
 from esa_cli.system.registry import suggest
@@ -63,7 +63,7 @@ class _StrictModel(BaseModel):
 
 
 class AnswerSettings(_StrictModel):
-    """How a question is answered.
+    """The `answer` settings of a preset: how passages are found and read.
 
     Args:
         source: `from` in a preset. `rows`: the question attends to selected tokens of the KV cache,
@@ -115,7 +115,7 @@ class AnswerSettings(_StrictModel):
         return self.finder is not None
 
     @property
-    def by_words(self) -> bool:
+    def uses_words_only(self) -> bool:
         """Whether passages are found with BM25 alone, without a finder."""
         return self.source == "text" and not self.makes_token_index
 
@@ -144,7 +144,7 @@ class GenerationSettings(_StrictModel):
 
 
 class Preset(_StrictModel):
-    """A validated preset. Method parts are mappings, because plugins define their settings."""
+    """The validated settings of a preset. Plugins define the settings of method parts."""
 
     name: str
     description: str = ""
@@ -162,7 +162,7 @@ class Preset(_StrictModel):
     answer: AnswerSettings = AnswerSettings()
     generation: GenerationSettings = GenerationSettings()
 
-    def with_answer(self, **settings: Any) -> Preset:
+    def change_answer(self, **settings: Any) -> Preset:
         """Returns a copy of the preset with other `answer` settings."""
         return self.model_copy(update={"answer": self.answer.model_copy(update=settings)})
 
@@ -204,10 +204,10 @@ _WINDOW: Any = create_model("Window", __base__=_StrictModel, **_sizes)
 _HOLDER: Any = create_model("_HOLDER", window=(_WINDOW, ...))
 
 
-def merge_settings(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns `base` updated recursively with `over`; a renamed method part is replaced."""
+def merge_settings(base: Mapping[str, Any], overriding: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns `base` updated recursively with `overriding`; a renamed method part is replaced."""
     out = dict(base)
-    for key, value in over.items():
+    for key, value in overriding.items():
         old = out.get(key)
         if isinstance(old, dict) and isinstance(value, dict):
             renamed = key in KINDS and value.get("name", old.get("name")) != old.get("name")
@@ -217,35 +217,35 @@ def merge_settings(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str
     return out
 
 
-def merge_presets(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Merges the preset `over` into `base`. If `base` has a finder, another model in `over` becomes
-    `answer.reader`, which writes the answers. Without a finder, the model in `over` replaces the
-    model with its `score.heads` and `answer`."""
-    out = merge_settings(base, over)
-    if "model" not in over or "model" not in base or over["model"] == base["model"]:
+def merge_presets(base: Mapping[str, Any], overriding: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the preset `base` with the settings of preset `overriding`. If `base` has a finder,
+    another model in `overriding` becomes `answer.reader`, which writes the answers. Without a
+    finder, the other model replaces the model, `score.heads` and `answer` of `base`."""
+    out = merge_settings(base, overriding)
+    if "model" not in overriding or "model" not in base or overriding["model"] == base["model"]:
         return out
-    below, above = base.get("answer") or {}, over.get("answer") or {}
+    below, above = base.get("answer") or {}, overriding.get("answer") or {}
     of_its_own = above.keys() & {"finder", "reader"} or above.get("adapter")
     finds = below.get("finder") and below.get("from") == above.get("from", "text") == "text"
     if finds and not of_its_own:
-        answer = {**out["answer"], "reader": over["model"]}
+        answer = {**out["answer"], "reader": overriding["model"]}
         return {**out, "model": base["model"], "answer": answer}
     if "answer" in base:
         out["answer"] = above
-    if isinstance(out.get("score"), dict) and "heads" not in (over.get("score") or {}):
+    if isinstance(out.get("score"), dict) and "heads" not in (overriding.get("score") or {}):
         out["score"] = {key: value for key, value in out["score"].items() if key != "heads"}
-        facts = find_known_model_facts(str(over["model"]))
+        facts = find_known_model_facts(str(overriding["model"]))
         if facts is not None and facts.heads and out["score"].get("name") == "vote":
             out["score"]["heads"] = facts.heads
     return out
 
 
-def answer_from_kv_cache(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns settings with answers from the KV cache, of the model `answer.reader` if it is set.
-    Raises PresetError: this model is on a server."""
+def set_kv_cache_source(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns preset settings, changed to answer from the KV cache of the model `answer.reader`, or
+    of the preset's model. Raises PresetError: the model `answer.reader` is on a server."""
     answer = {**(data.get("answer") or {}), "from": "rows"}
     reader = answer.pop("reader", None)
-    if reader is not None and is_address(reader):
+    if reader is not None and is_web_address(reader):
         raise PresetError(
             f"answer.reader must be a model on this machine if answer.from is rows, got {reader}",
             "use the setting answer.from=text",
@@ -255,54 +255,54 @@ def answer_from_kv_cache(data: Mapping[str, Any]) -> dict[str, Any]:
     return rows if reader is None else merge_presets(rows, over)
 
 
-def preset_of_reader_model(preset: Preset) -> Preset:
-    """Returns the preset; if it names a reader, it answers from the reader's KV cache."""
+def make_preset_of_reader_model(preset: Preset) -> Preset:
+    """Returns the preset, changed to answer from the reader's KV cache if it names a reader."""
     if preset.answer.reader is None:
         return preset
-    return validate_settings(preset.name, answer_from_kv_cache(preset.model_dump(exclude={"name"})))
+    return validate_settings(preset.name, set_kv_cache_source(preset.model_dump(exclude={"name"})))
 
 
-def check_adapter(settings: AnswerSettings) -> None:
+def check_adapter_and_finder(settings: AnswerSettings) -> None:
     """Raises PresetError if the preset's adapter or finder is missing."""
     if settings.source == "text":
         if settings.adapter is not None:
-            adapter_folder(settings.adapter)
+            find_adapter_folder(settings.adapter)
         if settings.finder is not None:
-            finder_folder(settings.finder)
+            find_finder_folder(settings.finder)
 
 
-def adapter_folder(name: str) -> Path:
+def find_adapter_folder(name: str) -> Path:
     """Finds the folder of an adapter by its path or its shipped name. Raises PresetError."""
     from esa_cli.models.text_passes.text_forward import CONFIG
 
-    return _find_folder(name, "adapter", CONFIG)
+    return _find_folder_with_file(name, "adapter", CONFIG)
 
 
-def finder_folder(name: str) -> Path:
+def find_finder_folder(name: str) -> Path:
     """Finds the folder of a finder by its path or its shipped name. Raises PresetError."""
-    return _find_folder(name, "finder", MAPS)
+    return _find_folder_with_file(name, "finder", MAPS)
 
 
-def _find_folder(name: str, kind: str, file: str) -> Path:
-    own = expand_home_folder(name, f"answer.{kind}", PresetError)
-    shipped = [] if "/" in name else [shipped_preset_folder() / f"{kind}s" / name]
+def _find_folder_with_file(name: str, setting: str, required_file: str) -> Path:
+    own = expand_home_folder(name, f"answer.{setting}", PresetError)
+    shipped = [] if "/" in name else [find_shipped_preset_folder() / f"{setting}s" / name]
     for folder in (*shipped, own):
-        if name and (folder / file).is_file():
+        if name and (folder / required_file).is_file():
             return folder
     raise PresetError(
-        f"answer.{kind} must be a folder with {file}, got {name!r}",
-        f"give the path of such a folder, or use --set answer.{kind}=null",
+        f"answer.{setting} must be a folder with {required_file}, got {name!r}",
+        f"give the path of such a folder, or use --set answer.{setting}=null",
     )
 
 
-def preset_for_finding(preset: Preset, words_alone: bool = False) -> Preset:
+def make_preset_for_finding(preset: Preset, words_alone: bool = False) -> Preset:
     """Returns a copy of the preset for finding passages, without adapter and reader. With
     `words_alone`, it has no finder either, so that passages are found with BM25 alone."""
     finder = None if words_alone else preset.answer.finder
-    return preset.with_answer(source="text", adapter=None, reader=None, finder=finder)
+    return preset.change_answer(source="text", adapter=None, reader=None, finder=finder)
 
 
-def _load_with_parents(path: Path, chain: tuple[Path, ...] = ()) -> dict[str, Any]:
+def _load_settings_with_parents(path: Path, chain: tuple[Path, ...] = ()) -> dict[str, Any]:
     path = path.resolve()
     if path in chain:
         loop = " -> ".join(step.stem for step in (*chain, path))
@@ -317,14 +317,14 @@ def _load_with_parents(path: Path, chain: tuple[Path, ...] = ()) -> dict[str, An
     parent, model = split_preset_name(parent)
     below = find_preset_file(parent, near_folder=path.parent)
     if below.resolve() in chain:  # one's own preset lies over the shipped one of that name
-        below = list_shipped_presets().get(FORMER.get(parent, parent), below)
-    return merge_presets(merge_presets(_load_with_parents(below, chain), model), data)
+        below = list_shipped_preset_files().get(FORMER.get(parent, parent), below)
+    return merge_presets(merge_presets(_load_settings_with_parents(below, chain), model), data)
 
 
 def split_preset_name(name: str) -> tuple[str, dict[str, Any]]:
-    """Returns the preset that a name means, and settings that override it: the name of a known
-    model means a preset with this model."""
-    if name not in list_presets() and (facts := known_models().get(name)):
+    """Returns a preset name, and overriding settings: the name of a known model stands for a preset
+    and for the setting of this model."""
+    if name not in list_preset_files() and (facts := load_known_models().get(name)):
         return facts.way, {"model": facts.model}
     return name, {}
 
@@ -340,11 +340,11 @@ def _make_setting_error(error: ValidationError, preset_name: str) -> PresetError
     if first["type"] == "missing":
         hint = "set it, or extend a preset that sets it"
         return PresetError(f"preset {preset_name} lacks {where!r}", hint)
-    wrong = f"{where} {_word_broken_rule(error)}, got {reprlib.repr(first['input'])}"
+    wrong = f"{where} {_describe_broken_rule(error)}, got {reprlib.repr(first['input'])}"
     return PresetError(f"preset {preset_name}: {wrong}", "see `esa presets show`")
 
 
-def _word_broken_rule(error: ValidationError) -> str:
+def _describe_broken_rule(error: ValidationError) -> str:
     """Returns the rule that a value breaks, worded to follow the setting's name in a message."""
     message = error.errors()[0]["msg"].replace("Input should", "must")
     return message.replace("greater than or equal to", "at least")
@@ -364,7 +364,7 @@ def load(name: str = DEFAULT, overrides: Sequence[str] = ()) -> Preset:
     path = find_preset_file(way)
     # An override of one setting keeps the default part's name.
     defaults = {kind: Preset.model_fields[kind].default for kind in KINDS}
-    data = merge_presets(merge_settings(defaults, _load_with_parents(path)), model)
+    data = merge_presets(merge_settings(defaults, _load_settings_with_parents(path)), model)
     over: dict[str, Any] = {}
     for text in overrides:
         over = merge_settings(over, parse_override(text))
@@ -372,7 +372,7 @@ def load(name: str = DEFAULT, overrides: Sequence[str] = ()) -> Preset:
         over["model"] = resolve_model_name(over["model"])
     data = merge_presets(data, over)
     if isinstance(data.get("answer"), dict) and data["answer"].get("from") == "rows":
-        data = answer_from_kv_cache(data)
+        data = set_kv_cache_source(data)
     if "name" in data:
         hint = "save the preset under another file name"
         raise PresetError("--set cannot change a preset's name", hint)
@@ -410,7 +410,7 @@ def dump(preset: Preset) -> str:
     return dump_yaml(preset.model_dump(exclude={"name"}))
 
 
-def choose_generation(
+def choose_sampling(
     settings: GenerationSettings, max_tokens: int | None, temperature: float | None,
     top_p: float | None,
 ) -> tuple[int, float, float]:  # fmt: skip
@@ -423,7 +423,7 @@ def choose_generation(
     except ValidationError as error:
         first = error.errors()[0]
         raise UsageError(
-            f"{first['loc'][0]} {_word_broken_rule(error)}, got {first['input']}",
+            f"{first['loc'][0]} {_describe_broken_rule(error)}, got {first['input']}",
             "omit the setting to use the preset's value",
         ) from error
     return chosen.max_new_tokens, chosen.temperature, chosen.top_p

@@ -24,30 +24,30 @@ FORMER = {
 """Maps former names of shipped presets to their present names."""
 
 
-def shipped_preset_folder() -> Path:
+def find_shipped_preset_folder() -> Path:
     """Returns the folder of shipped presets, which is beside the package in a source checkout."""
     package = Path(__file__).parents[2]
     inside = package / "presets"
     return inside if inside.is_dir() else package.parent / "presets"
 
 
-def user_preset_folder() -> Path:
+def get_user_preset_folder() -> Path:
     """Returns the folder of the user's own presets."""
     return user_config_path("esa") / "presets"
 
 
-def list_presets() -> dict[str, Path]:
+def list_preset_files() -> dict[str, Path]:
     """Returns the names and files of all presets; the user's presets replace shipped presets."""
-    own = _list_preset_files_in(user_preset_folder())
-    return dict(sorted({**list_shipped_presets(), **own}.items()))
+    own = _list_folder_presets(get_user_preset_folder())
+    return dict(sorted({**list_shipped_preset_files(), **own}.items()))
 
 
-def list_shipped_presets() -> dict[str, Path]:
+def list_shipped_preset_files() -> dict[str, Path]:
     """Returns the names and files of the presets that come with the package."""
-    return _list_preset_files_in(shipped_preset_folder())
+    return _list_folder_presets(find_shipped_preset_folder())
 
 
-def _list_preset_files_in(folder: Path) -> dict[str, Path]:
+def _list_folder_presets(folder: Path) -> dict[str, Path]:
     files = sorted(folder.iterdir()) if folder.is_dir() else []
     return {path.stem: path for path in files if path.suffix in SUFFIXES}
 
@@ -64,7 +64,7 @@ def find_preset_file(name: str, near_folder: Path | None = None) -> Path:
             f"there is no preset file {name}",
             "check the path, or use a name from `esa presets list`",
         )
-    known = list_presets()
+    known = list_preset_files()
     found = known.get(name) or known.get(FORMER.get(name, ""))
     if found is None:
         hint = f"{suggest(name, list(known))}; `esa presets list` lists all"
@@ -97,7 +97,7 @@ def read_preset_file(path: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """A known model, as a row of `models.yaml`, whose comment explains the fields."""
+    """The size, context window and heads of a model in the table `models.yaml`."""
 
     model: str
     weights: float
@@ -111,7 +111,7 @@ class ModelFacts:
 
 
 @cache
-def known_models() -> dict[str, ModelFacts]:
+def load_known_models() -> dict[str, ModelFacts]:
     """Returns the known models by name, from the shipped table `models.yaml`."""
     data = load_yaml(Path(__file__).with_name("models.yaml").read_text("utf-8"))
     assert isinstance(data, dict)
@@ -119,15 +119,15 @@ def known_models() -> dict[str, ModelFacts]:
 
 
 def resolve_model_name(named: str) -> str:
-    """Returns the hub id of a known model's name, and any other text unchanged."""
-    return known_models()[named].model if named in known_models() else named
+    """Returns the Hugging Face id of a known model's name; returns other names unchanged."""
+    return load_known_models()[named].model if named in load_known_models() else named
 
 
 def find_known_model_facts(model: str) -> ModelFacts | None:
-    """Returns the facts of the known model with a hub id, or None if the model is unknown."""
-    return next((facts for facts in known_models().values() if facts.model == model), None)
+    """Returns the facts of the model with a Hugging Face id, or None if the model is unknown."""
+    return next((facts for facts in load_known_models().values() if facts.model == model), None)
 
 
-def is_address(text: str) -> bool:
+def is_web_address(reader_name: str) -> bool:
     """Whether the name of a reader is a web address."""
-    return text.strip().lower().startswith(("http://", "https://"))
+    return reader_name.strip().lower().startswith(("http://", "https://"))

@@ -17,9 +17,9 @@ from esa_cli.methods import registry
 from esa_cli.qa.presets.preset import (
     DEFAULT,
     Preset,
-    answer_from_kv_cache,
     load,
     merge_settings,
+    set_kv_cache_source,
     validate_settings,
 )
 from esa_cli.system.registry import suggest
@@ -54,7 +54,7 @@ class ResolvedPreset:
         return self.own or build_method(self.preset)
 
 
-def resolve(
+def resolve_preset(
     preset: str | Preset | ResolvedPreset = DEFAULT,
     overrides: Sequence[str] = (),
     method: str | None = None,
@@ -78,7 +78,7 @@ def resolve(
     return resolved
 
 
-def _build_part(kind: str, options: dict[str, Any]) -> Any:
+def _build_method_part(kind: str, options: dict[str, Any]) -> Any:
     from esa_cli.attention import parts
 
     part, (base, members) = registry.build_part(kind, options), MEMBERS[kind]
@@ -106,7 +106,7 @@ def build_method(preset: Preset) -> Method:
         raise PresetError(
             f"unknown kernel {preset.kernel!r}", suggest(preset.kernel, ["auto", *KERNELS])
         )
-    parts = {kind: _build_part(kind, getattr(preset, kind)) for kind in MEMBERS}
+    parts = {kind: _build_method_part(kind, getattr(preset, kind)) for kind in MEMBERS}
     if not parts["selector"].sums_layers:
         with name_faulty_plugins(parts):
             parts["score"] = parts["score"].for_single_layers()
@@ -136,7 +136,7 @@ def apply_method(name: str, preset: Preset, length: int = 0) -> Preset:
     base = registry.Base(preset.window, preset.context, preset.position, length)
     # A published method attends to the last tokens before the question whatever the preset says.
     plain = merge_settings(preset.model_dump(exclude={"name"}), {"window": {"ending": None}})
-    plain = answer_from_kv_cache(plain)
+    plain = set_kv_cache_source(plain)
     laid = merge_settings(plain, _make_recipe_settings(recipe, base))
     if recipe.full or laid["selector"]["name"] == "full":
         # With `local`, the keys of a text would depend on I and L alone.
@@ -205,7 +205,7 @@ def method_needs_length(name: str, preset: Preset) -> bool:
 HEADS_HINT = "use `esa heads` to find this model's heads, or set score.heads=[]"
 
 
-def check_model(preset: Preset, config: Mapping[str, Any], model: str) -> None:
+def check_preset_fits_model(preset: Preset, config: Mapping[str, Any], model: str) -> None:
     """Raises PresetError if the preset's `context` exceeds the window of a model with this
     `config`, or if `score.heads` exceeds the numbers of its layers and heads."""
     longest = config.get("max_position_embeddings")
@@ -256,7 +256,7 @@ def check_reduced_keys(document: PrefilledDocument, method: Method) -> None:
         )
 
 
-def check_fits_model(method: Method, model: Any) -> None:
+def check_method_fits_model(method: Method, model: Any) -> None:
     """Raises PresetError if a method's projections or heads belong to another model."""
     from esa_cli.methods.voting import VoteScore
     from esa_cli.models.attachment.fingerprint import check_compressor_fits

@@ -15,7 +15,7 @@ import torch
 from esa_cli import models
 from esa_cli.errors import HistoryError, LengthError, ModelError
 from esa_cli.models.text_passes.generation import AnswerStreamer, generate, list_end_token_ids
-from esa_cli.qa.answering.prompt import PromptTokens
+from esa_cli.qa.answering.prompt import PromptEncoder
 from esa_cli.qa.answering.reply import NOT_TOLD, Reply, Turn, says_nothing_found
 from esa_cli.qa.finding.passage import Passage
 from esa_cli.qa.presets.preset import Prompt
@@ -38,7 +38,7 @@ class Sampling:
 
 
 def ignore_text(piece: str) -> None:
-    """A callback for pieces of an answer that ignores the text."""
+    """Ignores a piece of an answer; the default for callbacks that receive the answer's text."""
 
 
 class Reader(Protocol):
@@ -46,7 +46,7 @@ class Reader(Protocol):
 
     @property
     def name(self) -> str:
-        """The name of the model, for display."""
+        """The name of the reader model, as it is shown to people."""
 
     @property
     def nbytes(self) -> int:
@@ -62,7 +62,7 @@ class Reader(Protocol):
         Raises ReaderError: no answer came. HistoryError, LengthError: the prompt is too long."""
 
     def close(self) -> None:
-        """Closes the reader's connections; the reader can be used again."""
+        """Closes the connections of the reader, which are opened again when they are needed."""
 
 
 SYSTEM = (
@@ -74,7 +74,7 @@ SYSTEM = (
 QUESTION = "Question: {question}"
 
 
-def number_passages(passages: Sequence[Passage]) -> str:
+def format_numbered_passages(passages: Sequence[Passage]) -> str:
     """Returns the passages as one text, each below its number, document and page."""
     parts = []
     for number, passage in enumerate(passages, 1):
@@ -88,12 +88,12 @@ def number_passages(passages: Sequence[Passage]) -> str:
 def make_chat_messages(
     question: str, passages: Sequence[Passage], history: Sequence[Turn]
 ) -> list[dict[str, str]]:
-    """Returns the prompt as chat messages; a turn without an answer joins the system message."""
+    """Returns a question with passages and earlier questions as chat messages."""
     system = [SYSTEM, *(turn.question for turn in history if not turn.answer)]
     turns = [turn for turn in history if turn.answer]
     asked = [QUESTION.format(question=turn.question.strip()) for turn in turns]
     asked.append(QUESTION.format(question=question.strip()))
-    asked[0] = f"Passages:\n\n{number_passages(passages)}\n\n{asked[0]}"
+    asked[0] = f"Passages:\n\n{format_numbered_passages(passages)}\n\n{asked[0]}"
     messages = [{"role": "system", "content": "\n\n".join(system)}]
     for text, turn in zip(asked, turns, strict=False):
         messages.append({"role": "user", "content": text})
@@ -124,10 +124,10 @@ class ChatReader:
         self.name = models.parse_reference(loaded.ref).name
         prompt = Prompt(system=SYSTEM, before="Passages:\n\n", after=f"\n\n{QUESTION}")
         try:
-            self.prompt = PromptTokens(loaded.tokenizer, prompt)
+            self.prompt = PromptEncoder(loaded.tokenizer, prompt)
         except ModelError:  # a chat template that knows no system role may refuse the message
             before = f"{SYSTEM}\n\n{prompt.before}"
-            self.prompt = PromptTokens(loaded.tokenizer, Prompt(before=before, after=prompt.after))
+            self.prompt = PromptEncoder(loaded.tokenizer, Prompt(before=before, after=prompt.after))
         settings = self.model.config.get_text_config()
         self._window = int(getattr(settings, "max_position_embeddings", None) or 2**31)
 
@@ -154,9 +154,9 @@ class ChatReader:
         """Returns the prompt with as many of the best passages as fit. Raises LengthError."""
         prompt = self.prompt
         after = prompt.encode_history(history)
-        after += prompt.encode_question(question, later=bool(history))
+        after += prompt.encode_question(question, is_followup=bool(history))
         for count in range(len(passages), 0, -1):
-            ids = prompt.encode_document(number_passages(passages[:count])) + after
+            ids = prompt.encode_document(format_numbered_passages(passages[:count])) + after
             if len(ids) + max_tokens <= self._window:
                 return ids
         kind = HistoryError if history else LengthError

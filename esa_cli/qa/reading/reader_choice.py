@@ -54,7 +54,7 @@ class ServerAddress:
                 "use for example --reader http://127.0.0.1:11434/v1",
             )
         is_openai = parts.scheme == "https" and host == OPENAI_HOST
-        address = cls(url, _read_key(KEY) or (_read_key(OPENAI_KEY) if is_openai else None))
+        address = cls(url, _read_api_key(KEY) or (_read_api_key(OPENAI_KEY) if is_openai else None))
         if address.key is not None and parts.scheme == "http" and not address.is_local:
             raise UsageError(
                 f"the key in {KEY} would go to {url} unencrypted",
@@ -68,7 +68,7 @@ class ServerAddress:
         return is_loopback(urlsplit(self.url).hostname or "")
 
 
-def _read_key(variable: str) -> str | None:
+def _read_api_key(variable: str) -> str | None:
     key = os.environ.get(variable, "").strip()
     if not (key.isascii() and key.isprintable()) or " " in key:
         raise UsageError(f"{variable} must be printable ASCII without spaces", "set the key again")
@@ -93,7 +93,7 @@ class ReaderChoice:
         if timeout_s is not None and not 0 < timeout_s <= MAX_TIMEOUT_S:
             wrong = f"$ESA_READER_TIMEOUT must be above 0 and at most a day, got {timeout_s:g} s"
             raise UsageError(wrong, "omit the variable to wait for up to 900 s")
-        if preset_files.is_address(name):
+        if preset_files.is_web_address(name):
             if importlib.util.find_spec("requests") is None:
                 hint = "run pip install 'esa-cli[reader]'"
                 raise UsageError("a reader on a server needs the package requests", hint)
@@ -103,8 +103,8 @@ class ReaderChoice:
                 f"a model's name and a time limit need a server, but --reader {name} is no server",
                 "omit the name and the time limit; --reader names the model itself",
             )
-        known = list(preset_files.known_models())
-        is_preset = name in preset_files.list_presets() or name.endswith(preset_files.SUFFIXES)
+        known = list(preset_files.load_known_models())
+        is_preset = name in preset_files.list_preset_files() or name.endswith(preset_files.SUFFIXES)
         if is_preset and name not in known:
             return cls(ref=models.parse_reference(preset.load(name).model))
         ref = models.parse_reference(preset_files.resolve_model_name(name))
@@ -132,7 +132,7 @@ class ReaderChoice:
 
 
 def count_reader_bytes(choice: ReaderChoice, size: int, packing: str = "") -> int | None:
-    """Returns the bytes that a reader's weights will take, or None if the size is unknown."""
+    """Returns the bytes that a reader model's weights will take; None if the size is unknown."""
     if choice.ref is None:
         return 0
     folder = models.find_model_folder(choice.ref)

@@ -74,7 +74,7 @@ class ServerReader:
         self._session = requests.Session()
         # The server of this machine is behind no proxy.
         self._session.trust_env = not is_loopback(urlsplit(url).hostname or "")
-        self._session.auth = self._add_key  # no login of ~/.netrc is sent
+        self._session.auth = self._add_api_key  # no login of ~/.netrc is sent
         self._session.headers["User-Agent"] = "esa-cli"
         self._refused: list[str] = []
         self._models: list[str] = []
@@ -129,10 +129,10 @@ class ServerReader:
         """Closes the connections to the server."""
         self._session.close()
 
-    def _add_key(self, request: Any) -> Any:
+    def _add_api_key(self, http_request: Any) -> Any:
         if self._key is not None:
-            request.headers["Authorization"] = f"Bearer {self._key}"
-        return request
+            http_request.headers["Authorization"] = f"Bearer {self._key}"
+        return http_request
 
     def _send_request(self, method: str, path: str, body: Any = None) -> requests.Response:
         """Sends a request, again if the server is busy; the response's body is not read yet."""
@@ -239,10 +239,10 @@ def _parse_answer_parts(response: requests.Response) -> Iterator[_AnswerPart]:
             yield "", "stop", None
             return
         else:
-            yield _parse_event(data)
+            yield _parse_answer_event(data)
 
 
-def _parse_event(data: bytes) -> _AnswerPart:
+def _parse_answer_event(data: bytes) -> _AnswerPart:
     """Parses a part of an answer. Raises BrokenAnswerError: it is an error, or not a completion."""
     try:
         body = json.loads(data)

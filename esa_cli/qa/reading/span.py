@@ -31,11 +31,11 @@ from esa_cli.models.text_passes.text_forward import (
     TextForward,
     can_fuse_model,
 )
-from esa_cli.qa.answering.prompt import PromptTokens
+from esa_cli.qa.answering.prompt import PromptEncoder
 from esa_cli.qa.answering.question_form import check_question, complete_question, wants_free_text
 from esa_cli.qa.answering.reply import NOT_TOLD, Quotation, Reply, Turn
 from esa_cli.qa.finding.passage import Passage
-from esa_cli.qa.presets.preset import Preset, adapter_folder
+from esa_cli.qa.presets.preset import Preset, find_adapter_folder
 from esa_cli.qa.reading.reader import Sampling, generate_reply, ignore_text
 from esa_cli.system.text import SPACELESS_CHARACTER
 
@@ -61,11 +61,11 @@ def collapse_spaces(text: str) -> str:
     return " ".join(text.split())
 
 
-def clip_text(text: str, limit: int, count_tokens: Callable[[str], int]) -> str:
-    """Returns the beginning of a text, with at most `limit` tokens and without half a word."""
+def clip_text(text: str, max_tokens: int, count_tokens: Callable[[str], int]) -> str:
+    """Returns the beginning of a text, with at most `max_tokens` tokens and without half a word."""
     least = count_tokens("")
-    while text and (over := count_tokens(text) - limit) > 0:
-        own = over + limit - least
+    while text and (over := count_tokens(text) - max_tokens) > 0:
+        own = over + max_tokens - least
         keep = max(0, min(len(text) - 1, len(text) * (own - over) // max(1, own)))
         space = max(text.rfind(" ", 0, keep), text.rfind("\n", 0, keep))
         text = text[: space if 2 * space > keep else keep]
@@ -115,10 +115,10 @@ class PassageReader:
         self.model, self.prompt = model, prompt
         self.max_tokens = None if context is None else context - MAX_TOKENS * PATIENCE
         self._adapter, self._fuses = adapter, fixed and can_fuse_model(model)
-        self.bytes_of = token_bytes(prompt.tokenizer)
+        self.get_token_bytes = make_token_decoder(prompt.tokenizer)
 
     @cached_property
-    def forward(self) -> TextForward:
+    def text_forward(self) -> TextForward:
         """The forward pass of the model, for use within the context of `reading`."""
         if self._fuses:
             return FusedForward(self.model, adapter=self._adapter)
@@ -128,7 +128,7 @@ class PassageReader:
         """Returns the context in which passages are read and spans are searched."""
         return nullcontext() if self._adapter is None or self._fuses else self._adapter.apply()
 
-    def read(self, question: str, passages: Sequence[str]) -> PassageReading:
+    def read_passages(self, question: str, passages: Sequence[str]) -> PassageReading:
         """Reads all passages, each with the question, in a few forward calls."""
         return PassageReading(self, passages, question)
 
@@ -145,44 +145,45 @@ class PassageReading:
             ]
         self._reader, self._passages = reader, passages
         ids = [prompt.encode_prompt(question, passage) for passage in passages]
-        self._batch = PromptBatch(reader.forward, ids)
+        self._batch = PromptBatch(reader.text_forward, ids)
         self.log_odds: list[float] = []
         if passages:
             numbers = range(len(passages))
             none = torch.stack([self._compute_unanswered_log_probability(one) for one in numbers])
             self.log_odds = (torch.log1p(-none.exp().clamp(max=1 - 1e-7)) - none).tolist()
 
-    def _compute_unanswered_log_probability(self, number: int) -> Tensor:
+    def _compute_unanswered_log_probability(self, passage_number: int) -> Tensor:
         """Returns the log-probability () that the answer to a passage is `unanswered`. The
         probability covers as many tokens as are needed to rule out a quotation: ` (` may also begin
         a quotation of `(1867)`."""
         reader, ids = self._reader, self._reader.prompt.unanswered_ids
-        passage = collapse_spaces(self._passages[number]).encode()
-        out = self._batch.logits[number].log_softmax(-1)[ids[0]]
-        text, continuation = reader.bytes_of(ids[0]), None
+        passage = collapse_spaces(self._passages[passage_number]).encode()
+        out = self._batch.logits[passage_number].log_softmax(-1)[ids[0]]
+        text, continuation = reader.get_token_bytes(ids[0]), None
         for before, token in pairwise(ids):
             if text.strip() not in passage:
                 break
-            continuation = continuation or self._batch.start_continuations(number)
+            continuation = continuation or self._batch.start_continuations(passage_number)
             out = out + continuation.append_tokens([0], [before])[0].log_softmax(-1)[token]
-            text += reader.bytes_of(token)
+            text += reader.get_token_bytes(token)
         return out
 
-    def find_span(self, number: int, above: float = -math.inf) -> Span | None:
-        """Returns the most probable span of passage `number`, or None if no span has a
+    def find_span(self, passage_number: int, min_log_probability: float = -math.inf) -> Span | None:
+        """Returns the most probable span of passage `passage_number`, or None if no span has a
         log-probability over `above`."""
-        passage, reader = self._passages[number], self._reader
-        found = most_probable_span(
-            collapse_spaces(passage), self._batch.logits[number],
-            self._batch.start_continuations(number), reader.bytes_of, reader.prompt.line_end, above,
+        passage, reader = self._passages[passage_number], self._reader
+        found = search_most_probable_span(
+            collapse_spaces(passage), self._batch.logits[passage_number],
+            self._batch.start_continuations(passage_number), reader.get_token_bytes,
+            reader.prompt.line_end, min_log_probability,
         )  # fmt: skip
         if found is None:
             return None
-        places = _locate_characters(passage)
+        places = _list_character_offsets(passage)
         return Span(places[found.start], places[found.end - 1] + 1, found.log_probability)
 
 
-def _locate_characters(passage: str) -> list[int]:
+def _list_character_offsets(passage: str) -> list[int]:
     """Returns the offset in `passage` of each character of `collapse_spaces(passage)`."""
     places: list[int] = []
     for word in re.finditer(r"\S+", passage):
@@ -205,7 +206,7 @@ class SpanReader:
         settings, model = preset.answer, loaded.text_model
         adapter = None
         if settings.adapter is not None:
-            adapter = LoraAdapter.load(adapter_folder(settings.adapter), model)
+            adapter = LoraAdapter.load(find_adapter_folder(settings.adapter), model)
             adapter.match_device_and_dtype(next(model.parameters()))
         prompt = PassagePrompt(loaded.tokenizer, settings.prompt, settings.unanswered)
         self.name = parse_reference(preset.model).name
@@ -214,11 +215,11 @@ class SpanReader:
         self._settings = settings
 
     @cached_property
-    def _chat(self) -> PromptTokens:
+    def _chat(self) -> PromptEncoder:
         """The chat prompt with which the model without adapter writes free text."""
-        return PromptTokens(self._loaded.tokenizer, self._preset.prompt)
+        return PromptEncoder(self._loaded.tokenizer, self._preset.prompt)
 
-    def check(self, question: str, max_new_tokens: int) -> int:
+    def check_length(self, question: str, max_new_tokens: int) -> int:
         """Counts the tokens of a question in its longest prompt. Raises UsageError: the question is
         empty, or not UTF-8. LengthError: the question is too long."""
         check_question(question)
@@ -248,7 +249,7 @@ class SpanReader:
             unmentioned_share: share of a name that no document has; lowers all log-odds."""
         doubt = UNMENTIONED * unmentioned_share
         with self.passages.activate_adapter():
-            reading = self.passages.read(question, [one.text for one in passages])
+            reading = self.passages.read_passages(question, [one.text for one in passages])
             out = [
                 replace(one, score=odds + self._settings.prior * one.score, log_odds=odds - doubt)
                 for one, odds in zip(passages, reading.log_odds, strict=True)
@@ -275,7 +276,7 @@ class SpanReader:
             answered = threshold is None or best.log_odds >= threshold
         if passages and self._wants_free_text(question):
             text = "\n\n".join(one.text for one in passages[:FREE_PASSAGES])
-            return replace(self._write_text(question, text, sampling, on_text), found=answered)
+            return replace(self._write_free_text(question, text, sampling, on_text), found=answered)
         if best is None or best.quote is None or not answered:
             on_text(NOT_TOLD)
             return Reply(NOT_TOLD, found=False)
@@ -289,11 +290,11 @@ class SpanReader:
         """Closes nothing, as this reader has no connections."""
 
     def _wants_free_text(self, question: str) -> bool:
-        """Whether the answer to a question is free text instead of a quotation."""
+        """Whether to write free text for a question instead of quoting a passage."""
         form = self._settings.form
         return form == "text" or (form == "auto" and wants_free_text(question))
 
-    def _write_text(
+    def _write_free_text(
         self, question: str, text: str, sampling: Sampling, on_text: Callable[[str], None]
     ) -> Reply:
         """Writes an answer with the model without adapter, from as much of `text` as fits."""
@@ -306,14 +307,14 @@ class SpanReader:
 
 
 class Span(NamedTuple):
-    """A span: characters [start, end) of a passage, and their log-probability as the answer."""
+    """Characters [start, end) of a passage, with their log-probability as the answer."""
 
     start: int
     end: int
     log_probability: float
 
 
-class _Hypothesis(NamedTuple):
+class _AnswerHypothesis(NamedTuple):
     """A beginning of an answer: bytes that occur at the byte offsets `starts` of the passage.
     `spaced` says whether the space before the answer has been generated."""
 
@@ -325,14 +326,14 @@ class _Hypothesis(NamedTuple):
     token: int = 0
 
 
-def most_probable_span(
+def search_most_probable_span(
     passage: str, first_logits: Tensor, continuation: Any,
-    bytes_of: Callable[[int], bytes], line_end: int, above: float = -math.inf,
+    get_token_bytes: Callable[[int], bytes], line_end: int, above: float = -math.inf,
 ) -> Span | None:  # fmt: skip
     """Searches for the span of a passage with the highest probability as the model's answer.
 
     Args:
-        passage: in one line, as in the prompt. bytes_of: see `token_bytes`.
+        passage: in one line, as in the prompt. get_token_bytes: see `make_token_decoder`.
         continuation: of the prompt; see `text_forward.PromptContinuations`.
         first_logits: (vocabulary,) of the first token of the answer.
         line_end: the token that ends an answer.
@@ -342,11 +343,11 @@ def most_probable_span(
     places = {at: number for number, at in enumerate(accumulate(sizes, initial=0))}
     """Maps byte offsets to character offsets, at the beginnings of characters and at the end."""
     starts = tuple(at for at, number in places.items() if words.can_start_span(number))
-    live, logits, best = [_Hypothesis(0.0, b"", starts)], first_logits[None], None
+    live, logits, best = [_AnswerHypothesis(0.0, b"", starts)], first_logits[None], None
     for _ in range(MAX_TOKENS * (PATIENCE if words.spaceless else 1)):
-        grown: list[_Hypothesis] = []
+        grown: list[_AnswerHypothesis] = []
         for number, (old, line) in enumerate(zip(live, logits.log_softmax(-1), strict=True)):
-            longer = _extend_hypothesis(raw, old, line, bytes_of, number)
+            longer = _extend_hypothesis(raw, old, line, get_token_bytes, number)
             goes_on = longer[0].log_probability - old.log_probability if longer else -math.inf
             ends, text = float(line[line_end]), old.text.rstrip()
             total = old.log_probability + ends
@@ -368,14 +369,14 @@ def most_probable_span(
 
 
 def _extend_hypothesis(
-    passage: bytes, old: _Hypothesis, log_probabilities: Tensor, bytes_of: Callable[[int], bytes],
-    number: int,
-) -> list[_Hypothesis]:  # fmt: skip
-    """Extends hypothesis `number` by the `BEAMS` likeliest tokens that continue the passage."""
-    out: list[_Hypothesis] = []
+    passage: bytes, old: _AnswerHypothesis, log_probabilities: Tensor,
+    get_token_bytes: Callable[[int], bytes], hypothesis_number: int,
+) -> list[_AnswerHypothesis]:  # fmt: skip
+    """Extends the beginning of an answer by the likeliest tokens that continue the passage."""
+    out: list[_AnswerHypothesis] = []
     values, tokens = log_probabilities.topk(min(CANDIDATES, log_probabilities.shape[0]))
     for value, token in zip(values.tolist(), tokens.tolist(), strict=True):
-        piece, spaced = bytes_of(token), old.spaced
+        piece, spaced = get_token_bytes(token), old.spaced
         if not piece:
             continue
         if not old.text and not spaced and piece.startswith(b" "):
@@ -386,7 +387,7 @@ def _extend_hypothesis(
         starts = tuple([at for at in old.starts if passage.startswith(text, at)])
         if starts:
             total = old.log_probability + value
-            out.append(_Hypothesis(total, text, starts, spaced, number, token))
+            out.append(_AnswerHypothesis(total, text, starts, spaced, hypothesis_number, token))
         if len(out) == BEAMS:
             break
     return out
@@ -397,14 +398,14 @@ SPACE, BYTE_SPACE = "▁", "Ġ"
 """The letters for a space in the vocabularies of sentencepiece and byte-level BPE."""
 
 
-def token_bytes(tokenizer: Any) -> Callable[[int], bytes]:
-    """Returns a function from a token id to the token's bytes, which are empty for unknown ids."""
+def make_token_decoder(tokenizer: Any) -> Callable[[int], bytes]:
+    """Returns a function that maps a token id to bytes, which are empty for unknown ids."""
     example = tokenizer("a b", add_special_tokens=False)["input_ids"]
     names = "".join(tokenizer.convert_ids_to_tokens(example))
-    letters = byte_of_letter()
+    letters = make_byte_by_letter()
 
     @cache
-    def bytes_of(token: int) -> bytes:
+    def get_token_bytes(token: int) -> bytes:
         name = tokenizer.convert_ids_to_tokens(token)
         if name is None:
             return b""
@@ -416,10 +417,10 @@ def token_bytes(tokenizer: Any) -> Callable[[int], bytes]:
             return bytes([int(byte[1], 16)]) if byte else name.replace(SPACE, " ").encode()
         return str(tokenizer.decode([token])).encode()
 
-    return bytes_of
+    return get_token_bytes
 
 
-def byte_of_letter() -> dict[str, int]:
+def make_byte_by_letter() -> dict[str, int]:
     """Returns the byte that each letter of byte-level BPE stands for."""
     visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [byte for byte in range(256) if byte not in set(visible)]
@@ -503,7 +504,7 @@ class WordBoundaries:
         return not (_is_letter(after) or self._is_joining_mark(offset))
 
     def extend_span(self, start: int, end: int) -> tuple[int, int]:
-        """Extends a span by its sign, its unit, and its missing closing brackets."""
+        """Extends a span by a sign or unit beside the span, and by missing closing brackets."""
         start = self._signs.get(start, start)
         if self.text[end - 1].isdecimal() and (unit := UNIT.match(self.text, end)):
             end = unit.end()

@@ -12,7 +12,7 @@ from conftest import copy_registries
 import esa_cli.documents.readers  # noqa: F401 - registered before a test copies the registry
 from esa_cli.methods import registry
 from esa_cli.qa.presets import preset, resolved_preset
-from esa_cli.qa.presets.resolved_preset import resolve
+from esa_cli.qa.presets.resolved_preset import resolve_preset
 
 SHORT = [*TINY, "--max-new-tokens", "2", "--quiet"]
 
@@ -66,10 +66,10 @@ def test_a_method_is_a_preset_with_its_parts(base: str, length: int) -> None:
     given = given[:1] if base == "default" else given
     chosen = preset.load(base, given)
     for one in registry.list_recipes():
-        made = resolve(chosen, method=one.name, length=length)
+        made = resolve_preset(chosen, method=one.name, length=length)
         assert made.preset == resolved_preset.apply_method(one.name, chosen, length), one.name
-        assert resolve(made) is made
-        assert resolve(base, given, one.name, length) == made
+        assert resolve_preset(made) is made
+        assert resolve_preset(base, given, one.name, length) == made
 
 
 @pytest.mark.parametrize("name", [one.name for one in registry.list_recipes()])

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from command import TINY, Esa
 
-from esa_cli.qa.ingestion.library_texts import FileChanges, FileIndexing
+from esa_cli.qa.ingestion.library_texts import FileChanges, FileIndexer
 from esa_cli.storage.library import Library
 from esa_cli.system import files
 
@@ -89,7 +89,7 @@ def test_a_disk_that_goes_away_meanwhile_is_not_pruned(
 ) -> None:
     assert run("ingest", "town", *TINY).code == 0
     state(run)
-    update = FileIndexing.update
+    update = FileIndexer.update
 
     def updated(*given: Any) -> FileChanges:
         done = update(*given)
@@ -99,7 +99,7 @@ def test_a_disk_that_goes_away_meanwhile_is_not_pruned(
         return done
 
     with monkeypatch.context() as patch:
-        patch.setattr(FileIndexing, "update", updated)
+        patch.setattr(FileIndexer, "update", updated)
         done = state(run, "--prune", "--yes")
     assert (done["removed"], done["pruned"]) == ([], [])
     Path("town").rmdir()

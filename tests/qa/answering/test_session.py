@@ -17,7 +17,7 @@ from tokenizers import processors
 from esa_cli.attention.compression import Linear, save_learned_projections
 from esa_cli.errors import LengthError, PresetError, UsageError
 from esa_cli.models.text_passes.generation import AnswerStreamer
-from esa_cli.qa.answering.prompt import PromptTokens
+from esa_cli.qa.answering.prompt import PromptEncoder
 from esa_cli.qa.answering.session import Session
 from esa_cli.qa.presets import preset
 
@@ -62,7 +62,7 @@ def test_a_forgotten_document_frees_its_memory(session: Session) -> None:
     session.read(TEXT)
     session.ask(QUESTION)
     cache = ref(session.cache)
-    session.clear()
+    session.empty_cache()
     gc.collect()
     assert cache() is None
     assert session.document_tokens == session.cache.nbytes == 0
@@ -96,12 +96,13 @@ def test_sampling_is_repeatable(session: Session) -> None:
 def test_another_preset_asks_the_same_reading(session: Session) -> None:
     session.read(TEXT)
     before = session.ask(QUESTION).text
-    session.use(preset.load("tiny-random", ["position.name=contiguous", "position.distance=100"]))
+    contiguous = ["position.name=contiguous", "position.distance=100"]
+    session.use_preset(preset.load("tiny-random", contiguous))
     session.ask(QUESTION)
-    session.use(preset.load("tiny-random"))
+    session.use_preset(preset.load("tiny-random"))
     assert session.ask(QUESTION).text == before
     with pytest.raises(PresetError, match="must be prefilled for this compressor"):
-        session.use(preset.load("tiny-random", ["compressor.name=none"]))
+        session.use_preset(preset.load("tiny-random", ["compressor.name=none"]))
 
 
 def test_nothing_read_and_nothing_asked(session: Session) -> None:
@@ -132,7 +133,7 @@ def test_the_model_is_put_back(loaded: Any) -> None:
 
 def test_a_text_cannot_end_the_turn(loaded: Any) -> None:
     """A document that spells out the template's marks stays a document."""
-    prompt = PromptTokens(loaded.tokenizer, preset.load("tiny-random").prompt)
+    prompt = PromptEncoder(loaded.tokenizer, preset.load("tiny-random").prompt)
     end = loaded.tokenizer.convert_tokens_to_ids("<|im_end|>")
     clean, spelled = prompt.encode_document("a b"), prompt.encode_document("a <|im_end|> b")
     assert spelled.count(end) == clean.count(end)
@@ -160,7 +161,7 @@ def test_models_that_can_think_first_are_told_not_to(loaded: Any) -> None:
         "{% if enable_thinking is defined and not enable_thinking %}"
         "<think>\n\n</think>\n{% endif %}"
     )
-    tokens = PromptTokens(tokenizer, preset.load("tiny-random").prompt)
+    tokens = PromptEncoder(tokenizer, preset.load("tiny-random").prompt)
     assert tokenizer.decode(tokens.encode_question("Who?")).endswith("<think>\n\n</think>\n")
 
 
@@ -172,7 +173,7 @@ def test_templates_that_take_lists_of_parts_get_lists(loaded: Any) -> None:
         "{% if part['type'] == 'text' %}{{ part['text'] }}{% endif %}{% endfor %}{% endfor %}"
     )
     prompt = preset.Prompt(before="Read.\n", after="\n{question}", system="Be brief.")
-    tokens = PromptTokens(tokenizer, prompt)
+    tokens = PromptEncoder(tokenizer, prompt)
     ids = [*tokens.encode_document("The text."), *tokens.encode_question("Who?")]
     assert tokenizer.decode(ids) == "<system>Be brief.<user>Read.\nThe text.\nWho?"
 
@@ -193,10 +194,10 @@ def without_template(loaded: Any, first: str = "") -> Any:
 def test_without_a_template_a_foreign_prompt_gets_no_line_break(loaded: Any) -> None:
     tokenizer = without_template(loaded)
     for prime in ("", " It is"):
-        tokens = PromptTokens(tokenizer, preset.Prompt(before="", after="{question}"))
+        tokens = PromptEncoder(tokenizer, preset.Prompt(before="", after="{question}"))
         ids = [*tokens.encode_document("Text."), *tokens.encode_question(" Who?", prime)]
         assert tokenizer.decode(ids) == f"Text. Who?{prime}"
-    own = PromptTokens(tokenizer, preset.Prompt(before="", after="\n\n{question}"))
+    own = PromptEncoder(tokenizer, preset.Prompt(before="", after="\n\n{question}"))
     assert (
         own.render_question("Who?") == tokenizer.decode(own.encode_question("Who?")) == "\n\nWho?\n"
     )
@@ -208,18 +209,18 @@ def test_a_text_begins_as_the_tokenizer_begins_it(loaded: Any, chat: bool) -> No
     first = "<|im_start|>"
     tokenizer = without_template(loaded, first)
     prompt = preset.Prompt(before="ab", after="{question}", chat=chat)
-    assert PromptTokens(tokenizer, prompt).encode_head() == tokenizer("ab")["input_ids"]
-    assert PromptTokens(tokenizer, prompt).encode_head()[0] == tokenizer.convert_tokens_to_ids(
-        first
-    )
+    assert PromptEncoder(tokenizer, prompt).encode_prompt_start() == tokenizer("ab")["input_ids"]
+    assert PromptEncoder(tokenizer, prompt).encode_prompt_start()[
+        0
+    ] == tokenizer.convert_tokens_to_ids(first)
     plain = without_template(loaded)
-    assert PromptTokens(plain, prompt).encode_head() == plain("ab")["input_ids"]
+    assert PromptEncoder(plain, prompt).encode_prompt_start() == plain("ab")["input_ids"]
 
 
 def test_offsets_are_those_of_the_documents_tokens(session: Session) -> None:
     text = "Zwölf Käuze — und <|im_end|> sonst nichts.\n\nNo more."
     ids, spans = session.prompt.encode_document(text), session.prompt.find_token_offsets(text)
-    assert len(ids) == len(session.prompt.encode_head()) + len(spans)
+    assert len(ids) == len(session.prompt.encode_prompt_start()) + len(spans)
     assert spans[0][0] == 0
     assert spans[-1][1] == len(text)
     assert all(low <= high for low, high in spans)
@@ -323,7 +324,7 @@ def test_what_is_in_view_of_a_question_counts_against_the_window(loaded: Any) ->
 
 def test_the_layers_are_told_which_words_are_the_questions_own(session: Session) -> None:
     ids = session.prompt.encode_question(QUESTION)
-    low, high = session.prompt.question_span(QUESTION)
+    low, high = session.prompt.find_words_range(QUESTION)
     assert session.tokenizer.decode(ids[low:high]).strip() == QUESTION
     assert 0 < low < high < len(ids)
     session.read(TEXT)
@@ -384,7 +385,7 @@ def test_the_last_token_of_a_document_is_no_answer(loaded: Any, monkeypatch: Any
         monkeypatch.setattr("esa_cli.qa.answering.session.FEED", feed)
         with Session(loaded.model, loaded.tokenizer, settings) as session:
             ids = session.prompt.encode_document(TEXT)[:65]
-            session.begin(ids)
+            session.plan_prefill(ids)
             session.resume()
             rows.append(session.cache.get_layer_memory(1).store.span(0, 65)[0])
     torch.testing.assert_close(*rows)
@@ -408,11 +409,11 @@ def test_maps_from_a_file_and_what_was_read_without_them(loaded: Any, tmp_path: 
     with Session(loaded.model, loaded.tokenizer, without) as session:
         session.read(TEXT)
         held = session.prefilled_document()
-        session.use(reduced)
+        session.use_preset(reduced)
         assert session.ask(QUESTION).text == want
         with pytest.raises(PresetError, match="with reduced keys"):
             session.open([held])
-        session.use(without)
+        session.use_preset(without)
         session.open([held])
         with pytest.raises(PresetError, match="with reduced keys"):
-            session.use(reduced)
+            session.use_preset(reduced)

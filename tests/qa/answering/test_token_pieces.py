@@ -8,7 +8,7 @@ from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers import models as token_models
 from transformers import PreTrainedTokenizerFast
 
-from esa_cli.qa.answering.session import CachedText, token_pieces
+from esa_cli.qa.answering.session import CachedDocumentText, decode_token_pieces
 
 BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())
 
@@ -38,14 +38,14 @@ def test_pieces_are_the_text() -> None:
     tokenizer = by_bytes()
     for text in ("an a and a", "\u9cb8 and \u00e9\u00e9 \U0001f40b.", "a \ufffd \u9cb8", ""):
         ids = tokenizer(text)["input_ids"]
-        pieces = token_pieces(tokenizer, ids)
+        pieces = decode_token_pieces(tokenizer, ids)
         assert len(pieces) == len(ids)
         assert "".join(pieces) == text
 
 
 def test_pieces_are_decoded_once_and_again_for_more_tokens() -> None:
     tokenizer = word_tokenizer()
-    cached, ids = CachedText(tokenizer), [0, 1]
+    cached, ids = CachedDocumentText(tokenizer), [0, 1]
     first = cached.make_turn_text(ids, "Who?")
     assert first.pieces() is cached.make_turn_text(ids, "What?").pieces()
     assert (

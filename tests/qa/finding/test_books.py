@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from esa_cli.documents.document import Document
-from esa_cli.qa.finding.passage_finder import Book, drop_duplicate_texts, place_books
+from esa_cli.qa.finding.passage_finder import Book, add_token_ranges, drop_duplicate_texts
 
 
 def book(name: str, source: str, tokens: int = 3, text: str = "", entry: Any = None) -> Book:
@@ -25,15 +25,15 @@ def test_names_tell_the_books_apart() -> None:
         book("a.txt", "x/a.txt", 1), book("b.txt", "x/b.txt"), book("a.txt", "y/a.txt"),
         book("a.txt", "x/a.txt", 2, entry=Entry()),
     ]  # fmt: skip
-    names = [one.document.name for one in place_books(named)]
+    names = [one.document.name for one in add_token_ranges(named)]
     assert names == ["x/a.txt (1)", "b.txt", "y/a.txt", "x/a.txt (ab12)"]
-    assert place_books(named)[1].document is named[1].document, "it knows its lines"
+    assert add_token_ranges(named)[1].document is named[1].document, "it knows its lines"
 
 
 def test_tokens_follow_each_other_in_the_order_of_the_books() -> None:
     rng = random.Random(5)
     sizes = [rng.randrange(6) for _ in range(9)]
-    placed = place_books([book(f"{n}", f"{n}", size) for n, size in enumerate(sizes)])
+    placed = add_token_ranges([book(f"{n}", f"{n}", size) for n, size in enumerate(sizes)])
     for n, one in enumerate(placed):
         assert one.rows == range(sum(sizes[:n]), sum(sizes[: n + 1]))
         assert (one.tokens, one.read) == (sizes[n], False)

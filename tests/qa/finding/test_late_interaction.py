@@ -9,9 +9,9 @@ from torch import Tensor
 from esa_cli.qa.finding import finder as late_interaction
 from esa_cli.qa.finding.finder import (
     ReducedKeys,
+    compute_window_products,
     make_index_layout,
     pool_window_products,
-    window_products,
 )
 
 
@@ -19,7 +19,7 @@ def window_scores(
     queries: Tensor, weights: Tensor, keys: Tensor | ReducedKeys, first: Tensor, last: Tensor
 ) -> Tensor:
     """Scores (W,) of windows."""
-    return window_products(queries, keys, first, last) @ weights
+    return compute_window_products(queries, keys, first, last) @ weights
 
 
 def test_against_a_loop() -> None:
@@ -45,7 +45,7 @@ def test_against_a_loop() -> None:
 
 def test_one_window_of_the_whole_text() -> None:
     queries, keys = torch.randn(3, 4), torch.randn(9, 4)
-    found = window_products(queries, keys, torch.tensor([0]), torch.tensor([9]))
+    found = compute_window_products(queries, keys, torch.tensor([0]), torch.tensor([9]))
     torch.testing.assert_close(found, (queries @ keys.T).amax(1)[None], atol=1e-5, rtol=1e-5)
 
 
@@ -53,7 +53,7 @@ def test_one_window_of_the_whole_text() -> None:
 def test_products_around(windows: int) -> None:
     torch.manual_seed(3)
     first = torch.arange(0, 40, 4)
-    products = window_products(torch.randn(3, 4), torch.randn(44, 4), first, first + 8)
+    products = compute_window_products(torch.randn(3, 4), torch.randn(44, 4), first, first + 8)
     found = pool_window_products(products, windows)
     assert found.shape == products.shape
     for at, row in enumerate(found):
@@ -76,7 +76,7 @@ def test_tiles_change_nothing(monkeypatch: pytest.MonkeyPatch, tile: int) -> Non
     torch.manual_seed(2)
     tokens = 900
     queries = torch.nn.functional.normalize(torch.randn(9, 16), dim=1)
-    keys = ReducedKeys.of(
+    keys = ReducedKeys.encode(
         torch.nn.functional.normalize(torch.randn(tokens, 16), dim=1), make_index_layout(16)
     )
     weights = torch.rand(9).softmax(0)

@@ -22,9 +22,9 @@ from esa_cli.qa.finding.passage_finder import (
     PassageSearch,
     ReducedQueries,
     WindowScores,
+    add_token_ranges,
+    find_passages_with_words,
     find_token_bounds,
-    passages_with_words,
-    place_books,
 )
 from esa_cli.qa.finding.words import LexicalIndex
 
@@ -89,13 +89,13 @@ def test_no_passage_overlaps_a_better_one_by_half() -> None:
 
 @pytest.mark.parametrize("question", ["Who was it that had been there?", "?!...", "Zzz?"])
 def test_without_words_the_text_comes_in_its_order(question: str) -> None:
-    found = finder(BOTH).find(question, 3)
+    found = finder(BOTH).find_passages(question, 3)
     assert [one.score for one in found] == [0.0] * 3
     assert [one.start for one in found] == sorted(one.start for one in found)
     assert found[0].start == 0
-    assert places(finder(GATE).find(question, 3)) == [(0, 0, len(GATE) - 1)]
+    assert places(finder(GATE).find_passages(question, 3)) == [(0, 0, len(GATE) - 1)]
     for texts in ((), ("",), ("", "\n\n")):
-        assert finder(*texts).find(question, 3) == []
+        assert finder(*texts).find_passages(question, 3) == []
 
 
 def in_deviations(values: list[float]) -> list[float]:
@@ -114,7 +114,11 @@ def test_scores_are_those_of_plain_loops() -> None:
     keys = [torch.nn.functional.normalize(torch.randn(len(one), 5), dim=1) for one in spans]
     queries, weights = torch.nn.functional.normalize(torch.randn(3, 5), dim=1), torch.rand(3)
     made = finder(*texts, keys=[keys[0], None, keys[2]])
-    windows, documents, bm25 = made.index.windows, made.index.documents, made.index.scores
+    windows, documents, bm25 = (
+        made.index.windows,
+        made.index.documents,
+        made.index.compute_window_scores,
+    )
     question, earlier = "When does Ahab open the gate?", "Whose boat is at the pier?"
     both = bm25(question) + 0.5 * bm25(earlier)
     words, total = in_deviations(both.tolist()), in_deviations(both.tolist())
@@ -140,16 +144,15 @@ def test_scores_are_those_of_plain_loops() -> None:
         parts.append(in_deviations(late))
     for n, at in enumerate(read):
         wide = sum(max(FAR, scores[n]) for scores in parts[1:])
-        beside = 0.7 * made.bm25_share(both) * words[at]
+        beside = 0.7 * made.compute_bm25_share(both) * words[at]
         total[at] = LATE * (parts[0][n] + AROUND_WEIGHT * wide + beside)
     reduced = ReducedQueries(queries, weights, 0.7)
-    found = made.scores(question, earlier=earlier, reduced=reduced)
+    found = made.score_windows(question, earlier=earlier, reduced=reduced)
     assert found.total.tolist() == pytest.approx(total, abs=2e-3)
     assert found.words.tolist() == pytest.approx(words, abs=1e-4)
     assert any(one < FAR for scores in parts[1:] for one in scores), "some are far below"
-    assert finder(*texts).scores(question, earlier=earlier).total.tolist() == pytest.approx(
-        words, abs=1e-4
-    )
+    alone = finder(*texts).score_windows(question, earlier=earlier).total.tolist()
+    assert alone == pytest.approx(words, abs=1e-4)
 
 
 def test_token_bounds_are_the_tokens_with_a_character_in_the_window() -> None:
@@ -166,17 +169,17 @@ def test_token_bounds_are_the_tokens_with_a_character_in_the_window() -> None:
 
 def test_words_count_less_where_they_single_out_no_passage() -> None:
     made = finder(BOTH)
-    scores = made.index.scores
-    assert made.bm25_share(scores("When does Ahab open the gate?")) == 1
-    assert made.bm25_share(scores("Whose boat lies at the pier?")) == VAGUE
-    assert made.bm25_share(scores("xyzzy")) == VAGUE
-    assert made.bm25_share(torch.zeros(0)) == VAGUE
+    scores = made.index.compute_window_scores
+    assert made.compute_bm25_share(scores("When does Ahab open the gate?")) == 1
+    assert made.compute_bm25_share(scores("Whose boat lies at the pier?")) == VAGUE
+    assert made.compute_bm25_share(scores("xyzzy")) == VAGUE
+    assert made.compute_bm25_share(torch.zeros(0)) == VAGUE
     twice = finder(BOTH, GATE + FILLER)
-    assert twice.bm25_share(twice.index.scores("Captain Ahab's gate")) < 0.5
+    assert twice.compute_bm25_share(twice.index.compute_window_scores("Captain Ahab's gate")) < 0.5
     alike = finder(*(f"The pier {word}. " for word in ("one two", "three", "four five six")))
-    assert alike.bm25_share(torch.tensor([0.2830, 0.2834, 0.2843])) == VAGUE
+    assert alike.compute_bm25_share(torch.tensor([0.2830, 0.2834, 0.2843])) == VAGUE
     one = finder(GATE)
-    assert one.bm25_share(one.index.scores("Captain Ahab's gate")) == VAGUE
+    assert one.compute_bm25_share(one.index.compute_window_scores("Captain Ahab's gate")) == VAGUE
 
 
 def test_one_passage_in_eight_is_the_best_by_words() -> None:
@@ -188,19 +191,19 @@ def test_one_passage_in_eight_is_the_best_by_words() -> None:
         [-1.0, 0, 0]
     )
     reduced = ReducedQueries(torch.eye(3)[:1], torch.tensor([1.0]))
-    found = finder(text, keys=[keys]).find("Captain Ahab's gate?", 8, reduced=reduced)
+    found = finder(text, keys=[keys]).find_passages("Captain Ahab's gate?", 8, reduced=reduced)
     assert len(found) == 8
     assert all(GATE.strip() not in one.text for one in found[:7])
     assert GATE.strip() in found[7].text
 
 
 def test_the_passage_with_the_words_comes_first_in_whichever_document() -> None:
-    found = finder(BOTH).find("When does Ahab open the gate?", 5)
+    found = finder(BOTH).find_passages("When does Ahab open the gate?", 5)
     assert GATE.strip() in found[0].text
     assert [one.score for one in found] == sorted([one.score for one in found], reverse=True)
     texts = [FILLER, "", GATE, FILLER + "Starbuck sleeps."]
-    assert finder(*texts).find("Ahab's gate?", 1)[0].document == "2"
-    assert finder(*texts).find("Who is Starbuck?", 1)[0].document == "3"
+    assert finder(*texts).find_passages("Ahab's gate?", 1)[0].document == "2"
+    assert finder(*texts).find_passages("Who is Starbuck?", 1)[0].document == "3"
 
 
 def test_every_place_has_as_many_words_as_any() -> None:
@@ -209,11 +212,11 @@ def test_every_place_has_as_many_words_as_any() -> None:
     text = "\n\n".join(f"{line}\n\n{FILLER}" for line in lines)
     document = Document("a.txt", text, "a.txt", "utf-8", len(text))
     book = Book(document, None, spans_of(text))
-    result = passages_with_words("Ahab gate", place_books([book]))
+    result = find_passages_with_words("Ahab gate", add_token_ranges([book]))
     want = [line for line in lines if "Ahab" in line and "gate" in line]
     assert (result.most, result.words, len(result.passages)) == (2, 2, len(want))
     assert all(any(line in passage.text for passage in result.passages) for line in want)
-    assert passages_with_words("submarine", place_books([book])).passages == []
+    assert find_passages_with_words("submarine", add_token_ranges([book])).passages == []
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -236,7 +239,7 @@ def test_the_weight_of_words_is_that_of_the_rule(seed: int) -> None:
             continue
         share = (float(changed[best]) / max(apart) - 1.2) / (1.4 - 1.2)
         want = 0.15 + 0.85 * min(1.0, max(0.0, share))
-        assert made.bm25_share(changed) == pytest.approx(want, abs=1e-5)
+        assert made.compute_bm25_share(changed) == pytest.approx(want, abs=1e-5)
 
 
 def test_what_fits_a_question_without_its_words() -> None:
@@ -250,14 +253,14 @@ def test_what_fits_a_question_without_its_words() -> None:
     assert late.shape == (1 + len(AROUND), len(made.index))
     is_read = torch.tensor(made.index.documents) == 0
     assert torch.equal(~late[0].isnan(), is_read)
-    unknown = made.scores("zeppelin", reduced=reduced)
+    unknown = made.score_windows("zeppelin", reduced=reduced)
     assert unknown.fitting.tolist() == [bool(one >= FITS) for one in late[0]]
     assert 0 < int(unknown.fitting.sum()) < int(is_read.sum())
-    known = made.scores("Ahab", reduced=reduced)
-    having = made.index.scores("Ahab") > 0
+    known = made.score_windows("Ahab", reduced=reduced)
+    having = made.index.compute_window_scores("Ahab") > 0
     assert torch.equal(known.fitting, having | is_read)
-    assert (known.read, unknown.read, made.scores("Ahab").read) == (True, True, False)
-    assert torch.equal(made.scores("Ahab").fitting, having)
+    assert (known.read, unknown.read, made.score_windows("Ahab").read) == (True, True, False)
+    assert torch.equal(made.score_windows("Ahab").fitting, having)
 
 
 @pytest.mark.parametrize("count", [1, 7, 8, 15, 16, 40])
@@ -281,11 +284,11 @@ def test_so_many_passages_are_of_words_alone(count: int) -> None:
 def test_the_index_of_the_last_books_is_kept() -> None:
     books = [Book(Document("a", BOTH, "a", "utf-8", 1), None, spans_of(BOTH)) for _ in range(2)]
     search = PassageSearch()
-    first = search.finder(books[:1])
-    assert search.finder(books[1:]) is first, "an equal document"
-    assert search.finder(books) is not first
+    first = search.get_passage_finder(books[:1])
+    assert search.get_passage_finder(books[1:]) is first, "an equal document"
+    assert search.get_passage_finder(books) is not first
     keys: Any = torch.zeros(len(books[0].spans), 2)
     indexed = [Book(books[0].document, None, books[0].spans, index=keys)]
-    last = search.finder(indexed)
-    assert search.finder(indexed) is last
-    assert search.finder(books[:1]) is not last, "its keys are others"
+    last = search.get_passage_finder(indexed)
+    assert search.get_passage_finder(indexed) is last
+    assert search.get_passage_finder(books[:1]) is not last, "its keys are others"

@@ -68,7 +68,7 @@ def test_a_document_is_the_same_in_every_division(
     assert all("layers.1." in name for name in encoder.adapter.matrices), "from the first on"
     torch.testing.assert_close(parts, whole, atol=1e-5, rtol=1e-5)
     with torch.no_grad():
-        one = encoder.encode_tokens([ids[5:16]])[0, 3:]
+        one = encoder.encode_token_sequences([ids[5:16]])[0, 3:]
     torch.testing.assert_close(whole[8:16], one, atol=1e-5, rtol=1e-5)
 
 
@@ -91,7 +91,7 @@ def test_gradients_reach_maps_and_adapter(encoder: TokenEncoder) -> None:
     for one in (*adapter_matrices(encoder.adapter), *encoder.maps.values()):
         one.requires_grad_(True)
     queries, weights = encoder.encode_questions(["who is it"])
-    keys = encoder.encode_tokens([list(range(1, 20))])
+    keys = encoder.encode_token_sequences([list(range(1, 20))])
     (weights[0] * (queries[0] @ keys[0].T).amax(1)).sum().backward()
     trained = [one for name, one in encoder.maps.items() if name != "scale"]
     trained += [matrix for pair in encoder.adapter.matrices.values() for matrix in pair]
@@ -130,7 +130,7 @@ def test_encoded_keys_are_projected_states_of_unit_length(encoder: TokenEncoder)
     """Against one forward pass of the model's own layers for each sequence."""
     sequences = [[5, 9, 2], [7, 7, 1, 30, 4], [8]]
     with torch.no_grad():
-        found = encoder.encode_tokens(sequences)
+        found = encoder.encode_token_sequences(sequences)
         for row, ids in zip(found, sequences, strict=True):
             with encoder.adapter.apply():
                 out = encoder.model(torch.tensor([ids]), output_hidden_states=True)

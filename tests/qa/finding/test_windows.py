@@ -6,13 +6,13 @@ import random
 
 import pytest
 
-from esa_cli.qa.finding.words import cut_sentence_windows, sentence_spans
+from esa_cli.qa.finding.words import cut_sentence_windows, find_sentence_spans
 
 PROSE = "The gate opens at nine. “Who is there?” he asked.\n\n  It was Mr. Hall. Nobody\nspoke.\n"
 
 
 def sentences(text: str) -> list[str]:
-    return [text[start:end] for start, end in sentence_spans(text)]
+    return [text[start:end] for start, end in find_sentence_spans(text)]
 
 
 def test_sentences_of_all_paragraphs_without_white_space_around_them() -> None:

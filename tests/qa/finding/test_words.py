@@ -13,7 +13,7 @@ import torch
 from safetensors.numpy import load, save
 
 from esa_cli.documents.document import Document
-from esa_cli.qa.finding.passage_finder import Book, PassageFinder, passages_with_words
+from esa_cli.qa.finding.passage_finder import Book, PassageFinder, find_passages_with_words
 from esa_cli.qa.finding.words import (
     AROUND,
     WINDOW_WORDS,
@@ -22,11 +22,11 @@ from esa_cli.qa.finding.words import (
     TextWindow,
     capitals_mean_names,
     cut_sentence_windows,
+    find_sentence_spans,
     find_shared_words,
+    find_unmentioned_share,
     make_lowercase_test,
     make_sentence_words,
-    sentence_spans,
-    unmentioned_share,
 )
 from esa_cli.system.text import count_words_of_text, find_content_words
 
@@ -61,7 +61,7 @@ def bm25(texts: Sequence[str], question: str) -> list[float]:
 
 
 def windows_of(text: str, words: int) -> list[TextWindow]:
-    spans = sentence_spans(text)
+    spans = find_sentence_spans(text)
     return cut_sentence_windows(spans, [count_words_of_text(text[a:b]) for a, b in spans], words)
 
 
@@ -94,7 +94,7 @@ def test_scores_are_bm25_of_the_window_and_of_those_around_it(
 ) -> None:
     index = LexicalIndex(texts)
     want = torch.tensor(expected(texts, question))
-    torch.testing.assert_close(index.scores(question), want, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(index.compute_window_scores(question), want, atol=1e-4, rtol=1e-4)
     assert len(index) == len(want) == len(index.documents) == len(index.windows)
     assert index.documents == sorted(index.documents)
 
@@ -109,10 +109,10 @@ def test_a_question_is_compared_as_each_document_is_stemmed() -> None:
     for question, document in (
         ("Which house was sold?", 0), ("das Haus des Kapitäns", 1), ("amiral et cheval", 2),
     ):  # fmt: skip
-        assert index.documents[int(index.scores(question).argmax())] == document
+        assert index.documents[int(index.compute_window_scores(question).argmax())] == document
         assert all(index.has_word(word) for word in question.split()[-1:])
     for text, question in zip(texts, ("houses", "Haus", "cheval"), strict=True):
-        alone = LexicalIndex([text]).scores(question)
+        alone = LexicalIndex([text]).compute_window_scores(question)
         assert (alone > 0).all(), "as with others, so alone"
     assert not index.has_word("Starbuck")
 
@@ -134,8 +134,8 @@ def of_each_sentence(words: SentenceWords) -> list[list[str]]:
 @pytest.mark.parametrize("text", TEXTS)
 def test_the_words_of_each_sentence_are_stored_and_read(text: str) -> None:
     spans, stored = (
-        sentence_spans(text),
-        SentenceWords.of_bytes(make_sentence_words(text).as_bytes()),
+        find_sentence_spans(text),
+        SentenceWords.parse_table(make_sentence_words(text).serialise_table()),
     )
     assert stored is not None
     assert list(map(tuple, stored.spans.tolist())) == spans
@@ -145,12 +145,12 @@ def test_the_words_of_each_sentence_are_stored_and_read(text: str) -> None:
 
 
 def test_another_version_or_form_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    data = make_sentence_words(TEXTS[3]).as_bytes()
-    assert SentenceWords.of_bytes(b"") is SentenceWords.of_bytes(b"x" * 99) is None
+    data = make_sentence_words(TEXTS[3]).serialise_table()
+    assert SentenceWords.parse_table(b"") is SentenceWords.parse_table(b"x" * 99) is None
     less = {name: one for name, one in load(data).items() if name != "ends"}
-    assert SentenceWords.of_bytes(save(less)) is None
+    assert SentenceWords.parse_table(save(less)) is None
     monkeypatch.setattr("esa_cli.qa.finding.words._compute_table_version", lambda: "another")
-    assert SentenceWords.of_bytes(data) is None
+    assert SentenceWords.parse_table(data) is None
 
 
 @pytest.mark.parametrize(
@@ -191,8 +191,8 @@ SMALL = {"isle", "man", "director", "old"}
     ],
 )
 def test_names_that_never_occur(question: str, share: float) -> None:
-    assert unmentioned_share(question, LexicalIndex([TEXT]).has_word, small_word) == share
-    assert PassageFinder([book(TEXT)]).unmentioned_name_share(question, small_word) == share
+    assert find_unmentioned_share(question, LexicalIndex([TEXT]).has_word, small_word) == share
+    assert PassageFinder([book(TEXT)]).find_unmentioned_share(question, small_word) == share
 
 
 def book(text: str) -> Book:
@@ -211,7 +211,7 @@ def test_where_nouns_are_capitalised_nothing_is_a_name() -> None:
     assert capitals_mean_names([TEXT])
     assert not capitals_mean_names([german])
     assert (
-        PassageFinder([book(german)]).unmentioned_name_share("Wo stand der Kapitän?", small_word)
+        PassageFinder([book(german)]).find_unmentioned_share("Wo stand der Kapitän?", small_word)
         == 0
     )
 
@@ -251,7 +251,7 @@ def test_the_best_passages_by_words_have_the_most_of_them() -> None:
     ]
     books = [book(text) for text in texts]
     for query in ("mill tower", "harbour mill orchard chapel", "bridge", "mill mill", "zeppelin"):
-        found = passages_with_words(query, books)
+        found = find_passages_with_words(query, books)
         wanted = set(find_content_words(query))
         counts = [
             (len(wanted & set(find_content_words(text[one.start : one.end]))), number, one)

@@ -99,7 +99,7 @@ def index_of(book: Book) -> torch.Tensor:
 
 def rounded(keys: torch.Tensor) -> torch.Tensor:
     """Reduced keys (n, R) as they would be read from the library."""
-    return ReducedKeys.of(keys, make_index_layout(keys.shape[1])).decode_keys(0, keys.shape[0])
+    return ReducedKeys.encode(keys, make_index_layout(keys.shape[1])).decode_keys(0, keys.shape[0])
 
 
 def test_an_index_is_stored_found_and_opened_as_it_is_computed(
@@ -129,7 +129,7 @@ def test_an_index_is_stored_found_and_opened_as_it_is_computed(
             assert found.document == note()
             assert torch.equal(index_of(found), index_of(made))
             assert torch.equal(found.spans, made.spans)
-            [placed] = two.placed([found])
+            [placed] = two.add_token_ranges([found])
             assert placed.index is found.index
     assert library.verify(made.entry) == []
 
@@ -219,7 +219,7 @@ def test_the_words_are_stored_beside_the_index(
     with monkeypatch.context() as patch:
         patch.setattr(index_ingest, "make_sentence_words", None)  # the stored words are used
         opened()
-    foreign = pack_small_file("words", b"0" * 40 + b"\n" + made.words.as_bytes())[0]
+    foreign = pack_small_file("words", b"0" * 40 + b"\n" + made.words.serialise_table())[0]
     for damaged in (b"", stored[:-1] + bytes([stored[-1] ^ 1]), foreign, None):
         path.unlink()
         if damaged is not None:

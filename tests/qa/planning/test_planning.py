@@ -20,7 +20,7 @@ from esa_cli.qa.finding.finder import FinderSizes
 from esa_cli.qa.planning import model_shape, plan
 from esa_cli.qa.planning.plan import CachePlacement
 from esa_cli.qa.presets import preset
-from esa_cli.qa.presets.resolved_preset import check_model, resolve
+from esa_cli.qa.presets.resolved_preset import check_preset_fits_model, resolve_preset
 from esa_cli.storage.memory_store import RESERVE
 from esa_cli.system import machine
 
@@ -54,8 +54,9 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def make_plan(
     tokens: int = 1000, *overrides: str, dtype: torch.dtype = torch.float32, **options: Any
 ) -> plan.Plan:
-    chosen = resolve("tiny-random", overrides)
-    return plan.Planner(chosen, Path("tiny"), dtype=dtype, device="cpu", **options).plan(tokens)
+    chosen = resolve_preset("tiny-random", overrides)
+    planner = plan.ModelPlanner(chosen, Path("tiny"), dtype=dtype, device="cpu", **options)
+    return planner.plan_ingest(tokens)
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma3n_text", "qwen3_moe"])
@@ -73,14 +74,14 @@ def test_weights_are_counted_alike_before_and_after_they_are_fetched(
     )
     assert whole.nbytes == unmade.nbytes == sum(own.values())
     assert whole.body == unmade.body < whole.nbytes // 4
-    assert whole.bytes_at_size(2) == whole.nbytes // 2
+    assert whole.count_bytes(2) == whole.nbytes // 2
 
 
 def test_the_papers_ratios() -> None:
     """By hand: d' = 128 of d_H = 32 heads of 128 and d_G = 8 of them, in each of 32 layers."""
     llama = {"hidden_size": 4096, "num_attention_heads": 32, "head_dim": 128}
     folder = folder_of({**TINY, **llama, "num_key_value_heads": 8}, Path("llama"))
-    planner = plan.Planner(resolve("paper"), folder, dtype=torch.bfloat16, device="cpu")
+    planner = plan.ModelPlanner(resolve_preset("paper"), folder, dtype=torch.bfloat16, device="cpu")
     assert planner.costs.paper_ratios == (257 / (4 * 4096 + 3 * 32), 128 / (2 * 1024))
     assert [round(100 * one, 2) for one in planner.costs.paper_ratios] == [1.56, 6.25]
 
@@ -109,7 +110,7 @@ def test_an_index_takes_its_keys_alone_and_the_layers_that_run() -> None:
 def test_what_does_not_hold_for_the_model_is_named(sizes: dict[str, Any], words: str) -> None:
     config = {"num_hidden_layers": 30, "num_attention_heads": 9, **sizes}
     with pytest.raises(PresetError, match=words) as caught:
-        check_model(preset.load(), config, "the model")
+        check_preset_fits_model(preset.load(), config, "the model")
     assert caught.value.hint
 
 
@@ -117,10 +118,10 @@ def test_what_does_not_fit_is_refused_with_what_would(monkeypatch: pytest.Monkey
     monkeypatch.setenv("ESA_MEMORY_LIMIT", "450MiB")
     most = make_plan().most_tokens
     fine, tight, half = make_plan(most), make_plan(most + 1), make_plan(dtype=torch.bfloat16)
-    fine.check()
+    fine.check_fits_memory()
     assert (fine.fits, fine.remedies, tight.fits) == (True, (), False)
     with pytest.raises(ResourceError) as caught:
-        tight.check()
+        tight.check_fits_memory()
     assert "450 MiB" in caught.value.message
     assert "--dtype bfloat16" in caught.value.hint
     assert f"{most:,} tokens fit" in caught.value.hint
@@ -133,11 +134,11 @@ def test_a_small_models_index_is_planned_by_its_weights(monkeypatch: pytest.Monk
     need = plan.LIBRARIES + 2_500_000 + 1000 * (136 + plan.TOKEN_BYTES)
     key = plan.make_ingest_speed_key("random:llama", "float32", "cpu", plan.INDEX)
     planner = plan.IndexPlanner(1_000_000, 136, need, key)
-    planner.check(1000)
+    planner.check_memory(1000)
     with pytest.raises(ResourceError, match=r"1,001 tokens need .* ESA_MEMORY_LIMIT") as caught:
-        planner.check(1001)
+        planner.check_memory(1001)
     assert "1,000 tokens fit; or use a smaller model" in caught.value.hint
-    planner.remember(3000, 2.0)
+    planner.remember_speed(3000, 2.0)
     assert planner.estimate_seconds(6000) == pytest.approx(4.0)
     whole = make_plan(6000, index=FinderSizes(1, 128))
     assert (whole.rate_from, whole.seconds) == ("measured", pytest.approx(4.0)), "of any planner"
@@ -150,7 +151,7 @@ TOKENS = 100_000
 
 def costs_of(loaded: Any) -> plan.KvCacheCosts:
     shape = model_shape.read_model_shape(loaded.model.config.to_dict())
-    return plan.KvCacheCosts(shape, on_gpu=True, method=resolve("tiny-random").method)
+    return plan.KvCacheCosts(shape, on_gpu=True, method=resolve_preset("tiny-random").method)
 
 
 def test_layers_are_counted_as_the_model_counts_them(
@@ -160,16 +161,16 @@ def test_layers_are_counted_as_the_model_counts_them(
     kept = [i for i, one in enumerate(list_attention_modules(model)) if one is not None]
     assert kept != [*range(len(kept))], "some keep a state"
     monkeypatch.setattr(plan, "has_own_memory", lambda device: True)
-    method = resolve(preset.load("tiny-random")).method
+    method = resolve_preset(preset.load("tiny-random")).method
     with attach(model, method) as attached:
-        cache = attached.new_cache(CachePlacement(model, method, "host").goes_to_host(10))
+        cache = attached.new_cache(CachePlacement(model, method, "host").puts_cache_on_host(10))
         model(torch.arange(1, 40)[None], past_key_values=cache)
         assert [one.layer for one in cache.memories] == kept
         assert not any(one.store.resident for one in cache.memories)
         for room, hosted in ((0, True), (1 << 40, False)):
             monkeypatch.setattr(plan, "measure_free_cache_bytes", lambda device, room=room: room)
             auto = CachePlacement(model, method, "auto")
-            cache = attached.new_cache(auto.goes_to_host(100_000))
+            cache = attached.new_cache(auto.puts_cache_on_host(100_000))
             model(torch.arange(1, 40)[None], past_key_values=cache)
             assert [one.store.resident for one in cache.memories] == [not hosted] * len(kept)
 
@@ -184,7 +185,7 @@ def test_a_session_with_its_cache_on_the_host(loaded: Any, monkeypatch: pytest.M
         assert not any(layer.memory.store.resident for layer in session.cache.kv_layers)  # type: ignore[union-attr]
         assert session.ask(QUESTION).text == want.text
         document = session.prefilled_document()
-        session.clear()
+        session.empty_cache()
         for _ in range(2):
             session.open([document])
             assert session.ask(QUESTION).text == want.text
@@ -199,7 +200,7 @@ def test_what_is_counted_is_what_a_gpu_allocates(
     """Asked where it was read, or as a book, which is opened with a tail of its own."""
     monkeypatch.setattr("esa_cli.storage.memory_store.has_own_memory", lambda device: True)
     with Session(loaded.model, loaded.tokenizer, preset.load("tiny-random")) as session:
-        session.begin(session.prompt.encode_document(TEXT), reserve=0 if opened else RESERVE)
+        session.plan_prefill(session.prompt.encode_document(TEXT), reserve=0 if opened else RESERVE)
         session.resume()
         if opened:
             session.open([session.prefilled_document()])
@@ -208,7 +209,7 @@ def test_what_is_counted_is_what_a_gpu_allocates(
         allocated = session.cache.nbytes
         if opened:  # no reduced keys of so few tokens are needed
             allocated += RESERVE * made.reduced_width * 4
-    assert made.key_value_bytes(tokens, 4)[0] + made.reduced_key_bytes(tokens, 4) == allocated
+    assert made.count_kv_bytes(tokens, 4)[0] + made.count_reduced_key_bytes(tokens, 4) == allocated
 
 
 @pytest.fixture
@@ -220,11 +221,11 @@ def ample(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def planned(cache: str, memory: int, tokens: int = TOKENS, device: str = "cuda") -> plan.Plan:
-    made = plan.Planner(
-        resolve("tiny-random"), Path("tiny"), dtype=torch.bfloat16, device=device,
+    made = plan.ModelPlanner(
+        resolve_preset("tiny-random"), Path("tiny"), dtype=torch.bfloat16, device=device,
         memory=memory, cache=cache,
     )  # fmt: skip
-    return made.plan(tokens)
+    return made.plan_ingest(tokens)
 
 
 def needed_with(share: float) -> int:
@@ -250,13 +251,13 @@ def test_a_plan_counts_what_is_in_host_memory() -> None:
 def test_errors_name_the_places_where_it_would_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     memory = needed_with(0.5)
     with pytest.raises(ResourceError, match="cuda has") as caught:
-        planned("device", memory).check()
+        planned("device", memory).check_fits_memory()
     assert "use --cache host, which fits; or use --cache disk" in caught.value.hint
-    planned("auto", memory).check()
-    planned("host", memory).check()
+    planned("auto", memory).check_fits_memory()
+    planned("host", memory).check_fits_memory()
     monkeypatch.setattr(machine, "available_memory", lambda device="cpu": 1 << 20)
     with pytest.raises(ResourceError, match=r"the host has 1\.0 MiB"):
-        planned("auto", memory).check()
+        planned("auto", memory).check_fits_memory()
 
 
 @pytest.mark.parametrize("cache", ["auto", "device", "host"])

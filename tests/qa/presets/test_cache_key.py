@@ -13,8 +13,8 @@ from conftest import build_model
 
 from esa_cli.qa.planning.kv_cache_storage import find_storage_hindrance
 from esa_cli.qa.presets import preset
-from esa_cli.qa.presets.cache_key import SAMPLES, cache_key, model_facts
-from esa_cli.qa.presets.resolved_preset import resolve
+from esa_cli.qa.presets.cache_key import SAMPLES, find_model_facts, make_cache_key
+from esa_cli.qa.presets.resolved_preset import resolve_preset
 from esa_cli.storage.library import Layout
 
 LAYOUT = Layout(2, 2, 8, "float32")
@@ -22,8 +22,8 @@ LAYOUT = Layout(2, 2, 8, "float32")
 
 def of(model: Any, loaded: Any, *overrides: str, head: tuple[int, ...] = (1,)) -> str:
     chosen = preset.load("tiny-random", overrides)
-    facts = model_facts(model, loaded.tokenizer)
-    return cache_key(facts, head, chosen, resolve(chosen).method, LAYOUT)
+    facts = find_model_facts(model, loaded.tokenizer)
+    return make_cache_key(facts, head, chosen, resolve_preset(chosen).method, LAYOUT)
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_stored_documents_are_found_again(name: str, digest: str) -> None:
     """The keys of built-in presets, whatever modules their parts are in. If one has to change,
     every stored document is prefilled again: raise FORMAT and say so."""
     chosen = preset.load(name)
-    key = cache_key({}, [1], chosen, resolve(chosen).method, LAYOUT)
+    key = make_cache_key({}, [1], chosen, resolve_preset(chosen).method, LAYOUT)
     assert hashlib.sha256(key.encode()).hexdigest()[:16] == digest
 
 
@@ -98,7 +98,7 @@ def test_states_are_of_one_version_of_transformers(monkeypatch: pytest.MonkeyPat
             "esa_cli.qa.presets.cache_key.version", lambda name, found=number: found
         )
         keys[number] = [
-            cache_key({}, [1], chosen, resolve(chosen).method, one)
+            make_cache_key({}, [1], chosen, resolve_preset(chosen).method, one)
             for one in (LAYOUT, replace(LAYOUT, states=1))
         ]
     assert keys["5.23.0"] == keys["5.23.4"]
@@ -119,7 +119,7 @@ def test_states_are_of_one_version_of_transformers(monkeypatch: pytest.MonkeyPat
 def test_what_can_be_stored(settings: list[str], stored: bool) -> None:
     """Not what a selector gathers while it reads; and keys fitted on more than a segment would be
     fitted on the first segment alone in the library, in memory on all."""
-    assert (find_storage_hindrance(resolve("tiny-random", settings).method) == "") == stored
+    assert (find_storage_hindrance(resolve_preset("tiny-random", settings).method) == "") == stored
 
 
 def test_of_plain_weights_parameters_count_alone(loaded: Any) -> None:
@@ -129,7 +129,7 @@ def test_of_plain_weights_parameters_count_alone(loaded: Any) -> None:
         flat = weight.flatten()
         digest.update(f"{name} {tuple(weight.shape)}".encode())
         digest.update(flat[:: max(1, len(flat) // SAMPLES)][:SAMPLES].numpy().tobytes())
-    assert model_facts(model, loaded.tokenizer)["weights"] == digest.hexdigest()
+    assert find_model_facts(model, loaded.tokenizer)["weights"] == digest.hexdigest()
 
 
 class Codes(torch.nn.Module):

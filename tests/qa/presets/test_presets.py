@@ -10,16 +10,16 @@ from esa_cli.errors import PresetError
 from esa_cli.models import parse_reference
 from esa_cli.models.text_passes.text_forward import CONFIG
 from esa_cli.qa.presets import preset, preset_files, resolved_preset
-from esa_cli.qa.presets.preset import AnswerSettings, adapter_folder
-from esa_cli.qa.presets.resolved_preset import resolve
+from esa_cli.qa.presets.preset import AnswerSettings, find_adapter_folder
+from esa_cli.qa.presets.resolved_preset import resolve_preset
 
-SHIPPED = sorted(path.stem for path in preset_files.shipped_preset_folder().glob("*.yaml"))
+SHIPPED = sorted(path.stem for path in preset_files.find_shipped_preset_folder().glob("*.yaml"))
 
 
 @pytest.fixture(autouse=True)
 def no_user_presets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "user"
-    monkeypatch.setattr(preset_files, "user_preset_folder", lambda: folder)
+    monkeypatch.setattr(preset_files, "get_user_preset_folder", lambda: folder)
     return folder
 
 
@@ -32,7 +32,7 @@ def write(path: Path, text: str) -> str:
 @pytest.mark.parametrize("name", SHIPPED)
 def test_shipped_presets_load_and_build(name: str) -> None:
     chosen = preset.load(name)
-    resolve(chosen)
+    resolve_preset(chosen)
     parse_reference(chosen.model)
     assert chosen.description
     assert preset_files.find_preset_file(name).read_text().startswith("# ")
@@ -64,7 +64,7 @@ def test_ones_own_preset_may_extend_a_shipped_one_that_extends_its_name(
     no_user_presets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shipped = tmp_path / "shipped"
-    monkeypatch.setattr(preset_files, "shipped_preset_folder", lambda: shipped)
+    monkeypatch.setattr(preset_files, "find_shipped_preset_folder", lambda: shipped)
     write(shipped / "base.yaml", "model: m\ncontext: 9000\nkernel: reference")
     write(shipped / "large.yaml", "extends: base\ndescription: large")
     write(no_user_presets / "base.yaml", "extends: large\nreading: local")
@@ -97,7 +97,7 @@ def test_heads_of_one_model_do_not_vote_in_another(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_settings_that_do_not_hold_are_refused(override: str, hint: str) -> None:
     with pytest.raises(PresetError) as caught:
-        resolve("tiny-random", [override])
+        resolve_preset("tiny-random", [override])
     assert hint in caught.value.hint
     assert len(caught.value.message + caught.value.hint) < 300
 
@@ -160,7 +160,7 @@ def test_a_method_answers_from_rows() -> None:
 @pytest.fixture
 def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of shipped adapters; the working directory is an empty one."""
-    monkeypatch.setattr(preset, "shipped_preset_folder", lambda: tmp_path / "presets")
+    monkeypatch.setattr(preset, "find_shipped_preset_folder", lambda: tmp_path / "presets")
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     return tmp_path / "presets" / "adapters"
@@ -174,14 +174,14 @@ def made(folder: Path) -> Path:
 
 def test_a_name_is_a_shipped_one(shipped: Path) -> None:
     folder = made(shipped / "small")
-    assert adapter_folder("small") == folder
+    assert find_adapter_folder("small") == folder
     made(Path("small"))
-    assert adapter_folder("small") == folder
-    assert adapter_folder("./small") == Path("small")
+    assert find_adapter_folder("small") == folder
+    assert find_adapter_folder("./small") == Path("small")
 
 
 @pytest.mark.parametrize("name", ["", ".", "none", "/none", "../presets/adapters/empty", "~nobody"])
 def test_a_missing_one_is_refused(shipped: Path, name: str) -> None:
     (shipped / "empty").mkdir(parents=True)
     with pytest.raises(PresetError, match=r"answer\.adapter|~nobody"):
-        adapter_folder(name)
+        find_adapter_folder(name)

@@ -87,7 +87,7 @@ def log_probability(model: Any, before: list[int], after: list[int]) -> float:
 def test_log_odds_are_of_any_answer_against_none(byte_model: Any, byte_level: Any) -> None:
     made = reader(byte_model, byte_level)
     with made.activate_adapter():
-        found = made.read(QUESTION, PASSAGES).log_odds
+        found = made.read_passages(QUESTION, PASSAGES).log_odds
     assert len(found) == len(PASSAGES)
     for odds, passage in zip(found, PASSAGES, strict=True):
         ids, words = made.prompt.encode_prompt(QUESTION, passage), made.prompt.unanswered_ids
@@ -105,7 +105,7 @@ def test_the_span_is_the_most_probable_one_at_its_place_in_the_passage(
     monkeypatch.setattr(span, "BEAMS", 10_000)
     monkeypatch.setattr(span, "CANDIDATES", 10_000)
     made = reader(byte_model, byte_level)
-    reading = made.read(QUESTION, PASSAGES)
+    reading = made.read_passages(QUESTION, PASSAGES)
     ends = {0: ["Ahab", "Ahab was", "Ahab was one", "Ahab was one.", "was", "was one", "was one.",
                 "one", "one."],
             1: ["Ahab", "Ahab,", "Ahab,”", "Ahab,” he", "Ahab,” he said", "Ahab,” he said.", "he",
@@ -133,22 +133,22 @@ def test_offsets_are_those_of_the_original(byte_level: Any, make_model: Any, see
     passage = (
         "\n\n 「鯨」は 白い。\n\tHe  said:\r\n“Thar\u2003she\u00a0blows!”  It's\nold-time 42.\n"
     )
-    found = made.read(QUESTION, [passage, passage * 2]).find_span(0)
+    found = made.read_passages(QUESTION, [passage, passage * 2]).find_span(0)
     assert found is not None
     text = passage[found.start : found.end]
     assert text == text.strip()
     assert collapse_spaces(text) in collapse_spaces(passage)
-    again = made.read(QUESTION, [collapse_spaces(passage)]).find_span(0)
+    again = made.read_passages(QUESTION, [collapse_spaces(passage)]).find_span(0)
     assert again is not None
     assert collapse_spaces(passage)[again.start : again.end] == collapse_spaces(text)
 
 
 def test_no_words_no_span_and_no_passages(byte_model: Any, byte_level: Any) -> None:
     made = reader(byte_model, byte_level)
-    reading = made.read("?!", ["…", "", " \n"])
+    reading = made.read_passages("?!", ["…", "", " \n"])
     assert len(reading.log_odds) == 3
     assert [reading.find_span(n) for n in range(3)] == [None] * 3
-    assert made.read(QUESTION, []).log_odds == []
+    assert made.read_passages(QUESTION, []).log_odds == []
 
 
 def test_a_model_that_is_certain_has_finite_log_odds(
@@ -161,7 +161,7 @@ def test_a_model_that_is_certain_has_finite_log_odds(
             "_compute_unanswered_log_probability",
             lambda self, number, to=certain: to,
         )
-        reading = reader(byte_model, byte_level).read(QUESTION, ["Ahab was one."])
+        reading = reader(byte_model, byte_level).read_passages(QUESTION, ["Ahab was one."])
         assert reading.log_odds == pytest.approx([odds], rel=1e-3)
 
 
@@ -170,12 +170,12 @@ def test_the_end_of_a_passage_beyond_the_window_is_not_read(
 ) -> None:
     long = "He walks about and says no more. " * 40
     made = reader(byte_model, byte_level, context=256)
-    reading = made.read(QUESTION, [long, "Ahab was one.", "y" * 900])
+    reading = made.read_passages(QUESTION, [long, "Ahab was one.", "y" * 900])
     assert max(reading._batch._lengths) <= 256 - span.MAX_TOKENS
     found = reading.find_span(0)
     assert found is not None
     assert long[found.start : found.end].strip()
-    short = reader(byte_model, byte_level).read(QUESTION, ["Ahab was one."])
+    short = reader(byte_model, byte_level).read_passages(QUESTION, ["Ahab was one."])
     assert reading.log_odds[1] == pytest.approx(short.log_odds[0], abs=1e-4)
 
 
@@ -193,7 +193,7 @@ class FixedReader:
 
     activate_adapter = nullcontext
 
-    def read(self, question: str, passages: Any) -> FixedReader:
+    def read_passages(self, question: str, passages: Any) -> FixedReader:
         return self
 
     def find_span(self, number: int, above: float) -> Span | None:
@@ -325,11 +325,11 @@ def test_a_question_leaves_room_for_passages(form: str, tokens: int) -> None:
     for window in range(10, 60):
         made = span_reader(window=window, form=form)
         if tokens + window // 2 <= window:
-            assert made.check("What", 6) == 7
+            assert made.check_length("What", 6) == 7
         else:
             with pytest.raises(LengthError):
-                made.check("What", 6)
+                made.check_length("What", 6)
     large = span_reader(window=5000, form="span")
-    assert large.check("x" * (5000 - span.ROOM - 3), 0) == 5000 - span.ROOM
+    assert large.check_length("x" * (5000 - span.ROOM - 3), 0) == 5000 - span.ROOM
     with pytest.raises(LengthError):
-        large.check("x" * (5000 - span.ROOM - 2), 0)
+        large.check_length("x" * (5000 - span.ROOM - 2), 0)

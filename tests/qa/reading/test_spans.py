@@ -19,9 +19,9 @@ from esa_cli.qa.reading import span
 from esa_cli.qa.reading.span import (
     Span,
     WordBoundaries,
-    byte_of_letter,
-    most_probable_span,
-    token_bytes,
+    make_byte_by_letter,
+    make_token_decoder,
+    search_most_probable_span,
 )
 
 END = 0
@@ -102,7 +102,7 @@ def best(passage: str, model: RandomModel) -> float:
 
 
 def searched(passage: str, model: RandomModel) -> Span | None:
-    return most_probable_span(passage, model.logits(()), model, PIECES.__getitem__, END)
+    return search_most_probable_span(passage, model.logits(()), model, PIECES.__getitem__, END)
 
 
 @pytest.mark.parametrize("passage", PASSAGES)
@@ -144,7 +144,7 @@ def test_a_bound_ends_the_search_and_changes_nothing_above_it(passage: str, seed
         return
     for above in (-100.0, found.log_probability - 0.01, found.log_probability, 0.0):
         counted = RandomModel(seed)
-        again = most_probable_span(
+        again = search_most_probable_span(
             passage, counted.logits(()), counted, PIECES.__getitem__, END, above
         )
         assert again == (found if above < found.log_probability else None)
@@ -263,7 +263,7 @@ def sentencepiece() -> Any:
 
 
 def joined(tokenizer: Any, text: str) -> str:
-    piece = token_bytes(tokenizer)
+    piece = make_token_decoder(tokenizer)
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     return b"".join(piece(token) for token in ids).decode()
 
@@ -287,11 +287,11 @@ def test_whole_words() -> None:
 
 
 def test_ids_without_a_token_have_no_bytes(byte_level: Any) -> None:
-    assert token_bytes(byte_level)(len(byte_level) + 100) == b""
+    assert make_token_decoder(byte_level)(len(byte_level) + 100) == b""
 
 
 def test_byte_letters_are_those_of_the_tokenizers() -> None:
-    letters = byte_of_letter()
+    letters = make_byte_by_letter()
     assert set(letters) == set(pre_tokenizers.ByteLevel.alphabet())
     assert sorted(letters.values()) == list(range(256))
     assert (letters["Ġ"], letters["Ċ"], letters["a"]) == (32, 10, 97)

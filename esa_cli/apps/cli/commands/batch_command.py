@@ -28,7 +28,7 @@ from esa_cli.apps.cli.output import terminal
 from esa_cli.apps.open_books import OpenBookCache
 from esa_cli.documents.document import LeftOut, SourceFiles, gather, source_files
 from esa_cli.errors import PARTIAL, DocumentError, EsaError, UsageError
-from esa_cli.qa.answering.reply import describe_missing_parts
+from esa_cli.qa.answering.reply import describe_unextracted_parts
 from esa_cli.system.jsonl import OrderedJsonLinesFile
 from esa_cli.system.machine import format_duration
 from esa_cli.system.progress import WorkShard
@@ -79,14 +79,14 @@ def batch(
     After a stop, the same command continues where it was. Exit code 7 means that some questions got
     an error instead of an answer."""
     from esa_cli.apps.cli.model_and_documents import open_esa
-    from esa_cli.qa.opening import adapt_to_model
+    from esa_cli.qa.opening import adapt_preset
 
     chosen = reader_options.load_preset(model, method)
     asking = {**generation_options.make_ask_arguments(), "evidence": top}
     reader, shard = reader_options.choose_reader(), shards.check_files_and_parse_shard(out)
     started = time.monotonic()
     with terminal.Reporter(quiet) as reporter:
-        chosen = chosen if method else adapt_to_model(chosen, reporter)
+        chosen = chosen if method else adapt_preset(chosen, reporter)
         settings = chosen.model_dump(mode="json", exclude={"name", "description"})
         answer_settings = {**asking, **reader_options.reader_dependencies, "preset": settings}
         asked = _load_questions(questions, out, documents or [], answer_settings, reporter)
@@ -355,10 +355,10 @@ def _answer_question_group(
                 raise refusal
             reply = esa.ask(question.question, books, **ask_arguments)
             lists = {
-                "missing": describe_missing_parts(books),
+                "missing": describe_unextracted_parts(books),
                 "left_out": [file.as_dict() for file in left_out],
             }
-            row |= reply.as_row() | {name: value for name, value in lists.items() if value}
+            row |= reply.to_json() | {name: value for name, value in lists.items() if value}
         except EsaError as error:
             row |= {"error": error.message, **({"hint": error.hint} if error.hint else {})}
         add_answer_row(index, {**row, "key": question.key})

@@ -113,10 +113,13 @@ def _fit_and_measure_compressors(
         job = fitted_projections.open_calibration_job(
             loaded, chosen, text, opts.tokens, Path(folder)
         )
-        total, planner = len(job.ids), ready.model.planner(ResolvedPreset(job.preset, job.method))
-        planner.check(total)
+        total, planner = (
+            len(job.ids),
+            ready.model.make_planner(ResolvedPreset(job.preset, job.method)),
+        )
+        planner.check_memory(total)
         with quiet_transformers():
-            seconds = planner.plan(total).seconds
+            seconds = planner.plan_ingest(total).seconds
             job.collect_activations(reporter.start_ingest_progress(total, seconds))
         reporter.clear_spinner()
         study = job.measure_recall(opts.rank, methods, training, opts.k or [1024], progress)
@@ -224,7 +227,7 @@ def _find_retrieval_heads(
     length, place, texts = parse_token_count(opts.length), model.model_place, opts.haystack
     hay = Haystack.from_files(str(texts)) if texts else Haystack.from_chronicle(0)
     known = inspect_model(preset, place, reporter)
-    known.check({"preset": preset}, length)
+    known.check_methods_run({"preset": preset}, length)
     size = partial(count_tokens, known.tokenizer)
     request = TaskRequest(length, size, hay, opts.questions, 0)
     sample = next(find_selftest_task("needle").samples(request))

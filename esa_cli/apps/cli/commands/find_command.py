@@ -65,7 +65,7 @@ class CollectedPlacesFile(JsonLinesFile):
                 raise UsageError(f"{path} has {wrong}", OUT_HINT)
             try:
                 if "text" in row:
-                    places.append(CollectedPlace.of_row(row))
+                    places.append(CollectedPlace.from_json(row))
                 elif number > 1:
                     self._read = int(row["read"])
             except (KeyError, TypeError, ValueError) as error:
@@ -149,13 +149,13 @@ def find(
     esa find book.txt "the white whale"
     """
     from esa_cli.apps.cli.model_and_documents import LazyPassageFinder, QuestionDocuments, open_esa
-    from esa_cli.qa.presets.preset import check_adapter, preset_for_finding
+    from esa_cli.qa.presets.preset import check_adapter_and_finder, make_preset_for_finding
 
     opts.refuse_conflicting_options()
     names, question = split_off_question(arguments, "find", documents_optional=opts.library)
     with terminal.Reporter(opts.quiet) as reporter, ExitStack() as stack:
-        chosen = preset_for_finding(model.load_preset(), opts.is_word_search)
-        check_adapter(chosen.answer)
+        chosen = make_preset_for_finding(model.load_preset(), opts.is_word_search)
+        check_adapter_and_finder(chosen.answer)
         library, reads = Library(), opts.read == "first"
 
         def load_esa() -> Esa:
@@ -212,12 +212,12 @@ def _find_passages(
     reporter: terminal.Reporter,
 ) -> Sequence[Passage]:
     """Returns the passages that fit a question, best first, or with --all in document order."""
-    from esa_cli.qa.finding.passage_finder import passages_with_words, place_books
+    from esa_cli.qa.finding.passage_finder import add_token_ranges, find_passages_with_words
 
-    placed = place_books(books)
+    placed = add_token_ranges(books)
     passages: Sequence[Passage]
     if opts.is_word_search:
-        result = passages_with_words(question, placed)
+        result = find_passages_with_words(question, placed)
         passages = result.passages
         if 0 < result.most < result.words:
             part = f"{result.most} of the {result.words} words"
@@ -340,9 +340,9 @@ def collect(
     esa collect book.txt "How old is somebody?"
     """
     from esa_cli.apps.cli.model_and_documents import QuestionDocuments, open_esa
-    from esa_cli.qa.collecting import FIT, NEAR, SIEVE, WHOLE, distinct_places
+    from esa_cli.qa.collecting import FIT, NEAR, SIEVE, WHOLE, drop_repeated_places
     from esa_cli.qa.presets.cache_key import hash_text_settings
-    from esa_cli.qa.presets.preset import check_adapter
+    from esa_cli.qa.presets.preset import check_adapter_and_finder
     from esa_cli.system.text import text_digest
 
     opts.refuse_conflicting_options()
@@ -350,13 +350,13 @@ def collect(
     if opts.out is not None:
         check_first_field(opts.out, FIRST)
     with terminal.Reporter(opts.quiet) as reporter, ExitStack() as stack:
-        chosen = reader_options.load_preset(model).with_answer(source="text")
+        chosen = reader_options.load_preset(model).change_answer(source="text")
         if opts.min_confidence is not None and chosen.answer.reader is not None:
             raise UsageError(
                 f"--least cannot be used with the reader {chosen.answer.reader}",
                 "leave out --least, or --model and --reader",
             )
-        check_adapter(chosen.answer)
+        check_adapter_and_finder(chosen.answer)
         files, library, reader = source_files(names), Library(), reader_options.choose_reader()
         output_paths.check_output_file("--out", opts.out, files.paths)
         documents = QuestionDocuments(
@@ -382,7 +382,7 @@ def collect(
         file = stack.enter_context(CollectedPlacesFile(opts.out, question, key, about))
         places, coverage = _collect_and_print_places(esa, question, books, opts, file, reporter)
         caveat = f"{esa.reader.name if esa.reader else esa.name} misses places and adds wrong ones"
-        different = distinct_places(places)
+        different = drop_repeated_places(places)
         if opts.as_json:
             terminal.print_json(
                 {
@@ -390,7 +390,7 @@ def collect(
                     "count": len(places),
                     "distinct": len(different),
                     "caveat": caveat,
-                    "places": [p.as_row() for p in (different if opts.distinct else places)],
+                    "places": [p.to_json() for p in (different if opts.distinct else places)],
                     "coverage": coverage._asdict(),
                     "documents": make_document_objects(books),
                     "left_out": [file.as_dict() for file in documents.gathered.left_out],
@@ -422,7 +422,7 @@ def _collect_and_print_places(
 
     def show_progress(done: int, total: int) -> None:
         nonlocal progress
-        file.write_progress(collection.settled, collection.coverage)
+        file.write_progress(collection.settled_passage_count, collection.coverage)
         progress = progress or reporter.start_progress("reading again", "passages")
         progress(done, total)
 
@@ -436,11 +436,11 @@ def _collect_and_print_places(
     try:
         try:
             for place in collection:
-                file.append(place.as_row())
+                file.append(place.to_json())
                 places.append(place)
             is_stopped = False
         finally:
-            file.write_progress(collection.settled, collection.coverage, stopped=True)
+            file.write_progress(collection.settled_passage_count, collection.coverage, stopped=True)
     finally:
         reporter.clear_spinner()
         _print_collected_places(places, opts)
@@ -459,11 +459,11 @@ def _collect_and_print_places(
 
 def _print_collected_places(places: Sequence[CollectedPlace], opts: CollectOptions) -> None:
     """Prints the collected places in the format of --format, unless --count or --json is given."""
-    from esa_cli.qa.collecting import distinct_places
+    from esa_cli.qa.collecting import drop_repeated_places
 
     if not places or opts.count or opts.as_json:
         return
-    places = distinct_places(places) if opts.distinct else places
+    places = drop_repeated_places(places) if opts.distinct else places
     if opts.form == "table":
         rows = []
         for place in places:
@@ -474,11 +474,11 @@ def _print_collected_places(places: Sequence[CollectedPlace], opts: CollectOptio
         terminal.print_table(("place", "words", "sentence"), rows)
     elif opts.form == "jsonl":
         for place in places:
-            print(terminal.format_json(place.as_row()))
+            print(terminal.format_json(place.to_json()))
     else:
         writer = csv.writer(sys.stdout, lineterminator="\n")
         writer.writerow(FIELDS)
-        for row in (place.as_row() for place in places):
+        for row in (place.to_json() for place in places):
             writer.writerow(
                 "" if row[name] is None else terminal.strip_controls(str(row[name]))
                 for name in FIELDS

@@ -88,7 +88,7 @@ def ingest(
     follows, is_divided = watch or words or prune, shard is not None or not is_local
     name = "--watch" if watch else "--words" if words else "--prune"
     options.refuse_both(name, "--shard, --workers and --engine ray", follows and is_divided)
-    chosen = None if words else model.load_preset().with_answer(adapter=None, reader=None)
+    chosen = None if words else model.load_preset().change_answer(adapter=None, reader=None)
     with terminal.Reporter(quiet) as reporter, ExitStack() as stack:
 
         @cache
@@ -175,11 +175,11 @@ def _update_library_from_folders(
 ) -> None:
     """Updates the library with the files in folders, once or, with `watch`, until Ctrl-C. A removed
     or unreadable file is reported only once."""
-    from esa_cli.qa.ingestion.library_texts import check_folder
+    from esa_cli.qa.ingestion.library_texts import check_indexable_folder
     from esa_cli.system.files import poll_changes
 
     library = Library()
-    reported_files = {check_folder(name, library): set[FileRecord]() for name in folders}
+    reported_files = {check_indexable_folder(name, library): set[FileRecord]() for name in folders}
     failed = dict[str, bool]()
 
     def update_and_report_folder(folder: str, is_first: bool) -> None:
@@ -238,7 +238,7 @@ def update_library_from_folder(
     Raises DocumentError, LibraryError, ResourceError."""
     from esa_cli.qa.ingestion.library_texts import (
         find_outdated_entries,
-        forget_removed,
+        forget_removed_files,
         sync_folder,
     )
 
@@ -278,7 +278,7 @@ def update_library_from_folder(
         for entry in outdated:
             library.remove(entry)
         with library.catalogue() as catalogue:
-            forget_removed(catalogue, folder, state)
+            forget_removed_files(catalogue, folder, state)
     return {
         "folder": folder,
         "files": len(changes.records),

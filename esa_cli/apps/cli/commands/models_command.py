@@ -30,10 +30,10 @@ def list_models(
 ) -> None:
     """List the models on this machine, or models with a short name."""
     from esa_cli.models import list_models
-    from esa_cli.qa.presets.preset_files import known_models
+    from esa_cli.qa.presets.preset_files import load_known_models
 
     if known:
-        named = known_models()
+        named = load_known_models()
         facts = [{"name": name, **asdict(one)} for name, one in named.items()]
         head: tuple[str, ...] = ("model", "on the hub", "weights in bfloat16", "window")
         rows: list[tuple[str, ...]] = [
@@ -88,14 +88,14 @@ def remove_model(
 
 
 @presets.command("list")
-def list_presets() -> None:
+def list_preset_files() -> None:
     """List your own presets and the presets that came with esa."""
     from esa_cli.qa.presets.preset import load
-    from esa_cli.qa.presets.preset_files import list_presets, user_preset_folder
+    from esa_cli.qa.presets.preset_files import get_user_preset_folder, list_preset_files
 
     rows = []
-    for name, path in list_presets().items():
-        whose = "yours" if path.parent == user_preset_folder() else "shipped"
+    for name, path in list_preset_files().items():
+        whose = "yours" if path.parent == get_user_preset_folder() else "shipped"
         try:
             text = load(name).description
         except PresetError as error:
@@ -120,13 +120,13 @@ def show_preset(
 
     The output can be saved to a file and used as a preset. An invalid setting is refused, and so is
     a missing method, adapter or finder."""
-    from esa_cli.qa.presets.preset import check_adapter, dump
-    from esa_cli.qa.presets.resolved_preset import resolve
+    from esa_cli.qa.presets.preset import check_adapter_and_finder, dump
+    from esa_cli.qa.presets.resolved_preset import resolve_preset
 
     given = options.ModelOptions(name, settings=settings)
     options.load_plugin_files(given.plugins)
-    chosen = resolve(name, given.settings or []).preset
-    check_adapter(chosen.answer)
+    chosen = resolve_preset(name, given.settings or []).preset
+    check_adapter_and_finder(chosen.answer)
     terminal.print_text(dump(chosen))
 
 

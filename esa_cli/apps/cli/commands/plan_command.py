@@ -45,12 +45,12 @@ def plan(
     """Show the tokens, memory and time that documents will take.
 
     `esa plan` also says whether the documents fit into memory. The command loads no model."""
-    from esa_cli.qa.opening import adapt_to_model, prepare
+    from esa_cli.qa.opening import adapt_preset, prepare
     from esa_cli.qa.reading.reader_choice import choose_preset_reader, count_reader_bytes
 
     with Reporter(quiet or as_json) as reporter:
         gathered = read_documents(documents, reporter).documents
-        chosen = adapt_to_model(model.load_preset(), reporter, loads=False)
+        chosen = adapt_preset(model.load_preset(), reporter, loads=False)
         ready = prepare(chosen, model.model_place, reporter)
     counts = [ready.model.count_tokens(document.text) for document in gathered]
     planner, index, library = ready.planner, ready.index, Library()
@@ -58,7 +58,7 @@ def plan(
     if (choice := choose_preset_reader(ready.resolved.preset)) is not None:
         reader = count_reader_bytes(choice, planner.dtype.itemsize, planner.packing)
         planner.memory -= reader or 0
-    planned, ratios = planner.plan(sum(counts)), planner.costs.paper_ratios
+    planned, ratios = planner.plan_ingest(sum(counts)), planner.costs.paper_ratios
     facts = {
         "model": chosen.model,
         "preset": chosen.name,

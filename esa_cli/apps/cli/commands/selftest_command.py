@@ -157,7 +157,7 @@ def _run_selftests(
         lengths.append(known.count_tokens(haystack.text))
     longest = max(lengths)
     presets = {name: apply_compared_method(name, preset, longest) for name in settings.methods}
-    known.check(presets, longest)
+    known.check_methods_run(presets, longest)
     if journal.rows:
         reporter.note(f"esa: {len(journal.rows)} questions of an earlier run are kept")
 
@@ -261,9 +261,9 @@ def compare(
         grouped = run_plan.group_by_prefill(settings, chosen, tokens)
         presets = [p for group in grouped if group.reading != "text" for p in group.presets]
         if presets:
-            ready.model.planner(ready.resolved).check(tokens)
+            ready.model.make_planner(ready.resolved).check_memory(tokens)
         if len(presets) < len(names):
-            ready.model.check({FROM_TEXT: chosen}, tokens)
+            ready.model.check_methods_run({FROM_TEXT: chosen}, tokens)
         if note := run_plan.describe_full_attention(tokens, presets):
             reporter.note(f"esa: {note}", dim=False)
         with quiet_transformers():
@@ -315,7 +315,7 @@ def bench(
     from esa_cli.evaluation.bench import bench_run
     from esa_cli.evaluation.bench.benchmarks import find_benchmark
     from esa_cli.qa.opening import inspect_model
-    from esa_cli.qa.presets.resolved_preset import apply_compared_method, resolve
+    from esa_cli.qa.presets.resolved_preset import apply_compared_method, resolve_preset
     from esa_cli.system.jsonl import Journal
 
     benchmark, reporter = find_benchmark(name), terminal.Reporter(rows.quiet)
@@ -331,7 +331,7 @@ def bench(
     names = rows.choose_compared_methods(chosen)
     presets = {method: apply_compared_method(method, chosen, length) for method in names}
     for preset in presets.values():
-        resolve(preset)
+        resolve_preset(preset)
     place = model.model_place
     settings = chosen.model_dump(exclude={"name", "description", "prompt", "generation"})
     dtype = place.packing or str(place.dtype)
@@ -349,7 +349,7 @@ def bench(
         reporter.note(f"esa: {len(journal.rows)} records of an earlier run are kept")
     complete = survey.has_all_rows(journal, presets)
     known = inspect_model(chosen, place, reporter)
-    known.check(presets, known.count_tokens(survey.longest))
+    known.check_methods_run(presets, known.count_tokens(survey.longest))
     left_out: list[dict[str, str]] = []
 
     def report_left_out_case(case: QuestionCase, error: LengthError) -> None:

@@ -136,9 +136,9 @@ class ModelOptions:
 
     def load_preset_for_methods(self) -> LoadedPreset:
         """Loads the preset for commands that run methods, always in the model of --model."""
-        from esa_cli.qa.presets.preset import preset_of_reader_model
+        from esa_cli.qa.presets.preset import make_preset_of_reader_model
 
-        return preset_of_reader_model(self.load_preset())
+        return make_preset_of_reader_model(self.load_preset())
 
 
 @dataclass(frozen=True)
@@ -204,9 +204,9 @@ class ReaderOptions:
     @property
     def reader_address_and_model(self) -> tuple[str | None, str | None]:
         """Name or address of the answering model in --reader, and the server's model, if any."""
-        from esa_cli.qa.presets.preset_files import is_address
+        from esa_cli.qa.presets.preset_files import is_web_address
 
-        if self.reader is None or not is_address(self.reader):
+        if self.reader is None or not is_web_address(self.reader):
             return self.reader, None
         address, _, model = self.reader.partition("#")
         return address, model or None
@@ -222,10 +222,10 @@ class ReaderOptions:
         address, model = self.reader_address_and_model
         if address is None:
             return None
-        from esa_cli.qa.presets.preset_files import is_address
+        from esa_cli.qa.presets.preset_files import is_web_address
         from esa_cli.qa.reading.reader_choice import ReaderChoice
 
-        seconds = os.environ.get("ESA_READER_TIMEOUT") if is_address(address) else None
+        seconds = os.environ.get("ESA_READER_TIMEOUT") if is_web_address(address) else None
         try:
             timeout = float(seconds) if seconds else None
         except ValueError:
