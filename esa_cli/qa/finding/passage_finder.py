@@ -20,7 +20,12 @@ from torch import Tensor
 from esa_cli.documents.document import Document
 from esa_cli.errors import UsageError
 from esa_cli.models.tokenization.tokenizer import tokenise_text
-from esa_cli.qa.finding.finder import Finder, ReducedKeys, compute_window_products, pool_window_products
+from esa_cli.qa.finding.finder import (
+    Finder,
+    ReducedKeys,
+    compute_window_products,
+    pool_window_products,
+)
 from esa_cli.qa.finding.passage import Passage
 from esa_cli.qa.finding.words import (
     LexicalIndex,

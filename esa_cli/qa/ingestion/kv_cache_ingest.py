@@ -132,7 +132,9 @@ class KvCacheIngest(Ingest):
         model = self.esa.session.model
         return read_model_shape(model.config.to_dict()).count_state_bytes(model.dtype.itemsize)
 
-    def _move_states_to_device(self, states: Sequence[RecurrentState], key: str) -> list[RecurrentState]:
+    def _move_states_to_device(
+        self, states: Sequence[RecurrentState], key: str
+    ) -> list[RecurrentState]:
         """Moves stored recurrent states to the model's device. Raises LibraryError."""
         assert self.library is not None
         size = sum(tensor.nbytes for state in states for tensor in state.values())
