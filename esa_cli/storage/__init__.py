@@ -16,7 +16,7 @@ def check_cache_name(cache: str) -> None:
         raise UsageError(f"cache must be one of {', '.join(CACHES)}, got '{cache}'")
 
 
-def refuse_cache_on_disk(cache: str) -> None:
+def refuse_disk_cache_outside_library(cache: str) -> None:
     """Raises UsageError if the KV cache of a document outside the library is to be on disk."""
     if cache == "disk":
         message = "only documents that are stored in the library can have their KV cache on disk"

@@ -34,7 +34,7 @@ def has_own_memory(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
-def as_slice_or_list(indices: Sequence[int]) -> slice | list[int]:
+def make_slice_or_list(indices: Sequence[int]) -> slice | list[int]:
     """Returns consecutive indices as a slice, which copies nothing, and other indices as a list."""
     first, stop = indices[0], indices[0] + len(indices)
     return slice(first, stop) if list(indices) == list(range(first, stop)) else list(indices)
@@ -89,13 +89,13 @@ class GrowingRows:
         """Announces the final number of rows. Memory is allocated only when rows are appended."""
         self._expected = length
 
-    def _reserve_rows(self, row_count: int) -> None:
+    def _allocate_rows(self, row_count: int) -> None:
         if self._whole and self.capacity < row_count:
             rows = self._expected or FIRST_SEGMENT
             if self.capacity:
                 rows = self.capacity + RESERVE if self._expected else int(GROWTH * self.capacity)
             segment = self._allocate_segment(max(row_count, rows))
-            for at, view in self._view_segments(0, self.length):
+            for at, view in self._iterate_views(0, self.length):
                 segment[at : at + view.shape[0]] = view
             self._segments, self._starts = [segment], [0]
         while self.capacity < row_count:
@@ -109,7 +109,7 @@ class GrowingRows:
         with torch.inference_mode(False):
             return torch.empty(row_count, self.width, dtype=self.dtype, device=self.device)
 
-    def _view_segments(self, start: int, stop: int) -> Iterator[tuple[int, Tensor]]:
+    def _iterate_views(self, start: int, stop: int) -> Iterator[tuple[int, Tensor]]:
         """Yields (absolute start, view) for each segment that has rows of [start, stop)."""
         for part, low, high in divide_range([*self._starts, self.capacity], start, stop):
             yield self._starts[part] + low, self._segments[part][low:high]
@@ -117,14 +117,14 @@ class GrowingRows:
     @torch.no_grad()
     def append(self, rows: Tensor) -> None:
         count = rows.shape[0]
-        self._reserve_rows(self.length + count)
-        for at, view in self._view_segments(self.length, self.length + count):
+        self._allocate_rows(self.length + count)
+        for at, view in self._iterate_views(self.length, self.length + count):
             view.copy_(rows[at - self.length : at - self.length + view.shape[0]])
         self.length += count  # last: an interruption leaves no unwritten rows
 
     def span(self, start: int, stop: int) -> Tensor:
         """Returns the rows [start, stop), as a view if one segment has all of these rows."""
-        views = [view for _, view in self._view_segments(start, stop)]
+        views = [view for _, view in self._iterate_views(start, stop)]
         if len(views) == 1:
             return views[0]
         return torch.cat([torch.empty(0, self.width, dtype=self.dtype, device=self.device), *views])
@@ -132,7 +132,7 @@ class GrowingRows:
     def blocks(self, start: int, stop: int, max_rows: int) -> Iterator[tuple[int, Tensor]]:
         """Yields (absolute start, view) of the rows [start, stop) in blocks of at most
         `max_rows`."""
-        for at, view in self._view_segments(start, stop):
+        for at, view in self._iterate_views(start, stop):
             for low in range(0, view.shape[0], max_rows):
                 yield at + low, view[low : low + max_rows]
 
@@ -146,7 +146,7 @@ class GrowingRows:
             out[rows] = self._segments[part].index_select(0, at[rows] - self._starts[part])
         return out
 
-    def copy_from(self, start: int) -> GrowingRows:
+    def copy_rows_from(self, start: int) -> GrowingRows:
         """Returns a new matrix with the rows from `start` on."""
         rest = GrowingRows(self.width, self.dtype, self.device)
         rest.expect(self._expected)
@@ -158,7 +158,7 @@ class GrowingRows:
         self.length = min(self.length, max(length, 0))
 
 
-def split_rows(rows: Tensor, heads: int, shared: bool = False) -> tuple[Tensor, Tensor]:
+def split_keys_and_values(rows: Tensor, heads: int, shared: bool = False) -> tuple[Tensor, Tensor]:
     """Splits rows (n, 2 * G * D) into keys and values, each (G, n, D). With `shared`, the rows are
     (n, G * D) and the keys are also the values."""
     parts = 1 if shared else 2
@@ -201,18 +201,18 @@ class MemoryStore:
 
     def span(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         rows = self._rows.span(start, stop).to(self.device)
-        return split_rows(rows, self.heads, self.shared)
+        return split_keys_and_values(rows, self.heads, self.shared)
 
     def gather(self, at: Tensor) -> tuple[Tensor, Tensor]:
         rows = self._rows.gather(at.to(self._rows.device)).to(self.device)
-        return split_rows(rows, self.heads, self.shared)
+        return split_keys_and_values(rows, self.heads, self.shared)
 
     def key_blocks(
         self, start: int, stop: int, most: int = BLOCK, groups: Sequence[int] | None = None
     ) -> Iterator[tuple[int, Tensor]]:
         for at, rows in self._rows.blocks(start, stop, most):
-            keys = split_rows(rows, self.heads, self.shared)[0].to(self.device)
-            yield at, keys if groups is None else keys[as_slice_or_list(groups)]
+            keys = split_keys_and_values(rows, self.heads, self.shared)[0].to(self.device)
+            yield at, keys if groups is None else keys[make_slice_or_list(groups)]
 
     @property
     def reduced(self) -> int:
@@ -236,16 +236,16 @@ class MemoryStore:
             self._features.truncate(length)
         self._rows.truncate(length)  # last: `len` shows whether the crop was interrupted
 
-    def read_first_rows(self, count: int) -> tuple[Tensor, Tensor | None]:
+    def read_first_tokens(self, count: int) -> tuple[Tensor, Tensor | None]:
         """Returns rows and reduced keys (count, R) of the first `count` tokens."""
         features = self._features.span(0, count) if self._features else None
         return self._rows.span(0, count), features
 
     def drop_first_tokens(self, count: int) -> None:
         """Removes the first `count` tokens and frees their memory."""
-        self._rows = self._rows.copy_from(count)
+        self._rows = self._rows.copy_rows_from(count)
         if self._features is not None:
-            self._features = self._features.copy_from(count)
+            self._features = self._features.copy_rows_from(count)
 
 
 class StoreSlice(NamedTuple):
@@ -256,7 +256,7 @@ class StoreSlice(NamedTuple):
     high: int
 
 
-def refuse_change(store: Any, *arguments: Any) -> None:
+def refuse_change_of_read_only_store(store: Any, *arguments: Any) -> None:
     """Raises TypeError when tokens are appended to, or removed from, a read-only store."""
     raise TypeError("a stored KV cache is read-only; append to a JoinedStore instead")
 
@@ -341,7 +341,7 @@ class StoreChain:
             for at, features in store.reduced_key_blocks(low, high, most):
                 yield at - low + begin, features
 
-    append = append_reduced_keys = crop = refuse_change
+    append = append_reduced_keys = crop = refuse_change_of_read_only_store
 
 
 class JoinedStore(StoreChain):
@@ -426,7 +426,7 @@ def concatenate_documents(
     return ids, stores, projections
 
 
-def find_text_ranges(documents: Sequence[PrefilledDocument]) -> list[range]:
+def locate_document_texts(documents: Sequence[PrefilledDocument]) -> list[range]:
     """Returns the positions of each document's text in the concatenated KV cache, without the
     tokens of the prompt."""
     out, start = [], 0

@@ -120,11 +120,11 @@ class ReadingProcess:
         assert self._process.stdout is not None
         late = threading.Event()
 
-        def kill_process() -> None:
+        def kill_late_process() -> None:
             late.set()
             self._process.kill()
 
-        timer = threading.Timer(min(seconds, threading.TIMEOUT_MAX), kill_process)
+        timer = threading.Timer(min(seconds, threading.TIMEOUT_MAX), kill_late_process)
         timer.daemon = True
         timer.start()
         line, code, reply = b"", 0, dict[str, Any]()
@@ -141,14 +141,14 @@ class ReadingProcess:
             timer.cancel()
             timer.join()  # the timer may be killing the process just now
             if late.is_set() or reply.get("last", True):
-                self.end_process()
+                self.kill_child_process()
         if reply:
             return reply
         if late.is_set() or (_LATE and code == -_LATE):
             return {"ended": "time"}
         return {"ended": f"its library ended with code {code}"}
 
-    def end_process(self) -> None:
+    def kill_child_process(self) -> None:
         self._process.kill()
         self._process.wait()
         for stream in (self._process.stdin, self._process.stdout):
@@ -163,21 +163,21 @@ _CHILD: list[ReadingProcess] = []
 def stop_child_process() -> None:
     """Ends the child process that reads documents, if one is running."""
     if _CHILD and _CHILD[0].owner == os.getpid():
-        _CHILD[0].end_process()
+        _CHILD[0].kill_child_process()
     _CHILD.clear()
 
 
 atexit.register(stop_child_process)
 
 
-def _replace_lock() -> None:
+def _replace_lock_after_fork() -> None:
     """Makes a new lock in a forked copy of this process, where nobody would release the old."""
     global _LOCK
     _LOCK = threading.Lock()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_replace_lock)
+    os.register_at_fork(after_in_child=_replace_lock_after_fork)
 
 
 def serve_requests() -> None:
@@ -191,12 +191,12 @@ def serve_requests() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     while line := sys.stdin.buffer.readline():
         request = json.loads(line)
-        reply = _read_document(request, sys.stdin.buffer.read(request["size"]))
+        reply = _answer_request(request, sys.stdin.buffer.read(request["size"]))
         replies.write(json.dumps(reply).encode() + b"\n")
         replies.flush()
 
 
-def _read_document(request: dict[str, Any], data: bytes) -> dict[str, Any]:
+def _answer_request(request: dict[str, Any], data: bytes) -> dict[str, Any]:
     import psutil
 
     os.environ.update(request["limits"])

@@ -61,16 +61,16 @@ class TextBuilder:
             self._append_piece(words)
             self._space = text[-1].isspace()
 
-    def exact_text(self, text: str) -> None:
+    def add_exact_text(self, text: str) -> None:
         """Appends text without changing its white space."""
         if text:
             self._append_piece(text.replace("\r\n", "\n").replace("\r", "\n"))
 
-    def prefix_next(self, text: str) -> None:
+    def set_prefix_of_next_piece(self, text: str) -> None:
         """Sets a text, such as a list's bullet, to write before the next piece on the same line."""
         self._lead = text
 
-    def mark_raised(self, text: str) -> None:
+    def append_exponent_sign(self, text: str) -> None:
         """Appends ^ if `text`, which the caller appends next, is an exponent: 10^6, not 106."""
         last = "" if self._newlines or self._space or not self._parts else self._parts[-1][-1]
         if last.isalnum() and _RAISED.fullmatch(text.rstrip()):
@@ -116,7 +116,7 @@ def label_document(name: str) -> str:
     return STDIN if name == STDIN else f"the document {name}"
 
 
-def shorten_list(names: Sequence[str], limit: int = 3) -> str:
+def shorten_name_list(names: Sequence[str], limit: int = 3) -> str:
     """Joins names to a text that lists only the first of many: "a.png, b.png and 3 more"."""
     others = len(names) - limit
     return ", ".join(names[:limit]) + (f" and {others:,} more" if others > 0 else "")

@@ -46,7 +46,7 @@ class ZipParts:
     def read_part(self, part: str) -> bytes:
         return self._archive.read(part)
 
-    def _read_markup(self, part: str) -> bytes:
+    def _read_xml_bytes(self, part: str) -> bytes:
         """Returns the bytes of an XML part; Strict Open XML gets the usual namespaces."""
         data = self.read_part(part)
         if not _STRICT.search(data, 0, 4096):
@@ -59,16 +59,16 @@ class ZipParts:
         parser = etree.XMLParser(
             resolve_entities=False, no_network=True, load_dtd=False, remove_comments=True
         )
-        return etree.fromstring(self._read_markup(part), parser)
+        return etree.fromstring(self._read_xml_bytes(part), parser)
 
     def parse_xml_if_any(self, part: str) -> Any:
         """Returns the root element of an XML part, or None if the document lacks the part."""
         return self.parse_xml(part) if part in self.names else None
 
-    def iterate_elements(self, part: str, tag: str) -> Iterator[Any]:
+    def iterate_xml_elements(self, part: str, tag: str) -> Iterator[Any]:
         """Yields the elements with a tag, in order, of an XML part whose tree would be large."""
         etree = import_optional("lxml.etree", "lxml", self._name)
-        file = io.BytesIO(self._read_markup(part))
+        file = io.BytesIO(self._read_xml_bytes(part))
         for _, element in etree.iterparse(file, tag=tag, no_network=True, resolve_entities=False):
             yield element
             element.clear()

@@ -20,8 +20,8 @@ from safetensors import safe_open
 from esa_cli.errors import EsaError, ModelError, UsageError, first_line
 from esa_cli.models.files.families import FAMILIES
 from esa_cli.models.files.quiet_transformers import quiet_transformers
-from esa_cli.system.files import replacing
-from esa_cli.system.machine import esa_home, memory_ran_out
+from esa_cli.system.files import replace_atomically
+from esa_cli.system.machine import get_esa_home_folder, is_out_of_memory_error
 from esa_cli.system.text import text_digest
 
 _TOKENIZER_FILES = (
@@ -40,7 +40,7 @@ def converting_read_errors(what: object, hint: str = _FETCH_AGAIN) -> Iterator[N
     try:
         yield
     except Exception as error:
-        if isinstance(error, EsaError) or memory_ran_out(error):
+        if isinstance(error, EsaError) or is_out_of_memory_error(error):
             raise
         raise ModelError(f"{what} cannot be read: {first_line(error)[:300]}", hint) from error
 
@@ -369,7 +369,7 @@ def _find_facts_file(kind: str, folder: Path, patterns: Sequence[str]) -> Path:
         if file.is_file():
             content = file.read_bytes()
             digest.update(f"\n{file.name} {len(content)}\n".encode() + content)
-    return esa_home() / "settings" / f"{digest.hexdigest()[:32]}.json"
+    return get_esa_home_folder() / "settings" / f"{digest.hexdigest()[:32]}.json"
 
 
 def load_cached_facts(kind: str, folder: Path, patterns: Sequence[str]) -> dict[str, Any] | None:
@@ -394,5 +394,5 @@ def cache_facts(
         with suppress(*_UNUSABLE):
             path = _find_facts_file(kind, folder, patterns)
             path.parent.mkdir(parents=True, exist_ok=True)
-            with replacing(path) as part:
+            with replace_atomically(path) as part:
                 part.write_text(f"{text_digest(text)}\n{text}", "utf-8")

@@ -40,7 +40,7 @@ from esa_cli.models.loading.load import (
 from esa_cli.models.text_passes.model_forward import share_layer_hooks
 from esa_cli.models.text_passes.text_forward import MOST_BYTES, get_head_dimension, has_plain_layers
 from esa_cli.models.tokenization.tokenizer import load_known_tokenizer
-from esa_cli.system.progress import StageProgress, show_nothing
+from esa_cli.system.progress import StageProgress, ignore_stage_progress
 
 AT_ONCE = 32
 """The number of tensors that are read from a file before it is opened again."""
@@ -86,7 +86,7 @@ def load_deferred(
     None if transformers has never loaded the model on this machine, or if a `PlainDecoder` cannot
     compute the model, as where it is quantised or a part of a larger checkpoint. Raises ModelError:
     a file is damaged. ResourceError: there is not enough memory."""
-    report, ref = progress or show_nothing, parse_reference(ref)
+    report, ref = progress or ignore_stage_progress, parse_reference(ref)
     report("import", 0, None)
     if (folder := path_of(ref)) is None:
         return None

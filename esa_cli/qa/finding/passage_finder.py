@@ -30,7 +30,7 @@ from esa_cli.qa.finding.words import (
     unmentioned_share,
 )
 from esa_cli.storage.library import Entry
-from esa_cli.storage.memory_store import PrefilledDocument, find_text_ranges
+from esa_cli.storage.memory_store import PrefilledDocument, locate_document_texts
 from esa_cli.system.text import find_question_words
 
 AROUND = (4, 32, 128)
@@ -113,7 +113,7 @@ def place_books(books: Sequence[Book]) -> list[Book]:
     each book among the tokens of all books."""
     prefilled = [book.prefilled for book in books if book.prefilled]
     if len(prefilled) == len(books):
-        rows = find_text_ranges(prefilled)
+        rows = locate_document_texts(prefilled)
     else:  # their texts, one after the other
         ends = list(accumulate(len(book.spans) for book in books))
         rows = [range(end - len(book.spans), end) for book, end in zip(books, ends, strict=True)]
