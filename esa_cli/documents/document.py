@@ -77,7 +77,7 @@ MIN_PROSE_WORDS = 5
 
 
 class TextLocation(NamedTuple):
-    """The location of a character: page and chapter, if any, and the line of the text, from 1."""
+    """The location of a character: page and chapter, if any, and line of the text, from 1."""
 
     page: int | None
     line: int
@@ -86,12 +86,12 @@ class TextLocation(NamedTuple):
 
 @dataclass(frozen=True)
 class Document:
-    """One document: its text with \\n line endings, and where it came from.
+    """A document's text with \\n line endings, and the file from which the text was read.
 
     Attributes:
-        source: the path as given, or "-" for standard input. bytes: the file's length.
+        source: the path as the user gave it, or "-" for standard input. bytes: the file's length.
         encoding, marks, missing: as in `ExtractedText`.
-        stamp: the file's stamp before reading, or None if no file was read just now."""
+        stamp: `compute_file_stamp` before the file was read, or None if no file was read."""
 
     name: str
     text: str
@@ -103,7 +103,7 @@ class Document:
     stamp: str | None = field(default=None, compare=False)
 
     def place(self, offset: int) -> TextLocation:
-        """Returns the location of the character at `offset`, which is at most the text's length."""
+        """Returns the page, line and chapter of the character at `offset` in the text."""
         if not 0 <= offset <= len(self.text):
             raise IndexError(f"offset {offset} is outside a text of {len(self.text)} characters")
         number = bisect_right(self.marks, offset, key=lambda mark: mark.start) - 1
@@ -150,7 +150,7 @@ class GatheredDocuments:
     left_out: tuple[LeftOutFiles, ...] = ()
 
     def without_copies(self) -> GatheredDocuments:
-        """Returns documents with different texts only, and lists the copies as left out."""
+        """Returns one document for each different text, and lists the other copies as left out."""
         unique: dict[str, Document] = {}
         copies = []
         for document in self.documents:
@@ -161,7 +161,7 @@ class GatheredDocuments:
 
 
 def select_files_of_shard(files: SourceFiles, shard: WorkShard) -> SourceFiles:
-    """Returns the files of a shard, each once; every shard lists what is left out of folders."""
+    """Returns the files that belong to a shard, each once, and all files that are left out."""
     unique: dict[str, Source] = {}
     for source in files.sources:
         unique.setdefault(source.path, source)
@@ -211,7 +211,7 @@ def read_documents(
 
 
 def join_documents(documents: Sequence[Document]) -> str:
-    """Joins documents into one text; a line with its name precedes each of several documents."""
+    """Joins the texts of documents; if there are several, a line with the name precedes each."""
     if len(documents) == 1:
         return documents[0].text
     names = [document.name for document in documents]
@@ -265,7 +265,8 @@ def _make_size_error(name: str, size: int, limit: int) -> DocumentError:
 
 
 def _suggest_path(source: str) -> str:
-    """Returns a hint for a missing file: the existing path with the most similar name."""
+    """Returns a hint for the missing file `source`: the existing path with the most similar
+    name."""
     import difflib
 
     if source.startswith(("http://", "https://")):
@@ -303,7 +304,7 @@ class Sentences:
 
     @cached_property
     def _paragraphs(self) -> array[int]:
-        """The starts of all paragraphs but the first; two newlines precede each start."""
+        """The offsets at which paragraphs after the first begin, each preceded by two newlines."""
         starts, at = array("q"), self.text.find("\n\n")
         while at >= 0:
             starts.append(at + 2)
@@ -363,14 +364,14 @@ def _is_full_stop_of_abbreviation(text: str, paragraph_start: int, end: int) -> 
 
 
 def _is_wrapped_prose_line(line: str, following_text: str) -> bool:
-    """Returns True if a line of prose was wrapped to a width, so that its sentence may continue."""
+    """Returns True if the line is prose wrapped to a width, whose sentence may go on below."""
     if not (following_text.isalpha() or following_text in "\"'“‘("):
         return False
     return len(line) in PROSE and len(line.split()) >= MIN_PROSE_WORDS and line[:1] not in "#|>-*"
 
 
 def strip_text_span(text: str, start: int, end: int) -> tuple[int, int]:
-    """Returns the span [start, end) of a text without white space at its ends."""
+    """Returns the span [start, end) of a text, shortened by the white space at both ends."""
     while start < end and text[start].isspace():
         start += 1
     while end > start and text[end - 1].isspace():

@@ -32,7 +32,7 @@ _HIDDEN = (".", "~$")
 _IGNORED = "ignored by .gitignore"
 _UNREADABLE = "may not be read"
 _UNNAMED = ("hidden", _IGNORED, f"folder {_IGNORED}")
-"""Reasons that everyone expects, often of thousands of files, which are counted, not named."""
+"""Reasons that everyone expects, often of thousands of files: such files are counted, not named."""
 
 MAX_IGNORE_BYTES = 1 << 18
 """The maximum size of a .gitignore file in bytes; a larger file is not read."""
@@ -40,7 +40,7 @@ _QUOTED = re.compile(r"\\(.)", re.DOTALL)
 
 
 class Source(NamedTuple):
-    """A document's path, and the folder or pattern that stands for the document, if any."""
+    """The path of a document, and the folder or pattern, if any, by which it was named."""
 
     path: str
     pattern: str = ""
@@ -57,7 +57,7 @@ class LeftOutFiles(NamedTuple):
 
     @property
     def line(self) -> str:
-        """A line of text for people about the files that are left out."""
+        """A line of text for users that says which files are left out and why."""
         if self.files is None:
             return f"left out: {self.why}"
         files = "file" if self.files == 1 else "files"
@@ -85,7 +85,7 @@ class SourceFiles:
 
 @dataclass
 class FoundFiles:
-    """The files of one folder or pattern, and the paths that are left out, by reason."""
+    """The files found in one folder or by one pattern, and the paths left out, by reason."""
 
     files: list[str] = field(default_factory=list)
     left_out: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
@@ -134,7 +134,8 @@ def _is_folder_or_pattern(source: str) -> bool:
 
 
 def find_readable_files(source: str) -> FoundFiles:
-    """Finds the readable files of a folder or pattern. Raises DocumentError: there are too many."""
+    """Finds the readable files in a folder or of a pattern. Raises DocumentError: too many
+    files."""
     found = FoundFiles()
     paths = _walk_folder(source, found) if os.path.isdir(source) else _match_files(source, found)
     for path in paths:
@@ -170,7 +171,7 @@ def _match_files(pattern: str, found: FoundFiles) -> Iterator[str]:
 
 
 def _walk_folder(folder: str, found: FoundFiles) -> Iterator[str]:
-    """Yields the files below a folder that are neither hidden nor ignored nor links."""
+    """Yields the files in a folder and its subfolders that are not hidden, ignored or links."""
     rules = IgnoreRules(resolve_links(folder))
 
     def record_unreadable_folder(error: OSError) -> None:
@@ -231,7 +232,7 @@ class _IgnoreRule(NamedTuple):
 
 
 class IgnoreRules:
-    """Rules of the .gitignore files of a folder's repository; the file nearest to a path wins."""
+    """The rules of all .gitignore files of a repository; the file nearest to a path decides."""
 
     def __init__(self, root: str) -> None:
         self._rules: dict[str, list[_IgnoreRule]] = {}
@@ -245,7 +246,7 @@ class IgnoreRules:
                 self.add_folder_rules(str(folder))
 
     def add_folder_rules(self, folder: str) -> None:
-        """Adds the rules of the .gitignore file in this folder, if there is one."""
+        """Adds the rules of the .gitignore file in `folder`, if there is such a file."""
         path = os.path.join(folder, ".gitignore")
         data = b""
         # Only a regular file is read, because a pipe or a device may have no end.
@@ -257,7 +258,7 @@ class IgnoreRules:
         self._rules[folder] = [rule for rule in rules if rule]
 
     def is_ignored(self, path: str, *, folder: bool) -> bool:
-        """Returns True if a rule ignores this path. Rules for the folders above are not checked."""
+        """Returns True if a .gitignore rule ignores `path` itself, whatever its parent folders."""
         if self._ignores_root:
             return True
         where, inside = os.path.split(path)

@@ -30,7 +30,7 @@ RESERVE = 2048
 
 
 def has_own_memory(device: torch.device) -> bool:
-    """Whether a device has memory of its own, separate from the CPU's."""
+    """Whether a torch device, such as a GPU, has memory separate from the CPU's."""
     return device.type == "cuda"
 
 
@@ -43,8 +43,8 @@ def make_slice_or_list(indices: Sequence[int]) -> slice | list[int]:
 def divide_range(
     part_starts: Sequence[int], start: int, stop: int
 ) -> Iterator[tuple[int, int, int]]:
-    """Divides the range [start, stop) of rows at the borders of parts. Yields the index of each
-    part that has any of the rows, and the range of its rows, counted from the part's first row.
+    """Divides the range [start, stop) of rows at the borders of parts. Yields each part's index and
+    the range of those rows that the part has, counted from the part's first row.
     `part_starts` has the first row of each part and, at its end, the number of all rows."""
     while start < stop:
         part = bisect_right(part_starts, start) - 1
@@ -81,12 +81,13 @@ class GrowingRows:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory: of all allocated rows on a GPU, of the rows in use on the CPU."""
+        """Bytes of memory of the matrix: of all allocated rows on a GPU, of rows in use on a
+        CPU."""
         rows = self.capacity if self._whole else self.length
         return rows * self.width * self.dtype.itemsize
 
     def expect(self, length: int) -> None:
-        """Announces the final number of rows. Memory is allocated only when rows are appended."""
+        """Announces the matrix's final number of rows, by which later appends allocate memory."""
         self._expected = length
 
     def _allocate_rows(self, row_count: int) -> None:
@@ -110,7 +111,7 @@ class GrowingRows:
             return torch.empty(row_count, self.width, dtype=self.dtype, device=self.device)
 
     def _iterate_views(self, start: int, stop: int) -> Iterator[tuple[int, Tensor]]:
-        """Yields (absolute start, view) for each segment that has rows of [start, stop)."""
+        """Yields (number of its first row, view) of the rows [start, stop), for each segment."""
         for part, low, high in divide_range([*self._starts, self.capacity], start, stop):
             yield self._starts[part] + low, self._segments[part][low:high]
 
@@ -123,22 +124,22 @@ class GrowingRows:
         self.length += count  # last: an interruption leaves no unwritten rows
 
     def span(self, start: int, stop: int) -> Tensor:
-        """Returns the rows [start, stop), as a view if one segment has all of these rows."""
+        """Returns the rows [start, stop), without copying if one segment has all of them."""
         views = [view for _, view in self._iterate_views(start, stop)]
         if len(views) == 1:
             return views[0]
         return torch.cat([torch.empty(0, self.width, dtype=self.dtype, device=self.device), *views])
 
     def blocks(self, start: int, stop: int, max_rows: int) -> Iterator[tuple[int, Tensor]]:
-        """Yields (absolute start, view) of the rows [start, stop) in blocks of at most
-        `max_rows`."""
+        """Yields (number of the first row, view) of each block of the rows [start, stop), of at
+        most `max_rows` rows."""
         for at, view in self._iterate_views(start, stop):
             for low in range(0, view.shape[0], max_rows):
                 yield at + low, view[low : low + max_rows]
 
     @torch.no_grad()
     def gather(self, at: Tensor) -> Tensor:
-        """Returns the rows (K, width) at ascending absolute positions (K,)."""
+        """Returns the rows (K, width) with the ascending numbers `at` (K,)."""
         if len(self._segments) == 1 and at.numel():
             return self._segments[0].index_select(0, at)
         out = torch.empty(at.shape[0], self.width, dtype=self.dtype, device=self.device)
@@ -154,7 +155,7 @@ class GrowingRows:
         return rest
 
     def truncate(self, length: int) -> None:
-        """Removes all rows after the first `length`, without freeing memory."""
+        """Keeps the first `length` rows and removes the others, without freeing memory."""
         self.length = min(self.length, max(length, 0))
 
 
@@ -237,7 +238,7 @@ class MemoryStore:
         self._rows.truncate(length)  # last: `len` shows whether the crop was interrupted
 
     def read_first_tokens(self, count: int) -> tuple[Tensor, Tensor | None]:
-        """Returns rows and reduced keys (count, R) of the first `count` tokens."""
+        """Returns the keys and values, as rows, and reduced keys of the first `count` tokens."""
         features = self._features.span(0, count) if self._features else None
         return self._rows.span(0, count), features
 
@@ -249,7 +250,7 @@ class MemoryStore:
 
 
 class StoreSlice(NamedTuple):
-    """A slice of a store of keys and values: the tokens [low, high)."""
+    """The tokens [low, high) of a store of keys and values."""
 
     store: KVStore
     low: int
@@ -257,8 +258,8 @@ class StoreSlice(NamedTuple):
 
 
 def refuse_change_of_read_only_store(store: Any, *arguments: Any) -> None:
-    """Raises TypeError when tokens are appended to, or removed from, a read-only store."""
-    raise TypeError("a stored KV cache is read-only; append to a JoinedStore instead")
+    """Raises TypeError, in place of the methods that append tokens to a store or remove tokens."""
+    raise TypeError("a stored KV cache cannot be changed; append the tokens to a JoinedStore")
 
 
 class StoreChain:
@@ -279,8 +280,8 @@ class StoreChain:
         return self._parts
 
     def _compute_slice_edges(self) -> list[int]:
-        """Returns the first row of each slice and, at the end, the number of all rows, which occurs
-        twice if there is no tail."""
+        """Returns the number of each slice's first token in the chain and, at the end, the number
+        of all tokens, which occurs twice if the chain has no tail."""
         return [*self._starts, len(self)]
 
     def __len__(self) -> int:
@@ -295,7 +296,7 @@ class StoreChain:
         return all(part.store.resident for part in self._parts)
 
     def _divide_by_store(self, start: int, stop: int) -> Iterator[tuple[int, KVStore, int, int]]:
-        """Yields (absolute start, store, low, high) for each store with rows in [start, stop)."""
+        """Yields (first token in the chain, store, low, high) for each slice of [start, stop)."""
         slices, edges = self._list_slices(), self._compute_slice_edges()
         for i, low, high in divide_range(edges, start, stop):
             store, first, _ = slices[i]
@@ -356,7 +357,7 @@ class JoinedStore(StoreChain):
 
     @property
     def tail_start(self) -> int:
-        """Number of tokens before the tail."""
+        """Number of tokens in the slices, which precede the tail's tokens."""
         return self._starts[-1]
 
     def __len__(self) -> int:
@@ -370,25 +371,27 @@ class JoinedStore(StoreChain):
         self.tail.append_reduced_keys(features)
 
     def replace_first_tail_tokens(self, store: KVStore) -> None:
-        """Replaces the tail's first tokens by a read-only store that has the same tokens."""
+        """Replaces the first tokens of the tail by a read-only store of the same tokens."""
         self._append_slice(StoreSlice(store, 0, len(store)))
         self.tail.drop_first_tokens(len(store))
 
     def crop(self, tokens: int) -> None:
         if -tokens > len(self.tail):
-            raise ValueError(f"only {len(self.tail)} tokens can be removed, got {tokens}")
+            raise ValueError(
+                f"at most {len(self.tail)} appended tokens can be removed, got {-tokens}"
+            )
         self.tail.crop(tokens)
 
 
 @dataclass(frozen=True)
 class PrefilledDocument:
-    """A document whose tokens the model has processed, with the KV cache.
+    """A document that the model has read (prefilled), with the KV cache of its tokens.
 
     Args:
         ids: token ids, beginning with the `head` tokens of the prompt before the document.
         stores: a store for each layer with a KV cache.
         projections: the fitted projection of each layer, or None.
-        read_by: the method that prefilled the document, or None if it came from a library.
+        read_by: the method that prefilled the document, or None if a library stored the document.
         states: for each layer, the state that each class of selector keeps; may be empty.
         recurrent: for each recurrent layer, its state after the last token."""
 
@@ -405,7 +408,7 @@ def concatenate_documents(
     documents: Sequence[PrefilledDocument],
 ) -> tuple[list[int], list[KVStore], list[Projection | None]]:
     """Concatenates documents for one question, and returns token ids, stores and projections. Only
-    the first document has the tokens of the prompt before its text."""
+    for the first document, the tokens of the prompt before the text are included."""
     ids = list(documents[0].ids)
     for document in documents[1:]:
         ids += document.ids[document.head :]

@@ -23,7 +23,7 @@ POLL_S = 5.0
 
 
 def resolve_links(path: Path | str) -> str:
-    """Returns the absolute path with symbolic links resolved, where the system can resolve them."""
+    """Returns the absolute path without symbolic links, as far as the system can resolve links."""
     try:
         return os.path.realpath(path)
     except OSError:
@@ -31,7 +31,7 @@ def resolve_links(path: Path | str) -> str:
 
 
 def resolve_links_of_folders(path: Path | str) -> str:
-    """Returns the absolute path with the links of its folders resolved, but not a final link."""
+    """Returns the absolute path with symbolic links of the folders resolved, not of the file."""
     folder, name = os.path.split(os.path.abspath(path))
     return os.path.join(resolve_links(folder), name)
 
@@ -54,7 +54,7 @@ def _get_error_number(error: Exception) -> int | None:
 
 
 def is_disk_full(error: Exception) -> bool:
-    """Whether writing failed because the disk is full or a size limit was exceeded."""
+    """Whether `error` says that a file cannot grow: the disk is full, or a limit is exceeded."""
     return _get_error_number(error) in NO_ROOM
 
 
@@ -120,7 +120,8 @@ def write_atomically(path: Path, content: str) -> None:
 
 @contextmanager
 def lock_file_for_writing(path: Path) -> Iterator[None]:
-    """A context that locks a file by PATH.lock. Raises UsageError: another process has the lock."""
+    """A context that locks a file by a lock file PATH.lock. Raises UsageError: another process has
+    locked the file."""
     from filelock import FileLock, Timeout
 
     lock = FileLock(f"{path.resolve()}.lock", timeout=0, fallback_to_soft=False)
@@ -143,7 +144,7 @@ def lock_file_for_writing(path: Path) -> Iterator[None]:
 
 
 def iterate_poll_times() -> Iterator[None]:
-    """Yields every `POLL_S` seconds, forever, so that the caller can look for changed files."""
+    """Yields every `POLL_S` seconds, without end; callers then look for changed files."""
     while True:
         time.sleep(POLL_S)
         yield

@@ -33,10 +33,11 @@ class JsonLinesFile(ABC):
 
     @abstractmethod
     def _load_rows(self, path: Path) -> None:
-        """Reads the rows of the file. A file of another program is refused and stays unchanged."""
+        """Reads the rows of the file at `path`. Raises UsageError: another program wrote the
+        file."""
 
     def _rewrite_before_unlocking(self, path: Path) -> None:  # noqa: B027
-        """Called before the file is unlocked at its end; subclasses may rewrite the file."""
+        """Called when the file is closed, while still locked; subclasses may rewrite the file."""
 
     def __enter__(self) -> Self:
         if self.path is not None:
@@ -67,8 +68,8 @@ class JsonLinesFile(ABC):
 
 
 class Journal(JsonLinesFile):
-    """The result rows of one measurement, in memory and in a file; each row is found by its key
-    fields.
+    """The result rows of one measurement, in memory and in a file. The values of a row's key fields
+    identify the row.
 
     Args:
         path: the file, or None for rows in memory only. header: the description of the measurement;
@@ -96,7 +97,7 @@ class Journal(JsonLinesFile):
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """The rows of the journal, one for each key, ordered by the first use of the key."""
+        """All result rows, the last row for each key, ordered by the first row with the key."""
         return list(self._done.values())
 
     def add_shard_rows(self, paths: Iterable[Path]) -> None:
@@ -122,7 +123,8 @@ class Journal(JsonLinesFile):
             self._joined.pop(key, None)
 
     def _read_rows(self, path: Path) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
-        """Yields each row of a file with its key, and checks every header in the file."""
+        """Yields the key and each row of the file at `path`, after checking the headers before
+        it."""
         check_first_field(path, next(iter(self.header)))
         for number, row in enumerate(read_json_lines(path), 1):
             if "command" in row:
@@ -158,15 +160,15 @@ class Journal(JsonLinesFile):
 
 
 class OrderedJsonLinesFile(JsonLinesFile):
-    """Result rows with an "id" and a "key" that assign each row to a place; rows are written as
+    """Result rows, each assigned to a place by the fields "id" and "key". Rows are written as
     results arrive, and sorted by place when the file is closed or opened again.
 
     A key may have two parts separated by a point: the first stands for the question, the second for
     the documents. A row is removed if the documents of its question have changed.
 
     Args:
-        places: the key and id of each place.
-        retry: whether to remove the rows that have an "error"."""
+        places: the key and id of the row at each place.
+        retry_failed: whether to remove the rows that have an "error"."""
 
     path: Path
 
@@ -181,7 +183,7 @@ class OrderedJsonLinesFile(JsonLinesFile):
 
     @property
     def failed_places(self) -> set[int]:
-        """The places of rows that have the field "error"."""
+        """The places (indices of questions) of the rows that have the field "error"."""
         return {at for at, row in self._rows.items() if "error" in row}
 
     def _load_rows(self, path: Path) -> None:
@@ -205,13 +207,14 @@ class OrderedJsonLinesFile(JsonLinesFile):
             _rewrite_file(path, self._rows.values())
 
     def _rewrite_before_unlocking(self, path: Path) -> None:
-        """Sorts the rows of the file, if the disk has enough space for a sorted copy."""
+        """Sorts the rows of the file by place, if the disk has space for a sorted copy."""
         if list(self._rows) != sorted(self._rows):
             with suppress(OSError):
                 _rewrite_file(path, [row for _, row in sorted(self._rows.items())])
 
     def read_result_rows(self, path: Path) -> Iterator[dict[str, Any]]:
-        """Yields the rows of an answers file. Raises UsageError: another program wrote the file."""
+        """Yields the rows of the file at `path`. Raises UsageError: another program wrote the
+        file."""
         check_first_field(path, "id")
         try:
             yield from read_json_lines(path)
@@ -222,7 +225,8 @@ class OrderedJsonLinesFile(JsonLinesFile):
         return place in self._rows
 
     def add_row(self, place: int, row: dict[str, Any]) -> None:
-        """Appends the row of a place that has no row yet. Raises ResourceError, DocumentError."""
+        """Appends the row of a place without a row. Raises ResourceError, DocumentError: the file
+        cannot be written."""
         self.append(row)
         self._rows[place] = row
 
@@ -302,7 +306,7 @@ def _complete_or_remove_last_line(path: Path) -> None:
 
 
 def _list_changed_settings(old: Any, new: Any, name: str) -> Iterator[str]:
-    """Yields a text for each setting that differs, such as `window.selected 256 -> 32`."""
+    """Yields a text such as `window.selected 256 -> 32` for each setting whose value changed."""
     if isinstance(old, dict) and isinstance(new, dict):
         for key in dict.fromkeys([*old, *new]):
             yield from _list_changed_settings(old.get(key), new.get(key), f"{name}.{key}")

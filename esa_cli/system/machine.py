@@ -50,7 +50,7 @@ def _read_free_container_memory(folder: Path = Path("/sys/fs/cgroup")) -> int | 
 
 
 def measure_free_memory(device: str = "cpu") -> int:
-    """Returns the free bytes of a torch device, within the container's limit."""
+    """Returns the free bytes of a torch device, at most those that the container may allocate."""
     if device.startswith("cuda"):
         import torch
 
@@ -68,7 +68,7 @@ def measure_available_memory(device: str = "cpu") -> int:
 
 
 def measure_peak_memory(device: str = "cpu") -> int:
-    """Returns the peak memory of this process in bytes, on all GPUs if `device` is a GPU."""
+    """Returns this process's peak memory in bytes: of all GPUs if `device` is a GPU, else RAM."""
     if device.startswith("cuda"):
         import torch
 

@@ -40,7 +40,7 @@ def combine_progress_callbacks(*callbacks: Progress | None) -> Progress:
 
 class OnWaitCallback:
     """A callback that is called repeatedly while another process ingests a document. The first call
-    calls `started`, and every call reports to `progress` that 0 of `tokens` are done."""
+    calls `on_first_call`; every call reports to `progress` that 0 of `token_count` are done."""
 
     def __init__(
         self, on_first_call: Callable[[], None] | None, progress: Progress | None, token_count: int
@@ -57,8 +57,8 @@ class OnWaitCallback:
 
 @dataclass(frozen=True)
 class WorkShard:
-    """Shard `number` of `count`, counted from 1, of a list of work that several processes divide
-    among themselves. Each item of the list belongs to exactly one shard."""
+    """Shard `number` of `count`, counted from 1, of a list of work that several processes divide.
+    Each item of the list belongs to exactly one shard."""
 
     number: int = 1
     count: int = 1

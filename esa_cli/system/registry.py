@@ -27,7 +27,7 @@ class RegistryEntry(NamedTuple, Generic[T]):
 
 
 class Registry(Generic[T]):
-    """A table from names to values of one kind, such as "selector"."""
+    """A table from names to values of one kind of part, such as "selector" or "reader"."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
@@ -44,8 +44,9 @@ class Registry(Generic[T]):
         return iter(self._entries)
 
     def add(self, name: str, value: T, definition: object) -> None:
-        """Registers the value of a class or function `definition`, also when its module is
-        reloaded. Raises PluginError: another definition uses the name."""
+        """Registers `value` under a name. `definition` is the class or function that defines the
+        value; reloading its module registers the value again. Raises PluginError: another
+        definition uses the name."""
         origin = find_origin_of_definition(definition)
         qualname = str(getattr(definition, "__qualname__", name))
         taken = self._entries.get(name)
@@ -57,7 +58,7 @@ class Registry(Generic[T]):
         self._entries[name] = RegistryEntry(value, origin, qualname)
 
     def find_origin(self, name: str) -> str:
-        """Returns the module or plugin file that registered the name."""
+        """Returns the module, or the path of the plugin file, that registered the name."""
         return self._entries[name].origin
 
 

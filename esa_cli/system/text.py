@@ -95,14 +95,14 @@ def replace_lone_surrogates(value: Any) -> Any:
 
 @cache
 def load_function_words() -> dict[str, list[str]]:
-    """Returns the most frequent words of each language."""
+    """Returns the most frequent words, such as articles, of each language that is known."""
     paragraphs = _FUNCTION_WORDS.read_text("utf-8").split("\n\n")[1:]
     return {words[0]: words[1:] for words in map(str.split, paragraphs)}
 
 
 @cache
 def _compile_letter_patterns() -> tuple[re.Pattern[str], re.Pattern[str]]:
-    """Returns the patterns of a run of letters and apostrophes, and of a letter with its marks."""
+    """Returns patterns of a run of letters and apostrophes, and of a letter with its accents."""
     marks = _JOINERS + "".join(
         letter
         for first, last in _MARKS
@@ -145,7 +145,7 @@ def _remove_accents(word: str) -> str:
 
 @lru_cache(CACHED_RUNS)
 def _normalise_word(word: str) -> str:
-    """Removes case, Unicode compatibility characters, and marks that are not part of a letter."""
+    """Returns a word in lower case without Unicode compatibility characters and vowel marks."""
     if word.isascii():
         return word.lower()
     word = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", word).casefold())
@@ -175,7 +175,7 @@ def _prepare_text_and_pattern(text: str) -> tuple[str, re.Pattern[str]]:
 
 
 class _ContentWordsCache(dict[str, tuple[tuple[int, int, str], ...]]):
-    """A cache of the content words in runs of letters, as (first character, end, stem)."""
+    """A cache from a run of letters to its content words, as (first character, end, stem)."""
 
     def __init__(self, language: str) -> None:
         super().__init__()
@@ -297,8 +297,8 @@ def count_words_of_text(text: str) -> int:
 
 @cache
 def compute_digest_of_word_rules() -> str:
-    """Returns a digest of the code, lists and packages that determine content words. Stored content
-    words with another digest are computed again."""
+    """Returns a digest of the code, lists and packages that determine the content words of a text.
+    Content words that were stored with another digest are computed again."""
     from importlib.metadata import version
     from importlib.util import find_spec
 
@@ -345,7 +345,7 @@ class Bm25Index:
 
     @classmethod
     def from_word_numbers(cls, texts: Sequence[Sequence[int]], vocabulary: int) -> Bm25Index:
-        """Builds the index from the word numbers of each text."""
+        """Builds the index of texts, each given as a list of the numbers of its words."""
         import numpy
 
         ids = numpy.array([*chain(*texts)], dtype=numpy.int64)

@@ -222,7 +222,7 @@ def test_a_token_is_one_contiguous_row_and_the_first_can_be_taken_out() -> None:
 def test_only_the_tail_of_a_joined_store_is_taken_back(tmp_path: Path) -> None:
     model = Model("disk", random.Random(1), tmp_path)
     model.append(model.store, 6)
-    with pytest.raises(ValueError, match="only 6 tokens can be removed, got -7"):
+    with pytest.raises(ValueError, match="at most 6 appended tokens can be removed, got 7"):
         model.store.crop(-7)
     model.check()
     plain = MemoryStore(HEADS, DIM, model.dtype, CPU, model.shared)

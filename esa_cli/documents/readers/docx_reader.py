@@ -79,7 +79,7 @@ class _ParagraphStyle(NamedTuple):
 
 
 def _read_paragraph_styles(root: Any) -> dict[str, _ParagraphStyle]:
-    """Returns every paragraph style by its id; a style inherits from the one it is based on."""
+    """Returns the paragraph styles by id, with what a style inherits from other styles."""
     elements = {style.get(f"{W}styleId", ""): style for style in _find_children(root, "style")}
     styles = {}
     for name, element in elements.items():
@@ -183,7 +183,7 @@ class _WordConverter:
         self.page: int | None = (first or 1) if marked else None
 
     def convert_elements_to_html(self, root: Any) -> None:
-        """Renames the elements of a tree to HTML, and drops text that is not shown."""
+        """Renames the Word elements of a tree to HTML elements, without text that Word hides."""
         for element in list(root.iter("*")):
             tag, before, new = element.tag, self.page, _HTML_TAGS.get(element.tag, "span")
             text = element.text if tag in (f"{W}t", _FORMULA_TEXT) else _SIGNS.get(tag)
@@ -250,14 +250,14 @@ class _WordConverter:
 
 
 def _read_restarted_page_number(section: Any) -> int | None:
-    """Returns the page number with which a section restarts, or None."""
+    """Returns the page number with which a section of a Word document restarts, or None."""
     number = None if section is None else section.find(f"{W}pgNumType")
     start = "" if number is None else number.get(f"{W}start", "")
     return int(start) if start.isdecimal() else None
 
 
 def _read_note_texts(parts: ZipParts, kind: str) -> dict[str, str]:
-    """Returns the text of every footnote or endnote by its number in the file."""
+    """Returns the text of every footnote or endnote (`kind`) by the note's id in the file."""
     notes = {}
     for note in _find_children(parts.parse_xml_if_any(f"word/{kind}s.xml"), kind):
         paragraphs = (p.iterfind(f".//{W}t") for p in note.iterfind(f".//{W}p"))

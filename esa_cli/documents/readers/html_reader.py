@@ -147,7 +147,7 @@ class _HtmlWriter:
         self._out.add_exact_text(text) if self._inside["pre"] else self._out.flow(text)
 
     def _separate_element(self, tag: str) -> None:
-        """Ends a line or paragraph before and after an element."""
+        """Begins a new line or paragraph before and after an HTML element, if its tag needs one."""
         if tag in _SPACED:
             self._out.flow(" ")
         elif tag == "tr":
@@ -162,7 +162,7 @@ class _HtmlWriter:
                 self._out.end_line()
 
     def _set_chapter_page(self, node: Any, tag: str, attributes: Mapping[str, str | None]) -> None:
-        """Sets the chapter and page that begin with an element."""
+        """Sets the chapter and the page number that begin with an HTML element."""
         if self._chapters is not None:
             title = self._chapters.get(attributes.get("id") or "#")
             self._out.chapter = title or self._out.chapter

@@ -1,8 +1,8 @@
 """Reads PDF files by PDFium: text page by page, with chapters from the bookmarks.
 
-The text has the order of the file. Words hyphenated at a line's end are joined if the rest of the
-document shows how they are spelled. Values of form fields follow their page's text. Tables, columns
-and headings are not recognised; pictures and comments are not read.
+The text is in the order in which the file stores it. Words hyphenated at a line's end are joined if
+the rest of the document shows how they are spelled. Values of form fields follow their page's text.
+Tables, columns and headings are not recognised; pictures and comments are not read.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def read_pdf(data: bytes, name: str) -> ExtractedText:
 
 
 def tidy_page_texts(pages: Sequence[str]) -> list[str]:
-    """Joins words hyphenated at line ends, makes bullets legible, and shortens rows of dots."""
+    """Joins words hyphenated at line ends, replaces bullet codes, and shortens rows of dots."""
     words = Counter(word for page in pages for word in re.findall(r"\w[\w-]*", page))
 
     def join_hyphenated_word(cut: re.Match[str]) -> str:
@@ -112,7 +112,7 @@ def tidy_page_texts(pages: Sequence[str]) -> list[str]:
 
 
 def _read_bookmark_titles(document: Any) -> dict[int, list[str]]:
-    """Returns the titles of the bookmarks by the index of their page."""
+    """Returns the titles of a PDF's bookmarks by the index of the page to which they point."""
     titles: dict[int, list[str]] = defaultdict(list)
     for bookmark in document.get_toc():
         title = " ".join(replace_unprintable(bookmark.get_title()).split())
@@ -125,7 +125,8 @@ def _read_bookmark_titles(document: Any) -> dict[int, list[str]]:
 def _join_pages(
     pages: Sequence[str], bookmarks: Mapping[int, Sequence[str]], missing: Sequence[str]
 ) -> ExtractedText:
-    """Joins pages by empty lines; a chapter begins at its title, or at the start of its page."""
+    """Joins pages by empty lines. A chapter begins at its bookmark's title in the text, or else at
+    the start of the page."""
     marks: list[Mark] = []
     parts: list[str] = []
     start, chapter = 0, None

@@ -1,7 +1,7 @@
 """Reads plain text, source code and Markdown, and decodes bytes to characters.
 
-The encoding is given by the byte order mark; without one it is UTF-8, or else Windows-1252, a
-Cyrillic or an East Asian encoding if the bytes leave no doubt. Other text is refused.
+A byte order mark says the encoding; without such a mark, UTF-8 is tried first, then Windows-1252,
+Cyrillic and East Asian encodings if the bytes leave no doubt. Other text is refused.
 """
 
 from __future__ import annotations
@@ -76,13 +76,13 @@ _MIN_FOREIGN = 40
 
 
 def read_text(data: bytes, name: str) -> ExtractedText:
-    """Reads plain text or source code without changes."""
+    """Reads plain text or source code; only line endings change."""
     text, encoding = decode_lines(data, name)
     return ExtractedText(text, encoding=encoding)
 
 
 def read_markdown(data: bytes, name: str) -> ExtractedText:
-    """Reads Markdown without changes; its headings are chapters."""
+    """Reads Markdown, in which only line endings change; headings are chapters."""
     text, encoding = decode_lines(data, name)
     marks = tuple(Mark(start, chapter=title) for start, title in find_headings(text))
     return ExtractedText(text, marks, encoding=encoding)

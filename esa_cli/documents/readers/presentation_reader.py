@@ -1,6 +1,6 @@
 """Reads PowerPoint presentations (pptx) by python-pptx: each slide is a page, its title a chapter.
 
-Text of boxes, groups and tables has the order of the file; speaker's notes come last.
+Text of boxes, groups and tables is in the order in which the file stores it; notes come last.
 """
 
 from __future__ import annotations

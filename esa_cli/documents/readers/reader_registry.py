@@ -23,7 +23,7 @@ from esa_cli.system.registry import Registry
 
 T = TypeVar("T", bound=type)
 READERS: Registry[type] = Registry("reader")
-"""Classes of plugins; the last registered is asked first."""
+"""The readers of plugins; the reader that was registered last is asked first."""
 
 
 class Reader(Protocol):

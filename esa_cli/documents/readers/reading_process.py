@@ -45,7 +45,7 @@ _START = (
 
 
 def look_up_reading_limit(variable: str) -> int:
-    """Returns the limit that an environment variable sets. Raises UsageError: it is no size."""
+    """Returns a limit on reading from an environment variable. Raises UsageError: not a size."""
     text = os.environ.get(variable, "").strip()
     number = parse_size(text, variable) if text else LIMITS[variable]
     if not 1 <= number <= MAX_LIMIT:
@@ -115,7 +115,8 @@ class ReadingProcess:
         return self.owner == os.getpid() and self._process.poll() is None
 
     def send_request(self, request: dict[str, Any], data: bytes, seconds: float) -> dict[str, Any]:
-        """Returns the child process's reply; a reply without text says why the process ended."""
+        """Sends a document to the child process and returns the reply: text, error or why it
+        ended."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         late = threading.Event()
@@ -171,7 +172,7 @@ atexit.register(stop_child_process)
 
 
 def _replace_lock_after_fork() -> None:
-    """Makes a new lock in a forked copy of this process, where nobody would release the old."""
+    """Replaces the lock in a forked copy of this process, where no thread would release it."""
     global _LOCK
     _LOCK = threading.Lock()
 
@@ -214,7 +215,7 @@ def _answer_request(request: dict[str, Any], data: bytes) -> dict[str, Any]:
 
 
 def _set_process_limits() -> None:
-    """Limits this process as far as the system can: Windows cannot, macOS only CPU time."""
+    """Limits this process's memory and CPU time where possible: not on Windows, partly on macOS."""
     try:
         import resource
     except ImportError:

@@ -218,7 +218,7 @@ class _Workbook:
             self._formats = [formats.get(number, "General") for number in numbers]
 
     def write_sheet(self, title: str, part: str, out: TextBuilder) -> None:
-        """Writes a sheet's values as lines, without empty rows and columns."""
+        """Writes a sheet's title and values as lines, without empty rows and columns."""
         rows = self._read_rows(part)
         columns = sorted({column for row in rows for column in row})
         if not columns:

@@ -67,7 +67,8 @@ class TextBuilder:
             self._append_piece(text.replace("\r\n", "\n").replace("\r", "\n"))
 
     def set_prefix_of_next_piece(self, text: str) -> None:
-        """Sets a text, such as a list's bullet, to write before the next piece on the same line."""
+        """Sets a text, such as a list's bullet, that precedes the next piece of text on its
+        line."""
         self._lead = text
 
     def append_exponent_sign(self, text: str) -> None:
@@ -77,7 +78,7 @@ class TextBuilder:
             self._append_piece("^")
 
     def break_line(self) -> None:
-        """Ends the current line; a second call leaves an empty line."""
+        """Ends the current line of text; a second call leaves an empty line."""
         self._newlines = min(2, self._newlines + 1)
 
     def end_line(self) -> None:
@@ -89,7 +90,7 @@ class TextBuilder:
         self._newlines = 2
 
     def result(self, missing: Iterable[str] = ()) -> ExtractedText:
-        """Returns the text; to the `missing` contents are added the counts of `left_out`."""
+        """Returns the text with the descriptions `missing` and the counts of omitted contents."""
         text = "".join(self._parts)
         counted = (f"{what} are left out: {count}" for what, count in self.left_out.items())
         return ExtractedText(text + "\n" if text else "", tuple(self._marks), (*counted, *missing))
@@ -112,7 +113,7 @@ def replace_unprintable(text: str) -> str:
 
 
 def label_document(name: str) -> str:
-    """Returns words that stand for the document `name` in a message."""
+    """Returns words for the document `name` in a message, such as `the document a.pdf`."""
     return STDIN if name == STDIN else f"the document {name}"
 
 

@@ -1,4 +1,4 @@
-"""Parts of a zipped document and their XML; any error of zipfile or lxml means damage."""
+"""Reads the parts of zipped documents such as docx; an error of zipfile or lxml means damage."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _STRICT = re.compile(rb"http://purl\.oclc\.org/ooxml/([A-Za-z]+)/")
 class ZipParts:
     """The parts of a zipped document by name; no part is larger than the zip's directory declares.
 
-    Raises DocumentError: it is an old Office file, has a password, or unpacks to more than the
-    limit."""
+    Raises DocumentError: the document is an old Office file, has a password, or unpacks to more
+    than the limit."""
 
     def __init__(self, data: bytes, name: str) -> None:
         self._name = name
@@ -54,7 +54,7 @@ class ZipParts:
         return _STRICT.sub(rb"http://schemas.openxmlformats.org/\1/2006/", data)
 
     def parse_xml(self, part: str) -> Any:
-        """Returns the root element of a part; nothing is fetched, and entities are left out."""
+        """Returns the root element of an XML part, parsed without network access and entities."""
         etree = import_optional("lxml.etree", "lxml", self._name)
         parser = etree.XMLParser(
             resolve_entities=False, no_network=True, load_dtd=False, remove_comments=True

@@ -3,11 +3,11 @@
     files             files that were ingested, with size, time, text's digest   (`FileRecords`)
     texts, passages   words of texts, each text once by its digest               (`TextIndex`)
 
-A missing or damaged catalogue is created again from other files. The catalogue is written in
-transactions, so a killed process loses only records that esa creates again. Its journal is a
-rollback journal, because a write-ahead log needs memory that processes share, and several machines
-may use one library. The records of a folder of `esa ingest --words` are also stored in a separate
-file, from which a new catalogue takes the records.
+A missing or damaged catalogue is created again from the documents and folders. The catalogue is
+written in transactions, so a killed process loses only records that esa creates again. Its journal
+is a rollback journal, because a write-ahead log needs memory that processes share, and several
+machines may use one library. The records of a folder of `esa ingest --words` are also stored in a
+separate file, from which a new catalogue takes the records.
 
 A stored document is former if its file was removed or has another text now, and no other file has
 the document's text. A document still counts as present if its file cannot be checked: the document
@@ -104,7 +104,7 @@ class FileRecord(NamedTuple):
 
     @property
     def is_file_unchanged(self) -> bool:
-        """Whether the file is unchanged since it was ingested."""
+        """Whether the file is unchanged since this record was written."""
         try:
             return bool(self.stamp) and compute_file_stamp(self.path) == self.stamp
         except OSError:
@@ -214,7 +214,8 @@ class TextIndex:
         self._db.execute(update, (count, blob, row))
 
     def remove_text(self, digest: str) -> None:
-        """Removes a text from the index, if the index has the text."""
+        """Removes the words of the text with this digest from the index, if the index has the
+        text."""
         rows = self._db.execute("SELECT id, words FROM texts WHERE digest = ?", (digest,))
         for row, words in rows.fetchall():
             try:
@@ -228,8 +229,8 @@ class TextIndex:
             self._db.execute("DELETE FROM texts WHERE id = ?", (row,))
 
     def rank_texts(self, question: str) -> list[RankedText]:
-        """Returns the texts that have a word of the question, by descending score. Of texts with
-        equal scores the longer comes first."""
+        """Returns the texts that have a word of the question, by descending score; of texts with
+        equal scores, the longer is first."""
         languages = [name for (name,) in self._db.execute("SELECT name FROM languages")]
         words = dict.fromkeys(find_question_words(question, languages))
         self._db.execute("CREATE TEMP TABLE IF NOT EXISTS hits (passage, word, score)")
@@ -259,7 +260,7 @@ class PresentAndFormerEntries(NamedTuple):
 
 
 class RecordedFiles:
-    """The catalogue's records of files, found by path or by text."""
+    """The catalogue's records of ingested files, which are found by path or by text."""
 
     def __init__(self, paths: LibraryPaths, records: Iterable[FileRecord]) -> None:
         self._is_folder_unmounted = cache(partial(_is_folder_unmounted, paths))
@@ -286,7 +287,8 @@ class RecordedFiles:
         return [record for record in known if record.is_file_unchanged] or known
 
     def divide_present_and_former(self, entries: Sequence[Entry]) -> PresentAndFormerEntries:
-        """Divides documents into present and former ones. A damaged document counts as present."""
+        """Divides stored documents into present ones, even if damaged, and former ones, whose text
+        no file has any more."""
         divided = PresentAndFormerEntries([], [])
         for entry in entries:
             present = entry if entry.error else self._find_present_entry(entry)
@@ -334,14 +336,15 @@ class Catalogue:
 
     @contextmanager
     def run_transaction(self) -> Iterator[None]:
-        """Runs the block as a transaction: either all of its changes are written, or none."""
+        """A context in which changes of the catalogue are one transaction: all are written, or
+        none."""
         self._db.execute("BEGIN IMMEDIATE")
         with self._db:
             yield
 
     def divide_present_and_former(self) -> PresentAndFormerEntries:
-        """Returns the library's documents, the most recently used first. Raises LibraryError: the
-        folder cannot be read."""
+        """Returns the present and the former documents of the library, the most recently used
+        first. Raises LibraryError: the folder cannot be read."""
         return self.load_recorded_files().divide_present_and_former(
             document_files.read_entries(self._paths)
         )
@@ -364,7 +367,7 @@ class Catalogue:
 
     def carry_out_changes(self, changes: Iterable[CatalogueChange | None]) -> None:
         """Carries out changes of the catalogue in transactions of about a second. The catalogue is
-        not locked while the next change is prepared. An item that is None changes nothing."""
+        not locked while the next change is prepared. A None among the changes changes nothing."""
         batch, until = list[CatalogueChange](), time.monotonic() + COMMIT_S
         for change in changes:
             batch += [change] if change else []
@@ -380,9 +383,9 @@ class Catalogue:
                     change()
 
     def add_stored_texts(self, progress: Progress | None = None) -> list[LibraryError]:
-        """Adds stored documents that the index lacks, and returns an error for each document whose
-        text cannot be read. `progress` is called with the number of texts done and the number of
-        all texts."""
+        """Adds the texts of stored documents that the index lacks, and returns an error for each
+        document whose text cannot be read. `progress` is called with the numbers of texts done and
+        of all texts."""
         known, errors = self.texts.list_digests(), list[LibraryError]()
         keys = map_text_digests_to_keys(self._paths)
         missing = [key for digest, key in keys.items() if digest not in known]
@@ -403,7 +406,8 @@ class Catalogue:
         return errors
 
     def drop_unused_texts(self) -> int:
-        """Removes texts that no document and no file has, and returns the number of texts."""
+        """Removes texts that no stored document and no recorded file has, and returns their
+        number."""
         stored = set(map_text_digests_to_keys(self._paths))
 
         def find_unused_text_digests() -> set[str]:
@@ -429,7 +433,7 @@ class Catalogue:
 
 
 def map_text_digests_to_keys(paths: LibraryPaths) -> dict[str, str]:
-    """Returns, for the digest of each text, the key of the oldest stored document with the text."""
+    """Returns, by the digest of each stored text, the key of the oldest document with the text."""
     keys: dict[str, str] = {}
     entries = document_files.read_entries(paths)
     for entry in sorted(entries, key=lambda entry: (entry.created, entry.key)):
@@ -474,7 +478,7 @@ def load_file_records(paths: LibraryPaths) -> list[FileRecord]:
 
 
 def load_recorded_files(paths: LibraryPaths) -> RecordedFiles:
-    """Returns the known files of a library without opening its catalogue for changes."""
+    """Reads the records of a library's ingested files without changing the catalogue."""
     return RecordedFiles(paths, load_file_records(paths))
 
 
@@ -523,7 +527,7 @@ def open_search_catalogue(paths: LibraryPaths, always_copy: bool = False) -> Ite
 
 
 def _open_copy(paths: LibraryPaths) -> sqlite3.Connection:
-    """Opens a copy of the catalogue in an unnamed file, or an empty one if copying fails."""
+    """Opens a temporary copy of the catalogue, or an empty catalogue if copying fails."""
     copy = sqlite3.connect("", isolation_level=None)
     with suppress(*_ERRORS), closing(_open_existing_catalogue(paths)) as db:
         # While this reads nobody else can lock it, for which `backup` would wait without end.
@@ -543,7 +547,7 @@ def _open_existing_catalogue(paths: LibraryPaths) -> sqlite3.Connection:
 
 
 def _open_or_create_catalogue(paths: LibraryPaths) -> sqlite3.Connection:
-    """Opens the catalogue with all its tables, and creates the file if it is missing."""
+    """Opens the catalogue, and creates the catalogue's file and tables if they are missing."""
     path = get_catalogue_path(paths)
     try:
         os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))  # for its owner alone
@@ -554,7 +558,7 @@ def _open_or_create_catalogue(paths: LibraryPaths) -> sqlite3.Connection:
 
 
 def _prepare_tables(db: sqlite3.Connection, paths: LibraryPaths) -> sqlite3.Connection:
-    """Adds missing tables and records to a catalogue, and closes the catalogue after an error."""
+    """Adds missing tables and file records to a catalogue, which is closed after an error."""
     with ExitStack() as stack:
         stack.callback(db.close)
         create_catalogue_tables(db)
@@ -564,7 +568,8 @@ def _prepare_tables(db: sqlite3.Connection, paths: LibraryPaths) -> sqlite3.Conn
 
 
 def create_catalogue_tables(db: sqlite3.Connection) -> None:
-    """Creates missing tables. Raises LibraryError: sqlite3 has no full-text search."""
+    """Creates missing tables of a catalogue. Raises LibraryError: sqlite3 lacks full-text
+    search."""
     db.execute("PRAGMA temp_store = MEMORY")
     db.execute("PRAGMA cache_size = -65536")
     try:

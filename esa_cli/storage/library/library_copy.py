@@ -37,8 +37,8 @@ class CopyResult:
     """The result of copying documents between libraries.
 
     Args:
-        copied: keys of the copied documents. already_there: number of documents that the target
-        had. bytes: number of bytes copied. failed: errors of damaged documents in the source.
+        copied: keys of the copied documents. already_there: number of documents that were in the
+        target before. bytes: number of bytes copied. failed: errors of damaged source documents.
     """
 
     copied: list[str] = field(default_factory=list)
@@ -48,7 +48,7 @@ class CopyResult:
 
 
 class FileByteRange(NamedTuple):
-    """A range of bytes in a file: the whole file, or one member of an archive."""
+    """The range of bytes of a library's file: a whole file, or one member of a tar archive."""
 
     path: Path
     start: int
@@ -70,13 +70,13 @@ class CopySource:
             ) from error
 
     def list_document_keys(self) -> list[str]:
-        """Returns the keys of all documents in the source."""
+        """Returns the sorted keys of all documents in the folder or archive."""
         names = [name.removeprefix("documents/") for name in self.files if "documents/" in name]
         return sorted(name.partition(".")[0] for name in names if disk.is_manifest_file_name(name))
 
     def read_chunks(self, name: str) -> Iterator[bytes]:
-        """Yields a file's bytes in chunks. Raises LibraryError: the file is missing or
-        unreadable."""
+        """Yields the bytes of the file `name` in chunks. Raises LibraryError: the file is missing
+        or unreadable."""
         if name not in self.files:
             raise LibraryError(f"{name} is missing")
         path, start, size = self.files[name]
@@ -91,7 +91,7 @@ class CopySource:
 
 
 def is_archive(place: str) -> bool:
-    """Whether a place that documents are copied to or from is a file rather than a folder."""
+    """Whether `place`, to or from which documents are copied, is an archive file, not a folder."""
     return place.endswith(".tar") or os.path.isfile(place)
 
 
@@ -113,7 +113,7 @@ def _list_archive(place: str) -> dict[str, FileByteRange]:
     with path.open("rb") as file, tarfile.open(fileobj=file, mode="r:") as tar:
         members = tar.getmembers()
         if not members or members[0].name != disk.MARKER:
-            raise tarfile.ReadError("the archive is not one of esa")
+            raise tarfile.ReadError("the archive was not written by esa")
         # `tarfile` ends quietly at a header that is damaged.
         file.seek(members[-1].offset_data + -(-members[-1].size // 512) * 512)
         end = file.read(1024)
@@ -195,7 +195,8 @@ def refuse_url_as_copy_place(place: str) -> None:
 def _copy_documents(
     keys: Sequence[str], copy_document: Callable[[str], int | None], progress: Progress | None
 ) -> CopyResult:
-    """Copies documents. `copy_document` returns bytes, or None if the target has the document."""
+    """Copies documents by `copy_document`, which returns the number of bytes copied, or None if the
+    target has the document."""
     result = CopyResult()
     for number, key in enumerate(keys, 1):
         try:
@@ -215,7 +216,7 @@ def _copy_document(
     source: CopySource, target: LibraryPaths, key: str, on_wait: Callable[[], None] | None = None
 ) -> int | None:
     """Copies a document to a library, and returns the number of bytes, or None if the library has
-    the document. Raises DamagedCopyError."""
+    the document. Raises DamagedCopyError: the document is damaged in the source."""
     manifest = target.get_document_path(key)
     with target.hold_lock(key, on_wait):
         if target.has_document(key):
@@ -253,7 +254,8 @@ def _copy_document(
 def _add_document_to_archive(
     paths: LibraryPaths, tar: tarfile.TarFile, added_files: set[Path], key: str
 ) -> int | None:
-    """Adds a document to an archive, and returns its bytes. Raises DamagedCopyError."""
+    """Adds a document's files to an archive, and returns the number of bytes added. Raises
+    DamagedCopyError: a file of the document is damaged."""
     manifest, place = paths.get_document_path(key), str(paths.root)
     with _name_damaged_source(place, paths, key, manifest):
         entry = document_files.read_manifest(paths, key)
@@ -278,7 +280,8 @@ def _add_archive_members(tar: tarfile.TarFile, paths: LibraryPaths, files: Itera
 
 @contextmanager
 def _name_damaged_source(place: str, paths: LibraryPaths, key: str, path: Path) -> Iterator[None]:
-    """Converts an error about a file that is copied to `path` into an error about its source."""
+    """A context that converts a LibraryError about `path`, the target of a copy, into an error that
+    names the source `place`."""
     try:
         yield
     except LibraryError as error:
@@ -294,7 +297,7 @@ def _name_damaged_source(place: str, paths: LibraryPaths, key: str, path: Path) 
 
 
 def _make_path_in_library(paths: LibraryPaths, path: Path) -> str:
-    """Returns the path of a file relative to its library's folder."""
+    """Returns the path of a file relative to the folder of the library, with slashes."""
     return path.relative_to(paths.root).as_posix()
 
 

@@ -1,4 +1,4 @@
-"""Packs, unpacks and checks the small files of a stored document: tokens, states, projections.
+"""Packs, unpacks and checks a stored document's files of tokens, recurrent states, projections.
 
 A stranger can write any contents with a valid checksum, so every file that is copied into the
 library from elsewhere is checked by `check_foreign_manifest` and `check_document_file`.
@@ -40,14 +40,14 @@ _UNPACKING = (
 
 
 def pack_tokens(ids: Sequence[int], offsets: Sequence[tuple[int, int]] | Tensor) -> bytes:
-    """Packs the token ids (n,) of a document and their character offsets (n, 2) as bytes."""
+    """Packs the ids of a document's n tokens and their character offsets (n, 2) as bytes."""
     spans = torch.as_tensor(offsets, dtype=torch.int64).reshape(-1, 2)
     numbers = torch.from_numpy(numpy.array(ids, dtype=numpy.int64))
     return save({"ids": numbers, "offsets": spans.contiguous()})
 
 
 def unpack_tokens(payload: bytes) -> tuple[Tensor, Tensor]:
-    """Unpacks the token ids (n,) of a document and their character offsets (n, 2)."""
+    """Returns the token ids (n,) and character offsets (n, 2) that `pack_tokens` packed."""
     tensors = load(payload)
     return tensors["ids"], tensors["offsets"]
 
@@ -60,7 +60,7 @@ class StoredStates(NamedTuple):
 
 
 def pack_states(segment: str, states: Sequence[Mapping[str, Tensor]]) -> bytes:
-    """Packs the states of all recurrent layers after a segment, whose prefix is `segment`."""
+    """Packs the states of all recurrent layers after a segment whose name begins with `segment`."""
     tensors = {
         f"{layer}.{name}": tensor.cpu().contiguous()
         for layer, state in enumerate(states)
@@ -70,7 +70,8 @@ def pack_states(segment: str, states: Sequence[Mapping[str, Tensor]]) -> bytes:
 
 
 def unpack_states(payload: bytes, path: Path, layout: Layout, key: str) -> StoredStates:
-    """Unpacks the states of all recurrent layers. Raises LibraryError: the states are damaged."""
+    """Returns the recurrent states that `pack_states` packed. Raises LibraryError: the states are
+    damaged."""
     name, _, packed = payload.partition(b"\n")
     try:
         tensors = load(packed)
@@ -110,7 +111,8 @@ def hash_projections(packed: bytes) -> str:
 
 
 def check_document_file(present_path: Path, path: Path, entry: Entry) -> None:
-    """Checks every byte of a document's file, which is stored at `path` or will be moved there.
+    """Checks every byte of a document's file at `present_path`, which is stored or will be moved
+    to `path`.
     Raises LibraryError: the file is missing, damaged, or belongs to another document."""
     key, kind = entry.key, path.suffix[1:]
     if kind == "seg":
@@ -128,7 +130,7 @@ def check_document_file(present_path: Path, path: Path, entry: Entry) -> None:
 
 
 def _do_contents_match(entry: Entry, kind: str, payload: bytes, path: Path) -> bool:
-    """Whether the contents of a small file agree with the document's manifest."""
+    """Whether the contents of a document's file agree with the document's manifest."""
     layout, identity = entry.layout, entry.identity
     if kind == "text":
         text = payload.decode("utf-8", "surrogatepass")

@@ -1,7 +1,7 @@
 """Reads the KV cache of a stored document from its segments, and writes it during a prefill.
 
-The recurrent states after a segment are written with the segment. A document with a token index
-needs nothing of this file: `DocumentWriter` and `StoredDocument` are enough.
+The states of recurrent layers after a segment are written with the segment. For a document with a
+token index and no KV cache, `DocumentWriter` and `StoredDocument` are enough.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ from esa_cli.storage.memory_store import (
 
 
 class SegmentStore(SegmentLayer):
-    """The keys and values of one layer in a segment: a read-only store of tensors on `device`."""
+    """A read-only store of one layer's keys and values in a segment file, as tensors on
+    `device`."""
 
     resident = False
 
@@ -90,8 +91,8 @@ class SegmentStore(SegmentLayer):
 
 
 def read_states(paths: LibraryPaths, layout: Layout, key: str, segment: str = "") -> StoredStates:
-    """Returns the states of a document's recurrent layers. If `segment` is not empty, they must be
-    the states after this segment. Raises LibraryError: the file is missing, damaged, of another
+    """Returns the states of a document's recurrent layers. If `segment` is not empty, the states
+    must be those after this segment. Raises LibraryError: the file is missing, damaged, of another
     format, or has the states after another segment."""
     path = paths.get_document_path(key, "states")
     payload = disk.read_checksummed_file(path, "states", key)
@@ -102,7 +103,8 @@ def read_states(paths: LibraryPaths, layout: Layout, key: str, segment: str = ""
 
 
 def _read_projections(paths: LibraryPaths, name: str, key: str) -> list[Linear | None] | None:
-    """Reads the projections with this name, or returns None for `NO_FIT`. Raises LibraryError."""
+    """Reads the file of projections `name`, or returns None for the name `NO_FIT`. Raises
+    LibraryError: the file is missing or damaged."""
     if name == document_files.NO_FIT:
         return None
     path = paths.get_projections_path(name)
@@ -114,8 +116,8 @@ def _read_projections(paths: LibraryPaths, name: str, key: str) -> list[Linear |
 
 class StoredCache:
     """The KV cache of an opened document, with its projections and the states of the model's
-    recurrent layers after the last token. Raises LibraryError: one of the files is missing, damaged
-    or of another format."""
+    recurrent layers after the last token. Raises LibraryError: a file of the document is missing,
+    damaged or of another format."""
 
     def __init__(self, document: StoredDocument) -> None:
         paths, entry = document.paths, document.entry
@@ -127,7 +129,7 @@ class StoredCache:
             self.states = read_states(paths, entry.layout, entry.key, last).states
 
     def open_layer_stores(self, device: torch.device = CPU) -> list[StoreChain]:
-        """Returns a read-only store of tensors on `device` for each layer."""
+        """Returns, for each layer, a read-only store of keys and values as tensors on `device`."""
         stores = list[StoreChain]()
         for layer in range(self._layer_count):
             parts = [SegmentStore(segment, layer, device) for segment in self._segments]
@@ -140,7 +142,7 @@ class CacheWriter(DocumentWriter):
     """Writes the KV cache of a document during its prefill.
 
     Attributes:
-        layers: a store for each layer, to which prefill appends after the tokens on disk.
+        layers: a store for each layer, to which the prefill appends new keys and values.
         projections: the projections of the reduced keys on disk; None if no key is on disk.
         states: the states of the recurrent layers after the tokens on disk; empty at the start."""
 
@@ -202,7 +204,7 @@ class CacheWriter(DocumentWriter):
             self._write_file(path, packed_files.pack_states(last, states))
 
     def _count_complete_tokens(self) -> int:
-        """Counts the tokens in memory that are complete in all layers."""
+        """Counts the tokens in memory whose keys, values and reduced keys all layers have."""
         pairs = zip(self.layers, self.layout.reduced, strict=True)
         return min(layer.tail.reduced if width else len(layer.tail) for layer, width in pairs)
 
