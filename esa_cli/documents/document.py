@@ -265,8 +265,7 @@ def _make_size_error(name: str, size: int, limit: int) -> DocumentError:
 
 
 def _suggest_path(source: str) -> str:
-    """Returns a hint for the missing file `source`: the existing path with the most similar
-    name."""
+    """Returns a hint for the missing file `source`: the existing path with the nearest name."""
     import difflib
 
     if source.startswith(("http://", "https://")):

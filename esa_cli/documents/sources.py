@@ -134,8 +134,7 @@ def _is_folder_or_pattern(source: str) -> bool:
 
 
 def find_readable_files(source: str) -> FoundFiles:
-    """Finds the readable files in a folder or of a pattern. Raises DocumentError: too many
-    files."""
+    """Finds the readable files of a folder or pattern. Raises DocumentError: too many files."""
     found = FoundFiles()
     paths = _walk_folder(source, found) if os.path.isdir(source) else _match_files(source, found)
     for path in paths:

@@ -81,8 +81,7 @@ class GrowingRows:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory of the matrix: of all allocated rows on a GPU, of rows in use on a
-        CPU."""
+        """Bytes of the matrix in memory: of allocated rows on a GPU, of used rows on the CPU."""
         rows = self.capacity if self._whole else self.length
         return rows * self.width * self.dtype.itemsize
 

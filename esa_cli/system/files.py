@@ -120,8 +120,7 @@ def write_atomically(path: Path, content: str) -> None:
 
 @contextmanager
 def lock_file_for_writing(path: Path) -> Iterator[None]:
-    """A context that locks a file by a lock file PATH.lock. Raises UsageError: another process has
-    locked the file."""
+    """A context that locks a file by PATH.lock. Raises UsageError: another process locked it."""
     from filelock import FileLock, Timeout
 
     lock = FileLock(f"{path.resolve()}.lock", timeout=0, fallback_to_soft=False)

@@ -33,8 +33,7 @@ class JsonLinesFile(ABC):
 
     @abstractmethod
     def _load_rows(self, path: Path) -> None:
-        """Reads the rows of the file at `path`. Raises UsageError: another program wrote the
-        file."""
+        """Reads the rows of the file. Raises UsageError: another program wrote the file."""
 
     def _rewrite_before_unlocking(self, path: Path) -> None:  # noqa: B027
         """Called when the file is closed, while still locked; subclasses may rewrite the file."""
@@ -123,8 +122,7 @@ class Journal(JsonLinesFile):
             self._joined.pop(key, None)
 
     def _read_rows(self, path: Path) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
-        """Yields the key and each row of the file at `path`, after checking the headers before
-        it."""
+        """Yields the key and contents of each row of a file, and checks all headers."""
         check_first_field(path, next(iter(self.header)))
         for number, row in enumerate(read_json_lines(path), 1):
             if "command" in row:
@@ -213,8 +211,7 @@ class OrderedJsonLinesFile(JsonLinesFile):
                 _rewrite_file(path, [row for _, row in sorted(self._rows.items())])
 
     def read_result_rows(self, path: Path) -> Iterator[dict[str, Any]]:
-        """Yields the rows of the file at `path`. Raises UsageError: another program wrote the
-        file."""
+        """Yields the rows of an answers file. Raises UsageError: another program wrote the file."""
         check_first_field(path, "id")
         try:
             yield from read_json_lines(path)
@@ -225,8 +222,7 @@ class OrderedJsonLinesFile(JsonLinesFile):
         return place in self._rows
 
     def add_row(self, place: int, row: dict[str, Any]) -> None:
-        """Appends the row of a place without a row. Raises ResourceError, DocumentError: the file
-        cannot be written."""
+        """Appends the row of a place without a row. Raises ResourceError, DocumentError."""
         self.append(row)
         self._rows[place] = row
 

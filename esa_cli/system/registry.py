@@ -44,9 +44,8 @@ class Registry(Generic[T]):
         return iter(self._entries)
 
     def add(self, name: str, value: T, definition: object) -> None:
-        """Registers `value` under a name. `definition` is the class or function that defines the
-        value; reloading its module registers the value again. Raises PluginError: another
-        definition uses the name."""
+        """Registers the value of a class or function `definition`, also when its module is
+        reloaded. Raises PluginError: another definition uses the name."""
         origin = find_origin_of_definition(definition)
         qualname = str(getattr(definition, "__qualname__", name))
         taken = self._entries.get(name)

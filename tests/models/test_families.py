@@ -179,9 +179,8 @@ def stored(
         shapes=shapes if len({*shapes}) > 1 else (),
     )  # fmt: skip
     library = Library(path)
-    with library.open_writer(
-        CacheWriter, library.compute_key("model", "text"), "model", ids, layout
-    ) as writer:
+    key = library.compute_key("model", "text")
+    with library.open_writer(CacheWriter, key, "model", ids, layout) as writer:
         assert isinstance(writer, CacheWriter)
         for layer, store in zip(writer.layers, kept, strict=True):
             layer.append(*store.span(0, len(ids)))

@@ -92,9 +92,8 @@ def test_damage_at_random_places_is_found_and_never_used(kept: Library) -> None:
 def test_every_byte_of_a_segment_is_covered(tmp_path: Path, kind: str) -> None:
     layout = Layout(1, 1, 2, "bfloat16", kind, reduced=(1,), segment=4)  # type: ignore[arg-type]
     library, ids = Library(tmp_path), [5, 6, 7]
-    with library.open_writer(
-        CacheWriter, library.compute_key(WITH, text_of(ids)), WITH, ids, layout
-    ) as writer:
+    key = library.compute_key(WITH, text_of(ids))
+    with library.open_writer(CacheWriter, key, WITH, ids, layout) as writer:
         assert isinstance(writer, CacheWriter)
         read(writer, ids)
         entry = finish(writer, ids)

@@ -36,9 +36,8 @@ from esa_cli.system.text import text_digest
 def test_names_and_bytes_are_those_of_before(tmp_path: Path, layout: Layout, digest: str) -> None:
     """Of commit 7100f9e, whose libraries are read; a manifest, which has a time, is left out."""
     library, ids, text = Library(tmp_path), [*range(7, 17)], "é w\ud800"
-    with library.open_writer(
-        CacheWriter, library.compute_key("model x", text), "model x", ids, layout
-    ) as writer:
+    key = library.compute_key("model x", text)
+    with library.open_writer(CacheWriter, key, "model x", ids, layout) as writer:
         assert isinstance(writer, CacheWriter)
         for at, layer in enumerate(writer.layers):
             layer.append(*torch.arange(80.0).view(2, 2, 10, 2) - 30 + at)

@@ -179,9 +179,8 @@ def test_projections_that_come_while_others_prune_stay(
         fit.write_bytes(b"just written")
         return found
 
-    with library.open_writer(
-        CacheWriter, library.compute_key(WITH, text_of(IDS)), WITH, IDS, LAYOUT
-    ):
+    key = library.compute_key(WITH, text_of(IDS))
+    with library.open_writer(CacheWriter, key, WITH, IDS, LAYOUT):
         with monkeypatch.context() as patch:
             patch.setattr(library_file, "make_needed_filter", needed)
             library.prune(0)

@@ -49,9 +49,8 @@ def state_file(library: Library) -> Path:
 
 
 def writing(library: Library, ids: list[int] = IDS) -> Any:
-    return library.open_writer(
-        CacheWriter, library.compute_key(WITH, text_of(ids)), WITH, ids, WITH_STATES
-    )
+    key = library.compute_key(WITH, text_of(ids))
+    return library.open_writer(CacheWriter, key, WITH, ids, WITH_STATES)
 
 
 def equal(one: list[dict[str, torch.Tensor]], two: list[dict[str, torch.Tensor]]) -> bool:

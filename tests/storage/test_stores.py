@@ -71,9 +71,8 @@ class Model:
         layout = Layout(1, HEADS, DIM, name, kind, (RANK,), segment=16, shared=self.shared)  # type: ignore[arg-type]
         library, ids = Library(self.folder), [*range(count)]
         maps = [Linear(torch.randn(HEADS * DIM, RANK), torch.randn(HEADS * DIM, RANK))]
-        with library.open_writer(
-            CacheWriter, library.compute_key(WITH, "x"), WITH, ids, layout
-        ) as writer:
+        key = library.compute_key(WITH, "x")
+        with library.open_writer(CacheWriter, key, WITH, ids, layout) as writer:
             assert isinstance(writer, CacheWriter)
             self.append(writer.layers[0], count, reduce=True)
             writer.flush_segments(maps)

@@ -34,10 +34,7 @@ _ROMAN = (
 def read_docx(data: bytes, name: str) -> ExtractedText:
     """Reads the running text of a Word document."""
     parts, out, missing = ZipParts(data, name), TextBuilder(), []
-    root, etree = (
-        parts.parse_xml("word/document.xml"),
-        import_optional("lxml.etree", "lxml", name),
-    )
+    root, etree = parts.parse_xml("word/document.xml"), import_optional("lxml.etree", "lxml", name)
     etree.strip_elements(root, *_NOT_SHOWN, with_tail=False)
     converter = _WordConverter(parts, root)
     out.page = converter.page

@@ -125,8 +125,7 @@ def _read_bookmark_titles(document: Any) -> dict[int, list[str]]:
 def _join_pages(
     pages: Sequence[str], bookmarks: Mapping[int, Sequence[str]], missing: Sequence[str]
 ) -> ExtractedText:
-    """Joins pages by empty lines. A chapter begins at its bookmark's title in the text, or else at
-    the start of the page."""
+    """Joins pages by empty lines. A chapter begins at its title, or else on top of its page."""
     marks: list[Mark] = []
     parts: list[str] = []
     start, chapter = 0, None

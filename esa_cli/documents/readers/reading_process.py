@@ -115,8 +115,7 @@ class ReadingProcess:
         return self.owner == os.getpid() and self._process.poll() is None
 
     def send_request(self, request: dict[str, Any], data: bytes, seconds: float) -> dict[str, Any]:
-        """Sends a document to the child process and returns the reply: text, error or why it
-        ended."""
+        """Returns the child process's reply to a request, or why the child process ended."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         late = threading.Event()

@@ -67,8 +67,7 @@ class TextBuilder:
             self._append_piece(text.replace("\r\n", "\n").replace("\r", "\n"))
 
     def set_prefix_of_next_piece(self, text: str) -> None:
-        """Sets a text, such as a list's bullet, that precedes the next piece of text on its
-        line."""
+        """Sets a text, such as a list's bullet, that precedes the next piece of text."""
         self._lead = text
 
     def append_exponent_sign(self, text: str) -> None:

@@ -214,8 +214,7 @@ class TextIndex:
         self._db.execute(update, (count, blob, row))
 
     def remove_text(self, digest: str) -> None:
-        """Removes the words of the text with this digest from the index, if the index has the
-        text."""
+        """Removes the text with this digest from the index, if the index has the text."""
         rows = self._db.execute("SELECT id, words FROM texts WHERE digest = ?", (digest,))
         for row, words in rows.fetchall():
             try:
@@ -287,8 +286,7 @@ class RecordedFiles:
         return [record for record in known if record.is_file_unchanged] or known
 
     def divide_present_and_former(self, entries: Sequence[Entry]) -> PresentAndFormerEntries:
-        """Divides stored documents into present ones, even if damaged, and former ones, whose text
-        no file has any more."""
+        """Divides stored documents into present ones and former ones, whose text no file has."""
         divided = PresentAndFormerEntries([], [])
         for entry in entries:
             present = entry if entry.error else self._find_present_entry(entry)
@@ -336,8 +334,7 @@ class Catalogue:
 
     @contextmanager
     def run_transaction(self) -> Iterator[None]:
-        """A context in which changes of the catalogue are one transaction: all are written, or
-        none."""
+        """A context whose changes of the catalogue are all written at its end, or none of them."""
         self._db.execute("BEGIN IMMEDIATE")
         with self._db:
             yield
@@ -345,9 +342,8 @@ class Catalogue:
     def divide_present_and_former(self) -> PresentAndFormerEntries:
         """Returns the present and the former documents of the library, the most recently used
         first. Raises LibraryError: the folder cannot be read."""
-        return self.load_recorded_files().divide_present_and_former(
-            document_files.read_entries(self._paths)
-        )
+        entries = document_files.read_entries(self._paths)
+        return self.load_recorded_files().divide_present_and_former(entries)
 
     def load_recorded_files(self) -> RecordedFiles:
         return RecordedFiles(self._paths, self.files.list_records())
@@ -406,8 +402,7 @@ class Catalogue:
         return errors
 
     def drop_unused_texts(self) -> int:
-        """Removes texts that no stored document and no recorded file has, and returns their
-        number."""
+        """Removes texts that no document and no recorded file has, and returns their number."""
         stored = set(map_text_digests_to_keys(self._paths))
 
         def find_unused_text_digests() -> set[str]:
@@ -568,8 +563,7 @@ def _prepare_tables(db: sqlite3.Connection, paths: LibraryPaths) -> sqlite3.Conn
 
 
 def create_catalogue_tables(db: sqlite3.Connection) -> None:
-    """Creates missing tables of a catalogue. Raises LibraryError: sqlite3 lacks full-text
-    search."""
+    """Creates a catalogue's missing tables. Raises LibraryError: sqlite3 lacks full-text search."""
     db.execute("PRAGMA temp_store = MEMORY")
     db.execute("PRAGMA cache_size = -65536")
     try:

@@ -79,8 +79,7 @@ def hash_byte_strings(*parts: bytes) -> bytes:
 
 
 def compute_document_key(identity: str, text: str) -> str:
-    """Returns the key of a document in the library, a hash of its text and of `identity`, which
-    names the model and settings of the prefill."""
+    """Returns the key of a text: a hash with `identity`, the model and settings of a prefill."""
     digest = text_digest(text).encode()
     return hash_byte_strings(b"document", bytes([FORMAT]), identity.encode(), digest).hex()
 
@@ -146,8 +145,7 @@ class LibraryPaths:
             return self.get_document_path(key).exists()
 
     def mark_document_used(self, key: str) -> None:
-        """Sets the time of last use of the document `key` to now, unless the library is
-        read-only."""
+        """Sets the time of a document's last use to now, unless the library is read-only."""
         with suppress(OSError):
             self.get_document_path(key, "used").touch()
 
@@ -166,8 +164,7 @@ class LibraryPaths:
         return in_root and form is not None and form.fullmatch(path.name) is not None
 
     def list_all_files(self) -> list[Path]:
-        """Returns the paths of all files of the library, even partly written ones, except the locks
-        and the marker."""
+        """Returns all files of the library, even partly written ones, except locks and marker."""
         return [path for folder in _NAMES for path in self._list_files(folder, _ANY[folder])]
 
     def list_finished_files(self, folder: str) -> list[Path]:
@@ -214,8 +211,7 @@ class LibraryPaths:
 
 
 def refuse_to_wait_for_lock() -> None:
-    """Raises BlockingIOError. Passed as `on_wait`, this function makes `hold_lock` fail at once
-    while another process holds the lock."""
+    """Raises BlockingIOError, so that `hold_lock` with this `on_wait` fails rather than waits."""
     raise BlockingIOError("another process has the lock")
 
 
@@ -228,8 +224,7 @@ def get_file_size(path: Path) -> int:
 
 
 def find_nearest_existing_folder(root: Path) -> Path:
-    """Returns the library's folder `root` if the folder exists, else its nearest existing
-    parent."""
+    """Returns the folder `root` if the folder exists, else the nearest parent that exists."""
     folder = root.absolute()
     return next(parent for parent in (folder, *folder.parents) if parent.exists())
 
@@ -243,8 +238,7 @@ def check_free_disk_space(root: Path, nbytes: int) -> None:
 
 
 def pack_checksummed_file(kind: str, payload: bytes, version: int = FORMAT) -> tuple[bytes, str]:
-    """Returns the bytes of a file that begins with a line with the digest of its payload, and the
-    digest."""
+    """Returns the bytes of a file that begins with a digest of the payload, and the digest."""
     state = hashlib.blake2b(f"{kind} {version} {len(payload)}\n".encode(), digest_size=32)
     state.update(payload)
     digest = state.hexdigest()
@@ -294,8 +288,7 @@ def read_checksummed_file(path: Path, kind: str, key: str, digest: str | None = 
 def write_checksummed_file(
     path: Path, kind: str, payload: bytes, owner_key: str, version: int = FORMAT
 ) -> str:
-    """Writes a file with a digest of its payload atomically, and returns the digest. Raises
-    OSError."""
+    """Writes a file with a digest of its payload, and returns the digest. Raises OSError."""
     data, digest = pack_checksummed_file(kind, payload, version)
     with create_file_atomically(path, owner_key) as file:
         file.write(data)
@@ -354,8 +347,7 @@ def converting_read_errors(root: Path) -> Iterator[None]:
 
 
 def converting_write_errors(root: Path) -> AbstractContextManager[None]:
-    """Returns a context that converts an OSError during writing to the library into a DiskError if
-    the disk is full, else into a LibraryError."""
+    """Converts an OSError in writing into a DiskError (the disk is full) or a LibraryError."""
     other = f"{_ANOTHER_FOLDER}; on Windows, end other esa processes that use the library"
     target = f"the library in {root}"
     return convert_writing_errors(

@@ -60,8 +60,7 @@ def _round_up(count: int, multiple: int) -> int:
 
 
 class SegmentSection(NamedTuple):
-    """The byte offsets in a segment file of one layer's rows (keys and values), reduced keys and
-    checksums."""
+    """The byte offsets of one layer's rows, reduced keys and checksums in a segment file."""
 
     start: int
     rows_stop: int
@@ -197,8 +196,7 @@ def _make_layer_layout(layout: Layout, layer: int) -> Layout:
 
 
 def compute_segment_prefixes(identity: str, ids: Sequence[int], layout: Layout) -> list[str]:
-    """Returns the first part of the name of each segment of a document: a hash of all of the
-    document's tokens up to the segment's end."""
+    """Returns, for each segment, the hash of the document's tokens up to the segment's end."""
     shape = json.dumps(layout.as_json(), sort_keys=True).encode()
     fitted = array("q", ids[: layout.fit]).tobytes()
     last = hash_byte_strings(b"segment", bytes([disk.FORMAT]), identity.encode(), shape, fitted)
@@ -211,8 +209,7 @@ def compute_segment_prefixes(identity: str, ids: Sequence[int], layout: Layout) 
 
 
 def extract_segment_prefix(segment_name: str) -> str:
-    """Returns the hash of tokens with which a segment's name begins, without the name of the
-    projections after it."""
+    """Returns the hash of tokens with which a segment's name begins."""
     return segment_name.partition("-")[0]
 
 
@@ -270,8 +267,7 @@ class Entry:
 
     @property
     def state(self) -> str:
-        """Whether the stored document can be used: `good`, `damaged`, `another format` or
-        `unreadable`."""
+        """The document's condition: `good`, `damaged`, `another format` or `unreadable`."""
         if isinstance(self.error, ForeignVersionError):
             return "another format"
         if isinstance(self.error, UnreadableError):
@@ -326,14 +322,12 @@ class Entry:
 
 
 def write_manifest(paths: LibraryPaths, entry: Entry) -> None:
-    """Writes the manifest of a stored document, which makes the document exist in the library.
-    Raises OSError."""
+    """Writes a manifest, which makes its document exist in the library. Raises OSError."""
     payload = json.dumps(entry.make_manifest_fields(), sort_keys=True, indent=1).encode()
     form = disk.WITH_STATES if entry.layout.states else disk.FORMAT
     form = disk.WITH_SHAPES if entry.layout.shapes else form
-    disk.write_checksummed_file(
-        paths.get_document_path(entry.key), "document", payload, entry.key, form
-    )
+    path = paths.get_document_path(entry.key)
+    disk.write_checksummed_file(path, "document", payload, entry.key, form)
 
 
 def read_manifest(paths: LibraryPaths, key: str) -> Entry:
@@ -384,8 +378,7 @@ def list_needed_files(paths: LibraryPaths, entry: Entry) -> list[Path]:
 
 
 def encode_rows(rows: Tensor, layout: Layout) -> Tensor:
-    """Encodes the keys and values of n tokens, rows (n, width), as records of bytes (n, row_bytes),
-    quantised to int8 if the layout says so."""
+    """Encodes the keys and values of n tokens (n, width) as records of bytes (n, row_bytes)."""
     import torch
 
     if layout.kind == "native":
@@ -479,9 +472,8 @@ def write_segment_file(
 
 
 class Segment:
-    """A memory-mapped file with the KV cache of up to 4,096 tokens. Opening checks its header and
-    length. Raises LibraryError: the file is missing, damaged, of another format, or belongs to
-    another segment.
+    """A memory-mapped file with the KV cache of up to 4,096 tokens; opening checks the header.
+    Raises LibraryError: the file is missing, damaged, of another format or segment.
 
     Args:
         tokens: the expected number of tokens. key: the document's key, for error messages.
@@ -549,8 +541,7 @@ class SegmentLayer:
         return self._tail[start - self.section.rows_stop :][:size]
 
     def check_row_checksums(self, rows: Any) -> None:
-        """Checks those of the tokens with the numbers `rows`, an array, that no call has checked
-        yet. Raises LibraryError: a token's keys or values changed."""
+        """Checks the tokens with the numbers `rows`, an array, once each. Raises LibraryError."""
         import xxhash
 
         good, segment, array = self._are_rows_good, self.segment, self._records.numpy()

@@ -117,8 +117,7 @@ class DocumentWriter:
         return self._open_segments(self._prefixes[: len(self.ids) // self.layout.segment], NO_FIT)
 
     def _open_segments(self, prefixes: Sequence[str], fit: str) -> list[Segment]:
-        """Opens and checks the segment files whose names begin with `prefixes`, in order, up to the
-        first file that cannot be used."""
+        """Opens the segments whose names begin with `prefixes`, up to the first unusable one."""
         segments = list[Segment]()
         with suppress(LibraryError):
             for i, prefix in enumerate(prefixes):
@@ -207,8 +206,7 @@ class Library:
         self._paths = LibraryPaths(self.root)
 
     def compute_key(self, identity: str, text: str) -> str:
-        """Returns the key under which the library stores a text. `identity` names the model and the
-        settings of the prefill."""
+        """Returns the key of a text; `identity` names the model and settings of its prefill."""
         return disk.compute_document_key(identity, text)
 
     def find_entry(self, key: str) -> Entry | None:
@@ -222,23 +220,20 @@ class Library:
         return None
 
     def entries(self) -> list[Entry]:
-        """Returns the entries of all stored documents, even damaged ones, whose files still exist
-        or cannot be checked, the most recently used first. Raises LibraryError: the folder cannot
-        be read, or is not a library."""
+        """Returns the stored documents, even damaged ones, without those whose file was removed or
+        changed, the most recently used first. Raises LibraryError: the folder is no library."""
         return self.divide_present_and_former().present
 
     def divide_present_and_former(self) -> PresentAndFormerEntries:
-        """Divides the stored documents into those whose file still exists, and former ones, whose
-        file was removed or changed. Raises LibraryError."""
+        """Divides stored documents into present ones and former ones, whose text no file has."""
         self._paths.check_is_library()
         entries = document_files.read_entries(self._paths)
         return catalogue.load_recorded_files(self._paths).divide_present_and_former(entries)
 
     def match_entries(self, id_name_or_source: str) -> list[Entry]:
         """Returns the documents whose key begins with `id_name_or_source` (at least 4 digits), or
-        else those with this name or source. Former documents, whose file was removed or changed,
-        are returned only if no other matches. Raises LibraryError: the folder cannot be read, or is
-        not a library."""
+        else those with this name or source. Former documents, whose text no file has, are returned
+        only if no other matches. Raises LibraryError: the folder is unreadable or no library."""
         paths, wanted = self._paths, id_name_or_source
         paths.check_is_library()
         known = paths.list_document_keys() if len(wanted) > 3 else set()
@@ -270,18 +265,15 @@ class Library:
         return sum(bool(record.folder and record.digest) for record in records)
 
     def open_catalogue(self, keep_on_disk: bool = True) -> AbstractContextManager[Catalogue]:
-        """Opens the library's catalogue, or, if `keep_on_disk` is false, an empty catalogue in
-        memory. Raises DiskError."""
+        """Opens the library's catalogue, or, if not `keep_on_disk`, an empty one in memory."""
         return catalogue.open_catalogue(self._paths, keep_on_disk)
 
     def open_search_catalogue(self, always_copy: bool = False) -> AbstractContextManager[Catalogue]:
-        """Opens the library's catalogue for a search, or a copy of the catalogue, which may be
-        read-only. Raises LibraryError."""
+        """Opens the catalogue, or a copy of a read-only catalogue. Raises LibraryError."""
         return catalogue.open_search_catalogue(self._paths, always_copy)
 
     def estimate_document_size(self, tokens: int, layout: Layout, states: int = 0) -> int:
-        """Estimates the bytes on disk of a document of `tokens` tokens, of which the states of
-        recurrent layers are `states` bytes."""
+        """Estimates the bytes on disk of a document; `states` are the bytes of recurrent states."""
         return layout.nbytes(tokens) + OTHER_BYTES * tokens + states
 
     @property
@@ -301,9 +293,8 @@ class Library:
         key: str, identity: str, ids: Sequence[int], layout: Layout,
         on_wait: Callable[[], None] | None = None, states: int = 0,
     ) -> Iterator[Writer | Entry]:  # fmt: skip
-        """Yields a new writer, or the document if another process has stored the document.
-        If the block ends without `finish_document`, the next ingest of the document resumes from
-        the complete segments on disk.
+        """Yields a new writer, or the document if another process has stored the document. If the
+        block does not call `finish_document`, the next ingest resumes from the whole segments.
 
         Args:
             make_writer: `DocumentWriter` or, for a KV cache, `CacheWriter`.
@@ -392,10 +383,8 @@ class Library:
         with disk.converting_write_errors(self.root), paths.hold_lock("library"):
             others = [one for one in document_files.read_entries(paths) if one.key != entry.key]
             is_needed = make_needed_filter(paths, others, with_abandoned_claims=True)
-            shared = [
-                paths.get_projections_path(entry.fit),
-                *map(paths.get_segment_path, entry.segments),
-            ]
+            segments = map(paths.get_segment_path, entry.segments)
+            shared = [paths.get_projections_path(entry.fit), *segments]
             if entry.error:
                 folders = ("segments", "fits")
                 shared = [path for name in folders for path in paths.list_finished_files(name)]
@@ -453,9 +442,8 @@ def claim_segments(paths: LibraryPaths, key: str, prefixes: list[str]) -> None:
     """Writes a claim, a file that protects the segments whose names begin with `prefixes` from
     removal during the ingest of the document `key`. Raises LibraryError, DiskError."""
     with disk.converting_write_errors(paths.root), paths.hold_lock("library"):
-        disk.write_checksummed_file(
-            paths.get_claim_path(key), "claim", json.dumps(prefixes).encode(), key
-        )
+        claim = json.dumps(prefixes).encode()
+        disk.write_checksummed_file(paths.get_claim_path(key), "claim", claim, key)
 
 
 def _refuse_unusable_documents(unusable: Sequence[Entry]) -> None:
@@ -475,8 +463,7 @@ def make_needed_filter(
     or projections in a file. The caller holds the library's lock.
 
     Args:
-        entries: the stored documents. with_abandoned_claims: whether to count the segments that
-            killed ingests claimed as needed."""
+        entries: the documents. with_abandoned_claims: whether claims of killed ingests count."""
     entries = list(entries)
     segments = {name for entry in entries for name in entry.segments}
     fits, prefixes = {entry.fit for entry in entries}, set[str]()
@@ -508,8 +495,7 @@ def make_needed_filter(
 def list_unneeded_files(
     paths: LibraryPaths, kept_entries: Sequence[Entry], removed_entries: Sequence[Entry]
 ) -> list[Path]:
-    """Returns the files of the library that neither the kept documents nor a running ingest
-    need."""
+    """Returns the library's files that neither the kept documents nor a running ingest need."""
     is_needed = make_needed_filter(paths, kept_entries, with_abandoned_claims=False)
     is_locked = cache(paths.is_lock_held)
     kept_keys = {entry.key for entry in kept_entries}

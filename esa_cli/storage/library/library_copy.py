@@ -161,8 +161,7 @@ def pull_documents(
     """Copies documents from a folder or an archive into the library.
 
     Args:
-        id_prefixes: beginnings of the documents' ids; by default all documents are copied.
-            progress:
+        id_prefixes: beginnings of documents' ids; by default all documents are copied. progress:
         called with the numbers of documents done and of all documents. on_wait: called while
         another process holds a document's lock.
 
@@ -195,8 +194,7 @@ def refuse_url_as_copy_place(place: str) -> None:
 def _copy_documents(
     keys: Sequence[str], copy_document: Callable[[str], int | None], progress: Progress | None
 ) -> CopyResult:
-    """Copies documents by `copy_document`, which returns the number of bytes copied, or None if the
-    target has the document."""
+    """Copies documents by a function that returns bytes, or None if the target has a document."""
     result = CopyResult()
     for number, key in enumerate(keys, 1):
         try:
@@ -254,8 +252,7 @@ def _copy_document(
 def _add_document_to_archive(
     paths: LibraryPaths, tar: tarfile.TarFile, added_files: set[Path], key: str
 ) -> int | None:
-    """Adds a document's files to an archive, and returns the number of bytes added. Raises
-    DamagedCopyError: a file of the document is damaged."""
+    """Adds a document to an archive, and returns the bytes added. Raises DamagedCopyError."""
     manifest, place = paths.get_document_path(key), str(paths.root)
     with _name_damaged_source(place, paths, key, manifest):
         entry = document_files.read_manifest(paths, key)
@@ -280,8 +277,7 @@ def _add_archive_members(tar: tarfile.TarFile, paths: LibraryPaths, files: Itera
 
 @contextmanager
 def _name_damaged_source(place: str, paths: LibraryPaths, key: str, path: Path) -> Iterator[None]:
-    """A context that converts a LibraryError about `path`, the target of a copy, into an error that
-    names the source `place`."""
+    """Converts an error about a file that is copied to `path` into an error about its source."""
     try:
         yield
     except LibraryError as error:

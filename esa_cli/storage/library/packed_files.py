@@ -70,8 +70,7 @@ def pack_states(segment: str, states: Sequence[Mapping[str, Tensor]]) -> bytes:
 
 
 def unpack_states(payload: bytes, path: Path, layout: Layout, key: str) -> StoredStates:
-    """Returns the recurrent states that `pack_states` packed. Raises LibraryError: the states are
-    damaged."""
+    """Unpacks the states of all recurrent layers. Raises LibraryError: the states are damaged."""
     name, _, packed = payload.partition(b"\n")
     try:
         tensors = load(packed)
@@ -111,8 +110,7 @@ def hash_projections(packed: bytes) -> str:
 
 
 def check_document_file(present_path: Path, path: Path, entry: Entry) -> None:
-    """Checks every byte of a document's file at `present_path`, which is stored or will be moved
-    to `path`.
+    """Checks every byte of a document's file, which is stored at `path` or will be moved there.
     Raises LibraryError: the file is missing, damaged, or belongs to another document."""
     key, kind = entry.key, path.suffix[1:]
     if kind == "seg":

@@ -34,8 +34,7 @@ from esa_cli.storage.memory_store import (
 
 
 class SegmentStore(SegmentLayer):
-    """A read-only store of one layer's keys and values in a segment file, as tensors on
-    `device`."""
+    """A read-only store of one layer's keys and values in a segment file, read as tensors."""
 
     resident = False
 
@@ -103,8 +102,7 @@ def read_states(paths: LibraryPaths, layout: Layout, key: str, segment: str = ""
 
 
 def _read_projections(paths: LibraryPaths, name: str, key: str) -> list[Linear | None] | None:
-    """Reads the file of projections `name`, or returns None for the name `NO_FIT`. Raises
-    LibraryError: the file is missing or damaged."""
+    """Reads the projections `name`, or returns None for `NO_FIT`. Raises LibraryError."""
     if name == document_files.NO_FIT:
         return None
     path = paths.get_projections_path(name)
