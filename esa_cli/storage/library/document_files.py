@@ -473,7 +473,7 @@ def write_segment_file(
 
 class Segment:
     """A memory-mapped file with the KV cache of up to 4,096 tokens; opening checks the header.
-    Raises LibraryError: the file is missing, damaged, of another format or segment.
+    Raises LibraryError: the file is missing, damaged, of another format, or of another segment.
 
     Args:
         tokens: the expected number of tokens. key: the document's key, for error messages.
