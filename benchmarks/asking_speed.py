@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 from common import ROOT, append_line, chronicle_questions, token_counter, tokens
 
 from esa_cli.qa.presets.preset import DEFAULT
-from esa_cli.system.machine import peak_memory
+from esa_cli.system.machine import measure_peak_memory
 
 
 class Asked(NamedTuple):
@@ -102,7 +102,9 @@ def warm(path: Path, questions: list[str], preset: str) -> list[Asked]:
             used, started = time.process_time(), time.perf_counter()
             esa.ask(question, [book], on_text=lambda _, s=seen: s.append(time.perf_counter()))  # type: ignore[misc]
             end = time.perf_counter() - started
-            out.append(Asked(seen[0] - started, end, time.process_time() - used, peak_memory()))
+            out.append(
+                Asked(seen[0] - started, end, time.process_time() - used, measure_peak_memory())
+            )
     return out[1:]
 
 

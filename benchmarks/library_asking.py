@@ -25,7 +25,7 @@ from esa_cli.apps.cli.model_and_documents import QuestionDocuments
 from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.documents.sources import SourceFiles
 from esa_cli.evaluation.tasks.task_sample import Haystack
-from esa_cli.system.machine import peak_memory
+from esa_cli.system.machine import measure_peak_memory
 
 
 def write_documents(
@@ -86,7 +86,7 @@ def main() -> None:
                 "documents": given.documents, "tokens": read,
                 "read_s": round(time.perf_counter() - started, 1),
                 **ask(esa, library, facts, esa.preset.answer.documents),
-                "memory_mib": peak_memory() >> 20,
+                "memory_mib": measure_peak_memory() >> 20,
             }  # fmt: skip
     append_line(given.out, row)
     print(row)

@@ -96,13 +96,14 @@ def timed(work: Callable[[], Any]) -> tuple[float, Any]:
 def write_manifests(library: Library, number: int) -> None:
     """Manifests of stored documents that have no rows: listing needs no more."""
     paths = LibraryPaths(library.root)
-    paths.make_folders()
+    paths.create_library_folders()
     for at in range(number):
         text = f"document {at}"
         provenance = {"name": f"{at}.txt", "source": f"/texts/{at}.txt", "preset": "none"}
         entry = Entry(
-            library.key("benchmark", text), "benchmark", tokens=3, text_sha256=text_digest(text),
-            characters=len(text), provenance=provenance, created=float(at),
+            library.compute_key("benchmark", text), "benchmark", tokens=3,
+            text_sha256=text_digest(text), characters=len(text), provenance=provenance,
+            created=float(at),
         )  # fmt: skip
         document_files.write_manifest(paths, entry)
 
@@ -124,7 +125,7 @@ def measure(folder: Path, number: int, tokens: int, questions: int, seed: int) -
     time.sleep(2.1)  # files that changed a moment ago are not trusted
     library = Library(folder / "library")
     row: dict[str, Any] = {"documents": number, "tokens": tokens, "text_bytes": size}
-    with library.catalogue() as catalogue:
+    with library.open_catalogue() as catalogue:
         row["index_s"], _ = timed(lambda: sync_folder(catalogue, str(texts)))
         row["index_again_s"], again = timed(lambda: sync_folder(catalogue, str(texts)))
         assert again.changes.read == 0
@@ -132,7 +133,7 @@ def measure(folder: Path, number: int, tokens: int, questions: int, seed: int) -
     chosen = random.Random(seed).sample(asked, min(questions, number))
     spent, found = [], 0
     for question, digest in chosen:
-        with library.catalogue() as catalogue:
+        with library.open_catalogue() as catalogue:
             seconds, ranked = timed(lambda: catalogue.texts.rank_texts(question))  # noqa: B023
         spent.append(seconds)
         found += digest in [one.digest for one in ranked[:OPENED]]
@@ -143,7 +144,7 @@ def measure(folder: Path, number: int, tokens: int, questions: int, seed: int) -
     row["list_first_s"], _ = timed(library.entries)
     row["list_s"], entries = timed(library.entries)
     row["list_command_s"], _ = timed(lambda: list_command(library))
-    row["lookup_s"], _ = timed(lambda: library.find_entries(f"{number // 2}.txt"))
+    row["lookup_s"], _ = timed(lambda: library.match_entries(f"{number // 2}.txt"))
     assert len(entries) == number
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     row["peak_memory_bytes"] = memory * (1 if sys.platform == "darwin" else 1024)
@@ -171,7 +172,7 @@ def measure_real(pairs: Path, texts: Path, questions: int, seed: int) -> dict[st
     asked = random.Random(seed).sample(asked, min(questions, len(asked)))
     numbers = {text_digest(part): at for at, part in enumerate(parts)}
     ranks: dict[str, list[int]] = {}
-    with Library(texts).catalogue(keep=False) as catalogue:
+    with Library(texts).open_catalogue(keep_on_disk=False) as catalogue:
         index = catalogue.texts
         for digest, at in numbers.items():
             index.add(parts[at], digest)

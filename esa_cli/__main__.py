@@ -17,7 +17,7 @@ from types import FrameType
 from typing import Any
 
 from esa_cli.errors import BUG, INTERRUPTED, PIPE_CLOSED, USAGE, UsageError
-from esa_cli.system.files import to_esa_error
+from esa_cli.system.files import convert_to_esa_error
 
 GROUPS = {
     "Ask": ("ask", "find", "collect", "chat", "batch"),
@@ -89,7 +89,9 @@ def main(arguments: list[str] | None = None) -> int:
         return PIPE_CLOSED
     except (KeyboardInterrupt, Exception) as error:
         # A library may answer the interruption of an import with an error of its own.
-        if isinstance(error, Exception) and not (was_interrupted and to_esa_error(error) is None):
+        if isinstance(error, Exception) and not (
+            was_interrupted and convert_to_esa_error(error) is None
+        ):
             return _report_error(error)
         if is_program:  # the process ends without what libraries do at its end
             signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -202,7 +204,7 @@ def _report_error(error: Exception) -> int:
 
         with contextlib.suppress(OSError):
             traceback.print_exc()
-    known = to_esa_error(error)
+    known = convert_to_esa_error(error)
     if known is not None:
         _print_error(known.message, known.hint)
         return known.exit_code

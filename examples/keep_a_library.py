@@ -37,7 +37,9 @@ def shared(one: Book, other: Book) -> int:
     assert other.entry is not None
     same = set(one.entry.segments) & set(other.entry.segments)
     return sum(
-        one.entry.segment_tokens(i) for i, name in enumerate(one.entry.segments) if name in same
+        one.entry.count_segment_tokens(i)
+        for i, name in enumerate(one.entry.segments)
+        if name in same
     )
 
 

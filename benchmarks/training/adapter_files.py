@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from esa_cli.models.text_passes.text_forward import CONFIG, PREFIX, WEIGHTS, LoraAdapter
-from esa_cli.system.files import replacing
+from esa_cli.system.files import replace_atomically
 
 
 def new_adapter(model: Any, rank: int, alpha: float, seed: int = 0) -> LoraAdapter:
@@ -52,7 +52,7 @@ def save_adapter(adapter: LoraAdapter, folder: Path, base_model: str) -> None:
         for name, pair in adapter.matrices.items()
         for half, matrix in zip("AB", pair, strict=True)
     }
-    with replacing(folder / WEIGHTS) as path:
+    with replace_atomically(folder / WEIGHTS) as path:
         save_file(tensors, path, metadata={"format": "pt"})
-    with replacing(folder / CONFIG) as path:
+    with replace_atomically(folder / CONFIG) as path:
         path.write_text(json.dumps(config, indent=1) + "\n", "utf-8")

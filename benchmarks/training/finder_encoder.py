@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from esa_cli.models.text_passes.text_forward import LoraAdapter
 from esa_cli.qa.finding.finder import TokenEncoder
 from esa_cli.qa.presets.preset import MAPS
-from esa_cli.system.files import replacing
+from esa_cli.system.files import replace_atomically
 
 
 def new_finder(
@@ -44,7 +44,7 @@ def save_finder(encoder: TokenEncoder, folder: Path, base: str) -> None:
         name: one.detach().to("cpu", torch.float32).contiguous()
         for name, one in encoder.maps.items()
     }
-    with replacing(folder / MAPS) as path:
+    with replace_atomically(folder / MAPS) as path:
         # One key: the order of several would differ from file to file.
         save_file(tensors, path, metadata={"finder": json.dumps(facts)})
 

@@ -107,11 +107,11 @@ def lexical_scores(text: FinderText, questions: Sequence[TokenQuestion]) -> Tens
         ]
         for passage in text.passages
     ]
-    bm25 = Bm25Index.of(words, len(vocabulary))
+    bm25 = Bm25Index.from_word_numbers(words, len(vocabulary))
     rows = [torch.zeros(0, len(words))]
     for one in questions:
         asked = [vocabulary[word] for word in find_content_words(one.text) if word in vocabulary]
-        rows.append(bm25.scores(asked)[None])
+        rows.append(bm25.compute_scores(asked)[None])
     return torch.cat(rows)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from esa_cli.documents.document import read_document
 from esa_cli.errors import DocumentError, UsageError
-from esa_cli.system.registry import suggest
+from esa_cli.system.registry import suggest_name
 from esa_cli.system.text import has_lone_surrogate, text_digest
 
 Span = tuple[int, int]
@@ -66,7 +66,9 @@ def split_texts(
     names = [text.name for text in texts]
     for name in held_out:
         if name not in names:
-            raise UsageError(f"--held-out must name a text, got {name!r}", suggest(name, names))
+            raise UsageError(
+                f"--held-out must name a text, got {name!r}", suggest_name(name, names)
+            )
     kept = [text for text in texts if text.name not in held_out]
     if not kept:
         raise UsageError("a text must be left to train on", "hold fewer out")

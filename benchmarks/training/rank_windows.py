@@ -23,7 +23,7 @@ from esa_cli.models import load
 from esa_cli.qa.finding.finder import ReducedKeys, TokenEncoder, load_finder
 from esa_cli.qa.finding.passage_finder import Book, PassageFinder, ReducedQueries
 from esa_cli.qa.presets.preset import load as load_preset
-from esa_cli.system.files import replacing
+from esa_cli.system.files import replace_atomically
 
 COUNT = 16
 """Windows of a question."""
@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             continue
         started = time.monotonic()
         rows = list(ranked(text, encoder, model.tokenizer, preset.answer.words))
-        with replacing(path) as file:
+        with replace_atomically(path) as file:
             file.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
         print(f"{text.name}: {len(rows)} questions, {time.monotonic() - started:.0f} s", flush=True)
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from esa_cli.errors import DocumentError, UsageError
 from esa_cli.models.text_passes.text_forward import LoraAdapter
-from esa_cli.system.files import convert_writing_errors, replacing
+from esa_cli.system.files import convert_writing_errors, replace_atomically
 
 FILE = "checkpoint.safetensors"
 MOMENTS = ("step", "exp_avg", "exp_avg_sq")
@@ -83,7 +83,7 @@ def save_checkpoint(
     path = folder / FILE
     with (
         convert_writing_errors(path, hint, "name another --out", also_caught=SafetensorError),
-        replacing(path) as part,
+        replace_atomically(path) as part,
     ):
         save_file({key: one.cpu().contiguous() for key, one in tensors.items()}, part, metadata)
 

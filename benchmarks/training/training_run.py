@@ -15,7 +15,7 @@ from training_checkpoint import FILE, load_checkpoint, save_checkpoint
 from training_folder import check_folder, finish_folder, writing_folder
 
 from esa_cli.models.loading.load import LoadedModel
-from esa_cli.system.files import lock_for_writing
+from esa_cli.system.files import lock_file_for_writing
 from esa_cli.version import __version__
 
 CHECKPOINT_S = 180.0
@@ -63,7 +63,7 @@ class TrainingRun(ABC):
         """
         with writing_folder(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
-        with lock_for_writing(self.folder / FILE):
+        with lock_file_for_writing(self.folder / FILE):
             check_folder(self.folder, resume, *self.results)
             kept, held_out = self._prepare(events)
             trainer = self._trainer(kept)

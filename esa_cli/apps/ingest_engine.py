@@ -30,7 +30,7 @@ from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.documents.document import Document
 from esa_cli.errors import EsaError, ResourceError, UsageError, first_line
 from esa_cli.qa.presets.preset import Preset
-from esa_cli.system.machine import memory_ran_out
+from esa_cli.system.machine import is_out_of_memory_error
 
 if TYPE_CHECKING:
     from esa_cli.qa.api import Esa
@@ -99,7 +99,7 @@ class IngestWorker:
             self.esa = self.esa or self._open_esa(reporter)
             row = ingest_document(self.esa, document, self.rows, reporter)
         except Exception as error:
-            if isinstance(error, EsaError) or not memory_ran_out(error):
+            if isinstance(error, EsaError) or not is_out_of_memory_error(error):
                 raise
             raise ResourceError("a worker process ran out of memory", MEMORY_HINT) from None
         return number, row, reporter.texts

@@ -18,7 +18,7 @@ from esa_cli.attention.algebra import to_float64
 from esa_cli.attention.step import LayerState, Positions, Projection, Selection, Step
 from esa_cli.attention.window import SurveyComplete
 from esa_cli.errors import EsaError, PluginError, first_line
-from esa_cli.system.machine import memory_ran_out
+from esa_cli.system.machine import is_out_of_memory_error
 
 
 @dataclass
@@ -224,7 +224,7 @@ def name_faulty_plugins(parts: Mapping[str, object]) -> Iterator[None]:
             for kind, part in parts.items()
             if isinstance(part, bases) and not is_builtin_part(part)
         ]
-        if not plugins or memory_ran_out(error):
+        if not plugins or is_out_of_memory_error(error):
             raise
         raise PluginError(
             f"{' or '.join(plugins)} fails: {type(error).__name__}: {first_line(error)}",

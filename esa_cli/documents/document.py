@@ -22,16 +22,16 @@ from typing import IO, Any, NamedTuple
 
 from esa_cli.documents import readers
 from esa_cli.documents.readers.text_builder import STDIN, Mark, label_document
-from esa_cli.documents.sources import LeftOut, Source, SourceFiles, source_files
+from esa_cli.documents.sources import LeftOutFiles, Source, SourceFiles, source_files
 from esa_cli.errors import DocumentError, UsageError
 from esa_cli.system.files import compute_file_stamp
 from esa_cli.system.machine import format_size
 from esa_cli.system.progress import WorkShard
 
 __all__ = [
-    "Document", "GatheredDocuments", "LeftOut", "Mark", "Sentences", "SourceFiles", "TextLocation",
-    "cut_sentences", "gather", "join_documents", "read_document", "read_documents", "select_shard",
-    "source_files", "strip_span",
+    "Document", "GatheredDocuments", "LeftOutFiles", "Mark", "Sentences", "SourceFiles",
+    "TextLocation", "find_sentence_ends", "gather", "join_documents", "read_document",
+    "read_documents", "select_files_of_shard", "source_files", "strip_text_span",
 ]  # fmt: skip
 
 LIMIT = 1 << 30
@@ -77,7 +77,7 @@ MIN_PROSE_WORDS = 5
 
 
 class TextLocation(NamedTuple):
-    """The location of a character: page and chapter, if any, and the line of the text, from 1."""
+    """The location of a character: page and chapter, if any, and line of the text, from 1."""
 
     page: int | None
     line: int
@@ -86,12 +86,12 @@ class TextLocation(NamedTuple):
 
 @dataclass(frozen=True)
 class Document:
-    """One document: its text with \\n line endings, and where it came from.
+    """A document's text with \\n line endings, and the file from which the text was read.
 
     Attributes:
-        source: the path as given, or "-" for standard input. bytes: the file's length.
+        source: the path as the user gave it, or "-" for standard input. bytes: the file's length.
         encoding, marks, missing: as in `ExtractedText`.
-        stamp: the file's stamp before reading, or None if no file was read just now."""
+        stamp: `compute_file_stamp` before the file was read, or None if no file was read."""
 
     name: str
     text: str
@@ -103,7 +103,7 @@ class Document:
     stamp: str | None = field(default=None, compare=False)
 
     def place(self, offset: int) -> TextLocation:
-        """Returns the location of the character at `offset`, which is at most the text's length."""
+        """Returns the page, line and chapter of the character at `offset` in the text."""
         if not 0 <= offset <= len(self.text):
             raise IndexError(f"offset {offset} is outside a text of {len(self.text)} characters")
         number = bisect_right(self.marks, offset, key=lambda mark: mark.start) - 1
@@ -147,21 +147,21 @@ class GatheredDocuments:
     """The documents that were read, in order, and the files that were left out."""
 
     documents: tuple[Document, ...] = ()
-    left_out: tuple[LeftOut, ...] = ()
+    left_out: tuple[LeftOutFiles, ...] = ()
 
     def without_copies(self) -> GatheredDocuments:
-        """Returns documents with different texts only, and lists the copies as left out."""
+        """Returns one document for each different text, and lists the other copies as left out."""
         unique: dict[str, Document] = {}
         copies = []
         for document in self.documents:
             if unique.setdefault(document.text, document) is not document:
                 why = f"{document.source}: the same text again, asked once"
-                copies.append(LeftOut(document.source, why))
+                copies.append(LeftOutFiles(document.source, why))
         return GatheredDocuments(tuple(unique.values()), (*self.left_out, *copies))
 
 
-def select_shard(files: SourceFiles, shard: WorkShard) -> SourceFiles:
-    """Returns the files of a shard, each once; every shard lists what is left out of folders."""
+def select_files_of_shard(files: SourceFiles, shard: WorkShard) -> SourceFiles:
+    """Returns the files that belong to a shard, each once, and all files that are left out."""
     unique: dict[str, Source] = {}
     for source in files.sources:
         unique.setdefault(source.path, source)
@@ -182,7 +182,7 @@ def gather(files: SourceFiles, read: Callable[[str], Document] | None = None) ->
             if not folder:
                 raise
             refusals.append(error)
-            left_out.append(LeftOut(path, f"{error.message}; {error.hint}".rstrip("; ")))
+            left_out.append(LeftOutFiles(path, f"{error.message}; {error.hint}".rstrip("; ")))
     if refusals and not documents and not files.divided:
         raise refusals[0]
     return GatheredDocuments(tuple(documents), (*files.left_out, *left_out))
@@ -211,7 +211,7 @@ def read_documents(
 
 
 def join_documents(documents: Sequence[Document]) -> str:
-    """Joins documents into one text; a line with its name precedes each of several documents."""
+    """Joins the texts of documents; if there are several, a line with the name precedes each."""
     if len(documents) == 1:
         return documents[0].text
     names = [document.name for document in documents]
@@ -265,7 +265,7 @@ def _make_size_error(name: str, size: int, limit: int) -> DocumentError:
 
 
 def _suggest_path(source: str) -> str:
-    """Returns a hint for a missing file: the existing path with the most similar name."""
+    """Returns a hint for the missing file `source`: the existing path with the nearest name."""
     import difflib
 
     if source.startswith(("http://", "https://")):
@@ -296,14 +296,14 @@ class Sentences:
         if first not in self._cut:
             last = self.text.find("\n\n", first)
             last = len(self.text) if last < 0 else last
-            self._cut[first] = [first, *cut_sentences(self.text, first, last)]
+            self._cut[first] = [first, *find_sentence_ends(self.text, first, last)]
         edges = self._cut[first]
         place = min(max(bisect_right(edges, offset), 1), len(edges) - 1)
-        return strip_span(self.text, edges[place - 1], edges[place])
+        return strip_text_span(self.text, edges[place - 1], edges[place])
 
     @cached_property
     def _paragraphs(self) -> array[int]:
-        """The starts of all paragraphs but the first; two newlines precede each start."""
+        """The offsets at which paragraphs after the first begin, each preceded by two newlines."""
         starts, at = array("q"), self.text.find("\n\n")
         while at >= 0:
             starts.append(at + 2)
@@ -311,12 +311,12 @@ class Sentences:
         return starts
 
 
-def cut_sentences(text: str, paragraph_start: int, paragraph_end: int) -> list[int]:
+def find_sentence_ends(text: str, paragraph_start: int, paragraph_end: int) -> list[int]:
     """Returns the ascending ends of a paragraph's sentences and lines, each of at most LONGEST
     characters; the last end is `paragraph_end`."""
     ends: list[int] = []
     start = paragraph_start
-    for end in (*_find_sentence_ends(text, paragraph_start, paragraph_end), paragraph_end):
+    for end in (*_iterate_sentence_ends(text, paragraph_start, paragraph_end), paragraph_end):
         while end - start > LONGEST:
             cut = text.rfind("\n", start + 1, start + LONGEST)
             cut = cut if cut > start else text.rfind(" ", start + 1, start + LONGEST)
@@ -327,23 +327,23 @@ def cut_sentences(text: str, paragraph_start: int, paragraph_end: int) -> list[i
     return ends
 
 
-def _find_sentence_ends(text: str, paragraph_start: int, paragraph_end: int) -> Iterator[int]:
+def _iterate_sentence_ends(text: str, paragraph_start: int, paragraph_end: int) -> Iterator[int]:
     line = paragraph_start
     for found in END.finditer(text, paragraph_start, paragraph_end):
         end = found.end()
         if found[0] != "\n":
             if not (
                 text[end : end + 40].lstrip()[:1].islower()
-                or _is_abbreviation(text, paragraph_start, end)
+                or _is_full_stop_of_abbreviation(text, paragraph_start, end)
             ):
                 yield end
             continue
         broken, line = text[line : end - 1], end
-        if not _continues_on_next_line(broken, text[end : end + 1]):
+        if not _is_wrapped_prose_line(broken, text[end : end + 1]):
             yield end
 
 
-def _is_abbreviation(text: str, paragraph_start: int, end: int) -> bool:
+def _is_full_stop_of_abbreviation(text: str, paragraph_start: int, end: int) -> bool:
     """Returns True if the full stop before `end` belongs to an abbreviation or an ordinal number,
     so that the sentence continues."""
     before = text[max(paragraph_start, end - LOOK_BACK) : end]
@@ -362,15 +362,15 @@ def _is_abbreviation(text: str, paragraph_start: int, end: int) -> bool:
     return number and word.lower() in NUMBERED
 
 
-def _continues_on_next_line(line: str, following_text: str) -> bool:
-    """Returns True if a line of prose was wrapped to a width, so that its sentence may continue."""
+def _is_wrapped_prose_line(line: str, following_text: str) -> bool:
+    """Returns True if the line is prose wrapped to a width, whose sentence may go on below."""
     if not (following_text.isalpha() or following_text in "\"'“‘("):
         return False
     return len(line) in PROSE and len(line.split()) >= MIN_PROSE_WORDS and line[:1] not in "#|>-*"
 
 
-def strip_span(text: str, start: int, end: int) -> tuple[int, int]:
-    """Returns the span [start, end) of a text without white space at its ends."""
+def strip_text_span(text: str, start: int, end: int) -> tuple[int, int]:
+    """Returns the span [start, end) of a text, shortened by the white space at both ends."""
     while start < end and text[start].isspace():
         start += 1
     while end > start and text[end - 1].isspace():

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from esa_cli.documents.readers.reader_registry import choose_reader
-from esa_cli.documents.readers.text_builder import shorten_list
+from esa_cli.documents.readers.text_builder import shorten_name_list
 from esa_cli.errors import DocumentError, UsageError
 from esa_cli.system.files import resolve_links
 
@@ -32,7 +32,7 @@ _HIDDEN = (".", "~$")
 _IGNORED = "ignored by .gitignore"
 _UNREADABLE = "may not be read"
 _UNNAMED = ("hidden", _IGNORED, f"folder {_IGNORED}")
-"""Reasons that everyone expects, often of thousands of files, which are counted, not named."""
+"""Reasons that everyone expects, often of thousands of files: such files are counted, not named."""
 
 MAX_IGNORE_BYTES = 1 << 18
 """The maximum size of a .gitignore file in bytes; a larger file is not read."""
@@ -40,13 +40,13 @@ _QUOTED = re.compile(r"\\(.)", re.DOTALL)
 
 
 class Source(NamedTuple):
-    """A document's path, and the folder or pattern that stands for the document, if any."""
+    """The path of a document, and the folder or pattern, if any, by which it was named."""
 
     path: str
     pattern: str = ""
 
 
-class LeftOut(NamedTuple):
+class LeftOutFiles(NamedTuple):
     """One file, or several files of a folder or pattern, that are not read, and the reason `why`.
 
     `files` is the number of files of the folder or pattern that remain to be read."""
@@ -57,7 +57,7 @@ class LeftOut(NamedTuple):
 
     @property
     def line(self) -> str:
-        """A line of text for people about the files that are left out."""
+        """A line of text for users that says which files are left out and why."""
         if self.files is None:
             return f"left out: {self.why}"
         files = "file" if self.files == 1 else "files"
@@ -75,7 +75,7 @@ class SourceFiles:
     files are `divided`, other shards have the rest."""
 
     sources: tuple[Source, ...] = ()
-    left_out: tuple[LeftOut, ...] = ()
+    left_out: tuple[LeftOutFiles, ...] = ()
     divided: bool = False
 
     @property
@@ -85,12 +85,12 @@ class SourceFiles:
 
 @dataclass
 class FoundFiles:
-    """The files of one folder or pattern, and the paths that are left out, by reason."""
+    """The files found in one folder or by one pattern, and the paths left out, by reason."""
 
     files: list[str] = field(default_factory=list)
     left_out: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
 
-    def summarise_left_out(self, source: str) -> tuple[LeftOut, ...]:
+    def summarise_left_out(self, source: str) -> tuple[LeftOutFiles, ...]:
         """Counts the left-out files of a folder or pattern by reason; () if no file is left out."""
         reasons = []
         for why, paths in sorted(self.left_out.items()):
@@ -99,8 +99,8 @@ class FoundFiles:
             if why not in _UNNAMED:  # someone may miss one of these files
                 if os.path.isdir(source):
                     paths = [os.path.relpath(path, source) for path in paths]
-                reasons[-1] += f" ({shorten_list(sorted(paths))})"
-        return (LeftOut(source, ", ".join(reasons), len(self.files)),) if reasons else ()
+                reasons[-1] += f" ({shorten_name_list(sorted(paths))})"
+        return (LeftOutFiles(source, ", ".join(reasons), len(self.files)),) if reasons else ()
 
 
 def source_files(names: Sequence[str]) -> SourceFiles:
@@ -109,7 +109,7 @@ def source_files(names: Sequence[str]) -> SourceFiles:
     if list(names).count("-") > 1:
         raise UsageError("standard input (-) can be read only once")
     sources: list[Source] = []
-    left_out: list[LeftOut] = []
+    left_out: list[LeftOutFiles] = []
     for name in names:
         if not _is_folder_or_pattern(name):
             sources.append(Source(name))
@@ -134,11 +134,11 @@ def _is_folder_or_pattern(source: str) -> bool:
 
 
 def find_readable_files(source: str) -> FoundFiles:
-    """Finds the readable files of a folder or pattern. Raises DocumentError: there are too many."""
+    """Finds the readable files of a folder or pattern. Raises DocumentError: too many files."""
     found = FoundFiles()
     paths = _walk_folder(source, found) if os.path.isdir(source) else _match_files(source, found)
     for path in paths:
-        if why := _explain_refusal(path):
+        if why := _explain_why_left_out(path):
             found.left_out[why].append(path)
             continue
         found.files.append(path)
@@ -170,7 +170,7 @@ def _match_files(pattern: str, found: FoundFiles) -> Iterator[str]:
 
 
 def _walk_folder(folder: str, found: FoundFiles) -> Iterator[str]:
-    """Yields the files below a folder that are neither hidden nor ignored nor links."""
+    """Yields the files in a folder and its subfolders that are not hidden, ignored or links."""
     rules = IgnoreRules(resolve_links(folder))
 
     def record_unreadable_folder(error: OSError) -> None:
@@ -203,9 +203,9 @@ def _walk_folder(folder: str, found: FoundFiles) -> Iterator[str]:
         yield from (os.path.join(where, name) for name in files)
 
 
-def _explain_refusal(path: str) -> str:
+def _explain_why_left_out(path: str) -> str:
     """Returns the reason why a file is left out, or an empty text if the file is to be read."""
-    from esa_cli.documents.readers.plain_text import is_binary
+    from esa_cli.documents.readers.plain_text import is_binary_file
 
     try:
         info = os.stat(path)
@@ -217,7 +217,7 @@ def _explain_refusal(path: str) -> str:
             head = stream.read(_HEAD)
     except OSError:
         return f"that {_UNREADABLE}"
-    return "binary" if not choose_reader(head, path).binary and is_binary(head) else ""
+    return "binary" if not choose_reader(head, path).binary and is_binary_file(head) else ""
 
 
 class _IgnoreRule(NamedTuple):
@@ -231,7 +231,7 @@ class _IgnoreRule(NamedTuple):
 
 
 class IgnoreRules:
-    """Rules of the .gitignore files of a folder's repository; the file nearest to a path wins."""
+    """The rules of all .gitignore files of a repository; the file nearest to a path decides."""
 
     def __init__(self, root: str) -> None:
         self._rules: dict[str, list[_IgnoreRule]] = {}
@@ -245,7 +245,7 @@ class IgnoreRules:
                 self.add_folder_rules(str(folder))
 
     def add_folder_rules(self, folder: str) -> None:
-        """Adds the rules of the .gitignore file in this folder, if there is one."""
+        """Adds the rules of the .gitignore file in `folder`, if there is such a file."""
         path = os.path.join(folder, ".gitignore")
         data = b""
         # Only a regular file is read, because a pipe or a device may have no end.
@@ -253,11 +253,11 @@ class IgnoreRules:
             if os.path.isfile(path) and os.path.getsize(path) <= MAX_IGNORE_BYTES:
                 data = Path(path).read_bytes()
         lines = os.fsdecode(data).removeprefix("\ufeff").split("\n")
-        rules = (_parse_rule(line.removesuffix("\r")) for line in lines)
+        rules = (_parse_ignore_rule(line.removesuffix("\r")) for line in lines)
         self._rules[folder] = [rule for rule in rules if rule]
 
     def is_ignored(self, path: str, *, folder: bool) -> bool:
-        """Returns True if a rule ignores this path. Rules for the folders above are not checked."""
+        """Returns True if a .gitignore rule ignores `path` itself, whatever its parent folders."""
         if self._ignores_root:
             return True
         where, inside = os.path.split(path)
@@ -274,7 +274,7 @@ class IgnoreRules:
         return False
 
 
-def _parse_rule(line: str) -> _IgnoreRule | None:
+def _parse_ignore_rule(line: str) -> _IgnoreRule | None:
     """Parses a line of a .gitignore file; returns None if the line has no valid pattern."""
     if line.startswith("#"):
         return None
@@ -292,16 +292,16 @@ def _parse_rule(line: str) -> _IgnoreRule | None:
         if len(name) > 1 and not name.strip("*"):
             groups += [""] if groups[-1] or len(groups) == 1 else []
         else:
-            groups[-1] += _translate_name(name) + r"\n"
+            groups[-1] += _translate_name_pattern(name) + r"\n"
     # The last group is empty after `a/**`, which does not match the folder `a` itself.
-    groups[-1] = (groups[-1] or _translate_name("*") + r"\n").removesuffix(r"\n") + r"\Z"
+    groups[-1] = (groups[-1] or _translate_name_pattern("*") + r"\n").removesuffix(r"\n") + r"\Z"
     # A group after `**` is taken where it first fits.
     first, *others = groups
     regex = first + "".join(rf"(?>(?:.*\n)*?{group})" for group in others)
     return _IgnoreRule(re.compile(regex), anywhere, folders_only, negated)
 
 
-def _translate_name(pattern: str) -> str:
+def _translate_name_pattern(pattern: str) -> str:
     """Translates the pattern of one name of a path into a regular expression, whose search takes
     time of at most the product of the lengths of pattern and name."""
     quoted = _QUOTED.sub(lambda found: f"[{found[1]}]" if found[1] in "*?[" else found[1], pattern)

@@ -25,7 +25,7 @@ from esa_cli.methods.plugin_loading import describe_error, load_file, load_insta
 from esa_cli.qa.presets import resolved_preset
 from esa_cli.qa.presets.preset import Preset
 from esa_cli.storage.memory_store import MemoryStore
-from esa_cli.system.registry import suggest
+from esa_cli.system.registry import suggest_name
 
 Checks = Iterator[str]
 """Yields the name of each check before the check runs, and raises at the first failure."""
@@ -88,7 +88,9 @@ def check(
     only. Raises PluginError: the kind is unknown. PresetError: the method is unknown."""
     load_installed_plugins()
     if kind not in (*SUITES, registry.RECIPES.kind):
-        raise PluginError(f"there is no kind of part {kind!r}", suggest(kind, [*SUITES, "method"]))
+        raise PluginError(
+            f"there is no kind of part {kind!r}", suggest_name(kind, [*SUITES, "method"])
+        )
     checks = check_recipe(name)
     if kind in SUITES:
         registry.find_part_class(kind, name)

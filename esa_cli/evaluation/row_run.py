@@ -45,7 +45,7 @@ def has_result_row(journal: Journal, fields: Mapping[str, Any]) -> bool:
         return False
     for name in SAME_FIELDS:
         if name in fields and row.get(name) != fields[name]:
-            key = ", ".join(str(fields[part]) for part in journal.key)
+            key = ", ".join(str(fields[part]) for part in journal.key_fields)
             raise UsageError(
                 f"{journal.path} has a row of {key} with another {name}: {row.get(name)}, now "
                 f"{fields[name]}",

@@ -54,13 +54,13 @@ class TokenWindowIndex:
             halves[token // self._half].append(number)
         # Window w is halves w and w + 1; a text of one half is one window.
         texts = [first + second for first, second in pairwise(halves)] or halves
-        self._bm25 = Bm25Index.of(texts, len(self._vocabulary))
+        self._bm25 = Bm25Index.from_word_numbers(texts, len(self._vocabulary))
 
     def score_tokens(self, question: str) -> Tensor:
         """Returns the score of each token, which is BM25 of the best window with the token."""
         stems = sum(find_question_words(question, [self._language]), ())
         known = [self._vocabulary[stem] for stem in stems if stem in self._vocabulary]
-        windows = self._bm25.scores(known)
+        windows = self._bm25.compute_scores(known)
         if self._tokens > self._half:  # a half is in the windows that begin with it and before it
             windows = torch.maximum(
                 functional.pad(windows, (0, 1)), functional.pad(windows, (1, 0))

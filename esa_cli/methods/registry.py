@@ -19,7 +19,7 @@ from weakref import WeakKeyDictionary
 
 from esa_cli.attention.window import Window
 from esa_cli.errors import PluginError, PresetError, UsageError
-from esa_cli.system.registry import Registry, find_origin_of_definition, suggest
+from esa_cli.system.registry import Registry, find_origin_of_definition, suggest_name
 
 if TYPE_CHECKING:
     from esa_cli.attention.method import Method
@@ -61,7 +61,7 @@ def register(
     def add_part(cls: T) -> T:
         if kind not in KINDS:
             raise PluginError(
-                f"cannot register {name!r}: no such kind {kind!r}", suggest(kind, KINDS)
+                f"cannot register {name!r}: no such kind {kind!r}", suggest_name(kind, KINDS)
             )
         if kind == "selector":
             _check_method_name(name)
@@ -115,7 +115,7 @@ def list_method_parts() -> list[RegisteredPart]:
 def find_part_class(kind: str, name: str) -> type:
     """Returns the class registered as `kind: name`. Raises PresetError: the name is unknown."""
     if name not in PARTS[kind]:
-        raise PresetError(f"unknown {kind} {name!r}", suggest(name, list_part_names(kind)))
+        raise PresetError(f"unknown {kind} {name!r}", suggest_name(name, list_part_names(kind)))
     return PARTS[kind][name].cls
 
 
@@ -134,7 +134,7 @@ def build_part(kind: str, options: Mapping[str, Any]) -> Any:
     known = sorted(field.name for field in dataclasses.fields(cls) if field.init)
     for key in fields:
         if key not in known:
-            raise PresetError(f"{kind} {name!r} has no setting {key!r}", suggest(key, known))
+            raise PresetError(f"{kind} {name!r} has no setting {key!r}", suggest_name(key, known))
     from pydantic import PydanticUserError, TypeAdapter, ValidationError
 
     key = ""
@@ -235,7 +235,7 @@ def find_recipe(name: str) -> Recipe:
         return RECIPES[name]
     selectors = list_part_names("selector")
     if name not in selectors:
-        hint = suggest(name, {*RECIPES, *selectors})
+        hint = suggest_name(name, {*RECIPES, *selectors})
         raise UsageError(f"unknown method {name!r}", f"{hint}; `esa methods` lists all methods")
 
     def build_recipe_settings(base: Base) -> dict[str, Any]:

@@ -31,7 +31,7 @@ from esa_cli.models.loading.quantization import (
 from esa_cli.models.text_passes.text_forward import MOST_BYTES
 from esa_cli.models.tokenization.tokenizer import load_tokenizer
 from esa_cli.qa.presets.preset import Preset, check_adapter_and_finder
-from esa_cli.storage import check_cache_name, refuse_cache_on_disk
+from esa_cli.storage import check_cache_name, refuse_disk_cache_outside_library
 from esa_cli.system import machine
 
 if TYPE_CHECKING:  # these import torch or the methods
@@ -144,7 +144,7 @@ class KnownModel:
         from esa_cli.qa.finding.finder import read_finder_sizes
         from esa_cli.qa.presets.resolved_preset import FROM_TEXT, check_kernel, resolve_preset
 
-        refuse_cache_on_disk(self.place.cache)
+        refuse_disk_cache_outside_library(self.place.cache)
         for name, chosen in methods.items():
             resolved, place = resolve_preset(chosen), self.place
             if name != FROM_TEXT:
@@ -214,7 +214,7 @@ def inspect_model(
         check_model_type_supported(config.get("model_type"))
         check_preset_fits_model(chosen, config, name)
     check_quantised_files_load(config, place.device, name)
-    available = machine.available_memory(place.device)
+    available = machine.measure_available_memory(place.device)
     return KnownModel(chosen.model, folder, config, place, available, attaches)
 
 

@@ -1,4 +1,4 @@
-"""Stores the KV caches of documents in memory, concatenated, and on disk (`library`).
+"""Keeps the KV caches of documents in memory, and stores documents on disk (`library`).
 
 `CACHES` lists the places for a KV cache that --cache, and `cache` in Python, choose from.
 """
@@ -16,8 +16,8 @@ def check_cache_name(cache: str) -> None:
         raise UsageError(f"cache must be one of {', '.join(CACHES)}, got '{cache}'")
 
 
-def refuse_cache_on_disk(cache: str) -> None:
-    """Raises UsageError if the KV cache of a document outside the library is to be on disk."""
+def refuse_disk_cache_outside_library(cache: str) -> None:
+    """Raises UsageError if `cache` is "disk" for a document that is not stored in the library."""
     if cache == "disk":
         message = "only documents that are stored in the library can have their KV cache on disk"
         raise UsageError(message, "use --cache auto or --cache host for other documents")

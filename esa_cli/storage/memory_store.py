@@ -30,11 +30,11 @@ RESERVE = 2048
 
 
 def has_own_memory(device: torch.device) -> bool:
-    """Whether a device has memory of its own, separate from the CPU's."""
+    """Whether a torch device, such as a GPU, has memory separate from the CPU's."""
     return device.type == "cuda"
 
 
-def as_slice_or_list(indices: Sequence[int]) -> slice | list[int]:
+def make_slice_or_list(indices: Sequence[int]) -> slice | list[int]:
     """Returns consecutive indices as a slice, which copies nothing, and other indices as a list."""
     first, stop = indices[0], indices[0] + len(indices)
     return slice(first, stop) if list(indices) == list(range(first, stop)) else list(indices)
@@ -43,8 +43,8 @@ def as_slice_or_list(indices: Sequence[int]) -> slice | list[int]:
 def divide_range(
     part_starts: Sequence[int], start: int, stop: int
 ) -> Iterator[tuple[int, int, int]]:
-    """Divides the range [start, stop) of rows at the borders of parts. Yields the index of each
-    part that has any of the rows, and the range of its rows, counted from the part's first row.
+    """Divides the range [start, stop) of rows at the borders of parts. Yields each part's index and
+    the range of those rows that the part has, counted from the part's first row.
     `part_starts` has the first row of each part and, at its end, the number of all rows."""
     while start < stop:
         part = bisect_right(part_starts, start) - 1
@@ -81,21 +81,21 @@ class GrowingRows:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory: of all allocated rows on a GPU, of the rows in use on the CPU."""
+        """Bytes of the matrix in memory: of allocated rows on a GPU, of used rows on the CPU."""
         rows = self.capacity if self._whole else self.length
         return rows * self.width * self.dtype.itemsize
 
     def expect(self, length: int) -> None:
-        """Announces the final number of rows. Memory is allocated only when rows are appended."""
+        """Announces the matrix's final number of rows, by which later appends allocate memory."""
         self._expected = length
 
-    def _reserve_rows(self, row_count: int) -> None:
+    def _allocate_rows(self, row_count: int) -> None:
         if self._whole and self.capacity < row_count:
             rows = self._expected or FIRST_SEGMENT
             if self.capacity:
                 rows = self.capacity + RESERVE if self._expected else int(GROWTH * self.capacity)
             segment = self._allocate_segment(max(row_count, rows))
-            for at, view in self._view_segments(0, self.length):
+            for at, view in self._iterate_views(0, self.length):
                 segment[at : at + view.shape[0]] = view
             self._segments, self._starts = [segment], [0]
         while self.capacity < row_count:
@@ -109,36 +109,36 @@ class GrowingRows:
         with torch.inference_mode(False):
             return torch.empty(row_count, self.width, dtype=self.dtype, device=self.device)
 
-    def _view_segments(self, start: int, stop: int) -> Iterator[tuple[int, Tensor]]:
-        """Yields (absolute start, view) for each segment that has rows of [start, stop)."""
+    def _iterate_views(self, start: int, stop: int) -> Iterator[tuple[int, Tensor]]:
+        """Yields (number of its first row, view) of the rows [start, stop), for each segment."""
         for part, low, high in divide_range([*self._starts, self.capacity], start, stop):
             yield self._starts[part] + low, self._segments[part][low:high]
 
     @torch.no_grad()
     def append(self, rows: Tensor) -> None:
         count = rows.shape[0]
-        self._reserve_rows(self.length + count)
-        for at, view in self._view_segments(self.length, self.length + count):
+        self._allocate_rows(self.length + count)
+        for at, view in self._iterate_views(self.length, self.length + count):
             view.copy_(rows[at - self.length : at - self.length + view.shape[0]])
         self.length += count  # last: an interruption leaves no unwritten rows
 
     def span(self, start: int, stop: int) -> Tensor:
-        """Returns the rows [start, stop), as a view if one segment has all of these rows."""
-        views = [view for _, view in self._view_segments(start, stop)]
+        """Returns the rows [start, stop), without copying if one segment has all of them."""
+        views = [view for _, view in self._iterate_views(start, stop)]
         if len(views) == 1:
             return views[0]
         return torch.cat([torch.empty(0, self.width, dtype=self.dtype, device=self.device), *views])
 
     def blocks(self, start: int, stop: int, max_rows: int) -> Iterator[tuple[int, Tensor]]:
-        """Yields (absolute start, view) of the rows [start, stop) in blocks of at most
-        `max_rows`."""
-        for at, view in self._view_segments(start, stop):
+        """Yields (number of the first row, view) of each block of the rows [start, stop), of at
+        most `max_rows` rows."""
+        for at, view in self._iterate_views(start, stop):
             for low in range(0, view.shape[0], max_rows):
                 yield at + low, view[low : low + max_rows]
 
     @torch.no_grad()
     def gather(self, at: Tensor) -> Tensor:
-        """Returns the rows (K, width) at ascending absolute positions (K,)."""
+        """Returns the rows (K, width) with the ascending numbers `at` (K,)."""
         if len(self._segments) == 1 and at.numel():
             return self._segments[0].index_select(0, at)
         out = torch.empty(at.shape[0], self.width, dtype=self.dtype, device=self.device)
@@ -146,7 +146,7 @@ class GrowingRows:
             out[rows] = self._segments[part].index_select(0, at[rows] - self._starts[part])
         return out
 
-    def copy_from(self, start: int) -> GrowingRows:
+    def copy_rows_from(self, start: int) -> GrowingRows:
         """Returns a new matrix with the rows from `start` on."""
         rest = GrowingRows(self.width, self.dtype, self.device)
         rest.expect(self._expected)
@@ -154,11 +154,11 @@ class GrowingRows:
         return rest
 
     def truncate(self, length: int) -> None:
-        """Removes all rows after the first `length`, without freeing memory."""
+        """Keeps the first `length` rows and removes the others, without freeing memory."""
         self.length = min(self.length, max(length, 0))
 
 
-def split_rows(rows: Tensor, heads: int, shared: bool = False) -> tuple[Tensor, Tensor]:
+def split_keys_and_values(rows: Tensor, heads: int, shared: bool = False) -> tuple[Tensor, Tensor]:
     """Splits rows (n, 2 * G * D) into keys and values, each (G, n, D). With `shared`, the rows are
     (n, G * D) and the keys are also the values."""
     parts = 1 if shared else 2
@@ -201,18 +201,18 @@ class MemoryStore:
 
     def span(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         rows = self._rows.span(start, stop).to(self.device)
-        return split_rows(rows, self.heads, self.shared)
+        return split_keys_and_values(rows, self.heads, self.shared)
 
     def gather(self, at: Tensor) -> tuple[Tensor, Tensor]:
         rows = self._rows.gather(at.to(self._rows.device)).to(self.device)
-        return split_rows(rows, self.heads, self.shared)
+        return split_keys_and_values(rows, self.heads, self.shared)
 
     def key_blocks(
         self, start: int, stop: int, most: int = BLOCK, groups: Sequence[int] | None = None
     ) -> Iterator[tuple[int, Tensor]]:
         for at, rows in self._rows.blocks(start, stop, most):
-            keys = split_rows(rows, self.heads, self.shared)[0].to(self.device)
-            yield at, keys if groups is None else keys[as_slice_or_list(groups)]
+            keys = split_keys_and_values(rows, self.heads, self.shared)[0].to(self.device)
+            yield at, keys if groups is None else keys[make_slice_or_list(groups)]
 
     @property
     def reduced(self) -> int:
@@ -236,29 +236,29 @@ class MemoryStore:
             self._features.truncate(length)
         self._rows.truncate(length)  # last: `len` shows whether the crop was interrupted
 
-    def read_first_rows(self, count: int) -> tuple[Tensor, Tensor | None]:
-        """Returns rows and reduced keys (count, R) of the first `count` tokens."""
+    def read_first_tokens(self, count: int) -> tuple[Tensor, Tensor | None]:
+        """Returns the keys and values, as rows, and reduced keys of the first `count` tokens."""
         features = self._features.span(0, count) if self._features else None
         return self._rows.span(0, count), features
 
     def drop_first_tokens(self, count: int) -> None:
         """Removes the first `count` tokens and frees their memory."""
-        self._rows = self._rows.copy_from(count)
+        self._rows = self._rows.copy_rows_from(count)
         if self._features is not None:
-            self._features = self._features.copy_from(count)
+            self._features = self._features.copy_rows_from(count)
 
 
 class StoreSlice(NamedTuple):
-    """A slice of a store of keys and values: the tokens [low, high)."""
+    """The tokens [low, high) of a store of keys and values."""
 
     store: KVStore
     low: int
     high: int
 
 
-def refuse_change(store: Any, *arguments: Any) -> None:
-    """Raises TypeError when tokens are appended to, or removed from, a read-only store."""
-    raise TypeError("a stored KV cache is read-only; append to a JoinedStore instead")
+def refuse_change_of_read_only_store(store: Any, *arguments: Any) -> None:
+    """Raises TypeError, in place of the methods that append tokens to a store or remove tokens."""
+    raise TypeError("a stored KV cache cannot be changed; append the tokens to a JoinedStore")
 
 
 class StoreChain:
@@ -279,8 +279,8 @@ class StoreChain:
         return self._parts
 
     def _compute_slice_edges(self) -> list[int]:
-        """Returns the first row of each slice and, at the end, the number of all rows, which occurs
-        twice if there is no tail."""
+        """Returns the number of each slice's first token in the chain and, at the end, the number
+        of all tokens, which occurs twice if the chain has no tail."""
         return [*self._starts, len(self)]
 
     def __len__(self) -> int:
@@ -295,7 +295,7 @@ class StoreChain:
         return all(part.store.resident for part in self._parts)
 
     def _divide_by_store(self, start: int, stop: int) -> Iterator[tuple[int, KVStore, int, int]]:
-        """Yields (absolute start, store, low, high) for each store with rows in [start, stop)."""
+        """Yields (first token in the chain, store, low, high) for each slice of [start, stop)."""
         slices, edges = self._list_slices(), self._compute_slice_edges()
         for i, low, high in divide_range(edges, start, stop):
             store, first, _ = slices[i]
@@ -341,7 +341,7 @@ class StoreChain:
             for at, features in store.reduced_key_blocks(low, high, most):
                 yield at - low + begin, features
 
-    append = append_reduced_keys = crop = refuse_change
+    append = append_reduced_keys = crop = refuse_change_of_read_only_store
 
 
 class JoinedStore(StoreChain):
@@ -356,7 +356,7 @@ class JoinedStore(StoreChain):
 
     @property
     def tail_start(self) -> int:
-        """Number of tokens before the tail."""
+        """Number of tokens in the slices, which precede the tail's tokens."""
         return self._starts[-1]
 
     def __len__(self) -> int:
@@ -370,25 +370,27 @@ class JoinedStore(StoreChain):
         self.tail.append_reduced_keys(features)
 
     def replace_first_tail_tokens(self, store: KVStore) -> None:
-        """Replaces the tail's first tokens by a read-only store that has the same tokens."""
+        """Replaces the first tokens of the tail by a read-only store of the same tokens."""
         self._append_slice(StoreSlice(store, 0, len(store)))
         self.tail.drop_first_tokens(len(store))
 
     def crop(self, tokens: int) -> None:
         if -tokens > len(self.tail):
-            raise ValueError(f"only {len(self.tail)} tokens can be removed, got {tokens}")
+            raise ValueError(
+                f"at most {len(self.tail)} appended tokens can be removed, got {-tokens}"
+            )
         self.tail.crop(tokens)
 
 
 @dataclass(frozen=True)
 class PrefilledDocument:
-    """A document whose tokens the model has processed, with the KV cache.
+    """A document that the model has read (prefilled), with the KV cache of its tokens.
 
     Args:
         ids: token ids, beginning with the `head` tokens of the prompt before the document.
         stores: a store for each layer with a KV cache.
         projections: the fitted projection of each layer, or None.
-        read_by: the method that prefilled the document, or None if it came from a library.
+        read_by: the method that prefilled the document, or None if a library stored the document.
         states: for each layer, the state that each class of selector keeps; may be empty.
         recurrent: for each recurrent layer, its state after the last token."""
 
@@ -405,7 +407,7 @@ def concatenate_documents(
     documents: Sequence[PrefilledDocument],
 ) -> tuple[list[int], list[KVStore], list[Projection | None]]:
     """Concatenates documents for one question, and returns token ids, stores and projections. Only
-    the first document has the tokens of the prompt before its text."""
+    for the first document, the tokens of the prompt before the text are included."""
     ids = list(documents[0].ids)
     for document in documents[1:]:
         ids += document.ids[document.head :]
@@ -426,7 +428,7 @@ def concatenate_documents(
     return ids, stores, projections
 
 
-def find_text_ranges(documents: Sequence[PrefilledDocument]) -> list[range]:
+def locate_document_texts(documents: Sequence[PrefilledDocument]) -> list[range]:
     """Returns the positions of each document's text in the concatenated KV cache, without the
     tokens of the prompt."""
     out, start = [], 0

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from esa_cli.errors import DocumentError, EsaError, ResourceError, UsageError
-from esa_cli.system.machine import memory_ran_out
+from esa_cli.system.machine import is_out_of_memory_error
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Error numbers of a full disk, of an exceeded quota, and of an exceeded file size limit."""
@@ -23,15 +23,15 @@ POLL_S = 5.0
 
 
 def resolve_links(path: Path | str) -> str:
-    """Returns the absolute path with symbolic links resolved, where the system can resolve them."""
+    """Returns the absolute path without symbolic links, as far as the system can resolve links."""
     try:
         return os.path.realpath(path)
     except OSError:
         return os.path.abspath(path)
 
 
-def resolve_folder_links(path: Path | str) -> str:
-    """Returns the absolute path with the links of its folders resolved, but not a final link."""
+def resolve_links_of_folders(path: Path | str) -> str:
+    """Returns the absolute path with symbolic links of the folders resolved, not of the file."""
     folder, name = os.path.split(os.path.abspath(path))
     return os.path.join(resolve_links(folder), name)
 
@@ -46,7 +46,7 @@ def compute_file_stamp(path: Path | str) -> str:
     return f"{status.st_size} {status.st_mtime_ns} {status.st_ctime_ns} {status.st_ino}"
 
 
-def _error_number(error: Exception) -> int | None:
+def _get_error_number(error: Exception) -> int | None:
     if isinstance(error, OSError):
         return error.errno
     match = re.search(r"\(os error (\d+)\)", str(error))  # as safetensors gives it
@@ -54,8 +54,8 @@ def _error_number(error: Exception) -> int | None:
 
 
 def is_disk_full(error: Exception) -> bool:
-    """Whether writing failed because the disk is full or a size limit was exceeded."""
-    return _error_number(error) in NO_ROOM
+    """Whether `error` says that a file cannot grow: the disk is full, or a limit is exceeded."""
+    return _get_error_number(error) in NO_ROOM
 
 
 @contextmanager
@@ -76,7 +76,7 @@ def convert_writing_errors(
     except BrokenPipeError:  # a callback wrote to a closed pipe
         raise
     except (OSError, also_caught) as error:
-        number = _error_number(error)
+        number = _get_error_number(error)
         reason = getattr(error, "strerror", None) or (os.strerror(number) if number else error)
         message = f"{target} cannot be written: {reason}"
         if isinstance(target, str):
@@ -88,7 +88,9 @@ def convert_writing_errors(
 
 
 @contextmanager
-def replacing(path: Path, part: Path | None = None, *, durable: bool = False) -> Iterator[Path]:
+def replace_atomically(
+    path: Path, part: Path | None = None, *, durable: bool = False
+) -> Iterator[Path]:
     """Yields a temporary path, and renames the temporary file to `path` when the block ends without
     an error. If the block fails, `path` is unchanged and the temporary file is removed. Raises
     OSError.
@@ -112,13 +114,13 @@ def replacing(path: Path, part: Path | None = None, *, durable: bool = False) ->
 
 def write_atomically(path: Path, content: str) -> None:
     """Writes a text file atomically and durably. Raises OSError."""
-    with replacing(path, durable=True) as part:
+    with replace_atomically(path, durable=True) as part:
         part.write_text(content, "utf-8")
 
 
 @contextmanager
-def lock_for_writing(path: Path) -> Iterator[None]:
-    """A context that locks a file by PATH.lock. Raises UsageError: another process has the lock."""
+def lock_file_for_writing(path: Path) -> Iterator[None]:
+    """A context that locks a file by PATH.lock. Raises UsageError: another process locked it."""
     from filelock import FileLock, Timeout
 
     lock = FileLock(f"{path.resolve()}.lock", timeout=0, fallback_to_soft=False)
@@ -140,18 +142,18 @@ def lock_for_writing(path: Path) -> Iterator[None]:
             lock.release()
 
 
-def poll_changes() -> Iterator[None]:
-    """Yields every `POLL_S` seconds, forever, so that the caller can look for changed files."""
+def iterate_poll_times() -> Iterator[None]:
+    """Yields every `POLL_S` seconds, without end; callers then look for changed files."""
     while True:
         time.sleep(POLL_S)
         yield
 
 
-def to_esa_error(error: Exception) -> EsaError | None:
+def convert_to_esa_error(error: Exception) -> EsaError | None:
     """Converts an error that a user can act on to an `EsaError`; returns None for other errors."""
     if isinstance(error, EsaError):
         return error
-    if memory_ran_out(error):
+    if is_out_of_memory_error(error):
         smaller = "try --dtype bfloat16, a smaller model or fewer documents"
         return ResourceError(
             "the memory ran out", f"run `esa plan` to see what needs memory, or {smaller}"

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from esa_cli.errors import DocumentError, UsageError
-from esa_cli.system.files import convert_writing_errors, lock_for_writing, replacing
+from esa_cli.system.files import convert_writing_errors, lock_file_for_writing, replace_atomically
 
 OUT_HINT = "choose another --out, or delete the file"
 Row = Mapping[str, Any]
@@ -33,19 +33,19 @@ class JsonLinesFile(ABC):
 
     @abstractmethod
     def _load_rows(self, path: Path) -> None:
-        """Reads the rows of the file. A file of another program is refused and stays unchanged."""
+        """Reads the rows of the file. Raises UsageError: another program wrote the file."""
 
-    def _finish_file(self, path: Path) -> None:  # noqa: B027
-        """Called before the file is unlocked at its end; subclasses may rewrite the file."""
+    def _rewrite_before_unlocking(self, path: Path) -> None:  # noqa: B027
+        """Called when the file is closed, while still locked; subclasses may rewrite the file."""
 
     def __enter__(self) -> Self:
         if self.path is not None:
-            with self._write_errors_with_hint(self.path), ExitStack() as opened:
+            with self._convert_row_writing_errors(self.path), ExitStack() as opened:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
-                opened.enter_context(lock_for_writing(self.path))
+                opened.enter_context(lock_file_for_writing(self.path))
                 self._load_rows(self.path)
-                opened.callback(self._finish_file, self.path)
-                _complete_last_line(self.path)
+                opened.callback(self._rewrite_before_unlocking, self.path)
+                _complete_or_remove_last_line(self.path)
                 self._file = opened.enter_context(self.path.open("ab", buffering=0))
                 if self.header and not self._file.tell():
                     _write_row(self._file, self.header)
@@ -57,18 +57,18 @@ class JsonLinesFile(ABC):
 
     def append(self, row: Row) -> None:
         if self._file is not None and self.path is not None:
-            with self._write_errors_with_hint(self.path):
+            with self._convert_row_writing_errors(self.path):
                 _write_row(self._file, row)
 
     @staticmethod
-    def _write_errors_with_hint(path: Path) -> AbstractContextManager[None]:
+    def _convert_row_writing_errors(path: Path) -> AbstractContextManager[None]:
         room = "free some disk space, then run the same command again to continue"
         return convert_writing_errors(path, room, "choose a file in a folder that you may write to")
 
 
 class Journal(JsonLinesFile):
-    """The result rows of one measurement, in memory and in a file; each row is found by its key
-    fields.
+    """The result rows of one measurement, in memory and in a file. The values of a row's key fields
+    identify the row.
 
     Args:
         path: the file, or None for rows in memory only. header: the description of the measurement;
@@ -81,21 +81,22 @@ class Journal(JsonLinesFile):
         path: Path | None,
         header: Row,
         *,
-        same: Sequence[str],
-        key: Sequence[str],
-        wrong: Callable[[Row], str] | None = None,
+        fixed_fields: Sequence[str],
+        key_fields: Sequence[str],
+        describe_invalid_row: Callable[[Row], str] | None = None,
     ) -> None:
         super().__init__(path, header)
-        self.same, self.key, self._wrong = same, tuple(key), wrong
+        self.fixed_fields, self.key_fields = fixed_fields, tuple(key_fields)
+        self._describe_invalid_row = describe_invalid_row
         self._done: dict[tuple[str, ...], dict[str, Any]] = {}
         self._joined: dict[tuple[str, ...], dict[str, Any]] = {}
         if path is not None and path.exists():
-            with lock_for_writing(path):
+            with lock_file_for_writing(path):
                 self._load_rows(path)
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """The rows of the journal, one for each key, ordered by the first use of the key."""
+        """All result rows, the last row for each key, ordered by the first row with the key."""
         return list(self._done.values())
 
     def add_shard_rows(self, paths: Iterable[Path]) -> None:
@@ -121,16 +122,17 @@ class Journal(JsonLinesFile):
             self._joined.pop(key, None)
 
     def _read_rows(self, path: Path) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
-        """Yields each row of a file with its key, and checks every header in the file."""
+        """Yields the key and contents of each row of a file, and checks all headers."""
         check_first_field(path, next(iter(self.header)))
-        for number, row in enumerate(read_lines(path), 1):
+        for number, row in enumerate(read_json_lines(path), 1):
             if "command" in row:
                 self._check_header(path, row)
                 continue
             if number == 1:
                 raise _make_foreign_file_error(path)
-            lacks = [f"it has no {name!r}" for name in self.key if name not in row]
-            if wrong := lacks[0] if lacks else self._wrong and self._wrong(row):
+            lacks = [f"it has no {name!r}" for name in self.key_fields if name not in row]
+            describe = self._describe_invalid_row
+            if wrong := lacks[0] if lacks else describe and describe(row):
                 raise DocumentError(
                     f"{path}: the row in line {number} is incomplete: {wrong}",
                     f"delete line {number}, or choose another --out",
@@ -138,14 +140,14 @@ class Journal(JsonLinesFile):
             yield self._make_row_key(row), row
 
     def _check_header(self, path: Path, header: Row) -> None:
-        for name in self.same:
+        for name in self.fixed_fields:
             # Through JSON and back as the file's header: tuples are lists there.
             old, new = header.get(name), json.loads(json.dumps(self.header.get(name)))
             if changes := "; ".join(_list_changed_settings(old, new, name)):
                 raise UsageError(f"{path} has results of other settings: {changes}", OUT_HINT)
 
     def _make_row_key(self, row: Row) -> tuple[str, ...]:
-        return tuple(json.dumps(row.get(name)) for name in self.key)
+        return tuple(json.dumps(row.get(name)) for name in self.key_fields)
 
     def find_row(self, row: Row) -> dict[str, Any] | None:
         return self._done.get(self._make_row_key(row))
@@ -156,38 +158,38 @@ class Journal(JsonLinesFile):
 
 
 class OrderedJsonLinesFile(JsonLinesFile):
-    """Result rows with an "id" and a "key" that assign each row to a place; rows are written as
+    """Result rows, each assigned to a place by the fields "id" and "key". Rows are written as
     results arrive, and sorted by place when the file is closed or opened again.
 
     A key may have two parts separated by a point: the first stands for the question, the second for
     the documents. A row is removed if the documents of its question have changed.
 
     Args:
-        places: the key and id of each place.
-        retry: whether to remove the rows that have an "error"."""
+        places: the key and id of the row at each place.
+        retry_failed: whether to remove the rows that have an "error"."""
 
     path: Path
 
     def __init__(
-        self, path: Path, places: Sequence[tuple[str, Any]], *, retry: bool = False
+        self, path: Path, places: Sequence[tuple[str, Any]], *, retry_failed: bool = False
     ) -> None:
         super().__init__(path)
-        self.retry = retry
+        self.retry_failed = retry_failed
         self._places = {_identify_place(key, id): (at, key) for at, (key, id) in enumerate(places)}
         self._rows: dict[int, dict[str, Any]] = {}
         """The rows by place, ordered as in the file."""
 
     @property
-    def failed(self) -> set[int]:
-        """The places of rows that have the field "error"."""
+    def failed_places(self) -> set[int]:
+        """The places (indices of questions) of the rows that have the field "error"."""
         return {at for at, row in self._rows.items() if "error" in row}
 
     def _load_rows(self, path: Path) -> None:
-        rows, good = list(self.read_rows_of(path)), dict[int, dict[str, Any]]()
+        rows, good = list(self.read_result_rows(path)), dict[int, dict[str, Any]]()
         for number, row in enumerate(rows, 1):
             if "key" not in row:
                 raise _make_foreign_file_error(path)
-            if self.retry and "error" in row:
+            if self.retry_failed and "error" in row:
                 continue
             at, key = self._places.get(_identify_place(str(row["key"]), row.get("id")), (-1, ""))
             if at < 0:
@@ -202,17 +204,17 @@ class OrderedJsonLinesFile(JsonLinesFile):
         if list(self._rows.values()) != rows:
             _rewrite_file(path, self._rows.values())
 
-    def _finish_file(self, path: Path) -> None:
-        """Sorts the rows of the file, if the disk has enough space for a sorted copy."""
+    def _rewrite_before_unlocking(self, path: Path) -> None:
+        """Sorts the rows of the file by place, if the disk has space for a sorted copy."""
         if list(self._rows) != sorted(self._rows):
             with suppress(OSError):
                 _rewrite_file(path, [row for _, row in sorted(self._rows.items())])
 
-    def read_rows_of(self, path: Path) -> Iterator[dict[str, Any]]:
+    def read_result_rows(self, path: Path) -> Iterator[dict[str, Any]]:
         """Yields the rows of an answers file. Raises UsageError: another program wrote the file."""
         check_first_field(path, "id")
         try:
-            yield from read_lines(path)
+            yield from read_json_lines(path)
         except DocumentError as error:
             raise UsageError(error.message, OUT_HINT) from error
 
@@ -220,7 +222,7 @@ class OrderedJsonLinesFile(JsonLinesFile):
         return place in self._rows
 
     def add_row(self, place: int, row: dict[str, Any]) -> None:
-        """Appends the row of a place that has no row yet. Raises ResourceError, DocumentError."""
+        """Appends the row of a place without a row. Raises ResourceError, DocumentError."""
         self.append(row)
         self._rows[place] = row
 
@@ -230,7 +232,7 @@ def _identify_place(key: str, row_id: Any) -> tuple[str, str]:
 
 
 def _rewrite_file(path: Path, rows: Iterable[Row]) -> None:
-    with replacing(path, durable=True) as part, part.open("wb", buffering=0) as file:
+    with replace_atomically(path, durable=True) as part, part.open("wb", buffering=0) as file:
         for row in rows:
             _write_row(file, row)
 
@@ -242,7 +244,7 @@ def _write_row(file: FileIO, row: Row) -> None:
         left = left[file.write(left) :]
 
 
-def read_lines(path: Path) -> Iterator[dict[str, Any]]:
+def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
     """Yields the JSON objects of a file, without an unfinished last line; a missing file has no
     objects. Raises DocumentError: the file cannot be read, or another line is not a JSON object."""
     try:
@@ -253,7 +255,7 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
         raise DocumentError(f"{path} cannot be read: {error.strerror or error}") from error
     with file:
         for number, line in enumerate(file, 1):
-            row = _parse_line(line) if line.strip() else {}
+            row = _parse_json_line(line) if line.strip() else {}
             if row is None and not line.endswith(b"\n") and line.startswith(b"{"):
                 return
             if not isinstance(row, dict):
@@ -264,7 +266,7 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
                 yield row
 
 
-def _parse_line(line: bytes) -> Any:
+def _parse_json_line(line: bytes) -> Any:
     try:
         return json.loads(line.decode("utf-8"))
     except (ValueError, RecursionError):  # a cut inside a character is a ValueError, too
@@ -285,7 +287,7 @@ def _make_foreign_file_error(path: Path) -> UsageError:
     return UsageError(f"{path} is not a results file that esa wrote", "choose another --out")
 
 
-def _complete_last_line(path: Path) -> None:
+def _complete_or_remove_last_line(path: Path) -> None:
     """Removes an unfinished last line of a file, or adds a line break that the last row lacks."""
     if not path.exists():
         return
@@ -293,14 +295,14 @@ def _complete_last_line(path: Path) -> None:
     with path.open("r+b") as file:
         for last in file:
             size += len(last)
-        if isinstance(_parse_line(last), dict):
+        if isinstance(_parse_json_line(last), dict):
             file.write(b"" if last.endswith(b"\n") else b"\n")
         elif not last.endswith(b"\n"):
             file.truncate(size - len(last))
 
 
 def _list_changed_settings(old: Any, new: Any, name: str) -> Iterator[str]:
-    """Yields a text for each setting that differs, such as `window.selected 256 -> 32`."""
+    """Yields a text such as `window.selected 256 -> 32` for each setting whose value changed."""
     if isinstance(old, dict) and isinstance(new, dict):
         for key in dict.fromkeys([*old, *new]):
             yield from _list_changed_settings(old.get(key), new.get(key), f"{name}.{key}")

@@ -32,13 +32,13 @@ def parse_size(text: str, name: str) -> int:
     return int(number)
 
 
-def memory_limit() -> int | None:
+def get_memory_limit() -> int | None:
     """Returns $ESA_MEMORY_LIMIT in bytes, or None if the variable is not set. Raises UsageError."""
     text = os.environ.get(LIMIT, "")
     return parse_size(text, LIMIT) if text.strip() else None
 
 
-def _free_container_memory(folder: Path = Path("/sys/fs/cgroup")) -> int | None:
+def _read_free_container_memory(folder: Path = Path("/sys/fs/cgroup")) -> int | None:
     """Returns how many bytes a container with a limit may still allocate (cgroup v2), or None."""
     try:
         limit = int((folder / "memory.max").read_text())
@@ -49,26 +49,26 @@ def _free_container_memory(folder: Path = Path("/sys/fs/cgroup")) -> int | None:
     return limit - used + int(stat.get("inactive_file", 0))
 
 
-def free_memory(device: str = "cpu") -> int:
-    """Returns the free bytes of a torch device, within the container's limit."""
+def measure_free_memory(device: str = "cpu") -> int:
+    """Returns the free bytes of a torch device, at most those that the container may allocate."""
     if device.startswith("cuda"):
         import torch
 
         return torch.cuda.mem_get_info(torch.device(device))[0]
     import psutil
 
-    free, inside = psutil.virtual_memory().available, _free_container_memory()
+    free, inside = psutil.virtual_memory().available, _read_free_container_memory()
     return free if inside is None else min(free, inside)
 
 
-def available_memory(device: str = "cpu") -> int:
+def measure_available_memory(device: str = "cpu") -> int:
     """Returns the free bytes of a torch device, at most $ESA_MEMORY_LIMIT. Raises UsageError."""
-    limit = memory_limit()
-    return free_memory(device) if limit is None else min(free_memory(device), limit)
+    limit = get_memory_limit()
+    return measure_free_memory(device) if limit is None else min(measure_free_memory(device), limit)
 
 
-def peak_memory(device: str = "cpu") -> int:
-    """Returns the peak memory of this process in bytes, on all GPUs if `device` is a GPU."""
+def measure_peak_memory(device: str = "cpu") -> int:
+    """Returns this process's peak memory in bytes: of all GPUs if `device` is a GPU, else RAM."""
     if device.startswith("cuda"):
         import torch
 
@@ -84,7 +84,7 @@ def peak_memory(device: str = "cpu") -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
-def memory_ran_out(error: Exception) -> bool:
+def is_out_of_memory_error(error: Exception) -> bool:
     """Whether an error means that memory was exhausted. For GPUs torch has a class of such errors;
     for CPUs torch raises a RuntimeError."""
     words = ("can't allocate memory", "not enough memory")
@@ -102,7 +102,7 @@ def expand_home_folder(path: str | Path, path_name: str, error_class: type[EsaEr
         raise error_class(message, "give the full path") from cause
 
 
-def esa_home() -> Path:
+def get_esa_home_folder() -> Path:
     """Returns $ESA_HOME, or by default the platform's cache folder for esa. Raises UsageError:
     $ESA_HOME begins with the home folder of a user who does not exist."""
     import platformdirs
@@ -131,7 +131,7 @@ def format_duration(seconds: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
 
 
-def is_loopback(host: str) -> bool:
+def is_loopback_host(host: str) -> bool:
     """Whether a host name or address, without a port, refers to this machine."""
     import ipaddress
 

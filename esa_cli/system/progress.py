@@ -23,42 +23,42 @@ the model itself. The other stages report 0 of None: "wait" (another process is 
 model), "import", "save", "load", and "convert" if transformers converts the model."""
 
 
-def show_nothing(stage: str, done: int, total: int | None, /) -> None:
+def ignore_stage_progress(stage: str, done: int, total: int | None, /) -> None:
     """A `StageProgress` callback that shows nothing."""
 
 
-def combine_callbacks(*callbacks: Progress | None) -> Progress:
+def combine_progress_callbacks(*callbacks: Progress | None) -> Progress:
     """Returns a progress callback that calls several progress callbacks, in their order."""
 
-    def call_all(done: int, total: int) -> None:
+    def call_all_callbacks(done: int, total: int) -> None:
         for callback in callbacks:
             if callback:
                 callback(done, total)
 
-    return call_all
+    return call_all_callbacks
 
 
-class WaitingCallback:
+class OnWaitCallback:
     """A callback that is called repeatedly while another process ingests a document. The first call
-    calls `started`, and every call reports to `progress` that 0 of `tokens` are done."""
+    calls `on_first_call`; every call reports to `progress` that 0 of `token_count` are done."""
 
     def __init__(
-        self, started: Callable[[], None] | None, progress: Progress | None, tokens: int
+        self, on_first_call: Callable[[], None] | None, progress: Progress | None, token_count: int
     ) -> None:
-        self.started, self.progress, self.tokens = started, progress, tokens
+        self.on_first_call, self.progress, self.token_count = on_first_call, progress, token_count
 
     def __call__(self) -> None:
-        started, self.started = self.started, None
-        if started:
-            started()
+        on_first_call, self.on_first_call = self.on_first_call, None
+        if on_first_call:
+            on_first_call()
         if self.progress:
-            self.progress(0, self.tokens)
+            self.progress(0, self.token_count)
 
 
 @dataclass(frozen=True)
 class WorkShard:
-    """Shard `number` of `count`, counted from 1, of a list of work that several processes divide
-    among themselves. Each item of the list belongs to exactly one shard."""
+    """Shard `number` of `count`, counted from 1, of a list of work that several processes divide.
+    Each item of the list belongs to exactly one shard."""
 
     number: int = 1
     count: int = 1
@@ -79,7 +79,7 @@ class WorkShard:
         return shard
 
     @property
-    def is_whole(self) -> bool:
+    def is_whole_list(self) -> bool:
         """Whether the shard contains the whole list of work."""
         return self.count == 1
 
@@ -87,7 +87,7 @@ class WorkShard:
         """Yields the items of this shard in their order: every `count`-th item of the list."""
         return islice(items, self.number - 1, None, self.count)
 
-    def select_block(self, items: Sequence[Item]) -> Sequence[Item]:
+    def select_contiguous_items(self, items: Sequence[Item]) -> Sequence[Item]:
         """Returns the items of this shard as one slice of the list, for lists whose neighbouring
         items share work. The slices of different shards differ in length by at most one item."""
         begin, end = (len(items) * at // self.count for at in (self.number - 1, self.number))

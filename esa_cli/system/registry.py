@@ -27,7 +27,7 @@ class RegistryEntry(NamedTuple, Generic[T]):
 
 
 class Registry(Generic[T]):
-    """A table from names to values of one kind, such as "selector"."""
+    """A table from names to values of one kind of part, such as "selector" or "reader"."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
@@ -57,7 +57,7 @@ class Registry(Generic[T]):
         self._entries[name] = RegistryEntry(value, origin, qualname)
 
     def find_origin(self, name: str) -> str:
-        """Returns the module or plugin file that registered the name."""
+        """Returns the module, or the path of the plugin file, that registered the name."""
         return self._entries[name].origin
 
 
@@ -81,14 +81,14 @@ def remove_entries_of_origin(origin: str) -> None:
             del registry._entries[name]
 
 
-def suggest(word: str, known: Iterable[str], before: str = "") -> str:
+def suggest_name(unknown_name: str, known_names: Iterable[str], prefix: str = "") -> str:
     """Returns a hint for an unknown name: 'did you mean X?' with a similar known name, preceded by
-    `before`; without a similar name, the list of all known names, or the three nearest."""
-    names = sorted(known)
-    close = difflib.get_close_matches(word, names, n=1)
+    `prefix`; without a similar name, the list of all known names, or the three nearest."""
+    names = sorted(known_names)
+    close = difflib.get_close_matches(unknown_name, names, n=1)
     if close:
-        return f"did you mean {before + close[0]!r}?"
+        return f"did you mean {prefix + close[0]!r}?"
     if len(names) > 12:
-        names = difflib.get_close_matches(word, names, n=3, cutoff=0.0)
+        names = difflib.get_close_matches(unknown_name, names, n=3, cutoff=0.0)
         return f"the nearest are {', '.join(names)}"
     return f"known: {', '.join(names)}" if names else "there are none"

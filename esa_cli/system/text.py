@@ -95,14 +95,14 @@ def replace_lone_surrogates(value: Any) -> Any:
 
 @cache
 def load_function_words() -> dict[str, list[str]]:
-    """Returns the most frequent words of each language."""
+    """Returns the most frequent words, such as articles, of each language that is known."""
     paragraphs = _FUNCTION_WORDS.read_text("utf-8").split("\n\n")[1:]
     return {words[0]: words[1:] for words in map(str.split, paragraphs)}
 
 
 @cache
 def _compile_letter_patterns() -> tuple[re.Pattern[str], re.Pattern[str]]:
-    """Returns the patterns of a run of letters and apostrophes, and of a letter with its marks."""
+    """Returns patterns of a run of letters and apostrophes, and of a letter with its accents."""
     marks = _JOINERS + "".join(
         letter
         for first, last in _MARKS
@@ -113,7 +113,7 @@ def _compile_letter_patterns() -> tuple[re.Pattern[str], re.Pattern[str]]:
 
 
 @cache
-def _find_stemmer(language: str) -> Any:
+def _make_cached_stemmer(language: str) -> Any:
     """Returns Snowball's stemmer of a language, or None for a language that Snowball lacks."""
     import snowballstemmer
 
@@ -145,7 +145,7 @@ def _remove_accents(word: str) -> str:
 
 @lru_cache(CACHED_RUNS)
 def _normalise_word(word: str) -> str:
-    """Removes case, Unicode compatibility characters, and marks that are not part of a letter."""
+    """Returns a word in lower case without Unicode compatibility characters and vowel marks."""
     if word.isascii():
         return word.lower()
     word = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", word).casefold())
@@ -174,8 +174,8 @@ def _prepare_text_and_pattern(text: str) -> tuple[str, re.Pattern[str]]:
     return text.replace("_", " "), _compile_letter_patterns()[0]
 
 
-class _RunWordsCache(dict[str, tuple[tuple[int, int, str], ...]]):
-    """A cache of the content words in runs of letters, as (first character, end, stem)."""
+class _ContentWordsCache(dict[str, tuple[tuple[int, int, str], ...]]):
+    """A cache from a run of letters to its content words, as (first character, end, stem)."""
 
     def __init__(self, language: str) -> None:
         super().__init__()
@@ -191,15 +191,15 @@ class _RunWordsCache(dict[str, tuple[tuple[int, int, str], ...]]):
 
 
 @cache
-def _get_words_cache(language: str) -> _RunWordsCache:
-    return _RunWordsCache(language)
+def _get_words_cache(language: str) -> _ContentWordsCache:
+    return _ContentWordsCache(language)
 
 
 def _find_words_in_run(run: str, language: str) -> Iterator[tuple[int, int, str]]:
     """Yields (first character, end, stem) of the content words in a run of letters. In scripts
     without spaces, pairs of adjacent characters are the content words."""
     if run.isascii() and "'" not in run:
-        yield from ((0, len(run), stem) for stem in _stem_word(run, language))
+        yield from ((0, len(run), stem) for stem in _list_stems_of_word(run, language))
         return
     done = 0
     for spaceless in _SPACELESS.finditer(run):
@@ -228,18 +228,18 @@ def _find_spaced_words(
                 at += len(parts.pop(0)) + 1
             parts = ["'".join(parts)]
         for part in parts:
-            yield from ((at, at + len(part), stem) for stem in _stem_word(part, language))
+            yield from ((at, at + len(part), stem) for stem in _list_stems_of_word(part, language))
             at += len(part) + 1
 
 
-def _stem_word(word: str, language: str) -> Iterable[str]:
+def _list_stems_of_word(word: str, language: str) -> Iterable[str]:
     """Returns a word's stem, and the stem of the word without accents if the two differ, so that
     questions with and without accents find the word. Returns nothing for a frequent word."""
     folded = _normalise_word(word)
     plain = _remove_accents(folded)
     if not plain or plain in _find_stop_words(language):
         return ()
-    stem = _find_stemmer(language)
+    stem = _make_cached_stemmer(language)
     if stem is None:
         return (plain,)
     forms = (plain,) if plain == folded else (plain, folded)
@@ -296,9 +296,9 @@ def count_words_of_text(text: str) -> int:
 
 
 @cache
-def compute_words_digest() -> str:
-    """Returns a digest of the code, lists and packages that determine content words. Stored content
-    words with another digest are computed again."""
+def compute_digest_of_word_rules() -> str:
+    """Returns a digest of the code, lists and packages that determine the content words of a text.
+    Content words that were stored with another digest are computed again."""
     from importlib.metadata import version
     from importlib.util import find_spec
 
@@ -344,14 +344,14 @@ class Bm25Index:
         self._scores = scores.astype(numpy.float32)
 
     @classmethod
-    def of(cls, texts: Sequence[Sequence[int]], vocabulary: int) -> Bm25Index:
-        """Builds the index from the word numbers of each text."""
+    def from_word_numbers(cls, texts: Sequence[Sequence[int]], vocabulary: int) -> Bm25Index:
+        """Builds the index of texts, each given as a list of the numbers of its words."""
         import numpy
 
         ids = numpy.array([*chain(*texts)], dtype=numpy.int64)
         return cls(ids, numpy.array([len(text) for text in texts], dtype=numpy.int64), vocabulary)
 
-    def scores(self, word_numbers: Sequence[int]) -> Tensor:
+    def compute_scores(self, word_numbers: Sequence[int]) -> Tensor:
         """Returns the BM25 scores of the texts for a question's words, (texts,) float32; a text
         without any of these words has the score 0."""
         import numpy

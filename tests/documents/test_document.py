@@ -10,7 +10,7 @@ import pytest
 import sample_files as make
 
 from esa_cli.documents.document import Document, join_documents, read_document, read_documents
-from esa_cli.documents.readers.plain_text import looks_like_cp1252
+from esa_cli.documents.readers.plain_text import is_probably_cp1252
 from esa_cli.errors import DocumentError, UsageError
 
 POLISH = "Zażółć gęślą jaźń. Wszyscy ludzie rodzą się wolni i równi pod względem swych praw. " * 20
@@ -95,7 +95,7 @@ def test_doubtful_encoding_is_refused(tmp_path: Path, data: bytes) -> None:
     ],
 )
 def test_look_alikes_are_not_taken_for_western(encoding: str, text: str) -> None:
-    assert not looks_like_cp1252((text * 5).encode(encoding))
+    assert not is_probably_cp1252((text * 5).encode(encoding))
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import sample_files as make
 from reader_checks import at, refused
 
 from esa_cli.documents import readers
-from esa_cli.documents.readers.pdf_reader import tidy_pages
+from esa_cli.documents.readers.pdf_reader import tidy_page_texts
 
 
 def test_pdf_pages_and_bookmarks() -> None:
@@ -57,7 +57,7 @@ def test_pdf_refusals() -> None:
     ],
 )
 def test_pdf_text_is_tidied(pages: list[str], expected: str) -> None:
-    assert tidy_pages(pages) == [expected]
+    assert tidy_page_texts(pages) == [expected]
 
 
 def test_pdf_fields_that_are_filled_in() -> None:

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import pytest
 
-from esa_cli.documents.document import LONGEST, Sentences, cut_sentences, strip_span
+from esa_cli.documents.document import LONGEST, Sentences, find_sentence_ends, strip_text_span
 
 
 def pieces(text: str) -> list[str]:
@@ -106,9 +106,9 @@ def plain_around(text: str, at: int) -> tuple[int, int]:
     """Looks back for the blank line, and cuts the paragraph anew."""
     first = text.rfind("\n\n", 0, at) + 2 if "\n\n" in text[:at] else 0
     last = text.find("\n\n", first)
-    edges = [first, *cut_sentences(text, first, len(text) if last < 0 else last)]
+    edges = [first, *find_sentence_ends(text, first, len(text) if last < 0 else last)]
     place = min(max(bisect_right(edges, at), 1), len(edges) - 1)
-    return strip_span(text, edges[place - 1], edges[place])
+    return strip_text_span(text, edges[place - 1], edges[place])
 
 
 def test_every_character_of_random_texts_is_in_the_sentence_a_plain_search_finds() -> None:

@@ -68,7 +68,7 @@ def engine(
     hay: Haystack | None = None,
     **how: Any,
 ) -> SelftestRun:
-    journal = Journal(path, {"command": "test"}, same=(), key=KEY)
+    journal = Journal(path, {"command": "test"}, fixed_fields=(), key_fields=KEY)
     hay = hay or Haystack.from_chronicle(settings.seed)
     return SelftestRun(loaded, base, settings, hay, journal, Heard(), **how)
 

@@ -179,16 +179,17 @@ def stored(
         shapes=shapes if len({*shapes}) > 1 else (),
     )  # fmt: skip
     library = Library(path)
-    with library.write(CacheWriter, library.key("model", "text"), "model", ids, layout) as writer:
+    key = library.compute_key("model", "text")
+    with library.open_writer(CacheWriter, key, "model", ids, layout) as writer:
         assert isinstance(writer, CacheWriter)
         for layer, store in zip(writer.layers, kept, strict=True):
             layer.append(*store.span(0, len(ids)))
-        writer.flush(None)
-        entry = writer.finish(
+        writer.flush_segments(None)
+        entry = writer.finish_document(
             text="text", offsets=[(0, 1)] * len(ids), projections=[None] * len(kept), states=states
         )
     opened = StoredCache(library.open_document(entry))
-    stores = opened.open_layers()
+    stores = opened.open_layer_stores()
     place = torch.float32, torch.device("cpu")
     tails = [MemoryStore(*shape, *place, first.shared) for shape in shapes]
     joined = [

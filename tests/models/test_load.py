@@ -74,6 +74,6 @@ def test_limits_on_memory_count_when_loading(folder: Path, monkeypatch: pytest.M
     with pytest.raises(ResourceError, match=r"needs .* 3\.0 KiB available"):
         models.load(str(folder), device="cpu", dtype="float32")
     monkeypatch.delenv("ESA_MEMORY_LIMIT")
-    monkeypatch.setattr(machine, "_free_container_memory", lambda: 11)
+    monkeypatch.setattr(machine, "_read_free_container_memory", lambda: 11)
     with pytest.raises(ResourceError, match="11 bytes available"):
         models.load(str(folder), device="cpu", dtype="float32")

@@ -18,7 +18,7 @@ from esa_cli.qa.finding.passage_finder import Book
 from esa_cli.qa.planning.model_shape import read_model_shape
 from esa_cli.qa.presets import preset
 from esa_cli.storage.library import Entry, Library
-from esa_cli.storage.library.disk import LibraryPaths, write_small_file
+from esa_cli.storage.library.disk import LibraryPaths, write_checksummed_file
 from esa_cli.storage.library.packed_files import pack_states
 from esa_cli.storage.library.stored_cache import read_states
 
@@ -148,10 +148,10 @@ def test_states_of_other_shapes_name_their_file(
     library = Library(tmp_path / "library")
     with open_esa(loaded, library) as reader:
         entry = entry_of(reader.ingest(str(path)))
-    file = LibraryPaths(library.root).document_path(entry.key, "states")
+    file = LibraryPaths(library.root).get_document_path(entry.key, "states")
     found = read_states(LibraryPaths(library.root), entry.layout, entry.key)
     wrong = [{name: one[..., :1].clone() for name, one in state.items()} for state in found.states]
-    write_small_file(file, "states", pack_states(found.segment, wrong), entry.key)
+    write_checksummed_file(file, "states", pack_states(found.segment, wrong), entry.key)
     with (
         open_esa(loaded, library) as reader,
         pytest.raises(LibraryError, match="other shapes than this model's") as raised,

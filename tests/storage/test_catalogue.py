@@ -40,15 +40,15 @@ def library(tmp_path: Path) -> Library:
 
 
 def make_catalogue(library: Library) -> None:
-    with library.catalogue() as catalogue:
+    with library.open_catalogue() as catalogue:
         assert catalogue.add_stored_texts() == []
 
 
 def test_documents_come_go_and_change(library: Library) -> None:
     all_ = library.entries()
-    assert library.find_entries("book.txt") == library.find_entries("/books/book.txt") == all_
-    assert [library.find_entries(one.key[:6].upper()) for one in all_] == [[one] for one in all_]
-    assert library.find_entries("zzzz") == library.find_entries("boo") == []
+    assert library.match_entries("book.txt") == library.match_entries("/books/book.txt") == all_
+    assert [library.match_entries(one.key[:6].upper()) for one in all_] == [[one] for one in all_]
+    assert library.match_entries("zzzz") == library.match_entries("boo") == []
     assert library.list_text_digests() == {one.text_sha256 for one in all_}
     new = ingest(library, [9, 8, 7])
     assert {entry.key for entry in library.entries()} >= {new.key}
@@ -61,7 +61,7 @@ def test_documents_come_go_and_change(library: Library) -> None:
     damages = {entry.key: entry.damage for entry in library.entries()}
     assert gone.key not in damages
     assert "checksum is wrong" in damages[broken.key]
-    assert [one.key for one in library.find_entries(broken.id)] == [broken.key]
+    assert [one.key for one in library.match_entries(broken.id)] == [broken.key]
 
 
 @pytest.mark.parametrize("damage", ["cut", "empty", "flips", "missing", "folder", "begun"])
@@ -70,8 +70,8 @@ def test_a_damaged_catalogue_is_made_again(library: Library, damage: str) -> Non
     record = FileRecord("/town/a.txt", "1", text_digest(TEXTS[0]), 3, folder="/town")
     wanted = library.entries()
     make_catalogue(library)
-    with library.catalogue() as catalogue:
-        with catalogue.transaction():
+    with library.open_catalogue() as catalogue:
+        with catalogue.run_transaction():
             catalogue.files.store_record(record)
         catalogue.store_synced_records("/town")
     path, draw = library.root / NAME, random.Random(3)
@@ -91,12 +91,12 @@ def test_a_damaged_catalogue_is_made_again(library: Library, damage: str) -> Non
         elif damage != "missing":
             path.write_bytes({"cut": data[:5000], "empty": b""}.get(damage, bytes(data)))
         assert damage == "flips" or library.synced_file_count == 1
-        with suppress(LibraryError), library.search_catalogue() as catalogue:
+        with suppress(LibraryError), library.open_search_catalogue() as catalogue:
             catalogue.texts.rank_texts("anvil")  # damage may only be met here
         assert library.entries() == wanted
-        assert library.find_entries(wanted[0].id) == wanted[:1]
+        assert library.match_entries(wanted[0].id) == wanted[:1]
         assert damage == "flips" or library.synced_file_count == 1
-        with library.search_catalogue() as catalogue:
+        with library.open_search_catalogue() as catalogue:
             assert damage == "flips" or catalogue.files.list_records() == [record]
             assert catalogue.add_stored_texts() == []
             assert damage == "flips" or len(catalogue.texts) == 3
@@ -105,27 +105,27 @@ def test_a_damaged_catalogue_is_made_again(library: Library, damage: str) -> Non
             with pytest.raises(LibraryError, match="cannot be written"):
                 change(library) if change is make_catalogue else change()  # type: ignore[call-arg]
         assert library.entries() == wanted[1:], "it is removed"
-        with library.catalogue(keep=False) as catalogue:
+        with library.open_catalogue(keep_on_disk=False) as catalogue:
             assert catalogue.add_stored_texts() == []
             assert len(catalogue.texts) == 2
         assert list(path.iterdir()) == []
 
 
 def test_words_go_with_their_document(library: Library) -> None:
-    with library.catalogue() as catalogue:
+    with library.open_catalogue() as catalogue:
         assert catalogue.add_stored_texts() == []
         assert len(catalogue.texts) == 3
         assert catalogue.add_stored_texts(lambda *_: pytest.fail("again")) == []
     first, second = library.entries()[:2]
     library.remove(first)
-    with library.catalogue() as catalogue:
+    with library.open_catalogue() as catalogue:
         assert catalogue.texts.list_digests() == {one.text_sha256 for one in library.entries()}
     (library.root / "documents" / f"{second.key}.doc").unlink()
     library.prune(dry_run=True)
-    with library.catalogue() as catalogue:
+    with library.open_catalogue() as catalogue:
         assert len(catalogue.texts) == 2
     library.prune()
-    with library.catalogue() as catalogue:
+    with library.open_catalogue() as catalogue:
         assert len(catalogue.texts) == 1
 
 
@@ -134,7 +134,7 @@ def test_names_that_are_not_utf_8(library: Library, tmp_path: Path) -> None:
     inode = (library.root / NAME).stat().st_ino
     path, text = os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.txt"), "one \udce9 harp"
     record = FileRecord(path, "1", text_digest(text), 3, why=path, folder=str(tmp_path))
-    with library.catalogue() as catalogue, catalogue.transaction():
+    with library.open_catalogue() as catalogue, catalogue.run_transaction():
         catalogue.texts.add_text(text, record.digest)
         catalogue.files.store_record(record)
         assert catalogue.files.find_record(path) == record
@@ -142,11 +142,11 @@ def test_names_that_are_not_utf_8(library: Library, tmp_path: Path) -> None:
         assert synced == catalogue.files.list_records_below(str(tmp_path)) == [record]
         assert len(catalogue.texts.rank_texts("harp")) == 1
     assert library.synced_file_count == 1
-    with library.catalogue() as catalogue, catalogue.transaction():
+    with library.open_catalogue() as catalogue, catalogue.run_transaction():
         catalogue.files.remove_records([path])
         assert catalogue.files.find_record(path) is None
         catalogue.texts.remove_text(record.digest)
-    assert library.find_entries(path) == []
+    assert library.match_entries(path) == []
     assert (library.root / NAME).stat().st_ino == inode, "it is not made again"
 
 
@@ -160,23 +160,23 @@ def test_names_that_are_not_utf_8(library: Library, tmp_path: Path) -> None:
 )
 def test_damage_that_only_the_work_meets_is_mended(library: Library, damage: str) -> None:
     make_catalogue(library)
-    with library.catalogue() as catalogue, catalogue.transaction():
+    with library.open_catalogue() as catalogue, catalogue.run_transaction():
         catalogue.files.store_record(FileRecord("/town/a.txt", "1", "", 3))
     with sqlite3.connect(library.root / NAME) as db:
         db.execute(damage)
     assert len(library.entries()) == 3
-    with suppress(LibraryError), library.search_catalogue() as catalogue:
+    with suppress(LibraryError), library.open_search_catalogue() as catalogue:
         catalogue.files.list_records()
         catalogue.texts.rank_texts("anvil")
     library.remove(library.entries()[0])
-    with library.catalogue() as catalogue:
+    with library.open_catalogue() as catalogue:
         assert catalogue.add_stored_texts() == []
         assert len(catalogue.texts.rank_texts("w1")) == len(catalogue.texts) == 2
 
 
 def add_texts(library: Library, count: int) -> None:
     texts = (f"{text} {number}" for number in range(count) for text in TEXTS)
-    with library.catalogue() as catalogue:
+    with library.open_catalogue() as catalogue:
         add = catalogue.texts.add_text
         catalogue.carry_out_changes(partial(add, one, text_digest(one)) for one in texts)
 
@@ -186,20 +186,20 @@ def test_threads_with_files_of_one_text_keep_its_words(library: Library) -> None
 
     def use(number: int) -> int:
         record, lost = FileRecord(f"/town/{number}.txt", "1", digest, 3), 0
-        with library.catalogue() as catalogue:
+        with library.open_catalogue() as catalogue:
             for _ in range(25):
-                with catalogue.transaction():
+                with catalogue.run_transaction():
                     catalogue.texts.add_text(TEXTS[0], digest)
                     catalogue.files.store_record(record)
                 lost += not catalogue.texts.has_text(digest)
-                with catalogue.transaction():
+                with catalogue.run_transaction():
                     catalogue.files.remove_records([record.path])
                 catalogue.drop_unused_texts()
         return lost
 
     with ThreadPoolExecutor(4) as pool:
         assert list(pool.map(use, range(4))) == [0] * 4
-    with library.catalogue() as catalogue:
+    with library.open_catalogue() as catalogue:
         assert len(catalogue.texts) == 0
 
 
@@ -209,7 +209,7 @@ def test_a_killed_writer_leaves_a_whole_catalogue(tmp_path: Path) -> None:
     draw, library = random.Random(1), Library(tmp_path / "library")
     whole = Library(tmp_path / "whole")
     for one in (library, whole):
-        with one.catalogue():
+        with one.open_catalogue():
             assert (one.root / MARKER).is_file()
     needs = taken(partial(add_texts, whole, 300))
     for _ in range(15):
@@ -219,7 +219,7 @@ def test_a_killed_writer_leaves_a_whole_catalogue(tmp_path: Path) -> None:
     add_texts(library, 300)
     found = []
     for one in (library, whole):
-        with one.catalogue() as catalogue:
+        with one.open_catalogue() as catalogue:
             assert len(catalogue.texts) == 900
             found.append(sorted(catalogue.texts.rank_texts("harp in hall 7")))
     assert found[0] == found[1]
@@ -239,15 +239,15 @@ def test_a_catalogue_on_a_read_only_disk_is_searched_as_a_copy(
         return real(place, flags, *more)
 
     monkeypatch.setattr(os, "open", refuse)
-    with pytest.raises(LibraryError, match=r"cannot be written: Read-only"), library.catalogue():
+    with pytest.raises(LibraryError, match=r"be written: Read-only"), library.open_catalogue():
         raise AssertionError("sqlite would open it only to be read")
-    with library.search_catalogue() as catalogue:
+    with library.open_search_catalogue() as catalogue:
         assert len(catalogue.texts) == 3
-        with catalogue.transaction():
+        with catalogue.run_transaction():
             catalogue.files.store_record(record)
             catalogue.texts.add_text(TEXTS[1], record.digest)
         assert [one.digest for one in catalogue.texts.rank_texts("anvil")] == [record.digest]
-    with library.search_catalogue(copy=True) as catalogue:
+    with library.open_search_catalogue(always_copy=True) as catalogue:
         assert catalogue.files.list_records() == []
     assert path.read_bytes() == before
     if os.name != "nt":
@@ -263,11 +263,11 @@ def test_prune_forgets_files_that_are_gone_and_words_that_nothing_needs(
         FileRecord(path, "1", text_digest(text), 1, folder=folder)
         for path, text, folder in zip((gone, synced, there), TEXTS, ("", "/town", ""), strict=True)
     ]
-    with library.catalogue() as catalogue, catalogue.transaction():
+    with library.open_catalogue() as catalogue, catalogue.run_transaction():
         for record, text in zip(records, TEXTS, strict=True):
             catalogue.files.store_record(record)
             catalogue.texts.add_text(text, record.digest)
     library.prune()
-    with library.catalogue() as catalogue:
+    with library.open_catalogue() as catalogue:
         assert catalogue.files.list_records() == records[1:]
         assert catalogue.texts.list_digests() == {record.digest for record in records[1:]}

@@ -43,12 +43,12 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Library:
 
 def use(library: Library) -> None:
     """Finds, opens and reads all of the document, in which everything must be right."""
-    entry = library.find_entry(library.key(WITH, text_of(IDS)))
+    entry = library.find_entry(library.compute_key(WITH, text_of(IDS)))
     assert entry is not None
     stored = library.open_document(entry)
     assert (stored.text, stored.ids) == (text_of(IDS), IDS)
     assert stored.offsets.tolist() == [list(pair) for pair in offsets_of(IDS)]
-    layers = StoredCache(stored).open_layers()
+    layers = StoredCache(stored).open_layer_stores()
     assert_holds(layers, IDS)
     for i, layer in enumerate(layers):
         assert torch.equal(layer.gather(torch.arange(40))[1], rows_of(IDS, 0, len(IDS), i)[1])
@@ -92,7 +92,8 @@ def test_damage_at_random_places_is_found_and_never_used(kept: Library) -> None:
 def test_every_byte_of_a_segment_is_covered(tmp_path: Path, kind: str) -> None:
     layout = Layout(1, 1, 2, "bfloat16", kind, reduced=(1,), segment=4)  # type: ignore[arg-type]
     library, ids = Library(tmp_path), [5, 6, 7]
-    with library.write(CacheWriter, library.key(WITH, text_of(ids)), WITH, ids, layout) as writer:
+    key = library.compute_key(WITH, text_of(ids))
+    with library.open_writer(CacheWriter, key, WITH, ids, layout) as writer:
         assert isinstance(writer, CacheWriter)
         read(writer, ids)
         entry = finish(writer, ids)
@@ -122,7 +123,7 @@ def test_only_what_is_used_is_checked(kept: Library) -> None:
     changed[at + 3] ^= 4
     path.write_bytes(changed)
     try:
-        one, two = StoredCache(kept.open_document(kept.entries()[0])).open_layers()
+        one, two = StoredCache(kept.open_document(kept.entries()[0])).open_layer_stores()
         one.span(0, 40)
         two.gather(torch.tensor([4, 6, 39]))
         two.span(6, 40)
@@ -185,10 +186,10 @@ def test_a_damaged_document_can_be_removed_and_read_again(tmp_path: Path) -> Non
     path.write_bytes(path.read_bytes()[:-1])
     with (
         pytest.raises(LibraryError, match="length or checksum is wrong"),
-        library.write(CacheWriter, entry.key, WITH, IDS, LAYOUT),
+        library.open_writer(CacheWriter, entry.key, WITH, IDS, LAYOUT),
     ):
         raise AssertionError("a damaged document must not be written over")
-    (broken,) = library.find_entries(entry.id)
+    (broken,) = library.match_entries(entry.id)
     library.remove(broken)
     assert {path.partition("/")[2] for path in files(library) if "segments" in path} == {
         f"{name}.seg" for name in longer.segments
@@ -209,8 +210,8 @@ def test_rows_of_several_sizes(tmp_path: Path, kind: Any) -> None:
     shapes, count = ((2, 4), (1, 6), (3, 2)), 50
     layout = Layout(3, 1, 6, "float32", kind, (0, 2, 0), segment=16, shapes=shapes)
     library = Library(tmp_path / "one")
-    key = library.key(WITH, "x")
-    with library.write(CacheWriter, key, WITH, [*range(count)], layout) as writer:
+    key = library.compute_key(WITH, "x")
+    with library.open_writer(CacheWriter, key, WITH, [*range(count)], layout) as writer:
         assert isinstance(writer, CacheWriter)
         given = [torch.randn(2, heads, count, dim) for heads, dim in shapes]
         maps = [None, Linear(torch.randn(6, 2), torch.randn(6, 2)), None]
@@ -219,7 +220,7 @@ def test_rows_of_several_sizes(tmp_path: Path, kind: Any) -> None:
             if one is not None:
                 layer.append_reduced_keys(one.keys(join_key_heads(rows[0])))
         known = {"name": "x", "source": "x", "bytes": 1, "missing": []}
-        entry = writer.finish(
+        entry = writer.finish_document(
             text="x", offsets=[(0, 1)] * count, projections=maps, provenance=known
         )
     manifest = (library.root / "documents" / f"{entry.key}.doc").read_bytes()
@@ -228,7 +229,7 @@ def test_rows_of_several_sizes(tmp_path: Path, kind: Any) -> None:
     push_documents(library, str(tmp_path / "one.tar"), [entry])
     other = Library(tmp_path / "other")
     assert pull_documents(other, str(tmp_path / "one.tar")).copied == [entry.key]
-    layers = StoredCache(other.open_document(other.entries()[0])).open_layers()
+    layers = StoredCache(other.open_document(other.entries()[0])).open_layer_stores()
     assert [(one.heads, one.dim) for one in layers] == [*shapes]
     at = torch.tensor([3, 17, 40])
     for stored, (keys, values) in zip(layers, given, strict=True):
@@ -249,6 +250,6 @@ def test_layouts_that_make_no_sense() -> None:
         with pytest.raises(ValueError, match=r"layout|layers must be"):
             Layout(**{"layers": 2, "heads": 2, "dim": 4, "dtype": "float32", **wrong})
     assert Layout.from_json(LAYOUT.as_json()) == LAYOUT
-    plain, shared = Layout(2, 1, 6, "float32"), Layout(2, 1, 6, "float32", shared=True)
+    plain, shared = (Layout(2, 1, 6, "float32"), Layout(2, 1, 6, "float32", shared=True))
     assert not {"shared", "block", "states"} & plain.as_json().keys(), "names are hashes of these"
     assert Layout.from_json(shared.as_json()) == shared

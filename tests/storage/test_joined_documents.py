@@ -11,7 +11,7 @@ import pytest
 from esa_cli.errors import UsageError
 from esa_cli.qa.answering.session import Session
 from esa_cli.qa.presets import preset
-from esa_cli.storage.memory_store import find_text_ranges
+from esa_cli.storage.memory_store import locate_document_texts
 
 TEXT = "The gate opens at nine and the market closes at dusk. " * 30
 OTHER = "A grey boat lies at the pier, and nobody knows whose it is. " * 25
@@ -47,5 +47,5 @@ def test_two_documents_are_asked_together(session: Session) -> None:
     assert session.ask(QUESTION).text == session.ask(QUESTION).text
     seen: set[int] = set()
     session.ask(QUESTION, trace=lambda chunk: seen.update(chunk.far.tolist()))
-    ranges = find_text_ranges(helds)
+    ranges = locate_document_texts(helds)
     assert all(any(at in rows for at in seen) for rows in ranges)

@@ -96,12 +96,12 @@ def read(
             if maps is not None:
                 keys = layer.span(layer.reduced, len(layer))[0]
                 layer.append_reduced_keys(maps.keys(join_key_heads(keys)))
-        writer.flush(projections, states_of(ids, end, layout))
+        writer.flush_segments(projections, states_of(ids, end, layout))
 
 
 def finish(writer: CacheWriter, ids: Sequence[int], **more: Any) -> Entry:
     known = {"name": "book.txt", "source": "/books/book.txt", "bytes": 9, "missing": list[str]()}
-    return writer.finish(
+    return writer.finish_document(
         text=text_of(ids),
         offsets=offsets_of(ids),
         head=3,
@@ -113,8 +113,13 @@ def finish(writer: CacheWriter, ids: Sequence[int], **more: Any) -> Entry:
     )
 
 
+def writing(library: Library, ids: Sequence[int], layout: Layout) -> Any:
+    key = library.compute_key(WITH, text_of(ids))
+    return library.open_writer(CacheWriter, key, WITH, ids, layout)
+
+
 def ingest(library: Library, ids: Sequence[int], layout: Layout = LAYOUT) -> Entry:
-    with library.write(CacheWriter, library.key(WITH, text_of(ids)), WITH, ids, layout) as writer:
+    with writing(library, ids, layout) as writer:
         if isinstance(writer, Entry):
             return writer
         read(writer, ids)
@@ -123,8 +128,7 @@ def ingest(library: Library, ids: Sequence[int], layout: Layout = LAYOUT) -> Ent
 
 def part_of(library: Library, ids: Sequence[int], stop: int, layout: Layout = LAYOUT) -> None:
     """An ingest that ends before its time."""
-    key = library.key(WITH, text_of(ids))
-    with suppress(KeyboardInterrupt), library.write(CacheWriter, key, WITH, ids, layout) as writer:
+    with suppress(KeyboardInterrupt), writing(library, ids, layout) as writer:
         assert isinstance(writer, CacheWriter)
         read(writer, ids, stop=stop)
         raise KeyboardInterrupt
@@ -188,25 +192,25 @@ def test_what_was_written_comes_back(library: Library, count: int) -> None:
         assert wanted is not None
         assert torch.equal(maps.query_map, wanted.query_map)
         assert torch.equal(maps.key_map, wanted.key_map)
-    assert_holds(cache.open_layers(), ids)
+    assert_holds(cache.open_layer_stores(), ids)
     assert library.verify(entry) == []
     assert entry.nbytes == sum(
         (library.root / name).stat().st_size for name in files(library) if ".doc" not in name
     )
-    assert library.estimate_size(count, LAYOUT) + 8192 > entry.sizes["segments"]
+    assert library.estimate_document_size(count, LAYOUT) + 8192 > entry.sizes["segments"]
 
 
 def test_the_key_is_the_text_and_what_it_was_read_with(library: Library) -> None:
-    keys = {library.key(a, b) for a in ("x", "xy") for b in ("yz", "z", "")}
+    keys = {library.compute_key(a, b) for a in ("x", "xy") for b in ("yz", "z", "")}
     assert len(keys) == 6
-    assert library.key("x", "\ud800") != library.key("x", "?")
-    assert library.find_entry(library.key("x", "z")) is None
+    assert library.compute_key("x", "\ud800") != library.compute_key("x", "?")
+    assert library.find_entry(library.compute_key("x", "z")) is None
 
 
 def test_a_document_that_is_there_is_not_written_again(library: Library) -> None:
     first = ingest(library, [*range(20)])
     before = {name: (library.root / name).stat().st_mtime_ns for name in files(library)}
-    with library.write(CacheWriter, first.key, WITH, [*range(20)], LAYOUT) as there:
+    with library.open_writer(CacheWriter, first.key, WITH, [*range(20)], LAYOUT) as there:
         assert there == first
     assert before == {name: (library.root / name).stat().st_mtime_ns for name in files(library)}
 
@@ -214,7 +218,7 @@ def test_a_document_that_is_there_is_not_written_again(library: Library) -> None
 def test_a_longer_document_shares_its_whole_segments(library: Library) -> None:
     short, long = [*range(40)], [*range(60)]
     first = ingest(library, short)
-    with library.write(CacheWriter, library.key(WITH, text_of(long)), WITH, long, LAYOUT) as writer:
+    with writing(library, long, LAYOUT) as writer:
         assert isinstance(writer, CacheWriter)
         assert writer.stored_token_count == 32
         assert writer.projections is not None
@@ -223,22 +227,22 @@ def test_a_longer_document_shares_its_whole_segments(library: Library) -> None:
     assert first.segments[:2] == second.segments[:2]
     assert len({*first.segments, *second.segments}) == 5
     assert first.fit == second.fit
-    assert_holds(StoredCache(library.open_document(second)).open_layers(), long)
-    assert_holds(StoredCache(library.open_document(first)).open_layers(), short)
+    assert_holds(StoredCache(library.open_document(second)).open_layer_stores(), long)
+    assert_holds(StoredCache(library.open_document(first)).open_layer_stores(), short)
 
 
 def test_another_beginning_or_identity_or_layout_shares_nothing(library: Library) -> None:
     ingest(library, [*range(40)])
     names = files(library)
     ids = [99, *range(1, 40)]
-    with library.write(CacheWriter, "b" * 40, WITH, ids, LAYOUT) as writer:
+    with library.open_writer(CacheWriter, "b" * 40, WITH, ids, LAYOUT) as writer:
         assert isinstance(writer, CacheWriter)
         assert writer.stored_token_count == 0
-    with library.write(CacheWriter, "b" * 40, "another model", [*range(40)], LAYOUT) as writer:
+    with library.open_writer(CacheWriter, "b" * 40, "other model", [*range(40)], LAYOUT) as writer:
         assert isinstance(writer, CacheWriter)
         assert writer.stored_token_count == 0
     other = Layout(2, 2, 4, "float32", kind="int8", reduced=(3, 5), fit=10, segment=16)
-    with library.write(CacheWriter, "b" * 40, WITH, [*range(40)], other) as writer:
+    with library.open_writer(CacheWriter, "b" * 40, WITH, [*range(40)], other) as writer:
         assert isinstance(writer, CacheWriter)
         assert writer.stored_token_count == 0
     assert files(library) == names
@@ -249,7 +253,7 @@ def test_segments_are_shared_only_where_the_compressor_saw_the_same(library: Lib
     first, second = [*range(40)], [*range(20), *range(90, 110)]
     ingest(library, first, layout)
     entry = ingest(library, second, layout)
-    assert_holds(StoredCache(library.open_document(entry)).open_layers(), second, layout)
+    assert_holds(StoredCache(library.open_document(entry)).open_layer_stores(), second, layout)
 
 
 def test_an_ingest_that_wrote_nothing_leaves_nothing(library: Library) -> None:
@@ -264,26 +268,26 @@ def test_a_damaged_part_is_not_gone_on_from(library: Library) -> None:
     data = bytearray(path.read_bytes())
     data[-5000] ^= 1
     path.write_bytes(data)
-    with library.write(CacheWriter, library.key(WITH, text_of(ids)), WITH, ids, LAYOUT) as writer:
+    with writing(library, ids, LAYOUT) as writer:
         assert isinstance(writer, CacheWriter)
         assert writer.stored_token_count == 16
         read(writer, ids)
         entry = finish(writer, ids)
     assert library.verify(entry) == []
-    assert_holds(StoredCache(library.open_document(entry)).open_layers(), ids)
+    assert_holds(StoredCache(library.open_document(entry)).open_layer_stores(), ids)
 
 
 @pytest.mark.parametrize("wrong", ["tokens", "offsets", "one layer"])
 def test_what_is_not_whole_is_refused(library: Library, wrong: str) -> None:
     ids = [*range(20)]
-    with library.write(CacheWriter, "d" * 40, WITH, ids, LAYOUT) as writer:
+    with library.open_writer(CacheWriter, "d" * 40, WITH, ids, LAYOUT) as writer:
         assert isinstance(writer, CacheWriter)
         read(writer, ids, stop=12 if wrong == "tokens" else None)
         if wrong == "one layer":
             writer.layers[0].append(*rows_of(ids, 0, 1, 0))
         offsets = [(0, 0)] * (5 if wrong == "offsets" else 20)
         with pytest.raises(ValueError, match="tokens must have"):
-            writer.finish(text="", offsets=offsets, projections=fit_of(ids))
+            writer.finish_document(text="", offsets=offsets, projections=fit_of(ids))
     assert library.entries() == []
 
 
@@ -291,8 +295,8 @@ def test_removing_leaves_an_unfinished_ingest_its_part(library: Library) -> None
     entry = ingest(library, [*range(40)])
     part_of(library, [*range(70)], 50)
     library.remove(entry)
-    key, ids = library.key(WITH, text_of(range(70))), [*range(70)]
-    with library.write(CacheWriter, key, WITH, ids, LAYOUT) as writer:
+    key, ids = library.compute_key(WITH, text_of(range(70))), [*range(70)]
+    with library.open_writer(CacheWriter, key, WITH, ids, LAYOUT) as writer:
         assert isinstance(writer, CacheWriter)
         assert writer.stored_token_count == 48
 
@@ -300,7 +304,7 @@ def test_removing_leaves_an_unfinished_ingest_its_part(library: Library) -> None
 def test_a_removed_document_that_is_mapped_can_still_be_read(library: Library) -> None:
     ids = [*range(40)]
     entry = ingest(library, ids)
-    layers = StoredCache(library.open_document(entry)).open_layers()
+    layers = StoredCache(library.open_document(entry)).open_layer_stores()
     library.remove(entry)
     assert_holds(layers, ids)
 
@@ -312,7 +316,7 @@ def used_at(library: Library, entry: Entry, seconds: float) -> None:
 def test_prune_leaves_a_running_ingest_alone(library: Library) -> None:
     ids = [*range(70)]
     shared = ingest(library, ids[:40])
-    with library.write(CacheWriter, library.key(WITH, text_of(ids)), WITH, ids, LAYOUT) as writer:
+    with writing(library, ids, LAYOUT) as writer:
         assert isinstance(writer, CacheWriter)
         read(writer, ids, stop=50)
         part = library.root / "segments" / f".{'d' * 40}-none.seg.{writer.key}.part"
@@ -326,7 +330,7 @@ def test_prune_leaves_a_running_ingest_alone(library: Library) -> None:
         read(writer, ids)
         entry = finish(writer, ids)
     assert library.verify(entry) == []
-    assert_holds(StoredCache(library.open_document(entry)).open_layers(), ids)
+    assert_holds(StoredCache(library.open_document(entry)).open_layer_stores(), ids)
 
 
 def test_an_empty_library(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -344,7 +348,7 @@ def test_an_empty_library(library: Library, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_who_waits_is_asked_again_and_again_and_may_give_up(library: Library) -> None:
-    key, asked = library.key(WITH, text_of([1, 2, 3])), []
+    key, asked = library.compute_key(WITH, text_of([1, 2, 3])), []
 
     def waiting() -> None:
         asked.append(time.monotonic())
@@ -352,10 +356,10 @@ def test_who_waits_is_asked_again_and_again_and_may_give_up(library: Library) ->
             raise InterruptedError
 
     other = Library(library.root)
-    with library.write(CacheWriter, key, WITH, [1, 2, 3], LAYOUT) as writer:
+    with library.open_writer(CacheWriter, key, WITH, [1, 2, 3], LAYOUT) as writer:
         with (
             pytest.raises(InterruptedError),
-            other.write(CacheWriter, key, WITH, [1, 2, 3], LAYOUT, waiting=waiting),
+            other.open_writer(CacheWriter, key, WITH, [1, 2, 3], LAYOUT, on_wait=waiting),
         ):
             raise AssertionError("somebody else writes it")
         assert 0.3 < asked[1] - asked[0] < 5

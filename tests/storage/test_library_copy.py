@@ -21,7 +21,7 @@ from test_library import assert_holds, files, ingest
 from esa_cli.errors import ArchiveFileError, LibraryError, UsageError
 from esa_cli.storage.library import Library
 from esa_cli.storage.library import library as library_file
-from esa_cli.storage.library.disk import MARKER, pack_small_file
+from esa_cli.storage.library.disk import MARKER, pack_checksummed_file
 from esa_cli.storage.library.library_copy import CopySource, pull_documents, push_documents
 from esa_cli.storage.library.packed_files import pack_tokens
 from esa_cli.storage.library.stored_cache import StoredCache
@@ -273,7 +273,7 @@ def remade(given: dict[str, bytes], key: str, change: Callable[[Any], None]) -> 
     name = f"documents/{key}.doc"
     facts = json.loads(given[name].partition(b"\n")[2])
     change(facts)
-    return given | {name: pack_small_file("document", json.dumps(facts).encode())[0]}
+    return given | {name: pack_checksummed_file("document", json.dumps(facts).encode())[0]}
 
 
 CHANGES: dict[str, Callable[[Any], None]] = {
@@ -331,7 +331,7 @@ def test_contents_that_the_manifest_agrees_with(
     tokens = pack_tokens([7] * entry.tokens, [(0, 1)] * entry.tokens)
     text = [library.text(entry)[::-1].encode("utf-8", "surrogatepass"), b"\xff"]
     for i, payload in enumerate(text if kind == "text" else [tokens, b"x", save({})]):
-        data, digest = pack_small_file(kind, payload)
+        data, digest = pack_checksummed_file(kind, payload)
 
         def change(facts: Any, digest: str = digest, size: int = len(data)) -> None:
             facts["digests"][kind], facts["sizes"][kind] = digest, size
@@ -378,7 +378,7 @@ def test_an_archive_brings_documents_as_they_were(
     again = pull_documents(other, str(archive))
     assert (again.copied, again.already_there, again.bytes) == ([], 2, 0)
     stored = other.open_document(other.entries()[0])
-    assert_holds(StoredCache(stored).open_layers(), stored.ids)
+    assert_holds(StoredCache(stored).open_layer_stores(), stored.ids)
     push_documents(library, str(tmp_path / "again.tar"), library.entries())
     assert (tmp_path / "again.tar").read_bytes() == archive.read_bytes()
     if os.name != "nt":

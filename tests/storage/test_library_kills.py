@@ -64,9 +64,9 @@ def test_an_ingest_killed_at_random_moments_goes_on_to_the_same_bytes(
         cut += was_at_it and bool(files(library)) and not library.entries()
         for entry in library.entries():
             assert library.verify(entry) == []
-            assert_holds(StoredCache(library.open_document(entry)).open_layers(), IDS)
-        key = library.key(WITH, text_of(IDS))
-        with library.write(CacheWriter, key, WITH, IDS, layout) as writer:
+            assert_holds(StoredCache(library.open_document(entry)).open_layer_stores(), IDS)
+        key = library.compute_key(WITH, text_of(IDS))
+        with library.open_writer(CacheWriter, key, WITH, IDS, layout) as writer:
             if isinstance(writer, CacheWriter):
                 resumed += writer.stored_token_count > 0
                 if draw.random() < 0.5:
@@ -132,8 +132,8 @@ def test_one_that_waits_goes_on_when_the_other_is_killed(tmp_path: Path) -> None
     reading, done = (multiprocessing.get_context("fork").Event() for _ in range(2))
 
     def first() -> None:
-        key = library.key(WITH, text_of(IDS))
-        with library.write(CacheWriter, key, WITH, IDS, LAYOUT) as writer:
+        key = library.compute_key(WITH, text_of(IDS))
+        with library.open_writer(CacheWriter, key, WITH, IDS, LAYOUT) as writer:
             assert isinstance(writer, CacheWriter)
             read(writer, IDS, stop=50)
             reading.set()
@@ -147,8 +147,8 @@ def test_one_that_waits_goes_on_when_the_other_is_killed(tmp_path: Path) -> None
         waited.append(1)
         os.kill(number, signal.SIGKILL)
 
-    with library.write(
-        CacheWriter, library.key(WITH, text_of(IDS)), WITH, IDS, LAYOUT, waiting=waiting
+    with library.open_writer(
+        CacheWriter, library.compute_key(WITH, text_of(IDS)), WITH, IDS, LAYOUT, on_wait=waiting
     ) as writer:
         assert isinstance(writer, CacheWriter)
         assert writer.stored_token_count == 48
@@ -156,7 +156,7 @@ def test_one_that_waits_goes_on_when_the_other_is_killed(tmp_path: Path) -> None
         entry = finish(writer, IDS)
     assert ended(number) == -signal.SIGKILL
     assert waited == [1]
-    assert_holds(StoredCache(library.open_document(entry)).open_layers(), IDS)
+    assert_holds(StoredCache(library.open_document(entry)).open_layer_stores(), IDS)
 
 
 def test_different_documents_are_ingested_side_by_side_while_others_prune(tmp_path: Path) -> None:
@@ -176,7 +176,7 @@ def test_different_documents_are_ingested_side_by_side_while_others_prune(tmp_pa
     for entry in found:
         assert library.verify(entry) == []
         stored = library.open_document(entry)
-        assert_holds(StoredCache(stored).open_layers(), stored.ids)
+        assert_holds(StoredCache(stored).open_layer_stores(), stored.ids)
     before = files(library)
     library.prune()
     assert files(library) == before

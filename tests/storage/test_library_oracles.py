@@ -36,13 +36,14 @@ from esa_cli.system.text import text_digest
 def test_names_and_bytes_are_those_of_before(tmp_path: Path, layout: Layout, digest: str) -> None:
     """Of commit 7100f9e, whose libraries are read; a manifest, which has a time, is left out."""
     library, ids, text = Library(tmp_path), [*range(7, 17)], "é w\ud800"
-    with library.write(CacheWriter, library.key("model x", text), "model x", ids, layout) as writer:
+    key = library.compute_key("model x", text)
+    with library.open_writer(CacheWriter, key, "model x", ids, layout) as writer:
         assert isinstance(writer, CacheWriter)
         for at, layer in enumerate(writer.layers):
             layer.append(*torch.arange(80.0).view(2, 2, 10, 2) - 30 + at)
         writer.layers[0].append_reduced_keys(torch.arange(20.0).view(10, 2))
         maps = Linear(torch.arange(8.0).view(4, 2), -torch.arange(8.0).view(4, 2))
-        entry = writer.finish(
+        entry = writer.finish_document(
             text=text,
             offsets=[(0, 1)] * 10,
             projections=[maps, None],
@@ -84,7 +85,7 @@ def test_places_in_a_segment_are_those_of_a_plain_loop(seed: int) -> None:
         at = 0
         while at < 2048 + 112 * layout.layers:
             at += 4096
-        assert layout.header_bytes == at
+        assert layout.header_byte_count == at
         places = []
         for layer in range(layout.layers):
             heads, dim = layout.shapes[layer] if layout.shapes else (layout.heads, layout.dim)
@@ -117,7 +118,7 @@ def test_places_in_a_segment_are_those_of_a_plain_loop(seed: int) -> None:
         total += expected(min(left, layout.segment))[-1][-1]
         left -= min(left, layout.segment)
     assert layout.nbytes(count) == total
-    assert Library(Path("none")).estimate_size(count, layout, 7) == total + 48 * count + 7
+    assert Library(Path("none")).estimate_document_size(count, layout, 7) == total + 48 * count + 7
     assert Layout.from_json(layout.as_json()) == layout
 
 
@@ -138,8 +139,8 @@ def test_prune_and_remove_take_what_a_plain_loop_takes(tmp_path: Path, seed: int
         found = set()
         for entry in alive:
             found |= {path for path in paths.documents.iterdir() if path.stem == entry.key}
-            found |= {paths.segment_path(name) for name in entry.segments} | {
-                paths.projections_path(entry.fit)
+            found |= {paths.get_segment_path(name) for name in entry.segments} | {
+                paths.get_projections_path(entry.fit)
             }
         return {path: path.stat().st_size for path in found}
 
@@ -183,7 +184,7 @@ def test_present_and_former_documents_are_those_of_the_rules(
     folder.mkdir()
     digests = {text: text_digest(text) for text in "abc"}
     records = list[FileRecord]()
-    with library.catalogue() as catalogue:
+    with library.open_catalogue() as catalogue:
         for at in range(draw.randint(0, 4)):
             path, text = folder / f"{at}.txt", draw.choice("abc")
             if draw.random() < 0.7:
@@ -194,7 +195,7 @@ def test_present_and_former_documents_are_those_of_the_rules(
             digest = draw.choice([digests[text], digests[text], ""])
             synced = draw.choice(["", str(folder)])
             records.append(FileRecord(str(path), stamp, digest, 1, folder=synced))
-            with catalogue.transaction():
+            with catalogue.run_transaction():
                 catalogue.files.store_record(records[-1])
         (folder / "other").write_text("so that the folder is not empty")
         documents = [
@@ -204,7 +205,7 @@ def test_present_and_former_documents_are_those_of_the_rules(
             )
             for at in range(5)
         ]  # fmt: skip
-        present, former = catalogue.load_known_files().divide_entries(documents)
+        present, former = catalogue.load_recorded_files().divide_present_and_former(documents)
         assert_divided(catalogue, documents, present, former)
 
 
@@ -242,15 +243,15 @@ def test_a_claim_keeps_segments_until_its_ingest_is_given_up(tmp_path: Path) -> 
     """`remove` spares what a killed ingest needs, `prune` does not, but for a running one."""
     library, paths = Library(tmp_path), LibraryPaths(tmp_path)
     entry, ids = ingest(library, [*range(40)]), [*range(70)]
-    shared = {paths.segment_path(name) for name in entry.segments[:2]}
-    with library.write(CacheWriter, "e" * 40, "model x, float32", ids, LAYOUT) as writer:
+    shared = {paths.get_segment_path(name) for name in entry.segments[:2]}
+    with library.open_writer(CacheWriter, "e" * 40, "model x, float32", ids, LAYOUT) as writer:
         assert isinstance(writer, CacheWriter)
         assert writer.stored_token_count == 32
-        assert paths.claim_path("e" * 40).exists()
+        assert paths.get_claim_path("e" * 40).exists()
         library.remove(entry)
         library.prune(0)
         assert set(paths.list_finished_files("segments")) == shared
         writer.wrote = True  # as after a kill, the claim stays
-    assert paths.claim_path("e" * 40).exists()
+    assert paths.get_claim_path("e" * 40).exists()
     library.prune()
     assert paths.list_all_files() == []

@@ -172,16 +172,17 @@ def test_projections_that_come_while_others_prune_stay(
     library: Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An ingest writes them whenever it is ready: here after it was seen what is needed."""
-    real, fit = library_file.needed_file_filter, library.root / "fits" / f"{'b' * 24}.fit"
+    real, fit = library_file.make_needed_filter, library.root / "fits" / f"{'b' * 24}.fit"
 
     def needed(*given: Any, **options: Any) -> Callable[[Path], bool]:
         found = real(*given, **options)
         fit.write_bytes(b"just written")
         return found
 
-    with library.write(CacheWriter, library.key(WITH, text_of(IDS)), WITH, IDS, LAYOUT):
+    key = library.compute_key(WITH, text_of(IDS))
+    with library.open_writer(CacheWriter, key, WITH, IDS, LAYOUT):
         with monkeypatch.context() as patch:
-            patch.setattr(library_file, "needed_file_filter", needed)
+            patch.setattr(library_file, "make_needed_filter", needed)
             library.prune(0)
         assert fit.exists()
     library.prune()

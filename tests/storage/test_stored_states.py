@@ -25,7 +25,7 @@ from test_library import (
 
 from esa_cli.errors import LibraryError
 from esa_cli.storage.library import Library
-from esa_cli.storage.library.disk import write_small_file
+from esa_cli.storage.library.disk import write_checksummed_file
 from esa_cli.storage.library.library_copy import pull_documents, push_documents
 from esa_cli.storage.library.packed_files import pack_states
 from esa_cli.storage.library.stored_cache import CacheWriter, StoredCache
@@ -49,7 +49,8 @@ def state_file(library: Library) -> Path:
 
 
 def writing(library: Library, ids: list[int] = IDS) -> Any:
-    return library.write(CacheWriter, library.key(WITH, text_of(ids)), WITH, ids, WITH_STATES)
+    key = library.compute_key(WITH, text_of(ids))
+    return library.open_writer(CacheWriter, key, WITH, ids, WITH_STATES)
 
 
 def equal(one: list[dict[str, torch.Tensor]], two: list[dict[str, torch.Tensor]]) -> bool:
@@ -62,11 +63,11 @@ def test_states_come_back_bit_for_bit(library: Library) -> None:
     with writing(library) as writer:
         read(writer, IDS)
         with pytest.raises(ValueError, match="tokens must have"):
-            writer.finish(text="", offsets=[(0, 0)] * 70, states=states_of(IDS, 70)[:1])
+            writer.finish_document(text="", offsets=[(0, 0)] * 70, states=states_of(IDS, 70)[:1])
         entry = finish(writer, IDS)
     stored = StoredCache(library.open_document(entry))
     assert equal(stored.states, states_of(IDS, 70))
-    assert_holds(stored.open_layers(), IDS)
+    assert_holds(stored.open_layer_stores(), IDS)
     assert entry.sizes["states"] == state_file(library).stat().st_size
     data = [name for name in files(library) if not name.endswith(".doc")]
     assert entry.nbytes == sum((library.root / name).stat().st_size for name in data)
@@ -123,7 +124,7 @@ def test_without_good_states_nothing_is_resumed(library: Library, damage: str) -
     elif damage == "bit":
         path.write_bytes(path.read_bytes()[:-1] + b"\1")
     else:
-        write_small_file(path, "states", pack_states("a" * 40, states_of(IDS, 32)), "a" * 40)
+        write_checksummed_file(path, "states", pack_states("a" * 40, states_of(IDS, 32)), "a" * 40)
     with writing(library) as writer:
         assert writer.stored_token_count == 0
         read(writer, IDS)
@@ -163,7 +164,7 @@ def test_contents_that_are_not_its_own_are_refused(
     entry = ingest(library, IDS, WITH_STATES)
     name = entry.segments[-1].partition("-")[0].encode()
     payload = WRONG[wrong].replace(b"SEGMENT", name)
-    write_small_file(state_file(library), "states", payload, entry.key)
+    write_checksummed_file(state_file(library), "states", payload, entry.key)
     assert len(library.verify(entry)) == 1
     with pytest.raises(LibraryError, match="states is damaged"):
         StoredCache(library.open_document(entry))

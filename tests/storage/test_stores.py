@@ -23,7 +23,7 @@ from esa_cli.storage.memory_store import (
     PrefilledDocument,
     StoreSlice,
     concatenate_documents,
-    find_text_ranges,
+    locate_document_texts,
 )
 
 HEADS, DIM, RANK = 3, 4, 5
@@ -71,12 +71,13 @@ class Model:
         layout = Layout(1, HEADS, DIM, name, kind, (RANK,), segment=16, shared=self.shared)  # type: ignore[arg-type]
         library, ids = Library(self.folder), [*range(count)]
         maps = [Linear(torch.randn(HEADS * DIM, RANK), torch.randn(HEADS * DIM, RANK))]
-        with library.write(CacheWriter, library.key(WITH, "x"), WITH, ids, layout) as writer:
+        key = library.compute_key(WITH, "x")
+        with library.open_writer(CacheWriter, key, WITH, ids, layout) as writer:
             assert isinstance(writer, CacheWriter)
             self.append(writer.layers[0], count, reduce=True)
-            writer.flush(maps)
-            entry = writer.finish(text="x", offsets=[(0, 1)] * count, projections=maps)
-        [stored] = StoredCache(library.open_document(entry)).open_layers()
+            writer.flush_segments(maps)
+            entry = writer.finish_document(text="x", offsets=[(0, 1)] * count, projections=maps)
+        [stored] = StoredCache(library.open_document(entry)).open_layer_stores()
         with pytest.raises(TypeError, match="read-only"):
             stored.append(self.keys, self.values)
         if kind == "int8":
@@ -207,7 +208,7 @@ def test_a_token_is_one_contiguous_row_and_the_first_can_be_taken_out() -> None:
     assert last.data_ptr() == whole[2].data_ptr(), "a view, not a copy"
     features = torch.randn(20, RANK)
     store.append_reduced_keys(features)
-    first, reduced = store.read_first_rows(9)
+    first, reduced = store.read_first_tokens(9)
     assert torch.equal(first, torch.cat((*rows[:, :, :9],)).transpose(0, 1).reshape(9, -1))
     assert reduced is not None
     assert torch.equal(reduced, features[:9])
@@ -220,7 +221,7 @@ def test_a_token_is_one_contiguous_row_and_the_first_can_be_taken_out() -> None:
 def test_only_the_tail_of_a_joined_store_is_taken_back(tmp_path: Path) -> None:
     model = Model("disk", random.Random(1), tmp_path)
     model.append(model.store, 6)
-    with pytest.raises(ValueError, match="only 6 tokens can be removed, got -7"):
+    with pytest.raises(ValueError, match="at most 6 appended tokens can be removed, got 7"):
         model.store.crop(-7)
     model.check()
     plain = MemoryStore(HEADS, DIM, model.dtype, CPU, model.shared)
@@ -245,7 +246,7 @@ def test_a_later_document_leaves_out_the_head() -> None:
     assert ids == [1, 2, 3, 4, 5]
     assert torch.equal(joined.span(3, 5)[0][:, 1:], second.stores[0].span(1, 2)[0])
     assert both is maps[1], "that of the last document, which questions follow"
-    assert find_text_ranges([first, second]) == [range(2, 4), range(4, 5)]
+    assert locate_document_texts([first, second]) == [range(2, 4), range(4, 5)]
     assert concatenate_documents([first, document([1, 5], 1, None)])[2] == [None]
     assert concatenate_documents([first])[2] == [maps[0]]
 

@@ -18,13 +18,13 @@ WORDS = [f"{a}{b}" for a in ("ba", "ko", "mi", "tu", "zen") for b in ("lag", "ro
 
 @pytest.fixture
 def catalogue(tmp_path: Path) -> Iterator[Catalogue]:
-    with Library(tmp_path / "library").catalogue() as made:
+    with Library(tmp_path / "library").open_catalogue() as made:
         yield made
 
 
 def add(catalogue: Catalogue, *texts: str) -> list[str]:
     digests = [text_digest(text) for text in texts]
-    with catalogue.transaction():
+    with catalogue.run_transaction():
         for text, digest in zip(texts, digests, strict=True):
             catalogue.texts.add_text(text, digest)
     return digests
@@ -79,7 +79,7 @@ def test_scores_are_those_of_plain_loops(catalogue: Catalogue) -> None:
 def test_what_is_removed_leaves_nothing(catalogue: Catalogue, tmp_path: Path) -> None:
     texts, others = some_texts(12), some_texts(12, seed=2)
     add(catalogue, *texts, *others)
-    with catalogue.transaction():
+    with catalogue.run_transaction():
         for text in others:
             catalogue.texts.remove_text(text_digest(text))
         catalogue.texts.remove_text(text_digest("was never there"))
@@ -87,7 +87,7 @@ def test_what_is_removed_leaves_nothing(catalogue: Catalogue, tmp_path: Path) ->
     assert {one.digest: one.score for one in found} == pytest.approx(
         plain_scores(texts, "zendor mifip")
     )
-    catalogue.texts.compact_file()
+    catalogue.texts.compact_catalogue_file()
     assert catalogue.texts.rank_texts("zendor mifip") == found
 
 

@@ -10,7 +10,7 @@ import pytest
 from safetensors import SafetensorError
 
 from esa_cli.errors import DocumentError, EsaError, ResourceError
-from esa_cli.system.files import convert_writing_errors, replacing, write_atomically
+from esa_cli.system.files import convert_writing_errors, replace_atomically, write_atomically
 
 PLACE = Path("some") / "file"
 
@@ -62,10 +62,10 @@ def test_what_is_not_finished_disappears_and_the_rest_appears_whole(
         if error:
             raise error
 
-    with pytest.raises(KeyboardInterrupt), replacing(tmp_path / "place") as part:
+    with pytest.raises(KeyboardInterrupt), replace_atomically(tmp_path / "place") as part:
         fill(part, KeyboardInterrupt)
     assert not list(tmp_path.iterdir())
-    with replacing(tmp_path / "place") as part:
+    with replace_atomically(tmp_path / "place") as part:
         fill(part)
     names = [path.name for path in tmp_path.rglob("*")]
     assert names == ["place", "file"] if is_folder else ["place"]

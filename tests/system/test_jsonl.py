@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 
 from esa_cli.errors import DocumentError, UsageError
-from esa_cli.system.jsonl import Journal, read_lines
+from esa_cli.system.jsonl import Journal, read_json_lines
 
+FIELDS: Any = {"fixed_fields": ("settings",), "key_fields": ("test", "question")}
 HEADER = {"command": "esa selftest", "settings": {"seed": 0, "depths": (0.5, 1.0)}}
 
 
 def journal(path: Path | None, header: dict[str, Any] = HEADER) -> Journal:
-    return Journal(path, header, same=("settings",), key=("test", "question"))
+    return Journal(path, header, **FIELDS)
 
 
 def row(question: str, score: float = 1.0) -> dict[str, Any]:
@@ -45,7 +46,7 @@ def test_damage_in_the_middle_is_named(tmp_path: Path, line: bytes) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_bytes(b'{"command": "x"}\n' + line + b'\n{"test": "needle"}\n')
     with pytest.raises(DocumentError, match="line 2"):
-        list(read_lines(path))
+        list(read_json_lines(path))
 
 
 @pytest.mark.parametrize("text", ['{"title": "mi', "A letter", '{"comm": 1'])
@@ -78,7 +79,7 @@ def test_only_one_writes_a_file(tmp_path: Path) -> None:
     with early:
         assert early.find_row(row("a")), "what was written since it was opened counts"
         early.add_row(row("b"))
-    assert [line.get("question") for line in read_lines(path)] == [None, "a", "b"]
+    assert [line.get("question") for line in read_json_lines(path)] == [None, "a", "b"]
     assert [each.name for each in tmp_path.iterdir()] == ["rows.jsonl"], "no lock stays behind"
 
 
@@ -91,7 +92,7 @@ def test_a_disk_without_locks_takes_rows_all_the_same(
     monkeypatch.setattr("filelock.FileLock.acquire", refuse)
     with journal(tmp_path / "rows.jsonl") as kept:
         kept.add_row(row("a"))
-    assert len(list(read_lines(tmp_path / "rows.jsonl"))) == 2
+    assert len(list(read_json_lines(tmp_path / "rows.jsonl"))) == 2
 
 
 @pytest.mark.parametrize("field", ["test", "question"])
@@ -101,7 +102,7 @@ def test_a_row_without_what_it_needs_is_named(tmp_path: Path, field: str) -> Non
     lines = [HEADER, row("a"), broken]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     with pytest.raises(DocumentError, match=f"line 3 is incomplete: it has no '{field}'"):
-        Journal(path, HEADER, same=("settings",), key=("test", "question"))
+        Journal(path, HEADER, **FIELDS)
 
 
 def test_a_row_that_its_kind_does_not_know_is_refused(tmp_path: Path) -> None:
@@ -113,4 +114,4 @@ def test_a_row_that_its_kind_does_not_know_is_refused(tmp_path: Path) -> None:
         return "" if isinstance(row["score"], float) else f"{row['score']} is no score"
 
     with pytest.raises(DocumentError, match="line 3 is incomplete: much is no score"):
-        Journal(path, HEADER, same=("settings",), key=("test", "question"), wrong=wrong)
+        Journal(path, HEADER, **FIELDS, describe_invalid_row=wrong)

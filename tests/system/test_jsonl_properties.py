@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from properties import expect_one_line
 
 from esa_cli.errors import DocumentError, UsageError
-from esa_cli.system.jsonl import Journal, OrderedJsonLinesFile, read_lines
+from esa_cli.system.jsonl import Journal, OrderedJsonLinesFile, read_json_lines
 
 HEADER = {"command": "selftest", "settings": {"seed": 0}}
 ROWS = [{"question": f"{word} ★", "score": 0.5, "answer": 'a\n"b"'} for word in "abcd"]
@@ -20,7 +20,7 @@ PLACES = st.integers(0, 10**6)
 
 
 def journal(path: Path) -> Journal:
-    return Journal(path, HEADER, same=["command", "settings"], key=["question"])
+    return Journal(path, HEADER, fixed_fields=["command", "settings"], key_fields=["question"])
 
 
 def complete(path: Path) -> list[dict[str, Any]]:
@@ -29,7 +29,7 @@ def complete(path: Path) -> list[dict[str, Any]]:
         for row in ROWS:
             if rows.find_row(row) is None:
                 rows.add_row(row)
-    return list(read_lines(path))
+    return list(read_json_lines(path))
 
 
 def complete_ordered(path: Path, order: list[int]) -> list[dict[str, Any]]:
@@ -37,7 +37,7 @@ def complete_ordered(path: Path, order: list[int]) -> list[dict[str, Any]]:
         for index in order:
             if not rows.has_row(index):
                 rows.add_row(index, ORDERED[index])
-    return list(read_lines(path))
+    return list(read_json_lines(path))
 
 
 @given(PLACES)

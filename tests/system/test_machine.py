@@ -19,16 +19,16 @@ def test_sizes_are_read(text: str, size: int) -> None:
 
 def test_the_limit_only_lowers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ESA_MEMORY_LIMIT", "1TiB")
-    assert machine.available_memory() < 1 << 40
+    assert machine.measure_available_memory() < 1 << 40
     monkeypatch.setenv("ESA_MEMORY_LIMIT", "1000")
-    assert machine.available_memory() == 1000
-    assert machine.free_memory() > 1000
+    assert machine.measure_available_memory() == 1000
+    assert machine.measure_free_memory() > 1000
 
 
 def test_a_container_limit_counts(tmp_path: Path) -> None:
     (tmp_path / "memory.max").write_text("1000\n")
     (tmp_path / "memory.current").write_text("400\n")
     (tmp_path / "memory.stat").write_text("anon 300\ninactive_file 100\n")
-    assert machine._free_container_memory(tmp_path) == 700
+    assert machine._read_free_container_memory(tmp_path) == 700
     (tmp_path / "memory.max").write_text("max\n")
-    assert machine._free_container_memory(tmp_path) is None
+    assert machine._read_free_container_memory(tmp_path) is None

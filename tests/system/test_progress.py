@@ -16,7 +16,7 @@ def test_shards_are_a_partition_of_equal_parts(length: int, count: int) -> None:
     items = list(range(length))
     shards = [WorkShard(number, count) for number in range(1, count + 1)]
     in_turn = [list(shard.select_items(items)) for shard in shards]
-    blocks = [list(shard.select_block(items)) for shard in shards]
+    blocks = [list(shard.select_contiguous_items(items)) for shard in shards]
     assert sorted(chain(*in_turn)) == items
     assert list(chain(*blocks)) == items
     for parts in (in_turn, blocks):

@@ -53,13 +53,13 @@ def read_documents(
     Raises:
         UsageError: standard input cannot be divided into shards, or there are no documents.
         DocumentError: a named document cannot be read."""
-    from esa_cli.documents.document import select_shard, source_files
+    from esa_cli.documents.document import select_files_of_shard, source_files
 
     files = source_files(names)
-    if not shard.is_whole:
+    if not shard.is_whole_list:
         if "-" in names:
             raise UsageError("--shard cannot divide standard input (-)", "save the text to a file")
-        count, files = len(files.paths), select_shard(files, shard)
+        count, files = len(files.paths), select_files_of_shard(files, shard)
         reporter.note(f"esa: shard {shard}: {len(files.sources):,} of {count:,} files", dim=False)
     return read_files(files, reporter)
 

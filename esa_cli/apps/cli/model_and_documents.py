@@ -20,7 +20,7 @@ from esa_cli.apps.cli.inputs import read_files
 from esa_cli.apps.cli.options.options import ModelOptions
 from esa_cli.apps.cli.output.terminal import Reporter, pluralize
 from esa_cli.documents.document import Document, read_document
-from esa_cli.documents.readers.text_builder import shorten_list
+from esa_cli.documents.readers.text_builder import shorten_name_list
 from esa_cli.documents.sources import SourceFiles
 from esa_cli.errors import DiskError, DocumentError, UsageError
 from esa_cli.qa.finding.passage import Passage
@@ -36,7 +36,7 @@ from esa_cli.qa.ingestion.library_texts import LibraryText, LibraryTexts
 from esa_cli.qa.opening import Preflight, prepare
 from esa_cli.qa.presets.preset import Preset
 from esa_cli.storage.library import Catalogue, Entry, Library
-from esa_cli.system.machine import format_size, memory_limit
+from esa_cli.system.machine import format_size, get_memory_limit
 from esa_cli.system.text import text_digest
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ def open_esa(
     from esa_cli.qa.api import Esa
 
     library, stores = library or Library(), ready.index is not None if keep is None else keep
-    if stores and keep is None and not library.writable:
+    if stores and keep is None and not library.is_writable:
         reporter.warn(f"esa: documents are not stored: {library.root} cannot be written")
         stores = False
     display = IngestProgressDisplay(ready.ingest_planner, reporter, must_store=keep is not None)
@@ -192,7 +192,7 @@ class QuestionDocuments:
         asks_library = in_library and library.exists
         if asks_library or (limit is not None and len(file_paths) > limit):
             stores = asks_library or keep is not False
-            catalogue = library.search_catalogue() if stores else library.catalogue(False)
+            catalogue = library.open_search_catalogue() if stores else library.open_catalogue(False)
             try:
                 self._find_candidates(catalogue, file_paths, stack)
             except DiskError as error:
@@ -200,7 +200,9 @@ class QuestionDocuments:
                     raise
                 reporter.clear_spinner()
                 reporter.warn(f"esa: words of files are not stored: {error.message}")
-                self._find_candidates(library.search_catalogue(copy=True), file_paths, stack)
+                self._find_candidates(
+                    library.open_search_catalogue(always_copy=True), file_paths, stack
+                )
         if not files.sources and not self._candidates:
             raise UsageError("the library has no documents", "add documents with `esa ingest`")
         self.gathered = read_files(files if self._catalogue is None else named, reporter)
@@ -319,7 +321,9 @@ class QuestionDocuments:
 
     def _warn_of_unreadable_files(self, paths: Sequence[str]) -> None:
         if paths:
-            files = f"{pluralize(len(paths), 'file')} that cannot be read ({shorten_list(paths)})"
+            files = (
+                f"{pluralize(len(paths), 'file')} that cannot be read ({shorten_name_list(paths)})"
+            )
             self._reporter.warn_left_out(files)
 
 
@@ -342,7 +346,7 @@ class LazyPassageFinder:
         ingests_unread: bool = False,
     ) -> None:
         # Checked now, because later an error of the options would be reported for each document.
-        _ = model.model_place, memory_limit()
+        _ = model.model_place, get_memory_limit()
         self._preset, self._library, self._reporter = preset, library, reporter
         self._load, self._read = load_esa, ingests_unread
         self.is_loaded = False

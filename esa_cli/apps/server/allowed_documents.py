@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from esa_cli.apps.open_books import OpenBookCache
 from esa_cli.apps.server.wire import ApiError
 from esa_cli.documents.document import Document, read_document
-from esa_cli.documents.readers.text_builder import shorten_list
+from esa_cli.documents.readers.text_builder import shorten_name_list
 from esa_cli.documents.sources import FoundFiles, find_readable_files
 from esa_cli.errors import DiskError, DocumentError, LibraryError
 from esa_cli.qa.ingestion.library_texts import (
@@ -214,10 +214,10 @@ class AllowedDocuments:
         """Returns the named files and library texts that can be read, best for a question first."""
         files = {one.path: one for one in named if one.path and not one.is_given}
         texts = {document.text.digest: document for document in named if document.text}
-        with self.library.search_catalogue() as catalogue:
+        with self.library.open_search_catalogue() as catalogue:
             changes = FileIndexer(catalogue).update(list(files), progress)
             if changes.refused:
-                names = shorten_list([files[record.path].id for record in changes.refused])
+                names = shorten_name_list([files[record.path].id for record in changes.refused])
                 count = f"{len(changes.refused):,} files that cannot be read"
                 left_out.append(f"left out: {count} ({names})")
             for record in changes.readable:

@@ -29,12 +29,12 @@ from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.apps.server.allowed_documents import AllowedDocuments, OpenDocument, list_documents
 from esa_cli.apps.server.wire import ApiError
 from esa_cli.apps.server.worker import JobThread, QueueFullError, WorkerJob
-from esa_cli.documents.readers.text_builder import shorten_list
+from esa_cli.documents.readers.text_builder import shorten_name_list
 from esa_cli.errors import UsageError
 from esa_cli.qa.answering.reply import describe_unextracted_parts
 from esa_cli.qa.api import Esa
 from esa_cli.qa.finding.passage import Passage
-from esa_cli.system.files import to_esa_error
+from esa_cli.system.files import convert_to_esa_error
 from esa_cli.system.text import replace_lone_surrogates
 from esa_cli.version import __version__
 
@@ -257,7 +257,7 @@ def _join_notes(notes: Sequence[str], unread_books: Sequence[Book]) -> str | Non
     """Returns notes, and a note on documents the model has not read, as one line, or None."""
     lines = [*notes]
     if unread_books:
-        names = shorten_list([book.document.name for book in unread_books])
+        names = shorten_name_list([book.document.name for book in unread_books])
         lines.append(
             f"not read by the model, searched with BM25 alone: {names}; `ingest` has them read"
         )
@@ -327,7 +327,7 @@ def open_mcp_server(tools: DocumentTools) -> Iterator[Server[Any]]:
             hint = "call `list` to see which documents may be named"
             return _make_error_result(error.message, hint)
         except Exception as error:
-            known = to_esa_error(error)
+            known = convert_to_esa_error(error)
             if known is None and not in_worker:  # the worker has printed the traceback
                 traceback.print_exc()
             message, hint = (known.message, known.hint) if known else (BUG, "")

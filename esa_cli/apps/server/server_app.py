@@ -45,7 +45,7 @@ from esa_cli.documents.document import Document
 from esa_cli.errors import DiskError, EsaError, LengthError, LibraryError, ReaderError, UsageError
 from esa_cli.qa.answering.reply import Reply, describe_unextracted_parts
 from esa_cli.qa.evidence import DARK, LIGHT, format_css_variables
-from esa_cli.system.machine import is_loopback
+from esa_cli.system.machine import is_loopback_host
 from esa_cli.version import __version__
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ class AccessCheck:
         is_link = path == "/" and headers.get(b"sec-fetch-mode") == b"navigate"
         is_foreign = headers.get(b"sec-fetch-site") in (b"cross-site", b"same-site") and not is_link
         try:
-            if not is_loopback(urlsplit(f"//{host}").hostname or ""):
+            if not is_loopback_host(urlsplit(f"//{host}").hostname or ""):
                 raise ApiError(403, "the Host header of the request names another machine")
             is_foreign |= origin is not None and not _is_same_origin(origin.decode("latin-1"), host)
         except (KeyError, ValueError):

@@ -22,7 +22,7 @@ from starlette.responses import JSONResponse
 
 from esa_cli import errors
 from esa_cli.qa.answering.reply import Reply, Turn
-from esa_cli.system.machine import memory_ran_out
+from esa_cli.system.machine import is_out_of_memory_error
 
 MAX_DOCUMENTS = 10_000
 MAX_EVIDENCE, DEFAULT_EVIDENCE = 50, 3
@@ -72,7 +72,7 @@ def to_api_error(error: Exception) -> ApiError:
         return error
     if isinstance(error, HTTPException):
         return ApiError(error.status_code, error.detail)
-    if memory_ran_out(error):
+    if is_out_of_memory_error(error):
         return ApiError(503, "the server's memory ran out; see its log", code="no_room")
     for kind, status, message, param, code in _ERROR_RESPONSES:
         if isinstance(error, kind):

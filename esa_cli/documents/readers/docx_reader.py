@@ -38,7 +38,7 @@ def read_docx(data: bytes, name: str) -> ExtractedText:
     etree.strip_elements(root, *_NOT_SHOWN, with_tail=False)
     converter = _WordConverter(parts, root)
     out.page = converter.page
-    converter.convert_tree(root)
+    converter.convert_elements_to_html(root)
     write_html(parse_html(etree.tostring(root, method="html", encoding="unicode"), name), out)
     edges = [part for part in parts.names if re.fullmatch(r"word/(?:header|footer)\d*\.xml", part)]
     if any(parts.parse_xml(part).find(f".//{W}t") is not None for part in edges):
@@ -55,7 +55,7 @@ def _find_children(root: Any, tag: str) -> list[Any]:
     return [] if root is None else root.findall(f"{W}{tag}")
 
 
-def _read_value(element: Any, path: str) -> str | None:
+def _read_val(element: Any, path: str) -> str | None:
     """Returns the `val` attribute of the element at `path`, such as `pPr/numPr/ilvl`."""
     below = element.find("/".join(W + tag for tag in path.split("/")))
     return None if below is None else below.get(f"{W}val")
@@ -75,26 +75,26 @@ class _ParagraphStyle(NamedTuple):
     contents: bool = False
 
 
-def _read_styles(root: Any) -> dict[str, _ParagraphStyle]:
-    """Returns every paragraph style by its id; a style inherits from the one it is based on."""
+def _read_paragraph_styles(root: Any) -> dict[str, _ParagraphStyle]:
+    """Returns the paragraph styles by id, with what a style inherits from other styles."""
     elements = {style.get(f"{W}styleId", ""): style for style in _find_children(root, "style")}
     styles = {}
     for name, element in elements.items():
-        contents = (_read_value(element, "name") or "").lower().startswith("toc ")
+        contents = (_read_val(element, "name") or "").lower().startswith("toc ")
         outline = number = level = None
         for _ in range(_MAX_STYLES):
             if element is None:
                 break
-            heading = re.fullmatch(r"heading ([1-9])", (_read_value(element, "name") or "").lower())
-            outline = outline or _read_value(element, "pPr/outlineLvl") or (heading and heading[1])
-            number = number or _read_value(element, "pPr/numPr/numId")
-            level = level or _read_value(element, "pPr/numPr/ilvl")
-            element = elements.get(_read_value(element, "basedOn") or "")
+            heading = re.fullmatch(r"heading ([1-9])", (_read_val(element, "name") or "").lower())
+            outline = outline or _read_val(element, "pPr/outlineLvl") or (heading and heading[1])
+            number = number or _read_val(element, "pPr/numPr/numId")
+            level = level or _read_val(element, "pPr/numPr/ilvl")
+            element = elements.get(_read_val(element, "basedOn") or "")
         styles[name] = _ParagraphStyle(outline not in (None, "9"), number, level, contents)
     return styles
 
 
-class _ListLevel(NamedTuple):
+class _WordListLevel(NamedTuple):
     start: int = 1
     kind: str = "decimal"
     text: str = ""
@@ -108,19 +108,19 @@ class _WordLists:
     each paragraph increases its level's counter and resets the counters of deeper levels."""
 
     def __init__(self, numbering: Any) -> None:
-        self._levels: dict[str, dict[int, _ListLevel]] = {}
+        self._levels: dict[str, dict[int, _WordListLevel]] = {}
         self._counts: dict[str, list[int | None]] = {}
         self._abstract = {
-            number.get(f"{W}numId", ""): _read_value(number, "abstractNumId") or ""
+            number.get(f"{W}numId", ""): _read_val(number, "abstractNumId") or ""
             for number in _find_children(numbering, "num")
         }
         for element in _find_children(numbering, "abstractNum"):
             self._levels[element.get(f"{W}abstractNumId", "")] = {
-                _parse_number(level.get(f"{W}ilvl"), 0): _ListLevel(
-                    _parse_number(_read_value(level, "start"), 1),
-                    _read_value(level, "numFmt") or "decimal",
-                    _read_value(level, "lvlText") or "",
-                    _read_value(level, "pStyle"),
+                _parse_number(level.get(f"{W}ilvl"), 0): _WordListLevel(
+                    _parse_number(_read_val(level, "start"), 1),
+                    _read_val(level, "numFmt") or "decimal",
+                    _read_val(level, "lvlText") or "",
+                    _read_val(level, "pStyle"),
                 )
                 for level in _find_children(element, "lvl")
             }
@@ -143,7 +143,7 @@ class _WordLists:
 
         def format_level(match: re.Match[str]) -> str:
             place = int(match[1]) - 1
-            other, count = levels.get(place, _ListLevel()), counts[place]
+            other, count = levels.get(place, _WordListLevel()), counts[place]
             return _format_number(other.start if count is None else count, other.kind)
 
         return "" if here.kind == "none" else re.sub(r"%([1-9])", format_level, here.text)
@@ -169,18 +169,18 @@ class _WordConverter:
     numbers, as on the printed pages. Without such marks the page is None."""
 
     def __init__(self, parts: ZipParts, root: Any) -> None:
-        self._styles = _read_styles(parts.parse_xml_if_any("word/styles.xml"))
+        self._styles = _read_paragraph_styles(parts.parse_xml_if_any("word/styles.xml"))
         self._lists = _WordLists(parts.parse_xml_if_any("word/numbering.xml"))
-        self._notes = {kind: _read_notes(parts, kind) for kind in ("footnote", "endnote")}
+        self._notes = {kind: _read_note_texts(parts, kind) for kind in ("footnote", "endnote")}
         self._blank = True  # whether the page is still empty, so that a mark begins no other page
         self._section_ends = False
         self._sections = iter(list(root.iter(f"{W}sectPr")))
-        first = _read_first_page(next(self._sections, None))
+        first = _read_restarted_page_number(next(self._sections, None))
         marked = root.find(f".//{W}lastRenderedPageBreak") is not None
         self.page: int | None = (first or 1) if marked else None
 
-    def convert_tree(self, root: Any) -> None:
-        """Renames the elements of a tree to HTML, and drops text that is not shown."""
+    def convert_elements_to_html(self, root: Any) -> None:
+        """Renames the Word elements of a tree to HTML elements, without text that Word hides."""
         for element in list(root.iter("*")):
             tag, before, new = element.tag, self.page, _HTML_TAGS.get(element.tag, "span")
             text = element.text if tag in (f"{W}t", _FORMULA_TEXT) else _SIGNS.get(tag)
@@ -191,7 +191,7 @@ class _WordConverter:
                 self._begin_page(only_if_begun=True)
             elif tag == f"{W}br" and element.get(f"{W}type") == "page":
                 self._begin_page()
-            elif tag == f"{W}r" and _read_value(element, "rPr/vertAlign") == "superscript":
+            elif tag == f"{W}r" and _read_val(element, "rPr/vertAlign") == "superscript":
                 last = element.getprevious()  # Word may cut a number in two
                 new = "small" if last is not None and last.tag in ("sup", "small") else "sup"
             elif tag in (f"{W}footnoteReference", f"{W}endnoteReference"):
@@ -211,12 +211,12 @@ class _WordConverter:
         if self._section_ends:
             self._end_section()
         self._section_ends = element.find(f"{W}pPr/{W}sectPr") is not None
-        name = _read_value(element, "pPr/pStyle") or ""
+        name = _read_val(element, "pPr/pStyle") or ""
         style = self._styles.get(name, _ParagraphStyle())
-        number = _read_value(element, "pPr/numPr/numId") or style.list
-        level = _read_value(element, "pPr/numPr/ilvl") or style.level
+        number = _read_val(element, "pPr/numPr/numId") or style.list
+        level = _read_val(element, "pPr/numPr/ilvl") or style.level
         label = self._lists.make_next_label(number, level, name) if number else ""
-        outline = _read_value(element, "pPr/outlineLvl")
+        outline = _read_val(element, "pPr/outlineLvl")
         heading = style.heading if outline is None else outline != "9"
         if element.find(f"{W}pPr/{W}pageBreakBefore") is not None:
             self._begin_page()
@@ -240,21 +240,21 @@ class _WordConverter:
     def _end_section(self) -> None:
         """Begins a new page at the end of a section if the next section prescribes a page break."""
         section = next(self._sections, None)
-        if section is None or _read_value(section, "type") != "continuous":
+        if section is None or _read_val(section, "type") != "continuous":
             self._begin_page()
         if self.page is not None:
-            self.page = _read_first_page(section) or self.page
+            self.page = _read_restarted_page_number(section) or self.page
 
 
-def _read_first_page(section: Any) -> int | None:
-    """Returns the page number with which a section restarts, or None."""
+def _read_restarted_page_number(section: Any) -> int | None:
+    """Returns the page number with which a section of a Word document restarts, or None."""
     number = None if section is None else section.find(f"{W}pgNumType")
     start = "" if number is None else number.get(f"{W}start", "")
     return int(start) if start.isdecimal() else None
 
 
-def _read_notes(parts: ZipParts, kind: str) -> dict[str, str]:
-    """Returns the text of every footnote or endnote by its number in the file."""
+def _read_note_texts(parts: ZipParts, kind: str) -> dict[str, str]:
+    """Returns the text of every footnote or endnote (`kind`) by the note's id in the file."""
     notes = {}
     for note in _find_children(parts.parse_xml_if_any(f"word/{kind}s.xml"), kind):
         paragraphs = (p.iterfind(f".//{W}t") for p in note.iterfind(f".//{W}p"))

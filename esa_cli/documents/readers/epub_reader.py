@@ -25,7 +25,7 @@ _PAGES = ("application/xhtml+xml", "text/html", "application/x-dtbook+xml")
 def read_epub(data: bytes, name: str) -> ExtractedText:
     """Reads the pages of an EPUB book in reading order."""
     parts = ZipParts(data, name)
-    folder, pages, contents = _find_pages(parts, name)
+    folder, pages, contents = _find_book_pages(parts, name)
     encryption = parts.parse_xml_if_any("META-INF/encryption.xml")  # encrypted fonts do not matter
     encrypted = () if encryption is None else encryption.iterfind(".//{*}CipherReference")
     if {unquote(reference.get("URI", "")) for reference in encrypted}.intersection(pages):
@@ -49,14 +49,14 @@ def read_epub(data: bytes, name: str) -> ExtractedText:
     return out.result(missing)
 
 
-def _find_pages(parts: ZipParts, name: str) -> tuple[str, list[str], list[str]]:
+def _find_book_pages(parts: ZipParts, name: str) -> tuple[str, list[str], list[str]]:
     """Returns the package file's folder, the pages in reading order, and the tables of contents."""
     path = parts.parse_xml("META-INF/container.xml").find(".//{*}rootfile").get("full-path")
     root, folder = parts.parse_xml(path), posixpath.dirname(path)
     items: dict[str, tuple[str, str]] = {}
     contents: list[str] = []
     for item in root.iterfind("{*}manifest/{*}item"):
-        file, kind = _resolve_link(folder, item.get("href", "")), item.get("media-type", "")
+        file, kind = _resolve_link_in_book(folder, item.get("href", "")), item.get("media-type", "")
         items[item.get("id", "")] = file, kind
         if "nav" in item.get("properties", "").split():
             contents.insert(0, file)
@@ -71,7 +71,7 @@ def _find_pages(parts: ZipParts, name: str) -> tuple[str, list[str], list[str]]:
     return folder or ".", list(pages), [file for file in contents if file in parts]
 
 
-def _resolve_link(folder: str, href: str) -> str:
+def _resolve_link_in_book(folder: str, href: str) -> str:
     return posixpath.normpath(posixpath.join(folder, unquote(href.partition("#")[0])))
 
 
@@ -81,17 +81,17 @@ def _read_chapter_titles(parts: ZipParts, contents: Sequence[str]) -> dict[str, 
     for file in contents:
         chapters: dict[str, dict[str, str]] = {}
         with suppress(Exception):  # a damaged table of contents: headings take its place
-            for href, words in _iterate_contents(parts.parse_xml(file)):
+            for href, words in _iterate_table_of_contents(parts.parse_xml(file)):
                 title = " ".join("".join(words.itertext()).split())
                 if href and title:
-                    target = _resolve_link(posixpath.dirname(file), href)
+                    target = _resolve_link_in_book(posixpath.dirname(file), href)
                     chapters.setdefault(target, {}).setdefault(href.partition("#")[2], title)
         if chapters:
             return chapters
     return {}
 
 
-def _iterate_contents(root: Any) -> Iterator[tuple[str, Any]]:
+def _iterate_table_of_contents(root: Any) -> Iterator[tuple[str, Any]]:
     """Yields the link and title of every entry of a table of contents, in EPUB 3 and EPUB 2."""
     for nav in root.iterfind(".//{*}nav"):
         kind = nav.get("{http://www.idpf.org/2007/ops}type", "toc")

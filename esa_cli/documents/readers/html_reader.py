@@ -65,7 +65,7 @@ def read_html(data: bytes, name: str) -> ExtractedText:
     text, encoding = decode_markup(data, name)
     root, out = parse_html(text, name, xml=name.lower().endswith(".xhtml")), TextBuilder()
     title = root.css_first("head > title")
-    out.chapter = _clean_words(title.text()) or None if title else None
+    out.chapter = _join_printable_words(title.text()) or None if title else None
     write_html(root, out)
     return replace(out.result(), encoding=encoding)
 
@@ -102,7 +102,7 @@ def parse_html(text: str, name: str, *, xml: bool = False) -> Any:
 def write_html(root: Any, out: TextBuilder, chapters: Mapping[str, str] | None = None) -> None:
     """Appends the text of a parsed page to `out`. `chapters` has titles by the id of the element at
     which a chapter begins; if `chapters` is None, headings are chapters."""
-    _HtmlWriter(out, chapters).write_node(root)
+    _HtmlWriter(out, chapters).write_node_text(root)
 
 
 class _HtmlWriter:
@@ -114,7 +114,7 @@ class _HtmlWriter:
         self._cells = 0  # number of cells of the current row so far
         self._lists: list[int | None] = []  # the next number of each open list; None has bullets
 
-    def write_node(self, node: Any) -> None:
+    def write_node_text(self, node: Any) -> None:
         """Writes a node and its children; the child process allows thousands of levels."""
         if not node.is_element_node:
             if node.is_text_node:
@@ -135,7 +135,7 @@ class _HtmlWriter:
         kind = "h" if tag in _HEADINGS else tag
         self._inside[kind] += 1
         for child in node.iter(include_text=True):
-            self.write_node(child)
+            self.write_node_text(child)
         self._inside[kind] -= 1
         if tag == "q":
             self._write_text("”")
@@ -144,10 +144,10 @@ class _HtmlWriter:
         self._separate_element(tag)
 
     def _write_text(self, text: str) -> None:
-        self._out.exact_text(text) if self._inside["pre"] else self._out.flow(text)
+        self._out.add_exact_text(text) if self._inside["pre"] else self._out.flow(text)
 
     def _separate_element(self, tag: str) -> None:
-        """Ends a line or paragraph before and after an element."""
+        """Begins a new line or paragraph before and after an HTML element, if its tag needs one."""
         if tag in _SPACED:
             self._out.flow(" ")
         elif tag == "tr":
@@ -162,12 +162,12 @@ class _HtmlWriter:
                 self._out.end_line()
 
     def _set_chapter_page(self, node: Any, tag: str, attributes: Mapping[str, str | None]) -> None:
-        """Sets the chapter and page that begin with an element."""
+        """Sets the chapter and the page number that begin with an HTML element."""
         if self._chapters is not None:
             title = self._chapters.get(attributes.get("id") or "#")
             self._out.chapter = title or self._out.chapter
         elif tag in _HEADINGS and not self._inside["h"]:
-            self._out.chapter = _clean_words(node.text()) or self._out.chapter
+            self._out.chapter = _join_printable_words(node.text()) or self._out.chapter
         kind = f"{attributes.get('epub:type') or ''} {attributes.get('role') or ''}".split()
         if "pagebreak" in kind or "doc-pagebreak" in kind:
             number = attributes.get("title") or attributes.get("aria-label") or ""
@@ -178,9 +178,9 @@ class _HtmlWriter:
         if tag == "br":
             self._out.flow(" ") if self._cells else self._out.break_line()
         elif tag == "sup" and not self._inside["sup"]:
-            self._out.mark_raised(node.text())
+            self._out.append_exponent_sign(node.text())
         elif tag == "img":
-            described = _clean_words(attributes.get("alt") or "")
+            described = _join_printable_words(attributes.get("alt") or "")
             self._out.flow(f" [picture: {described}] " if described else "")
         elif tag == "q":
             self._write_text("“")
@@ -190,7 +190,7 @@ class _HtmlWriter:
             self._lists.append(first if tag == "ol" else None)
         elif tag == "li":
             number = self._lists[-1] if self._lists else None
-            self._out.prefix_next("- " if number is None else f"{number}. ")
+            self._out.set_prefix_of_next_piece("- " if number is None else f"{number}. ")
             if number is not None:
                 self._lists[-1] = number + 1
         elif tag in ("td", "th"):
@@ -198,7 +198,7 @@ class _HtmlWriter:
             self._cells += 1
 
 
-def _clean_words(text: str) -> str:
+def _join_printable_words(text: str) -> str:
     return " ".join(replace_unprintable(text).split())
 
 

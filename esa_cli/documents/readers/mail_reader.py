@@ -20,7 +20,7 @@ from esa_cli.documents.readers.text_builder import (
     ExtractedText,
     TextBuilder,
     label_document,
-    shorten_list,
+    shorten_name_list,
 )
 from esa_cli.errors import DocumentError
 
@@ -40,7 +40,7 @@ _MAX_FIELD = 1 << 14
 _REGISTRY = HeaderRegistry()
 
 
-def _decode_field(name: str, value: str) -> Any:
+def _decode_header_field(name: str, value: str) -> Any:
     """Decodes a header field; a field that is too long or breaks the rules is not decoded."""
     data = value.encode("utf-8", "surrogateescape")  # some programs do not encode the bytes
     try:
@@ -54,7 +54,7 @@ def _decode_field(name: str, value: str) -> Any:
     return _REGISTRY(name, "") if content else text
 
 
-_POLICY = policy.default.clone(header_factory=_decode_field)
+_POLICY = policy.default.clone(header_factory=_decode_header_field)
 
 
 def read_mail(data: bytes, name: str) -> ExtractedText:
@@ -69,8 +69,8 @@ def read_mail(data: bytes, name: str) -> ExtractedText:
             "open the mail in a mail program, and name a file with its text",
         )
     writer = _MailWriter(name)
-    writer.write_message(message)
-    attached = shorten_list(writer.attached, _MAX_NAMES)
+    writer.write_mail_message(message)
+    attached = shorten_name_list(writer.attached, _MAX_NAMES)
     missing = [f"attached files are not read: {attached}"] if attached else []
     for what, count in writer.missing.items():
         missing.append(f"{what}: {count}" if count > 1 else what)
@@ -86,7 +86,7 @@ class _MailWriter:
         self.missing: Counter[str] = Counter()
         self._name = name
 
-    def write_message(self, message: EmailMessage) -> None:
+    def write_mail_message(self, message: EmailMessage) -> None:
         """Writes a mail: first its header fields, then its parts."""
         self.out.start_paragraph()
         self.out.chapter = " ".join(str(message.get("Subject", "")).split()) or None
@@ -94,7 +94,7 @@ class _MailWriter:
             for value in message.get_all(field, []):
                 if words := " ".join(str(value).split()):
                     self.out.end_line()
-                    self.out.exact_text(f"{field}: {words}")
+                    self.out.add_exact_text(f"{field}: {words}")
         self._write_mail_part(message)
 
     def _write_mail_part(self, part: Any) -> None:
@@ -109,7 +109,7 @@ class _MailWriter:
                 if not inner.keys() and str(part["Content-Transfer-Encoding"]).lower() == "base64":
                     data = b64decode(inner.get_payload())  # common, although forbidden
                     inner = message_from_bytes(data, policy=_POLICY)
-                self.write_message(inner)
+                self.write_mail_message(inner)
             self.out.chapter = around
         elif kind == "multipart/alternative" and part.is_multipart():
             self._write_best_alternative(part)
@@ -120,7 +120,7 @@ class _MailWriter:
             text = self._extract_part_text(part)
             if text.strip():
                 self.out.start_paragraph()
-                self.out.exact_text(text.strip("\r\n"))
+                self.out.add_exact_text(text.strip("\r\n"))
         else:
             self._record_attachment(part)
 
@@ -155,15 +155,15 @@ class _MailWriter:
         data = part.get_payload(decode=True) or b""
         charset = part.get_content_charset()
         if part.get_content_type() not in _PAGES:
-            return self._decode_part_text(data, charset)
+            return self._decode_text_of_part(data, charset)
         page = ""
         with suppress(DocumentError):
             page = decode_markup(data, self._name)[0] if data and not charset else ""
-        page, shown = page or self._decode_part_text(data, charset), TextBuilder()
+        page, shown = page or self._decode_text_of_part(data, charset), TextBuilder()
         write_html(parse_html(page, self._name), shown, chapters={})
         return shown.result().text
 
-    def _decode_part_text(self, data: bytes, charset: str | None) -> str:
+    def _decode_text_of_part(self, data: bytes, charset: str | None) -> str:
         """Decodes a text by its declared encoding; if that fails, the encoding is guessed."""
         encoding = "utf-8"
         with suppress(LookupError, ValueError):

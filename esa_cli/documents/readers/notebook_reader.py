@@ -38,7 +38,7 @@ def read_notebook(data: bytes, name: str) -> ExtractedText:
     for cell in notebook["cells"]:
         words = _join_lines(cell["source"]).replace("\r\n", "\n")
         if cell.get("cell_type") == "code":
-            outputs = (_extract_output(output, left_out) for output in cell.get("outputs", []))
+            outputs = (_extract_output_text(output, left_out) for output in cell.get("outputs", []))
             shown = "\n".join(filter(None, outputs))
             parts += [_fence_code(words, ""), _fence_code(shown, "output")]
         else:
@@ -60,7 +60,7 @@ def _fence_code(text: str, language: str) -> str:
     return f"{fence}{language}\n{text}\n{fence}" if text.strip() else ""
 
 
-def _extract_output(output: dict[str, Any], left_out: Counter[str]) -> str:
+def _extract_output_text(output: dict[str, Any], left_out: Counter[str]) -> str:
     """Returns the plain text of one output; the text is empty for pictures and widgets."""
     kind = output.get("output_type")
     if kind == "stream":

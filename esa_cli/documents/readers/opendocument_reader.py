@@ -70,7 +70,7 @@ def _rename_elements(body: Any, roots: list[Any], out: TextBuilder) -> None:
         _replace_content(note, f" [note: {' '.join(' '.join(texts).split())}]")
     page, begun = 1, False
     for element in list(body.iter("*")):
-        tag, style = _read_tag(element), element.get(f"{{{_SPACES['text']}}}style-name", "")
+        tag, style = _get_prefixed_tag(element), element.get(f"{{{_SPACES['text']}}}style-name", "")
         element.tag = "sup" if style in raised else _HTML_TAGS.get(tag, "span")
         if tag in ("text:s", "text:tab"):
             element.text = " "
@@ -90,7 +90,7 @@ def _rename_elements(body: Any, roots: list[Any], out: TextBuilder) -> None:
         begun = begun or bool((element.text or "").strip())
 
 
-def _read_tag(element: Any) -> str:
+def _get_prefixed_tag(element: Any) -> str:
     """Returns an element's tag, with the usual prefix of its namespace if the prefix is known."""
     space, _, local = element.tag.removeprefix("{").partition("}")
     return f"{next((prefix for prefix in _SPACES if _SPACES[prefix] == space), '')}:{local}"

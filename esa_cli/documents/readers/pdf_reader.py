@@ -1,8 +1,8 @@
 """Reads PDF files by PDFium: text page by page, with chapters from the bookmarks.
 
-The text has the order of the file. Words hyphenated at a line's end are joined if the rest of the
-document shows how they are spelled. Values of form fields follow their page's text. Tables, columns
-and headings are not recognised; pictures and comments are not read.
+The text is in the order in which the file stores it. Words hyphenated at a line's end are joined if
+the rest of the document shows how they are spelled. Values of form fields follow their page's text.
+Tables, columns and headings are not recognised; pictures and comments are not read.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from esa_cli.documents.readers.text_builder import (
     label_document,
     make_damage_error,
     replace_unprintable,
-    shorten_list,
+    shorten_name_list,
 )
 from esa_cli.errors import DocumentError
 
@@ -63,7 +63,7 @@ def read_pdf(data: bytes, name: str) -> ExtractedText:
         except pdfium.PdfiumError:
             damaged.append(index + 1)
         pages.append(text)
-    pages = tidy_pages(pages)
+    pages = tidy_page_texts(pages)
     if not any(pages):
         if damaged or not pages:
             raise make_damage_error(name, "a PDF", f"pages that cannot be opened: {len(damaged)}")
@@ -83,19 +83,19 @@ def read_pdf(data: bytes, name: str) -> ExtractedText:
         (unknown, "characters of a font that does not say which they are"),
     ):
         if numbers:
-            listed = shorten_list(list(map(str, numbers)), _MAX_LISTED)
+            listed = shorten_name_list(list(map(str, numbers)), _MAX_LISTED)
             found = f"pages {listed} have" if numbers[1:] else f"page {listed} has"
             missing.append(f"{found} {what}")
     if b"%%EOF" not in data[-1024:]:
         missing.append("the end of the file is missing, and perhaps pages with it")
-    return _join_pages(pages, _read_bookmarks(document), missing)
+    return _join_pages(pages, _read_bookmark_titles(document), missing)
 
 
-def tidy_pages(pages: Sequence[str]) -> list[str]:
-    """Joins words hyphenated at line ends, makes bullets legible, and shortens rows of dots."""
+def tidy_page_texts(pages: Sequence[str]) -> list[str]:
+    """Joins words hyphenated at line ends, replaces bullet codes, and shortens rows of dots."""
     words = Counter(word for page in pages for word in re.findall(r"\w[\w-]*", page))
 
-    def join_word(cut: re.Match[str]) -> str:
+    def join_hyphenated_word(cut: re.Match[str]) -> str:
         before, after = cut[1] or "", cut[2]
         hyphened, joined = f"{before}-{after}", before + after
         if words[hyphened] or words[joined]:
@@ -105,14 +105,14 @@ def tidy_pages(pages: Sequence[str]) -> list[str]:
     tidied = []
     for page in pages:
         page = page.replace("\r\n", "\n").replace("\r", "\n").translate(_BULLETS)
-        page = _LEADERS.sub(" ... ", _CUT_WORD.sub(join_word, page))
+        page = _LEADERS.sub(" ... ", _CUT_WORD.sub(join_hyphenated_word, page))
         lines = replace_unprintable(page).strip().split("\n")
         tidied.append("\n".join(line.rstrip() for line in lines))
     return tidied
 
 
-def _read_bookmarks(document: Any) -> dict[int, list[str]]:
-    """Returns the titles of the bookmarks by the index of their page."""
+def _read_bookmark_titles(document: Any) -> dict[int, list[str]]:
+    """Returns the titles of a PDF's bookmarks by the index of the page to which they point."""
     titles: dict[int, list[str]] = defaultdict(list)
     for bookmark in document.get_toc():
         title = " ".join(replace_unprintable(bookmark.get_title()).split())
@@ -125,7 +125,7 @@ def _read_bookmarks(document: Any) -> dict[int, list[str]]:
 def _join_pages(
     pages: Sequence[str], bookmarks: Mapping[int, Sequence[str]], missing: Sequence[str]
 ) -> ExtractedText:
-    """Joins pages by empty lines; a chapter begins at its title, or at the start of its page."""
+    """Joins pages by empty lines. A chapter begins at its title, or else on top of its page."""
     marks: list[Mark] = []
     parts: list[str] = []
     start, chapter = 0, None

@@ -1,7 +1,7 @@
 """Reads plain text, source code and Markdown, and decodes bytes to characters.
 
-The encoding is given by the byte order mark; without one it is UTF-8, or else Windows-1252, a
-Cyrillic or an East Asian encoding if the bytes leave no doubt. Other text is refused.
+A byte order mark says the encoding; without such a mark, UTF-8 is tried first, then Windows-1252,
+Cyrillic and East Asian encodings if the bytes leave no doubt. Other text is refused.
 """
 
 from __future__ import annotations
@@ -76,13 +76,13 @@ _MIN_FOREIGN = 40
 
 
 def read_text(data: bytes, name: str) -> ExtractedText:
-    """Reads plain text or source code without changes."""
+    """Reads plain text or source code; only line endings change."""
     text, encoding = decode_lines(data, name)
     return ExtractedText(text, encoding=encoding)
 
 
 def read_markdown(data: bytes, name: str) -> ExtractedText:
-    """Reads Markdown without changes; its headings are chapters."""
+    """Reads Markdown, in which only line endings change; headings are chapters."""
     text, encoding = decode_lines(data, name)
     marks = tuple(Mark(start, chapter=title) for start, title in find_headings(text))
     return ExtractedText(text, marks, encoding=encoding)
@@ -98,15 +98,15 @@ def decode_text(data: bytes, name: str) -> tuple[str, str]:
     """Returns the text of the document `name` with the Python name of its encoding. Raises
     DocumentError: the document is binary, or in a broken or unknown encoding."""
     encoding = next((encoding for mark, encoding in _MARKS if data.startswith(mark)), "")
-    encoding = encoding or _guess_utf16(data)
+    encoding = encoding or _guess_utf16_encoding(data)
     if not encoding:
-        _refuse_binary(data, name)
+        _refuse_binary_document(data, name)
     try:
         return data.decode(encoding or "utf-8"), encoding or "utf-8"
     except UnicodeDecodeError as error:
         problem = f"starts as {encoding or 'UTF-8'} but breaks at byte {error.start}"
     if not encoding:
-        guess = "cp1252" if looks_like_cp1252(data) else guess_encoding(data)
+        guess = "cp1252" if is_probably_cp1252(data) else guess_legacy_encoding(data)
         with suppress(UnicodeDecodeError, LookupError):
             return data.decode(guess), guess
     path = "FILE" if name == STDIN else name
@@ -128,7 +128,7 @@ def look_up_encoding(charset: str) -> str:
     return _WIDER.get(codec, codec)
 
 
-def looks_like_cp1252(data: bytes) -> bool:
+def is_probably_cp1252(data: bytes) -> bool:
     """Returns True if the bytes are, beyond reasonable doubt, text in Windows-1252."""
     high = len(data) - len(data.translate(None, _HIGH))
     letters = len(data) - len(data.translate(None, string.ascii_letters.encode()))
@@ -144,7 +144,7 @@ def looks_like_cp1252(data: bytes) -> bool:
     return False
 
 
-def guess_encoding(data: bytes) -> str:
+def guess_legacy_encoding(data: bytes) -> str:
     """Returns the legacy encoding whose frequent characters occur in the text, or "" if no encoding
     is clearly the best."""
     shares: list[tuple[float, str]] = []
@@ -160,7 +160,7 @@ def guess_encoding(data: bytes) -> str:
     return encoding if best >= 1 and second < best / 2 else ""
 
 
-def _refuse_binary(data: bytes, name: str) -> None:
+def _refuse_binary_document(data: bytes, name: str) -> None:
     for magic, (what, hint) in _BINARY.items():
         if data.startswith(magic):
             raise DocumentError(
@@ -174,14 +174,14 @@ def _refuse_binary(data: bytes, name: str) -> None:
         )
 
 
-def is_binary(head: bytes) -> bool:
+def is_binary_file(head: bytes) -> bool:
     """Returns True if a file that begins with `head` is not text, whatever its encoding."""
     if head.startswith(BYTE_ORDER_MARKS):
         return False
-    return head.startswith(tuple(_BINARY)) or (b"\0" in head and not _guess_utf16(head))
+    return head.startswith(tuple(_BINARY)) or (b"\0" in head and not _guess_utf16_encoding(head))
 
 
-def _guess_utf16(data: bytes) -> str:
+def _guess_utf16_encoding(data: bytes) -> str:
     """Returns "utf-16le" or "utf-16be" if every other byte is mostly NUL, and "" otherwise."""
     head = data[:4096]
     half, even, odd = len(head) // 2, head[0::2].count(0), head[1::2].count(0)

@@ -1,6 +1,6 @@
 """Reads PowerPoint presentations (pptx) by python-pptx: each slide is a page, its title a chapter.
 
-Text of boxes, groups and tables has the order of the file; speaker's notes come last.
+Text of boxes, groups and tables is in the order in which the file stores it; notes come last.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ def read_presentation(data: bytes, name: str) -> ExtractedText:
         out.page = number
         out.chapter = f"{words} (hidden)".strip() if hidden else words or None
         for shape in slide.shapes:
-            _write_shape(shape, out)
+            _write_shape_text(shape, out)
         notes = slide.notes_slide.notes_text_frame if slide.has_notes_slide else None
         if notes is not None and notes.text.strip():
             out.start_paragraph()
-            out.prefix_next("Notes: ")
-            _write_paragraphs(notes, out)
+            out.set_prefix_of_next_piece("Notes: ")
+            _write_paragraph_texts(notes, out)
     return out.result()
 
 
-def _write_shape(shape: Any, out: TextBuilder) -> None:
+def _write_shape_text(shape: Any, out: TextBuilder) -> None:
     out.start_paragraph()
     if shape.element.tag.endswith("}grpSp"):
         for inner in shape.shapes:
-            _write_shape(inner, out)
+            _write_shape_text(inner, out)
     elif shape.has_text_frame:
-        _write_paragraphs(shape.text_frame, out)
+        _write_paragraph_texts(shape.text_frame, out)
     elif shape.has_table:
         for row in shape.table.rows:
             out.end_line()
@@ -52,11 +52,11 @@ def _write_shape(shape: Any, out: TextBuilder) -> None:
         out.left_out["charts" if shape.has_chart else "diagrams and embedded files"] += 1
 
 
-def _write_paragraphs(frame: Any, out: TextBuilder) -> None:
+def _write_paragraph_texts(frame: Any, out: TextBuilder) -> None:
     for paragraph in frame.paragraphs:
         out.end_line()
         for piece in paragraph._p.content_children:
             properties = piece.find("{*}rPr")
             if properties is not None and int(properties.get("baseline", "0")) > 0:
-                out.mark_raised(piece.text)
-            out.exact_text(piece.text.replace("\v", "\n"))
+                out.append_exponent_sign(piece.text)
+            out.add_exact_text(piece.text.replace("\v", "\n"))

@@ -23,7 +23,7 @@ from esa_cli.system.registry import Registry
 
 T = TypeVar("T", bound=type)
 READERS: Registry[type] = Registry("reader")
-"""Classes of plugins; the last registered is asked first."""
+"""The readers of plugins; the reader that was registered last is asked first."""
 
 
 class Reader(Protocol):
@@ -108,7 +108,7 @@ _OBJECT = re.compile(rb"(?:\xef\xbb\xbf)?\s*\{")
 _NOTEBOOK = re.compile(rb'"nbformat"\s*:\s*\d')
 
 
-def _recognise_zip(head: bytes) -> str:
+def _recognise_zip_format(head: bytes) -> str:
     """Returns the format of a zipped document by its own parts, because a text may embed a
     workbook. If the end of the zip is missing, the name of any main part decides."""
     import io
@@ -126,9 +126,9 @@ def _recognise_zip(head: bytes) -> str:
     return _MAIN_PARTS[found[0]] if found else ""
 
 
-def _recognise_format(head: bytes) -> str:
+def _recognise_content(head: bytes) -> str:
     """Returns the format of a file that begins with `head`, or "" if the content leaves doubt."""
-    if head.startswith(b"PK\3\4") and (zipped := _recognise_zip(head)):
+    if head.startswith(b"PK\3\4") and (zipped := _recognise_zip_format(head)):
         return zipped
     if head.startswith(b"%PDF-") or (b"%PDF-" in head[:1024] and b"\0" in head):
         return "pdf"
@@ -144,7 +144,7 @@ def register(name: str) -> Callable[[T], T]:
     """Returns a class decorator that registers a plugin's reader. Raises PluginError: the class
     lacks a member of `Reader`, or another reader has the name."""
 
-    def add_reader(cls: T) -> T:
+    def register_reader_class(cls: T) -> T:
         members = ("what", "suffixes", "binary", "sniff", "read")
         missing = [member for member in members if not hasattr(cls, member)]
         if missing:
@@ -156,7 +156,7 @@ def register(name: str) -> Callable[[T], T]:
         READERS.add(name, cls, cls)
         return cls
 
-    return add_reader
+    return register_reader_class
 
 
 @cache
@@ -180,7 +180,7 @@ def choose_reader(head: bytes, name: str) -> Reader | BuiltInReader:
     path = PurePath(name.lower())
     plugins: list[Reader] = [READERS[key]() for key in reversed(list(READERS))]
     claims: list[Reader | BuiltInReader] = [reader for reader in plugins if reader.sniff(head)]
-    if recognised := BUILT_IN.get(_recognise_format(head)):
+    if recognised := BUILT_IN.get(_recognise_content(head)):
         claims.append(recognised)
     binary = [reader for reader in claims if reader.binary]
     known: list[Reader | BuiltInReader] = [*plugins, *BUILT_IN.values()]

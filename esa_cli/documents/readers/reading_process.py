@@ -45,7 +45,7 @@ _START = (
 
 
 def look_up_reading_limit(variable: str) -> int:
-    """Returns the limit that an environment variable sets. Raises UsageError: it is no size."""
+    """Returns a limit on reading from an environment variable. Raises UsageError: not a size."""
     text = os.environ.get(variable, "").strip()
     number = parse_size(text, variable) if text else LIMITS[variable]
     if not 1 <= number <= MAX_LIMIT:
@@ -115,16 +115,16 @@ class ReadingProcess:
         return self.owner == os.getpid() and self._process.poll() is None
 
     def send_request(self, request: dict[str, Any], data: bytes, seconds: float) -> dict[str, Any]:
-        """Returns the child process's reply; a reply without text says why the process ended."""
+        """Returns the child process's reply to a request, or why the child process ended."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         late = threading.Event()
 
-        def kill_process() -> None:
+        def kill_late_process() -> None:
             late.set()
             self._process.kill()
 
-        timer = threading.Timer(min(seconds, threading.TIMEOUT_MAX), kill_process)
+        timer = threading.Timer(min(seconds, threading.TIMEOUT_MAX), kill_late_process)
         timer.daemon = True
         timer.start()
         line, code, reply = b"", 0, dict[str, Any]()
@@ -141,14 +141,14 @@ class ReadingProcess:
             timer.cancel()
             timer.join()  # the timer may be killing the process just now
             if late.is_set() or reply.get("last", True):
-                self.end_process()
+                self.kill_child_process()
         if reply:
             return reply
         if late.is_set() or (_LATE and code == -_LATE):
             return {"ended": "time"}
         return {"ended": f"its library ended with code {code}"}
 
-    def end_process(self) -> None:
+    def kill_child_process(self) -> None:
         self._process.kill()
         self._process.wait()
         for stream in (self._process.stdin, self._process.stdout):
@@ -163,21 +163,21 @@ _CHILD: list[ReadingProcess] = []
 def stop_child_process() -> None:
     """Ends the child process that reads documents, if one is running."""
     if _CHILD and _CHILD[0].owner == os.getpid():
-        _CHILD[0].end_process()
+        _CHILD[0].kill_child_process()
     _CHILD.clear()
 
 
 atexit.register(stop_child_process)
 
 
-def _replace_lock() -> None:
-    """Makes a new lock in a forked copy of this process, where nobody would release the old."""
+def _replace_lock_after_fork() -> None:
+    """Replaces the lock in a forked copy of this process, where no thread would release it."""
     global _LOCK
     _LOCK = threading.Lock()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_replace_lock)
+    os.register_at_fork(after_in_child=_replace_lock_after_fork)
 
 
 def serve_requests() -> None:
@@ -191,12 +191,12 @@ def serve_requests() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     while line := sys.stdin.buffer.readline():
         request = json.loads(line)
-        reply = _read_document(request, sys.stdin.buffer.read(request["size"]))
+        reply = _answer_request(request, sys.stdin.buffer.read(request["size"]))
         replies.write(json.dumps(reply).encode() + b"\n")
         replies.flush()
 
 
-def _read_document(request: dict[str, Any], data: bytes) -> dict[str, Any]:
+def _answer_request(request: dict[str, Any], data: bytes) -> dict[str, Any]:
     import psutil
 
     os.environ.update(request["limits"])
@@ -214,7 +214,7 @@ def _read_document(request: dict[str, Any], data: bytes) -> dict[str, Any]:
 
 
 def _set_process_limits() -> None:
-    """Limits this process as far as the system can: Windows cannot, macOS only CPU time."""
+    """Limits this process's memory and CPU time where possible: not on Windows, partly on macOS."""
     try:
         import resource
     except ImportError:

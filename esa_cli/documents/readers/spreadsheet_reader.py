@@ -65,17 +65,17 @@ class _CsvRows:
             raise csv.Error("no delimiter fits")
 
     def __iter__(self) -> Iterator[list[str]]:
-        return csv.reader(_split_lines(self._text), delimiter=self._delimiter, strict=True)
+        return csv.reader(_iterate_lines(self._text), delimiter=self._delimiter, strict=True)
 
 
-def _split_lines(text: str) -> Iterator[str]:
+def _iterate_lines(text: str) -> Iterator[str]:
     return (line[0] for line in _LINE.finditer(text))
 
 
 def _measure_row_regularity(sample: str, delimiter: str) -> float:
     """Returns the share of the first rows that have the usual number of cells, from 0 to 1."""
     try:
-        rows = list(csv.reader(_split_lines(sample), delimiter=delimiter))
+        rows = list(csv.reader(_iterate_lines(sample), delimiter=delimiter))
     except csv.Error:
         return 0.0
     widths = Counter(len(row) for row in rows if row)
@@ -207,8 +207,8 @@ class _Workbook:
         from_1904 = properties is not None and properties.get("date1904") in ("1", "true")
         self._epoch = dates.MAC_EPOCH if from_1904 else dates.WINDOWS_EPOCH
         strings = by_kind.get("sharedStrings", "")
-        items = parts.iterate_elements(strings, "{*}si") if strings in parts else ()
-        self._strings = [_join_string(item).replace("x005F_", "") for item in items]
+        items = parts.iterate_xml_elements(strings, "{*}si") if strings in parts else ()
+        self._strings = [_extract_string_of_cell(item).replace("x005F_", "") for item in items]
         formats, styles = dict(self._numbers.BUILTIN_FORMATS), by_kind.get("styles", "")
         self._formats: list[str] = []  # the number format of each style of cells
         if (root := parts.parse_xml_if_any(styles)) is not None:
@@ -218,7 +218,7 @@ class _Workbook:
             self._formats = [formats.get(number, "General") for number in numbers]
 
     def write_sheet(self, title: str, part: str, out: TextBuilder) -> None:
-        """Writes a sheet's values as lines, without empty rows and columns."""
+        """Writes a sheet's title and values as lines, without empty rows and columns."""
         rows = self._read_rows(part)
         columns = sorted({column for row in rows for column in row})
         if not columns:
@@ -229,14 +229,14 @@ class _Workbook:
             lines = "\n".join(" ".join(row[columns[0]].split()) for row in rows if row)
         else:
             lines = format_table([[row.get(column, "") for column in columns] for row in rows])
-        out.exact_text(f"Sheet: {title}\n{lines}".rstrip("\n"))
+        out.add_exact_text(f"Sheet: {title}\n{lines}".rstrip("\n"))
 
     def _read_rows(self, part: str) -> list[dict[int, str]]:
         """Returns the text of cells by column, row after row; if a cell occurs twice, the last one
         counts. One of several empty rows remains, as it may separate a title from a table."""
         cells: dict[int, dict[int, str]] = {}
         number = 0
-        for element in self._parts.iterate_elements(part, "{*}row"):
+        for element in self._parts.iterate_xml_elements(part, "{*}row"):
             number, column = int(element.get("r") or number + 1), 0
             for cell in element.iterfind("{*}c"):
                 letters = (cell.get("r") or "").rstrip("0123456789")
@@ -254,7 +254,7 @@ class _Workbook:
         """Returns a cell's value as text; the text is empty if the cell has no value."""
         kind, value = cell.get("t", "n"), cell.findtext("{*}v")
         for inline in cell.iterfind("{*}is"):
-            value, kind = _join_string(inline), "inline"
+            value, kind = _extract_string_of_cell(inline), "inline"
         if not value:
             # A string may be empty on purpose.
             self.uncomputed += kind == "n" and cell.find("{*}f") is not None
@@ -284,7 +284,7 @@ class _Workbook:
         return (str(int(value)) if whole else f"{value:.15g}") + "%" * share
 
 
-def _join_string(element: Any) -> str:
+def _extract_string_of_cell(element: Any) -> str:
     """Returns the words of a string cell, without the marks of their pronunciation."""
     pieces = [*element.iterfind("{*}t"), *element.iterfind("{*}r/{*}t")]
     return "".join(piece.text or "" for piece in pieces)

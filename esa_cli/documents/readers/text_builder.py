@@ -61,23 +61,23 @@ class TextBuilder:
             self._append_piece(words)
             self._space = text[-1].isspace()
 
-    def exact_text(self, text: str) -> None:
+    def add_exact_text(self, text: str) -> None:
         """Appends text without changing its white space."""
         if text:
             self._append_piece(text.replace("\r\n", "\n").replace("\r", "\n"))
 
-    def prefix_next(self, text: str) -> None:
-        """Sets a text, such as a list's bullet, to write before the next piece on the same line."""
+    def set_prefix_of_next_piece(self, text: str) -> None:
+        """Sets a text, such as a list's bullet, that precedes the next piece of text."""
         self._lead = text
 
-    def mark_raised(self, text: str) -> None:
+    def append_exponent_sign(self, text: str) -> None:
         """Appends ^ if `text`, which the caller appends next, is an exponent: 10^6, not 106."""
         last = "" if self._newlines or self._space or not self._parts else self._parts[-1][-1]
         if last.isalnum() and _RAISED.fullmatch(text.rstrip()):
             self._append_piece("^")
 
     def break_line(self) -> None:
-        """Ends the current line; a second call leaves an empty line."""
+        """Ends the current line of text; a second call leaves an empty line."""
         self._newlines = min(2, self._newlines + 1)
 
     def end_line(self) -> None:
@@ -89,7 +89,7 @@ class TextBuilder:
         self._newlines = 2
 
     def result(self, missing: Iterable[str] = ()) -> ExtractedText:
-        """Returns the text; to the `missing` contents are added the counts of `left_out`."""
+        """Returns the text with the descriptions `missing` and the counts of omitted contents."""
         text = "".join(self._parts)
         counted = (f"{what} are left out: {count}" for what, count in self.left_out.items())
         return ExtractedText(text + "\n" if text else "", tuple(self._marks), (*counted, *missing))
@@ -112,11 +112,11 @@ def replace_unprintable(text: str) -> str:
 
 
 def label_document(name: str) -> str:
-    """Returns words that stand for the document `name` in a message."""
+    """Returns words for the document `name` in a message, such as `the document a.pdf`."""
     return STDIN if name == STDIN else f"the document {name}"
 
 
-def shorten_list(names: Sequence[str], limit: int = 3) -> str:
+def shorten_name_list(names: Sequence[str], limit: int = 3) -> str:
     """Joins names to a text that lists only the first of many: "a.png, b.png and 3 more"."""
     others = len(names) - limit
     return ", ".join(names[:limit]) + (f" and {others:,} more" if others > 0 else "")

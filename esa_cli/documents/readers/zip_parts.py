@@ -1,4 +1,4 @@
-"""Parts of a zipped document and their XML; any error of zipfile or lxml means damage."""
+"""Reads the parts of zipped documents such as docx; an error of zipfile or lxml means damage."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _STRICT = re.compile(rb"http://purl\.oclc\.org/ooxml/([A-Za-z]+)/")
 class ZipParts:
     """The parts of a zipped document by name; no part is larger than the zip's directory declares.
 
-    Raises DocumentError: it is an old Office file, has a password, or unpacks to more than the
-    limit."""
+    Raises DocumentError: the document is an old Office file, has a password, or unpacks to more
+    than the limit."""
 
     def __init__(self, data: bytes, name: str) -> None:
         self._name = name
@@ -46,7 +46,7 @@ class ZipParts:
     def read_part(self, part: str) -> bytes:
         return self._archive.read(part)
 
-    def _read_markup(self, part: str) -> bytes:
+    def _read_xml_bytes(self, part: str) -> bytes:
         """Returns the bytes of an XML part; Strict Open XML gets the usual namespaces."""
         data = self.read_part(part)
         if not _STRICT.search(data, 0, 4096):
@@ -54,21 +54,21 @@ class ZipParts:
         return _STRICT.sub(rb"http://schemas.openxmlformats.org/\1/2006/", data)
 
     def parse_xml(self, part: str) -> Any:
-        """Returns the root element of a part; nothing is fetched, and entities are left out."""
+        """Returns the root element of an XML part, parsed without network access and entities."""
         etree = import_optional("lxml.etree", "lxml", self._name)
         parser = etree.XMLParser(
             resolve_entities=False, no_network=True, load_dtd=False, remove_comments=True
         )
-        return etree.fromstring(self._read_markup(part), parser)
+        return etree.fromstring(self._read_xml_bytes(part), parser)
 
     def parse_xml_if_any(self, part: str) -> Any:
         """Returns the root element of an XML part, or None if the document lacks the part."""
         return self.parse_xml(part) if part in self.names else None
 
-    def iterate_elements(self, part: str, tag: str) -> Iterator[Any]:
+    def iterate_xml_elements(self, part: str, tag: str) -> Iterator[Any]:
         """Yields the elements with a tag, in order, of an XML part whose tree would be large."""
         etree = import_optional("lxml.etree", "lxml", self._name)
-        file = io.BytesIO(self._read_markup(part))
+        file = io.BytesIO(self._read_xml_bytes(part))
         for _, element in etree.iterparse(file, tag=tag, no_network=True, resolve_entities=False):
             yield element
             element.clear()

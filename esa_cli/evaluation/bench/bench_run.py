@@ -24,7 +24,7 @@ from esa_cli.qa.presets.cache_key import hash_method_settings
 from esa_cli.qa.presets.preset import Preset, Prompt
 from esa_cli.system.jsonl import Journal
 from esa_cli.system.progress import ALL_WORK, Progress, WorkShard
-from esa_cli.system.registry import suggest
+from esa_cli.system.registry import suggest_name
 
 KEY = ("method", "task", "id")
 """The fields that identify a row of a benchmark."""
@@ -51,7 +51,7 @@ def choose_tasks(benchmark: Benchmark, folder: Path, asked: Sequence[str] | None
     known = [task.name for task in benchmark.tasks]
     for name in asked:
         if name not in known:
-            raise UsageError(f"the benchmark has no task {name!r}", suggest(name, known))
+            raise UsageError(f"the benchmark has no task {name!r}", suggest_name(name, known))
     return [name for name in known if name in asked]
 
 

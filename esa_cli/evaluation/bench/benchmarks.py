@@ -23,7 +23,7 @@ from pydantic import AliasChoices, BaseModel, BeforeValidator, Field, Validation
 from esa_cli.errors import DocumentError, UsageError, first_line
 from esa_cli.evaluation import metrics
 from esa_cli.evaluation.tasks.needle_tasks import AFTER, BEFORE, GUIDE, JOINT
-from esa_cli.system.registry import suggest
+from esa_cli.system.registry import suggest_name
 from esa_cli.system.text import text_digest
 
 REFETCH = "fetch the official file again"
@@ -455,5 +455,5 @@ BENCHMARKS: dict[str, Benchmark] = {
 def find_benchmark(name: str) -> Benchmark:
     """Returns the benchmark called `name`. Raises UsageError: there is no such benchmark."""
     if name not in BENCHMARKS:
-        raise UsageError(f"there is no benchmark {name!r}", suggest(name, [*BENCHMARKS]))
+        raise UsageError(f"there is no benchmark {name!r}", suggest_name(name, [*BENCHMARKS]))
     return BENCHMARKS[name]

@@ -48,7 +48,7 @@ from esa_cli.qa.answering.session import prefill_tokens
 from esa_cli.qa.presets import resolved_preset
 from esa_cli.qa.presets.preset import Preset
 from esa_cli.qa.presets.resolved_preset import resolve_preset
-from esa_cli.system.files import convert_writing_errors, replacing
+from esa_cli.system.files import convert_writing_errors, replace_atomically
 from esa_cli.system.machine import format_size
 from esa_cli.system.progress import Progress
 from esa_cli.system.text import text_digest
@@ -293,7 +293,10 @@ class CalibrationJob:
             "training": json.dumps(trained, sort_keys=True),
             "text": text_digest(json.dumps(self.ids)),
         }
-        with _writing_errors(path), replacing(path.resolve()) as part:  # a link stays a link
+        with (
+            _writing_errors(path),
+            replace_atomically(path.resolve()) as part,
+        ):  # a link stays a link
             save_learned_projections(part, study.results[study.best_method].projections, metadata)
 
 

@@ -25,7 +25,7 @@ from esa_cli.qa.finding.passage_finder import Book
 from esa_cli.qa.presets import resolved_preset
 from esa_cli.qa.presets.preset import Preset, merge_settings, validate_settings
 from esa_cli.qa.presets.resolved_preset import build_method, resolve_preset
-from esa_cli.system.machine import peak_memory
+from esa_cli.system.machine import measure_peak_memory
 from esa_cli.system.progress import Progress
 
 DENSE = "dense"
@@ -214,6 +214,6 @@ def compare_methods(
                     "shared": group.reading == "shared", "first_token_s": reply.first_token_s,
                     "answer_s": reply.total_s, "cache_bytes": nbytes,
                     "passages": [{key: getattr(one, key) for key in keys} for one in passages],
-                    "peak_bytes": peak_memory(str(loaded.device)),
+                    "peak_bytes": measure_peak_memory(str(loaded.device)),
                 })  # fmt: skip
     return rows

@@ -25,7 +25,7 @@ from esa_cli.qa.finding.passage import Passage
 from esa_cli.qa.presets.cache_key import hash_method_settings
 from esa_cli.qa.presets.preset import Preset, Prompt
 from esa_cli.system.jsonl import Journal
-from esa_cli.system.machine import peak_memory
+from esa_cli.system.machine import measure_peak_memory
 from esa_cli.system.progress import ALL_WORK, WorkShard
 from esa_cli.system.text import text_digest
 
@@ -339,7 +339,10 @@ class SelftestDocument:
             "expected": list(question.answers),
             "answer": reply.text,
             "score": score,
-            "memory": {"kept_bytes": stored, "peak_bytes": peak_memory(str(session.model.device))},
+            "memory": {
+                "kept_bytes": stored,
+                "peak_bytes": measure_peak_memory(str(session.model.device)),
+            },
             "time": {
                 "ask_s": round(reply.total_s, 3), "first_token_s": round(reply.first_token_s, 3),
                 "read_s": round(self._read_s, 2),

@@ -21,7 +21,7 @@ from esa_cli.evaluation.tasks.needle_tasks import (
     make_single_needles,
 )
 from esa_cli.evaluation.tasks.task_sample import SelftestTask, TaskQuestion
-from esa_cli.system.registry import suggest
+from esa_cli.system.registry import suggest_name
 
 
 def _score_whole_words(question: TaskQuestion, output: str) -> float:
@@ -58,5 +58,5 @@ TASKS: dict[str, SelftestTask] = {
 def find_selftest_task(name: str) -> SelftestTask:
     """Returns the task of the self-test with this name. Raises UsageError: the name is unknown."""
     if name not in TASKS:
-        raise UsageError(f"there is no self-test {name!r}", suggest(name, list(TASKS)))
+        raise UsageError(f"there is no self-test {name!r}", suggest_name(name, list(TASKS)))
     return TASKS[name]

@@ -20,8 +20,8 @@ from safetensors import safe_open
 from esa_cli.errors import EsaError, ModelError, UsageError, first_line
 from esa_cli.models.files.families import FAMILIES
 from esa_cli.models.files.quiet_transformers import quiet_transformers
-from esa_cli.system.files import replacing
-from esa_cli.system.machine import esa_home, memory_ran_out
+from esa_cli.system.files import replace_atomically
+from esa_cli.system.machine import get_esa_home_folder, is_out_of_memory_error
 from esa_cli.system.text import text_digest
 
 _TOKENIZER_FILES = (
@@ -40,7 +40,7 @@ def convert_read_errors(source: object, hint: str = _FETCH_AGAIN) -> Iterator[No
     try:
         yield
     except Exception as error:
-        if isinstance(error, EsaError) or memory_ran_out(error):
+        if isinstance(error, EsaError) or is_out_of_memory_error(error):
             raise
         raise ModelError(f"{source} cannot be read: {first_line(error)[:300]}", hint) from error
 
@@ -370,7 +370,7 @@ def _find_facts_cache_file(kind: str, folder: Path, patterns: Sequence[str]) -> 
         if file.is_file():
             content = file.read_bytes()
             digest.update(f"\n{file.name} {len(content)}\n".encode() + content)
-    return esa_home() / "settings" / f"{digest.hexdigest()[:32]}.json"
+    return get_esa_home_folder() / "settings" / f"{digest.hexdigest()[:32]}.json"
 
 
 def load_model_facts(kind: str, folder: Path, patterns: Sequence[str]) -> dict[str, Any] | None:
@@ -395,5 +395,5 @@ def store_model_facts(
         with suppress(*_UNUSABLE):
             path = _find_facts_cache_file(kind, folder, patterns)
             path.parent.mkdir(parents=True, exist_ok=True)
-            with replacing(path) as part:
+            with replace_atomically(path) as part:
                 part.write_text(f"{text_digest(text)}\n{text}", "utf-8")

@@ -26,10 +26,12 @@ from esa_cli.models.files.gguf_file import (
     make_config_from_gguf,
 )
 from esa_cli.models.files.quiet_transformers import quiet_transformers
-from esa_cli.system.progress import StageProgress, show_nothing
+from esa_cli.system.progress import StageProgress, ignore_stage_progress
 
 
-def convert_gguf(gguf_file: Path, output: Path, report: StageProgress = show_nothing) -> None:
+def convert_gguf(
+    gguf_file: Path, output: Path, report: StageProgress = ignore_stage_progress
+) -> None:
     """Writes a GGUF file's model as config.json, tokenizer files and safetensors files into an
     existing folder. The conversion needs about as much memory as one safetensors file.
 

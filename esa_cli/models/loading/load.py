@@ -21,8 +21,8 @@ from esa_cli.models.loading import quantization
 from esa_cli.models.loading.quantization import QUANTIZATIONS
 from esa_cli.models.tokenization.tokenizer import load_tokenizer
 from esa_cli.storage import check_cache_name
-from esa_cli.system.machine import available_memory, format_size, memory_ran_out
-from esa_cli.system.progress import StageProgress, show_nothing
+from esa_cli.system.machine import format_size, is_out_of_memory_error, measure_available_memory
+from esa_cli.system.progress import StageProgress, ignore_stage_progress
 
 _SMALLER = "use a smaller model, close other programs, or try --dtype bfloat16 or int8"
 CONFIG_FILES = ("config.json", "generation_config.json")
@@ -76,7 +76,7 @@ def load(
         ModelError: the model is missing, damaged, unreachable or not supported.
         ResourceError: there is not enough memory or disk space."""
     check_cache_name(cache)
-    report, ref = progress or show_nothing, parse_reference(ref)
+    report, ref = progress or ignore_stage_progress, parse_reference(ref)
     folder = fetch_model_folder(ref, progress=progress)
     config = checkpoint_files.read_language_model_settings(folder)
     checkpoint_files.check_tokenizer_files_exist(folder)
@@ -120,7 +120,7 @@ def convert_loading_errors(ref: ModelRef, config_settings: dict[str, Any]) -> It
     except EsaError:
         raise
     except Exception as error:
-        if memory_ran_out(error) or "memory" in str(error).lower():
+        if is_out_of_memory_error(error) or "memory" in str(error).lower():
             raise ResourceError(f"not enough memory to load {ref.name}", _SMALLER) from error
         method = quantization.read_quantization_method(config_settings)
         kind = f"quantised by {method}" if method else f"of type '{config_settings['model_type']}'"
@@ -177,7 +177,7 @@ def _check_finite_weights(model: Any, ref: ModelRef) -> None:
 
 def check_weights_fit_memory(needed_bytes: int, device: str, ref: ModelRef) -> None:
     """Raises ResourceError if a model's weights need more bytes than the device has available."""
-    free = available_memory(device)
+    free = measure_available_memory(device)
     if needed_bytes > free:
         needs = f"needs {format_size(needed_bytes)} for its weights"
         message = f"{ref.name} {needs}, and {device} has {format_size(free)} available"

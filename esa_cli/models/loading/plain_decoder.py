@@ -40,7 +40,7 @@ from esa_cli.models.loading.load import (
 from esa_cli.models.text_passes.model_forward import share_layer_hooks
 from esa_cli.models.text_passes.text_forward import MOST_BYTES, can_fuse_layers, get_head_dimension
 from esa_cli.models.tokenization.tokenizer import load_plain_or_full_tokenizer
-from esa_cli.system.progress import StageProgress, show_nothing
+from esa_cli.system.progress import StageProgress, ignore_stage_progress
 
 AT_ONCE = 32
 """The number of tensors that are read from a file before it is opened again."""
@@ -87,7 +87,7 @@ def load_without_transformers(
     None if transformers has never loaded the model on this machine, or if a `PlainDecoder` cannot
     compute the model, such as a quantised model. Raises ModelError: a file is damaged.
     ResourceError: there is not enough memory."""
-    report, ref = progress or show_nothing, parse_reference(ref)
+    report, ref = progress or ignore_stage_progress, parse_reference(ref)
     report("import", 0, None)
     if (folder := find_model_folder(ref)) is None:
         return None

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from esa_cli.errors import ModelError
 from esa_cli.models.files.families import FAMILIES, get_model_family
-from esa_cli.system.machine import memory_ran_out
+from esa_cli.system.machine import is_out_of_memory_error
 
 
 @contextmanager
@@ -165,7 +165,7 @@ def make_transformers_forward(model: Any) -> TransformersForward:
         if whole.isfinite().all() and (parts - whole).abs().max() <= apart * whole.abs().max():
             return forward
     except UNFIT as error:
-        if memory_ran_out(error):
+        if is_out_of_memory_error(error):
             raise
     dtype, kind = str(model.dtype).removeprefix("torch."), model.config.model_type
     raise ModelError(

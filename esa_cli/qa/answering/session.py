@@ -34,7 +34,7 @@ from esa_cli.qa.presets.resolved_preset import (
     check_same_compressor,
     resolve_preset,
 )
-from esa_cli.storage import refuse_cache_on_disk
+from esa_cli.storage import refuse_disk_cache_outside_library
 from esa_cli.storage.memory_store import RESERVE, PrefilledDocument, concatenate_documents
 from esa_cli.system.progress import Progress
 
@@ -209,7 +209,7 @@ class Session:
         self._read_by = method or self.method
         self._todo, self._head = ids, len(self.prompt.encode_prompt_start())
         if prefilled is None:
-            refuse_cache_on_disk(self.placement.cache)
+            refuse_disk_cache_outside_library(self.placement.cache)
             self.cache = self.attachment.new_cache(self.placement.puts_cache_on_host(len(ids)))
             self.cache.announce_token_count(len(ids) + reserve)
         else:

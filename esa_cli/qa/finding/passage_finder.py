@@ -35,7 +35,7 @@ from esa_cli.qa.finding.words import (
     make_sentence_words,
 )
 from esa_cli.storage.library import Entry
-from esa_cli.storage.memory_store import PrefilledDocument, find_text_ranges
+from esa_cli.storage.memory_store import PrefilledDocument, locate_document_texts
 from esa_cli.system.text import find_question_words
 
 AROUND = (4, 32, 128)
@@ -118,7 +118,7 @@ def add_token_ranges(books: Sequence[Book]) -> list[Book]:
     tokens among the tokens of all documents."""
     prefilled = [book.prefilled for book in books if book.prefilled]
     if len(prefilled) == len(books):
-        rows = find_text_ranges(prefilled)
+        rows = locate_document_texts(prefilled)
     else:  # their texts, one after the other
         ends = list(accumulate(len(book.spans) for book in books))
         rows = [range(end - len(book.spans), end) for book, end in zip(books, ends, strict=True)]

@@ -22,10 +22,10 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 from torch import Tensor
 
-from esa_cli.documents.document import cut_sentences, strip_span
+from esa_cli.documents.document import find_sentence_ends, strip_text_span
 from esa_cli.system.text import (
     Bm25Index,
-    compute_words_digest,
+    compute_digest_of_word_rules,
     count_words_of_text,
     detect_language,
     find_content_words,
@@ -56,9 +56,9 @@ def find_sentence_spans(text: str) -> list[tuple[int, int]]:
     for blank_start, blank_end in [
         *(blank.span() for blank in BLANK_LINES.finditer(text)), (len(text), len(text)),
     ]:  # fmt: skip
-        start, last = strip_span(text, at, blank_start)
-        for end in cut_sentences(text, start, last):
-            first, stop = strip_span(text, start, end)
+        start, last = strip_text_span(text, at, blank_start)
+        for end in find_sentence_ends(text, start, last):
+            first, stop = strip_text_span(text, start, end)
             if first < stop:
                 out.append((first, stop))
             start = end
@@ -148,8 +148,10 @@ class SentenceWords:
 @cache
 def _compute_table_version() -> str:
     """Returns a digest of the code and data that determine how texts are cut into words."""
-    digest = hashlib.sha256(f"{unicodedata.unidata_version} {compute_words_digest()}".encode())
-    for file in (cut_sentences.__code__.co_filename, __file__):
+    digest = hashlib.sha256(
+        f"{unicodedata.unidata_version} {compute_digest_of_word_rules()}".encode()
+    )
+    for file in (find_sentence_ends.__code__.co_filename, __file__):
         digest.update(Path(file).read_bytes())
     return digest.hexdigest()
 
@@ -225,9 +227,9 @@ class LexicalIndex:
     def compute_window_scores(self, question: str) -> Tensor:
         """Returns the BM25 score of each window for a question, as float32; 0 without a match."""
         numbers = self._find_word_numbers(question)
-        total = self._own.scores(numbers)
+        total = self._own.compute_scores(numbers)
         for bm25, nearest, weight in self._around:
-            total = total + weight * bm25.scores(numbers)[nearest]
+            total = total + weight * bm25.compute_scores(numbers)[nearest]
         return total
 
 

@@ -24,8 +24,8 @@ from esa_cli.qa.finding.words import SentenceWords, make_sentence_words
 from esa_cli.qa.ingestion.library_texts import INDEX, rebuild_document, record_document_file
 from esa_cli.storage.library import Entry, Layout, Library
 from esa_cli.storage.library.library import DocumentWriter
-from esa_cli.system.files import resolve_folder_links
-from esa_cli.system.progress import Progress, WaitingCallback, combine_callbacks
+from esa_cli.system.files import resolve_links_of_folders
+from esa_cli.system.progress import OnWaitCallback, Progress, combine_progress_callbacks
 from esa_cli.version import __version__
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ class Ingest(ABC):
         """Opens a document if the library has it. Raises LibraryError: its entry is damaged."""
         for identity in self.list_usable_identities() if self.library else ():
             assert self.library is not None
-            entry = self.library.find_entry(self.library.key(identity, document.text))
+            entry = self.library.find_entry(self.library.compute_key(identity, document.text))
             book = self._open_if_present(document, entry) if entry else None
             if book is not None:
                 self.events.found(book)
@@ -196,10 +196,10 @@ class Ingest(ABC):
         self, text: TokenisedDocument, progress: Progress | None, started: float
     ) -> Book:
         """Ingests a document in the library, where an ingest can continue, or in memory."""
-        on_progress = combine_callbacks(self.events.progress, progress)
+        on_progress = combine_progress_callbacks(self.events.progress, progress)
         form = self.make_stored_form(text) if self.stores_documents else None
         while form is not None and form.ids:
-            notice = WaitingCallback(self.events.waiting, progress, len(form.ids))
+            notice = OnWaitCallback(self.events.waiting, progress, len(form.ids))
             try:
                 book = self._store_book(text, form, on_progress, notice, started)
             except DiskError as error:
@@ -215,18 +215,18 @@ class Ingest(ABC):
 
     def _store_book(
         self, text: TokenisedDocument, form: StoredForm, on_progress: Progress,
-        notice: WaitingCallback, started: float,
+        notice: OnWaitCallback, started: float,
     ) -> Book | None:  # fmt: skip
         library, document, tokens = self.library, text.document, len(form.ids)
         assert library is not None
-        key = library.key(form.identity, document.text)
-        with library.write(
+        key = library.compute_key(form.identity, document.text)
+        with library.open_writer(
             form.make_writer, key, form.identity, form.ids, form.layout, notice, form.states
         ) as writer:
             if isinstance(writer, Entry):  # another process has stored it
                 return self._open_if_present(document, writer)
             self.check_memory(tokens)
-            size = library.estimate_size(tokens, form.layout, form.states)
+            size = library.estimate_document_size(tokens, form.layout, form.states)
             self.events.started(document, tokens, size)
             entry = self.store_document(writer, text, on_progress)
         book = self.open_entry(document, entry)
@@ -252,7 +252,7 @@ class Ingest(ABC):
         """Records in the library which text the file of a document has now."""
         library, document = self.library, book.document
         if library and book.entry and document.stamp is not None:
-            with suppress(LibraryError, ResourceError), library.catalogue() as catalogue:
+            with suppress(LibraryError, ResourceError), library.open_catalogue() as catalogue:
                 record_document_file(catalogue, document)
         return book
 
@@ -262,7 +262,7 @@ class Ingest(ABC):
         return {
             "name": document.name,
             "source": document.source,
-            "path": resolve_folder_links(document.source) if is_file else "",
+            "path": resolve_links_of_folders(document.source) if is_file else "",
             "bytes": document.bytes,
             "missing": list(document.missing),
             "model": self.esa.preset.model,
@@ -320,9 +320,9 @@ class IndexIngest(Ingest):
             pieces.append(keys)
             stop = start + len(keys)
             if stop % writer.layout.segment == 0 or stop == len(text.ids):
-                writer.write_segment([(torch.cat(pieces), None)])
+                writer.write_next_segment([(torch.cat(pieces), None)])
                 pieces.clear()
-        return writer.finish(
+        return writer.finish_document(
             text=document.text,
             offsets=text.offsets,
             marks=[list(mark) for mark in document.marks],

@@ -111,7 +111,7 @@ class KvCacheIngest(Ingest):
         assert self.library is not None
         stored = self.library.open_document(entry)
         cache = StoredCache(stored)
-        layers = cache.open_layers(self.esa.session.model.device)
+        layers = cache.open_layer_stores(self.esa.session.model.device)
         projections = cache.projections or [None] * len(layers)
         states: list[dict[type, LayerState]] = [{} for _ in layers]
         prefilled = PrefilledDocument(
@@ -139,7 +139,7 @@ class KvCacheIngest(Ingest):
         assert self.library is not None
         size = sum(tensor.nbytes for state in states for tensor in state.values())
         if size not in (0, self._document_state_bytes):  # those before the first token are empty
-            path = LibraryPaths(self.library.root).document_path(key, "states")
+            path = LibraryPaths(self.library.root).get_document_path(key, "states")
             raise make_damage_error(path, "its states have other shapes than this model's", key)
         device = self.esa.session.model.device
         return [{name: one.to(device) for name, one in state.items()} for state in states]
@@ -165,12 +165,12 @@ class KvCacheIngest(Ingest):
         def flush_segment(tokens: int) -> None:
             if tokens % SEGMENT == 0:
                 projections = check_storable(session.compute_reduced_keys())
-                writer.flush(projections, session.cache.states.copy_states())
+                writer.flush_segments(projections, session.cache.states.copy_states())
 
         try:
             session.plan_prefill(ids, done)
             session.resume(on_progress, flush_segment)
-            return writer.finish(
+            return writer.finish_document(
                 text=document.text,
                 offsets=torch.cat((torch.zeros(head, 2, dtype=torch.int64), text.offsets)),
                 marks=[list(mark) for mark in document.marks],

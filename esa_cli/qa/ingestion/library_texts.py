@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from esa_cli.documents.document import Document, Mark, read_document
-from esa_cli.documents.sources import FoundFiles, LeftOut, find_readable_files
+from esa_cli.documents.sources import FoundFiles, LeftOutFiles, find_readable_files
 from esa_cli.errors import DiskError, DocumentError, LibraryError, UsageError
 from esa_cli.storage.library import Catalogue, Entry, FileRecord, Library
-from esa_cli.system.files import compute_file_stamp, resolve_folder_links, resolve_links
+from esa_cli.system.files import compute_file_stamp, resolve_links, resolve_links_of_folders
 from esa_cli.system.progress import Progress
 from esa_cli.system.text import text_digest
 
@@ -95,7 +95,7 @@ class FileIndexer:
         known = files.find_record(path) or FileRecord(path, "", "", 0)
         folder, text = self._folder or known.folder, ""
         # A record alone is of a catalogue that was lost: its words are missing.
-        if known.is_current and (not known.digest or texts.has_text(known.digest)):
+        if known.is_file_unchanged and (not known.digest or texts.has_text(known.digest)):
             record = known._replace(folder=folder)
         else:
             stamp = ""
@@ -137,7 +137,7 @@ def record_document_file(catalogue: Catalogue, document: Document) -> None:
     known = catalogue.files.find_record(path)
     record = _make_file_record(document, path, known.folder if known else "")
     if record != known:
-        with catalogue.transaction():
+        with catalogue.run_transaction():
             catalogue.files.store_record(record)
 
 
@@ -147,7 +147,7 @@ class FolderState:
 
     changes: FileChanges
     removed: list[FileRecord]
-    left_out: tuple[LeftOut, ...]
+    left_out: tuple[LeftOutFiles, ...]
 
 
 def check_indexable_folder(folder: str, library: Library) -> str:
@@ -193,7 +193,7 @@ def sync_folder(
 
 def forget_removed_files(catalogue: Catalogue, folder: str, state: FolderState) -> None:
     """Deletes the records of a folder's removed files, after their documents were removed."""
-    with catalogue.transaction():
+    with catalogue.run_transaction():
         catalogue.files.remove_records(one.path for one in state.removed)
     catalogue.drop_unused_texts()
     catalogue.store_synced_records(folder)
@@ -215,11 +215,11 @@ def record_removed_files(
     catalogue: Catalogue, folder: str, found: FoundFiles, synced_folder: str = ""
 ) -> None:
     """Records that files of a folder, which were ingested one by one, no longer exist."""
-    stored = {entry.file for part in catalogue.entries() for entry in part}
+    stored = {entry.file for part in catalogue.divide_present_and_former() for entry in part}
     gone = [one for one in _find_removed_files(catalogue, folder, found) if not one.folder]
-    gone = [one for one in gone if one.digest and resolve_folder_links(one.path) in stored]
+    gone = [one for one in gone if one.digest and resolve_links_of_folders(one.path) in stored]
     if found.files and gone:
-        with catalogue.transaction():
+        with catalogue.run_transaction():
             for one in gone:
                 why = f"there is no document {one.path}"
                 catalogue.files.store_record(
@@ -231,7 +231,7 @@ def record_ingested_folders(library: Library, names: Sequence[str]) -> None:
     """Calls `record_removed_files` for each name of a folder, after its files were ingested."""
     folders = [os.path.abspath(name) for name in names if os.path.isdir(name)]
     if folders and library.exists:
-        with suppress(LibraryError, DiskError), library.catalogue() as catalogue:
+        with suppress(LibraryError, DiskError), library.open_catalogue() as catalogue:
             for folder in folders:
                 record_removed_files(catalogue, folder, find_readable_files(folder))
 
@@ -242,12 +242,14 @@ def find_outdated_entries(
     """Returns the stored documents whose text is no longer the text of any file in a folder."""
     entries = list(entries)
     gone = {one.path for one in state.removed if not os.path.lexists(one.path)}
-    removed, read_from = set(map(resolve_folder_links, gone)), {entry.file for entry in entries}
+    removed, read_from = set(map(resolve_links_of_folders, gone)), {entry.file for entry in entries}
     again = [
-        one.path for one in state.changes.readable if resolve_folder_links(one.path) in read_from
+        one.path
+        for one in state.changes.readable
+        if resolve_links_of_folders(one.path) in read_from
     ]
     records = FileIndexer(catalogue).update(again).readable
-    now = {resolve_folder_links(one.path): one.digest for one in records}
+    now = {resolve_links_of_folders(one.path): one.digest for one in records}
     current = {
         one.digest
         for one in catalogue.files.list_records()
@@ -289,17 +291,17 @@ def load_library_texts(library: Library, progress: Progress | None = None) -> Li
     """Returns the texts of a library; a library that does not exist has no texts."""
     if not library.exists:
         return LibraryTexts()
-    with library.search_catalogue() as catalogue:
+    with library.open_search_catalogue() as catalogue:
         return list_texts_in_catalogue(catalogue, progress)
 
 
 def list_texts_in_catalogue(catalogue: Catalogue, progress: Progress | None = None) -> LibraryTexts:
     """Parses changed files again, and returns the texts of a library."""
-    divided = catalogue.entries()
+    divided = catalogue.divide_present_and_former()
     stored = [one for part in divided for one in part if not one.damage]
     changed = _find_changed_files(catalogue, stored)
     FileIndexer(catalogue).update(changed, progress)
-    present, former = catalogue.entries() if changed else divided
+    present, former = catalogue.divide_present_and_former() if changed else divided
     texts = dict[str, LibraryText]()
     for entry in sorted(present, key=lambda one: (one.created, one.key)):
         if not entry.damage:
@@ -307,7 +309,7 @@ def list_texts_in_catalogue(catalogue: Catalogue, progress: Progress | None = No
             path = text.path or (entry.file if os.path.exists(entry.file) else "")
             size = text.bytes or int(entry.provenance.get("bytes", 0))
             texts[text.digest] = LibraryText(text.digest, path, size, (*text.entries, entry))
-    known, refused = catalogue.load_known_files(), list[FileRecord]()
+    known, refused = catalogue.load_recorded_files(), list[FileRecord]()
     files = [one for entry in stored for one in known.find_records_of_path(entry.file)]
     for record in dict.fromkeys([*catalogue.files.list_synced_records(), *files]):
         if known.is_removed(record) or record.digest in texts:
@@ -323,7 +325,7 @@ def list_texts_in_catalogue(catalogue: Catalogue, progress: Progress | None = No
 
 def _find_changed_files(catalogue: Catalogue, stored: Sequence[Entry]) -> list[str]:
     """Returns the files whose text may have changed, or whose words are not indexed."""
-    known, texts = catalogue.load_known_files(), {entry.text_sha256 for entry in stored}
+    known, texts = catalogue.load_recorded_files(), {entry.text_sha256 for entry in stored}
     texts |= {"", *catalogue.texts.list_digests()}
     records, paths = catalogue.files.list_synced_records(), list[str]()
     for entry in stored:
@@ -335,5 +337,5 @@ def _find_changed_files(catalogue: Catalogue, stored: Sequence[Entry]) -> list[s
                 later = max(facts.st_mtime, facts.st_ctime) > entry.created
                 if later or facts.st_size != entry.provenance.get("bytes"):
                     paths.append(entry.file)
-    paths += [one.path for one in records if one.digest not in texts or not one.is_current]
+    paths += [one.path for one in records if one.digest not in texts or not one.is_file_unchanged]
     return [path for path in dict.fromkeys(paths) if os.path.lexists(path)]

@@ -31,8 +31,8 @@ from esa_cli.qa.presets.resolved_preset import ResolvedPreset
 from esa_cli.storage import check_cache_name
 from esa_cli.storage.memory_store import RESERVE, has_own_memory
 from esa_cli.system import machine
-from esa_cli.system.files import replacing
-from esa_cli.system.machine import esa_home
+from esa_cli.system.files import replace_atomically
+from esa_cli.system.machine import get_esa_home_folder
 
 if TYPE_CHECKING:
     from esa_cli.attention.method import Method
@@ -202,7 +202,7 @@ class KvCacheCosts(TextCosts):
 def measure_free_cache_bytes(device: torch.device) -> int:
     """Returns the bytes that a KV cache may take on a GPU: free memory, and torch's reserve."""
     reserved = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return machine.available_memory(str(device)) + reserved
+    return machine.measure_available_memory(str(device)) + reserved
 
 
 class CachePlacement:
@@ -251,7 +251,7 @@ def make_ingest_speed_key(model: str, dtype_name: str, device: str, ingest_kind:
 def load_ingest_speeds() -> dict[str, float]:
     """Reads the speeds of previous ingests; empty if the file cannot be read."""
     with contextlib.suppress(OSError, ValueError):
-        data = json.loads((esa_home() / SPEED_FILE).read_text("utf-8"))
+        data = json.loads((get_esa_home_folder() / SPEED_FILE).read_text("utf-8"))
         speeds = data if isinstance(data, dict) else {}
         return {key: one for key, one in speeds.items() if isinstance(one, int | float) and one > 0}
     return {}
@@ -259,10 +259,10 @@ def load_ingest_speeds() -> dict[str, float]:
 
 def save_ingest_speed(key: str, speed: float) -> None:
     """Saves the speed of an ingest among those of previous ingests, if the file can be written."""
-    path = esa_home() / SPEED_FILE
+    path = get_esa_home_folder() / SPEED_FILE
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as part:
+        with replace_atomically(path) as part:
             speeds = {**load_ingest_speeds(), key: speed}
             part.write_text(json.dumps(speeds, indent=1) + "\n", "utf-8")
 
@@ -342,8 +342,8 @@ class ModelPlanner:
             self.cache, how = cache, method.reading
             self.may_store_rows = not find_storage_hindrance(method)
         self.dtype, self.device, self.packing = dtype, device, packing
-        self.memory = machine.available_memory(device) if memory is None else memory
-        self.host_memory = machine.available_memory("cpu") if on_gpu else 0
+        self.memory = machine.measure_available_memory(device) if memory is None else memory
+        self.host_memory = machine.measure_available_memory("cpu") if on_gpu else 0
         self.speed_key = make_ingest_speed_key(resolved.preset.model, self.dtype_name, device, how)
         # The speed of an index is saved in tokens per second, as it is for `IndexPlanner`.
         self._saved_unit = self.costs.count_operations(1) if index else 1.0
@@ -503,5 +503,5 @@ def _list_memory_remedies(tokens_that_fit: int, device: str) -> list[str]:
 
 def _is_memory_limited_by_user(device: str) -> bool:
     """Whether $ESA_MEMORY_LIMIT is lower than the free memory of a device."""
-    limit = machine.memory_limit()
-    return limit is not None and limit < machine.free_memory(device)
+    limit = machine.get_memory_limit()
+    return limit is not None and limit < machine.measure_free_memory(device)

@@ -34,7 +34,7 @@ from esa_cli.qa.presets.preset_files import (
     resolve_model_name,
 )
 from esa_cli.system.machine import expand_home_folder
-from esa_cli.system.registry import suggest
+from esa_cli.system.registry import suggest_name
 from esa_cli.system.strict_parsing import MAX_DEPTH, dump_yaml, load_yaml
 
 DEFAULT = "default"
@@ -335,7 +335,7 @@ def _make_setting_error(error: ValidationError, preset_name: str) -> PresetError
     where = ".".join(map(str, first["loc"]))
     if first["type"] == "extra_forbidden":
         before = "".join(f"{section}." for section in above)
-        hint = suggest(str(key), _list_section_settings(above), before)
+        hint = suggest_name(str(key), _list_section_settings(above), before)
         return PresetError(f"preset {preset_name} has no setting {where!r}", hint)
     if first["type"] == "missing":
         hint = "set it, or extend a preset that sets it"

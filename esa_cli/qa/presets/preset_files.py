@@ -12,7 +12,7 @@ from platformdirs import user_config_path
 
 from esa_cli.errors import PresetError
 from esa_cli.system.machine import expand_home_folder
-from esa_cli.system.registry import suggest
+from esa_cli.system.registry import suggest_name
 from esa_cli.system.strict_parsing import load_yaml
 
 SUFFIXES = (".yaml", ".yml")
@@ -67,7 +67,7 @@ def find_preset_file(name: str, near_folder: Path | None = None) -> Path:
     known = list_preset_files()
     found = known.get(name) or known.get(FORMER.get(name, ""))
     if found is None:
-        hint = f"{suggest(name, list(known))}; `esa presets list` lists all"
+        hint = f"{suggest_name(name, list(known))}; `esa presets list` lists all"
         raise PresetError(f"unknown preset {name!r}", hint)
     return found
 

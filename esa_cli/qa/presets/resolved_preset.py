@@ -22,7 +22,7 @@ from esa_cli.qa.presets.preset import (
     set_kv_cache_source,
     validate_settings,
 )
-from esa_cli.system.registry import suggest
+from esa_cli.system.registry import suggest_name
 
 if TYPE_CHECKING:
     from esa_cli.attention.method import Method
@@ -104,7 +104,7 @@ def build_method(preset: Preset) -> Method:
     load_installed_plugins()
     if preset.kernel != "auto" and preset.kernel not in KERNELS:
         raise PresetError(
-            f"unknown kernel {preset.kernel!r}", suggest(preset.kernel, ["auto", *KERNELS])
+            f"unknown kernel {preset.kernel!r}", suggest_name(preset.kernel, ["auto", *KERNELS])
         )
     parts = {kind: _build_method_part(kind, getattr(preset, kind)) for kind in MEMBERS}
     if not parts["selector"].sums_layers:

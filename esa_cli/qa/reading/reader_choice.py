@@ -13,9 +13,9 @@ from esa_cli.errors import ModelError, UsageError
 from esa_cli.models.files.checkpoint_files import compute_weight_bytes
 from esa_cli.models.loading.quantization import get_bytes_per_weight
 from esa_cli.qa.presets import preset, preset_files
-from esa_cli.system.machine import is_loopback
+from esa_cli.system.machine import is_loopback_host
 from esa_cli.system.progress import StageProgress
-from esa_cli.system.registry import suggest
+from esa_cli.system.registry import suggest_name
 
 if TYPE_CHECKING:  # it imports torch
     from esa_cli.qa.reading.reader import Reader
@@ -65,7 +65,7 @@ class ServerAddress:
     @property
     def is_local(self) -> bool:
         """Whether the server runs on this machine."""
-        return is_loopback(urlsplit(self.url).hostname or "")
+        return is_loopback_host(urlsplit(self.url).hostname or "")
 
 
 def _read_api_key(variable: str) -> str | None:
@@ -111,8 +111,8 @@ class ReaderChoice:
         if ref.kind == "hub" and "/" not in ref.repo:
             raise ModelError(
                 f"unknown model {name!r}",
-                f"{suggest(name, known)}; a hub id is OWNER/NAME, and a server such as Ollama is "
-                "--reader http://localhost:11434",
+                f"{suggest_name(name, known)}; a hub id is OWNER/NAME, and a server such as Ollama "
+                "is --reader http://localhost:11434",
             )
         return cls(ref=ref)
 

@@ -17,7 +17,7 @@ from esa_cli.errors import ReaderError, first_line
 from esa_cli.qa.answering.reply import Reply, Turn, says_nothing_found
 from esa_cli.qa.finding.passage import Passage
 from esa_cli.qa.reading.reader import MAX_PASSAGES, Sampling, ignore_text, make_chat_messages
-from esa_cli.system.machine import is_loopback
+from esa_cli.system.machine import is_loopback_host
 
 CONNECT_S = 10.0
 SILENCE_S = 300.0
@@ -73,7 +73,7 @@ class ServerReader:
         self._silence_s, self._whole_s = timeout_s or SILENCE_S, timeout_s or WHOLE_S
         self._session = requests.Session()
         # The server of this machine is behind no proxy.
-        self._session.trust_env = not is_loopback(urlsplit(url).hostname or "")
+        self._session.trust_env = not is_loopback_host(urlsplit(url).hostname or "")
         self._session.auth = self._add_api_key  # no login of ~/.netrc is sent
         self._session.headers["User-Agent"] = "esa-cli"
         self._refused: list[str] = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from esa_cli.storage.library.catalogue import Catalogue, FileRecord
-from esa_cli.storage.library.disk import default_library_folder
+from esa_cli.storage.library.disk import get_library_folder
 from esa_cli.storage.library.document_files import SEGMENT, Entry, Layout
 from esa_cli.storage.library.library import Library, PruneResult
 
@@ -15,5 +15,5 @@ __all__ = [
     "Layout",
     "Library",
     "PruneResult",
-    "default_library_folder",
+    "get_library_folder",
 ]

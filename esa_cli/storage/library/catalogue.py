@@ -3,11 +3,11 @@
     files             files that were ingested, with size, time, text's digest   (`FileRecords`)
     texts, passages   words of texts, each text once by its digest               (`TextIndex`)
 
-A missing or damaged catalogue is created again from other files. The catalogue is written in
-transactions, so a killed process loses only records that esa creates again. Its journal is a
-rollback journal, because a write-ahead log needs memory that processes share, and several machines
-may use one library. The records of a folder of `esa ingest --words` are also stored in a separate
-file, from which a new catalogue takes the records.
+A missing or damaged catalogue is created again from the documents and folders. The catalogue is
+written in transactions, so a killed process loses only records that esa creates again. Its journal
+is a rollback journal, because a write-ahead log needs memory that processes share, and several
+machines may use one library. The records of a folder of `esa ingest --words` are also stored in a
+separate file, from which a new catalogue takes the records.
 
 A stored document is former if its file was removed or has another text now, and no other file has
 the document's text. A document still counts as present if its file cannot be checked: the document
@@ -38,7 +38,7 @@ from esa_cli.storage.library.document_files import Entry
 from esa_cli.system.files import compute_file_stamp, resolve_links
 from esa_cli.system.progress import Progress
 from esa_cli.system.text import (
-    compute_words_digest,
+    compute_digest_of_word_rules,
     detect_language,
     find_question_words,
     has_lone_surrogate,
@@ -103,8 +103,8 @@ class FileRecord(NamedTuple):
     folder: str = ""
 
     @property
-    def is_current(self) -> bool:
-        """Whether the file is unchanged since it was ingested."""
+    def is_file_unchanged(self) -> bool:
+        """Whether the file is unchanged since this record was written."""
         try:
             return bool(self.stamp) and compute_file_stamp(self.path) == self.stamp
         except OSError:
@@ -117,7 +117,7 @@ def _encode_lone_surrogates(value: Any) -> Any:
     return text_bytes(value) if lone else value
 
 
-def _decode_record(row: Iterable[Any]) -> FileRecord:
+def _decode_file_record(row: Iterable[Any]) -> FileRecord:
     def decode(value: Any) -> Any:
         return value.decode("utf-8", "surrogatepass") if isinstance(value, bytes) else value
 
@@ -135,12 +135,12 @@ class FileRecords:
         self._db = db
 
     def list_records(self) -> list[FileRecord]:
-        return [*map(_decode_record, self._db.execute(f"{_SELECT} ORDER BY path"))]
+        return [*map(_decode_file_record, self._db.execute(f"{_SELECT} ORDER BY path"))]
 
     def find_record(self, path: str) -> FileRecord | None:
         values = (_encode_lone_surrogates(path),)
         rows = self._db.execute(f"{_SELECT} WHERE path = ?", values).fetchall()
-        return _decode_record(rows[0]) if rows else None
+        return _decode_file_record(rows[0]) if rows else None
 
     def store_record(self, record: FileRecord) -> None:
         self._db.execute(f"REPLACE {_INSERT}", [*map(_encode_lone_surrogates, record)])
@@ -214,7 +214,7 @@ class TextIndex:
         self._db.execute(update, (count, blob, row))
 
     def remove_text(self, digest: str) -> None:
-        """Removes a text from the index, if the index has the text."""
+        """Removes the text with this digest from the index, if the index has the text."""
         rows = self._db.execute("SELECT id, words FROM texts WHERE digest = ?", (digest,))
         for row, words in rows.fetchall():
             try:
@@ -228,8 +228,8 @@ class TextIndex:
             self._db.execute("DELETE FROM texts WHERE id = ?", (row,))
 
     def rank_texts(self, question: str) -> list[RankedText]:
-        """Returns the texts that have a word of the question, by descending score. Of texts with
-        equal scores the longer comes first."""
+        """Returns the texts that have a word of the question, by descending score; of texts with
+        equal scores, the longer is first."""
         languages = [name for (name,) in self._db.execute("SELECT name FROM languages")]
         words = dict.fromkeys(find_question_words(question, languages))
         self._db.execute("CREATE TEMP TABLE IF NOT EXISTS hits (passage, word, score)")
@@ -239,7 +239,7 @@ class TextIndex:
             self._db.execute(_FIND, (number, query))
         return [RankedText(*row) for row in self._db.execute(_RANK)]
 
-    def compact_file(self) -> None:
+    def compact_catalogue_file(self) -> None:
         """Frees the disk space of removed texts. No other process may write meanwhile."""
         self._db.execute("INSERT INTO passages (passages) VALUES ('optimize')")
         self._db.execute("VACUUM")
@@ -250,7 +250,7 @@ def _make_index_token(word: str) -> str:
     return word.replace("'", "’")
 
 
-class DividedEntries(NamedTuple):
+class PresentAndFormerEntries(NamedTuple):
     """The stored documents, divided into present and former documents. A present document has the
     name and path of a file that has its text."""
 
@@ -258,11 +258,11 @@ class DividedEntries(NamedTuple):
     former: list[Entry]
 
 
-class KnownFiles:
-    """The catalogue's records of files, found by path or by text."""
+class RecordedFiles:
+    """The catalogue's records of ingested files, which are found by path or by text."""
 
     def __init__(self, paths: LibraryPaths, records: Iterable[FileRecord]) -> None:
-        self._is_unmounted = cache(partial(_is_unmounted, paths))
+        self._is_folder_unmounted = cache(partial(_is_folder_unmounted, paths))
         self._real_folder = cache(resolve_links)
         self._by_path = defaultdict[str, list[FileRecord]](list)
         self._by_text: dict[str, FileRecord] = {}
@@ -277,17 +277,17 @@ class KnownFiles:
         exist although its disk is mounted; for another file, the record says so."""
         if os.path.lexists(record.path):
             return False
-        return not self._is_unmounted(record.folder) if record.folder else not record.digest
+        return not self._is_folder_unmounted(record.folder) if record.folder else not record.digest
 
     def find_records_of_path(self, path: str) -> list[FileRecord]:
         """Returns the records of a file under all its paths. If any record is current, returns only
         current records."""
         known = self._by_path.get(self._resolve_links(path), []) if path else []
-        return [record for record in known if record.is_current] or known
+        return [record for record in known if record.is_file_unchanged] or known
 
-    def divide_entries(self, entries: Sequence[Entry]) -> DividedEntries:
-        """Divides documents into present and former ones. A damaged document counts as present."""
-        divided = DividedEntries([], [])
+    def divide_present_and_former(self, entries: Sequence[Entry]) -> PresentAndFormerEntries:
+        """Divides stored documents into present ones and former ones, whose text no file has."""
+        divided = PresentAndFormerEntries([], [])
         for entry in entries:
             present = entry if entry.error else self._find_present_entry(entry)
             (divided.former if present is None else divided.present).append(present or entry)
@@ -313,13 +313,13 @@ class KnownFiles:
         return os.path.join(self._real_folder(folder), name)
 
 
-def _is_unmounted(paths: LibraryPaths, folder: str) -> bool:
+def _is_folder_unmounted(paths: LibraryPaths, folder: str) -> bool:
     """Whether a synchronised folder may be on a disk that is not mounted: the folder is missing, or
     is empty and has not changed since its records were written."""
     try:
         if os.listdir(folder):
             return False
-        written = _folder_path(paths, folder).stat().st_mtime_ns
+        written = _get_folder_records_path(paths, folder).stat().st_mtime_ns
         return os.stat(folder).st_mtime_ns < written
     except OSError:
         return not os.path.isdir(folder)
@@ -333,59 +333,60 @@ class Catalogue:
         self.texts, self.files = TextIndex(db), FileRecords(db)
 
     @contextmanager
-    def transaction(self) -> Iterator[None]:
-        """Runs the block as a transaction: either all of its changes are written, or none."""
+    def run_transaction(self) -> Iterator[None]:
+        """A context whose changes of the catalogue are all written at its end, or none of them."""
         self._db.execute("BEGIN IMMEDIATE")
         with self._db:
             yield
 
-    def entries(self) -> DividedEntries:
-        """Returns the library's documents, the most recently used first. Raises LibraryError: the
-        folder cannot be read."""
-        return self.load_known_files().divide_entries(document_files.read_entries(self._paths))
+    def divide_present_and_former(self) -> PresentAndFormerEntries:
+        """Returns the present and the former documents of the library, the most recently used
+        first. Raises LibraryError: the folder cannot be read."""
+        entries = document_files.read_entries(self._paths)
+        return self.load_recorded_files().divide_present_and_former(entries)
 
-    def load_known_files(self) -> KnownFiles:
-        return KnownFiles(self._paths, self.files.list_records())
+    def load_recorded_files(self) -> RecordedFiles:
+        return RecordedFiles(self._paths, self.files.list_records())
 
     def store_synced_records(self, folder: str) -> None:
         """Copies the records of a synchronised folder into a separate file, from which a new
         catalogue takes the records. Raises LibraryError, DiskError."""
         synced = self.files.list_synced_records()
         records = [record._asdict() for record in synced if record.folder == folder]
-        path = _folder_path(self._paths, folder)
+        path = _get_folder_records_path(self._paths, folder)
         payload = json.dumps({"folder": folder, "files": records}).encode()
         with self._paths.hold_lock(path.stem), disk.converting_write_errors(self._paths.root):
             if not records:
                 path.unlink(missing_ok=True)
             elif _read_folder_records(path) != payload:
-                disk.write_small_file(path, "folder", payload, path.stem)
+                disk.write_checksummed_file(path, "folder", payload, path.stem)
 
     def carry_out_changes(self, changes: Iterable[CatalogueChange | None]) -> None:
         """Carries out changes of the catalogue in transactions of about a second. The catalogue is
-        not locked while the next change is prepared. An item that is None changes nothing."""
+        not locked while the next change is prepared. A None among the changes changes nothing."""
         batch, until = list[CatalogueChange](), time.monotonic() + COMMIT_S
         for change in changes:
             batch += [change] if change else []
             if len(batch) == MAX_WRITES or time.monotonic() > until:
-                self._write_batch(batch)
+                self._write_changes(batch)
                 batch, until = [], time.monotonic() + COMMIT_S
-        self._write_batch(batch)
+        self._write_changes(batch)
 
-    def _write_batch(self, changes: Sequence[CatalogueChange]) -> None:
+    def _write_changes(self, changes: Sequence[CatalogueChange]) -> None:
         if changes:
-            with self.transaction():
+            with self.run_transaction():
                 for change in changes:
                     change()
 
     def add_stored_texts(self, progress: Progress | None = None) -> list[LibraryError]:
-        """Adds stored documents that the index lacks, and returns an error for each document whose
-        text cannot be read. `progress` is called with the number of texts done and the number of
-        all texts."""
+        """Adds the texts of stored documents that the index lacks, and returns an error for each
+        document whose text cannot be read. `progress` is called with the numbers of texts done and
+        of all texts."""
         known, errors = self.texts.list_digests(), list[LibraryError]()
-        keys = map_digests_to_keys(self._paths)
+        keys = map_text_digests_to_keys(self._paths)
         missing = [key for digest, key in keys.items() if digest not in known]
 
-        def make_changes() -> Iterator[CatalogueChange]:
+        def prepare_text_additions() -> Iterator[CatalogueChange]:
             for done, key in enumerate(missing, 1):
                 if progress:
                     progress(done, len(missing))
@@ -397,21 +398,21 @@ class Catalogue:
                 else:
                     yield partial(self.texts.add_text, text, entry.text_sha256)
 
-        self.carry_out_changes(make_changes())
+        self.carry_out_changes(prepare_text_additions())
         return errors
 
     def drop_unused_texts(self) -> int:
-        """Removes texts that no document and no file has, and returns the number of texts."""
-        stored = set(map_digests_to_keys(self._paths))
+        """Removes texts that no document and no recorded file has, and returns their number."""
+        stored = set(map_text_digests_to_keys(self._paths))
 
-        def find_unused_texts() -> set[str]:
+        def find_unused_text_digests() -> set[str]:
             recorded = {record.digest for record in self.files.list_records()}
             return self.texts.list_digests() - stored - recorded
 
-        if not find_unused_texts():
+        if not find_unused_text_digests():
             return 0
-        with self.transaction():  # within it no other process can begin to use one
-            digests = find_unused_texts()
+        with self.run_transaction():  # within it no other process can begin to use one
+            digests = find_unused_text_digests()
             for digest in digests:
                 self.texts.remove_text(digest)
         return len(digests)
@@ -420,14 +421,14 @@ class Catalogue:
         """Removes unused texts and the records of missing files, except files of synchronised
         folders, and compacts the catalogue's file."""
         paths = [record.path for record in self.files.list_records() if not record.folder]
-        with self.transaction():
+        with self.run_transaction():
             self.files.remove_records(path for path in paths if not os.path.exists(path))
         self.drop_unused_texts()
-        self.texts.compact_file()
+        self.texts.compact_catalogue_file()
 
 
-def map_digests_to_keys(paths: LibraryPaths) -> dict[str, str]:
-    """Returns, for the digest of each text, the key of the oldest stored document with the text."""
+def map_text_digests_to_keys(paths: LibraryPaths) -> dict[str, str]:
+    """Returns, by the digest of each stored text, the key of the oldest document with the text."""
     keys: dict[str, str] = {}
     entries = document_files.read_entries(paths)
     for entry in sorted(entries, key=lambda entry: (entry.created, entry.key)):
@@ -444,7 +445,7 @@ def _read_synced_records(paths: LibraryPaths) -> list[FileRecord]:
     return [FileRecord(**one) for data in payloads if data for one in json.loads(data)["files"]]
 
 
-def _folder_path(paths: LibraryPaths, folder: str) -> Path:
+def _get_folder_records_path(paths: LibraryPaths, folder: str) -> Path:
     name = hashlib.blake2b(text_bytes(folder), digest_size=20).hexdigest()
     return paths.folders / f"{name}.folder"
 
@@ -452,12 +453,12 @@ def _folder_path(paths: LibraryPaths, folder: str) -> Path:
 def _read_folder_records(path: Path) -> bytes:
     """Returns the records in a folder's file as JSON, or b"" if the file is missing or damaged."""
     try:
-        return disk.read_small_file(path, "folder", path.stem)
+        return disk.read_checksummed_file(path, "folder", path.stem)
     except LibraryError:
         return b""
 
 
-def catalogue_path(paths: LibraryPaths) -> Path:
+def get_catalogue_path(paths: LibraryPaths) -> Path:
     return paths.root / NAME
 
 
@@ -471,57 +472,57 @@ def load_file_records(paths: LibraryPaths) -> list[FileRecord]:
     return _read_synced_records(paths)
 
 
-def load_known_files(paths: LibraryPaths) -> KnownFiles:
-    """Returns the known files of a library without opening its catalogue for changes."""
-    return KnownFiles(paths, load_file_records(paths))
+def load_recorded_files(paths: LibraryPaths) -> RecordedFiles:
+    """Reads the records of a library's ingested files without changing the catalogue."""
+    return RecordedFiles(paths, load_file_records(paths))
 
 
 @contextmanager
-def open_catalogue(paths: LibraryPaths, keep: bool = True) -> Iterator[Catalogue]:
-    """Opens the library's catalogue, or an empty one in memory if `keep` is false. A damaged
-    catalogue is deleted and created again, after an error in the block by the process that opens it
-    next. Raises LibraryError, DiskError: the catalogue cannot be written."""
-    if not keep:
+def open_catalogue(paths: LibraryPaths, keep_on_disk: bool = True) -> Iterator[Catalogue]:
+    """Opens the library's catalogue, or an empty one in memory if `keep_on_disk` is false. A
+    damaged catalogue is deleted and created again, after an error in the block by the process that
+    opens it next. Raises LibraryError, DiskError: the catalogue cannot be written."""
+    if not keep_on_disk:
         with closing(sqlite3.connect(":memory:", isolation_level=None)) as db:
-            make_tables(db)
+            create_catalogue_tables(db)
             yield Catalogue(paths, db)
         return
-    paths.make_folders()
+    paths.create_library_folders()
     try:
         try:
             db = _open_or_create_catalogue(paths)
         except _ERRORS as error:
-            _delete_damaged(paths, error)
+            _delete_damaged_catalogue(paths, error)
             db = _open_or_create_catalogue(paths)
         with closing(db):
             yield Catalogue(paths, db)
     except _ERRORS as error:
-        _delete_damaged(paths, error)
-        raise (DiskError if _sqlite_error_code(error) == sqlite3.SQLITE_FULL else LibraryError)(
-            f"the catalogue {catalogue_path(paths)} cannot be written: {error}",
+        _delete_damaged_catalogue(paths, error)
+        raise (DiskError if _get_sqlite_error_code(error) == sqlite3.SQLITE_FULL else LibraryError)(
+            f"the catalogue {get_catalogue_path(paths)} cannot be written: {error}",
             "free some space, check the file's permissions, or point ESA_LIBRARY to another disk; "
             "you may also delete the file, which esa then creates again",
         ) from error
 
 
 @contextmanager
-def search_catalogue(paths: LibraryPaths, copy: bool = False) -> Iterator[Catalogue]:
-    """Opens the library's catalogue for a search. With `copy`, or if the catalogue cannot be
+def open_search_catalogue(paths: LibraryPaths, always_copy: bool = False) -> Iterator[Catalogue]:
+    """Opens the library's catalogue for a search. With `always_copy`, or if the catalogue cannot be
     written, opens a copy that lasts as long as the block. Raises LibraryError: the folder is not a
     library, or cannot be read. DiskError: the disk is full."""
     with ExitStack() as stack:
         opened = None
         with suppress(EsaError):
-            opened = None if copy else stack.enter_context(open_catalogue(paths))
+            opened = None if always_copy else stack.enter_context(open_catalogue(paths))
         if opened is None:
-            paths.check_folder()
+            paths.check_is_library()
             db = stack.enter_context(closing(_prepare_tables(_open_copy(paths), paths)))
             opened = Catalogue(paths, db)
         yield opened
 
 
 def _open_copy(paths: LibraryPaths) -> sqlite3.Connection:
-    """Opens a copy of the catalogue in an unnamed file, or an empty one if copying fails."""
+    """Opens a temporary copy of the catalogue, or an empty catalogue if copying fails."""
     copy = sqlite3.connect("", isolation_level=None)
     with suppress(*_ERRORS), closing(_open_existing_catalogue(paths)) as db:
         # While this reads nobody else can lock it, for which `backup` would wait without end.
@@ -536,13 +537,13 @@ def _open_copy(paths: LibraryPaths) -> sqlite3.Connection:
 
 def _open_existing_catalogue(paths: LibraryPaths) -> sqlite3.Connection:
     """Opens the existing catalogue unchanged. Raises sqlite3.Error: the catalogue is missing."""
-    address = f"{catalogue_path(paths).absolute().as_uri()}?mode=rw"
+    address = f"{get_catalogue_path(paths).absolute().as_uri()}?mode=rw"
     return sqlite3.connect(address, uri=True, timeout=BUSY_S, isolation_level=None)
 
 
 def _open_or_create_catalogue(paths: LibraryPaths) -> sqlite3.Connection:
-    """Opens the catalogue with all its tables, and creates the file if it is missing."""
-    path = catalogue_path(paths)
+    """Opens the catalogue, and creates the catalogue's file and tables if they are missing."""
+    path = get_catalogue_path(paths)
     try:
         os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))  # for its owner alone
     except OSError as error:  # where sqlite would open the catalogue only to be read
@@ -552,17 +553,17 @@ def _open_or_create_catalogue(paths: LibraryPaths) -> sqlite3.Connection:
 
 
 def _prepare_tables(db: sqlite3.Connection, paths: LibraryPaths) -> sqlite3.Connection:
-    """Adds missing tables and records to a catalogue, and closes the catalogue after an error."""
+    """Adds missing tables and file records to a catalogue, which is closed after an error."""
     with ExitStack() as stack:
         stack.callback(db.close)
-        make_tables(db)
-        _restore_records(db, paths)
+        create_catalogue_tables(db)
+        _restore_synced_records(db, paths)
         stack.pop_all()
     return db
 
 
-def make_tables(db: sqlite3.Connection) -> None:
-    """Creates missing tables. Raises LibraryError: sqlite3 has no full-text search."""
+def create_catalogue_tables(db: sqlite3.Connection) -> None:
+    """Creates a catalogue's missing tables. Raises LibraryError: sqlite3 lacks full-text search."""
     db.execute("PRAGMA temp_store = MEMORY")
     db.execute("PRAGMA cache_size = -65536")
     try:
@@ -574,10 +575,10 @@ def make_tables(db: sqlite3.Connection) -> None:
         raise LibraryError(message, "use another Python, such as python.org's") from error
 
 
-def _restore_records(db: sqlite3.Connection, paths: LibraryPaths) -> None:
+def _restore_synced_records(db: sqlite3.Connection, paths: LibraryPaths) -> None:
     """Adds the records of synchronised folders to a new catalogue. In a catalogue whose words come
     from another version of `find_content_words`, removes all texts, which esa then adds again."""
-    words = int(compute_words_digest()[:7], 16) or 1
+    words = int(compute_digest_of_word_rules()[:7], 16) or 1
     [(version,)] = db.execute("PRAGMA user_version")
     if version == words:
         return
@@ -595,15 +596,15 @@ def _restore_records(db: sqlite3.Connection, paths: LibraryPaths) -> None:
         db.execute(f"PRAGMA user_version = {words}")
 
 
-def _delete_damaged(paths: LibraryPaths, error: Exception) -> None:
+def _delete_damaged_catalogue(paths: LibraryPaths, error: Exception) -> None:
     """Deletes the catalogue if the error says that the file is damaged or has other tables."""
     decoding = isinstance(error, UnicodeDecodeError) or "Could not decode" in str(error)
-    if decoding or _sqlite_error_code(error) in _DAMAGED:
+    if decoding or _get_sqlite_error_code(error) in _DAMAGED:
         # A journal that is left would be applied to the catalogue that is made next.
         for suffix in ("-journal", ""):
             with suppress(OSError):
                 (paths.root / (NAME + suffix)).unlink(missing_ok=True)
 
 
-def _sqlite_error_code(error: Exception) -> int:
+def _get_sqlite_error_code(error: Exception) -> int:
     return getattr(error, "sqlite_errorcode", 0) & 0xFF

@@ -38,7 +38,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from esa_cli.errors import ForeignVersionError, LibraryError, UnreadableError
 from esa_cli.storage.library import disk
-from esa_cli.storage.library.disk import LibraryPaths, hash_parts
+from esa_cli.storage.library.disk import LibraryPaths, hash_byte_strings
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -87,7 +87,7 @@ class Layout:
         shapes: G and D of each layer if layers differ; `select_layer` then gives a layer's layout.
 
     Raises:
-        ValueError: the values do not fit each other."""
+        ValueError: the layout's values contradict each other."""
 
     layers: int
     heads: int
@@ -126,15 +126,15 @@ class Layout:
             and {self.dtype, self.reduced_dtype} <= {*ITEM_BYTES}
             and self.kind in ("native", "int8")
         ):
-            raise ValueError(f"the values of the layout do not fit each other: {vars(self)}")
+            raise ValueError(f"the values of the layout contradict each other: {vars(self)}")
 
     def select_layer(self, layer: int) -> Layout:
-        """Returns the layout of one layer of the KV cache."""
+        """Returns the layout of one layer, in which `heads` and `dim` are that layer's."""
         return _make_layer_layout(self, layer) if self.shapes else self
 
     @property
     def vector_count(self) -> int:
-        """Number of D-dimensional vectors in a row: the keys and values of all heads."""
+        """Number of vectors of D numbers in a token's row: the keys and values of all heads."""
         return self.heads if self.shared else 2 * self.heads
 
     @property
@@ -153,12 +153,12 @@ class Layout:
         return self.select_layer(layer).row_bytes + reduced_bytes
 
     @property
-    def header_bytes(self) -> int:
+    def header_byte_count(self) -> int:
         return _round_up(2048 + 112 * self.layers, 4096)
 
     def sections(self, tokens: int) -> list[SegmentSection]:
         """Returns the byte offsets of each layer in a segment file of `tokens` tokens."""
-        sections, start = [], self.header_bytes
+        sections, start = [], self.header_byte_count
         for layer, width in enumerate(self.reduced):
             rows_stop = start + tokens * self.select_layer(layer).row_bytes
             reduced = _round_up(rows_stop, 64)
@@ -196,20 +196,20 @@ def _make_layer_layout(layout: Layout, layer: int) -> Layout:
 
 
 def compute_segment_prefixes(identity: str, ids: Sequence[int], layout: Layout) -> list[str]:
-    """Returns, for each segment of a document, a hash of all tokens up to the segment's end."""
+    """Returns, for each segment, the hash of the document's tokens up to the segment's end."""
     shape = json.dumps(layout.as_json(), sort_keys=True).encode()
     fitted = array("q", ids[: layout.fit]).tobytes()
-    last = hash_parts(b"segment", bytes([disk.FORMAT]), identity.encode(), shape, fitted)
+    last = hash_byte_strings(b"segment", bytes([disk.FORMAT]), identity.encode(), shape, fitted)
     prefixes = []
     for start in range(0, len(ids), layout.segment):
         tokens = array("q", ids[start : start + layout.segment])
-        last = hash_parts(last, tokens.tobytes())
+        last = hash_byte_strings(last, tokens.tobytes())
         prefixes.append(last.hex())
     return prefixes
 
 
 def extract_segment_prefix(segment_name: str) -> str:
-    """Returns the hash of tokens in a segment's name, without the name of the projections."""
+    """Returns the hash of tokens with which a segment's name begins."""
     return segment_name.partition("-")[0]
 
 
@@ -250,14 +250,14 @@ class Entry:
     def id(self) -> str:
         return self.key[:12]
 
-    def check_usable(self) -> None:
-        """Raises the entry's error if the document cannot be used."""
+    def raise_if_unusable(self) -> None:
+        """Raises the entry's LibraryError if the stored document is damaged or cannot be used."""
         if self.error:
             raise self.error
 
     @property
     def file_kinds(self) -> tuple[str, ...]:
-        """The suffixes of the document's own files, except the manifest's suffix."""
+        """The suffixes of the files of this document alone, except its manifest's suffix."""
         return ("text", "tokens", "states") if self.layout.states else ("text", "tokens")
 
     @property
@@ -267,7 +267,7 @@ class Entry:
 
     @property
     def state(self) -> str:
-        """The state of the document: `good`, `damaged`, `another format` or `unreadable`."""
+        """The document's condition: `good`, `damaged`, `another format` or `unreadable`."""
         if isinstance(self.error, ForeignVersionError):
             return "another format"
         if isinstance(self.error, UnreadableError):
@@ -294,7 +294,7 @@ class Entry:
         """Number of bytes on disk, including segments that are shared with other documents."""
         return sum(self.sizes.values())
 
-    def segment_tokens(self, index: int) -> int:
+    def count_segment_tokens(self, index: int) -> int:
         return min(self.layout.segment, self.tokens - index * self.layout.segment)
 
     def as_json(self) -> dict[str, Any]:
@@ -322,25 +322,26 @@ class Entry:
 
 
 def write_manifest(paths: LibraryPaths, entry: Entry) -> None:
-    """Writes a document's manifest, so that the document exists. Raises OSError."""
+    """Writes a manifest, which makes its document exist in the library. Raises OSError."""
     payload = json.dumps(entry.make_manifest_fields(), sort_keys=True, indent=1).encode()
     form = disk.WITH_STATES if entry.layout.states else disk.FORMAT
     form = disk.WITH_SHAPES if entry.layout.shapes else form
-    disk.write_small_file(paths.document_path(entry.key), "document", payload, entry.key, form)
+    path = paths.get_document_path(entry.key)
+    disk.write_checksummed_file(path, "document", payload, entry.key, form)
 
 
 def read_manifest(paths: LibraryPaths, key: str) -> Entry:
     """Reads a document's manifest, and returns its entry. Raises LibraryError: the manifest is
     missing, damaged, of another format, or belongs to another document."""
-    entry = decode_manifest(paths, key, disk.read_file_bytes(paths.document_path(key), key))
-    return replace(entry, used=paths.read_last_use(key, entry.created))
+    entry = decode_manifest(paths, key, disk.read_file_bytes(paths.get_document_path(key), key))
+    return replace(entry, used=paths.read_time_of_last_use(key, entry.created))
 
 
 def decode_manifest(paths: LibraryPaths, key: str, data: bytes) -> Entry:
     """Returns the entry in a manifest's bytes, without the time of last use. Raises LibraryError:
     the bytes are damaged, of another format, or the manifest of another document."""
-    path = paths.document_path(key)
-    stored = json.loads(disk.unpack_small_file(data, "document", path, key))
+    path = paths.get_document_path(key)
+    stored = json.loads(disk.unpack_checksummed_file(data, "document", path, key))
     if stored["key"] != key:
         raise disk.make_damage_error(path, "it is the manifest of another document", key)
     layout = Layout.from_json(stored.pop("layout"))
@@ -349,7 +350,7 @@ def decode_manifest(paths: LibraryPaths, key: str, data: bytes) -> Entry:
 
 
 def read_entries(paths: LibraryPaths, keys: Iterable[str] | None = None) -> list[Entry]:
-    """Returns the entries of the documents with these keys, or of all documents, the most recently
+    """Returns the entries of the stored documents with the given keys, or of all, the most recently
     used first. The entry of a document that cannot be used has an `error`. Raises LibraryError: the
     folder cannot be read."""
     entries = list[Entry]()
@@ -358,26 +359,26 @@ def read_entries(paths: LibraryPaths, keys: Iterable[str] | None = None) -> list
             entries.append(read_manifest(paths, key))
         except LibraryError as error:
             if paths.has_document(key):  # else another process has removed it
-                entries.append(Entry(key, used=paths.read_last_use(key, 0.0), error=error))
+                entries.append(Entry(key, used=paths.read_time_of_last_use(key, 0.0), error=error))
     return sorted(entries, key=lambda entry: (-entry.used, entry.key))
 
 
 def read_document_text(paths: LibraryPaths, entry: Entry) -> str:
     """Reads a stored document's text. Raises LibraryError."""
-    path = paths.document_path(entry.key, "text")
-    payload = disk.read_small_file(path, "text", entry.key, entry.digests["text"])
+    path = paths.get_document_path(entry.key, "text")
+    payload = disk.read_checksummed_file(path, "text", entry.key, entry.digests["text"])
     return payload.decode("utf-8", "surrogatepass")
 
 
-def list_needed_paths(paths: LibraryPaths, entry: Entry) -> list[Path]:
-    """Returns the paths of all files that a document needs, except its manifest."""
-    fit = [] if entry.fit == NO_FIT else [paths.projections_path(entry.fit)]
-    files = [paths.document_path(entry.key, kind) for kind in entry.file_kinds]
-    return [*map(paths.segment_path, entry.segments), *fit, *files]
+def list_needed_files(paths: LibraryPaths, entry: Entry) -> list[Path]:
+    """Returns the paths of all files of a stored document, except its manifest."""
+    fit = [] if entry.fit == NO_FIT else [paths.get_projections_path(entry.fit)]
+    files = [paths.get_document_path(entry.key, kind) for kind in entry.file_kinds]
+    return [*map(paths.get_segment_path, entry.segments), *fit, *files]
 
 
 def encode_rows(rows: Tensor, layout: Layout) -> Tensor:
-    """Encodes rows (n, width) as records of bytes (n, row_bytes), as the layout says."""
+    """Encodes the keys and values of n tokens (n, width) as records of bytes (n, row_bytes)."""
     import torch
 
     if layout.kind == "native":
@@ -393,8 +394,8 @@ def encode_rows(rows: Tensor, layout: Layout) -> Tensor:
 def decode_records(
     records: Tensor, layout: Layout, vectors: slice | list[int] = slice(None)
 ) -> Tensor:
-    """Decodes records (n, row_bytes) to rows (n, width), or only to some of the D-dimensional
-    vectors of each row, which `vectors` selects. Unquantised rows are not copied if `vectors` is a
+    """Decodes records (n, row_bytes) to rows of keys and values (n, width), or only to those
+    vectors of each row that `vectors` selects. Unquantised rows are not copied if `vectors` is a
     slice."""
     import torch
 
@@ -410,11 +411,11 @@ def decode_records(
     return (numbers.view(blocks)[:, vectors] * steps[:, vectors]).flatten(1).to(dtype)
 
 
-def _record_checksums(
+def _compute_record_checksums(
     records: memoryview, record_bytes: int, segment: str, layer: int, rows: Any
 ) -> Any:
-    """Returns the checksums (n,) of the records of `record_bytes` bytes with the numbers `rows`,
-    an integer array (n,), in a layer of the segment with this name."""
+    """Returns the checksums (n,) of the records with the numbers `rows`, an integer array (n,), in
+    a layer of the segment named `segment`. Each record has `record_bytes` bytes."""
     import numpy
     import xxhash
 
@@ -425,7 +426,7 @@ def _record_checksums(
     return numpy.array(sums, dtype=numpy.uint64) ^ salts
 
 
-def write_segment(
+def write_segment_file(
     path: Path, key: str, layout: Layout, tokens: int,
     layers: Iterable[tuple[Tensor, Tensor | None]],
 ) -> None:  # fmt: skip
@@ -439,16 +440,16 @@ def write_segment(
     import xxhash
 
     record_sums, tail_sums = list[str](), list[str]()
-    with disk.create_file(path, key) as file:
-        file.write(bytes(layout.header_bytes))
+    with disk.create_file_atomically(path, key) as file:
+        file.write(bytes(layout.header_byte_count))
         sections = zip(layers, layout.sections(tokens), strict=True)
         for layer, ((rows, reduced), section) in enumerate(sections):
             array: Any = encode_rows(rows.cpu(), layout.select_layer(layer)).numpy()
             records = memoryview(array).cast("B")
             if len(records) != section.rows_stop - section.start:
-                raise ValueError(f"the rows do not fit the layout, got {tuple(rows.shape)}")
+                raise ValueError(f"rows must be of the layout's width, got {tuple(rows.shape)}")
             size, numbers = layout.select_layer(layer).row_bytes, numpy.arange(tokens)
-            sums = _record_checksums(records, size, path.stem, layer, numbers).astype("<u8")
+            sums = _compute_record_checksums(records, size, path.stem, layer, numbers).astype("<u8")
             features = torch.empty(0) if reduced is None else reduced.cpu().contiguous()
             keys = features.view(torch.uint8).numpy().tobytes()
             tail = bytes(section.reduced - section.rows_stop)
@@ -462,17 +463,17 @@ def write_segment(
             "name": path.stem, "layout": layout.as_json(), "tokens": tokens,
             "records": record_sums, "tails": tail_sums,
         }  # fmt: skip
-        text, size = json.dumps(facts, sort_keys=True).encode(), layout.header_bytes
-        line_bytes = len(disk.pack_small_file("segment", bytes(size))[0]) - size
-        header, _ = disk.pack_small_file("segment", text.ljust(size - line_bytes))
+        text, size = json.dumps(facts, sort_keys=True).encode(), layout.header_byte_count
+        line_bytes = len(disk.pack_checksummed_file("segment", bytes(size))[0]) - size
+        header, _ = disk.pack_checksummed_file("segment", text.ljust(size - line_bytes))
         assert len(header) == size, "the header must fill its pages"
         file.seek(0)
         file.write(header)
 
 
 class Segment:
-    """A memory-mapped segment file. Opening checks the header and the file's length. Raises
-    LibraryError: the file is missing, damaged, of another format, or belongs to another segment.
+    """A memory-mapped file with the KV cache of up to 4,096 tokens; opening checks the header.
+    Raises LibraryError: the file is missing, damaged, of another format, or of another segment.
 
     Args:
         tokens: the expected number of tokens. key: the document's key, for error messages.
@@ -487,10 +488,10 @@ class Segment:
         try:
             with open(path, "rb") as file:
                 size = os.fstat(file.fileno()).st_size
-                data = file.read(layout.header_bytes)
+                data = file.read(layout.header_byte_count)
         except OSError as error:
-            raise disk.make_reading_error(path, error, key) from error
-        facts = json.loads(disk.unpack_small_file(data, "segment", path, key))
+            raise disk.make_file_reading_error(path, error, key) from error
+        facts = json.loads(disk.unpack_checksummed_file(data, "segment", path, key))
         found = {name: facts[name] for name in expected}
         if found != expected or size != self.sections[-1].stop:
             raise disk.make_damage_error(path, "it is another segment, or is cut off", key)
@@ -501,14 +502,14 @@ class Segment:
             self.bytes = torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
 
     def check_all_bytes(self) -> None:
-        """Reads and checks every byte of the segment. Raises LibraryError."""
+        """Reads and checks every byte of the segment file. Raises LibraryError: a byte changed."""
         for layer in range(self.layout.layers):
             SegmentLayer(self, layer).read_records(0, self.tokens)
 
 
 class SegmentLayer:
-    """The records, reduced keys and checksums of one layer in a segment. Bytes are checked before
-    their first use."""
+    """The keys, values, reduced keys and checksums of one layer in a segment file. Bytes are
+    checked before their first use."""
 
     def __init__(self, segment: Segment, layer: int) -> None:
         import numpy
@@ -523,28 +524,28 @@ class SegmentLayer:
     def __len__(self) -> int:
         return self.segment.tokens
 
-    def _make_damage_error(self, changed_part: str) -> LibraryError:
+    def _make_damaged_layer_error(self, changed_part: str) -> LibraryError:
         reason = f"{changed_part} of layer {self.layer} changed"
         return disk.make_damage_error(self.segment.path, reason, self.segment.key)
 
-    def read_tail(self, start: int, size: int) -> Tensor:
-        """Returns `size` bytes of reduced keys or checksums, from byte `start` of the segment on.
-        Raises LibraryError."""
+    def read_tail_bytes(self, start: int, size: int) -> Tensor:
+        """Returns `size` bytes of reduced keys or checksums, from byte `start` of the segment file
+        on. Raises LibraryError: the bytes are damaged."""
         import xxhash
 
         if not self._is_tail_good:
             array: Any = self._tail.numpy()
             if xxhash.xxh3_128_hexdigest(array) != self.segment.tail_sums[self.layer]:
-                raise self._make_damage_error("reduced keys or checksums")
+                raise self._make_damaged_layer_error("reduced keys or checksums")
             self._is_tail_good = True
         return self._tail[start - self.section.rows_stop :][:size]
 
-    def check_rows(self, rows: Any) -> None:
-        """Checks the rows in an index array that have not been checked yet. Raises LibraryError."""
+    def check_row_checksums(self, rows: Any) -> None:
+        """Checks the tokens with the numbers `rows`, an array, once each. Raises LibraryError."""
         import xxhash
 
         good, segment, array = self._are_rows_good, self.segment, self._records.numpy()
-        stored: Any = self.read_tail(self.section.sums, 8 * len(self)).numpy()
+        stored: Any = self.read_tail_bytes(self.section.sums, 8 * len(self)).numpy()
         records = memoryview(array).cast("B")  # type: ignore[arg-type]
         new = rows[~good[rows]]
         # Many rows are checked at once; if any row changed, the rows' own checksums say which.
@@ -553,16 +554,16 @@ class SegmentLayer:
             new = rows[~good[rows]]
         if new.size:
             size = self.layout.row_bytes
-            sums = _record_checksums(records, size, segment.name, self.layer, new)
+            sums = _compute_record_checksums(records, size, segment.name, self.layer, new)
             wrong = new[sums != stored.view("<u8")[new]]
             if wrong.size:
-                raise self._make_damage_error(f"row {wrong[0]}")
+                raise self._make_damaged_layer_error(f"row {wrong[0]}")
             good[new] = True
 
     def read_records(self, start: int, stop: int) -> Tensor:
-        """Returns the rows [start, stop) as they are stored, in bytes (n, row_bytes). Raises
-        LibraryError: a row is damaged."""
+        """Returns the keys and values of the tokens [start, stop) as the stored bytes (n,
+        row_bytes). Raises LibraryError: the bytes are damaged."""
         import numpy
 
-        self.check_rows(numpy.arange(start, stop))
+        self.check_row_checksums(numpy.arange(start, stop))
         return self._records[start:stop]

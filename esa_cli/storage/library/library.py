@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from esa_cli.errors import EsaError, LibraryError, ResourceError
 from esa_cli.storage.library import catalogue, disk, document_files
-from esa_cli.storage.library.catalogue import Catalogue, DividedEntries
+from esa_cli.storage.library.catalogue import Catalogue, PresentAndFormerEntries
 from esa_cli.storage.library.disk import LibraryPaths
 from esa_cli.storage.library.document_files import NO_FIT, Entry, Layout, Segment, SegmentLayer
 from esa_cli.system.text import text_bytes, text_digest
@@ -45,8 +45,8 @@ class PruneResult:
     """The result of pruning a library: which documents are removed, and how many bytes are freed.
 
     Args:
-        leftovers: number of files that killed ingests left behind. left: number of bytes left.
-        left_alone: documents that cannot be used and are not removed."""
+        leftovers: number of files that killed ingests left behind. left: bytes of all other files.
+        left_alone: documents that cannot be used and that were not removed."""
 
     removed: tuple[Entry, ...]
     leftovers: int
@@ -57,21 +57,21 @@ class PruneResult:
 
 class StoredDocument:
     """A stored document opened for questions, with its segments memory-mapped. Raises LibraryError:
-    one of its files is missing, damaged or of another format.
+    a file of the document is missing, damaged or of another format.
 
     Attributes:
-        offsets: start and end of each token in `text`, in characters (n, 2)."""
+        offsets: the first character and the end in `text` of each of the n tokens (n, 2)."""
 
     def __init__(self, paths: LibraryPaths, entry: Entry) -> None:
         from esa_cli.storage.library.packed_files import unpack_tokens
 
         self.paths, self.entry, key = paths, entry, entry.key
         self.text = document_files.read_document_text(paths, entry)
-        path = paths.document_path(key, "tokens")
-        payload = disk.read_small_file(path, "tokens", key, entry.digests["tokens"])
+        path = paths.get_document_path(key, "tokens")
+        payload = disk.read_checksummed_file(path, "tokens", key, entry.digests["tokens"])
         self._ids, self.offsets = unpack_tokens(payload)
         self.segments = [
-            Segment(paths.segment_path(name), entry.layout, entry.segment_tokens(i), key)
+            Segment(paths.get_segment_path(name), entry.layout, entry.count_segment_tokens(i), key)
             for i, name in enumerate(entry.segments)
         ]
 
@@ -81,8 +81,8 @@ class StoredDocument:
         return list(self._ids.tolist())
 
     def read_records(self, layer: int = 0) -> Tensor:
-        """Returns the records (n, row_bytes) of one layer as they are stored. Raises
-        LibraryError: they are damaged."""
+        """Returns the stored bytes (n, row_bytes) of one layer's keys and values. Raises
+        LibraryError: the bytes are damaged."""
         import torch
 
         layers = [SegmentLayer(segment, layer) for segment in self.segments]
@@ -90,11 +90,11 @@ class StoredDocument:
 
 
 class DocumentWriter:
-    """Writes a document's files during its ingest. `Library.write` makes a writer while it holds
-    the document's lock and claim.
+    """Writes a document's files during its ingest. `Library.open_writer` makes a writer while the
+    method holds the document's lock and claim.
 
     Attributes:
-        segments: the segments on disk, which another document with the same beginning may share.
+        segments: the document's segments on disk, which documents with the same beginning share.
         wrote: whether the writer has written a file. is_finished: whether the document exists."""
 
     def __init__(
@@ -113,11 +113,11 @@ class DocumentWriter:
         return sum(segment.tokens for segment in self.segments)
 
     def _find_segments_on_disk(self) -> list[Segment]:
-        """Returns the document's first segments that are complete on disk."""
+        """Returns the document's first segments, up to the first that is not complete on disk."""
         return self._open_segments(self._prefixes[: len(self.ids) // self.layout.segment], NO_FIT)
 
     def _open_segments(self, prefixes: Sequence[str], fit: str) -> list[Segment]:
-        """Opens and checks the segments with these prefixes, up to the first that is unusable."""
+        """Opens the segments whose names begin with `prefixes`, up to the first unusable one."""
         segments = list[Segment]()
         with suppress(LibraryError):
             for i, prefix in enumerate(prefixes):
@@ -126,12 +126,12 @@ class DocumentWriter:
         return segments
 
     def _open_checked_segment(self, name: str, tokens: int) -> Segment:
-        segment = Segment(self.paths.segment_path(name), self.layout, tokens, self.key)
+        segment = Segment(self.paths.get_segment_path(name), self.layout, tokens, self.key)
         segment.check_all_bytes()
         return segment
 
-    def write_segment(self, layers: Iterable[tuple[Tensor, Tensor | None]]) -> None:
-        """Writes the next segment, unless a document with the same beginning has stored it. Raises
+    def write_next_segment(self, layers: Iterable[tuple[Tensor, Tensor | None]]) -> None:
+        """Writes the next segment, unless a document that begins alike has stored the same. Raises
         LibraryError, DiskError: the disk is full; complete segments stay on disk.
 
         Args:
@@ -142,39 +142,39 @@ class DocumentWriter:
         try:
             segment = self._open_checked_segment(name, count)
         except LibraryError:
-            path = self.paths.segment_path(name)
+            path = self.paths.get_segment_path(name)
             with disk.converting_write_errors(self.paths.root):
-                document_files.write_segment(path, self.key, self.layout, count, layers)
+                document_files.write_segment_file(path, self.key, self.layout, count, layers)
             self.wrote, segment = True, Segment(path, self.layout, count, self.key)
         self.segments.append(segment)
 
     def _write_file(self, path: Path, payload: bytes) -> str:
         with disk.converting_write_errors(self.paths.root):
-            digest = disk.write_small_file(path, path.suffix[1:], payload, self.key)
+            digest = disk.write_checksummed_file(path, path.suffix[1:], payload, self.key)
         self.wrote = True
         return digest
 
-    def _missing_tokens_error(self) -> ValueError:
+    def _make_missing_tokens_error(self) -> ValueError:
         return ValueError(f"all {len(self.ids)} tokens must have keys, values and offsets")
 
-    def finish(
+    def finish_document(
         self, *, text: str, offsets: Sequence[tuple[int, int]] | Tensor, marks: Sequence[Any] = (),
         head: int = 0, provenance: dict[str, Any] | None = None,
     ) -> Entry:  # fmt: skip
-        """Writes the small files and the manifest, and returns the new entry. Raises ValueError:
-        segments or offsets are missing. DiskError: the disk is full.
+        """Writes the files of text and tokens and the manifest, and returns the new entry. Raises
+        ValueError: segments or offsets are missing. DiskError: the disk is full.
 
         Args:
-            text: the whole text. offsets: the character offsets of all tokens (n, 2).
-            marks, provenance: JSON data. head: number of prompt tokens before the document."""
+            text: the document's text. offsets: first character and end of each token (n, 2).
+            marks, provenance: JSON data for the manifest. head: number of tokens of the prompt."""
         from esa_cli.storage.library.packed_files import pack_tokens
 
         if not len(self.ids) == self.stored_token_count == len(offsets):
-            raise self._missing_tokens_error()
+            raise self._make_missing_tokens_error()
         paths, key, names = self.paths, self.key, [one.path.stem for one in self.segments]
         payloads = {"text": text_bytes(text), "tokens": pack_tokens(self.ids, offsets)}
         digests = {
-            kind: self._write_file(paths.document_path(key, kind), payload)
+            kind: self._write_file(paths.get_document_path(key, kind), payload)
             for kind, payload in payloads.items()
         }
         entry = Entry(
@@ -183,13 +183,13 @@ class DocumentWriter:
             text_sha256=text_digest(text), characters=len(text), created=round(time.time(), 3),
             marks=tuple(marks), provenance=provenance or {},
         )  # fmt: skip
-        files = {kind: paths.document_path(key, kind) for kind in entry.file_kinds}
-        files["fit"] = paths.projections_path(self._fit)
-        entry.sizes.update((kind, disk.file_size(path)) for kind, path in files.items())
-        entry.sizes["segments"] = sum(disk.file_size(segment.path) for segment in self.segments)
+        files = {kind: paths.get_document_path(key, kind) for kind in entry.file_kinds}
+        files["fit"] = paths.get_projections_path(self._fit)
+        entry.sizes.update((kind, disk.get_file_size(path)) for kind, path in files.items())
+        entry.sizes["segments"] = sum(disk.get_file_size(segment.path) for segment in self.segments)
         with disk.converting_write_errors(paths.root), paths.hold_lock("library"):
             document_files.write_manifest(paths, entry)
-            paths.claim_path(key).unlink()
+            paths.get_claim_path(key).unlink()
         paths.mark_document_used(key)
         self.is_finished = True
         return document_files.read_manifest(paths, key)
@@ -202,61 +202,61 @@ class Library:
         root: the folder; None takes $ESA_LIBRARY or, if it is unset, the user's data folder."""
 
     def __init__(self, root: Path | None = None) -> None:
-        self.root = disk.default_library_folder() if root is None else root
+        self.root = disk.get_library_folder() if root is None else root
         self._paths = LibraryPaths(self.root)
 
-    def key(self, identity: str, text: str) -> str:
-        """Returns the key of a text. `identity` names the model and settings of its prefill."""
-        return disk.document_key(identity, text)
+    def compute_key(self, identity: str, text: str) -> str:
+        """Returns the key of a text; `identity` names the model and settings of its prefill."""
+        return disk.compute_document_key(identity, text)
 
     def find_entry(self, key: str) -> Entry | None:
-        """Returns the document with this key, or None. Raises LibraryError: its manifest is damaged
-        or of another format, the folder cannot be read, or the folder is not a library."""
-        self._paths.check_folder()
+        """Returns the entry of the document `key`, or None. Raises LibraryError: its manifest is
+        damaged or of another format, the folder cannot be read, or the folder is not a library."""
+        self._paths.check_is_library()
         keys = [key] if self._paths.has_document(key) else []
         for entry in document_files.read_entries(self._paths, keys):
-            entry.check_usable()
+            entry.raise_if_unusable()
             return entry
         return None
 
     def entries(self) -> list[Entry]:
-        """Returns every present document, even if damaged, the most recently used first. Raises
-        LibraryError: the folder cannot be read, or is not a library."""
-        return self.divide_stored_entries().present
+        """Returns the stored documents, even damaged ones, without those whose file was removed or
+        changed, the most recently used first. Raises LibraryError: the folder is no library."""
+        return self.divide_present_and_former().present
 
-    def divide_stored_entries(self) -> DividedEntries:
-        """Divides the stored documents into present and former ones. Raises LibraryError."""
-        self._paths.check_folder()
+    def divide_present_and_former(self) -> PresentAndFormerEntries:
+        """Divides stored documents into present ones and former ones, whose text no file has."""
+        self._paths.check_is_library()
         entries = document_files.read_entries(self._paths)
-        return catalogue.load_known_files(self._paths).divide_entries(entries)
+        return catalogue.load_recorded_files(self._paths).divide_present_and_former(entries)
 
-    def find_entries(self, text: str) -> list[Entry]:
-        """Returns the documents whose key begins with `text` (at least 4 digits), or else the
-        documents with this name or source. Former documents are returned only if no present
-        document matches. Raises LibraryError: the folder cannot be read, or is not a library."""
-        paths, prefix = self._paths, text.lower()
-        paths.check_folder()
-        known = paths.list_document_keys() if len(text) > 3 else set()
-        keys = [key for key in known if key.startswith(prefix)]
+    def match_entries(self, id_name_or_source: str) -> list[Entry]:
+        """Returns the documents whose key begins with `id_name_or_source` (at least 4 digits), or
+        else those with this name or source. Former documents, whose text no file has, are returned
+        only if no other matches. Raises LibraryError: the folder is unreadable or no library."""
+        paths, wanted = self._paths, id_name_or_source
+        paths.check_is_library()
+        known = paths.list_document_keys() if len(wanted) > 3 else set()
+        keys = [key for key in known if key.startswith(wanted.lower())]
         entries = document_files.read_entries(paths, keys or None)
         if not keys:
-            entries = [one for one in entries if text in (one.name, one.provenance.get("source"))]
-        present, former = catalogue.load_known_files(paths).divide_entries(entries)
+            entries = [one for one in entries if wanted in (one.name, one.provenance.get("source"))]
+        present, former = catalogue.load_recorded_files(paths).divide_present_and_former(entries)
         return present or former
 
     def list_text_digests(self) -> set[str]:
         """Returns the digest of every document's text. Raises LibraryError."""
-        self._paths.check_folder()
-        return set(catalogue.map_digests_to_keys(self._paths))
+        self._paths.check_is_library()
+        return set(catalogue.map_text_digests_to_keys(self._paths))
 
     @property
     def nbytes(self) -> int:
-        """Number of bytes of all files in the library, except the catalogue."""
-        return sum(map(disk.file_size, self._paths.list_all_files()))
+        """Number of bytes of all files in the library, except the sqlite file of its catalogue."""
+        return sum(map(disk.get_file_size, self._paths.list_all_files()))
 
     @property
     def catalogue_bytes(self) -> int:
-        return disk.file_size(catalogue.catalogue_path(self._paths))
+        return disk.get_file_size(catalogue.get_catalogue_path(self._paths))
 
     @property
     def synced_file_count(self) -> int:
@@ -264,16 +264,16 @@ class Library:
         records = catalogue.load_file_records(self._paths)
         return sum(bool(record.folder and record.digest) for record in records)
 
-    def catalogue(self, keep: bool = True) -> AbstractContextManager[Catalogue]:
-        """Opens the catalogue, or an empty one in memory if `keep` is false. Raises DiskError."""
-        return catalogue.open_catalogue(self._paths, keep)
+    def open_catalogue(self, keep_on_disk: bool = True) -> AbstractContextManager[Catalogue]:
+        """Opens the library's catalogue, or, if not `keep_on_disk`, an empty one in memory."""
+        return catalogue.open_catalogue(self._paths, keep_on_disk)
 
-    def search_catalogue(self, copy: bool = False) -> AbstractContextManager[Catalogue]:
-        """Opens the catalogue, or a copy if the catalogue is read-only. Raises LibraryError."""
-        return catalogue.search_catalogue(self._paths, copy)
+    def open_search_catalogue(self, always_copy: bool = False) -> AbstractContextManager[Catalogue]:
+        """Opens the catalogue, or a copy of a read-only catalogue. Raises LibraryError."""
+        return catalogue.open_search_catalogue(self._paths, always_copy)
 
-    def estimate_size(self, tokens: int, layout: Layout, states: int = 0) -> int:
-        """Estimates the bytes on disk of a document, whose recurrent states take `states` bytes."""
+    def estimate_document_size(self, tokens: int, layout: Layout, states: int = 0) -> int:
+        """Estimates the bytes on disk of a document; `states` are the bytes of recurrent states."""
         return layout.nbytes(tokens) + OTHER_BYTES * tokens + states
 
     @property
@@ -282,67 +282,67 @@ class Library:
         return (self.root / disk.MARKER).is_file()
 
     @property
-    def writable(self) -> bool:
+    def is_writable(self) -> bool:
         """Whether this user may write to the library's folder, or create the folder."""
-        return os.access(disk.find_nearest_folder(self.root), os.W_OK)
+        return os.access(disk.find_nearest_existing_folder(self.root), os.W_OK)
 
     @contextmanager
-    def write(
+    def open_writer(
         self,
         make_writer: Callable[[LibraryPaths, str, str, Sequence[int], Layout, list[str]], Writer],
         key: str, identity: str, ids: Sequence[int], layout: Layout,
-        waiting: Callable[[], None] | None = None, states: int = 0,
+        on_wait: Callable[[], None] | None = None, states: int = 0,
     ) -> Iterator[Writer | Entry]:  # fmt: skip
-        """Yields a new writer, or the document if another process has stored the document.
-        If the block ends without `finish`, the next ingest resumes from the whole segments on disk.
+        """Yields a new writer, or the document if another process has stored the document. If the
+        block does not call `finish_document`, the next ingest resumes from the whole segments.
 
         Args:
             make_writer: `DocumentWriter` or, for a KV cache, `CacheWriter`.
-            ids: all token ids. waiting: called while another process holds the document's lock.
-            states: see `estimate_size`.
+            ids: all token ids. on_wait: called while another process holds the document's lock.
+            states: see `estimate_document_size`.
 
         Raises:
             DiskError: the document does not fit on the disk. LibraryError: the library cannot be
                 written, or the document exists and is damaged."""
         paths = self._paths
-        paths.make_folders()
-        with paths.hold_lock(key, waiting):
+        paths.create_library_folders()
+        with paths.hold_lock(key, on_wait):
             entry = self.find_entry(key)
             if entry is None:
                 prefixes = document_files.compute_segment_prefixes(identity, ids, layout)
-                was_claimed = paths.claim_path(key).exists()
+                was_claimed = paths.get_claim_path(key).exists()
                 claim_segments(paths, key, prefixes)
                 writer = make_writer(paths, key, identity, ids, layout, prefixes)
                 try:
-                    size = self.estimate_size(len(ids), layout, states)
+                    size = self.estimate_document_size(len(ids), layout, states)
                     size -= layout.nbytes(writer.stored_token_count)
-                    disk.check_free_space(self.root, size)
+                    disk.check_free_disk_space(self.root, size)
                     yield writer
                 finally:
                     if not (writer.is_finished or writer.wrote or was_claimed):
                         with suppress(OSError):
-                            paths.claim_path(key).unlink()
+                            paths.get_claim_path(key).unlink()
         if entry is not None:
             yield entry
 
     def open_document(self, entry: Entry) -> StoredDocument:
-        """Opens a document for questions and sets its time of last use. Raises LibraryError: one of
-        its files is missing, damaged or of another format."""
-        entry.check_usable()
+        """Opens a document for questions and sets its time of last use. Raises LibraryError: a
+        file of the document is missing, damaged or of another format."""
+        entry.raise_if_unusable()
         stored = StoredDocument(self._paths, entry)
         self._paths.mark_document_used(entry.key)
         return stored
 
     def text(self, entry: Entry) -> str:
         """Returns a document's text. Raises LibraryError: the text is missing or damaged."""
-        entry.check_usable()
+        entry.raise_if_unusable()
         return document_files.read_document_text(self._paths, entry)
 
     def read_word_index(self, entry: Entry) -> bytes | None:
         """Returns a document's stored word index as bytes, or None if no usable index is stored."""
-        path, owner = self._paths.document_path(entry.key, "words"), f"{entry.key}\n".encode()
+        path, owner = self._paths.get_document_path(entry.key, "words"), f"{entry.key}\n".encode()
         try:
-            payload = disk.read_small_file(path, "words", "")
+            payload = disk.read_checksummed_file(path, "words", "")
         except LibraryError:
             return None
         return payload.removeprefix(owner) if payload.startswith(owner) else None
@@ -350,27 +350,27 @@ class Library:
     def store_word_index(self, entry: Entry, payload: bytes) -> None:
         """Stores a document's word index, unless another process holds the document's lock or the
         library cannot be written."""
-        path, owner = self._paths.document_path(entry.key, "words"), f"{entry.key}\n".encode()
+        path, owner = self._paths.get_document_path(entry.key, "words"), f"{entry.key}\n".encode()
         with (
             suppress(LibraryError, ResourceError, OSError),
-            self._paths.hold_lock(entry.key, disk.refuse_to_wait),
+            self._paths.hold_lock(entry.key, disk.refuse_to_wait_for_lock),
         ):
             if self._paths.has_document(entry.key):
-                disk.write_small_file(path, "words", owner + payload, entry.key)
+                disk.write_checksummed_file(path, "words", owner + payload, entry.key)
 
     def verify(self, entry: Entry) -> list[LibraryError]:
         """Checks every byte of a document's files, and returns an error for each damaged file."""
-        from esa_cli.storage.library.packed_files import check_file
+        from esa_cli.storage.library.packed_files import check_document_file
 
         if entry.error:
             return [entry.error]
-        manifest, errors = self._paths.document_path(entry.key), list[LibraryError]()
-        for path in [manifest, *document_files.list_needed_paths(self._paths, entry)]:
+        manifest, errors = self._paths.get_document_path(entry.key), list[LibraryError]()
+        for path in [manifest, *document_files.list_needed_files(self._paths, entry)]:
             try:
                 if path == manifest:
                     document_files.read_manifest(self._paths, entry.key)
                 else:
-                    check_file(path, path, entry)
+                    check_document_file(path, path, entry)
             except LibraryError as error:
                 errors.append(error)
         return errors
@@ -379,29 +379,30 @@ class Library:
         """Removes a document, except segments that other documents may need, and returns the bytes
         freed. Raises LibraryError, DiskError: a file or the catalogue cannot be changed."""
         paths = self._paths
-        paths.make_folders()
+        paths.create_library_folders()
         with disk.converting_write_errors(self.root), paths.hold_lock("library"):
             others = [one for one in document_files.read_entries(paths) if one.key != entry.key]
-            is_needed = needed_file_filter(paths, others, with_abandoned_claims=True)
-            shared = [paths.projections_path(entry.fit), *map(paths.segment_path, entry.segments)]
+            is_needed = make_needed_filter(paths, others, with_abandoned_claims=True)
+            segments = map(paths.get_segment_path, entry.segments)
+            shared = [paths.get_projections_path(entry.fit), *segments]
             if entry.error:
                 folders = ("segments", "fits")
                 shared = [path for name in folders for path in paths.list_finished_files(name)]
-            files = [paths.document_path(entry.key, kind) for kind in disk.KINDS]
+            files = [paths.get_document_path(entry.key, kind) for kind in disk.KINDS]
             freed = delete_files(paths, files + [path for path in shared if not is_needed(path)])
         self._change_catalogue(Catalogue.drop_unused_texts)
         return freed
 
     def prune(self, max_bytes: int | None = None, *, dry_run: bool = False) -> PruneResult:
         """Removes former documents and the leftovers of killed ingests. With `max_bytes`, also
-        removes the least recently used documents until the library takes at most so many bytes.
-        Raises LibraryError: the limit needs removals, and a document is damaged; or a file cannot
-        be removed."""
+        removes the least recently used documents until the library takes at most that number of
+        bytes. Raises LibraryError: the limit needs removals, and a document is damaged; or a file
+        cannot be removed."""
         paths = self._paths
         if not self.root.exists():
             return PruneResult((), 0, 0, 0)
-        paths.make_folders()
-        former_keys = {entry.key for entry in self.divide_stored_entries().former}
+        paths.create_library_folders()
+        former_keys = {entry.key for entry in self.divide_present_and_former().former}
         with disk.converting_write_errors(self.root), paths.hold_lock("library"):
             entries, total = document_files.read_entries(paths), self.nbytes
             unusable = [entry for entry in entries if entry.error]
@@ -413,15 +414,15 @@ class Library:
                 return list_unneeded_files(paths, remaining_entries, order[:removed_count])
 
             def fits_limit(removed_count: int) -> bool:
-                freed = sum(map(disk.file_size, find_unneeded_files(removed_count)))
+                freed = sum(map(disk.get_file_size, find_unneeded_files(removed_count)))
                 return max_bytes is None or total - freed <= max_bytes
 
             count = former_count = sum(entry.key in former_keys for entry in order)
             if not fits_limit(former_count) and former_count < len(order):
-                _refuse_unusable(unusable)
+                _refuse_unusable_documents(unusable)
                 count += bisect_left(range(former_count, len(order)), True, key=fits_limit)
             files, leftovers = find_unneeded_files(count), len(find_unneeded_files(0))
-            freed = sum(map(disk.file_size, files))
+            freed = sum(map(disk.get_file_size, files))
             if not dry_run:
                 delete_files(paths, sorted(files, key=lambda path: path.suffix != ".doc"))
         if not dry_run:
@@ -430,21 +431,22 @@ class Library:
 
     def _change_catalogue(self, change: Callable[[Catalogue], object]) -> None:
         try:
-            with self.catalogue() as opened:
+            with self.open_catalogue() as opened:
                 change(opened)
         except EsaError:
-            if catalogue.catalogue_path(self._paths).exists():
+            if catalogue.get_catalogue_path(self._paths).exists():
                 raise
 
 
 def claim_segments(paths: LibraryPaths, key: str, prefixes: list[str]) -> None:
-    """Writes a claim, which protects the segments with these prefixes from removal during the
-    ingest of a document. Raises LibraryError, DiskError."""
+    """Writes a claim, a file that protects the segments whose names begin with `prefixes` from
+    removal during the ingest of the document `key`. Raises LibraryError, DiskError."""
     with disk.converting_write_errors(paths.root), paths.hold_lock("library"):
-        disk.write_small_file(paths.claim_path(key), "claim", json.dumps(prefixes).encode(), key)
+        claim = json.dumps(prefixes).encode()
+        disk.write_checksummed_file(paths.get_claim_path(key), "claim", claim, key)
 
 
-def _refuse_unusable(unusable: Sequence[Entry]) -> None:
+def _refuse_unusable_documents(unusable: Sequence[Entry]) -> None:
     if unusable:
         ids = " ".join(entry.id for entry in unusable)
         raise LibraryError(
@@ -454,24 +456,24 @@ def _refuse_unusable(unusable: Sequence[Entry]) -> None:
         )
 
 
-def needed_file_filter(
+def make_needed_filter(
     paths: LibraryPaths, entries: Iterable[Entry], *, with_abandoned_claims: bool
 ) -> Callable[[Path], bool]:
-    """Returns a function that says whether a document or an ingest needs a file of a segment or
-    projection. The caller holds the library's lock.
+    """Returns a function that says whether a stored document or a running ingest needs the segment
+    or projections in a file. The caller holds the library's lock.
 
     Args:
-        entries: the documents. with_abandoned_claims: also respect the claims of killed ingests."""
+        entries: the documents. with_abandoned_claims: whether claims of killed ingests count."""
     entries = list(entries)
     segments = {name for entry in entries for name in entry.segments}
     fits, prefixes = {entry.fit for entry in entries}, set[str]()
     needs_unknown, is_ingesting = any(entry.error for entry in entries), False
     for path in paths.list_finished_files("claims"):
-        is_live = paths.is_locked(path.stem)
+        is_live = paths.is_lock_held(path.stem)
         is_ingesting = is_ingesting or is_live
         if is_live or with_abandoned_claims:
             try:
-                prefixes.update(json.loads(disk.read_small_file(path, "claim", path.stem)))
+                prefixes.update(json.loads(disk.read_checksummed_file(path, "claim", path.stem)))
             except LibraryError:
                 needs_unknown = True
 
@@ -493,13 +495,13 @@ def needed_file_filter(
 def list_unneeded_files(
     paths: LibraryPaths, kept_entries: Sequence[Entry], removed_entries: Sequence[Entry]
 ) -> list[Path]:
-    """Returns the files that neither the kept documents nor a running ingest needs."""
-    is_needed = needed_file_filter(paths, kept_entries, with_abandoned_claims=False)
-    is_locked = cache(paths.is_locked)
+    """Returns the library's files that neither the kept documents nor a running ingest need."""
+    is_needed = make_needed_filter(paths, kept_entries, with_abandoned_claims=False)
+    is_locked = cache(paths.is_lock_held)
     kept_keys = {entry.key for entry in kept_entries}
     removed_keys = {entry.key for entry in removed_entries}
 
-    def is_kept(path: Path) -> bool:
+    def is_file_kept(path: Path) -> bool:
         if path.suffix == ".part":
             return is_locked(path.name.split(".")[-2])
         if path.suffix in (".seg", ".fit"):
@@ -508,18 +510,18 @@ def list_unneeded_files(
             return path.stem in kept_keys
         return path.suffix == ".folder" or is_locked(path.stem)
 
-    return [path for path in paths.list_all_files() if not is_kept(path)]
+    return [path for path in paths.list_all_files() if not is_file_kept(path)]
 
 
 def delete_files(paths: LibraryPaths, files: Sequence[Path]) -> int:
     """Deletes files in the given order, and returns the number of bytes freed."""
     freed = 0
     for path in files:
-        size = disk.file_size(path)
+        size = disk.get_file_size(path)
         path.unlink(missing_ok=True)
         freed += size
         if path.suffix == ".doc":
-            disk.flush_folder(paths.documents)
+            disk.flush_folder_to_disk(paths.documents)
     for folder in {path.parent for path in files}:
-        disk.flush_folder(folder)
+        disk.flush_folder_to_disk(folder)
     return freed

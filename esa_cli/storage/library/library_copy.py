@@ -19,10 +19,10 @@ from typing import NamedTuple
 from esa_cli.errors import ArchiveFileError, LibraryError, UsageError, first_line
 from esa_cli.storage.library import disk, document_files
 from esa_cli.storage.library.disk import LibraryPaths
-from esa_cli.storage.library.document_files import Entry, extract_segment_prefix, list_needed_paths
+from esa_cli.storage.library.document_files import Entry, extract_segment_prefix, list_needed_files
 from esa_cli.storage.library.library import Library, claim_segments
-from esa_cli.storage.library.packed_files import check_file, check_manifest
-from esa_cli.system.files import convert_writing_errors, replacing
+from esa_cli.storage.library.packed_files import check_document_file, check_foreign_manifest
+from esa_cli.system.files import convert_writing_errors, replace_atomically
 from esa_cli.system.progress import Progress
 
 CHUNK_BYTES = 1 << 22
@@ -37,8 +37,8 @@ class CopyResult:
     """The result of copying documents between libraries.
 
     Args:
-        copied: keys of the copied documents. already_there: number of documents that the target
-        had. bytes: number of bytes copied. failed: errors of damaged documents in the source.
+        copied: keys of the copied documents. already_there: number of documents that were in the
+        target before. bytes: number of bytes copied. failed: errors of damaged source documents.
     """
 
     copied: list[str] = field(default_factory=list)
@@ -47,8 +47,8 @@ class CopyResult:
     failed: list[LibraryError] = field(default_factory=list)
 
 
-class FilePart(NamedTuple):
-    """A range of bytes in a file: the whole file, or one member of an archive."""
+class FileByteRange(NamedTuple):
+    """The range of bytes of a library's file: a whole file, or one member of a tar archive."""
 
     path: Path
     start: int
@@ -70,13 +70,13 @@ class CopySource:
             ) from error
 
     def list_document_keys(self) -> list[str]:
-        """Returns the keys of all documents in the source."""
+        """Returns the sorted keys of all documents in the folder or archive."""
         names = [name.removeprefix("documents/") for name in self.files if "documents/" in name]
-        return sorted(name.partition(".")[0] for name in names if disk.is_manifest(name))
+        return sorted(name.partition(".")[0] for name in names if disk.is_manifest_file_name(name))
 
     def read_chunks(self, name: str) -> Iterator[bytes]:
-        """Yields a file's bytes in chunks. Raises LibraryError: the file is missing or
-        unreadable."""
+        """Yields the bytes of the file `name` in chunks. Raises LibraryError: the file is missing
+        or unreadable."""
         if name not in self.files:
             raise LibraryError(f"{name} is missing")
         path, start, size = self.files[name]
@@ -87,39 +87,39 @@ class CopySource:
                     size -= len(chunk)
                     yield chunk
         except OSError as error:
-            raise disk.make_reading_error(path, error, "") from error
+            raise disk.make_file_reading_error(path, error, "") from error
 
 
 def is_archive(place: str) -> bool:
-    """Whether a place that documents are copied to or from is a file rather than a folder."""
+    """Whether `place`, to or from which documents are copied, is an archive file, not a folder."""
     return place.endswith(".tar") or os.path.isfile(place)
 
 
-def _list_folder(place: str) -> dict[str, FilePart]:
+def _list_folder(place: str) -> dict[str, FileByteRange]:
     paths = LibraryPaths(Path(place))
     if not (paths.root / disk.MARKER).is_file():
         hint = "make a library there with `esa library copy library FOLDER`"
         raise LibraryError(f"{place} is not a library of esa", hint)
     return {
-        _make_relative_name(paths, path): FilePart(path, 0, disk.file_size(path))
+        _make_path_in_library(paths, path): FileByteRange(path, 0, disk.get_file_size(path))
         for path in paths.list_all_files()
     }
 
 
-def _list_archive(place: str) -> dict[str, FilePart]:
+def _list_archive(place: str) -> dict[str, FileByteRange]:
     path = Path(place)
     if not path.is_file():  # not opened: a pipe without a writer would block
         raise tarfile.ReadError("there is no such file")
     with path.open("rb") as file, tarfile.open(fileobj=file, mode="r:") as tar:
         members = tar.getmembers()
         if not members or members[0].name != disk.MARKER:
-            raise tarfile.ReadError("the archive is not one of esa")
+            raise tarfile.ReadError("the archive was not written by esa")
         # `tarfile` ends quietly at a header that is damaged.
         file.seek(members[-1].offset_data + -(-members[-1].size // 512) * 512)
         end = file.read(1024)
         if len(end) < 1024 or any(end) or not all(member.isfile() for member in members):
             raise tarfile.ReadError("the archive is cut off or damaged")
-    return {member.name: FilePart(path, member.offset_data, member.size) for member in members}
+    return {member.name: FileByteRange(path, member.offset_data, member.size) for member in members}
 
 
 def push_documents(
@@ -132,19 +132,19 @@ def push_documents(
     Raises:
         LibraryError: the folder is not a library, or no document can be copied to an archive.
         UsageError: the archive's file exists and is no archive. DocumentError, ResourceError."""
-    refuse_url(place)
+    refuse_url_as_copy_place(place)
     keys = [entry.key for entry in entries]
     if not keys:
         return CopyResult()
     if not is_archive(place):
         source, target = CopySource(str(library.root)), LibraryPaths(Path(place))
-        target.make_folders()
+        target.create_library_folders()
         return _copy_documents(keys, lambda key: _copy_document(source, target, key), progress)
     paths, added = LibraryPaths(library.root), set[Path]()
     with _create_archive(Path(place)) as tar:
         _add_archive_members(tar, paths, [paths.root / disk.MARKER])
         result = _copy_documents(
-            keys, lambda key: _archive_document(paths, tar, added, key), progress
+            keys, lambda key: _add_document_to_archive(paths, tar, added, key), progress
         )
         if result.failed and not result.copied:
             raise result.failed[0]
@@ -154,23 +154,23 @@ def push_documents(
 def pull_documents(
     library: Library,
     place: str,
-    chosen: Sequence[str] = (),
+    id_prefixes: Sequence[str] = (),
     progress: Progress | None = None,
-    waiting: Callable[[], None] | None = None,
+    on_wait: Callable[[], None] | None = None,
 ) -> CopyResult:
     """Copies documents from a folder or an archive into the library.
 
     Args:
-        chosen: beginnings of the documents' ids; by default all documents are copied. progress:
-        called with the numbers of documents done and of all documents. waiting: called while
+        id_prefixes: beginnings of documents' ids; by default all documents are copied. progress:
+        called with the numbers of documents done and of all documents. on_wait: called while
         another process holds a document's lock.
 
     Raises:
         LibraryError: the place is not a library. UsageError: no document has a chosen id.
         DiskError: the disk is full."""
-    refuse_url(place)
+    refuse_url_as_copy_place(place)
     source, target = CopySource(place), LibraryPaths(library.root)
-    keys, starts = source.list_document_keys(), tuple(start.lower() for start in chosen)
+    keys, starts = source.list_document_keys(), tuple(start.lower() for start in id_prefixes)
     for start in starts:
         if len(start) < 4 or not any(key.startswith(start) for key in keys):
             raise UsageError(
@@ -178,11 +178,11 @@ def pull_documents(
                 "leave out the ID to copy all documents",
             )
     keys = [key for key in keys if not starts or key.startswith(starts)]
-    target.make_folders()
-    return _copy_documents(keys, lambda key: _copy_document(source, target, key, waiting), progress)
+    target.create_library_folders()
+    return _copy_documents(keys, lambda key: _copy_document(source, target, key, on_wait), progress)
 
 
-def refuse_url(place: str) -> None:
+def refuse_url_as_copy_place(place: str) -> None:
     """Raises UsageError if the place to copy to or from is a URL."""
     if "://" in place:
         raise UsageError(
@@ -194,7 +194,7 @@ def refuse_url(place: str) -> None:
 def _copy_documents(
     keys: Sequence[str], copy_document: Callable[[str], int | None], progress: Progress | None
 ) -> CopyResult:
-    """Copies documents. `copy_document` returns bytes, or None if the target has the document."""
+    """Copies documents by a function that returns bytes, or None if the target has a document."""
     result = CopyResult()
     for number, key in enumerate(keys, 1):
         try:
@@ -211,55 +211,55 @@ def _copy_documents(
 
 
 def _copy_document(
-    source: CopySource, target: LibraryPaths, key: str, waiting: Callable[[], None] | None = None
+    source: CopySource, target: LibraryPaths, key: str, on_wait: Callable[[], None] | None = None
 ) -> int | None:
     """Copies a document to a library, and returns the number of bytes, or None if the library has
-    the document. Raises DamagedCopyError."""
-    manifest = target.document_path(key)
-    with target.hold_lock(key, waiting):
+    the document. Raises DamagedCopyError: the document is damaged in the source."""
+    manifest = target.get_document_path(key)
+    with target.hold_lock(key, on_wait):
         if target.has_document(key):
             return None
         with _name_damaged_source(source.place, target, key, manifest):
-            data = b"".join(source.read_chunks(_make_relative_name(target, manifest)))
-            entry = check_manifest(target, key, data)
-        files, copied = list_needed_paths(target, entry), len(data)
-        missing_bytes = sum(entry.sizes.values()) - sum(map(disk.file_size, files))
-        disk.check_free_space(target.root, missing_bytes)
+            data = b"".join(source.read_chunks(_make_path_in_library(target, manifest)))
+            entry = check_foreign_manifest(target, key, data)
+        files, copied = list_needed_files(target, entry), len(data)
+        missing_bytes = sum(entry.sizes.values()) - sum(map(disk.get_file_size, files))
+        disk.check_free_disk_space(target.root, missing_bytes)
         # The claim protects the files from removal, so that a stopped copy can use them again.
         claim_segments(target, key, [*map(extract_segment_prefix, entry.segments)])
         with disk.converting_write_errors(target.root):
             for path in files:
                 try:  # another document or a stopped copy may have left the file
-                    check_file(path, path, entry)
+                    check_document_file(path, path, entry)
                 except LibraryError:
                     with (
                         _name_damaged_source(source.place, target, key, path),
-                        disk.create_file(path, key) as file,
+                        disk.create_file_atomically(path, key) as file,
                     ):
-                        for chunk in source.read_chunks(_make_relative_name(target, path)):
+                        for chunk in source.read_chunks(_make_path_in_library(target, path)):
                             file.write(chunk)
                             copied += len(chunk)
                         file.flush()
-                        check_file(disk.temporary_path(path, key), path, entry)
+                        check_document_file(disk.make_temporary_path(path, key), path, entry)
             with target.hold_lock("library"):
-                with disk.create_file(manifest, key) as file:
+                with disk.create_file_atomically(manifest, key) as file:
                     file.write(data)
-                target.claim_path(key).unlink()
+                target.get_claim_path(key).unlink()
     target.mark_document_used(key)
     return copied
 
 
-def _archive_document(
+def _add_document_to_archive(
     paths: LibraryPaths, tar: tarfile.TarFile, added_files: set[Path], key: str
 ) -> int | None:
-    """Adds a document to an archive, and returns its bytes. Raises DamagedCopyError."""
-    manifest, place = paths.document_path(key), str(paths.root)
+    """Adds a document to an archive, and returns the bytes added. Raises DamagedCopyError."""
+    manifest, place = paths.get_document_path(key), str(paths.root)
     with _name_damaged_source(place, paths, key, manifest):
         entry = document_files.read_manifest(paths, key)
-    files = [path for path in list_needed_paths(paths, entry) if path not in added_files]
+    files = [path for path in list_needed_files(paths, entry) if path not in added_files]
     for path in files:
         with _name_damaged_source(place, paths, key, path):
-            check_file(path, path, entry)
+            check_document_file(path, path, entry)
     added_files.update(files)
     return _add_archive_members(tar, paths, [*files, manifest])
 
@@ -268,7 +268,7 @@ def _add_archive_members(tar: tarfile.TarFile, paths: LibraryPaths, files: Itera
     nbytes = 0
     for path in files:
         with path.open("rb") as file:
-            member = tarfile.TarInfo(_make_relative_name(paths, path))
+            member = tarfile.TarInfo(_make_path_in_library(paths, path))
             member.size, member.mode = os.fstat(file.fileno()).st_size, 0o600
             tar.addfile(member, file)
             nbytes += member.size
@@ -281,9 +281,9 @@ def _name_damaged_source(place: str, paths: LibraryPaths, key: str, path: Path) 
     try:
         yield
     except LibraryError as error:
-        name = _make_relative_name(paths, path)
-        manifest = _make_relative_name(paths, paths.document_path(key))
-        reason = error.message.replace(str(disk.temporary_path(path, key)), name)
+        name = _make_path_in_library(paths, path)
+        manifest = _make_path_in_library(paths, paths.get_document_path(key))
+        reason = error.message.replace(str(disk.make_temporary_path(path, key)), name)
         raise DamagedCopyError(
             f"document {key[:12]} in {place} cannot be used: {reason.replace(str(path), name)}",
             # A good copy does not replace files that are there.
@@ -292,8 +292,8 @@ def _name_damaged_source(place: str, paths: LibraryPaths, key: str, path: Path) 
         ) from error
 
 
-def _make_relative_name(paths: LibraryPaths, path: Path) -> str:
-    """Returns the path of a file relative to its library's folder."""
+def _make_path_in_library(paths: LibraryPaths, path: Path) -> str:
+    """Returns the path of a file relative to the folder of the library, with slashes."""
     return path.relative_to(paths.root).as_posix()
 
 
@@ -310,9 +310,9 @@ def _create_archive(path: Path) -> Iterator[tarfile.TarFile]:
     room = "free some space, or give a file on another disk"
     with (
         convert_writing_errors(path, room, "give a file in a folder that you may write to"),
-        replacing(path, durable=True) as part,
+        replace_atomically(path, durable=True) as part,
         open(os.open(part, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file,
         tarfile.open(fileobj=file, mode="w", format=tarfile.GNU_FORMAT) as tar,
     ):
         yield tar
-    disk.flush_folder(path.absolute().parent)
+    disk.flush_folder_to_disk(path.absolute().parent)

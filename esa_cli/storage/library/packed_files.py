@@ -1,7 +1,7 @@
-"""Packs, unpacks and checks the small files of a stored document: tokens, states, projections.
+"""Packs, unpacks and checks a stored document's files of tokens, recurrent states, projections.
 
 A stranger can write any contents with a valid checksum, so every file that is copied into the
-library from elsewhere is checked by `check_manifest` and `check_file`.
+library from elsewhere is checked by `check_foreign_manifest` and `check_document_file`.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ _UNPACKING = (
 
 
 def pack_tokens(ids: Sequence[int], offsets: Sequence[tuple[int, int]] | Tensor) -> bytes:
-    """Packs the token ids (n,) of a document and their character offsets (n, 2) as bytes."""
+    """Packs the ids of a document's n tokens and their character offsets (n, 2) as bytes."""
     spans = torch.as_tensor(offsets, dtype=torch.int64).reshape(-1, 2)
     numbers = torch.from_numpy(numpy.array(ids, dtype=numpy.int64))
     return save({"ids": numbers, "offsets": spans.contiguous()})
 
 
 def unpack_tokens(payload: bytes) -> tuple[Tensor, Tensor]:
-    """Unpacks the token ids (n,) of a document and their character offsets (n, 2)."""
+    """Returns the token ids (n,) and character offsets (n, 2) that `pack_tokens` packed."""
     tensors = load(payload)
     return tensors["ids"], tensors["offsets"]
 
@@ -60,7 +60,7 @@ class StoredStates(NamedTuple):
 
 
 def pack_states(segment: str, states: Sequence[Mapping[str, Tensor]]) -> bytes:
-    """Packs the states of all recurrent layers after a segment, whose prefix is `segment`."""
+    """Packs the states of all recurrent layers after a segment whose name begins with `segment`."""
     tensors = {
         f"{layer}.{name}": tensor.cpu().contiguous()
         for layer, state in enumerate(states)
@@ -109,30 +109,30 @@ def hash_projections(packed: bytes) -> str:
     return hashlib.blake2b(packed, digest_size=12).hexdigest()
 
 
-def check_file(file: Path, path: Path, entry: Entry) -> None:
+def check_document_file(present_path: Path, path: Path, entry: Entry) -> None:
     """Checks every byte of a document's file, which is stored at `path` or will be moved there.
     Raises LibraryError: the file is missing, damaged, or belongs to another document."""
     key, kind = entry.key, path.suffix[1:]
     if kind == "seg":
-        tokens = entry.segment_tokens(entry.segments.index(path.stem))
-        Segment(file, entry.layout, tokens, key, path.stem).check_all_bytes()
+        tokens = entry.count_segment_tokens(entry.segments.index(path.stem))
+        Segment(present_path, entry.layout, tokens, key, path.stem).check_all_bytes()
         return
-    data = disk.read_file_bytes(file, key)
-    payload = disk.unpack_small_file(data, kind, path, key, entry.digests.get(kind))
+    data = disk.read_file_bytes(present_path, key)
+    payload = disk.unpack_checksummed_file(data, kind, path, key, entry.digests.get(kind))
     try:
-        belongs = len(data) == entry.sizes[kind] and _matches_manifest(entry, kind, payload, path)
+        belongs = len(data) == entry.sizes[kind] and _do_contents_match(entry, kind, payload, path)
     except _UNPACKING as error:
         raise disk.make_damage_error(path, "its contents are not what esa writes", key) from error
     if not belongs:
         raise disk.make_damage_error(path, "it belongs to another document", key)
 
 
-def _matches_manifest(entry: Entry, kind: str, payload: bytes, path: Path) -> bool:
-    """Whether the contents of a small file agree with the document's manifest."""
+def _do_contents_match(entry: Entry, kind: str, payload: bytes, path: Path) -> bool:
+    """Whether the contents of a document's file agree with the document's manifest."""
     layout, identity = entry.layout, entry.identity
     if kind == "text":
         text = payload.decode("utf-8", "surrogatepass")
-        facts = disk.document_key(identity, text), text_digest(text), len(text)
+        facts = disk.compute_document_key(identity, text), text_digest(text), len(text)
         return facts == (entry.key, entry.text_sha256, entry.characters)
     prefixes = [*map(document_files.extract_segment_prefix, entry.segments)]
     if kind == "states":
@@ -155,23 +155,23 @@ def _matches_manifest(entry: Entry, kind: str, payload: bytes, path: Path) -> bo
     return good and not tensors
 
 
-def check_manifest(paths: LibraryPaths, key: str, data: bytes) -> Entry:
+def check_foreign_manifest(paths: LibraryPaths, key: str, data: bytes) -> Entry:
     """Returns the entry of a manifest that a stranger may have written. Raises LibraryError: the
     manifest is damaged, has another format, or has contents that esa does not write."""
-    path = paths.document_path(key)
-    payload = disk.unpack_small_file(data, "document", path, key)
+    path = paths.get_document_path(key)
+    payload = disk.unpack_checksummed_file(data, "document", path, key)
     try:
         TypeAdapter(Entry).validate_json(payload)
         entry = document_files.decode_manifest(paths, key, data)
         has_all = set(json.loads(payload)) == set(entry.make_manifest_fields())
-        if not has_all or not _is_consistent(paths, entry):
+        if not has_all or not _is_manifest_consistent(paths, entry):
             raise ValueError("its fields or numbers are wrong")
     except _UNPACKING as error:
         raise disk.make_damage_error(path, "its contents are not what esa writes", key) from error
     return entry
 
 
-def _is_consistent(paths: LibraryPaths, entry: Entry) -> bool:
+def _is_manifest_consistent(paths: LibraryPaths, entry: Entry) -> bool:
     """Whether the numbers and names in a stranger's manifest agree with each other."""
     layout, sizes, known = entry.layout, entry.sizes, entry.provenance
     counts = [entry.head, entry.characters, *sizes.values(), *(mark[0] for mark in entry.marks)]
@@ -185,5 +185,5 @@ def _is_consistent(paths: LibraryPaths, entry: Entry) -> bool:
         and set(sizes) == {"segments", "fit", *entry.file_kinds}
         and set(entry.digests) == {"text", "tokens"}
         and all(name.partition("-")[2] == entry.fit for name in entry.segments)
-        and all(map(paths.has_finished_name, document_files.list_needed_paths(paths, entry)))
+        and all(map(paths.has_finished_name, document_files.list_needed_files(paths, entry)))
     )

@@ -1,7 +1,7 @@
 """Reads the KV cache of a stored document from its segments, and writes it during a prefill.
 
-The recurrent states after a segment are written with the segment. A document with a token index
-needs nothing of this file: `DocumentWriter` and `StoredDocument` are enough.
+The states of recurrent layers after a segment are written with the segment. For a document with a
+token index and no KV cache, `DocumentWriter` and `StoredDocument` are enough.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from esa_cli.storage.memory_store import (
     MemoryStore,
     StoreChain,
     StoreSlice,
-    as_slice_or_list,
-    refuse_change,
-    split_rows,
+    make_slice_or_list,
+    refuse_change_of_read_only_store,
+    split_keys_and_values,
 )
 
 
 class SegmentStore(SegmentLayer):
-    """The keys and values of one layer in a segment: a read-only store of tensors on `device`."""
+    """A read-only store of one layer's keys and values in a segment file, read as tensors."""
 
     resident = False
 
@@ -49,17 +49,17 @@ class SegmentStore(SegmentLayer):
 
     def span(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         rows = document_files.decode_records(self.read_records(start, stop), self.layout)
-        return split_rows(rows.to(self.device), self.heads, self.shared)
+        return split_keys_and_values(rows.to(self.device), self.heads, self.shared)
 
     @torch.no_grad()
     def gather(self, at: Tensor) -> tuple[Tensor, Tensor]:
         at, records = at.to(CPU), self._records
-        self.check_rows(at.numpy())
+        self.check_row_checksums(at.numpy())
         if self.layout.kind == "native":  # as numbers: several times as fast as bytes
             rows = records.view(getattr(torch, self.layout.dtype)).index_select(0, at)
         else:
             rows = document_files.decode_records(records.index_select(0, at), self.layout)
-        return split_rows(rows.to(self.device), self.heads, self.shared)
+        return split_keys_and_values(rows.to(self.device), self.heads, self.shared)
 
     def key_blocks(
         self, start: int, stop: int, most: int = BLOCK, groups: Sequence[int] | None = None
@@ -67,7 +67,7 @@ class SegmentStore(SegmentLayer):
         records = self.read_records(start, stop)
         for low in range(0, stop - start, most):
             block = records[low : low + most]
-            vectors = as_slice_or_list(groups or range(self.heads))
+            vectors = make_slice_or_list(groups or range(self.heads))
             keys = document_files.decode_records(block, self.layout, vectors).to(self.device)
             yield start + low, keys.view(block.shape[0], -1, self.dim).transpose(0, 1)
 
@@ -82,19 +82,19 @@ class SegmentStore(SegmentLayer):
         layout = self.segment.layout
         dtype: torch.dtype = getattr(torch, layout.reduced_dtype)
         size = len(self) * layout.reduced[self.layer] * dtype.itemsize
-        features = self.read_tail(self.section.reduced, size).view(dtype).view(len(self), -1)
+        features = self.read_tail_bytes(self.section.reduced, size).view(dtype).view(len(self), -1)
         for low in range(start, stop, most):
             yield low, features[low : min(low + most, stop)].to(self.device)
 
-    append = append_reduced_keys = crop = refuse_change
+    append = append_reduced_keys = crop = refuse_change_of_read_only_store
 
 
 def read_states(paths: LibraryPaths, layout: Layout, key: str, segment: str = "") -> StoredStates:
-    """Returns the states of a document's recurrent layers. If `segment` is not empty, they must be
-    the states after this segment. Raises LibraryError: the file is missing, damaged, of another
+    """Returns the states of a document's recurrent layers. If `segment` is not empty, the states
+    must be those after this segment. Raises LibraryError: the file is missing, damaged, of another
     format, or has the states after another segment."""
-    path = paths.document_path(key, "states")
-    payload = disk.read_small_file(path, "states", key)
+    path = paths.get_document_path(key, "states")
+    payload = disk.read_checksummed_file(path, "states", key)
     stored = packed_files.unpack_states(payload, path, layout, key)
     if segment not in ("", stored.segment):
         raise disk.make_damage_error(path, "its recurrent states belong to another document", key)
@@ -102,11 +102,11 @@ def read_states(paths: LibraryPaths, layout: Layout, key: str, segment: str = ""
 
 
 def _read_projections(paths: LibraryPaths, name: str, key: str) -> list[Linear | None] | None:
-    """Reads the projections with this name, or returns None for `NO_FIT`. Raises LibraryError."""
+    """Reads the projections `name`, or returns None for `NO_FIT`. Raises LibraryError."""
     if name == document_files.NO_FIT:
         return None
-    path = paths.projections_path(name)
-    packed = disk.read_small_file(path, "fit", key)
+    path = paths.get_projections_path(name)
+    packed = disk.read_checksummed_file(path, "fit", key)
     if packed_files.hash_projections(packed) != name:
         raise disk.make_damage_error(path, "its name does not match its projections", key)
     return packed_files.unpack_projections(packed)
@@ -114,8 +114,8 @@ def _read_projections(paths: LibraryPaths, name: str, key: str) -> list[Linear |
 
 class StoredCache:
     """The KV cache of an opened document, with its projections and the states of the model's
-    recurrent layers after the last token. Raises LibraryError: one of the files is missing, damaged
-    or of another format."""
+    recurrent layers after the last token. Raises LibraryError: a file of the document is missing,
+    damaged or of another format."""
 
     def __init__(self, document: StoredDocument) -> None:
         paths, entry = document.paths, document.entry
@@ -126,8 +126,8 @@ class StoredCache:
             last = document_files.extract_segment_prefix(entry.segments[-1])
             self.states = read_states(paths, entry.layout, entry.key, last).states
 
-    def open_layers(self, device: torch.device = CPU) -> list[StoreChain]:
-        """Returns a read-only store of tensors on `device` for each layer."""
+    def open_layer_stores(self, device: torch.device = CPU) -> list[StoreChain]:
+        """Returns, for each layer, a read-only store of keys and values as tensors on `device`."""
         stores = list[StoreChain]()
         for layer in range(self._layer_count):
             parts = [SegmentStore(segment, layer, device) for segment in self._segments]
@@ -140,7 +140,7 @@ class CacheWriter(DocumentWriter):
     """Writes the KV cache of a document during its prefill.
 
     Attributes:
-        layers: a store for each layer, to which prefill appends after the tokens on disk.
+        layers: a store for each layer, to which the prefill appends new keys and values.
         projections: the projections of the reduced keys on disk; None if no key is on disk.
         states: the states of the recurrent layers after the tokens on disk; empty at the start."""
 
@@ -182,7 +182,9 @@ class CacheWriter(DocumentWriter):
                     self.projections = projections
         return best
 
-    def flush(self, projections: Projections | None = None, states: Sequence[State] = ()) -> None:
+    def flush_segments(
+        self, projections: Projections | None = None, states: Sequence[State] = ()
+    ) -> None:
         """Writes every segment that is complete in all layers, and frees the segment's memory.
         Callers flush after each piece of prefill, so that a killed ingest loses at most one
         segment. Raises LibraryError, DiskError: the disk is full; complete segments stay on disk.
@@ -192,30 +194,30 @@ class CacheWriter(DocumentWriter):
             states: the recurrent states after the last token in memory, stored if a segment ends.
         """
         while self._count_complete_tokens() >= self.layout.segment:
-            self._write_first_rows(self.layout.segment, projections)
+            self._write_first_tokens_in_memory(self.layout.segment, projections)
         if states and self.segments and not any(len(layer.tail) for layer in self.layers):
             # After the segment, so that stored states always have all segments before them.
             last = self._prefixes[len(self.segments) - 1]
-            path = self.paths.document_path(self.key, "states")
+            path = self.paths.get_document_path(self.key, "states")
             self._write_file(path, packed_files.pack_states(last, states))
 
     def _count_complete_tokens(self) -> int:
-        """Counts the tokens in memory that are complete in all layers."""
+        """Counts the tokens in memory whose keys, values and reduced keys all layers have."""
         pairs = zip(self.layers, self.layout.reduced, strict=True)
         return min(layer.tail.reduced if width else len(layer.tail) for layer, width in pairs)
 
-    def _write_first_rows(self, count: int, projections: Projections | None) -> None:
+    def _write_first_tokens_in_memory(self, count: int, projections: Projections | None) -> None:
         """Writes the first `count` tokens in memory as the next segment."""
         if not self.segments and projections is not None:
             packed = packed_files.pack_projections(projections)
             self._fit, self.projections = packed_files.hash_projections(packed), list(projections)
-            self._write_file(self.paths.projections_path(self._fit), packed)
-        self.write_segment(layer.tail.read_first_rows(count) for layer in self.layers)
+            self._write_file(self.paths.get_projections_path(self._fit), packed)
+        self.write_next_segment(layer.tail.read_first_tokens(count) for layer in self.layers)
         for i, layer in enumerate(self.layers):
             store = SegmentStore(self.segments[-1], i, layer.tail.device)
             layer.replace_first_tail_tokens(store)
 
-    def finish(
+    def finish_document(
         self, *, projections: Projections | None = None, states: Sequence[State] = (), **facts: Any
     ) -> Entry:
         """Writes the last segment of the KV cache and the document's other files.
@@ -223,14 +225,14 @@ class CacheWriter(DocumentWriter):
         Args:
             projections: the projections of the reduced keys, needed for a first segment.
             states: the recurrent states after the last token.
-            facts: the arguments of `DocumentWriter.finish`."""
-        self.flush(projections)
+            facts: the arguments of `DocumentWriter.finish_document`."""
+        self.flush_segments(projections)
         left = len(self.ids) - self.stored_token_count
         has_all = all(len(layer) == len(self.ids) for layer in self.layers)
         has_all = has_all and self._count_complete_tokens() == left
         if not has_all or len(states) != self.layout.states:
-            raise self._missing_tokens_error()
+            raise self._make_missing_tokens_error()
         if left:
-            self._write_first_rows(left, projections)
-        self.flush(states=states)
-        return super().finish(**facts)
+            self._write_first_tokens_in_memory(left, projections)
+        self.flush_segments(states=states)
+        return super().finish_document(**facts)

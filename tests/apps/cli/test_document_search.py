@@ -99,10 +99,10 @@ def test_where_the_disk_is_full_words_are_not_kept_unless_they_must_be(
 ) -> None:
     """Once the catalogue is there and has no room for more."""
 
-    make_tables = catalogue_file.make_tables
+    create_catalogue_tables = catalogue_file.create_catalogue_tables
 
     def full(db: sqlite3.Connection) -> None:
-        make_tables(db)
+        create_catalogue_tables(db)
         [(_, _, path)] = db.execute("PRAGMA database_list").fetchall()
         if path:
             [(pages,)] = db.execute("PRAGMA page_count").fetchall()
@@ -113,7 +113,7 @@ def test_where_the_disk_is_full_words_are_not_kept_unless_they_must_be(
     for at, thing in enumerate(THINGS):
         text = f"A {thing} that is new stands in the street since {1900 + at}. " * 90
         Path("town", f"new-{at}.txt").write_text(text, "utf-8")
-    monkeypatch.setattr(catalogue_file, "make_tables", full)
+    monkeypatch.setattr(catalogue_file, "create_catalogue_tables", full)
     done = run(*asked)
     assert done.code == 0, done.err
     assert json.loads(done.out)["searched"] == 12

@@ -72,7 +72,7 @@ def test_it_is_listed_searched_and_asked(run: Esa, disk: Path, state: str) -> No
         path.with_name(f"{path.name}-journal").write_bytes(b"\xd9\xd5\x05\xf9\x20\xa1\x63\xd7" * 99)
     before = {one: one.stat().st_mtime_ns for one in disk.rglob("*")}
     mount("-o", "remount,ro", str(disk))
-    assert not Library().writable
+    assert not Library().is_writable
     listed = json.loads(run("library", "list", "--json").out)
     assert sorted(one["name"] for one in listed["documents"]) == ["anvil.txt", "harp.txt"]
     assert listed["synced_files"] == 2

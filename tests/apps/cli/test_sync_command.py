@@ -43,7 +43,7 @@ def state(run: Esa, *more: str) -> dict[str, Any]:
 
 
 def found(words: str) -> int:
-    with Library().catalogue() as catalogue:
+    with Library().open_catalogue() as catalogue:
         return len(catalogue.texts.rank_texts(words))
 
 
@@ -131,7 +131,7 @@ def test_watching_says_what_has_changed(run: Esa, monkeypatch: pytest.MonkeyPatc
         yield
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(files, "poll_changes", changes)
+    monkeypatch.setattr(files, "iterate_poll_times", changes)
     done = run("ingest", "--words", "town", "--watch")
     assert done.code == 130
     lines = done.out.splitlines()

@@ -57,4 +57,4 @@ def tools(asker: FakeDocumentAsker, library: Library, tmp_path: Path) -> Documen
 @pytest.fixture
 def gate(library: Library) -> str:
     """The id of the stored gate.txt."""
-    return f"library:{library.find_entries('gate.txt')[0].id}"
+    return f"library:{library.match_entries('gate.txt')[0].id}"

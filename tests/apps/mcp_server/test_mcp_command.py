@@ -74,4 +74,4 @@ def test_a_process_over_standard_streams(library: Library, tmp_path: Path, mode:
 
     anyio.run(ask)
     assert all(done < total for done, total in told)
-    assert len(library.find_entries("loom.txt")) == 1
+    assert len(library.match_entries("loom.txt")) == 1

@@ -24,7 +24,7 @@ from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.apps.server import server_app
 from esa_cli.documents.document import read_document
 from esa_cli.errors import UsageError
-from esa_cli.system.machine import is_loopback
+from esa_cli.system.machine import is_loopback_host
 
 
 def test_the_token(start: Start) -> None:
@@ -104,7 +104,7 @@ def test_a_question_that_is_too_long_is_refused_before_anything_is_read(
     ],
 )  # fmt: skip
 def test_loopback(host: str, here: bool) -> None:
-    assert is_loopback(host) is here
+    assert is_loopback_host(host) is here
 
 
 def call(monkeypatch: pytest.MonkeyPatch, asker: FakeAsker, *words: str) -> Any:

@@ -22,7 +22,7 @@ from esa_cli.qa.ingestion import ingest as index_ingest
 from esa_cli.qa.ingestion.ingest import IngestEvents
 from esa_cli.qa.presets import preset
 from esa_cli.storage.library import Library
-from esa_cli.storage.library.disk import pack_small_file
+from esa_cli.storage.library.disk import pack_checksummed_file
 
 TEXT = "The gate opens at nine, and the keeper has the only key. " * 30
 DIM = 6
@@ -111,7 +111,7 @@ def test_an_index_is_stored_found_and_opened_as_it_is_computed(
         assert one.find(note()) is not None
     assert made.entry is not None
     tokens = made.tokens
-    size = library.estimate_size(tokens, make_index_layout(DIM))
+    size = library.estimate_document_size(tokens, make_index_layout(DIM))
     assert seen.told[0] == ("started", tokens, size)
     assert seen.told[1:-2] == [*range(PIECE, tokens, PIECE), tokens]
     assert seen.told[-2:] == ["finished", "found"]
@@ -219,7 +219,7 @@ def test_the_words_are_stored_beside_the_index(
     with monkeypatch.context() as patch:
         patch.setattr(index_ingest, "make_sentence_words", None)  # the stored words are used
         opened()
-    foreign = pack_small_file("words", b"0" * 40 + b"\n" + made.words.serialise_table())[0]
+    foreign = pack_checksummed_file("words", b"0" * 40 + b"\n" + made.words.serialise_table())[0]
     for damaged in (b"", stored[:-1] + bytes([stored[-1] ^ 1]), foreign, None):
         path.unlink()
         if damaged is not None:

@@ -25,7 +25,7 @@ def settled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.fixture
 def catalogue(tmp_path: Path) -> Iterator[Catalogue]:
-    with Library(tmp_path / "library").catalogue() as made:
+    with Library(tmp_path / "library").open_catalogue() as made:
         yield made
 
 
@@ -64,20 +64,20 @@ def test_words_of_another_version_are_made_again(
 ) -> None:
     library = Library(tmp_path / "library")
     names = write("a.txt", "one harp"), write("b.txt", "one loom")
-    with library.catalogue() as catalogue:
+    with library.open_catalogue() as catalogue:
         first = update(catalogue, *names).records
-    with library.catalogue() as catalogue:
+    with library.open_catalogue() as catalogue:
         assert len(catalogue.texts) == 2
-    monkeypatch.setattr(catalogue_file, "compute_words_digest", lambda: "f" * 64)
+    monkeypatch.setattr(catalogue_file, "compute_digest_of_word_rules", lambda: "f" * 64)
     for _ in range(2):
-        with library.catalogue() as catalogue:
+        with library.open_catalogue() as catalogue:
             assert len(catalogue.texts) == 0
             assert catalogue.texts.rank_texts("harp") == []
             assert catalogue.files.find_record(first[0].path) == first[0]
-    with library.catalogue() as catalogue:
+    with library.open_catalogue() as catalogue:
         changes = update(catalogue, *names)
         assert (changes.records, changes.changed, changes.added) == (first, [], [])
-    with library.catalogue() as catalogue:
+    with library.open_catalogue() as catalogue:
         assert [one.digest for one in catalogue.texts.rank_texts("harp")] == [first[0].digest]
 
 

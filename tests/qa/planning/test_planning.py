@@ -216,8 +216,8 @@ def test_what_is_counted_is_what_a_gpu_allocates(
 def ample(monkeypatch: pytest.MonkeyPatch) -> None:
     """A host with memory, and a model of ten layers."""
     folder_of({**TINY, "num_hidden_layers": 10}, Path("tiny"))
-    monkeypatch.setattr(machine, "available_memory", lambda device="cpu": 16 << 30)
-    monkeypatch.setattr(machine, "free_memory", lambda device="cpu": 16 << 30)
+    monkeypatch.setattr(machine, "measure_available_memory", lambda device="cpu": 16 << 30)
+    monkeypatch.setattr(machine, "measure_free_memory", lambda device="cpu": 16 << 30)
 
 
 def planned(cache: str, memory: int, tokens: int = TOKENS, device: str = "cuda") -> plan.Plan:
@@ -255,7 +255,7 @@ def test_errors_name_the_places_where_it_would_fit(monkeypatch: pytest.MonkeyPat
     assert "use --cache host, which fits; or use --cache disk" in caught.value.hint
     planned("auto", memory).check_fits_memory()
     planned("host", memory).check_fits_memory()
-    monkeypatch.setattr(machine, "available_memory", lambda device="cpu": 1 << 20)
+    monkeypatch.setattr(machine, "measure_available_memory", lambda device="cpu": 1 << 20)
     with pytest.raises(ResourceError, match=r"the host has 1\.0 MiB"):
         planned("auto", memory).check_fits_memory()
 

@@ -21,7 +21,7 @@ from esa_cli.apps.cli.options import options, output_paths
 from esa_cli.apps.cli.options.command_help import option
 from esa_cli.apps.cli.output import answer_output
 from esa_cli.apps.cli.output.terminal import Reporter, print_json, strip_controls
-from esa_cli.documents.readers.text_builder import shorten_list
+from esa_cli.documents.readers.text_builder import shorten_name_list
 from esa_cli.documents.sources import source_files
 from esa_cli.errors import UsageError
 from esa_cli.storage.library import Library
@@ -187,7 +187,7 @@ class AskCommandRun:
     def _read_documents_and_ask_again(self, unread_reply: Reply) -> Reply:
         """Ingests documents that are not ingested yet, asks again, and prints a changed answer."""
         reporter, books = self.reporter, self.books
-        unread = shorten_list([book.document.name for book in books if not book.read])
+        unread = shorten_name_list([book.document.name for book in books if not book.read])
         reporter.warn(  # with --quiet, too: the command goes on for minutes
             f"esa: not read yet: {unread}. This answer was found with BM25 alone. Reading now; "
             "Ctrl-C keeps the answer"

@@ -26,7 +26,7 @@ from esa_cli.apps.cli.options import options, output_paths
 from esa_cli.apps.cli.options.command_help import option
 from esa_cli.apps.cli.output import terminal
 from esa_cli.apps.open_books import OpenBookCache
-from esa_cli.documents.document import LeftOut, SourceFiles, gather, source_files
+from esa_cli.documents.document import LeftOutFiles, SourceFiles, gather, source_files
 from esa_cli.errors import PARTIAL, DocumentError, EsaError, UsageError
 from esa_cli.qa.answering.reply import describe_unextracted_parts
 from esa_cli.system.jsonl import OrderedJsonLinesFile
@@ -91,7 +91,7 @@ def batch(
         answer_settings = {**asking, **reader_options.reader_dependencies, "preset": settings}
         asked = _load_questions(questions, out, documents or [], answer_settings, reporter)
         end = len(asked[:limit])
-        if not shard.is_whole:
+        if not shard.is_whole_list:
             count, asked = end, shard_questions(asked[:limit], shard)
             end = len(asked)
             reporter.note(f"esa: shard {shard}: {end} of {count} questions", dim=False)
@@ -109,7 +109,10 @@ def batch(
                         warn=lambda text: reporter.warn(f"esa: {text}"),
                     )  # fmt: skip
         reporter.clear_spinner()
-        seconds, failed = time.monotonic() - started, sum(index < end for index in answers.failed)
+        seconds, failed = (
+            time.monotonic() - started,
+            sum(index < end for index in answers.failed_places),
+        )
         if as_json:
             counts = {"questions": end, "answered": end - failed, "failed": failed, "kept": before}
             terminal.print_json({**counts, "seconds": round(seconds, 1), "out": str(out)})
@@ -266,7 +269,7 @@ def group_questions_by_documents(
 def shard_questions(questions: Sequence[BatchQuestion], shard: WorkShard) -> list[BatchQuestion]:
     """Returns the questions of one shard, chosen so that few documents are needed by two shards."""
     grouped = [index for group in group_questions_by_documents(questions) for index, _ in group]
-    return [questions[index] for index in sorted(shard.select_block(grouped))]
+    return [questions[index] for index in sorted(shard.select_contiguous_items(grouped))]
 
 
 def open_answers_file(
@@ -274,7 +277,7 @@ def open_answers_file(
 ) -> OrderedJsonLinesFile:
     """Opens the answers file, a context manager; `drops_failed_rows` deletes rows with an error."""
     places = [(question.key, question.id) for question in questions]
-    return OrderedJsonLinesFile(out, places, retry=drops_failed_rows)
+    return OrderedJsonLinesFile(out, places, retry_failed=drops_failed_rows)
 
 
 def add_answers_of_shards(
@@ -285,13 +288,13 @@ def add_answers_of_shards(
     keys = {question.key for question in questions}
     rows: dict[str, dict[str, Any]] = {}
     for path in shard_files:
-        for row in answers.read_rows_of(path):
+        for row in answers.read_result_rows(path):
             if row.get("key") not in keys:
                 hint = "use the same questions file, documents and options for all shards"
                 raise UsageError(
                     f"{path} has answers to other questions, or with other settings", hint
                 )
-            if "error" not in row or not (answers.retry or row["key"] in rows):
+            if "error" not in row or not (answers.retry_failed or row["key"] in rows):
                 rows[row["key"]] = row
     for index, question in enumerate(questions):
         if question.key in rows and not answers.has_row(index):
@@ -335,7 +338,7 @@ def _answer_question_group(
 ) -> None:
     """Answers questions about the same documents, and keeps no reference to the documents."""
     meant, refusal = group[0][1].meant, None
-    books, left_out = list[Any](), tuple[LeftOut, ...]()
+    books, left_out = list[Any](), tuple[LeftOutFiles, ...]()
     open_books.needed = meant.paths
     try:
         gathered = gather(meant, open_books.read_document).without_copies()

@@ -21,11 +21,11 @@ from esa_cli.apps.cli.options import options, output_paths
 from esa_cli.apps.cli.options.command_help import option
 from esa_cli.apps.cli.output import terminal
 from esa_cli.apps.cli.output.answer_output import make_document_objects
-from esa_cli.documents.readers.text_builder import shorten_list
+from esa_cli.documents.readers.text_builder import shorten_name_list
 from esa_cli.documents.sources import source_files
 from esa_cli.errors import NOT_FOUND, DocumentError, UsageError
 from esa_cli.storage.library import Library
-from esa_cli.system.jsonl import OUT_HINT, JsonLinesFile, check_first_field, read_lines
+from esa_cli.system.jsonl import OUT_HINT, JsonLinesFile, check_first_field, read_json_lines
 from esa_cli.system.progress import Progress
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class CollectedPlacesFile(JsonLinesFile):
 
         check_first_field(path, FIRST)
         places = []
-        for number, row in enumerate(read_lines(path), 1):
+        for number, row in enumerate(read_json_lines(path), 1):
             if number == 1 and row.get("key") != self.header["key"]:
                 wrong = "places for another question, or from other documents or settings"
                 raise UsageError(f"{path} has {wrong}", OUT_HINT)
@@ -160,7 +160,7 @@ def find(
 
         def load_esa() -> Esa:
             # If nothing is read, nothing is stored, so the library need not be writable.
-            keep = opts.keep if reads or library.writable else False
+            keep = opts.keep if reads or library.is_writable else False
             opened = open_esa(chosen, model, reporter, keep=keep, library=library)
             return stack.enter_context(opened)
 
@@ -196,7 +196,7 @@ def find(
             print_passages(passages, question)
         unread = [book.document.name for book in books if not book.read]
         if unread and chosen.answer.makes_token_index:
-            which, them = shorten_list(unread), "it" if len(unread) == 1 else "them"
+            which, them = shorten_name_list(unread), "it" if len(unread) == 1 else "them"
             note = f"not read, searched with BM25 alone: {which}; --read first reads {them}"
             reporter.note(f"esa: {note}")
     if not passages:

@@ -101,7 +101,7 @@ def ingest(
         def ingest_all_documents(documents: Sequence[Document]) -> Iterator[IngestRow]:
             from esa_cli.apps.ingest_engine import ingest_document
             from esa_cli.qa.opening import prepare
-            from esa_cli.storage.library.disk import default_library_folder
+            from esa_cli.storage.library.disk import get_library_folder
 
             if is_local:
                 for document in documents:
@@ -111,7 +111,7 @@ def ingest(
 
             assert chosen is not None
             prepare(chosen, model.model_place, reporter, keep=True)
-            library, on_ray = default_library_folder().absolute(), engine == "ray"
+            library, on_ray = get_library_folder().absolute(), engine == "ray"
             worker = IngestWorker(chosen, model, rows, library, os.getcwd())
             yield from ingest_in_parallel(worker, documents, reporter, workers, on_ray=on_ray)
 
@@ -176,7 +176,7 @@ def _update_library_from_folders(
     """Updates the library with the files in folders, once or, with `watch`, until Ctrl-C. A removed
     or unreadable file is reported only once."""
     from esa_cli.qa.ingestion.library_texts import check_indexable_folder
-    from esa_cli.system.files import poll_changes
+    from esa_cli.system.files import iterate_poll_times
 
     library = Library()
     reported_files = {check_indexable_folder(name, library): set[FileRecord]() for name in folders}
@@ -208,7 +208,7 @@ def _update_library_from_folders(
         update_and_report_folder(folder, is_first=True)
     if watch:
         reporter.note(f"esa: waiting for changes in {', '.join(folders)}; Ctrl-C ends")
-        for _ in poll_changes():
+        for _ in iterate_poll_times():
             time.sleep(SETTLE_S)
             for folder in reported_files:
                 update_and_report_folder(folder, is_first=False)
@@ -245,7 +245,7 @@ def update_library_from_folder(
     started, progress, outdated = time.perf_counter(), None, list[Entry]()
     if is_first:
         progress = reporter.start_progress(f"files of {folder}", "files")
-    with library.catalogue() as catalogue:
+    with library.open_catalogue() as catalogue:
         state = sync_folder(
             catalogue, folder, prune=prune, if_empty=prune_if_empty, progress=progress
         )
@@ -272,12 +272,12 @@ def update_library_from_folder(
     reported_files.clear()
     reported_files.update(failed, state.removed)
     if prune:
-        with library.catalogue() as catalogue:
-            entries = [entry for part in catalogue.entries() for entry in part]
+        with library.open_catalogue() as catalogue:
+            entries = [entry for part in catalogue.divide_present_and_former() for entry in part]
             outdated = find_outdated_entries(catalogue, state, entries)
         for entry in outdated:
             library.remove(entry)
-        with library.catalogue() as catalogue:
+        with library.open_catalogue() as catalogue:
             forget_removed_files(catalogue, folder, state)
     return {
         "folder": folder,

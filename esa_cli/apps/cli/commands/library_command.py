@@ -17,7 +17,7 @@ from esa_cli.apps.cli.output import terminal
 from esa_cli.errors import ForeignVersionError, LibraryError, UnreadableError, UsageError
 from esa_cli.storage.library import Entry, Library
 from esa_cli.system.machine import format_size, parse_size
-from esa_cli.system.progress import WaitingCallback
+from esa_cli.system.progress import OnWaitCallback
 
 library = typer.Typer(help="List, check, copy and remove stored documents.")
 HERE = "library"
@@ -44,7 +44,7 @@ def list_documents(
 ) -> None:
     """List the documents, the most recently used first."""
     stored = Library()
-    present, former = stored.divide_stored_entries()
+    present, former = stored.divide_present_and_former()
     entries = [*present, *former] if with_former else present
     if as_json:
         terminal.print_json(
@@ -108,7 +108,7 @@ def show_document(
 def verify_documents(names: AnyIds = None, as_json: options.Json = False) -> None:
     """Check every byte of the documents, and say what is damaged."""
     stored = Library()
-    entries = [entry for part in stored.divide_stored_entries() for entry in part]
+    entries = [entry for part in stored.divide_present_and_former() for entry in part]
     entries = _find_stored_documents(stored, names) if names else entries
     results = [(entry, stored.verify(entry)) for entry in entries]
     if as_json:
@@ -135,7 +135,7 @@ def remove_documents(names: Ids, yes: options.Yes = False) -> None:
     stored = Library()
     entries = _find_stored_documents(stored, names)
     files = {entry.file for entry in entries if entry.file}
-    entries += [one for one in stored.divide_stored_entries().former if one.file in files]
+    entries += [one for one in stored.divide_present_and_former().former if one.file in files]
     entries = list({entry.key: entry for entry in entries}.values())
     listed = ", ".join(f"{entry.id} ({_format_name_or_damage(entry)})" for entry in entries)
     options.confirm_removal("document", f"{listed} from the library", yes)
@@ -201,7 +201,7 @@ def copy_documents(
         output_paths.check_output_file("DST", Path(target))
     stored = Library()
     with terminal.Reporter(quiet or as_json) as reporter:
-        waiting = WaitingCallback(lambda: reporter.note("esa: waiting for another esa"), None, 0)
+        waiting = OnWaitCallback(lambda: reporter.note("esa: waiting for another esa"), None, 0)
         progress = reporter.start_progress(f"documents of {source}", "documents")
         if source == HERE:
             entries = _find_stored_documents(stored, names) if names else stored.entries()
@@ -236,7 +236,7 @@ def _find_stored_documents(stored: Library, names_or_ids: Sequence[str]) -> list
     """Returns the stored documents with these names or beginnings of ids, without duplicates."""
     entries = dict[str, Entry]()
     for name in names_or_ids:
-        matches = stored.find_entries(name)
+        matches = stored.match_entries(name)
         if not matches:
             raise UsageError(f"the library has no document {name}", "see `esa library list`")
         if len(matches) > 1:

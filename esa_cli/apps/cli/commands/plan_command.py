@@ -71,7 +71,7 @@ def plan(
         "remedies": list(planned.remedies),
         "weights": ready.model.stored_as or "plain",
         "stored_bytes": index
-        and sum(library.estimate_size(count, index.layout) for count in counts),
+        and sum(library.estimate_document_size(count, index.layout) for count in counts),
         "reader": chosen.answer.reader,
         "reader_bytes": reader,
     }
@@ -166,7 +166,9 @@ def inspect_machine() -> dict[str, Any]:
 
     known = {one.name.lower(): one.version for one in importlib.metadata.distributions()}
     gpus: list[dict[str, Any]] = call_or_add_hint(_list_gpus, [])
-    cache = call_or_add_hint(machine.esa_home, Path(os.environ.get("ESA_HOME", ""))).absolute()
+    cache = call_or_add_hint(
+        machine.get_esa_home_folder, Path(os.environ.get("ESA_HOME", ""))
+    ).absolute()
     folder = next(place for place in (cache, *cache.parents) if place.is_dir())
     default = call_or_add_hint(lambda: find_model_folder(DEFAULT_MODEL), None)
     facts: dict[str, Any] = {
@@ -181,8 +183,10 @@ def inspect_machine() -> dict[str, Any]:
         },
         "memory": {
             "total": psutil.virtual_memory().total,
-            "available": call_or_add_hint(machine.available_memory, machine.free_memory()),
-            "limit": call_or_add_hint(machine.memory_limit, None),
+            "available": call_or_add_hint(
+                machine.measure_available_memory, machine.measure_free_memory()
+            ),
+            "limit": call_or_add_hint(machine.get_memory_limit, None),
         },
         "devices": gpus,
         "kernels": [name for name, usable in list_kernel_availability().items() if usable],

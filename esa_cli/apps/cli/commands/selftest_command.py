@@ -149,7 +149,10 @@ def _run_selftests(
         "preset_settings": preset.model_dump(exclude={"name", "description"}),
     }
     same = ("model", "settings", "preset_settings")
-    journal = Journal(rows.out, header, same=same, key=KEY, wrong=describe_invalid_row)
+    journal = Journal(
+        rows.out, header, fixed_fields=same, key_fields=KEY,
+        describe_invalid_row=describe_invalid_row,
+    )  # fmt: skip
     journal.add_shard_rows(rows.join or ())
     known = inspect_model(preset, place, reporter)
     lengths = [max(settings.lengths)] if set(settings.tests) != {"own"} else []
@@ -244,7 +247,7 @@ def compare(
     from esa_cli.models.files.quiet_transformers import quiet_transformers
     from esa_cli.qa.opening import prepare
     from esa_cli.qa.presets.resolved_preset import FROM_TEXT
-    from esa_cli.storage import refuse_cache_on_disk
+    from esa_cli.storage import refuse_disk_cache_outside_library
 
     documents, question = split_off_question(arguments, "compare")
     names = options.split_at_commas(methods)
@@ -252,7 +255,7 @@ def compare(
         hint = "choose a method that `esa methods` lists, or `preset`, the unchanged preset"
         raise UsageError("--methods must name a method, got none", hint)
     with terminal.Reporter(quiet) as reporter:
-        refuse_cache_on_disk(model.cache)
+        refuse_disk_cache_outside_library(model.cache)
         chosen = model.load_preset_for_methods()
         text = join_documents(read_documents(documents, reporter).documents)
         ready = prepare(chosen, model.model_place, reporter, attaches=True)
@@ -343,7 +346,10 @@ def bench(
         "settings": {"preset": settings, "dtype": dtype, "length": length},
     }
     key, wrong = bench_run.KEY, bench_run.describe_invalid_row
-    journal = Journal(rows.out, header, same=("benchmark", "settings"), key=key, wrong=wrong)
+    journal = Journal(
+        rows.out, header, fixed_fields=("benchmark", "settings"), key_fields=key,
+        describe_invalid_row=wrong,
+    )  # fmt: skip
     journal.add_shard_rows(rows.join or ())
     if journal.rows:
         reporter.note(f"esa: {len(journal.rows)} records of an earlier run are kept")

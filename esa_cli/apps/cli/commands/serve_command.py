@@ -20,7 +20,7 @@ from esa_cli.apps.cli.options.command_help import option
 from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.errors import UsageError
 from esa_cli.storage.library import Library
-from esa_cli.system.machine import is_loopback
+from esa_cli.system.machine import is_loopback_host
 
 if TYPE_CHECKING:
     from esa_cli.documents.document import Document
@@ -72,7 +72,7 @@ class ServeOptions:
         check_allowed_folders(self.allow or ())
         token = self.token
         if token is None:
-            if not is_loopback(self.host):
+            if not is_loopback_host(self.host):
                 wrong = f"--host {self.host} lets other machines connect, so a token is needed"
                 raise UsageError(wrong, "set $ESA_TOKEN, or add --token TOKEN")
         elif not (token.isprintable() and token.isascii() and token.split() == [token]):
@@ -193,7 +193,7 @@ def mcp(
             stores = has_rows and (
                 not preset.answer.uses_words_only or can_run_methods(preset, reporter)
             )
-            keep = True if stores and library.writable else None
+            keep = True if stores and library.is_writable else None
             return stack.enter_context(
                 open_esa(preset, model, reporter, keep=keep, library=library, reader=reader)
             )

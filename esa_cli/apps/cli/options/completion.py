@@ -17,11 +17,11 @@ def complete_document_names(typed_text: str) -> list[str]:
     """Returns completions for stored documents: names, or ids for unsafe or ambiguous names."""
     from esa_cli.errors import EsaError
     from esa_cli.storage.library import document_files
-    from esa_cli.storage.library.disk import LibraryPaths, default_library_folder
+    from esa_cli.storage.library.disk import LibraryPaths, get_library_folder
 
     try:
-        paths = LibraryPaths(default_library_folder())
-        paths.check_folder()
+        paths = LibraryPaths(get_library_folder())
+        paths.check_is_library()
         known = {entry.key: entry.name for entry in document_files.read_entries(paths)}
     except (EsaError, OSError):
         return []

@@ -11,10 +11,10 @@ from esa_cli.apps.cli.output.terminal import Reporter, strip_controls
 from esa_cli.documents.document import Sentences
 from esa_cli.qa.answering.reply import Quotation, Reply
 from esa_cli.qa.finding.passage import Passage
-from esa_cli.system.machine import peak_memory
+from esa_cli.system.machine import measure_peak_memory
 
 if TYPE_CHECKING:
-    from esa_cli.documents.document import LeftOut
+    from esa_cli.documents.document import LeftOutFiles
     from esa_cli.qa.api import Esa
     from esa_cli.qa.finding.passage_finder import Book
 
@@ -103,7 +103,7 @@ def make_answer_object(
     books: Sequence[Book],
     reply: Reply,
     step_seconds: Mapping[str, float],
-    left_out: Sequence[LeftOut] = (),
+    left_out: Sequence[LeftOutFiles] = (),
 ) -> dict[str, Any]:
     """Returns the JSON object of `esa ask --json`; `seconds` has the times of the steps."""
     chosen, new = esa.preset, [book for book in books if book.read_s]
@@ -131,7 +131,7 @@ def make_answer_object(
             "answer": reply.answer_tokens,
         },
         "timing": {name: round(value, 3) for name, value in times.items()},
-        "peak_memory_bytes": peak_memory(str(esa.loaded.device)),
+        "peak_memory_bytes": measure_peak_memory(str(esa.loaded.device)),
     }
 
 
