@@ -78,7 +78,7 @@ class Model:
             writer.flush_segments(maps)
             entry = writer.finish_document(text="x", offsets=[(0, 1)] * count, projections=maps)
         [stored] = StoredCache(library.open_document(entry)).open_layer_stores()
-        with pytest.raises(TypeError, match="read-only"):
+        with pytest.raises(TypeError):
             stored.append(self.keys, self.values)
         if kind == "int8":
             for rows, decoded in zip((self.keys, self.values), stored.span(0, count), strict=True):
