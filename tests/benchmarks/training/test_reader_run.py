@@ -62,7 +62,7 @@ def test_training_lowers_the_loss_and_leaves_the_model_as_it_was(
 ) -> None:
     """Of a model with larger weights: with a fixed output layer, small ones bound the loss."""
     model = make_model("llama", vocab_size=259)
-    run = replace(run, loaded=replace(run.loaded, model=model))
+    run = replace(run, loaded=replace(run.loaded, text_model=model))
     before = {name: value.clone() for name, value in model.state_dict().items()}
     flags = [weight.requires_grad for weight in model.parameters()]
     events = Events()
