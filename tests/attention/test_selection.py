@@ -11,6 +11,7 @@ from conftest import build_step
 
 from esa_cli.attention.selection import SumScore, TopKSelector, proximity
 from esa_cli.attention.step import Step
+from esa_cli.attention.window import QuestionAndText
 from esa_cli.methods.voting import VoteScore
 
 
@@ -98,3 +99,15 @@ def test_neighbours_of_the_best_come_before_lesser_peaks() -> None:
 def test_negative_epsilon_is_refused() -> None:
     with pytest.raises(ValueError, match="at least 0"):
         TopKSelector(-1)
+
+
+def test_a_result_for_the_texts_of_a_turn_is_computed_once_a_key() -> None:
+    text, calls = QuestionAndText("Who?", lambda: ["a", "b"]), list[str]()
+
+    def compute() -> int:
+        calls.append("called")
+        return len(text.pieces())
+
+    assert [text.once("size", compute), text.once("size", compute)] == [2, 2]
+    assert text.once("other", lambda: 3) == 3
+    assert len(calls) == 1

@@ -80,6 +80,7 @@ def test_an_answer_and_what_was_sent_for_it(start: Start, mode: str, tokens: int
     server, pieces = start(mode), list[str]()
     found = ask(reader(server), on_text=pieces.append)
     assert (found.text, found.answer_tokens, found.cut) == ("At nine, says [1].", tokens, False)
+    assert found.found
     assert "".join(pieces) == found.text
     assert len(pieces) == 3
     models, question = server.seen
