@@ -34,7 +34,7 @@ from typing import Any
 from common import append_line, load_lines, tokens
 
 from esa_cli.qa.ingestion.library_texts import sync_folder
-from esa_cli.storage.library import Entry, Library, document_files
+from esa_cli.storage.library import Library, LibraryEntry, document_files
 from esa_cli.storage.library.disk import LibraryPaths
 from esa_cli.system.text import text_digest
 
@@ -100,7 +100,7 @@ def write_manifests(library: Library, number: int) -> None:
     for at in range(number):
         text = f"document {at}"
         provenance = {"name": f"{at}.txt", "source": f"/texts/{at}.txt", "preset": "none"}
-        entry = Entry(
+        entry = LibraryEntry(
             library.compute_key("benchmark", text), "benchmark", tokens=3,
             text_sha256=text_digest(text), characters=len(text), provenance=provenance,
             created=float(at),
@@ -129,7 +129,7 @@ def measure(folder: Path, number: int, tokens: int, questions: int, seed: int) -
         row["index_s"], _ = timed(lambda: sync_folder(catalogue, str(texts)))
         row["index_again_s"], again = timed(lambda: sync_folder(catalogue, str(texts)))
         assert again.changes.read == 0
-    row["catalogue_bytes"] = library.catalogue_bytes
+    row["catalogue_bytes"] = library.catalogue_file_size
     chosen = random.Random(seed).sample(asked, min(questions, number))
     spent, found = [], 0
     for question, digest in chosen:

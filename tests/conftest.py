@@ -244,10 +244,10 @@ def build_step(
 
     from esa_cli.attention.selection import SumScore
     from esa_cli.attention.step import Step
-    from esa_cli.storage.memory_store import MemoryStore
+    from esa_cli.storage.memory_store import MemoryKVStore
 
     groups, middle, dim = k.shape
-    store = MemoryStore(groups, dim, k.dtype, k.device)
+    store = MemoryKVStore(groups, dim, k.dtype, k.device)
     before, after_keys = torch.randn(groups, low + after, dim, dtype=k.dtype).split([low, after], 1)
     keys = torch.cat((before, k, after_keys), dim=1)
     store.append(keys, torch.randn_like(keys))

@@ -24,7 +24,7 @@ from esa_cli.methods import registry
 from esa_cli.methods.plugin_loading import describe_error, load_file, load_installed_plugins
 from esa_cli.qa.presets import resolved_preset
 from esa_cli.qa.presets.preset import Preset
-from esa_cli.storage.memory_store import MemoryStore
+from esa_cli.storage.memory_store import MemoryKVStore
 from esa_cli.system.registry import suggest_name
 
 Checks = Iterator[str]
@@ -404,7 +404,7 @@ def make_step(
     and values (G, N, D). With `ties` all keys are equal, and with `words` the step has a text.
     `observe` is a selector's method, and is called for every chunk before the step's chunk."""
     start = initial + middle + local
-    store = MemoryStore(groups, dim, dtype, torch.device("cpu"))
+    store = MemoryKVStore(groups, dim, dtype, torch.device("cpu"))
     random = torch.Generator().manual_seed(0)
     queries, keys, values = (
         (torch.randn(h, start + chunk, dim, generator=random) * spread).to(dtype)

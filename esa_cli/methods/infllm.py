@@ -27,7 +27,7 @@ from esa_cli.attention.step import LayerState, Positions, Step, choose_tokens_pe
 from esa_cli.methods.paper import ATTENDED
 from esa_cli.methods.per_head import TOKENS_AT_ONCE, BlockRowCache, list_block_tokens
 from esa_cli.methods.registry import OWN_SCORE, Base, recipe, register
-from esa_cli.storage.memory_store import GrowingRows
+from esa_cli.storage.memory_store import GrowingRowMatrix
 
 KEPT_CHUNKS = 8
 """The number of last chunks that can be cropped exactly; a question has one or two chunks."""
@@ -60,7 +60,7 @@ class ReceivedAttention:
     r cannot be computed again, because queries are not stored. So `before_chunks` caches r (n, H)
     of the n tokens before each of the last chunks, and cropping tokens restores it."""
 
-    rows: GrowingRows
+    rows: GrowingRowMatrix
     before_chunks: dict[int, Tensor] = field(default_factory=dict)
     answering: bool = False
 
@@ -132,7 +132,7 @@ class InfLLMSelector(Selector):
     def observe(self, step: Step) -> None:
         state: InfLLMState = step.layer_state(self)
         if state.mass is None:
-            rows = GrowingRows(step.queries.shape[0], torch.float32, step.queries.device)
+            rows = GrowingRowMatrix(step.queries.shape[0], torch.float32, step.queries.device)
             state.mass = ReceivedAttention(rows)
         state.mass.add_chunk_attention(step)
 

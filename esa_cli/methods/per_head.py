@@ -34,7 +34,7 @@ from esa_cli.attention.selection import Blocks, make_reusable_blocks, top_k
 from esa_cli.attention.step import LayerState, Step, choose_tokens_per_block
 from esa_cli.methods.paper import choose_far_distance
 from esa_cli.methods.registry import OWN_SCORE, Base, recipe, register
-from esa_cli.storage.memory_store import GrowingRows
+from esa_cli.storage.memory_store import GrowingRowMatrix
 
 TOKENS_AT_ONCE = 4096
 """The number of tokens whose reduced keys or bounds are computed at once."""
@@ -74,7 +74,7 @@ class BlockRowCache(LayerState):
 
     low: int = 0
     size: int = 0
-    rows: GrowingRows | None = None
+    rows: GrowingRowMatrix | None = None
     lookahead: int = 0
 
     def crop(self, length: int) -> None:
@@ -84,12 +84,12 @@ class BlockRowCache(LayerState):
     def extend_rows(
         self, step: Step, size: int, row_width: int, compute_rows: Callable[[int, int], Tensor],
         lookahead: int = 0,
-    ) -> GrowingRows:  # fmt: skip
+    ) -> GrowingRowMatrix:  # fmt: skip
         """Returns the rows (at least M // size, row_width) of M's whole blocks, in the keys' dtype.
         `compute_rows(first token, n)` returns the rows of n blocks from the first token on."""
         rows = self.rows
         if rows is None or (self.low, self.size, rows.width) != (step.low, size, row_width):
-            rows = GrowingRows(row_width, step.queries.dtype, step.queries.device)
+            rows = GrowingRowMatrix(row_width, step.queries.dtype, step.queries.device)
             self.low, self.size, self.rows = step.low, size, rows
         self.lookahead = lookahead
         whole = step.middle // size
@@ -134,7 +134,7 @@ class QuestSelector(Selector):
         )
         return [list_block_tokens(row, self.page, step.middle) for row in chosen]
 
-    def _update_page_bounds(self, step: Step) -> GrowingRows:
+    def _update_page_bounds(self, step: Step) -> GrowingRowMatrix:
         """Returns the largest and smallest numbers of each page's keys: rows (pages, G * 2 D)."""
 
         def bound_span_keys(start: int, count: int) -> Tensor:
@@ -145,7 +145,7 @@ class QuestSelector(Selector):
             step, self.page, 2 * step.store.heads * step.store.dim, bound_span_keys
         )
 
-    def _compute_upper_bounds(self, step: Step, bounds: GrowingRows) -> Blocks:
+    def _compute_upper_bounds(self, step: Step, bounds: GrowingRowMatrix) -> Blocks:
         """Yields blocks of bounds, as pairs of the first page and the bounds u (H, C, n)."""
         heads, chunk, dim = step.queries.shape
         groups, whole = step.store.heads, step.middle // self.page
@@ -253,7 +253,7 @@ class LokiSelector(Selector):
             state.settings, state.directions, state.keys = settings, directions, BlockRowCache()
         return directions.basis
 
-    def _compute_logits(self, step: Step, basis: Tensor, reduced: GrowingRows) -> Blocks:
+    def _compute_logits(self, step: Step, basis: Tensor, reduced: GrowingRowMatrix) -> Blocks:
         """Yields blocks of logits, as pairs of an offset into M and the logits s_h (H, C, n)."""
         heads, chunk, dim = step.queries.shape
         groups = step.store.heads

@@ -38,7 +38,7 @@ if TYPE_CHECKING:  # they import torch
     from esa_cli.qa.presets.resolved_preset import ResolvedPreset
     from esa_cli.qa.reading.reader import Reader
     from esa_cli.qa.reading.reader_choice import ReaderChoice
-    from esa_cli.storage.library import Entry, Library
+    from esa_cli.storage.library import Library, LibraryEntry
     from esa_cli.system.progress import Progress
 
 COUNT = 8
@@ -239,7 +239,7 @@ class Esa:
         LibraryError: the stored document is damaged."""
         return self.documents.find(document)
 
-    def stored(self, entry: Entry) -> Book:
+    def stored(self, entry: LibraryEntry) -> Book:
         """Opens the document of a library entry, even if the document's file is gone. Raises
         UsageError: another model or method stored it. LibraryError: it is damaged."""
         return self.documents.stored(entry)

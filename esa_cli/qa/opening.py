@@ -31,7 +31,7 @@ from esa_cli.models.loading.quantization import (
 from esa_cli.models.text_passes.text_forward import MOST_BYTES
 from esa_cli.models.tokenization.tokenizer import load_tokenizer
 from esa_cli.qa.presets.preset import Preset, check_adapter_and_finder
-from esa_cli.storage import check_cache_name, refuse_disk_cache_outside_library
+from esa_cli.storage import refuse_disk_cache_outside_library, refuse_unknown_cache_name
 from esa_cli.system import machine
 
 if TYPE_CHECKING:  # these import torch or the methods
@@ -82,7 +82,7 @@ class ModelPlace:
     def choose(cls, device: str = "auto", dtype: str = "auto", cache: str = "auto") -> ModelPlace:
         """Chooses the device, the number type and the placement that `auto` stands for. Raises
         UsageError: a choice is unknown."""
-        check_cache_name(cache)
+        refuse_unknown_cache_name(cache)
         place = choose_torch_device(device)
         packing = dtype if dtype in QUANTIZATIONS else ""
         return cls(place, choose_torch_dtype(dtype, place), cache, packing)

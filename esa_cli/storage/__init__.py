@@ -10,7 +10,7 @@ from esa_cli.errors import UsageError
 CACHES = ("auto", "device", "host", "disk")
 
 
-def check_cache_name(cache: str) -> None:
+def refuse_unknown_cache_name(cache: str) -> None:
     """Raises UsageError if the name of the cache is not in `CACHES`."""
     if cache not in CACHES:
         raise UsageError(f"cache must be one of {', '.join(CACHES)}, got '{cache}'")

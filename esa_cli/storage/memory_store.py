@@ -63,7 +63,7 @@ def divide_positions(part_starts: Sequence[int], positions: Tensor) -> Iterator[
             yield part, slice(low, high)
 
 
-class GrowingRows:
+class GrowingRowMatrix:
     """A matrix (N, width) to which rows are appended. On the CPU the matrix is a list of segments
     that are never copied, so a document never needs twice its memory. On a GPU the matrix is one
     segment of as many rows as are expected, which is copied into a longer one when it is full."""
@@ -95,7 +95,7 @@ class GrowingRows:
             if self.capacity:
                 rows = self.capacity + RESERVE if self._expected else int(GROWTH * self.capacity)
             segment = self._allocate_segment(max(row_count, rows))
-            for at, view in self._iterate_views(0, self.length):
+            for at, view in self._iterate_segment_views(0, self.length):
                 segment[at : at + view.shape[0]] = view
             self._segments, self._starts = [segment], [0]
         while self.capacity < row_count:
@@ -109,7 +109,7 @@ class GrowingRows:
         with torch.inference_mode(False):
             return torch.empty(row_count, self.width, dtype=self.dtype, device=self.device)
 
-    def _iterate_views(self, start: int, stop: int) -> Iterator[tuple[int, Tensor]]:
+    def _iterate_segment_views(self, start: int, stop: int) -> Iterator[tuple[int, Tensor]]:
         """Yields (number of its first row, view) of the rows [start, stop), for each segment."""
         for part, low, high in divide_range([*self._starts, self.capacity], start, stop):
             yield self._starts[part] + low, self._segments[part][low:high]
@@ -118,13 +118,13 @@ class GrowingRows:
     def append(self, rows: Tensor) -> None:
         count = rows.shape[0]
         self._allocate_rows(self.length + count)
-        for at, view in self._iterate_views(self.length, self.length + count):
+        for at, view in self._iterate_segment_views(self.length, self.length + count):
             view.copy_(rows[at - self.length : at - self.length + view.shape[0]])
         self.length += count  # last: an interruption leaves no unwritten rows
 
     def span(self, start: int, stop: int) -> Tensor:
         """Returns the rows [start, stop), without copying if one segment has all of them."""
-        views = [view for _, view in self._iterate_views(start, stop)]
+        views = [view for _, view in self._iterate_segment_views(start, stop)]
         if len(views) == 1:
             return views[0]
         return torch.cat([torch.empty(0, self.width, dtype=self.dtype, device=self.device), *views])
@@ -132,7 +132,7 @@ class GrowingRows:
     def blocks(self, start: int, stop: int, max_rows: int) -> Iterator[tuple[int, Tensor]]:
         """Yields (number of the first row, view) of each block of the rows [start, stop), of at
         most `max_rows` rows."""
-        for at, view in self._iterate_views(start, stop):
+        for at, view in self._iterate_segment_views(start, stop):
             for low in range(0, view.shape[0], max_rows):
                 yield at + low, view[low : low + max_rows]
 
@@ -146,9 +146,9 @@ class GrowingRows:
             out[rows] = self._segments[part].index_select(0, at[rows] - self._starts[part])
         return out
 
-    def copy_rows_from(self, start: int) -> GrowingRows:
+    def copy_rows_from(self, start: int) -> GrowingRowMatrix:
         """Returns a new matrix with the rows from `start` on."""
-        rest = GrowingRows(self.width, self.dtype, self.device)
+        rest = GrowingRowMatrix(self.width, self.dtype, self.device)
         rest.expect(self._expected)
         rest.append(self.span(start, self.length))
         return rest
@@ -166,7 +166,7 @@ def split_keys_and_values(rows: Tensor, heads: int, shared: bool = False) -> tup
     return both[:, 0].transpose(0, 1), both[:, -1].transpose(0, 1)
 
 
-class MemoryStore:
+class MemoryKVStore:
     """The keys, values and reduced keys of N tokens in one layer, in memory. The layer has `heads`
     key/value heads of dimension `dim`. `shared` says that the keys are also the values (MLA), and
     `on_host` that keys and values are in host memory rather than on the computing device."""
@@ -178,8 +178,8 @@ class MemoryStore:
         self.heads, self.dim, self.dtype, self.device = heads, dim, dtype, device
         self.shared, self.resident = shared, not on_host
         width = (1 if shared else 2) * heads * dim
-        self._rows = GrowingRows(width, dtype, CPU if on_host else device)
-        self._features: GrowingRows | None = None
+        self._rows = GrowingRowMatrix(width, dtype, CPU if on_host else device)
+        self._features: GrowingRowMatrix | None = None
         self._expected = 0
 
     def expect(self, tokens: int) -> None:
@@ -220,7 +220,7 @@ class MemoryStore:
 
     def append_reduced_keys(self, features: Tensor) -> None:
         if self._features is None:
-            self._features = GrowingRows(features.shape[1], features.dtype, features.device)
+            self._features = GrowingRowMatrix(features.shape[1], features.dtype, features.device)
             self._features.expect(self._expected)
         self._features.append(features)
 
@@ -248,7 +248,7 @@ class MemoryStore:
             self._features = self._features.copy_rows_from(count)
 
 
-class StoreSlice(NamedTuple):
+class KVStoreSlice(NamedTuple):
     """The tokens [low, high) of a store of keys and values."""
 
     store: KVStore
@@ -258,24 +258,26 @@ class StoreSlice(NamedTuple):
 
 def refuse_change_of_read_only_store(store: Any, *arguments: Any) -> None:
     """Raises TypeError, in place of the methods that append tokens to a store or remove tokens."""
-    raise TypeError("a stored KV cache cannot be changed; append the tokens to a JoinedStore")
+    raise TypeError(
+        "a stored KV cache cannot be changed; append the tokens to a AppendableStoreChain"
+    )
 
 
-class StoreChain:
+class KVStoreChain:
     """A read-only store that concatenates slices of other stores. `like` is any store with the same
     number of heads and the same head dimension."""
 
-    def __init__(self, parts: Sequence[StoreSlice], like: KVStore) -> None:
+    def __init__(self, parts: Sequence[KVStoreSlice], like: KVStore) -> None:
         self.heads, self.dim, self.shared = like.heads, like.dim, like.shared
-        self._parts, self._starts = list[StoreSlice](), [0]
+        self._parts, self._starts = list[KVStoreSlice](), [0]
         for part in parts:
-            self._append_slice(part)
+            self._append_store_slice(part)
 
-    def _append_slice(self, part: StoreSlice) -> None:
+    def _append_store_slice(self, part: KVStoreSlice) -> None:
         self._parts.append(part)
         self._starts.append(self._starts[-1] + part.high - part.low)
 
-    def _list_slices(self) -> list[StoreSlice]:
+    def _list_slices(self) -> list[KVStoreSlice]:
         return self._parts
 
     def _compute_slice_edges(self) -> list[int]:
@@ -303,7 +305,7 @@ class StoreChain:
 
     def span(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         pieces = self._divide_by_store(start, stop)
-        return self._concatenate_pairs([store.span(low, high) for _, store, low, high in pieces])
+        return self._concatenate_kv_pairs([store.span(low, high) for _, store, low, high in pieces])
 
     def gather(self, at: Tensor) -> tuple[Tensor, Tensor]:
         slices, edges = self._list_slices(), self._compute_slice_edges()
@@ -311,9 +313,11 @@ class StoreChain:
         for i, rows in divide_positions(edges, at):
             store, first, _ = slices[i]
             pairs.append(store.gather(at[rows] - (edges[i] - first)))
-        return self._concatenate_pairs(pairs)
+        return self._concatenate_kv_pairs(pairs)
 
-    def _concatenate_pairs(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    def _concatenate_kv_pairs(
+        self, pairs: Sequence[tuple[Tensor, Tensor]]
+    ) -> tuple[Tensor, Tensor]:
         if not pairs:
             return self._list_slices()[-1].store.span(0, 0)
         if len(pairs) == 1:
@@ -344,34 +348,34 @@ class StoreChain:
     append = append_reduced_keys = crop = refuse_change_of_read_only_store
 
 
-class JoinedStore(StoreChain):
+class AppendableStoreChain(KVStoreChain):
     """A store that concatenates slices of other stores, and has a tail to append new tokens to."""
 
-    def __init__(self, parts: Sequence[StoreSlice], tail: MemoryStore) -> None:
+    def __init__(self, parts: Sequence[KVStoreSlice], tail: MemoryKVStore) -> None:
         self.tail = tail
         super().__init__(parts, tail)
 
-    def _list_slices(self) -> list[StoreSlice]:
-        return [*self._parts, StoreSlice(self.tail, 0, len(self.tail))]
+    def _list_slices(self) -> list[KVStoreSlice]:
+        return [*self._parts, KVStoreSlice(self.tail, 0, len(self.tail))]
 
     @property
-    def tail_start(self) -> int:
+    def tail_start_position(self) -> int:
         """Number of tokens in the slices, which precede the tail's tokens."""
         return self._starts[-1]
 
     def __len__(self) -> int:
-        return self.tail_start + len(self.tail)
+        return self.tail_start_position + len(self.tail)
 
     def append(self, k: Tensor, v: Tensor) -> None:
         self.tail.append(k, v)
 
     def append_reduced_keys(self, features: Tensor) -> None:
-        assert self.reduced >= self.tail_start, "all parts must have reduced keys"
+        assert self.reduced >= self.tail_start_position, "all parts must have reduced keys"
         self.tail.append_reduced_keys(features)
 
     def replace_first_tail_tokens(self, store: KVStore) -> None:
         """Replaces the first tokens of the tail by a read-only store of the same tokens."""
-        self._append_slice(StoreSlice(store, 0, len(store)))
+        self._append_store_slice(KVStoreSlice(store, 0, len(store)))
         self.tail.drop_first_tokens(len(store))
 
     def crop(self, tokens: int) -> None:
@@ -415,13 +419,13 @@ def concatenate_documents(
     projections: list[Projection | None] = []
     for layer, first in enumerate(documents[0].stores):
         parts = [
-            StoreSlice(document.stores[layer], document.head if i else 0, len(document.ids))
+            KVStoreSlice(document.stores[layer], document.head if i else 0, len(document.ids))
             for i, document in enumerate(documents)
         ]
         keys, _ = first.span(0, 1)
-        tail = MemoryStore(first.heads, first.dim, keys.dtype, keys.device, first.shared)
+        tail = MemoryKVStore(first.heads, first.dim, keys.dtype, keys.device, first.shared)
         tail.expect(RESERVE)
-        stores.append(JoinedStore(parts, tail))
+        stores.append(AppendableStoreChain(parts, tail))
         fitted = [document.projections[layer] for document in documents]
         # Questions follow the last document, and are reduced by its projection.
         projections.append(None if any(one is None for one in fitted) else fitted[-1])

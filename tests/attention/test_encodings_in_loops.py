@@ -20,7 +20,7 @@ from esa_cli.attention.parts import PositionEncoding, Selector, check_minimum, r
 from esa_cli.attention.positions import place_single_query, place_tokens_in_order
 from esa_cli.attention.step import ChunkTrace, Positions, Step
 from esa_cli.attention.window import Phase, QueryState, TokenChunk, Window
-from esa_cli.storage.memory_store import MemoryStore
+from esa_cli.storage.memory_store import MemoryKVStore
 
 HEADS, GROUPS, DIM, COUNT, SCALE = 6, 2, 8, 36, 0.4
 WINDOW = Window(initial=2, selected=5, local=4, chunk=5, dense=0)
@@ -74,7 +74,7 @@ def test_all_at_once(joint: bool, limit: int | None, monkeypatch: pytest.MonkeyP
     q, k, v = torch.randn(HEADS, COUNT, DIM), *torch.randn(2, GROUPS, COUNT, DIM)
     method = Method(WINDOW, Thirds(joint), position=Strange(limit=limit))
     attention = SelectiveAttention(method, build_rope(DIM), SCALE, temperature=temperature)
-    memory = LayerMemory(0, MemoryStore(GROUPS, DIM, torch.float32, torch.device("cpu")))
+    memory = LayerMemory(0, MemoryKVStore(GROUPS, DIM, torch.float32, torch.device("cpu")))
     traces: list[ChunkTrace] = []
     query, got, at = QueryState(Phase.AUTO, trace=traces.append), list[Tensor](), 0
     for stop in (33, 34, 35, COUNT):

@@ -8,7 +8,7 @@ from kernel_cases import DIM, GROUPS, close, draw, in_loops
 
 from esa_cli.attention.algebra import fuse_attention
 from esa_cli.attention.kernels import KERNELS, attend, choose_kernel_name, list_kernel_availability
-from esa_cli.storage.memory_store import MemoryStore
+from esa_cli.storage.memory_store import MemoryKVStore
 
 HERE = ["torch-cpu", "reference", "auto"]
 
@@ -42,7 +42,7 @@ def test_kernel_matches_loops(
 @pytest.mark.parametrize("causal", [False, True])
 def test_strided_queries_keys_and_values(kernel: str, causal: bool) -> None:
     """As they come: queries transposed by the host, keys and values as views of a store."""
-    store = MemoryStore(2, DIM, torch.float32, torch.device("cpu"))
+    store = MemoryKVStore(2, DIM, torch.float32, torch.device("cpu"))
     store.append(torch.randn(2, 40, DIM), torch.randn(2, 40, DIM))
     k, v = store.span(11, 31)
     q = torch.randn(1, 20, 6, DIM).transpose(1, 2)[0]

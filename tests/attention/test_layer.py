@@ -30,7 +30,7 @@ from esa_cli.attention.selection import SumScore, TopKSelector
 from esa_cli.attention.step import ChunkTrace, LayerState, Step
 from esa_cli.attention.window import Phase, QueryState, TokenChunk, Window
 from esa_cli.methods.voting import VoteScore
-from esa_cli.storage.memory_store import MemoryStore
+from esa_cli.storage.memory_store import MemoryKVStore
 
 pytestmark = pytest.mark.usefixtures("small_segments")
 
@@ -140,7 +140,7 @@ class Layer:
 
 
 def new_layer(count: int, heads: int = HEADS, groups: int = GROUPS) -> Layer:
-    store = MemoryStore(groups, DIM, torch.float32, torch.device("cpu"))
+    store = MemoryKVStore(groups, DIM, torch.float32, torch.device("cpu"))
     return Layer(
         torch.randn(heads, count, DIM) * 1.5,
         torch.randn(groups, count, DIM) * 1.5,

@@ -12,12 +12,12 @@ from esa_cli.attention import method
 from esa_cli.attention.compression import ClosedFormCompressor
 from esa_cli.attention.method import LayerMemory, Method
 from esa_cli.attention.step import LayerState
-from esa_cli.storage.memory_store import MemoryStore
+from esa_cli.storage.memory_store import MemoryKVStore
 
 
 @pytest.fixture
 def memory() -> LayerMemory:
-    store = MemoryStore(2, 4, torch.float32, torch.device("cpu"))
+    store = MemoryKVStore(2, 4, torch.float32, torch.device("cpu"))
     store.append(torch.randn(2, 30, 4), torch.randn(2, 30, 4))
     return LayerMemory(0, store)
 
@@ -36,7 +36,7 @@ def test_rows_are_fetched_again_where_positions_differ(memory: LayerMemory) -> N
 
 def test_queries_in_half_precision_are_summed_in_single() -> None:
     """Two heads of a group: their sum, which scores see in float32, is beyond float16."""
-    memory = LayerMemory(0, MemoryStore(1, 4, torch.float16, torch.device("cpu")))
+    memory = LayerMemory(0, MemoryKVStore(1, 4, torch.float16, torch.device("cpu")))
     memory.store.append(*torch.ones(2, 1, 8, 4, dtype=torch.float16))
     q = torch.full((2, 8, 4), 4e4, dtype=torch.float16)
     memory.add_chunk_moments(Method(compressor=ClosedFormCompressor(rank=2)), build_rope(4), q, 0)
@@ -63,7 +63,7 @@ def test_a_crop_that_was_interrupted_is_made_again(memory: LayerMemory) -> None:
     assert (State.lengths, len(memory.store)) == ([28, 28], 28)
 
 
-class Elsewhere(MemoryStore):
+class Elsewhere(MemoryKVStore):
     """A store whose rows are not in the device's memory; it notes the positions it is asked for."""
 
     def __init__(self) -> None:

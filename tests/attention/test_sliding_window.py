@@ -15,7 +15,7 @@ from esa_cli.attention.method import LayerMemory
 from esa_cli.attention.sliding_window import SlidingWindowAttention
 from esa_cli.attention.window import QueryState
 from esa_cli.errors import UsageError
-from esa_cli.storage.memory_store import MemoryStore
+from esa_cli.storage.memory_store import MemoryKVStore
 
 HEADS, GROUPS, DIM, LENGTH, SCALE = 4, 2, 8, 40, 0.4
 
@@ -59,7 +59,7 @@ def test_a_window_is_loops(
 ) -> None:
     q, k, v = rows
     monkeypatch.setattr(sliding_window, "AT_ONCE", block)
-    store = MemoryStore(GROUPS, DIM, torch.float32, torch.device("cpu"))
+    store = MemoryKVStore(GROUPS, DIM, torch.float32, torch.device("cpu"))
     store.append(k, v)
     sink = torch.tensor([0.5, -1.0, 3.0, 0.0]) if sinks else None
     attention = SlidingWindowAttention(window, build_rope(DIM), SCALE, cap)

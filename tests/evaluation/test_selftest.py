@@ -31,7 +31,7 @@ from esa_cli.methods.infllm import InfLLMSelector
 from esa_cli.qa.answering.session import Session
 from esa_cli.qa.presets import preset
 from esa_cli.qa.presets.resolved_preset import resolve_preset
-from esa_cli.storage.memory_store import MemoryStore
+from esa_cli.storage.memory_store import MemoryKVStore
 from esa_cli.system.jsonl import Journal
 
 pytestmark = pytest.mark.usefixtures("short_answers")
@@ -208,7 +208,7 @@ def test_lengths_are_parsed() -> None:
 
 
 def seen_of(layer: int, far: Any, *, start: int = 100, local: int = 10) -> ChunkTrace:
-    store = MemoryStore(1, 4, torch.float32, torch.device("cpu"))
+    store = MemoryKVStore(1, 4, torch.float32, torch.device("cpu"))
     queries, lse = torch.zeros(2, 3, 4), torch.zeros(2, 3)
     places = Positions(torch.zeros(3), torch.zeros(4))
     return ChunkTrace(

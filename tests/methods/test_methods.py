@@ -31,7 +31,7 @@ from esa_cli.methods.per_head import LokiSelector
 from esa_cli.methods.voting import VoteScore
 from esa_cli.qa.presets import preset, resolved_preset
 from esa_cli.qa.presets.resolved_preset import resolve_preset
-from esa_cli.storage.memory_store import MemoryStore
+from esa_cli.storage.memory_store import MemoryKVStore
 
 HEADS, GROUPS, DIM = 6, 2, 8
 SCALE = 0.4
@@ -327,7 +327,7 @@ class Reader:
     layer: int = 0
 
     def __post_init__(self) -> None:
-        store = MemoryStore(self.k.shape[0], DIM, torch.float32, torch.device("cpu"))
+        store = MemoryKVStore(self.k.shape[0], DIM, torch.float32, torch.device("cpu"))
         self.memory = LayerMemory(self.layer, store)
         self.seen: list[ChunkTrace] = []
         self.attention = SelectiveAttention(self.method, build_rope(DIM), SCALE)
@@ -535,17 +535,17 @@ def test_an_answers_token_reads_only_what_is_new(
     step = make_step(middle=400, observe=selector.observe if selector.observes else None)
     selector.select(step, 64)
     read: list[tuple[int, int]] = []
-    span = MemoryStore.span
+    span = MemoryKVStore.span
 
-    def watched(store: MemoryStore, start: int, stop: int) -> Any:
+    def watched(store: MemoryKVStore, start: int, stop: int) -> Any:
         read.append((start, stop))
         return span(store, start, stop)
 
     for _ in range(20):
         step = advance(step, 1, decoding=True)
         with monkeypatch.context() as patch:
-            patch.setattr(MemoryStore, "span", watched)
-            patch.setattr(MemoryStore, "key_blocks", None)
+            patch.setattr(MemoryKVStore, "span", watched)
+            patch.setattr(MemoryKVStore, "key_blocks", None)
             selector.select(step, 64)
     assert sum(stop - start for start, stop in read) <= 20 * 16
     assert min(start for start, _ in read) >= 400 - 16

@@ -36,7 +36,7 @@ from esa_cli.methods.streaming import LMInfinitePositions, StreamingPositions
 from esa_cli.models.attachment.attach import attach
 from esa_cli.qa.presets import resolved_preset
 from esa_cli.qa.presets.preset import Preset
-from esa_cli.storage.memory_store import MemoryStore
+from esa_cli.storage.memory_store import MemoryKVStore
 
 NAMES = [
     *("infllm", "streaming", "lm-infinite", "rerope"),
@@ -63,7 +63,7 @@ def attended(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention (H, COUNT, D) fed up to each of `pieces` in turn, and the same in loops."""
     q, k, v = (torch.randn(n, COUNT, DIM) * 1.5 for n in (HEADS, GROUPS, GROUPS))
-    memory = LayerMemory(0, MemoryStore(GROUPS, DIM, torch.float32, torch.device("cpu")))
+    memory = LayerMemory(0, MemoryKVStore(GROUPS, DIM, torch.float32, torch.device("cpu")))
     attention, got, at = SelectiveAttention(method, build_rope(DIM), SCALE), [], 0
     for upto in pieces:
         memory.store.append(k[:, at:upto], v[:, at:upto])

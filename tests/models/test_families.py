@@ -29,8 +29,8 @@ from esa_cli.models.text_passes.text_forward import PromptBatch
 from esa_cli.qa.planning.model_shape import read_model_shape
 from esa_cli.qa.presets.resolved_preset import resolve_preset
 from esa_cli.storage.library import Layout, Library
-from esa_cli.storage.library.stored_cache import CacheWriter, StoredCache
-from esa_cli.storage.memory_store import JoinedStore, MemoryStore, StoreSlice
+from esa_cli.storage.library.stored_cache import KVCacheWriter, StoredKVCache
+from esa_cli.storage.memory_store import AppendableStoreChain, KVStoreSlice, MemoryKVStore
 
 pytestmark = pytest.mark.families
 
@@ -167,7 +167,7 @@ def test_stored_and_reopened(name: str, tmp_path: Path) -> None:
 
 def stored(
     cache: EsaCache, ids: list[int], path: Path
-) -> tuple[list[JoinedStore], list[dict[str, torch.Tensor]]]:
+) -> tuple[list[AppendableStoreChain], list[dict[str, torch.Tensor]]]:
     """The cached rows of all layers, from a library on disk, each with an empty tail; and the
     states of those that keep one."""
     kept = [one.store for one in cache.memories]
@@ -180,20 +180,20 @@ def stored(
     )  # fmt: skip
     library = Library(path)
     key = library.compute_key("model", "text")
-    with library.open_writer(CacheWriter, key, "model", ids, layout) as writer:
-        assert isinstance(writer, CacheWriter)
+    with library.open_writer(KVCacheWriter, key, "model", ids, layout) as writer:
+        assert isinstance(writer, KVCacheWriter)
         for layer, store in zip(writer.layers, kept, strict=True):
             layer.append(*store.span(0, len(ids)))
         writer.flush_segments(None)
         entry = writer.finish_document(
             text="text", offsets=[(0, 1)] * len(ids), projections=[None] * len(kept), states=states
         )
-    opened = StoredCache(library.open_document(entry))
+    opened = StoredKVCache(library.open_document(entry))
     stores = opened.open_layer_stores()
     place = torch.float32, torch.device("cpu")
-    tails = [MemoryStore(*shape, *place, first.shared) for shape in shapes]
+    tails = [MemoryKVStore(*shape, *place, first.shared) for shape in shapes]
     joined = [
-        JoinedStore([StoreSlice(store, 0, len(ids))], tail)
+        AppendableStoreChain([KVStoreSlice(store, 0, len(ids))], tail)
         for store, tail in zip(stores, tails, strict=True)
     ]
     return joined, opened.states

@@ -14,7 +14,7 @@ from esa_cli.attention.window import Phase, QueryState, Window
 from esa_cli.methods.per_head import QuestSelector
 from esa_cli.methods.voting import VoteScore
 from esa_cli.models.attachment.attach import attach
-from esa_cli.storage.memory_store import MemoryStore
+from esa_cli.storage.memory_store import MemoryKVStore
 
 CPU = torch.device("cpu")
 VOCABULARY = 300
@@ -87,7 +87,7 @@ def test_a_token_fetches_only_what_the_last_one_had_not(
 ) -> None:
     """Rows that are copied for each of these selections, one after the other."""
 
-    class Counted(MemoryStore):
+    class Counted(MemoryKVStore):
         rows = 0
 
         def gather(self, at: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

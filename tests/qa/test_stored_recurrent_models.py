@@ -17,10 +17,10 @@ from esa_cli.qa.api import Esa
 from esa_cli.qa.finding.passage_finder import Book
 from esa_cli.qa.planning.model_shape import read_model_shape
 from esa_cli.qa.presets import preset
-from esa_cli.storage.library import Entry, Library
+from esa_cli.storage.library import Library, LibraryEntry
 from esa_cli.storage.library.disk import LibraryPaths, write_checksummed_file
-from esa_cli.storage.library.packed_files import pack_states
-from esa_cli.storage.library.stored_cache import read_states
+from esa_cli.storage.library.packed_files import pack_recurrent_states
+from esa_cli.storage.library.stored_cache import read_recurrent_states
 
 pytestmark = pytest.mark.families
 
@@ -63,7 +63,7 @@ def open_esa(loaded: Any, library: Library | None, rows: str = "native") -> Esa:
     return Esa(loaded, chosen, library=library, rows=rows)
 
 
-def entry_of(book: Book) -> Entry:
+def entry_of(book: Book) -> LibraryEntry:
     assert book.entry is not None
     return book.entry
 
@@ -149,9 +149,9 @@ def test_states_of_other_shapes_name_their_file(
     with open_esa(loaded, library) as reader:
         entry = entry_of(reader.ingest(str(path)))
     file = LibraryPaths(library.root).get_document_path(entry.key, "states")
-    found = read_states(LibraryPaths(library.root), entry.layout, entry.key)
+    found = read_recurrent_states(LibraryPaths(library.root), entry.layout, entry.key)
     wrong = [{name: one[..., :1].clone() for name, one in state.items()} for state in found.states]
-    write_checksummed_file(file, "states", pack_states(found.segment, wrong), entry.key)
+    write_checksummed_file(file, "states", pack_recurrent_states(found.segment, wrong), entry.key)
     with (
         open_esa(loaded, library) as reader,
         pytest.raises(LibraryError, match="other shapes than this model's") as raised,

@@ -41,7 +41,7 @@ def library(tmp_path: Path) -> Library:
 
 def make_catalogue(library: Library) -> None:
     with library.open_catalogue() as catalogue:
-        assert catalogue.add_stored_texts() == []
+        assert catalogue.index_stored_texts() == []
 
 
 def test_documents_come_go_and_change(library: Library) -> None:
@@ -73,7 +73,7 @@ def test_a_damaged_catalogue_is_made_again(library: Library, damage: str) -> Non
     with library.open_catalogue() as catalogue:
         with catalogue.run_transaction():
             catalogue.files.store_record(record)
-        catalogue.store_synced_records("/town")
+        catalogue.save_folder_records("/town")
     path, draw = library.root / NAME, random.Random(3)
     for _ in range(20 if damage == "flips" else 1):
         data = bytearray(path.read_bytes())
@@ -98,7 +98,7 @@ def test_a_damaged_catalogue_is_made_again(library: Library, damage: str) -> Non
         assert damage == "flips" or library.synced_file_count == 1
         with library.open_search_catalogue() as catalogue:
             assert damage == "flips" or catalogue.files.list_records() == [record]
-            assert catalogue.add_stored_texts() == []
+            assert catalogue.index_stored_texts() == []
             assert damage == "flips" or len(catalogue.texts) == 3
     if damage == "folder":
         for change in (lambda: library.remove(wanted[0]), library.prune, make_catalogue):
@@ -106,16 +106,16 @@ def test_a_damaged_catalogue_is_made_again(library: Library, damage: str) -> Non
                 change(library) if change is make_catalogue else change()  # type: ignore[call-arg]
         assert library.entries() == wanted[1:], "it is removed"
         with library.open_catalogue(keep_on_disk=False) as catalogue:
-            assert catalogue.add_stored_texts() == []
+            assert catalogue.index_stored_texts() == []
             assert len(catalogue.texts) == 2
         assert list(path.iterdir()) == []
 
 
 def test_words_go_with_their_document(library: Library) -> None:
     with library.open_catalogue() as catalogue:
-        assert catalogue.add_stored_texts() == []
+        assert catalogue.index_stored_texts() == []
         assert len(catalogue.texts) == 3
-        assert catalogue.add_stored_texts(lambda *_: pytest.fail("again")) == []
+        assert catalogue.index_stored_texts(lambda *_: pytest.fail("again")) == []
     first, second = library.entries()[:2]
     library.remove(first)
     with library.open_catalogue() as catalogue:
@@ -139,7 +139,7 @@ def test_names_that_are_not_utf_8(library: Library, tmp_path: Path) -> None:
         catalogue.files.store_record(record)
         assert catalogue.files.find_record(path) == record
         synced = catalogue.files.list_synced_records()
-        assert synced == catalogue.files.list_records_below(str(tmp_path)) == [record]
+        assert synced == catalogue.files.list_records_in_folder(str(tmp_path)) == [record]
         assert len(catalogue.texts.rank_texts("harp")) == 1
     assert library.synced_file_count == 1
     with library.open_catalogue() as catalogue, catalogue.run_transaction():
@@ -170,7 +170,7 @@ def test_damage_that_only_the_work_meets_is_mended(library: Library, damage: str
         catalogue.texts.rank_texts("anvil")
     library.remove(library.entries()[0])
     with library.open_catalogue() as catalogue:
-        assert catalogue.add_stored_texts() == []
+        assert catalogue.index_stored_texts() == []
         assert len(catalogue.texts.rank_texts("w1")) == len(catalogue.texts) == 2
 
 
@@ -178,7 +178,7 @@ def add_texts(library: Library, count: int) -> None:
     texts = (f"{text} {number}" for number in range(count) for text in TEXTS)
     with library.open_catalogue() as catalogue:
         add = catalogue.texts.add_text
-        catalogue.carry_out_changes(partial(add, one, text_digest(one)) for one in texts)
+        catalogue.write_changes_in_batches(partial(add, one, text_digest(one)) for one in texts)
 
 
 def test_threads_with_files_of_one_text_keep_its_words(library: Library) -> None:

@@ -27,7 +27,7 @@ from esa_cli.attention.compression import Linear
 from esa_cli.errors import LibraryError
 from esa_cli.storage.library import Layout, Library
 from esa_cli.storage.library.library_copy import pull_documents, push_documents
-from esa_cli.storage.library.stored_cache import CacheWriter, StoredCache
+from esa_cli.storage.library.stored_cache import KVCacheWriter, StoredKVCache
 
 PLACES = 200
 IDS = [*range(40)]
@@ -48,7 +48,7 @@ def use(library: Library) -> None:
     stored = library.open_document(entry)
     assert (stored.text, stored.ids) == (text_of(IDS), IDS)
     assert stored.offsets.tolist() == [list(pair) for pair in offsets_of(IDS)]
-    layers = StoredCache(stored).open_layer_stores()
+    layers = StoredKVCache(stored).open_layer_stores()
     assert_holds(layers, IDS)
     for i, layer in enumerate(layers):
         assert torch.equal(layer.gather(torch.arange(40))[1], rows_of(IDS, 0, len(IDS), i)[1])
@@ -93,8 +93,8 @@ def test_every_byte_of_a_segment_is_covered(tmp_path: Path, kind: str) -> None:
     layout = Layout(1, 1, 2, "bfloat16", kind, reduced=(1,), segment=4)  # type: ignore[arg-type]
     library, ids = Library(tmp_path), [5, 6, 7]
     key = library.compute_key(WITH, text_of(ids))
-    with library.open_writer(CacheWriter, key, WITH, ids, layout) as writer:
-        assert isinstance(writer, CacheWriter)
+    with library.open_writer(KVCacheWriter, key, WITH, ids, layout) as writer:
+        assert isinstance(writer, KVCacheWriter)
         read(writer, ids)
         entry = finish(writer, ids)
     (path,) = tmp_path.rglob("*.seg")
@@ -123,7 +123,7 @@ def test_only_what_is_used_is_checked(kept: Library) -> None:
     changed[at + 3] ^= 4
     path.write_bytes(changed)
     try:
-        one, two = StoredCache(kept.open_document(kept.entries()[0])).open_layer_stores()
+        one, two = StoredKVCache(kept.open_document(kept.entries()[0])).open_layer_stores()
         one.span(0, 40)
         two.gather(torch.tensor([4, 6, 39]))
         two.span(6, 40)
@@ -170,7 +170,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
             assert library.find_entry(entry.key) is None
         else:
             with pytest.raises(LibraryError, match=f"{path.name} is missing"):
-                StoredCache(library.open_document(entry))
+                StoredKVCache(library.open_document(entry))
         assert any(path.name in error.message for error in library.verify(entry))
         library.remove(entry)
         library.prune()
@@ -186,7 +186,7 @@ def test_a_damaged_document_can_be_removed_and_read_again(tmp_path: Path) -> Non
     path.write_bytes(path.read_bytes()[:-1])
     with (
         pytest.raises(LibraryError, match="length or checksum is wrong"),
-        library.open_writer(CacheWriter, entry.key, WITH, IDS, LAYOUT),
+        library.open_writer(KVCacheWriter, entry.key, WITH, IDS, LAYOUT),
     ):
         raise AssertionError("a damaged document must not be written over")
     (broken,) = library.match_entries(entry.id)
@@ -211,8 +211,8 @@ def test_rows_of_several_sizes(tmp_path: Path, kind: Any) -> None:
     layout = Layout(3, 1, 6, "float32", kind, (0, 2, 0), segment=16, shapes=shapes)
     library = Library(tmp_path / "one")
     key = library.compute_key(WITH, "x")
-    with library.open_writer(CacheWriter, key, WITH, [*range(count)], layout) as writer:
-        assert isinstance(writer, CacheWriter)
+    with library.open_writer(KVCacheWriter, key, WITH, [*range(count)], layout) as writer:
+        assert isinstance(writer, KVCacheWriter)
         given = [torch.randn(2, heads, count, dim) for heads, dim in shapes]
         maps = [None, Linear(torch.randn(6, 2), torch.randn(6, 2)), None]
         for layer, rows, one in zip(writer.layers, given, maps, strict=True):
@@ -229,7 +229,7 @@ def test_rows_of_several_sizes(tmp_path: Path, kind: Any) -> None:
     push_documents(library, str(tmp_path / "one.tar"), [entry])
     other = Library(tmp_path / "other")
     assert pull_documents(other, str(tmp_path / "one.tar")).copied == [entry.key]
-    layers = StoredCache(other.open_document(other.entries()[0])).open_layer_stores()
+    layers = StoredKVCache(other.open_document(other.entries()[0])).open_layer_stores()
     assert [(one.heads, one.dim) for one in layers] == [*shapes]
     at = torch.tensor([3, 17, 40])
     for stored, (keys, values) in zip(layers, given, strict=True):
@@ -238,7 +238,7 @@ def test_rows_of_several_sizes(tmp_path: Path, kind: Any) -> None:
             torch.testing.assert_close(mine, want, atol=apart, rtol=0)
         for mine, want in zip(stored.gather(at), stored.span(0, count), strict=True):
             assert torch.equal(mine, want[:, at])
-    assert [one.nbytes for one in layers] == [layout.token_bytes(i) * count for i in range(3)]
+    assert [one.nbytes for one in layers] == [layout.count_token_bytes(i) * count for i in range(3)]
 
 
 def test_layouts_that_make_no_sense() -> None:

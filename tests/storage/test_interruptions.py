@@ -11,7 +11,7 @@ import torch
 from interruptions import interrupted
 
 from esa_cli import storage
-from esa_cli.storage.memory_store import JoinedStore, MemoryStore, StoreSlice
+from esa_cli.storage.memory_store import AppendableStoreChain, KVStoreSlice, MemoryKVStore
 
 HEADS, DIM, RANK = 2, 4, 3
 CPU = torch.device("cpu")
@@ -25,19 +25,19 @@ READ, REDUCED = 50, 30
 """Tokens, and those with a reduced key, before the interruption."""
 
 
-def memory() -> MemoryStore:
-    return MemoryStore(HEADS, DIM, torch.float32, CPU)
+def memory() -> MemoryKVStore:
+    return MemoryKVStore(HEADS, DIM, torch.float32, CPU)
 
 
-def host() -> MemoryStore:
-    return MemoryStore(HEADS, DIM, torch.float32, CPU, on_host=True)
+def host() -> MemoryKVStore:
+    return MemoryKVStore(HEADS, DIM, torch.float32, CPU, on_host=True)
 
 
-def joined() -> JoinedStore:
+def joined() -> AppendableStoreChain:
     document = memory()
     document.append(*ROWS[:, :, :20])
     document.append_reduced_keys(FEATURES[:20])
-    return JoinedStore([StoreSlice(document, 0, 20)], memory())
+    return AppendableStoreChain([KVStoreSlice(document, 0, 20)], memory())
 
 
 def append(store: Any, first: int, last: int) -> None:

@@ -21,9 +21,9 @@ from esa_cli.attention.algebra import join_key_heads
 from esa_cli.attention.compression import Linear
 from esa_cli.attention.step import KVStore
 from esa_cli.errors import LibraryError
-from esa_cli.storage.library import Entry, Layout, Library
+from esa_cli.storage.library import Layout, Library, LibraryEntry
 from esa_cli.storage.library.disk import MARKER
-from esa_cli.storage.library.stored_cache import CacheWriter, StoredCache
+from esa_cli.storage.library.stored_cache import KVCacheWriter, StoredKVCache
 
 LAYOUT = Layout(2, 2, 4, "float32", reduced=(3, 5), fit=10, segment=16)
 WITH_STATES = replace(LAYOUT, states=3)
@@ -81,7 +81,7 @@ def states_of(
 
 
 def read(
-    writer: CacheWriter, ids: Sequence[int], *, piece: int = 8, stop: int | None = None
+    writer: KVCacheWriter, ids: Sequence[int], *, piece: int = 8, stop: int | None = None
 ) -> None:
     """Reads on from where the writer is, and settles after every piece."""
     layout, projections = writer.layout, writer.projections
@@ -99,7 +99,7 @@ def read(
         writer.flush_segments(projections, states_of(ids, end, layout))
 
 
-def finish(writer: CacheWriter, ids: Sequence[int], **more: Any) -> Entry:
+def finish(writer: KVCacheWriter, ids: Sequence[int], **more: Any) -> LibraryEntry:
     known = {"name": "book.txt", "source": "/books/book.txt", "bytes": 9, "missing": list[str]()}
     return writer.finish_document(
         text=text_of(ids),
@@ -115,12 +115,12 @@ def finish(writer: CacheWriter, ids: Sequence[int], **more: Any) -> Entry:
 
 def writing(library: Library, ids: Sequence[int], layout: Layout) -> Any:
     key = library.compute_key(WITH, text_of(ids))
-    return library.open_writer(CacheWriter, key, WITH, ids, layout)
+    return library.open_writer(KVCacheWriter, key, WITH, ids, layout)
 
 
-def ingest(library: Library, ids: Sequence[int], layout: Layout = LAYOUT) -> Entry:
+def ingest(library: Library, ids: Sequence[int], layout: Layout = LAYOUT) -> LibraryEntry:
     with writing(library, ids, layout) as writer:
-        if isinstance(writer, Entry):
+        if isinstance(writer, LibraryEntry):
             return writer
         read(writer, ids)
         return finish(writer, ids)
@@ -129,7 +129,7 @@ def ingest(library: Library, ids: Sequence[int], layout: Layout = LAYOUT) -> Ent
 def part_of(library: Library, ids: Sequence[int], stop: int, layout: Layout = LAYOUT) -> None:
     """An ingest that ends before its time."""
     with suppress(KeyboardInterrupt), writing(library, ids, layout) as writer:
-        assert isinstance(writer, CacheWriter)
+        assert isinstance(writer, KVCacheWriter)
         read(writer, ids, stop=stop)
         raise KeyboardInterrupt
 
@@ -185,7 +185,7 @@ def test_what_was_written_comes_back(library: Library, count: int) -> None:
     assert stored.text == text_of(ids)
     assert stored.offsets.tolist() == [list(pair) for pair in offsets_of(ids)]
     assert (found.head, found.marks) == (3, ([0, 1, None],))
-    cache = StoredCache(stored)
+    cache = StoredKVCache(stored)
     assert cache.projections is not None
     for maps, wanted in zip(cache.projections, fit_of(ids), strict=True):
         assert maps is not None
@@ -210,7 +210,7 @@ def test_the_key_is_the_text_and_what_it_was_read_with(library: Library) -> None
 def test_a_document_that_is_there_is_not_written_again(library: Library) -> None:
     first = ingest(library, [*range(20)])
     before = {name: (library.root / name).stat().st_mtime_ns for name in files(library)}
-    with library.open_writer(CacheWriter, first.key, WITH, [*range(20)], LAYOUT) as there:
+    with library.open_writer(KVCacheWriter, first.key, WITH, [*range(20)], LAYOUT) as there:
         assert there == first
     assert before == {name: (library.root / name).stat().st_mtime_ns for name in files(library)}
 
@@ -219,7 +219,7 @@ def test_a_longer_document_shares_its_whole_segments(library: Library) -> None:
     short, long = [*range(40)], [*range(60)]
     first = ingest(library, short)
     with writing(library, long, LAYOUT) as writer:
-        assert isinstance(writer, CacheWriter)
+        assert isinstance(writer, KVCacheWriter)
         assert writer.stored_token_count == 32
         assert writer.projections is not None
         read(writer, long)
@@ -227,23 +227,25 @@ def test_a_longer_document_shares_its_whole_segments(library: Library) -> None:
     assert first.segments[:2] == second.segments[:2]
     assert len({*first.segments, *second.segments}) == 5
     assert first.fit == second.fit
-    assert_holds(StoredCache(library.open_document(second)).open_layer_stores(), long)
-    assert_holds(StoredCache(library.open_document(first)).open_layer_stores(), short)
+    assert_holds(StoredKVCache(library.open_document(second)).open_layer_stores(), long)
+    assert_holds(StoredKVCache(library.open_document(first)).open_layer_stores(), short)
 
 
 def test_another_beginning_or_identity_or_layout_shares_nothing(library: Library) -> None:
     ingest(library, [*range(40)])
     names = files(library)
     ids = [99, *range(1, 40)]
-    with library.open_writer(CacheWriter, "b" * 40, WITH, ids, LAYOUT) as writer:
-        assert isinstance(writer, CacheWriter)
+    with library.open_writer(KVCacheWriter, "b" * 40, WITH, ids, LAYOUT) as writer:
+        assert isinstance(writer, KVCacheWriter)
         assert writer.stored_token_count == 0
-    with library.open_writer(CacheWriter, "b" * 40, "other model", [*range(40)], LAYOUT) as writer:
-        assert isinstance(writer, CacheWriter)
+    with library.open_writer(
+        KVCacheWriter, "b" * 40, "other model", [*range(40)], LAYOUT
+    ) as writer:
+        assert isinstance(writer, KVCacheWriter)
         assert writer.stored_token_count == 0
     other = Layout(2, 2, 4, "float32", kind="int8", reduced=(3, 5), fit=10, segment=16)
-    with library.open_writer(CacheWriter, "b" * 40, WITH, [*range(40)], other) as writer:
-        assert isinstance(writer, CacheWriter)
+    with library.open_writer(KVCacheWriter, "b" * 40, WITH, [*range(40)], other) as writer:
+        assert isinstance(writer, KVCacheWriter)
         assert writer.stored_token_count == 0
     assert files(library) == names
 
@@ -253,7 +255,7 @@ def test_segments_are_shared_only_where_the_compressor_saw_the_same(library: Lib
     first, second = [*range(40)], [*range(20), *range(90, 110)]
     ingest(library, first, layout)
     entry = ingest(library, second, layout)
-    assert_holds(StoredCache(library.open_document(entry)).open_layer_stores(), second, layout)
+    assert_holds(StoredKVCache(library.open_document(entry)).open_layer_stores(), second, layout)
 
 
 def test_an_ingest_that_wrote_nothing_leaves_nothing(library: Library) -> None:
@@ -269,19 +271,19 @@ def test_a_damaged_part_is_not_gone_on_from(library: Library) -> None:
     data[-5000] ^= 1
     path.write_bytes(data)
     with writing(library, ids, LAYOUT) as writer:
-        assert isinstance(writer, CacheWriter)
+        assert isinstance(writer, KVCacheWriter)
         assert writer.stored_token_count == 16
         read(writer, ids)
         entry = finish(writer, ids)
     assert library.verify(entry) == []
-    assert_holds(StoredCache(library.open_document(entry)).open_layer_stores(), ids)
+    assert_holds(StoredKVCache(library.open_document(entry)).open_layer_stores(), ids)
 
 
 @pytest.mark.parametrize("wrong", ["tokens", "offsets", "one layer"])
 def test_what_is_not_whole_is_refused(library: Library, wrong: str) -> None:
     ids = [*range(20)]
-    with library.open_writer(CacheWriter, "d" * 40, WITH, ids, LAYOUT) as writer:
-        assert isinstance(writer, CacheWriter)
+    with library.open_writer(KVCacheWriter, "d" * 40, WITH, ids, LAYOUT) as writer:
+        assert isinstance(writer, KVCacheWriter)
         read(writer, ids, stop=12 if wrong == "tokens" else None)
         if wrong == "one layer":
             writer.layers[0].append(*rows_of(ids, 0, 1, 0))
@@ -296,20 +298,20 @@ def test_removing_leaves_an_unfinished_ingest_its_part(library: Library) -> None
     part_of(library, [*range(70)], 50)
     library.remove(entry)
     key, ids = library.compute_key(WITH, text_of(range(70))), [*range(70)]
-    with library.open_writer(CacheWriter, key, WITH, ids, LAYOUT) as writer:
-        assert isinstance(writer, CacheWriter)
+    with library.open_writer(KVCacheWriter, key, WITH, ids, LAYOUT) as writer:
+        assert isinstance(writer, KVCacheWriter)
         assert writer.stored_token_count == 48
 
 
 def test_a_removed_document_that_is_mapped_can_still_be_read(library: Library) -> None:
     ids = [*range(40)]
     entry = ingest(library, ids)
-    layers = StoredCache(library.open_document(entry)).open_layer_stores()
+    layers = StoredKVCache(library.open_document(entry)).open_layer_stores()
     library.remove(entry)
     assert_holds(layers, ids)
 
 
-def used_at(library: Library, entry: Entry, seconds: float) -> None:
+def used_at(library: Library, entry: LibraryEntry, seconds: float) -> None:
     os.utime(library.root / "documents" / f"{entry.key}.used", (seconds, seconds))
 
 
@@ -317,7 +319,7 @@ def test_prune_leaves_a_running_ingest_alone(library: Library) -> None:
     ids = [*range(70)]
     shared = ingest(library, ids[:40])
     with writing(library, ids, LAYOUT) as writer:
-        assert isinstance(writer, CacheWriter)
+        assert isinstance(writer, KVCacheWriter)
         read(writer, ids, stop=50)
         part = library.root / "segments" / f".{'d' * 40}-none.seg.{writer.key}.part"
         part.write_bytes(b"being written")
@@ -330,7 +332,7 @@ def test_prune_leaves_a_running_ingest_alone(library: Library) -> None:
         read(writer, ids)
         entry = finish(writer, ids)
     assert library.verify(entry) == []
-    assert_holds(StoredCache(library.open_document(entry)).open_layer_stores(), ids)
+    assert_holds(StoredKVCache(library.open_document(entry)).open_layer_stores(), ids)
 
 
 def test_an_empty_library(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -356,14 +358,14 @@ def test_who_waits_is_asked_again_and_again_and_may_give_up(library: Library) ->
             raise InterruptedError
 
     other = Library(library.root)
-    with library.open_writer(CacheWriter, key, WITH, [1, 2, 3], LAYOUT) as writer:
+    with library.open_writer(KVCacheWriter, key, WITH, [1, 2, 3], LAYOUT) as writer:
         with (
             pytest.raises(InterruptedError),
-            other.open_writer(CacheWriter, key, WITH, [1, 2, 3], LAYOUT, on_wait=waiting),
+            other.open_writer(KVCacheWriter, key, WITH, [1, 2, 3], LAYOUT, on_wait=waiting),
         ):
             raise AssertionError("somebody else writes it")
         assert 0.3 < asked[1] - asked[0] < 5
-        assert isinstance(writer, CacheWriter)
+        assert isinstance(writer, KVCacheWriter)
         read(writer, [1, 2, 3])
         finish(writer, [1, 2, 3])
     assert library.find_entry(key) is not None

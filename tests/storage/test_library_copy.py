@@ -24,7 +24,7 @@ from esa_cli.storage.library import library as library_file
 from esa_cli.storage.library.disk import MARKER, pack_checksummed_file
 from esa_cli.storage.library.library_copy import CopySource, pull_documents, push_documents
 from esa_cli.storage.library.packed_files import pack_tokens
-from esa_cli.storage.library.stored_cache import StoredCache
+from esa_cli.storage.library.stored_cache import StoredKVCache
 
 IDS = [*range(40)]
 
@@ -130,7 +130,9 @@ def test_a_copy_that_is_stopped_goes_on(
             assert all(other.verify(entry) == [] for entry in other.entries())
             assert not list(tmp_path.rglob("*.part"))
 
-    assert until_done(lambda patch: stop_after(patch, CopySource, "read_chunks", 3), work) > 0
+    assert (
+        until_done(lambda patch: stop_after(patch, CopySource, "read_file_in_chunks", 3), work) > 0
+    )
     assert same(library, other)
 
 
@@ -150,15 +152,15 @@ def test_an_archive_that_is_stopped_leaves_the_one_before(library: Library, tmp_
 
 def test_a_pull_beside_a_prune(library: Library, other: Library, folder: str) -> None:
     push_documents(library, folder, library.entries())
-    real = CopySource.read_chunks
+    real = CopySource.read_file_in_chunks
 
-    def read_chunks(*given: Any) -> Iterator[bytes]:
+    def read_file_in_chunks(*given: Any) -> Iterator[bytes]:
         for chunk in real(*given):
             assert other.prune().leftovers == 0
             yield chunk
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(CopySource, "read_chunks", read_chunks)
+        patch.setattr(CopySource, "read_file_in_chunks", read_file_in_chunks)
         pull_documents(other, folder)
     assert same(library, other)
 
@@ -378,7 +380,7 @@ def test_an_archive_brings_documents_as_they_were(
     again = pull_documents(other, str(archive))
     assert (again.copied, again.already_there, again.bytes) == ([], 2, 0)
     stored = other.open_document(other.entries()[0])
-    assert_holds(StoredCache(stored).open_layer_stores(), stored.ids)
+    assert_holds(StoredKVCache(stored).open_layer_stores(), stored.ids)
     push_documents(library, str(tmp_path / "again.tar"), library.entries())
     assert (tmp_path / "again.tar").read_bytes() == archive.read_bytes()
     if os.name != "nt":

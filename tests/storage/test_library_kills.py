@@ -36,7 +36,7 @@ from test_library import (
 
 from esa_cli.errors import ResourceError
 from esa_cli.storage.library import Layout, Library
-from esa_cli.storage.library.stored_cache import CacheWriter, StoredCache
+from esa_cli.storage.library.stored_cache import KVCacheWriter, StoredKVCache
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="no fork, no SIGKILL")
 IDS = [*range(70)]
@@ -64,10 +64,10 @@ def test_an_ingest_killed_at_random_moments_goes_on_to_the_same_bytes(
         cut += was_at_it and bool(files(library)) and not library.entries()
         for entry in library.entries():
             assert library.verify(entry) == []
-            assert_holds(StoredCache(library.open_document(entry)).open_layer_stores(), IDS)
+            assert_holds(StoredKVCache(library.open_document(entry)).open_layer_stores(), IDS)
         key = library.compute_key(WITH, text_of(IDS))
-        with library.open_writer(CacheWriter, key, WITH, IDS, layout) as writer:
-            if isinstance(writer, CacheWriter):
+        with library.open_writer(KVCacheWriter, key, WITH, IDS, layout) as writer:
+            if isinstance(writer, KVCacheWriter):
                 resumed += writer.stored_token_count > 0
                 if draw.random() < 0.5:
                     continue
@@ -133,8 +133,8 @@ def test_one_that_waits_goes_on_when_the_other_is_killed(tmp_path: Path) -> None
 
     def first() -> None:
         key = library.compute_key(WITH, text_of(IDS))
-        with library.open_writer(CacheWriter, key, WITH, IDS, LAYOUT) as writer:
-            assert isinstance(writer, CacheWriter)
+        with library.open_writer(KVCacheWriter, key, WITH, IDS, LAYOUT) as writer:
+            assert isinstance(writer, KVCacheWriter)
             read(writer, IDS, stop=50)
             reading.set()
             done.wait(60)
@@ -148,15 +148,15 @@ def test_one_that_waits_goes_on_when_the_other_is_killed(tmp_path: Path) -> None
         os.kill(number, signal.SIGKILL)
 
     with library.open_writer(
-        CacheWriter, library.compute_key(WITH, text_of(IDS)), WITH, IDS, LAYOUT, on_wait=waiting
+        KVCacheWriter, library.compute_key(WITH, text_of(IDS)), WITH, IDS, LAYOUT, on_wait=waiting
     ) as writer:
-        assert isinstance(writer, CacheWriter)
+        assert isinstance(writer, KVCacheWriter)
         assert writer.stored_token_count == 48
         read(writer, IDS)
         entry = finish(writer, IDS)
     assert ended(number) == -signal.SIGKILL
     assert waited == [1]
-    assert_holds(StoredCache(library.open_document(entry)).open_layer_stores(), IDS)
+    assert_holds(StoredKVCache(library.open_document(entry)).open_layer_stores(), IDS)
 
 
 def test_different_documents_are_ingested_side_by_side_while_others_prune(tmp_path: Path) -> None:
@@ -176,7 +176,7 @@ def test_different_documents_are_ingested_side_by_side_while_others_prune(tmp_pa
     for entry in found:
         assert library.verify(entry) == []
         stored = library.open_document(entry)
-        assert_holds(StoredCache(stored).open_layer_stores(), stored.ids)
+        assert_holds(StoredKVCache(stored).open_layer_stores(), stored.ids)
     before = files(library)
     library.prune()
     assert files(library) == before

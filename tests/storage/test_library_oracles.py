@@ -13,9 +13,9 @@ import torch
 from test_library import LAYOUT, ingest, used_at
 
 from esa_cli.attention.compression import Linear
-from esa_cli.storage.library import Catalogue, Entry, FileRecord, Layout, Library
+from esa_cli.storage.library import Catalogue, FileRecord, Layout, Library, LibraryEntry
 from esa_cli.storage.library.disk import LibraryPaths
-from esa_cli.storage.library.stored_cache import CacheWriter
+from esa_cli.storage.library.stored_cache import KVCacheWriter
 from esa_cli.system import files
 from esa_cli.system.text import text_digest
 
@@ -37,8 +37,8 @@ def test_names_and_bytes_are_those_of_before(tmp_path: Path, layout: Layout, dig
     """Of commit 7100f9e, whose libraries are read; a manifest, which has a time, is left out."""
     library, ids, text = Library(tmp_path), [*range(7, 17)], "é w\ud800"
     key = library.compute_key("model x", text)
-    with library.open_writer(CacheWriter, key, "model x", ids, layout) as writer:
-        assert isinstance(writer, CacheWriter)
+    with library.open_writer(KVCacheWriter, key, "model x", ids, layout) as writer:
+        assert isinstance(writer, KVCacheWriter)
         for at, layer in enumerate(writer.layers):
             layer.append(*torch.arange(80.0).view(2, 2, 10, 2) - 30 + at)
         writer.layers[0].append_reduced_keys(torch.arange(20.0).view(10, 2))
@@ -95,8 +95,8 @@ def test_places_in_a_segment_are_those_of_a_plain_loop(seed: int) -> None:
             if layout.kind == "int8":
                 row = numbers + 4 * (numbers // block)
             feature = layout.reduced[layer] * sizes[layout.reduced_dtype]
-            assert layout.select_layer(layer).row_bytes == row
-            assert layout.token_bytes(layer) == row + feature
+            assert layout.make_layer_layout(layer).row_bytes == row
+            assert layout.count_token_bytes(layer) == row + feature
             start, rows_stop = at, at + tokens * row
             reduced = rows_stop
             while reduced % 64:
@@ -135,7 +135,7 @@ def test_prune_and_remove_take_what_a_plain_loop_takes(tmp_path: Path, seed: int
         used_at(library, entry, float(seconds))
     paths = LibraryPaths(library.root)
 
-    def files_of(alive: list[Entry]) -> dict[Path, int]:
+    def files_of(alive: list[LibraryEntry]) -> dict[Path, int]:
         found = set()
         for entry in alive:
             found |= {path for path in paths.documents.iterdir() if path.stem == entry.key}
@@ -199,25 +199,28 @@ def test_present_and_former_documents_are_those_of_the_rules(
                 catalogue.files.store_record(records[-1])
         (folder / "other").write_text("so that the folder is not empty")
         documents = [
-            Entry(
+            LibraryEntry(
                 f"{at:040x}", text_sha256=digests[draw.choice("abc")],
                 provenance={"name": "x", "source": draw.choice([str(folder / f"{at}.txt"), "-"])},
             )
             for at in range(5)
         ]  # fmt: skip
-        present, former = catalogue.load_recorded_files().divide_present_and_former(documents)
+        present, former = catalogue.load_record_lookup().separate_former_documents(documents)
         assert_divided(catalogue, documents, present, former)
 
 
 def assert_divided(
-    catalogue: Catalogue, documents: list[Entry], present: list[Entry], former: list[Entry]
+    catalogue: Catalogue,
+    documents: list[LibraryEntry],
+    present: list[LibraryEntry],
+    former: list[LibraryEntry],
 ) -> None:
     records = {record.path: record for record in catalogue.files.list_records()}
 
     def is_removed(record: FileRecord) -> bool:
         return not os.path.exists(record.path) and (bool(record.folder) or not record.digest)
 
-    wanted_present, wanted_former = list[Entry](), list[Entry]()
+    wanted_present, wanted_former = list[LibraryEntry](), list[LibraryEntry]()
     for entry in documents:
         own = records.get(entry.file)
         same = own and own.digest == entry.text_sha256 and not is_removed(own)
@@ -244,13 +247,13 @@ def test_a_claim_keeps_segments_until_its_ingest_is_given_up(tmp_path: Path) -> 
     library, paths = Library(tmp_path), LibraryPaths(tmp_path)
     entry, ids = ingest(library, [*range(40)]), [*range(70)]
     shared = {paths.get_segment_path(name) for name in entry.segments[:2]}
-    with library.open_writer(CacheWriter, "e" * 40, "model x, float32", ids, LAYOUT) as writer:
-        assert isinstance(writer, CacheWriter)
+    with library.open_writer(KVCacheWriter, "e" * 40, "model x, float32", ids, LAYOUT) as writer:
+        assert isinstance(writer, KVCacheWriter)
         assert writer.stored_token_count == 32
         assert paths.get_claim_path("e" * 40).exists()
         library.remove(entry)
         library.prune(0)
-        assert set(paths.list_finished_files("segments")) == shared
+        assert set(paths.list_complete_files("segments")) == shared
         writer.wrote = True  # as after a kill, the claim stays
     assert paths.get_claim_path("e" * 40).exists()
     library.prune()

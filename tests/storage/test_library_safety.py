@@ -13,9 +13,9 @@ import pytest
 from test_library import LAYOUT, WITH, files, ingest, part_of, text_of
 
 from esa_cli.errors import LibraryError, UnreadableError
-from esa_cli.storage.library import Entry, Library
+from esa_cli.storage.library import Library, LibraryEntry
 from esa_cli.storage.library import library as library_file
-from esa_cli.storage.library.stored_cache import CacheWriter
+from esa_cli.storage.library.stored_cache import KVCacheWriter
 
 IDS = [*range(40)]
 OTHERS = [*range(100, 140)]
@@ -72,7 +72,7 @@ CALLS: dict[str, Callable[[Library], object]] = {
     "find": lambda library: library.find_entry("a" * 40),
     "write": lambda library: ingest(library, IDS),
     "prune": lambda library: library.prune(0),
-    "remove": lambda library: library.remove(Entry("a" * 40)),
+    "remove": lambda library: library.remove(LibraryEntry("a" * 40)),
 }
 
 
@@ -86,7 +86,7 @@ def test_a_folder_of_somebodys_own_is_refused(library: Library, call: str) -> No
     assert sorted(library.root.rglob("*")) == before
 
 
-def manifest(library: Library, entry: Entry) -> Path:
+def manifest(library: Library, entry: LibraryEntry) -> Path:
     return library.root / "documents" / f"{entry.key}.doc"
 
 
@@ -172,7 +172,7 @@ def test_projections_that_come_while_others_prune_stay(
     library: Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An ingest writes them whenever it is ready: here after it was seen what is needed."""
-    real, fit = library_file.make_needed_filter, library.root / "fits" / f"{'b' * 24}.fit"
+    real, fit = library_file.make_needed_file_filter, library.root / "fits" / f"{'b' * 24}.fit"
 
     def needed(*given: Any, **options: Any) -> Callable[[Path], bool]:
         found = real(*given, **options)
@@ -180,9 +180,9 @@ def test_projections_that_come_while_others_prune_stay(
         return found
 
     key = library.compute_key(WITH, text_of(IDS))
-    with library.open_writer(CacheWriter, key, WITH, IDS, LAYOUT):
+    with library.open_writer(KVCacheWriter, key, WITH, IDS, LAYOUT):
         with monkeypatch.context() as patch:
-            patch.setattr(library_file, "make_needed_filter", needed)
+            patch.setattr(library_file, "make_needed_file_filter", needed)
             library.prune(0)
         assert fit.exists()
     library.prune()

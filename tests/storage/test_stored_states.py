@@ -27,8 +27,8 @@ from esa_cli.errors import LibraryError
 from esa_cli.storage.library import Library
 from esa_cli.storage.library.disk import write_checksummed_file
 from esa_cli.storage.library.library_copy import pull_documents, push_documents
-from esa_cli.storage.library.packed_files import pack_states
-from esa_cli.storage.library.stored_cache import CacheWriter, StoredCache
+from esa_cli.storage.library.packed_files import pack_recurrent_states
+from esa_cli.storage.library.stored_cache import KVCacheWriter, StoredKVCache
 
 IDS = [*range(70)]
 
@@ -50,7 +50,7 @@ def state_file(library: Library) -> Path:
 
 def writing(library: Library, ids: list[int] = IDS) -> Any:
     key = library.compute_key(WITH, text_of(ids))
-    return library.open_writer(CacheWriter, key, WITH, ids, WITH_STATES)
+    return library.open_writer(KVCacheWriter, key, WITH, ids, WITH_STATES)
 
 
 def equal(one: list[dict[str, torch.Tensor]], two: list[dict[str, torch.Tensor]]) -> bool:
@@ -65,7 +65,7 @@ def test_states_come_back_bit_for_bit(library: Library) -> None:
         with pytest.raises(ValueError, match="tokens must have"):
             writer.finish_document(text="", offsets=[(0, 0)] * 70, states=states_of(IDS, 70)[:1])
         entry = finish(writer, IDS)
-    stored = StoredCache(library.open_document(entry))
+    stored = StoredKVCache(library.open_document(entry))
     assert equal(stored.states, states_of(IDS, 70))
     assert_holds(stored.open_layer_stores(), IDS)
     assert entry.sizes["states"] == state_file(library).stat().st_size
@@ -108,7 +108,7 @@ def test_a_changed_document_is_read_from_its_beginning(library: Library) -> None
     assert before == {path: os.stat(path).st_ino for path in before}
     for entry, ids in ((first, IDS), (second, changed)):
         assert library.verify(entry) == []
-        assert equal(StoredCache(library.open_document(entry)).states, states_of(ids, len(ids)))
+        assert equal(StoredKVCache(library.open_document(entry)).states, states_of(ids, len(ids)))
     library.remove(first)
     assert library.verify(second) == []
 
@@ -124,7 +124,9 @@ def test_without_good_states_nothing_is_resumed(library: Library, damage: str) -
     elif damage == "bit":
         path.write_bytes(path.read_bytes()[:-1] + b"\1")
     else:
-        write_checksummed_file(path, "states", pack_states("a" * 40, states_of(IDS, 32)), "a" * 40)
+        write_checksummed_file(
+            path, "states", pack_recurrent_states("a" * 40, states_of(IDS, 32)), "a" * 40
+        )
     with writing(library) as writer:
         assert writer.stored_token_count == 0
         read(writer, IDS)
@@ -145,12 +147,12 @@ def test_every_byte_is_covered(library: Library) -> None:
         assert path.name in found.message
     path.unlink()
     with pytest.raises(LibraryError, match="is missing"):
-        StoredCache(library.open_document(entry))
+        StoredKVCache(library.open_document(entry))
 
 
 WRONG = {
-    "another segment's": pack_states("a" * 40, states_of(IDS, 70)),
-    "too few": pack_states("SEGMENT", states_of(IDS, 70)[:2]),
+    "another segment's": pack_recurrent_states("a" * 40, states_of(IDS, 70)),
+    "too few": pack_recurrent_states("SEGMENT", states_of(IDS, 70)[:2]),
     "another name": b"SEGMENT\n" + save({"layers": torch.tensor(3), "0.keys.0": torch.ones(1)}),
     "no tensors": b"SEGMENT\nabc",
 }
@@ -167,7 +169,7 @@ def test_contents_that_are_not_its_own_are_refused(
     write_checksummed_file(state_file(library), "states", payload, entry.key)
     assert len(library.verify(entry)) == 1
     with pytest.raises(LibraryError, match="states is damaged"):
-        StoredCache(library.open_document(entry))
+        StoredKVCache(library.open_document(entry))
     assert len(push_documents(library, str(tmp_path / "far"), [entry]).failed) == 1
     far = tmp_path / "library"
     assert len(pull_documents(other, str(far)).failed) == 1

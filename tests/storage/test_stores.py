@@ -14,14 +14,14 @@ from esa_cli.attention.step import KVStore
 from esa_cli.storage import memory_store
 from esa_cli.storage.library import Layout, Library
 from esa_cli.storage.library.document_files import decode_records, encode_rows
-from esa_cli.storage.library.stored_cache import CacheWriter, StoredCache
+from esa_cli.storage.library.stored_cache import KVCacheWriter, StoredKVCache
 from esa_cli.storage.memory_store import (
     RESERVE,
-    GrowingRows,
-    JoinedStore,
-    MemoryStore,
+    AppendableStoreChain,
+    GrowingRowMatrix,
+    KVStoreSlice,
+    MemoryKVStore,
     PrefilledDocument,
-    StoreSlice,
     concatenate_documents,
     locate_document_texts,
 )
@@ -54,14 +54,14 @@ class Model:
                     for rows in (self.keys, self.values)
                 )
                 self.features = torch.cat((self.features[:start], self.features[start + low :]))
-                parts.append(StoreSlice(part, low, low + count))
-            self.store = JoinedStore(parts, self.in_memory())
+                parts.append(KVStoreSlice(part, low, low + count))
+            self.store = AppendableStoreChain(parts, self.in_memory())
         else:
             self.on_disk(draw.choice([16, 40, 5, 70]))
         self.fixed = len(self.store)
 
-    def in_memory(self, on_host: bool = False) -> MemoryStore:
-        store = MemoryStore(HEADS, DIM, self.dtype, CPU, self.shared, on_host)
+    def in_memory(self, on_host: bool = False) -> MemoryKVStore:
+        store = MemoryKVStore(HEADS, DIM, self.dtype, CPU, self.shared, on_host)
         store.expect(self.draw.choice([0, 30]))
         return store
 
@@ -72,12 +72,12 @@ class Model:
         library, ids = Library(self.folder), [*range(count)]
         maps = [Linear(torch.randn(HEADS * DIM, RANK), torch.randn(HEADS * DIM, RANK))]
         key = library.compute_key(WITH, "x")
-        with library.open_writer(CacheWriter, key, WITH, ids, layout) as writer:
-            assert isinstance(writer, CacheWriter)
+        with library.open_writer(KVCacheWriter, key, WITH, ids, layout) as writer:
+            assert isinstance(writer, KVCacheWriter)
             self.append(writer.layers[0], count, reduce=True)
             writer.flush_segments(maps)
             entry = writer.finish_document(text="x", offsets=[(0, 1)] * count, projections=maps)
-        [stored] = StoredCache(library.open_document(entry)).open_layer_stores()
+        [stored] = StoredKVCache(library.open_document(entry)).open_layer_stores()
         with pytest.raises(TypeError):
             stored.append(self.keys, self.values)
         if kind == "int8":
@@ -85,9 +85,9 @@ class Model:
                 steps = rows.float().abs().amax(2, keepdim=True) / 127
                 assert ((decoded.float() - rows).abs() <= 0.51 * steps + rows.abs() / 128).all()
             self.keys, self.values = (rows.clone() for rows in stored.span(0, count))
-        assert stored.nbytes == count * layout.token_bytes(0)
+        assert stored.nbytes == count * layout.count_token_bytes(0)
         assert not stored.resident
-        self.store = JoinedStore([StoreSlice(stored, 0, count)], self.in_memory())
+        self.store = AppendableStoreChain([KVStoreSlice(stored, 0, count)], self.in_memory())
 
     def append(self, store: KVStore, count: int, reduce: bool = False) -> None:
         # Transposed, as the model that runs has them.
@@ -172,8 +172,8 @@ def numbered(first: int, count: int) -> torch.Tensor:
     return torch.arange(first, first + count)[:, None] + torch.tensor([0.0, 0.25, 0.5])
 
 
-def filled(count: int) -> GrowingRows:
-    rows = GrowingRows(3, torch.float32, CPU)
+def filled(count: int) -> GrowingRowMatrix:
+    rows = GrowingRowMatrix(3, torch.float32, CPU)
     rows.append(numbered(0, count))
     return rows
 
@@ -182,7 +182,7 @@ def test_one_segment_is_as_long_as_expected_and_grows_by_a_quarter(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(memory_store, "has_own_memory", lambda device: True)
-    rows = GrowingRows(3, torch.float32, CPU)
+    rows = GrowingRowMatrix(3, torch.float32, CPU)
     rows.expect(5000)
     assert rows.capacity == 0
     rows.append(numbered(0, 10))
@@ -199,7 +199,7 @@ def test_one_segment_is_as_long_as_expected_and_grows_by_a_quarter(
 
 
 def test_a_token_is_one_contiguous_row_and_the_first_can_be_taken_out() -> None:
-    store, rows = MemoryStore(HEADS, DIM, torch.float32, CPU), torch.randn(2, HEADS, 20, DIM)
+    store, rows = MemoryKVStore(HEADS, DIM, torch.float32, CPU), torch.randn(2, HEADS, 20, DIM)
     store.append(*rows)
     keys, values = store.span(0, 5)
     assert keys.stride() == (DIM, 2 * HEADS * DIM, 1)
@@ -224,19 +224,22 @@ def test_only_the_tail_of_a_joined_store_is_taken_back(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="at most 6 appended tokens can be removed, got 7"):
         model.store.crop(-7)
     model.check()
-    plain = MemoryStore(HEADS, DIM, model.dtype, CPU, model.shared)
+    plain = MemoryKVStore(HEADS, DIM, model.dtype, CPU, model.shared)
     plain.append(model.keys, model.values)
     plain.append_reduced_keys(torch.randn(4, RANK))
     for low, reduced in ((3, 1), (5, 0), (0, 4)):
-        assert JoinedStore([StoreSlice(plain, low, 7)], model.in_memory()).reduced == reduced
-    joined = JoinedStore([StoreSlice(plain, 0, 7)], model.in_memory())
+        assert (
+            AppendableStoreChain([KVStoreSlice(plain, low, 7)], model.in_memory()).reduced
+            == reduced
+        )
+    joined = AppendableStoreChain([KVStoreSlice(plain, 0, 7)], model.in_memory())
     with pytest.raises(AssertionError, match="parts must have reduced keys"):
         joined.append_reduced_keys(torch.randn(1, RANK))
 
 
 def test_a_later_document_leaves_out_the_head() -> None:
     def document(ids: list[int], head: int, maps: Linear | None) -> PrefilledDocument:
-        store = MemoryStore(HEADS, DIM, torch.float32, CPU)
+        store = MemoryKVStore(HEADS, DIM, torch.float32, CPU)
         store.append(*torch.randn(2, HEADS, len(ids), DIM))
         return PrefilledDocument(ids, [store], [maps], head)
 

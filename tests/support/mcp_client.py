@@ -21,7 +21,7 @@ from esa_cli.qa.answering.reply import Reply
 from esa_cli.qa.finding.passage_finder import Book, Passage, PassageSearch, add_token_ranges
 from esa_cli.qa.ingestion.library_texts import rebuild_document
 from esa_cli.qa.presets.preset import load
-from esa_cli.storage.library import Entry, Library
+from esa_cli.storage.library import Library, LibraryEntry
 
 Value = TypeVar("Value")
 
@@ -45,7 +45,7 @@ class FakeDocumentAsker(FakeAsker):
     def find(self, document: Document) -> Book | None:
         return None
 
-    def stored(self, entry: Entry) -> Book:
+    def stored(self, entry: LibraryEntry) -> Book:
         return book_of(rebuild_document(self.library.text(entry), entry.marks, entry.provenance))
 
     def find_passages(

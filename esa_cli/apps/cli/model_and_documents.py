@@ -35,7 +35,7 @@ from esa_cli.qa.ingestion.ingest import IngestEvents
 from esa_cli.qa.ingestion.library_texts import LibraryText, LibraryTexts
 from esa_cli.qa.opening import Preflight, prepare
 from esa_cli.qa.presets.preset import Preset
-from esa_cli.storage.library import Catalogue, Entry, Library
+from esa_cli.storage.library import Catalogue, Library, LibraryEntry
 from esa_cli.system.machine import format_size, get_memory_limit
 from esa_cli.system.text import text_digest
 
@@ -211,7 +211,7 @@ class QuestionDocuments:
     def set_book_openers(
         self,
         books: Sequence[Book],
-        open_entry: Callable[[Entry], Book],
+        open_entry: Callable[[LibraryEntry], Book],
         open_path: Callable[[str], Book] | None,
     ) -> None:
         """Sets the opened named documents, and the functions that open candidate documents:
@@ -297,7 +297,7 @@ class QuestionDocuments:
                 self._candidates = self._index_words_of(catalogue, file_paths) | self._candidates
             if any(has_entries):
                 progress = reporter.start_progress("words of the library", "documents")
-                for error in catalogue.add_stored_texts(progress):
+                for error in catalogue.index_stored_texts(progress):
                     reporter.warn_left_out(error.message)
                 reporter.clear_spinner()
             self._catalogue = catalogue
@@ -367,7 +367,7 @@ class LazyPassageFinder:
             self._reporter.warn(f"esa: {document.name}: {text}")
         return Book(document, None, torch.zeros(0, 2))
 
-    def open_stored_book(self, entry: Entry) -> Book:
+    def open_stored_book(self, entry: LibraryEntry) -> Book:
         """Opens a stored document for searches. Raises LibraryError: the document is damaged."""
         return self.open_book(library_texts.rebuild_stored_document(self._library, entry))
 

@@ -223,7 +223,7 @@ class AllowedDocuments:
             for record in changes.readable:
                 texts.setdefault(record.digest, files[record.path])
             if self.has_stored:
-                catalogue.add_stored_texts()
+                catalogue.index_stored_texts()
             order = [text.digest for text in catalogue.texts.rank_texts(question)]
         return [texts[digest] for digest in dict.fromkeys([*order, *texts]) if digest in texts]
 

@@ -19,7 +19,7 @@ from esa_cli.attention.step import KVStore, LayerState, Projection
 from esa_cli.attention.window import Phase, QueryState
 from esa_cli.errors import UsageError
 from esa_cli.models.files.families import get_model_family, list_layer_contents, map_key_sources
-from esa_cli.storage.memory_store import MemoryStore
+from esa_cli.storage.memory_store import MemoryKVStore
 
 
 @dataclass
@@ -56,7 +56,7 @@ class KvCacheLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         """Appends keys and values (G, C, D) of C tokens, with G key/value heads of dimension D."""
         if self.memory is None:
             heads, _, dim = keys.shape
-            store = MemoryStore(heads, dim, keys.dtype, keys.device, self.latent, self.on_host)
+            store = MemoryKVStore(heads, dim, keys.dtype, keys.device, self.latent, self.on_host)
             store.expect(self.expected)
             self.memory = LayerMemory(self.layer, store)
         self.memory.store.append(keys.detach(), values.detach())

@@ -20,7 +20,7 @@ from esa_cli.models.files.quiet_transformers import quiet_transformers
 from esa_cli.models.loading import quantization
 from esa_cli.models.loading.quantization import QUANTIZATIONS
 from esa_cli.models.tokenization.tokenizer import load_tokenizer
-from esa_cli.storage import check_cache_name
+from esa_cli.storage import refuse_unknown_cache_name
 from esa_cli.system.machine import format_size, is_out_of_memory_error, measure_available_memory
 from esa_cli.system.progress import StageProgress, ignore_stage_progress
 
@@ -75,7 +75,7 @@ def load(
         UsageError: the dtype or device is unknown, or $ESA_MEMORY_LIMIT is not a size.
         ModelError: the model is missing, damaged, unreachable or not supported.
         ResourceError: there is not enough memory or disk space."""
-    check_cache_name(cache)
+    refuse_unknown_cache_name(cache)
     report, ref = progress or ignore_stage_progress, parse_reference(ref)
     folder = fetch_model_folder(ref, progress=progress)
     config = checkpoint_files.read_language_model_settings(folder)

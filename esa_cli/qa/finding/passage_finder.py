@@ -34,7 +34,7 @@ from esa_cli.qa.finding.words import (
     find_unmentioned_share,
     make_sentence_words,
 )
-from esa_cli.storage.library import Entry
+from esa_cli.storage.library import LibraryEntry
 from esa_cli.storage.memory_store import PrefilledDocument, locate_document_texts
 from esa_cli.system.text import find_question_words
 
@@ -88,7 +88,7 @@ class Book:
     document: Document
     prefilled: PrefilledDocument | None
     spans: Tensor
-    entry: Entry | None = None
+    entry: LibraryEntry | None = None
     read_s: float = 0.0
     index: ReducedKeys | None = None
     words: SentenceWords | None = None

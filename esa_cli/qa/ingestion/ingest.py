@@ -22,7 +22,7 @@ from esa_cli.qa.finding.finder import CONTEXT_TOKENS, PIECE, SEGMENT_TOKENS, Fin
 from esa_cli.qa.finding.passage_finder import Book, TokenisedDocument
 from esa_cli.qa.finding.words import SentenceWords, make_sentence_words
 from esa_cli.qa.ingestion.library_texts import INDEX, rebuild_document, record_document_file
-from esa_cli.storage.library import Entry, Layout, Library
+from esa_cli.storage.library import Layout, Library, LibraryEntry
 from esa_cli.storage.library.library import DocumentWriter
 from esa_cli.system.files import resolve_links_of_folders
 from esa_cli.system.progress import OnWaitCallback, Progress, combine_progress_callbacks
@@ -101,11 +101,11 @@ class Ingest(ABC):
         """Returns the identities (model and settings) of documents that can be opened."""
 
     @abstractmethod
-    def has_made_entry(self, entry: Entry) -> bool:
+    def has_made_entry(self, entry: LibraryEntry) -> bool:
         """Whether a library entry was ingested with the same model and the same settings."""
 
     @abstractmethod
-    def open_entry(self, document: Document, entry: Entry) -> Book:
+    def open_entry(self, document: Document, entry: LibraryEntry) -> Book:
         """Opens a library entry for questions. Raises LibraryError: the entry is damaged."""
 
     @abstractmethod
@@ -115,7 +115,7 @@ class Ingest(ABC):
     @abstractmethod
     def store_document(
         self, writer: DocumentWriter, text: TokenisedDocument, on_progress: Progress
-    ) -> Entry:
+    ) -> LibraryEntry:
         """Computes and stores the KV cache or token index for tokens that are not stored yet."""
 
     @abstractmethod
@@ -154,7 +154,7 @@ class Ingest(ABC):
                 return book
         return None
 
-    def stored(self, entry: Entry) -> Book:
+    def stored(self, entry: LibraryEntry) -> Book:
         """Opens a library entry for questions; see `api.Esa.stored`."""
         assert self.library is not None
         if not self.has_made_entry(entry):
@@ -223,7 +223,7 @@ class Ingest(ABC):
         with library.open_writer(
             form.make_writer, key, form.identity, form.ids, form.layout, notice, form.states
         ) as writer:
-            if isinstance(writer, Entry):  # another process has stored it
+            if isinstance(writer, LibraryEntry):  # another process has stored it
                 return self._open_if_present(document, writer)
             self.check_memory(tokens)
             size = library.estimate_document_size(tokens, form.layout, form.states)
@@ -232,7 +232,7 @@ class Ingest(ABC):
         book = self.open_entry(document, entry)
         return self._track_book_in_memory(replace(book, read_s=time.perf_counter() - started))
 
-    def _open_if_present(self, document: Document, entry: Entry) -> Book | None:
+    def _open_if_present(self, document: Document, entry: LibraryEntry) -> Book | None:
         """Opens a library entry; returns None if another process has just removed the entry."""
         assert self.library is not None
         try:
@@ -294,10 +294,10 @@ class IndexIngest(Ingest):
     def list_usable_identities(self) -> list[str]:
         return [self.identity]
 
-    def has_made_entry(self, entry: Entry) -> bool:
+    def has_made_entry(self, entry: LibraryEntry) -> bool:
         return entry.identity == self.identity
 
-    def open_entry(self, document: Document, entry: Entry) -> Book:
+    def open_entry(self, document: Document, entry: LibraryEntry) -> Book:
         assert self.library is not None
         stored = self.library.open_document(entry)
         keys = ReducedKeys(stored.read_records(), self.encoder.layout)
@@ -314,7 +314,7 @@ class IndexIngest(Ingest):
 
     def store_document(
         self, writer: DocumentWriter, text: TokenisedDocument, on_progress: Progress
-    ) -> Entry:
+    ) -> LibraryEntry:
         document, pieces = text.document, list[Tensor]()
         for start, keys in self._encode_pieces(text, writer.stored_token_count, on_progress):
             pieces.append(keys)

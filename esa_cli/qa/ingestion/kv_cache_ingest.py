@@ -27,10 +27,10 @@ from esa_cli.qa.planning.kv_cache_storage import (
 from esa_cli.qa.planning.model_shape import read_model_shape
 from esa_cli.qa.planning.plan import STORED_AT_ONCE
 from esa_cli.qa.presets.cache_key import make_cache_key
-from esa_cli.storage.library import SEGMENT, Entry, Layout
+from esa_cli.storage.library import SEGMENT, Layout, LibraryEntry
 from esa_cli.storage.library.disk import LibraryPaths, make_damage_error
 from esa_cli.storage.library.library import DocumentWriter
-from esa_cli.storage.library.stored_cache import CacheWriter, StoredCache
+from esa_cli.storage.library.stored_cache import KVCacheWriter, StoredKVCache
 from esa_cli.storage.memory_store import PrefilledDocument
 from esa_cli.system.progress import Progress
 
@@ -101,16 +101,16 @@ class KvCacheIngest(Ingest):
         kinds = SERVES.get(self.rows, (self.rows,)) if self._can_store else ()
         return [self._make_identity(self._make_layout(kind)) for kind in kinds]
 
-    def has_made_entry(self, entry: Entry) -> bool:
+    def has_made_entry(self, entry: LibraryEntry) -> bool:
         return (
             self._can_store
             and self._make_identity(self._make_layout(entry.layout.kind)) == entry.identity
         )
 
-    def open_entry(self, document: Document, entry: Entry) -> Book:
+    def open_entry(self, document: Document, entry: LibraryEntry) -> Book:
         assert self.library is not None
         stored = self.library.open_document(entry)
-        cache = StoredCache(stored)
+        cache = StoredKVCache(stored)
         layers = cache.open_layer_stores(self.esa.session.model.device)
         projections = cache.projections or [None] * len(layers)
         states: list[dict[type, LayerState]] = [{} for _ in layers]
@@ -123,7 +123,7 @@ class KvCacheIngest(Ingest):
     def make_stored_form(self, text: TokenisedDocument) -> StoredForm:
         session, layout = self.esa.session, self._make_layout(self.rows)
         ids = [*session.prompt.encode_prompt_start(), *text.ids]
-        make_writer = partial(CacheWriter, device=session.model.device)
+        make_writer = partial(KVCacheWriter, device=session.model.device)
         identity, state_bytes = self._make_identity(layout), self._document_state_bytes
         return StoredForm(identity, ids, layout, make_writer, state_bytes)
 
@@ -153,8 +153,8 @@ class KvCacheIngest(Ingest):
 
     def store_document(
         self, writer: DocumentWriter, text: TokenisedDocument, on_progress: Progress
-    ) -> Entry:
-        assert isinstance(writer, CacheWriter)
+    ) -> LibraryEntry:
+        assert isinstance(writer, KVCacheWriter)
         session, document, ids = self.esa.session, text.document, list(writer.ids)
         done = PrefilledDocument(
             ids[: writer.stored_token_count], writer.layers, writer.projections or [],

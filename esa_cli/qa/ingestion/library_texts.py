@@ -14,7 +14,7 @@ from typing import Any
 from esa_cli.documents.document import Document, Mark, read_document
 from esa_cli.documents.sources import FoundFiles, LeftOutFiles, find_readable_files
 from esa_cli.errors import DiskError, DocumentError, LibraryError, UsageError
-from esa_cli.storage.library import Catalogue, Entry, FileRecord, Library
+from esa_cli.storage.library import Catalogue, FileRecord, Library, LibraryEntry
 from esa_cli.system.files import compute_file_stamp, resolve_links, resolve_links_of_folders
 from esa_cli.system.progress import Progress
 from esa_cli.system.text import text_digest
@@ -32,7 +32,7 @@ def rebuild_document(text: str, marks: Sequence[Any], provenance: Mapping[str, A
     return Document(name, text, source, "utf-8", size, places, tuple(missing))
 
 
-def rebuild_stored_document(library: Library, entry: Entry) -> Document:
+def rebuild_stored_document(library: Library, entry: LibraryEntry) -> Document:
     """Rebuilds the document of a library entry, with the path of the file if the path is known.
     Raises LibraryError: the document is damaged."""
     known = entry.provenance
@@ -84,7 +84,7 @@ class FileIndexer:
                     progress(len(changes.records), len(paths))
                 yield write
 
-        self._catalogue.carry_out_changes(pending_writes())
+        self._catalogue.write_changes_in_batches(pending_writes())
         if changes.former:
             self._catalogue.drop_unused_texts()
         return changes
@@ -187,7 +187,7 @@ def sync_folder(
             f"no document is left in {folder}, so nothing is pruned",
             "check that the disk is there, or use esa ingest --prune --yes if files were removed",
         )
-    catalogue.store_synced_records(folder)
+    catalogue.save_folder_records(folder)
     return FolderState(changes, removed, found.summarise_left_out(folder))
 
 
@@ -196,7 +196,7 @@ def forget_removed_files(catalogue: Catalogue, folder: str, state: FolderState) 
     with catalogue.run_transaction():
         catalogue.files.remove_records(one.path for one in state.removed)
     catalogue.drop_unused_texts()
-    catalogue.store_synced_records(folder)
+    catalogue.save_folder_records(folder)
 
 
 def _find_removed_files(catalogue: Catalogue, folder: str, found: FoundFiles) -> list[FileRecord]:
@@ -205,7 +205,7 @@ def _find_removed_files(catalogue: Catalogue, folder: str, found: FoundFiles) ->
     listed = {os.path.abspath(path) for path in (*found.files, *left_out)}
     closed = tuple(os.path.join(path, "") for path in left_out)
     return [
-        one for one in catalogue.files.list_records_below(folder)
+        one for one in catalogue.files.list_records_in_folder(folder)
         if one.path not in listed and not one.path.startswith(closed)
         and not os.path.lexists(one.path)
     ]  # fmt: skip
@@ -215,7 +215,7 @@ def record_removed_files(
     catalogue: Catalogue, folder: str, found: FoundFiles, synced_folder: str = ""
 ) -> None:
     """Records that files of a folder, which were ingested one by one, no longer exist."""
-    stored = {entry.file for part in catalogue.divide_present_and_former() for entry in part}
+    stored = {entry.file for part in catalogue.separate_former_documents() for entry in part}
     gone = [one for one in _find_removed_files(catalogue, folder, found) if not one.folder]
     gone = [one for one in gone if one.digest and resolve_links_of_folders(one.path) in stored]
     if found.files and gone:
@@ -237,8 +237,8 @@ def record_ingested_folders(library: Library, names: Sequence[str]) -> None:
 
 
 def find_outdated_entries(
-    catalogue: Catalogue, state: FolderState, entries: Iterable[Entry]
-) -> list[Entry]:
+    catalogue: Catalogue, state: FolderState, entries: Iterable[LibraryEntry]
+) -> list[LibraryEntry]:
     """Returns the stored documents whose text is no longer the text of any file in a folder."""
     entries = list(entries)
     gone = {one.path for one in state.removed if not os.path.lexists(one.path)}
@@ -269,7 +269,7 @@ class LibraryText:
     digest: str
     path: str = ""
     bytes: int = field(default=0, compare=False)
-    entries: tuple[Entry, ...] = field(default=(), compare=False)
+    entries: tuple[LibraryEntry, ...] = field(default=(), compare=False)
 
     @property
     def name(self) -> str:
@@ -282,9 +282,9 @@ class LibraryTexts:
     """The texts of a library, and the stored documents and files that cannot be used."""
 
     texts: tuple[LibraryText, ...] = ()
-    damaged: tuple[Entry, ...] = ()
+    damaged: tuple[LibraryEntry, ...] = ()
     refused: tuple[FileRecord, ...] = ()
-    former: tuple[Entry, ...] = ()
+    former: tuple[LibraryEntry, ...] = ()
 
 
 def load_library_texts(library: Library, progress: Progress | None = None) -> LibraryTexts:
@@ -297,11 +297,11 @@ def load_library_texts(library: Library, progress: Progress | None = None) -> Li
 
 def list_texts_in_catalogue(catalogue: Catalogue, progress: Progress | None = None) -> LibraryTexts:
     """Parses changed files again, and returns the texts of a library."""
-    divided = catalogue.divide_present_and_former()
+    divided = catalogue.separate_former_documents()
     stored = [one for part in divided for one in part if not one.damage]
     changed = _find_changed_files(catalogue, stored)
     FileIndexer(catalogue).update(changed, progress)
-    present, former = catalogue.divide_present_and_former() if changed else divided
+    present, former = catalogue.separate_former_documents() if changed else divided
     texts = dict[str, LibraryText]()
     for entry in sorted(present, key=lambda one: (one.created, one.key)):
         if not entry.damage:
@@ -309,7 +309,7 @@ def list_texts_in_catalogue(catalogue: Catalogue, progress: Progress | None = No
             path = text.path or (entry.file if os.path.exists(entry.file) else "")
             size = text.bytes or int(entry.provenance.get("bytes", 0))
             texts[text.digest] = LibraryText(text.digest, path, size, (*text.entries, entry))
-    known, refused = catalogue.load_recorded_files(), list[FileRecord]()
+    known, refused = catalogue.load_record_lookup(), list[FileRecord]()
     files = [one for entry in stored for one in known.find_records_of_path(entry.file)]
     for record in dict.fromkeys([*catalogue.files.list_synced_records(), *files]):
         if known.is_removed(record) or record.digest in texts:
@@ -323,9 +323,9 @@ def list_texts_in_catalogue(catalogue: Catalogue, progress: Progress | None = No
     return LibraryTexts(tuple(texts.values()), damaged, tuple(refused), tuple(former))
 
 
-def _find_changed_files(catalogue: Catalogue, stored: Sequence[Entry]) -> list[str]:
+def _find_changed_files(catalogue: Catalogue, stored: Sequence[LibraryEntry]) -> list[str]:
     """Returns the files whose text may have changed, or whose words are not indexed."""
-    known, texts = catalogue.load_recorded_files(), {entry.text_sha256 for entry in stored}
+    known, texts = catalogue.load_record_lookup(), {entry.text_sha256 for entry in stored}
     texts |= {"", *catalogue.texts.list_digests()}
     records, paths = catalogue.files.list_synced_records(), list[str]()
     for entry in stored:

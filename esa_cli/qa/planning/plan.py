@@ -28,7 +28,7 @@ from esa_cli.qa.finding.finder import CONTEXT_TOKENS, PIECE, SEGMENT_TOKENS, Fin
 from esa_cli.qa.planning.kv_cache_storage import find_reduced_key_widths, find_storage_hindrance
 from esa_cli.qa.planning.model_shape import ModelShape, measure_weights, read_model_shape
 from esa_cli.qa.presets.resolved_preset import ResolvedPreset
-from esa_cli.storage import check_cache_name
+from esa_cli.storage import refuse_unknown_cache_name
 from esa_cli.storage.memory_store import RESERVE, has_own_memory
 from esa_cli.system import machine
 from esa_cli.system.files import replace_atomically
@@ -214,7 +214,7 @@ class CachePlacement:
     Raises UsageError: `cache` is none of these."""
 
     def __init__(self, model: Any, method: Method, cache: str) -> None:
-        check_cache_name(cache)
+        refuse_unknown_cache_name(cache)
         self.model, self.method, self.cache = model, method, cache
 
     def puts_cache_on_host(self, tokens: int) -> bool:

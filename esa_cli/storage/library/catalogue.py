@@ -1,6 +1,6 @@
 """The catalogue of a library: one sqlite file, so that many files need not be scanned.
 
-    files             files that were ingested, with size, time, text's digest   (`FileRecords`)
+    files             files that were ingested, with size, time, text's digest   (`FileRecordTable`)
     texts, passages   words of texts, each text once by its digest               (`TextIndex`)
 
 A missing or damaged catalogue is created again from the documents and folders. The catalogue is
@@ -34,7 +34,7 @@ from typing import Any, NamedTuple
 from esa_cli.errors import DiskError, EsaError, LibraryError
 from esa_cli.storage.library import disk, document_files
 from esa_cli.storage.library.disk import LibraryPaths
-from esa_cli.storage.library.document_files import Entry
+from esa_cli.storage.library.document_files import LibraryEntry
 from esa_cli.system.files import compute_file_stamp, resolve_links
 from esa_cli.system.progress import Progress
 from esa_cli.system.text import (
@@ -128,7 +128,7 @@ _SELECT = f"SELECT {', '.join(FileRecord._fields)} FROM files"
 _INSERT = f"INTO files VALUES ({', '.join('?' * len(FileRecord._fields))})"
 
 
-class FileRecords:
+class FileRecordTable:
     """The table of files in a catalogue. Callers open the transactions."""
 
     def __init__(self, db: sqlite3.Connection) -> None:
@@ -149,7 +149,7 @@ class FileRecords:
         rows = [(_encode_lone_surrogates(path),) for path in paths]
         self._db.executemany("DELETE FROM files WHERE path = ?", rows)
 
-    def list_records_below(self, folder: str) -> list[FileRecord]:
+    def list_records_in_folder(self, folder: str) -> list[FileRecord]:
         """Returns the records of all files in a folder and its subfolders."""
         start = os.path.join(folder, "")
         return [record for record in self.list_records() if record.path.startswith(start)]
@@ -254,11 +254,11 @@ class PresentAndFormerEntries(NamedTuple):
     """The stored documents, divided into present and former documents. A present document has the
     name and path of a file that has its text."""
 
-    present: list[Entry]
-    former: list[Entry]
+    present: list[LibraryEntry]
+    former: list[LibraryEntry]
 
 
-class RecordedFiles:
+class FileRecordLookup:
     """The catalogue's records of ingested files, which are found by path or by text."""
 
     def __init__(self, paths: LibraryPaths, records: Iterable[FileRecord]) -> None:
@@ -285,15 +285,15 @@ class RecordedFiles:
         known = self._by_path.get(self._resolve_links(path), []) if path else []
         return [record for record in known if record.is_file_unchanged] or known
 
-    def divide_present_and_former(self, entries: Sequence[Entry]) -> PresentAndFormerEntries:
+    def separate_former_documents(self, entries: Sequence[LibraryEntry]) -> PresentAndFormerEntries:
         """Divides stored documents into present ones and former ones, whose text no file has."""
         divided = PresentAndFormerEntries([], [])
         for entry in entries:
-            present = entry if entry.error else self._find_present_entry(entry)
+            present = entry if entry.error else self._point_entry_to_present_file(entry)
             (divided.former if present is None else divided.present).append(present or entry)
         return divided
 
-    def _find_present_entry(self, entry: Entry) -> Entry | None:
+    def _point_entry_to_present_file(self, entry: LibraryEntry) -> LibraryEntry | None:
         """Returns the document with the name of a file that has its text, or None if no file has
         the text any more."""
         known = self.find_records_of_path(entry.file)
@@ -319,7 +319,7 @@ def _is_folder_unmounted(paths: LibraryPaths, folder: str) -> bool:
     try:
         if os.listdir(folder):
             return False
-        written = _get_folder_records_path(paths, folder).stat().st_mtime_ns
+        written = _get_records_file_path(paths, folder).stat().st_mtime_ns
         return os.stat(folder).st_mtime_ns < written
     except OSError:
         return not os.path.isdir(folder)
@@ -330,7 +330,7 @@ class Catalogue:
 
     def __init__(self, paths: LibraryPaths, db: sqlite3.Connection) -> None:
         self._paths, self._db = paths, db
-        self.texts, self.files = TextIndex(db), FileRecords(db)
+        self.texts, self.files = TextIndex(db), FileRecordTable(db)
 
     @contextmanager
     def run_transaction(self) -> Iterator[None]:
@@ -339,54 +339,54 @@ class Catalogue:
         with self._db:
             yield
 
-    def divide_present_and_former(self) -> PresentAndFormerEntries:
+    def separate_former_documents(self) -> PresentAndFormerEntries:
         """Returns the present and the former documents of the library, the most recently used
         first. Raises LibraryError: the folder cannot be read."""
         entries = document_files.read_entries(self._paths)
-        return self.load_recorded_files().divide_present_and_former(entries)
+        return self.load_record_lookup().separate_former_documents(entries)
 
-    def load_recorded_files(self) -> RecordedFiles:
-        return RecordedFiles(self._paths, self.files.list_records())
+    def load_record_lookup(self) -> FileRecordLookup:
+        return FileRecordLookup(self._paths, self.files.list_records())
 
-    def store_synced_records(self, folder: str) -> None:
+    def save_folder_records(self, folder: str) -> None:
         """Copies the records of a synchronised folder into a separate file, from which a new
         catalogue takes the records. Raises LibraryError, DiskError."""
         synced = self.files.list_synced_records()
         records = [record._asdict() for record in synced if record.folder == folder]
-        path = _get_folder_records_path(self._paths, folder)
+        path = _get_records_file_path(self._paths, folder)
         payload = json.dumps({"folder": folder, "files": records}).encode()
-        with self._paths.hold_lock(path.stem), disk.converting_write_errors(self._paths.root):
+        with self._paths.hold_lock(path.stem), disk.convert_write_errors(self._paths.root):
             if not records:
                 path.unlink(missing_ok=True)
-            elif _read_folder_records(path) != payload:
+            elif _read_records_file(path) != payload:
                 disk.write_checksummed_file(path, "folder", payload, path.stem)
 
-    def carry_out_changes(self, changes: Iterable[CatalogueChange | None]) -> None:
+    def write_changes_in_batches(self, changes: Iterable[CatalogueChange | None]) -> None:
         """Carries out changes of the catalogue in transactions of about a second. The catalogue is
         not locked while the next change is prepared. A None among the changes changes nothing."""
         batch, until = list[CatalogueChange](), time.monotonic() + COMMIT_S
         for change in changes:
             batch += [change] if change else []
             if len(batch) == MAX_WRITES or time.monotonic() > until:
-                self._write_changes(batch)
+                self._write_changes_in_transaction(batch)
                 batch, until = [], time.monotonic() + COMMIT_S
-        self._write_changes(batch)
+        self._write_changes_in_transaction(batch)
 
-    def _write_changes(self, changes: Sequence[CatalogueChange]) -> None:
+    def _write_changes_in_transaction(self, changes: Sequence[CatalogueChange]) -> None:
         if changes:
             with self.run_transaction():
                 for change in changes:
                     change()
 
-    def add_stored_texts(self, progress: Progress | None = None) -> list[LibraryError]:
+    def index_stored_texts(self, progress: Progress | None = None) -> list[LibraryError]:
         """Adds the texts of stored documents that the index lacks, and returns an error for each
         document whose text cannot be read. `progress` is called with the numbers of texts done and
         of all texts."""
         known, errors = self.texts.list_digests(), list[LibraryError]()
-        keys = map_text_digests_to_keys(self._paths)
+        keys = map_digests_to_document_keys(self._paths)
         missing = [key for digest, key in keys.items() if digest not in known]
 
-        def prepare_text_additions() -> Iterator[CatalogueChange]:
+        def yield_text_additions() -> Iterator[CatalogueChange]:
             for done, key in enumerate(missing, 1):
                 if progress:
                     progress(done, len(missing))
@@ -398,12 +398,12 @@ class Catalogue:
                 else:
                     yield partial(self.texts.add_text, text, entry.text_sha256)
 
-        self.carry_out_changes(prepare_text_additions())
+        self.write_changes_in_batches(yield_text_additions())
         return errors
 
     def drop_unused_texts(self) -> int:
         """Removes texts that no document and no recorded file has, and returns their number."""
-        stored = set(map_text_digests_to_keys(self._paths))
+        stored = set(map_digests_to_document_keys(self._paths))
 
         def find_unused_text_digests() -> set[str]:
             recorded = {record.digest for record in self.files.list_records()}
@@ -427,7 +427,7 @@ class Catalogue:
         self.texts.compact_catalogue_file()
 
 
-def map_text_digests_to_keys(paths: LibraryPaths) -> dict[str, str]:
+def map_digests_to_document_keys(paths: LibraryPaths) -> dict[str, str]:
     """Returns, by the digest of each stored text, the key of the oldest document with the text."""
     keys: dict[str, str] = {}
     entries = document_files.read_entries(paths)
@@ -441,16 +441,16 @@ def _read_synced_records(paths: LibraryPaths) -> list[FileRecord]:
     """Returns the records of all synchronised folders. A folder whose file of records is damaged is
     left out, and the next `esa ingest --words` writes the file again."""
     with disk.convert_read_errors(paths.root):
-        payloads = [_read_folder_records(path) for path in paths.list_finished_files("folders")]
+        payloads = [_read_records_file(path) for path in paths.list_complete_files("folders")]
     return [FileRecord(**one) for data in payloads if data for one in json.loads(data)["files"]]
 
 
-def _get_folder_records_path(paths: LibraryPaths, folder: str) -> Path:
+def _get_records_file_path(paths: LibraryPaths, folder: str) -> Path:
     name = hashlib.blake2b(text_bytes(folder), digest_size=20).hexdigest()
     return paths.folders / f"{name}.folder"
 
 
-def _read_folder_records(path: Path) -> bytes:
+def _read_records_file(path: Path) -> bytes:
     """Returns the records in a folder's file as JSON, or b"" if the file is missing or damaged."""
     try:
         return disk.read_checksummed_file(path, "folder", path.stem)
@@ -468,13 +468,13 @@ def load_file_records(paths: LibraryPaths) -> list[FileRecord]:
     with suppress(*_ERRORS), closing(_open_existing_catalogue(paths)) as db:
         [(version,)] = db.execute("PRAGMA user_version")
         if version:  # else another process is making it
-            return FileRecords(db).list_records()
+            return FileRecordTable(db).list_records()
     return _read_synced_records(paths)
 
 
-def load_recorded_files(paths: LibraryPaths) -> RecordedFiles:
+def load_record_lookup(paths: LibraryPaths) -> FileRecordLookup:
     """Reads the records of a library's ingested files without changing the catalogue."""
-    return RecordedFiles(paths, load_file_records(paths))
+    return FileRecordLookup(paths, load_file_records(paths))
 
 
 @contextmanager
@@ -515,13 +515,15 @@ def open_search_catalogue(paths: LibraryPaths, always_copy: bool = False) -> Ite
         with suppress(EsaError):
             opened = None if always_copy else stack.enter_context(open_catalogue(paths))
         if opened is None:
-            paths.check_is_library()
-            db = stack.enter_context(closing(_prepare_tables(_open_copy(paths), paths)))
+            paths.refuse_foreign_folder()
+            db = stack.enter_context(
+                closing(_create_and_fill_tables(_open_catalogue_copy(paths), paths))
+            )
             opened = Catalogue(paths, db)
         yield opened
 
 
-def _open_copy(paths: LibraryPaths) -> sqlite3.Connection:
+def _open_catalogue_copy(paths: LibraryPaths) -> sqlite3.Connection:
     """Opens a temporary copy of the catalogue, or an empty catalogue if copying fails."""
     copy = sqlite3.connect("", isolation_level=None)
     with suppress(*_ERRORS), closing(_open_existing_catalogue(paths)) as db:
@@ -549,15 +551,15 @@ def _open_or_create_catalogue(paths: LibraryPaths) -> sqlite3.Connection:
     except OSError as error:  # where sqlite would open the catalogue only to be read
         raise sqlite3.OperationalError(error.strerror) from error
     db = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None)
-    return _prepare_tables(db, paths)
+    return _create_and_fill_tables(db, paths)
 
 
-def _prepare_tables(db: sqlite3.Connection, paths: LibraryPaths) -> sqlite3.Connection:
+def _create_and_fill_tables(db: sqlite3.Connection, paths: LibraryPaths) -> sqlite3.Connection:
     """Adds missing tables and file records to a catalogue, which is closed after an error."""
     with ExitStack() as stack:
         stack.callback(db.close)
         create_catalogue_tables(db)
-        _restore_synced_records(db, paths)
+        _fill_or_migrate_tables(db, paths)
         stack.pop_all()
     return db
 
@@ -575,7 +577,7 @@ def create_catalogue_tables(db: sqlite3.Connection) -> None:
         raise LibraryError(message, "use another Python, such as python.org's") from error
 
 
-def _restore_synced_records(db: sqlite3.Connection, paths: LibraryPaths) -> None:
+def _fill_or_migrate_tables(db: sqlite3.Connection, paths: LibraryPaths) -> None:
     """Adds the records of synchronised folders to a new catalogue. In a catalogue whose words come
     from another version of `find_content_words`, removes all texts, which esa then adds again."""
     words = int(compute_digest_of_word_rules()[:7], 16) or 1

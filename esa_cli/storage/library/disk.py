@@ -97,7 +97,7 @@ class LibraryPaths:
         self.documents, self.segments = root / "documents", root / "segments"
         self.folders, self.locks = root / "folders", root / "locks"
 
-    def check_is_library(self) -> None:
+    def refuse_foreign_folder(self) -> None:
         """Raises LibraryError if the library's folder has files but no marker of a library, since a
         wrong ESA_LIBRARY must not harm the user's own files."""
         root, marker = self.root, self.root / MARKER
@@ -112,8 +112,8 @@ class LibraryPaths:
 
     def create_library_folders(self) -> None:
         """Creates the library's folder and its subfolders, readable only by this user."""
-        self.check_is_library()
-        with converting_write_errors(self.root):
+        self.refuse_foreign_folder()
+        with convert_write_errors(self.root):
             self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
             with suppress(FileExistsError), open(self.root / MARKER, "x", encoding="utf-8") as file:
                 file.write(_MARKER_TEXT)
@@ -157,7 +157,7 @@ class LibraryPaths:
         except OSError:
             return default
 
-    def has_finished_name(self, path: Path) -> bool:
+    def is_complete_file_name(self, path: Path) -> bool:
         """Whether a path in this library has a name that esa gives to completely written files."""
         form = _FINISHED.get(path.parent.name)
         in_root = path.parent.parent == self.root
@@ -167,7 +167,7 @@ class LibraryPaths:
         """Returns all files of the library, even partly written ones, except locks and marker."""
         return [path for folder in _NAMES for path in self._list_files(folder, _ANY[folder])]
 
-    def list_finished_files(self, folder: str) -> list[Path]:
+    def list_complete_files(self, folder: str) -> list[Path]:
         """Returns the completely written files in a folder of the library, such as `segments`."""
         return self._list_files(folder, _FINISHED[folder])
 
@@ -191,7 +191,7 @@ class LibraryPaths:
         # Marker files in place of locks would stay after a kill.
         lock, wait_s = filelock.FileLock(self.locks / f"{name}.lock", fallback_to_soft=False), 0.0
         while not lock.is_locked:
-            with converting_write_errors(self.root), suppress(filelock.Timeout):
+            with convert_write_errors(self.root), suppress(filelock.Timeout):
                 lock.acquire(timeout=wait_s)
             if not lock.is_locked and on_wait:
                 on_wait()
@@ -346,7 +346,7 @@ def convert_read_errors(root: Path) -> Iterator[None]:
         raise LibraryError(reason, _ANOTHER_FOLDER) from error
 
 
-def converting_write_errors(root: Path) -> AbstractContextManager[None]:
+def convert_write_errors(root: Path) -> AbstractContextManager[None]:
     """Converts an OSError in writing into a DiskError (the disk is full) or a LibraryError."""
     other = f"{_ANOTHER_FOLDER}; on Windows, end other esa processes that use the library"
     target = f"the library in {root}"

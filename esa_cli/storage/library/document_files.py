@@ -59,7 +59,7 @@ def _round_up(count: int, multiple: int) -> int:
     return -(-count // multiple) * multiple
 
 
-class SegmentSection(NamedTuple):
+class LayerByteOffsets(NamedTuple):
     """The byte offsets of one layer's rows, reduced keys and checksums in a segment file."""
 
     start: int
@@ -84,7 +84,7 @@ class Layout:
         shared: whether the keys are also the values and stored once (MLA).
         block: how many numbers of a head share a scale in int8; by default D.
         states: number of the model's recurrent layers, whose states have a file of their own.
-        shapes: G and D of each layer if layers differ; `select_layer` then gives a layer's layout.
+        shapes: G and D of each layer if layers differ; `make_layer_layout` then gives a layer's layout.
 
     Raises:
         ValueError: the layout's values contradict each other."""
@@ -128,18 +128,18 @@ class Layout:
         ):
             raise ValueError(f"the values of the layout contradict each other: {vars(self)}")
 
-    def select_layer(self, layer: int) -> Layout:
+    def make_layer_layout(self, layer: int) -> Layout:
         """Returns the layout of one layer, in which `heads` and `dim` are that layer's."""
-        return _make_layer_layout(self, layer) if self.shapes else self
+        return _cache_layer_layout(self, layer) if self.shapes else self
 
     @property
-    def vector_count(self) -> int:
+    def vectors_per_token(self) -> int:
         """Number of vectors of D numbers in a token's row: the keys and values of all heads."""
         return self.heads if self.shared else 2 * self.heads
 
     @property
     def width(self) -> int:
-        return self.vector_count * self.dim
+        return self.vectors_per_token * self.dim
 
     @property
     def row_bytes(self) -> int:
@@ -147,24 +147,24 @@ class Layout:
             return self.width * ITEM_BYTES[self.dtype]
         return self.width + 4 * (self.width // self.block)
 
-    def token_bytes(self, layer: int) -> int:
+    def count_token_bytes(self, layer: int) -> int:
         """Number of bytes of a token's row and reduced key in one layer, without the checksum."""
         reduced_bytes = self.reduced[layer] * ITEM_BYTES[self.reduced_dtype]
-        return self.select_layer(layer).row_bytes + reduced_bytes
+        return self.make_layer_layout(layer).row_bytes + reduced_bytes
 
     @property
     def header_byte_count(self) -> int:
         return _round_up(2048 + 112 * self.layers, 4096)
 
-    def sections(self, tokens: int) -> list[SegmentSection]:
+    def sections(self, tokens: int) -> list[LayerByteOffsets]:
         """Returns the byte offsets of each layer in a segment file of `tokens` tokens."""
         sections, start = [], self.header_byte_count
         for layer, width in enumerate(self.reduced):
-            rows_stop = start + tokens * self.select_layer(layer).row_bytes
+            rows_stop = start + tokens * self.make_layer_layout(layer).row_bytes
             reduced = _round_up(rows_stop, 64)
             sums = _round_up(reduced + tokens * width * ITEM_BYTES[self.reduced_dtype], 64)
             stop = _round_up(sums + tokens * 8, 4096)
-            sections.append(SegmentSection(start, rows_stop, reduced, sums, stop))
+            sections.append(LayerByteOffsets(start, rows_stop, reduced, sums, stop))
             start = stop
         return sections
 
@@ -189,13 +189,13 @@ class Layout:
 
 
 @lru_cache(maxsize=1024)
-def _make_layer_layout(layout: Layout, layer: int) -> Layout:
+def _cache_layer_layout(layout: Layout, layer: int) -> Layout:
     heads, dim = layout.shapes[layer]
     reduced = (layout.reduced[layer],)
     return replace(layout, layers=1, heads=heads, dim=dim, block=dim, reduced=reduced, shapes=())
 
 
-def compute_segment_prefixes(identity: str, ids: Sequence[int], layout: Layout) -> list[str]:
+def compute_segment_hashes(identity: str, ids: Sequence[int], layout: Layout) -> list[str]:
     """Returns, for each segment, the hash of the document's tokens up to the segment's end."""
     shape = json.dumps(layout.as_json(), sort_keys=True).encode()
     fitted = array("q", ids[: layout.fit]).tobytes()
@@ -208,20 +208,20 @@ def compute_segment_prefixes(identity: str, ids: Sequence[int], layout: Layout) 
     return prefixes
 
 
-def extract_segment_prefix(segment_name: str) -> str:
+def extract_segment_hash(segment_name: str) -> str:
     """Returns the hash of tokens with which a segment's name begins."""
     return segment_name.partition("-")[0]
 
 
 @dataclass(frozen=True)
-class Entry:
+class LibraryEntry:
     """The manifest of a stored document.
 
     Args:
         key: the document's name in the library. identity: model and settings of its prefill.
         layout: the shape of its rows. tokens: number of tokens, including `head` prompt tokens.
         segments: names of its segments. fit: the name of its projections, or `NO_FIT`.
-        sizes: bytes on disk of `segments`, `fit` and each of `file_kinds`.
+        sizes: bytes on disk of `segments`, `fit` and each of `own_file_suffixes`.
         digests: digests of the files of text and tokens.
         text_sha256, characters: digest and length of the text.
         marks: pages and chapters, as JSON data. provenance: `name`, `source` and more.
@@ -250,13 +250,13 @@ class Entry:
     def id(self) -> str:
         return self.key[:12]
 
-    def raise_if_unusable(self) -> None:
+    def raise_error_if_unusable(self) -> None:
         """Raises the entry's LibraryError if the stored document is damaged or cannot be used."""
         if self.error:
             raise self.error
 
     @property
-    def file_kinds(self) -> tuple[str, ...]:
+    def own_file_suffixes(self) -> tuple[str, ...]:
         """The suffixes of the files of this document alone, except its manifest's suffix."""
         return ("text", "tokens", "states") if self.layout.states else ("text", "tokens")
 
@@ -321,7 +321,7 @@ class Entry:
         return stored
 
 
-def write_manifest(paths: LibraryPaths, entry: Entry) -> None:
+def write_manifest(paths: LibraryPaths, entry: LibraryEntry) -> None:
     """Writes a manifest, which makes its document exist in the library. Raises OSError."""
     payload = json.dumps(entry.make_manifest_fields(), sort_keys=True, indent=1).encode()
     form = disk.WITH_STATES if entry.layout.states else disk.FORMAT
@@ -330,14 +330,14 @@ def write_manifest(paths: LibraryPaths, entry: Entry) -> None:
     disk.write_checksummed_file(path, "document", payload, entry.key, form)
 
 
-def read_manifest(paths: LibraryPaths, key: str) -> Entry:
+def read_manifest(paths: LibraryPaths, key: str) -> LibraryEntry:
     """Reads a document's manifest, and returns its entry. Raises LibraryError: the manifest is
     missing, damaged, of another format, or belongs to another document."""
     entry = decode_manifest(paths, key, disk.read_file_bytes(paths.get_document_path(key), key))
     return replace(entry, used=paths.read_time_of_last_use(key, entry.created))
 
 
-def decode_manifest(paths: LibraryPaths, key: str, data: bytes) -> Entry:
+def decode_manifest(paths: LibraryPaths, key: str, data: bytes) -> LibraryEntry:
     """Returns the entry in a manifest's bytes, without the time of last use. Raises LibraryError:
     the bytes are damaged, of another format, or the manifest of another document."""
     path = paths.get_document_path(key)
@@ -346,34 +346,36 @@ def decode_manifest(paths: LibraryPaths, key: str, data: bytes) -> Entry:
         raise disk.make_damage_error(path, "it is the manifest of another document", key)
     layout = Layout.from_json(stored.pop("layout"))
     lists: dict[str, Any] = {name: tuple(stored.pop(name)) for name in ("segments", "marks")}
-    return Entry(layout=layout, **lists, **stored)
+    return LibraryEntry(layout=layout, **lists, **stored)
 
 
-def read_entries(paths: LibraryPaths, keys: Iterable[str] | None = None) -> list[Entry]:
+def read_entries(paths: LibraryPaths, keys: Iterable[str] | None = None) -> list[LibraryEntry]:
     """Returns the entries of the stored documents with the given keys, or of all, the most recently
     used first. The entry of a document that cannot be used has an `error`. Raises LibraryError: the
     folder cannot be read."""
-    entries = list[Entry]()
+    entries = list[LibraryEntry]()
     for key in paths.list_document_keys() if keys is None else keys:
         try:
             entries.append(read_manifest(paths, key))
         except LibraryError as error:
             if paths.has_document(key):  # else another process has removed it
-                entries.append(Entry(key, used=paths.read_time_of_last_use(key, 0.0), error=error))
+                entries.append(
+                    LibraryEntry(key, used=paths.read_time_of_last_use(key, 0.0), error=error)
+                )
     return sorted(entries, key=lambda entry: (-entry.used, entry.key))
 
 
-def read_document_text(paths: LibraryPaths, entry: Entry) -> str:
+def read_document_text(paths: LibraryPaths, entry: LibraryEntry) -> str:
     """Reads a stored document's text. Raises LibraryError."""
     path = paths.get_document_path(entry.key, "text")
     payload = disk.read_checksummed_file(path, "text", entry.key, entry.digests["text"])
     return payload.decode("utf-8", "surrogatepass")
 
 
-def list_needed_files(paths: LibraryPaths, entry: Entry) -> list[Path]:
+def list_document_files(paths: LibraryPaths, entry: LibraryEntry) -> list[Path]:
     """Returns the paths of all files of a stored document, except its manifest."""
     fit = [] if entry.fit == NO_FIT else [paths.get_projections_path(entry.fit)]
-    files = [paths.get_document_path(entry.key, kind) for kind in entry.file_kinds]
+    files = [paths.get_document_path(entry.key, kind) for kind in entry.own_file_suffixes]
     return [*map(paths.get_segment_path, entry.segments), *fit, *files]
 
 
@@ -400,7 +402,7 @@ def decode_records(
     import torch
 
     dtype: torch.dtype = getattr(torch, layout.dtype)
-    shape = records.shape[0], layout.vector_count, layout.dim
+    shape = records.shape[0], layout.vectors_per_token, layout.dim
     if layout.kind == "native":
         return records.view(dtype).view(shape)[:, vectors].flatten(1)
     numbers = records[:, : layout.width].view(torch.int8)
@@ -444,11 +446,11 @@ def write_segment_file(
         file.write(bytes(layout.header_byte_count))
         sections = zip(layers, layout.sections(tokens), strict=True)
         for layer, ((rows, reduced), section) in enumerate(sections):
-            array: Any = encode_rows(rows.cpu(), layout.select_layer(layer)).numpy()
+            array: Any = encode_rows(rows.cpu(), layout.make_layer_layout(layer)).numpy()
             records = memoryview(array).cast("B")
             if len(records) != section.rows_stop - section.start:
                 raise ValueError(f"rows must be of the layout's width, got {tuple(rows.shape)}")
-            size, numbers = layout.select_layer(layer).row_bytes, numpy.arange(tokens)
+            size, numbers = layout.make_layer_layout(layer).row_bytes, numpy.arange(tokens)
             sums = _compute_record_checksums(records, size, path.stem, layer, numbers).astype("<u8")
             features = torch.empty(0) if reduced is None else reduced.cpu().contiguous()
             keys = features.view(torch.uint8).numpy().tobytes()
@@ -471,7 +473,7 @@ def write_segment_file(
         file.write(header)
 
 
-class Segment:
+class SegmentFile:
     """A memory-mapped file with the KV cache of up to 4,096 tokens; opening checks the header.
     Raises LibraryError: the file is missing, damaged, of another format, or of another segment.
 
@@ -511,11 +513,11 @@ class SegmentLayer:
     """The keys, values, reduced keys and checksums of one layer in a segment file. Bytes are
     checked before their first use."""
 
-    def __init__(self, segment: Segment, layer: int) -> None:
+    def __init__(self, segment: SegmentFile, layer: int) -> None:
         import numpy
 
         self.segment, self.layer = segment, layer
-        self.layout, self.section = segment.layout.select_layer(layer), segment.sections[layer]
+        self.layout, self.section = segment.layout.make_layer_layout(layer), segment.sections[layer]
         rows_stop, stop = self.section.rows_stop, self.section.stop
         self._records = segment.bytes[self.section.start : rows_stop].view(len(self), -1)
         self._tail, self._is_tail_good = segment.bytes[rows_stop:stop], False
@@ -528,7 +530,7 @@ class SegmentLayer:
         reason = f"{changed_part} of layer {self.layer} changed"
         return disk.make_damage_error(self.segment.path, reason, self.segment.key)
 
-    def read_tail_bytes(self, start: int, size: int) -> Tensor:
+    def read_bytes_after_rows(self, start: int, size: int) -> Tensor:
         """Returns `size` bytes of reduced keys or checksums, from byte `start` of the segment file
         on. Raises LibraryError: the bytes are damaged."""
         import xxhash
@@ -540,12 +542,12 @@ class SegmentLayer:
             self._is_tail_good = True
         return self._tail[start - self.section.rows_stop :][:size]
 
-    def check_row_checksums(self, rows: Any) -> None:
+    def verify_row_checksums(self, rows: Any) -> None:
         """Checks the tokens with the numbers `rows`, an array, once each. Raises LibraryError."""
         import xxhash
 
         good, segment, array = self._are_rows_good, self.segment, self._records.numpy()
-        stored: Any = self.read_tail_bytes(self.section.sums, 8 * len(self)).numpy()
+        stored: Any = self.read_bytes_after_rows(self.section.sums, 8 * len(self)).numpy()
         records = memoryview(array).cast("B")  # type: ignore[arg-type]
         new = rows[~good[rows]]
         # Many rows are checked at once; if any row changed, the rows' own checksums say which.
@@ -565,5 +567,5 @@ class SegmentLayer:
         row_bytes). Raises LibraryError: the bytes are damaged."""
         import numpy
 
-        self.check_row_checksums(numpy.arange(start, stop))
+        self.verify_row_checksums(numpy.arange(start, stop))
         return self._records[start:stop]

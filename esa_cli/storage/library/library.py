@@ -29,7 +29,13 @@ from esa_cli.errors import EsaError, LibraryError, ResourceError
 from esa_cli.storage.library import catalogue, disk, document_files
 from esa_cli.storage.library.catalogue import Catalogue, PresentAndFormerEntries
 from esa_cli.storage.library.disk import LibraryPaths
-from esa_cli.storage.library.document_files import NO_FIT, Entry, Layout, Segment, SegmentLayer
+from esa_cli.storage.library.document_files import (
+    NO_FIT,
+    Layout,
+    LibraryEntry,
+    SegmentFile,
+    SegmentLayer,
+)
 from esa_cli.system.text import text_bytes, text_digest
 
 if TYPE_CHECKING:
@@ -48,11 +54,11 @@ class PruneResult:
         leftovers: number of files that killed ingests left behind. left: bytes of all other files.
         left_alone: documents that cannot be used and that were not removed."""
 
-    removed: tuple[Entry, ...]
+    removed: tuple[LibraryEntry, ...]
     leftovers: int
     freed: int
     left: int
-    left_alone: tuple[Entry, ...] = ()
+    left_alone: tuple[LibraryEntry, ...] = ()
 
 
 class StoredDocument:
@@ -62,7 +68,7 @@ class StoredDocument:
     Attributes:
         offsets: the first character and the end in `text` of each of the n tokens (n, 2)."""
 
-    def __init__(self, paths: LibraryPaths, entry: Entry) -> None:
+    def __init__(self, paths: LibraryPaths, entry: LibraryEntry) -> None:
         from esa_cli.storage.library.packed_files import unpack_tokens
 
         self.paths, self.entry, key = paths, entry, entry.key
@@ -71,7 +77,9 @@ class StoredDocument:
         payload = disk.read_checksummed_file(path, "tokens", key, entry.digests["tokens"])
         self._ids, self.offsets = unpack_tokens(payload)
         self.segments = [
-            Segment(paths.get_segment_path(name), entry.layout, entry.count_segment_tokens(i), key)
+            SegmentFile(
+                paths.get_segment_path(name), entry.layout, entry.count_segment_tokens(i), key
+            )
             for i, name in enumerate(entry.segments)
         ]
 
@@ -112,21 +120,23 @@ class DocumentWriter:
         """Number of the document's first tokens that are on disk."""
         return sum(segment.tokens for segment in self.segments)
 
-    def _find_segments_on_disk(self) -> list[Segment]:
+    def _find_segments_on_disk(self) -> list[SegmentFile]:
         """Returns the document's first segments, up to the first that is not complete on disk."""
-        return self._open_segments(self._prefixes[: len(self.ids) // self.layout.segment], NO_FIT)
+        return self._open_usable_segments(
+            self._prefixes[: len(self.ids) // self.layout.segment], NO_FIT
+        )
 
-    def _open_segments(self, prefixes: Sequence[str], fit: str) -> list[Segment]:
+    def _open_usable_segments(self, prefixes: Sequence[str], fit: str) -> list[SegmentFile]:
         """Opens the segments whose names begin with `prefixes`, up to the first unusable one."""
-        segments = list[Segment]()
+        segments = list[SegmentFile]()
         with suppress(LibraryError):
             for i, prefix in enumerate(prefixes):
                 count = min(self.layout.segment, len(self.ids) - i * self.layout.segment)
                 segments.append(self._open_checked_segment(f"{prefix}-{fit}", count))
         return segments
 
-    def _open_checked_segment(self, name: str, tokens: int) -> Segment:
-        segment = Segment(self.paths.get_segment_path(name), self.layout, tokens, self.key)
+    def _open_checked_segment(self, name: str, tokens: int) -> SegmentFile:
+        segment = SegmentFile(self.paths.get_segment_path(name), self.layout, tokens, self.key)
         segment.check_all_bytes()
         return segment
 
@@ -143,13 +153,13 @@ class DocumentWriter:
             segment = self._open_checked_segment(name, count)
         except LibraryError:
             path = self.paths.get_segment_path(name)
-            with disk.converting_write_errors(self.paths.root):
+            with disk.convert_write_errors(self.paths.root):
                 document_files.write_segment_file(path, self.key, self.layout, count, layers)
-            self.wrote, segment = True, Segment(path, self.layout, count, self.key)
+            self.wrote, segment = True, SegmentFile(path, self.layout, count, self.key)
         self.segments.append(segment)
 
     def _write_file(self, path: Path, payload: bytes) -> str:
-        with disk.converting_write_errors(self.paths.root):
+        with disk.convert_write_errors(self.paths.root):
             digest = disk.write_checksummed_file(path, path.suffix[1:], payload, self.key)
         self.wrote = True
         return digest
@@ -160,7 +170,7 @@ class DocumentWriter:
     def finish_document(
         self, *, text: str, offsets: Sequence[tuple[int, int]] | Tensor, marks: Sequence[Any] = (),
         head: int = 0, provenance: dict[str, Any] | None = None,
-    ) -> Entry:  # fmt: skip
+    ) -> LibraryEntry:  # fmt: skip
         """Writes the files of text and tokens and the manifest, and returns the new entry. Raises
         ValueError: segments or offsets are missing. DiskError: the disk is full.
 
@@ -177,17 +187,17 @@ class DocumentWriter:
             kind: self._write_file(paths.get_document_path(key, kind), payload)
             for kind, payload in payloads.items()
         }
-        entry = Entry(
+        entry = LibraryEntry(
             key=key, identity=self.identity, layout=self.layout, tokens=len(self.ids), head=head,
             segments=tuple(names), fit=self._fit, digests=digests,
             text_sha256=text_digest(text), characters=len(text), created=round(time.time(), 3),
             marks=tuple(marks), provenance=provenance or {},
         )  # fmt: skip
-        files = {kind: paths.get_document_path(key, kind) for kind in entry.file_kinds}
+        files = {kind: paths.get_document_path(key, kind) for kind in entry.own_file_suffixes}
         files["fit"] = paths.get_projections_path(self._fit)
         entry.sizes.update((kind, disk.get_file_size(path)) for kind, path in files.items())
         entry.sizes["segments"] = sum(disk.get_file_size(segment.path) for segment in self.segments)
-        with disk.converting_write_errors(paths.root), paths.hold_lock("library"):
+        with disk.convert_write_errors(paths.root), paths.hold_lock("library"):
             document_files.write_manifest(paths, entry)
             paths.get_claim_path(key).unlink()
         paths.mark_document_used(key)
@@ -209,45 +219,45 @@ class Library:
         """Returns the key of a text; `identity` names the model and settings of its prefill."""
         return disk.compute_document_key(identity, text)
 
-    def find_entry(self, key: str) -> Entry | None:
+    def find_entry(self, key: str) -> LibraryEntry | None:
         """Returns the entry of the document `key`, or None. Raises LibraryError: its manifest is
         damaged or of another format, the folder cannot be read, or the folder is not a library."""
-        self._paths.check_is_library()
+        self._paths.refuse_foreign_folder()
         keys = [key] if self._paths.has_document(key) else []
         for entry in document_files.read_entries(self._paths, keys):
-            entry.raise_if_unusable()
+            entry.raise_error_if_unusable()
             return entry
         return None
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[LibraryEntry]:
         """Returns the stored documents, even damaged ones, without those whose file was removed or
         changed, the most recently used first. Raises LibraryError: the folder is no library."""
-        return self.divide_present_and_former().present
+        return self.separate_former_documents().present
 
-    def divide_present_and_former(self) -> PresentAndFormerEntries:
+    def separate_former_documents(self) -> PresentAndFormerEntries:
         """Divides stored documents into present ones and former ones, whose text no file has."""
-        self._paths.check_is_library()
+        self._paths.refuse_foreign_folder()
         entries = document_files.read_entries(self._paths)
-        return catalogue.load_recorded_files(self._paths).divide_present_and_former(entries)
+        return catalogue.load_record_lookup(self._paths).separate_former_documents(entries)
 
-    def match_entries(self, id_name_or_source: str) -> list[Entry]:
+    def match_entries(self, id_name_or_source: str) -> list[LibraryEntry]:
         """Returns the documents whose key begins with `id_name_or_source` (at least 4 digits), or
         else those with this name or source. Former documents, whose text no file has, are returned
         only if no other matches. Raises LibraryError: the folder is unreadable or no library."""
         paths, wanted = self._paths, id_name_or_source
-        paths.check_is_library()
+        paths.refuse_foreign_folder()
         known = paths.list_document_keys() if len(wanted) > 3 else set()
         keys = [key for key in known if key.startswith(wanted.lower())]
         entries = document_files.read_entries(paths, keys or None)
         if not keys:
             entries = [one for one in entries if wanted in (one.name, one.provenance.get("source"))]
-        present, former = catalogue.load_recorded_files(paths).divide_present_and_former(entries)
+        present, former = catalogue.load_record_lookup(paths).separate_former_documents(entries)
         return present or former
 
     def list_text_digests(self) -> set[str]:
         """Returns the digest of every document's text. Raises LibraryError."""
-        self._paths.check_is_library()
-        return set(catalogue.map_text_digests_to_keys(self._paths))
+        self._paths.refuse_foreign_folder()
+        return set(catalogue.map_digests_to_document_keys(self._paths))
 
     @property
     def nbytes(self) -> int:
@@ -255,7 +265,7 @@ class Library:
         return sum(map(disk.get_file_size, self._paths.list_all_files()))
 
     @property
-    def catalogue_bytes(self) -> int:
+    def catalogue_file_size(self) -> int:
         return disk.get_file_size(catalogue.get_catalogue_path(self._paths))
 
     @property
@@ -292,12 +302,12 @@ class Library:
         make_writer: Callable[[LibraryPaths, str, str, Sequence[int], Layout, list[str]], Writer],
         key: str, identity: str, ids: Sequence[int], layout: Layout,
         on_wait: Callable[[], None] | None = None, states: int = 0,
-    ) -> Iterator[Writer | Entry]:  # fmt: skip
+    ) -> Iterator[Writer | LibraryEntry]:  # fmt: skip
         """Yields a new writer, or the document if another process has stored the document. If the
         block does not call `finish_document`, the next ingest resumes from the whole segments.
 
         Args:
-            make_writer: `DocumentWriter` or, for a KV cache, `CacheWriter`.
+            make_writer: `DocumentWriter` or, for a KV cache, `KVCacheWriter`.
             ids: all token ids. on_wait: called while another process holds the document's lock.
             states: see `estimate_document_size`.
 
@@ -309,9 +319,9 @@ class Library:
         with paths.hold_lock(key, on_wait):
             entry = self.find_entry(key)
             if entry is None:
-                prefixes = document_files.compute_segment_prefixes(identity, ids, layout)
+                prefixes = document_files.compute_segment_hashes(identity, ids, layout)
                 was_claimed = paths.get_claim_path(key).exists()
-                claim_segments(paths, key, prefixes)
+                protect_segments(paths, key, prefixes)
                 writer = make_writer(paths, key, identity, ids, layout, prefixes)
                 try:
                     size = self.estimate_document_size(len(ids), layout, states)
@@ -325,20 +335,20 @@ class Library:
         if entry is not None:
             yield entry
 
-    def open_document(self, entry: Entry) -> StoredDocument:
+    def open_document(self, entry: LibraryEntry) -> StoredDocument:
         """Opens a document for questions and sets its time of last use. Raises LibraryError: a
         file of the document is missing, damaged or of another format."""
-        entry.raise_if_unusable()
+        entry.raise_error_if_unusable()
         stored = StoredDocument(self._paths, entry)
         self._paths.mark_document_used(entry.key)
         return stored
 
-    def text(self, entry: Entry) -> str:
+    def text(self, entry: LibraryEntry) -> str:
         """Returns a document's text. Raises LibraryError: the text is missing or damaged."""
-        entry.raise_if_unusable()
+        entry.raise_error_if_unusable()
         return document_files.read_document_text(self._paths, entry)
 
-    def read_word_index(self, entry: Entry) -> bytes | None:
+    def read_word_index(self, entry: LibraryEntry) -> bytes | None:
         """Returns a document's stored word index as bytes, or None if no usable index is stored."""
         path, owner = self._paths.get_document_path(entry.key, "words"), f"{entry.key}\n".encode()
         try:
@@ -347,7 +357,7 @@ class Library:
             return None
         return payload.removeprefix(owner) if payload.startswith(owner) else None
 
-    def store_word_index(self, entry: Entry, payload: bytes) -> None:
+    def store_word_index(self, entry: LibraryEntry, payload: bytes) -> None:
         """Stores a document's word index, unless another process holds the document's lock or the
         library cannot be written."""
         path, owner = self._paths.get_document_path(entry.key, "words"), f"{entry.key}\n".encode()
@@ -358,14 +368,14 @@ class Library:
             if self._paths.has_document(entry.key):
                 disk.write_checksummed_file(path, "words", owner + payload, entry.key)
 
-    def verify(self, entry: Entry) -> list[LibraryError]:
+    def verify(self, entry: LibraryEntry) -> list[LibraryError]:
         """Checks every byte of a document's files, and returns an error for each damaged file."""
         from esa_cli.storage.library.packed_files import check_document_file
 
         if entry.error:
             return [entry.error]
         manifest, errors = self._paths.get_document_path(entry.key), list[LibraryError]()
-        for path in [manifest, *document_files.list_needed_files(self._paths, entry)]:
+        for path in [manifest, *document_files.list_document_files(self._paths, entry)]:
             try:
                 if path == manifest:
                     document_files.read_manifest(self._paths, entry.key)
@@ -375,22 +385,22 @@ class Library:
                 errors.append(error)
         return errors
 
-    def remove(self, entry: Entry) -> int:
+    def remove(self, entry: LibraryEntry) -> int:
         """Removes a document, except segments that other documents may need, and returns the bytes
         freed. Raises LibraryError, DiskError: a file or the catalogue cannot be changed."""
         paths = self._paths
         paths.create_library_folders()
-        with disk.converting_write_errors(self.root), paths.hold_lock("library"):
+        with disk.convert_write_errors(self.root), paths.hold_lock("library"):
             others = [one for one in document_files.read_entries(paths) if one.key != entry.key]
-            is_needed = make_needed_filter(paths, others, with_abandoned_claims=True)
+            is_needed = make_needed_file_filter(paths, others, with_abandoned_claims=True)
             segments = map(paths.get_segment_path, entry.segments)
             shared = [paths.get_projections_path(entry.fit), *segments]
             if entry.error:
                 folders = ("segments", "fits")
-                shared = [path for name in folders for path in paths.list_finished_files(name)]
+                shared = [path for name in folders for path in paths.list_complete_files(name)]
             files = [paths.get_document_path(entry.key, kind) for kind in disk.KINDS]
             freed = delete_files(paths, files + [path for path in shared if not is_needed(path)])
-        self._change_catalogue(Catalogue.drop_unused_texts)
+        self._run_catalogue_change(Catalogue.drop_unused_texts)
         return freed
 
     def prune(self, max_bytes: int | None = None, *, dry_run: bool = False) -> PruneResult:
@@ -402,8 +412,8 @@ class Library:
         if not self.root.exists():
             return PruneResult((), 0, 0, 0)
         paths.create_library_folders()
-        former_keys = {entry.key for entry in self.divide_present_and_former().former}
-        with disk.converting_write_errors(self.root), paths.hold_lock("library"):
+        former_keys = {entry.key for entry in self.separate_former_documents().former}
+        with disk.convert_write_errors(self.root), paths.hold_lock("library"):
             entries, total = document_files.read_entries(paths), self.nbytes
             unusable = [entry for entry in entries if entry.error]
             usable = [entry for entry in reversed(entries) if not entry.error]
@@ -413,23 +423,23 @@ class Library:
                 remaining_entries = unusable + order[removed_count:]
                 return list_unneeded_files(paths, remaining_entries, order[:removed_count])
 
-            def fits_limit(removed_count: int) -> bool:
+            def fits_size_limit(removed_count: int) -> bool:
                 freed = sum(map(disk.get_file_size, find_unneeded_files(removed_count)))
                 return max_bytes is None or total - freed <= max_bytes
 
             count = former_count = sum(entry.key in former_keys for entry in order)
-            if not fits_limit(former_count) and former_count < len(order):
+            if not fits_size_limit(former_count) and former_count < len(order):
                 _refuse_unusable_documents(unusable)
-                count += bisect_left(range(former_count, len(order)), True, key=fits_limit)
+                count += bisect_left(range(former_count, len(order)), True, key=fits_size_limit)
             files, leftovers = find_unneeded_files(count), len(find_unneeded_files(0))
             freed = sum(map(disk.get_file_size, files))
             if not dry_run:
                 delete_files(paths, sorted(files, key=lambda path: path.suffix != ".doc"))
         if not dry_run:
-            self._change_catalogue(Catalogue.remove_unused_records)
+            self._run_catalogue_change(Catalogue.remove_unused_records)
         return PruneResult(tuple(order[:count]), leftovers, freed, total - freed, tuple(unusable))
 
-    def _change_catalogue(self, change: Callable[[Catalogue], object]) -> None:
+    def _run_catalogue_change(self, change: Callable[[Catalogue], object]) -> None:
         try:
             with self.open_catalogue() as opened:
                 change(opened)
@@ -438,15 +448,15 @@ class Library:
                 raise
 
 
-def claim_segments(paths: LibraryPaths, key: str, prefixes: list[str]) -> None:
+def protect_segments(paths: LibraryPaths, key: str, prefixes: list[str]) -> None:
     """Writes a claim, a file that protects the segments whose names begin with `prefixes` from
     removal during the ingest of the document `key`. Raises LibraryError, DiskError."""
-    with disk.converting_write_errors(paths.root), paths.hold_lock("library"):
+    with disk.convert_write_errors(paths.root), paths.hold_lock("library"):
         claim = json.dumps(prefixes).encode()
         disk.write_checksummed_file(paths.get_claim_path(key), "claim", claim, key)
 
 
-def _refuse_unusable_documents(unusable: Sequence[Entry]) -> None:
+def _refuse_unusable_documents(unusable: Sequence[LibraryEntry]) -> None:
     if unusable:
         ids = " ".join(entry.id for entry in unusable)
         raise LibraryError(
@@ -456,8 +466,8 @@ def _refuse_unusable_documents(unusable: Sequence[Entry]) -> None:
         )
 
 
-def make_needed_filter(
-    paths: LibraryPaths, entries: Iterable[Entry], *, with_abandoned_claims: bool
+def make_needed_file_filter(
+    paths: LibraryPaths, entries: Iterable[LibraryEntry], *, with_abandoned_claims: bool
 ) -> Callable[[Path], bool]:
     """Returns a function that says whether a stored document or a running ingest needs the segment
     or projections in a file. The caller holds the library's lock.
@@ -468,7 +478,7 @@ def make_needed_filter(
     segments = {name for entry in entries for name in entry.segments}
     fits, prefixes = {entry.fit for entry in entries}, set[str]()
     needs_unknown, is_ingesting = any(entry.error for entry in entries), False
-    for path in paths.list_finished_files("claims"):
+    for path in paths.list_complete_files("claims"):
         is_live = paths.is_lock_held(path.stem)
         is_ingesting = is_ingesting or is_live
         if is_live or with_abandoned_claims:
@@ -484,19 +494,21 @@ def make_needed_filter(
         return (
             needs_unknown
             or path.stem in segments
-            or document_files.extract_segment_prefix(path.stem) in prefixes
+            or document_files.extract_segment_hash(path.stem) in prefixes
         )
 
-    kept = filter(is_needed, paths.list_finished_files("segments"))
+    kept = filter(is_needed, paths.list_complete_files("segments"))
     fits |= {path.stem.partition("-")[2] for path in kept}
     return is_needed
 
 
 def list_unneeded_files(
-    paths: LibraryPaths, kept_entries: Sequence[Entry], removed_entries: Sequence[Entry]
+    paths: LibraryPaths,
+    kept_entries: Sequence[LibraryEntry],
+    removed_entries: Sequence[LibraryEntry],
 ) -> list[Path]:
     """Returns the library's files that neither the kept documents nor a running ingest need."""
-    is_needed = make_needed_filter(paths, kept_entries, with_abandoned_claims=False)
+    is_needed = make_needed_file_filter(paths, kept_entries, with_abandoned_claims=False)
     is_locked = cache(paths.is_lock_held)
     kept_keys = {entry.key for entry in kept_entries}
     removed_keys = {entry.key for entry in removed_entries}

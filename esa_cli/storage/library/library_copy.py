@@ -19,8 +19,12 @@ from typing import NamedTuple
 from esa_cli.errors import ArchiveFileError, LibraryError, UsageError, first_line
 from esa_cli.storage.library import disk, document_files
 from esa_cli.storage.library.disk import LibraryPaths
-from esa_cli.storage.library.document_files import Entry, extract_segment_prefix, list_needed_files
-from esa_cli.storage.library.library import Library, claim_segments
+from esa_cli.storage.library.document_files import (
+    LibraryEntry,
+    extract_segment_hash,
+    list_document_files,
+)
+from esa_cli.storage.library.library import Library, protect_segments
 from esa_cli.storage.library.packed_files import check_document_file, check_foreign_manifest
 from esa_cli.system.files import convert_writing_errors, replace_atomically
 from esa_cli.system.progress import Progress
@@ -28,7 +32,7 @@ from esa_cli.system.progress import Progress
 CHUNK_BYTES = 1 << 22
 
 
-class DamagedCopyError(LibraryError):
+class DamagedSourceError(LibraryError):
     """A document to be copied is damaged, incomplete, or of another format."""
 
 
@@ -62,7 +66,9 @@ class CopySource:
     def __init__(self, place: str) -> None:
         self.place = place
         try:
-            self.files = _list_archive(place) if is_archive(place) else _list_folder(place)
+            self.files = (
+                _list_archive_files(place) if is_archive_path(place) else _list_folder_files(place)
+            )
         except (OSError, tarfile.TarError, ValueError) as error:
             raise ArchiveFileError(
                 f"{place} cannot be read as a library: {first_line(error)}",
@@ -74,7 +80,7 @@ class CopySource:
         names = [name.removeprefix("documents/") for name in self.files if "documents/" in name]
         return sorted(name.partition(".")[0] for name in names if disk.is_manifest_file_name(name))
 
-    def read_chunks(self, name: str) -> Iterator[bytes]:
+    def read_file_in_chunks(self, name: str) -> Iterator[bytes]:
         """Yields the bytes of the file `name` in chunks. Raises LibraryError: the file is missing
         or unreadable."""
         if name not in self.files:
@@ -90,23 +96,23 @@ class CopySource:
             raise disk.make_file_reading_error(path, error, "") from error
 
 
-def is_archive(place: str) -> bool:
+def is_archive_path(place: str) -> bool:
     """Whether `place`, to or from which documents are copied, is an archive file, not a folder."""
     return place.endswith(".tar") or os.path.isfile(place)
 
 
-def _list_folder(place: str) -> dict[str, FileByteRange]:
+def _list_folder_files(place: str) -> dict[str, FileByteRange]:
     paths = LibraryPaths(Path(place))
     if not (paths.root / disk.MARKER).is_file():
         hint = "make a library there with `esa library copy library FOLDER`"
         raise LibraryError(f"{place} is not a library of esa", hint)
     return {
-        _make_path_in_library(paths, path): FileByteRange(path, 0, disk.get_file_size(path))
+        _make_relative_path(paths, path): FileByteRange(path, 0, disk.get_file_size(path))
         for path in paths.list_all_files()
     }
 
 
-def _list_archive(place: str) -> dict[str, FileByteRange]:
+def _list_archive_files(place: str) -> dict[str, FileByteRange]:
     path = Path(place)
     if not path.is_file():  # not opened: a pipe without a writer would block
         raise tarfile.ReadError("there is no such file")
@@ -123,7 +129,7 @@ def _list_archive(place: str) -> dict[str, FileByteRange]:
 
 
 def push_documents(
-    library: Library, place: str, entries: Sequence[Entry], progress: Progress | None = None
+    library: Library, place: str, entries: Sequence[LibraryEntry], progress: Progress | None = None
 ) -> CopyResult:
     """Copies documents from the library to another folder or to a new archive. A missing or empty
     folder becomes a library. The archive appears when it is complete. `progress` is called with
@@ -136,7 +142,7 @@ def push_documents(
     keys = [entry.key for entry in entries]
     if not keys:
         return CopyResult()
-    if not is_archive(place):
+    if not is_archive_path(place):
         source, target = CopySource(str(library.root)), LibraryPaths(Path(place))
         target.create_library_folders()
         return _copy_documents(keys, lambda key: _copy_document(source, target, key), progress)
@@ -199,7 +205,7 @@ def _copy_documents(
     for number, key in enumerate(keys, 1):
         try:
             nbytes = copy_document(key)
-        except DamagedCopyError as error:
+        except DamagedSourceError as error:
             result.failed.append(error)
         else:
             result.bytes += nbytes or 0
@@ -214,29 +220,29 @@ def _copy_document(
     source: CopySource, target: LibraryPaths, key: str, on_wait: Callable[[], None] | None = None
 ) -> int | None:
     """Copies a document to a library, and returns the number of bytes, or None if the library has
-    the document. Raises DamagedCopyError: the document is damaged in the source."""
+    the document. Raises DamagedSourceError: the document is damaged in the source."""
     manifest = target.get_document_path(key)
     with target.hold_lock(key, on_wait):
         if target.has_document(key):
             return None
-        with _name_damaged_source(source.place, target, key, manifest):
-            data = b"".join(source.read_chunks(_make_path_in_library(target, manifest)))
+        with _convert_source_errors(source.place, target, key, manifest):
+            data = b"".join(source.read_file_in_chunks(_make_relative_path(target, manifest)))
             entry = check_foreign_manifest(target, key, data)
-        files, copied = list_needed_files(target, entry), len(data)
+        files, copied = list_document_files(target, entry), len(data)
         missing_bytes = sum(entry.sizes.values()) - sum(map(disk.get_file_size, files))
         disk.check_free_disk_space(target.root, missing_bytes)
         # The claim protects the files from removal, so that a stopped copy can use them again.
-        claim_segments(target, key, [*map(extract_segment_prefix, entry.segments)])
-        with disk.converting_write_errors(target.root):
+        protect_segments(target, key, [*map(extract_segment_hash, entry.segments)])
+        with disk.convert_write_errors(target.root):
             for path in files:
                 try:  # another document or a stopped copy may have left the file
                     check_document_file(path, path, entry)
                 except LibraryError:
                     with (
-                        _name_damaged_source(source.place, target, key, path),
+                        _convert_source_errors(source.place, target, key, path),
                         disk.create_file_atomically(path, key) as file,
                     ):
-                        for chunk in source.read_chunks(_make_path_in_library(target, path)):
+                        for chunk in source.read_file_in_chunks(_make_relative_path(target, path)):
                             file.write(chunk)
                             copied += len(chunk)
                         file.flush()
@@ -252,13 +258,13 @@ def _copy_document(
 def _add_document_to_archive(
     paths: LibraryPaths, tar: tarfile.TarFile, added_files: set[Path], key: str
 ) -> int | None:
-    """Adds a document to an archive, and returns the bytes added. Raises DamagedCopyError."""
+    """Adds a document to an archive, and returns the bytes added. Raises DamagedSourceError."""
     manifest, place = paths.get_document_path(key), str(paths.root)
-    with _name_damaged_source(place, paths, key, manifest):
+    with _convert_source_errors(place, paths, key, manifest):
         entry = document_files.read_manifest(paths, key)
-    files = [path for path in list_needed_files(paths, entry) if path not in added_files]
+    files = [path for path in list_document_files(paths, entry) if path not in added_files]
     for path in files:
-        with _name_damaged_source(place, paths, key, path):
+        with _convert_source_errors(place, paths, key, path):
             check_document_file(path, path, entry)
     added_files.update(files)
     return _add_archive_members(tar, paths, [*files, manifest])
@@ -268,7 +274,7 @@ def _add_archive_members(tar: tarfile.TarFile, paths: LibraryPaths, files: Itera
     nbytes = 0
     for path in files:
         with path.open("rb") as file:
-            member = tarfile.TarInfo(_make_path_in_library(paths, path))
+            member = tarfile.TarInfo(_make_relative_path(paths, path))
             member.size, member.mode = os.fstat(file.fileno()).st_size, 0o600
             tar.addfile(member, file)
             nbytes += member.size
@@ -276,15 +282,15 @@ def _add_archive_members(tar: tarfile.TarFile, paths: LibraryPaths, files: Itera
 
 
 @contextmanager
-def _name_damaged_source(place: str, paths: LibraryPaths, key: str, path: Path) -> Iterator[None]:
+def _convert_source_errors(place: str, paths: LibraryPaths, key: str, path: Path) -> Iterator[None]:
     """Converts an error about a file that is copied to `path` into an error about its source."""
     try:
         yield
     except LibraryError as error:
-        name = _make_path_in_library(paths, path)
-        manifest = _make_path_in_library(paths, paths.get_document_path(key))
+        name = _make_relative_path(paths, path)
+        manifest = _make_relative_path(paths, paths.get_document_path(key))
         reason = error.message.replace(str(disk.make_temporary_path(path, key)), name)
-        raise DamagedCopyError(
+        raise DamagedSourceError(
             f"document {key[:12]} in {place} cannot be used: {reason.replace(str(path), name)}",
             # A good copy does not replace files that are there.
             f"use the esa version that wrote it; or, if it is damaged, delete {name} and "
@@ -292,7 +298,7 @@ def _name_damaged_source(place: str, paths: LibraryPaths, key: str, path: Path) 
         ) from error
 
 
-def _make_path_in_library(paths: LibraryPaths, path: Path) -> str:
+def _make_relative_path(paths: LibraryPaths, path: Path) -> str:
     """Returns the path of a file relative to the folder of the library, with slashes."""
     return path.relative_to(paths.root).as_posix()
 

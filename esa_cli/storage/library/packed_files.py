@@ -23,7 +23,7 @@ from torch import Tensor
 from esa_cli.attention.compression import Linear, make_named_projection_tensors
 from esa_cli.storage.library import disk, document_files
 from esa_cli.storage.library.disk import LibraryPaths
-from esa_cli.storage.library.document_files import Entry, Layout, Segment
+from esa_cli.storage.library.document_files import Layout, LibraryEntry, SegmentFile
 from esa_cli.system.text import text_digest
 
 State = dict[str, Tensor]
@@ -52,14 +52,14 @@ def unpack_tokens(payload: bytes) -> tuple[Tensor, Tensor]:
     return tensors["ids"], tensors["offsets"]
 
 
-class StoredStates(NamedTuple):
+class RecurrentStates(NamedTuple):
     """The states of the recurrent layers after the last token of a segment."""
 
     segment: str
     states: list[State]
 
 
-def pack_states(segment: str, states: Sequence[Mapping[str, Tensor]]) -> bytes:
+def pack_recurrent_states(segment: str, states: Sequence[Mapping[str, Tensor]]) -> bytes:
     """Packs the states of all recurrent layers after a segment whose name begins with `segment`."""
     tensors = {
         f"{layer}.{name}": tensor.cpu().contiguous()
@@ -69,7 +69,9 @@ def pack_states(segment: str, states: Sequence[Mapping[str, Tensor]]) -> bytes:
     return f"{segment}\n".encode() + save({"layers": torch.tensor(len(states)), **tensors})
 
 
-def unpack_states(payload: bytes, path: Path, layout: Layout, key: str) -> StoredStates:
+def unpack_recurrent_states(
+    payload: bytes, path: Path, layout: Layout, key: str
+) -> RecurrentStates:
     """Unpacks the states of all recurrent layers. Raises LibraryError: the states are damaged."""
     name, _, packed = payload.partition(b"\n")
     try:
@@ -83,7 +85,7 @@ def unpack_states(payload: bytes, path: Path, layout: Layout, key: str) -> Store
             if match is None:
                 raise ValueError(tensor)
             states[int(match[1])][match[2]] = value
-        return StoredStates(name.decode("ascii"), states)
+        return RecurrentStates(name.decode("ascii"), states)
     except _UNPACKING as error:
         raise disk.make_damage_error(path, "its recurrent states are invalid", key) from error
 
@@ -109,13 +111,13 @@ def hash_projections(packed: bytes) -> str:
     return hashlib.blake2b(packed, digest_size=12).hexdigest()
 
 
-def check_document_file(present_path: Path, path: Path, entry: Entry) -> None:
+def check_document_file(present_path: Path, path: Path, entry: LibraryEntry) -> None:
     """Checks every byte of a document's file, which is stored at `path` or will be moved there.
     Raises LibraryError: the file is missing, damaged, or belongs to another document."""
     key, kind = entry.key, path.suffix[1:]
     if kind == "seg":
         tokens = entry.count_segment_tokens(entry.segments.index(path.stem))
-        Segment(present_path, entry.layout, tokens, key, path.stem).check_all_bytes()
+        SegmentFile(present_path, entry.layout, tokens, key, path.stem).check_all_bytes()
         return
     data = disk.read_file_bytes(present_path, key)
     payload = disk.unpack_checksummed_file(data, kind, path, key, entry.digests.get(kind))
@@ -127,16 +129,16 @@ def check_document_file(present_path: Path, path: Path, entry: Entry) -> None:
         raise disk.make_damage_error(path, "it belongs to another document", key)
 
 
-def _do_contents_match(entry: Entry, kind: str, payload: bytes, path: Path) -> bool:
+def _do_contents_match(entry: LibraryEntry, kind: str, payload: bytes, path: Path) -> bool:
     """Whether the contents of a document's file agree with the document's manifest."""
     layout, identity = entry.layout, entry.identity
     if kind == "text":
         text = payload.decode("utf-8", "surrogatepass")
         facts = disk.compute_document_key(identity, text), text_digest(text), len(text)
         return facts == (entry.key, entry.text_sha256, entry.characters)
-    prefixes = [*map(document_files.extract_segment_prefix, entry.segments)]
+    prefixes = [*map(document_files.extract_segment_hash, entry.segments)]
     if kind == "states":
-        return unpack_states(payload, path, layout, entry.key).segment == prefixes[-1]
+        return unpack_recurrent_states(payload, path, layout, entry.key).segment == prefixes[-1]
     if kind == "tokens":
         numbers, offsets = unpack_tokens(payload)
         ids = numbers.tolist()
@@ -145,7 +147,7 @@ def _do_contents_match(entry: Entry, kind: str, payload: bytes, path: Path) -> b
             and tuple(offsets.shape) == (len(ids), 2)
             and min(ids) >= 0
             and 0 <= int(offsets.min()) <= int(offsets.max()) <= entry.characters
-            and document_files.compute_segment_prefixes(identity, ids, layout) == prefixes
+            and document_files.compute_segment_hashes(identity, ids, layout) == prefixes
         )
     tensors = load(payload)
     good = hash_projections(payload) == path.stem and int(tensors.pop("layers")) == layout.layers
@@ -155,13 +157,13 @@ def _do_contents_match(entry: Entry, kind: str, payload: bytes, path: Path) -> b
     return good and not tensors
 
 
-def check_foreign_manifest(paths: LibraryPaths, key: str, data: bytes) -> Entry:
+def check_foreign_manifest(paths: LibraryPaths, key: str, data: bytes) -> LibraryEntry:
     """Returns the entry of a manifest that a stranger may have written. Raises LibraryError: the
     manifest is damaged, has another format, or has contents that esa does not write."""
     path = paths.get_document_path(key)
     payload = disk.unpack_checksummed_file(data, "document", path, key)
     try:
-        TypeAdapter(Entry).validate_json(payload)
+        TypeAdapter(LibraryEntry).validate_json(payload)
         entry = document_files.decode_manifest(paths, key, data)
         has_all = set(json.loads(payload)) == set(entry.make_manifest_fields())
         if not has_all or not _is_manifest_consistent(paths, entry):
@@ -171,7 +173,7 @@ def check_foreign_manifest(paths: LibraryPaths, key: str, data: bytes) -> Entry:
     return entry
 
 
-def _is_manifest_consistent(paths: LibraryPaths, entry: Entry) -> bool:
+def _is_manifest_consistent(paths: LibraryPaths, entry: LibraryEntry) -> bool:
     """Whether the numbers and names in a stranger's manifest agree with each other."""
     layout, sizes, known = entry.layout, entry.sizes, entry.provenance
     counts = [entry.head, entry.characters, *sizes.values(), *(mark[0] for mark in entry.marks)]
@@ -182,8 +184,8 @@ def _is_manifest_consistent(paths: LibraryPaths, entry: Entry) -> bool:
         and 0 <= entry.created < 1 << 40
         and len(entry.segments) == -(-entry.tokens // layout.segment)
         and layout.nbytes(entry.tokens) == sizes["segments"]
-        and set(sizes) == {"segments", "fit", *entry.file_kinds}
+        and set(sizes) == {"segments", "fit", *entry.own_file_suffixes}
         and set(entry.digests) == {"text", "tokens"}
         and all(name.partition("-")[2] == entry.fit for name in entry.segments)
-        and all(map(paths.has_finished_name, document_files.list_needed_files(paths, entry)))
+        and all(map(paths.is_complete_file_name, document_files.list_document_files(paths, entry)))
     )

@@ -17,35 +17,35 @@ from esa_cli.attention.compression import Linear
 from esa_cli.errors import LibraryError
 from esa_cli.storage.library import disk, document_files, packed_files
 from esa_cli.storage.library.disk import LibraryPaths
-from esa_cli.storage.library.document_files import Entry, Layout, Segment, SegmentLayer
+from esa_cli.storage.library.document_files import Layout, LibraryEntry, SegmentFile, SegmentLayer
 from esa_cli.storage.library.library import DocumentWriter, StoredDocument
-from esa_cli.storage.library.packed_files import Projections, State, StoredStates
+from esa_cli.storage.library.packed_files import Projections, RecurrentStates, State
 from esa_cli.storage.memory_store import (
     BLOCK,
     CPU,
-    JoinedStore,
-    MemoryStore,
-    StoreChain,
-    StoreSlice,
+    AppendableStoreChain,
+    KVStoreChain,
+    KVStoreSlice,
+    MemoryKVStore,
     make_slice_or_list,
     refuse_change_of_read_only_store,
     split_keys_and_values,
 )
 
 
-class SegmentStore(SegmentLayer):
+class SegmentKVStore(SegmentLayer):
     """A read-only store of one layer's keys and values in a segment file, read as tensors."""
 
     resident = False
 
-    def __init__(self, segment: Segment, layer: int, device: torch.device = CPU) -> None:
+    def __init__(self, segment: SegmentFile, layer: int, device: torch.device = CPU) -> None:
         super().__init__(segment, layer)
         self.device, layout = device, self.layout
         self.heads, self.dim, self.shared = layout.heads, layout.dim, layout.shared
 
     @property
     def nbytes(self) -> int:
-        return len(self) * self.segment.layout.token_bytes(self.layer)
+        return len(self) * self.segment.layout.count_token_bytes(self.layer)
 
     def span(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         rows = document_files.decode_records(self.read_records(start, stop), self.layout)
@@ -54,7 +54,7 @@ class SegmentStore(SegmentLayer):
     @torch.no_grad()
     def gather(self, at: Tensor) -> tuple[Tensor, Tensor]:
         at, records = at.to(CPU), self._records
-        self.check_row_checksums(at.numpy())
+        self.verify_row_checksums(at.numpy())
         if self.layout.kind == "native":  # as numbers: several times as fast as bytes
             rows = records.view(getattr(torch, self.layout.dtype)).index_select(0, at)
         else:
@@ -82,20 +82,24 @@ class SegmentStore(SegmentLayer):
         layout = self.segment.layout
         dtype: torch.dtype = getattr(torch, layout.reduced_dtype)
         size = len(self) * layout.reduced[self.layer] * dtype.itemsize
-        features = self.read_tail_bytes(self.section.reduced, size).view(dtype).view(len(self), -1)
+        features = (
+            self.read_bytes_after_rows(self.section.reduced, size).view(dtype).view(len(self), -1)
+        )
         for low in range(start, stop, most):
             yield low, features[low : min(low + most, stop)].to(self.device)
 
     append = append_reduced_keys = crop = refuse_change_of_read_only_store
 
 
-def read_states(paths: LibraryPaths, layout: Layout, key: str, segment: str = "") -> StoredStates:
+def read_recurrent_states(
+    paths: LibraryPaths, layout: Layout, key: str, segment: str = ""
+) -> RecurrentStates:
     """Returns the states of a document's recurrent layers. If `segment` is not empty, the states
     must be those after this segment. Raises LibraryError: the file is missing, damaged, of another
     format, or has the states after another segment."""
     path = paths.get_document_path(key, "states")
     payload = disk.read_checksummed_file(path, "states", key)
-    stored = packed_files.unpack_states(payload, path, layout, key)
+    stored = packed_files.unpack_recurrent_states(payload, path, layout, key)
     if segment not in ("", stored.segment):
         raise disk.make_damage_error(path, "its recurrent states belong to another document", key)
     return stored
@@ -112,7 +116,7 @@ def _read_projections(paths: LibraryPaths, name: str, key: str) -> list[Linear |
     return packed_files.unpack_projections(packed)
 
 
-class StoredCache:
+class StoredKVCache:
     """The KV cache of an opened document, with its projections and the states of the model's
     recurrent layers after the last token. Raises LibraryError: a file of the document is missing,
     damaged or of another format."""
@@ -123,20 +127,20 @@ class StoredCache:
         self.projections = _read_projections(paths, entry.fit, entry.key)
         self.states: list[State] = []
         if entry.layout.states:
-            last = document_files.extract_segment_prefix(entry.segments[-1])
-            self.states = read_states(paths, entry.layout, entry.key, last).states
+            last = document_files.extract_segment_hash(entry.segments[-1])
+            self.states = read_recurrent_states(paths, entry.layout, entry.key, last).states
 
-    def open_layer_stores(self, device: torch.device = CPU) -> list[StoreChain]:
+    def open_layer_stores(self, device: torch.device = CPU) -> list[KVStoreChain]:
         """Returns, for each layer, a read-only store of keys and values as tensors on `device`."""
-        stores = list[StoreChain]()
+        stores = list[KVStoreChain]()
         for layer in range(self._layer_count):
-            parts = [SegmentStore(segment, layer, device) for segment in self._segments]
-            slices = [StoreSlice(part, 0, len(part)) for part in parts]
-            stores.append(StoreChain(slices, parts[0]))
+            parts = [SegmentKVStore(segment, layer, device) for segment in self._segments]
+            slices = [KVStoreSlice(part, 0, len(part)) for part in parts]
+            stores.append(KVStoreChain(slices, parts[0]))
         return stores
 
 
-class CacheWriter(DocumentWriter):
+class KVCacheWriter(DocumentWriter):
     """Writes the KV cache of a document during its prefill.
 
     Attributes:
@@ -151,23 +155,25 @@ class CacheWriter(DocumentWriter):
         self.projections: list[Any] | None = None
         self.states: list[State] = [{} for _ in range(layout.states)]
         super().__init__(paths, key, identity, ids, layout, prefixes)
-        self.layers = list[JoinedStore]()
+        self.layers = list[AppendableStoreChain]()
         dtype: torch.dtype = getattr(torch, layout.dtype)
         for i in range(layout.layers):
-            shape = layout.select_layer(i)
-            tail = MemoryStore(shape.heads, shape.dim, dtype, device, shape.shared)
+            shape = layout.make_layer_layout(i)
+            tail = MemoryKVStore(shape.heads, shape.dim, dtype, device, shape.shared)
             tail.expect(layout.segment)
-            parts = [SegmentStore(segment, i, device) for segment in self.segments]
-            self.layers.append(JoinedStore([StoreSlice(one, 0, len(one)) for one in parts], tail))
+            parts = [SegmentKVStore(segment, i, device) for segment in self.segments]
+            self.layers.append(
+                AppendableStoreChain([KVStoreSlice(one, 0, len(one)) for one in parts], tail)
+            )
 
-    def _find_segments_on_disk(self) -> list[Segment]:
+    def _find_segments_on_disk(self) -> list[SegmentFile]:
         """Returns the document's first segments that are complete on disk, and loads their
         projections and, if the model has recurrent layers, the states after those segments."""
-        layout, states, best = self.layout, self.states, list[Segment]()
+        layout, states, best = self.layout, self.states, list[SegmentFile]()
         prefixes, min_count = self._prefixes[: len(self.ids) // layout.segment], 1
         if layout.states:
             try:
-                stored = read_states(self.paths, layout, self.key)
+                stored = read_recurrent_states(self.paths, layout, self.key)
                 prefixes = self._prefixes[: self._prefixes.index(stored.segment) + 1]
             except (LibraryError, ValueError):
                 return []
@@ -176,7 +182,7 @@ class CacheWriter(DocumentWriter):
             fit = path.stem.partition("-")[2]
             with suppress(LibraryError):
                 projections = _read_projections(self.paths, fit, self.key)
-                segments = self._open_segments(prefixes, fit)
+                segments = self._open_usable_segments(prefixes, fit)
                 if len(segments) >= min_count and len(segments) > len(best):
                     best, self.states, self._fit = segments, states, fit
                     self.projections = projections
@@ -194,19 +200,19 @@ class CacheWriter(DocumentWriter):
             states: the recurrent states after the last token in memory, stored if a segment ends.
         """
         while self._count_complete_tokens() >= self.layout.segment:
-            self._write_first_tokens_in_memory(self.layout.segment, projections)
+            self._write_segment_from_memory(self.layout.segment, projections)
         if states and self.segments and not any(len(layer.tail) for layer in self.layers):
             # After the segment, so that stored states always have all segments before them.
             last = self._prefixes[len(self.segments) - 1]
             path = self.paths.get_document_path(self.key, "states")
-            self._write_file(path, packed_files.pack_states(last, states))
+            self._write_file(path, packed_files.pack_recurrent_states(last, states))
 
     def _count_complete_tokens(self) -> int:
         """Counts the tokens in memory whose keys, values and reduced keys all layers have."""
         pairs = zip(self.layers, self.layout.reduced, strict=True)
         return min(layer.tail.reduced if width else len(layer.tail) for layer, width in pairs)
 
-    def _write_first_tokens_in_memory(self, count: int, projections: Projections | None) -> None:
+    def _write_segment_from_memory(self, count: int, projections: Projections | None) -> None:
         """Writes the first `count` tokens in memory as the next segment."""
         if not self.segments and projections is not None:
             packed = packed_files.pack_projections(projections)
@@ -214,12 +220,12 @@ class CacheWriter(DocumentWriter):
             self._write_file(self.paths.get_projections_path(self._fit), packed)
         self.write_next_segment(layer.tail.read_first_tokens(count) for layer in self.layers)
         for i, layer in enumerate(self.layers):
-            store = SegmentStore(self.segments[-1], i, layer.tail.device)
+            store = SegmentKVStore(self.segments[-1], i, layer.tail.device)
             layer.replace_first_tail_tokens(store)
 
     def finish_document(
         self, *, projections: Projections | None = None, states: Sequence[State] = (), **facts: Any
-    ) -> Entry:
+    ) -> LibraryEntry:
         """Writes the last segment of the KV cache and the document's other files.
 
         Args:
@@ -233,6 +239,6 @@ class CacheWriter(DocumentWriter):
         if not has_all or len(states) != self.layout.states:
             raise self._make_missing_tokens_error()
         if left:
-            self._write_first_tokens_in_memory(left, projections)
+            self._write_segment_from_memory(left, projections)
         self.flush_segments(states=states)
         return super().finish_document(**facts)

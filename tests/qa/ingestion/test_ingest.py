@@ -11,7 +11,7 @@ import pytest
 from esa_cli import Document, Esa
 from esa_cli.errors import LibraryError
 from esa_cli.qa.presets import preset
-from esa_cli.storage.library import Entry, Library
+from esa_cli.storage.library import Library, LibraryEntry
 
 TEXT = "The gate opens at nine, and the keeper has the only key. " * 25
 
@@ -29,7 +29,7 @@ def esa(loaded: Any, library: Library, **options: Any) -> Esa:
     return Esa(loaded, preset.load("tiny-random", ["window.chunk=128"]), library=library, **options)
 
 
-def entry_of(one: Esa, document: Document) -> Entry:
+def entry_of(one: Esa, document: Document) -> LibraryEntry:
     entry = one.ingest(document).entry
     assert entry is not None
     return entry
@@ -72,7 +72,7 @@ def test_a_document_that_is_removed_while_it_is_opened_is_read_anew(
     with esa(loaded, library) as one:
         entry, open_ = entry_of(one, note()), library.open_document
 
-        def removed_just_now(found: Entry) -> Any:
+        def removed_just_now(found: LibraryEntry) -> Any:
             monkeypatch.undo()
             library.remove(found)
             return open_(found)
@@ -106,7 +106,7 @@ def test_a_document_that_another_process_read_and_a_third_removed_is_read(
     with esa(loaded, library) as one:
         find, calls = library.find_entry, []
 
-        def not_yet(key: str) -> Entry | None:
+        def not_yet(key: str) -> LibraryEntry | None:
             calls.append(key)
             if len(calls) <= 2:  # as int8, as native
                 return None

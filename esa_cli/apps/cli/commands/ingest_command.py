@@ -18,7 +18,7 @@ from esa_cli.apps.cli.options import options
 from esa_cli.apps.cli.options.command_help import option
 from esa_cli.apps.cli.output import terminal
 from esa_cli.errors import PARTIAL, DiskError, DocumentError, ResourceError, UsageError
-from esa_cli.storage.library import Entry, FileRecord, Library
+from esa_cli.storage.library import FileRecord, Library, LibraryEntry
 from esa_cli.system.machine import format_duration, format_size
 from esa_cli.system.progress import WorkShard
 
@@ -242,7 +242,7 @@ def update_library_from_folder(
         sync_folder,
     )
 
-    started, progress, outdated = time.perf_counter(), None, list[Entry]()
+    started, progress, outdated = time.perf_counter(), None, list[LibraryEntry]()
     if is_first:
         progress = reporter.start_progress(f"files of {folder}", "files")
     with library.open_catalogue() as catalogue:
@@ -273,7 +273,7 @@ def update_library_from_folder(
     reported_files.update(failed, state.removed)
     if prune:
         with library.open_catalogue() as catalogue:
-            entries = [entry for part in catalogue.divide_present_and_former() for entry in part]
+            entries = [entry for part in catalogue.separate_former_documents() for entry in part]
             outdated = find_outdated_entries(catalogue, state, entries)
         for entry in outdated:
             library.remove(entry)

@@ -15,7 +15,7 @@ from esa_cli.apps.cli.options.command_help import option
 from esa_cli.apps.cli.options.completion import complete_document_names
 from esa_cli.apps.cli.output import terminal
 from esa_cli.errors import ForeignVersionError, LibraryError, UnreadableError, UsageError
-from esa_cli.storage.library import Entry, Library
+from esa_cli.storage.library import Library, LibraryEntry
 from esa_cli.system.machine import format_size, parse_size
 from esa_cli.system.progress import OnWaitCallback
 
@@ -44,14 +44,14 @@ def list_documents(
 ) -> None:
     """List the documents, the most recently used first."""
     stored = Library()
-    present, former = stored.divide_present_and_former()
+    present, former = stored.separate_former_documents()
     entries = [*present, *former] if with_former else present
     if as_json:
         terminal.print_json(
             {
                 "folder": str(stored.root),
                 "bytes": stored.nbytes,
-                "catalogue_bytes": stored.catalogue_bytes,
+                "catalogue_bytes": stored.catalogue_file_size,
                 "synced_files": stored.synced_file_count,
                 "former": [entry.id for entry in former],
                 "documents": [entry.as_json() for entry in entries],
@@ -73,7 +73,7 @@ def list_documents(
         ]
         headers = ("id", "tokens", "size", "used", "preset", "rows", "document")
         terminal.print_table(headers, rows)
-        catalogue = format_size(stored.catalogue_bytes)
+        catalogue = format_size(stored.catalogue_file_size)
         print(f"{format_size(stored.nbytes)} in {stored.root}, and its catalogue: {catalogue}")
     else:
         print("no documents yet; add documents with `esa ingest`")
@@ -108,7 +108,7 @@ def show_document(
 def verify_documents(names: AnyIds = None, as_json: options.Json = False) -> None:
     """Check every byte of the documents, and say what is damaged."""
     stored = Library()
-    entries = [entry for part in stored.divide_present_and_former() for entry in part]
+    entries = [entry for part in stored.separate_former_documents() for entry in part]
     entries = _find_stored_documents(stored, names) if names else entries
     results = [(entry, stored.verify(entry)) for entry in entries]
     if as_json:
@@ -135,7 +135,7 @@ def remove_documents(names: Ids, yes: options.Yes = False) -> None:
     stored = Library()
     entries = _find_stored_documents(stored, names)
     files = {entry.file for entry in entries if entry.file}
-    entries += [one for one in stored.divide_present_and_former().former if one.file in files]
+    entries += [one for one in stored.separate_former_documents().former if one.file in files]
     entries = list({entry.key: entry for entry in entries}.values())
     listed = ", ".join(f"{entry.id} ({_format_name_or_damage(entry)})" for entry in entries)
     options.confirm_removal("document", f"{listed} from the library", yes)
@@ -192,12 +192,12 @@ def copy_documents(
 
     The folder or archive becomes a library, too. Every copied file is checked."""
     from esa_cli.apps.cli.options import output_paths
-    from esa_cli.storage.library.library_copy import is_archive, pull_documents, push_documents
+    from esa_cli.storage.library.library_copy import is_archive_path, pull_documents, push_documents
 
     if (source == HERE) == (target == HERE):
         hint = "write `esa library copy library FILE.tar` or `esa library copy FILE.tar library`"
         raise UsageError(f"one of SRC and DST must be `library`, got {source} and {target}", hint)
-    if is_archive(target):
+    if is_archive_path(target):
         output_paths.check_output_file("DST", Path(target))
     stored = Library()
     with terminal.Reporter(quiet or as_json) as reporter:
@@ -232,9 +232,9 @@ def copy_documents(
         raise LibraryError(text, failed[0].hint)
 
 
-def _find_stored_documents(stored: Library, names_or_ids: Sequence[str]) -> list[Entry]:
+def _find_stored_documents(stored: Library, names_or_ids: Sequence[str]) -> list[LibraryEntry]:
     """Returns the stored documents with these names or beginnings of ids, without duplicates."""
-    entries = dict[str, Entry]()
+    entries = dict[str, LibraryEntry]()
     for name in names_or_ids:
         matches = stored.match_entries(name)
         if not matches:
@@ -246,7 +246,7 @@ def _find_stored_documents(stored: Library, names_or_ids: Sequence[str]) -> list
     return list(entries.values())
 
 
-def _format_name_or_damage(entry: Entry) -> str:
+def _format_name_or_damage(entry: LibraryEntry) -> str:
     """Returns the name of a stored document, or how the document is damaged."""
     if entry.damage:
         damage = terminal.clean_line(entry.damage)

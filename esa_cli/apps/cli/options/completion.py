@@ -21,7 +21,7 @@ def complete_document_names(typed_text: str) -> list[str]:
 
     try:
         paths = LibraryPaths(get_library_folder())
-        paths.check_is_library()
+        paths.refuse_foreign_folder()
         known = {entry.key: entry.name for entry in document_files.read_entries(paths)}
     except (EsaError, OSError):
         return []
