@@ -48,16 +48,16 @@ def ingest_document(esa: Esa, document: Document, precision: str, reporter: Repo
     """Ingests a document; warns if the document is stored with another precision."""
     book = esa.ingest(document)
     entry = book.entry
-    if entry is not None and entry.rows not in (precision, "index"):
+    if entry is not None and entry.kv_format not in (precision, "index"):
         reporter.warn(
-            f"esa: {document.name} is already stored with --rows {entry.rows}; "
+            f"esa: {document.name} is already stored with --rows {entry.kv_format}; "
             f"for --rows {precision} run `esa library rm {entry.id}` first"
         )
     reporter.clear_spinner()
     return {
         "id": entry.id if entry else None, "name": document.name, "source": document.source,
         "tokens": book.tokens, "bytes": entry.nbytes if entry else None,
-        "rows": entry.rows if entry else None, "read_s": round(book.read_s, 3),
+        "rows": entry.kv_format if entry else None, "read_s": round(book.read_s, 3),
         "missing": list(document.missing),
     }  # fmt: skip
 

@@ -71,24 +71,24 @@ class ReceivedAttention:
         if stop <= self.rows.length:
             return
         shares = sum_attention_weights(step).T
-        self.rows.append(shares.new_zeros(stop - self.rows.length, self.rows.width))
+        self.rows.append_rows(shares.new_zeros(stop - self.rows.length, self.rows.width))
         if not (self.answering and step.decoding):
             kept = {start: r for start, r in self.before_chunks.items() if start < step.start}
-            kept[step.start] = self.rows.span(first, step.start).clone()
+            kept[step.start] = self.rows.get_row_range(first, step.start).clone()
             self.before_chunks = dict([*kept.items()][-KEPT_CHUNKS:])
         self.answering = step.decoding
-        for at, view in self.rows.blocks(first, stop, TOKENS_ADDED_AT_ONCE):
+        for at, view in self.rows.get_blocks(first, stop, TOKENS_ADDED_AT_ONCE):
             view += shares[at - first : at - first + view.shape[0]]
 
     @torch.no_grad()
     def crop(self, length: int) -> None:
         """Retains the first `length` tokens, and subtracts attention of later tokens if known."""
-        self.rows.truncate(length)
+        self.rows.truncate_rows(length)
         self.before_chunks = {at: r for at, r in self.before_chunks.items() if at <= length}
         self.answering = False
         if (before := self.before_chunks.get(length)) is not None:
             first = length - before.shape[0]
-            for at, view in self.rows.blocks(first, length, TOKENS_ADDED_AT_ONCE):
+            for at, view in self.rows.get_blocks(first, length, TOKENS_ADDED_AT_ONCE):
                 view.copy_(before[at - first : at - first + view.shape[0]])
 
     def load_received_attention(self, start: int, stop: int) -> Tensor:
@@ -96,7 +96,7 @@ class ReceivedAttention:
         out = torch.zeros(stop - start, self.rows.width, device=self.rows.device)
         known = min(stop, self.rows.length)
         if known > start:
-            out[: known - start] = self.rows.span(start, known)
+            out[: known - start] = self.rows.get_row_range(start, known)
         return out
 
 
@@ -164,7 +164,7 @@ class InfLLMSelector(Selector):
         # A block that left L receives no more. After a crop it may be in L again: computed anew.
         rows = keys.extend_rows(step, self.block, heads * dim, average_keys, lookahead=step.local)
         scores = []
-        for _, block in rows.blocks(0, step.middle // self.block, TOKENS_AT_ONCE):
+        for _, block in rows.get_blocks(0, step.middle // self.block, TOKENS_AT_ONCE):
             by_head = (block.float().view(-1, heads, dim) * mean).sum(dim=2).T
             scores.append(by_head.sum(dim=0))
         return torch.cat(scores)

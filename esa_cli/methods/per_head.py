@@ -79,7 +79,7 @@ class BlockRowCache(LayerState):
 
     def crop(self, length: int) -> None:
         if self.rows is not None:
-            self.rows.truncate((length - self.lookahead - self.low) // self.size)
+            self.rows.truncate_rows((length - self.lookahead - self.low) // self.size)
 
     def extend_rows(
         self, step: Step, size: int, row_width: int, compute_rows: Callable[[int, int], Tensor],
@@ -95,7 +95,7 @@ class BlockRowCache(LayerState):
         whole = step.middle // size
         while rows.length < whole:
             count = min(whole - rows.length, max(1, TOKENS_AT_ONCE // size))
-            rows.append(compute_rows(step.low + rows.length * size, count))
+            rows.append_rows(compute_rows(step.low + rows.length * size, count))
         return rows
 
 
@@ -158,7 +158,7 @@ class QuestSelector(Selector):
             pages = rows.float().view(-1, groups, 2 * dim).permute(1, 2, 0)
             return (both @ pages).view(heads, chunk, -1)
 
-        for first, rows in bounds.blocks(0, whole, choose_tokens_per_block(heads * chunk)):
+        for first, rows in bounds.get_blocks(0, whole, choose_tokens_per_block(heads * chunk)):
             yield first, multiply_bounds(rows)
         if whole * self.page < step.middle:
             keys = step.store.span(step.low + whole * self.page, step.high)[0]
@@ -259,7 +259,7 @@ class LokiSelector(Selector):
         groups = step.store.heads
         q = step.rotated(self.rotate).float() * step.scale
         q = q.reshape(groups, heads // groups * chunk, dim) @ basis
-        for at, rows in reduced.blocks(0, step.middle, choose_tokens_per_block(heads * chunk)):
+        for at, rows in reduced.get_blocks(0, step.middle, choose_tokens_per_block(heads * chunk)):
             keys = rows.float().view(rows.shape[0], groups, -1).permute(1, 2, 0)
             yield at, (q @ keys).view(heads, chunk, -1)
 

@@ -1,17 +1,15 @@
-"""Keeps the KV caches of documents in memory, and stores documents on disk (`library`).
-
-`CACHES` lists the places for a KV cache that --cache, and `cache` in Python, choose from.
-"""
+"""Keeps the KV caches of documents in memory, and stores documents on disk in a library."""
 
 from __future__ import annotations
 
 from esa_cli.errors import UsageError
 
 CACHES = ("auto", "device", "host", "disk")
+"""The places for a KV cache from which the option --cache chooses."""
 
 
 def refuse_unknown_cache_name(cache: str) -> None:
-    """Raises UsageError if the name of the cache is not in `CACHES`."""
+    """Raises UsageError if `cache` is no value of the option --cache."""
     if cache not in CACHES:
         raise UsageError(f"cache must be one of {', '.join(CACHES)}, got '{cache}'")
 

@@ -1,10 +1,11 @@
-"""The KV cache of one layer in memory, prefilled documents, and the KV cache of several documents.
+"""Keeps the KV caches of documents in memory, and concatenates the KV caches of several documents.
 
 A token's keys and values of all G key/value heads are one contiguous row, so that a selected token
-is fetched by one memory access. No token is ever evicted. Keys are stored unrotated, so the rows of
-several documents can follow each other as if they had been prefilled in one sequence. The question
-and its answer are appended to a tail. If the KV cache does not fit on a GPU, its rows may be in
-host memory; reduced keys stay on the GPU, and selected rows are copied to the GPU."""
+is fetched by one memory access. No token is ever evicted from a KV cache. Keys are stored before
+rotary position encoding, so the KV caches of several documents can be concatenated as if the
+documents had been prefilled in one sequence. The tokens of a question and its answer are appended
+to the concatenated KV cache. If a KV cache does not fit on a GPU, keys and values may be in host
+memory, while reduced keys stay on the GPU; selected keys and values are then copied to the GPU."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ from esa_cli.attention.step import KVStore, LayerState, Projection
 
 CPU = torch.device("cpu")
 BLOCK = 8192
-"""Number of tokens in a block of a scan: 6 MB of keys with 3 heads of 64 floats."""
+"""Tokens of which keys are read at once in a scan: 6 MB of keys with 3 heads of 64 floats."""
 FIRST_SEGMENT, LAST_SEGMENT, GROWTH = 1024, 16384, 1.25
 """Rows of the first and of the longest segment on the CPU; growth factor of a segment on a GPU."""
 RESERVE = 2048
@@ -35,28 +36,28 @@ def has_own_memory(device: torch.device) -> bool:
 
 
 def make_slice_or_list(indices: Sequence[int]) -> slice | list[int]:
-    """Returns consecutive indices as a slice, which copies nothing, and other indices as a list."""
+    """Returns consecutive indices as a slice, by which torch copies nothing, others as a list."""
     first, stop = indices[0], indices[0] + len(indices)
     return slice(first, stop) if list(indices) == list(range(first, stop)) else list(indices)
 
 
 def divide_range(
-    part_starts: Sequence[int], start: int, stop: int
+    part_starts: Sequence[int], first_row: int, end_row: int
 ) -> Iterator[tuple[int, int, int]]:
-    """Divides the range [start, stop) of rows at the borders of parts. Yields each part's index and
-    the range of those rows that the part has, counted from the part's first row.
-    `part_starts` has the first row of each part and, at its end, the number of all rows."""
-    while start < stop:
-        part = bisect_right(part_starts, start) - 1
-        high = min(stop, part_starts[part + 1])
-        yield part, start - part_starts[part], high - part_starts[part]
-        start = high
+    """Divides a range of rows of a matrix, whose rows are stored in several parts, into the ranges
+    that the parts have, and yields each part's index and range of rows, counted within the part.
+    `part_starts` has the first row of each part, followed by the number of all rows."""
+    while first_row < end_row:
+        part = bisect_right(part_starts, first_row) - 1
+        end_in_part = min(end_row, part_starts[part + 1])
+        yield part, first_row - part_starts[part], end_in_part - part_starts[part]
+        first_row = end_in_part
 
 
 def divide_positions(part_starts: Sequence[int], positions: Tensor) -> Iterator[tuple[int, slice]]:
-    """Divides ascending positions (K,) at the borders of parts. Yields the index of each part that
-    has any of the positions, and the slice of these positions. `part_starts` has the first position
-    of each part and, at its end, the number of all positions."""
+    """Divides K ascending positions of tokens that are stored in several parts, and yields each
+    part's index and the slice of `positions` (K,) that the part has, unless the slice is empty.
+    `part_starts` has the first position of each part, followed by the number of all tokens."""
     edges = torch.tensor(part_starts).to(positions.device, non_blocking=True)
     for part, (low, high) in enumerate(pairwise(torch.searchsorted(positions, edges).tolist())):
         if low < high:
@@ -64,9 +65,9 @@ def divide_positions(part_starts: Sequence[int], positions: Tensor) -> Iterator[
 
 
 class GrowingRowMatrix:
-    """A matrix (N, width) to which rows are appended. On the CPU the matrix is a list of segments
-    that are never copied, so a document never needs twice its memory. On a GPU the matrix is one
-    segment of as many rows as are expected, which is copied into a longer one when it is full."""
+    """A matrix of `width` columns to which rows are appended. On the CPU, a GrowingRowMatrix is a
+    list of segments, which are never copied, so a document never needs twice its memory. On a GPU,
+    a GrowingRowMatrix is one segment, which is copied into a longer segment when it is full."""
 
     def __init__(self, width: int, dtype: torch.dtype, device: torch.device) -> None:
         self.width, self.dtype, self.device = width, dtype, device
@@ -76,100 +77,102 @@ class GrowingRowMatrix:
         self._starts: list[int] = []
 
     @property
-    def capacity(self) -> int:
+    def row_capacity(self) -> int:
         return self._starts[-1] + self._segments[-1].shape[0] if self._segments else 0
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the matrix in memory: of allocated rows on a GPU, of used rows on the CPU."""
-        rows = self.capacity if self._whole else self.length
+        """Number of bytes of the allocated rows on a GPU, or of the used rows on the CPU."""
+        rows = self.row_capacity if self._whole else self.length
         return rows * self.width * self.dtype.itemsize
 
-    def expect(self, length: int) -> None:
-        """Announces the matrix's final number of rows, by which later appends allocate memory."""
-        self._expected = length
+    def set_expected_row_count(self, row_count: int) -> None:
+        """Sets the final number of rows, for which the matrix allocates memory on a GPU."""
+        self._expected = row_count
 
     def _allocate_rows(self, row_count: int) -> None:
-        if self._whole and self.capacity < row_count:
-            rows = self._expected or FIRST_SEGMENT
-            if self.capacity:
-                rows = self.capacity + RESERVE if self._expected else int(GROWTH * self.capacity)
-            segment = self._allocate_segment(max(row_count, rows))
+        if self._whole and self.row_capacity < row_count:
+            rows, old_count = self._expected or FIRST_SEGMENT, self.row_capacity
+            if old_count:
+                rows = old_count + RESERVE if self._expected else int(GROWTH * old_count)
+            segment = self._make_segment(max(row_count, rows))
             for at, view in self._iterate_segment_views(0, self.length):
                 segment[at : at + view.shape[0]] = view
             self._segments, self._starts = [segment], [0]
-        while self.capacity < row_count:
-            segment = self._allocate_segment(min(LAST_SEGMENT, max(FIRST_SEGMENT, self.capacity)))
+        while self.row_capacity < row_count:
+            segment = self._make_segment(min(LAST_SEGMENT, max(FIRST_SEGMENT, self.row_capacity)))
             # In one statement without calls, between whose halves no interruption (Ctrl-C) comes.
-            before, starts = self._segments, [*self._starts, self.capacity]
+            before, starts = self._segments, [*self._starts, self.row_capacity]
             self._segments, self._starts = [*before, segment], starts
 
-    def _allocate_segment(self, row_count: int) -> Tensor:
+    def _make_segment(self, row_count: int) -> Tensor:
         # Outside inference mode, so that rows appended there can be extended outside of it.
         with torch.inference_mode(False):
             return torch.empty(row_count, self.width, dtype=self.dtype, device=self.device)
 
-    def _iterate_segment_views(self, start: int, stop: int) -> Iterator[tuple[int, Tensor]]:
-        """Yields (number of its first row, view) of the rows [start, stop), for each segment."""
-        for part, low, high in divide_range([*self._starts, self.capacity], start, stop):
+    def _iterate_segment_views(self, first: int, end: int) -> Iterator[tuple[int, Tensor]]:
+        """Yields, for each segment, a view of the rows [first, end) and its first row's number."""
+        for part, low, high in divide_range([*self._starts, self.row_capacity], first, end):
             yield self._starts[part] + low, self._segments[part][low:high]
 
     @torch.no_grad()
-    def append(self, rows: Tensor) -> None:
+    def append_rows(self, rows: Tensor) -> None:
         count = rows.shape[0]
         self._allocate_rows(self.length + count)
         for at, view in self._iterate_segment_views(self.length, self.length + count):
             view.copy_(rows[at - self.length : at - self.length + view.shape[0]])
         self.length += count  # last: an interruption leaves no unwritten rows
 
-    def span(self, start: int, stop: int) -> Tensor:
-        """Returns the rows [start, stop), without copying if one segment has all of them."""
-        views = [view for _, view in self._iterate_segment_views(start, stop)]
+    def get_row_range(self, first_row: int, end_row: int) -> Tensor:
+        """Returns a range of rows: a view if one segment has the whole range, else a copy."""
+        views = [view for _, view in self._iterate_segment_views(first_row, end_row)]
         if len(views) == 1:
             return views[0]
         return torch.cat([torch.empty(0, self.width, dtype=self.dtype, device=self.device), *views])
 
-    def blocks(self, start: int, stop: int, max_rows: int) -> Iterator[tuple[int, Tensor]]:
-        """Yields (number of the first row, view) of each block of the rows [start, stop), of at
-        most `max_rows` rows."""
-        for at, view in self._iterate_segment_views(start, stop):
+    def get_blocks(self, first: int, end: int, max_rows: int) -> Iterator[tuple[int, Tensor]]:
+        """Yields views of at most `max_rows` of the rows [first, end), each with its first row."""
+        for at, view in self._iterate_segment_views(first, end):
             for low in range(0, view.shape[0], max_rows):
                 yield at + low, view[low : low + max_rows]
 
     @torch.no_grad()
-    def gather(self, at: Tensor) -> Tensor:
-        """Returns the rows (K, width) with the ascending numbers `at` (K,)."""
+    def gather_rows(self, at: Tensor) -> Tensor:
+        """Returns a copy (K, width) of the K rows with the ascending numbers `at` (K,)."""
         if len(self._segments) == 1 and at.numel():
             return self._segments[0].index_select(0, at)
         out = torch.empty(at.shape[0], self.width, dtype=self.dtype, device=self.device)
-        for part, rows in divide_positions([*self._starts, self.capacity], at):
+        for part, rows in divide_positions([*self._starts, self.row_capacity], at):
             out[rows] = self._segments[part].index_select(0, at[rows] - self._starts[part])
         return out
 
-    def copy_rows_from(self, start: int) -> GrowingRowMatrix:
-        """Returns a new matrix with the rows from `start` on."""
+    def copy_rows_from(self, first_row: int) -> GrowingRowMatrix:
+        """Returns a new matrix with copies of the rows from `first_row` on."""
         rest = GrowingRowMatrix(self.width, self.dtype, self.device)
-        rest.expect(self._expected)
-        rest.append(self.span(start, self.length))
+        rest.set_expected_row_count(self._expected)
+        rest.append_rows(self.get_row_range(first_row, self.length))
         return rest
 
-    def truncate(self, length: int) -> None:
-        """Keeps the first `length` rows and removes the others, without freeing memory."""
-        self.length = min(self.length, max(length, 0))
+    def truncate_rows(self, row_count: int) -> None:
+        """Keeps the first `row_count` rows and removes the others, without freeing memory."""
+        self.length = min(self.length, max(row_count, 0))
 
 
 def split_keys_and_values(rows: Tensor, heads: int, shared: bool = False) -> tuple[Tensor, Tensor]:
-    """Splits rows (n, 2 * G * D) into keys and values, each (G, n, D). With `shared`, the rows are
-    (n, G * D) and the keys are also the values."""
+    """Splits the rows of n tokens into keys and values, each (G, n, D). Rows are (n, 2 * G * D), or
+    (n, G * D) if keys and values are the same numbers (`shared`)."""
     parts = 1 if shared else 2
     both = rows.view(rows.shape[0], parts, heads, rows.shape[1] // (parts * heads))
     return both[:, 0].transpose(0, 1), both[:, -1].transpose(0, 1)
 
 
 class MemoryKVStore:
-    """The keys, values and reduced keys of N tokens in one layer, in memory. The layer has `heads`
-    key/value heads of dimension `dim`. `shared` says that the keys are also the values (MLA), and
-    `on_host` that keys and values are in host memory rather than on the computing device."""
+    """The keys, values and reduced keys of N tokens in one layer, in memory.
+
+    Args:
+        heads: number of key/value heads. dim: dimension of a head.
+        shared: whether the keys are also the values (MLA).
+        on_host: whether keys and values are in host memory rather than on the computing device."""
 
     def __init__(
         self, heads: int, dim: int, dtype: torch.dtype, device: torch.device,
@@ -182,10 +185,10 @@ class MemoryKVStore:
         self._features: GrowingRowMatrix | None = None
         self._expected = 0
 
-    def expect(self, tokens: int) -> None:
-        """Announces the final number of tokens, before the first token is appended."""
-        self._expected = tokens
-        self._rows.expect(tokens)
+    def set_expected_token_count(self, token_count: int) -> None:
+        """Sets the final number of tokens, before the first token is appended."""
+        self._expected = token_count
+        self._rows.set_expected_row_count(token_count)
 
     def __len__(self) -> int:
         return self._rows.length
@@ -197,20 +200,20 @@ class MemoryKVStore:
     def append(self, k: Tensor, v: Tensor) -> None:
         both = (k,) if self.shared else (k, v)
         rows = torch.stack([part.transpose(0, 1) for part in both], dim=1)
-        self._rows.append(rows.reshape(k.shape[1], self._rows.width))
+        self._rows.append_rows(rows.reshape(k.shape[1], self._rows.width))
 
     def span(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        rows = self._rows.span(start, stop).to(self.device)
+        rows = self._rows.get_row_range(start, stop).to(self.device)
         return split_keys_and_values(rows, self.heads, self.shared)
 
     def gather(self, at: Tensor) -> tuple[Tensor, Tensor]:
-        rows = self._rows.gather(at.to(self._rows.device)).to(self.device)
+        rows = self._rows.gather_rows(at.to(self._rows.device)).to(self.device)
         return split_keys_and_values(rows, self.heads, self.shared)
 
     def key_blocks(
         self, start: int, stop: int, most: int = BLOCK, groups: Sequence[int] | None = None
     ) -> Iterator[tuple[int, Tensor]]:
-        for at, rows in self._rows.blocks(start, stop, most):
+        for at, rows in self._rows.get_blocks(start, stop, most):
             keys = split_keys_and_values(rows, self.heads, self.shared)[0].to(self.device)
             yield at, keys if groups is None else keys[make_slice_or_list(groups)]
 
@@ -221,35 +224,35 @@ class MemoryKVStore:
     def append_reduced_keys(self, features: Tensor) -> None:
         if self._features is None:
             self._features = GrowingRowMatrix(features.shape[1], features.dtype, features.device)
-            self._features.expect(self._expected)
-        self._features.append(features)
+            self._features.set_expected_row_count(self._expected)
+        self._features.append_rows(features)
 
     def reduced_key_blocks(
         self, start: int, stop: int, most: int = BLOCK
     ) -> Iterator[tuple[int, Tensor]]:
         assert self._features is not None, "the store must have reduced keys"
-        yield from self._features.blocks(start, stop, most)
+        yield from self._features.get_blocks(start, stop, most)
 
     def crop(self, tokens: int) -> None:
         length = len(self) + tokens
         if self._features is not None:
-            self._features.truncate(length)
-        self._rows.truncate(length)  # last: `len` shows whether the crop was interrupted
+            self._features.truncate_rows(length)
+        self._rows.truncate_rows(length)  # last: `len` shows whether the crop was interrupted
 
     def read_first_tokens(self, count: int) -> tuple[Tensor, Tensor | None]:
-        """Returns the keys and values, as rows, and reduced keys of the first `count` tokens."""
-        features = self._features.span(0, count) if self._features else None
-        return self._rows.span(0, count), features
+        """Returns the keys and values (n, width) and reduced keys (n, R) of the first n tokens."""
+        features = self._features.get_row_range(0, count) if self._features else None
+        return self._rows.get_row_range(0, count), features
 
     def drop_first_tokens(self, count: int) -> None:
-        """Removes the first `count` tokens and frees their memory."""
+        """Removes the first `count` tokens from the KV cache and frees the tokens' memory."""
         self._rows = self._rows.copy_rows_from(count)
         if self._features is not None:
             self._features = self._features.copy_rows_from(count)
 
 
 class KVStoreSlice(NamedTuple):
-    """The tokens [low, high) of a store of keys and values."""
+    """A part of a KV cache of one layer: the keys and values of the tokens [low, high)."""
 
     store: KVStore
     low: int
@@ -257,32 +260,30 @@ class KVStoreSlice(NamedTuple):
 
 
 def refuse_change_of_read_only_store(store: Any, *arguments: Any) -> None:
-    """Raises TypeError, in place of the methods that append tokens to a store or remove tokens."""
-    raise TypeError(
-        "a stored KV cache cannot be changed; append the tokens to a AppendableStoreChain"
-    )
+    """Raises TypeError: a KV cache on disk has this function as its methods that change tokens."""
+    raise TypeError("a stored KV cache cannot be changed; append tokens to an AppendableStoreChain")
 
 
 class KVStoreChain:
-    """A read-only store that concatenates slices of other stores. `like` is any store with the same
-    number of heads and the same head dimension."""
+    """A read-only concatenation of parts of several KV caches of one layer. `shape_store` is any
+    store with the same number of heads and the same head dimension."""
 
-    def __init__(self, parts: Sequence[KVStoreSlice], like: KVStore) -> None:
-        self.heads, self.dim, self.shared = like.heads, like.dim, like.shared
+    def __init__(self, parts: Sequence[KVStoreSlice], shape_store: KVStore) -> None:
+        self.heads, self.dim, self.shared = shape_store.heads, shape_store.dim, shape_store.shared
         self._parts, self._starts = list[KVStoreSlice](), [0]
         for part in parts:
             self._append_store_slice(part)
 
-    def _append_store_slice(self, part: KVStoreSlice) -> None:
-        self._parts.append(part)
-        self._starts.append(self._starts[-1] + part.high - part.low)
+    def _append_store_slice(self, store_slice: KVStoreSlice) -> None:
+        self._parts.append(store_slice)
+        self._starts.append(self._starts[-1] + store_slice.high - store_slice.low)
 
     def _list_slices(self) -> list[KVStoreSlice]:
         return self._parts
 
-    def _compute_slice_edges(self) -> list[int]:
-        """Returns the number of each slice's first token in the chain and, at the end, the number
-        of all tokens, which occurs twice if the chain has no tail."""
+    def _compute_slice_starts(self) -> list[int]:
+        """Returns each slice's first position in the concatenated KV cache, then the number of all
+        tokens, which occurs twice if no tokens can be appended to the KV cache."""
         return [*self._starts, len(self)]
 
     def __len__(self) -> int:
@@ -297,27 +298,25 @@ class KVStoreChain:
         return all(part.store.resident for part in self._parts)
 
     def _divide_by_store(self, start: int, stop: int) -> Iterator[tuple[int, KVStore, int, int]]:
-        """Yields (first token in the chain, store, low, high) for each slice of [start, stop)."""
-        slices, edges = self._list_slices(), self._compute_slice_edges()
+        """Yields the position in the chain, the store and the range in the store for each slice."""
+        slices, edges = self._list_slices(), self._compute_slice_starts()
         for i, low, high in divide_range(edges, start, stop):
             store, first, _ = slices[i]
             yield edges[i] + low, store, first + low, first + high
 
     def span(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         pieces = self._divide_by_store(start, stop)
-        return self._concatenate_kv_pairs([store.span(low, high) for _, store, low, high in pieces])
+        return self._join_kv_pairs([store.span(low, high) for _, store, low, high in pieces])
 
     def gather(self, at: Tensor) -> tuple[Tensor, Tensor]:
-        slices, edges = self._list_slices(), self._compute_slice_edges()
+        slices, edges = self._list_slices(), self._compute_slice_starts()
         pairs = list[tuple[Tensor, Tensor]]()
         for i, rows in divide_positions(edges, at):
             store, first, _ = slices[i]
             pairs.append(store.gather(at[rows] - (edges[i] - first)))
-        return self._concatenate_kv_pairs(pairs)
+        return self._join_kv_pairs(pairs)
 
-    def _concatenate_kv_pairs(
-        self, pairs: Sequence[tuple[Tensor, Tensor]]
-    ) -> tuple[Tensor, Tensor]:
+    def _join_kv_pairs(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
         if not pairs:
             return self._list_slices()[-1].store.span(0, 0)
         if len(pairs) == 1:
@@ -333,7 +332,7 @@ class KVStoreChain:
 
     @property
     def reduced(self) -> int:
-        for start, part in zip(self._compute_slice_edges(), self._list_slices(), strict=False):
+        for start, part in zip(self._compute_slice_starts(), self._list_slices(), strict=False):
             if part.store.reduced < part.high:
                 return start + max(0, part.store.reduced - part.low)
         return len(self)
@@ -349,7 +348,7 @@ class KVStoreChain:
 
 
 class AppendableStoreChain(KVStoreChain):
-    """A store that concatenates slices of other stores, and has a tail to append new tokens to."""
+    """A concatenation of parts of KV caches, with a store in memory to append new tokens to."""
 
     def __init__(self, parts: Sequence[KVStoreSlice], tail: MemoryKVStore) -> None:
         self.tail = tail
@@ -360,7 +359,7 @@ class AppendableStoreChain(KVStoreChain):
 
     @property
     def tail_start_position(self) -> int:
-        """Number of tokens in the slices, which precede the tail's tokens."""
+        """Number of tokens of the concatenated slices, behind which new tokens are appended."""
         return self._starts[-1]
 
     def __len__(self) -> int:
@@ -374,7 +373,7 @@ class AppendableStoreChain(KVStoreChain):
         self.tail.append_reduced_keys(features)
 
     def replace_first_tail_tokens(self, store: KVStore) -> None:
-        """Replaces the first tokens of the tail by a read-only store of the same tokens."""
+        """Replaces the first appended tokens, in memory, by a read-only store of these tokens."""
         self._append_store_slice(KVStoreSlice(store, 0, len(store)))
         self.tail.drop_first_tokens(len(store))
 
@@ -410,8 +409,8 @@ class PrefilledDocument:
 def concatenate_documents(
     documents: Sequence[PrefilledDocument],
 ) -> tuple[list[int], list[KVStore], list[Projection | None]]:
-    """Concatenates documents for one question, and returns token ids, stores and projections. Only
-    for the first document, the tokens of the prompt before the text are included."""
+    """Concatenates the KV caches of several documents for one question, and returns the token ids,
+    and each layer's store and projection; only the first document keeps its prompt's tokens."""
     ids = list(documents[0].ids)
     for document in documents[1:]:
         ids += document.ids[document.head :]
@@ -424,7 +423,7 @@ def concatenate_documents(
         ]
         keys, _ = first.span(0, 1)
         tail = MemoryKVStore(first.heads, first.dim, keys.dtype, keys.device, first.shared)
-        tail.expect(RESERVE)
+        tail.set_expected_token_count(RESERVE)
         stores.append(AppendableStoreChain(parts, tail))
         fitted = [document.projections[layer] for document in documents]
         # Questions follow the last document, and are reduced by its projection.
@@ -433,8 +432,7 @@ def concatenate_documents(
 
 
 def locate_document_texts(documents: Sequence[PrefilledDocument]) -> list[range]:
-    """Returns the positions of each document's text in the concatenated KV cache, without the
-    tokens of the prompt."""
+    """Returns the range of positions of each document's text in the concatenated KV cache."""
     out, start = [], 0
     for i, document in enumerate(documents):
         stop = start + len(document.ids) - (document.head if i else 0)

@@ -88,7 +88,7 @@ def by_mcp(run: Esa) -> str:
 
 def by_python(run: Esa) -> str:
     library = Library()
-    found = [one.name + library.text(one) for one in library.entries() if not one.damage]
+    found = [one.name + library.text(one) for one in library.entries() if not one.damage_reason]
     texts = load_library_texts(library).texts
     return json.dumps([found, [Path(one.path).read_text("utf-8") for one in texts if one.path]])
 

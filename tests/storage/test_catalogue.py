@@ -58,7 +58,7 @@ def test_documents_come_go_and_change(library: Library) -> None:
     (library.root / "documents" / f"{gone.key}.doc").unlink()
     path = library.root / "documents" / f"{broken.key}.doc"
     path.write_bytes(path.read_bytes()[:-1] + b"?")
-    damages = {entry.key: entry.damage for entry in library.entries()}
+    damages = {entry.key: entry.damage_reason for entry in library.entries()}
     assert gone.key not in damages
     assert "checksum is wrong" in damages[broken.key]
     assert [one.key for one in library.match_entries(broken.id)] == [broken.key]

@@ -81,7 +81,7 @@ def test_damage_at_random_places_is_found_and_never_used(kept: Library) -> None:
             assert [path.name in error.message for error in found] == [True]
             assert f"esa library rm {entry.id}" in found[0].hint
             if path.suffix == ".doc":
-                assert kept.entries()[0].damage
+                assert kept.entries()[0].damage_reason
         finally:
             path.write_bytes(data)
     use(kept)
@@ -113,7 +113,7 @@ def row_at(library: Library, layer: int, row: int) -> tuple[Path, int]:
     """Where a row of the first segment stands."""
     entry = library.entries()[0]
     path = library.root / "segments" / f"{entry.segments[0]}.seg"
-    return path, LAYOUT.sections(16)[layer].start + row * LAYOUT.row_bytes
+    return path, LAYOUT.locate_sections(16)[layer].start + row * LAYOUT.row_bytes
 
 
 def test_only_what_is_used_is_checked(kept: Library) -> None:
@@ -144,7 +144,7 @@ def test_good_rows_in_wrong_places_are_found(kept: Library) -> None:
     places, and so do two layers."""
     path, at = row_at(kept, 0, 2)
     data, size = path.read_bytes(), LAYOUT.row_bytes
-    section = LAYOUT.sections(16)[0]
+    section = LAYOUT.locate_sections(16)[0]
     changed = bytearray(data)
     changed[at : at + size], changed[at + size : at + 2 * size] = (
         data[at + size : at + 2 * size],
@@ -196,7 +196,7 @@ def test_a_damaged_document_can_be_removed_and_read_again(tmp_path: Path) -> Non
     }
     path = library.root / "segments" / f"{longer.segments[0]}.seg"
     data = bytearray(path.read_bytes())
-    data[LAYOUT.sections(16)[0].start + 3 * LAYOUT.row_bytes] ^= 1
+    data[LAYOUT.locate_sections(16)[0].start + 3 * LAYOUT.row_bytes] ^= 1
     path.write_bytes(data)
     assert library.verify(longer)
     ingest(library, IDS)
@@ -225,7 +225,7 @@ def test_rows_of_several_sizes(tmp_path: Path, kind: Any) -> None:
         )
     manifest = (library.root / "documents" / f"{entry.key}.doc").read_bytes()
     assert manifest.startswith(b"esa-library document 3 ")
-    assert entry.nbytes > layout.nbytes(count) == entry.sizes["segments"]
+    assert entry.nbytes > layout.compute_segment_bytes(count) == entry.sizes["segments"]
     push_documents(library, str(tmp_path / "one.tar"), [entry])
     other = Library(tmp_path / "other")
     assert pull_documents(other, str(tmp_path / "one.tar")).copied == [entry.key]
@@ -249,7 +249,7 @@ def test_layouts_that_make_no_sense() -> None:
     ):  # fmt: skip
         with pytest.raises(ValueError, match=r"layout|layers must be"):
             Layout(**{"layers": 2, "heads": 2, "dim": 4, "dtype": "float32", **wrong})
-    assert Layout.from_json(LAYOUT.as_json()) == LAYOUT
+    assert Layout.from_json(LAYOUT.to_json()) == LAYOUT
     plain, shared = (Layout(2, 1, 6, "float32"), Layout(2, 1, 6, "float32", shared=True))
-    assert not {"shared", "block", "states"} & plain.as_json().keys(), "names are hashes of these"
-    assert Layout.from_json(shared.as_json()) == shared
+    assert not {"shared", "block", "states"} & plain.to_json().keys(), "names are hashes of these"
+    assert Layout.from_json(shared.to_json()) == shared

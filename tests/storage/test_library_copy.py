@@ -130,9 +130,7 @@ def test_a_copy_that_is_stopped_goes_on(
             assert all(other.verify(entry) == [] for entry in other.entries())
             assert not list(tmp_path.rglob("*.part"))
 
-    assert (
-        until_done(lambda patch: stop_after(patch, CopySource, "read_file_in_chunks", 3), work) > 0
-    )
+    assert until_done(lambda patch: stop_after(patch, CopySource, "read_file_chunks", 3), work) > 0
     assert same(library, other)
 
 
@@ -152,15 +150,15 @@ def test_an_archive_that_is_stopped_leaves_the_one_before(library: Library, tmp_
 
 def test_a_pull_beside_a_prune(library: Library, other: Library, folder: str) -> None:
     push_documents(library, folder, library.entries())
-    real = CopySource.read_file_in_chunks
+    real = CopySource.read_file_chunks
 
-    def read_file_in_chunks(*given: Any) -> Iterator[bytes]:
+    def read_file_chunks(*given: Any) -> Iterator[bytes]:
         for chunk in real(*given):
             assert other.prune().leftovers == 0
             yield chunk
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(CopySource, "read_file_in_chunks", read_file_in_chunks)
+        patch.setattr(CopySource, "read_file_chunks", read_file_chunks)
         pull_documents(other, folder)
     assert same(library, other)
 

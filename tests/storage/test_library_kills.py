@@ -107,7 +107,7 @@ def test_pruning_killed_at_each_step_harms_nothing(tmp_path: Path) -> None:
         died = ended(child(dying(partial(library.prune, most), number), wait=True)) != 0
         states.append(contents(library))
         for entry in library.entries():
-            assert not entry.damage
+            assert not entry.damage_reason
             assert library.verify(entry) == []
         library.prune(most)
         assert contents(library) == left

@@ -111,15 +111,15 @@ def test_places_in_a_segment_are_those_of_a_plain_loop(seed: int) -> None:
         return places
 
     for tokens in (1, 3, 64):
-        assert [list(section) for section in layout.sections(tokens)] == expected(tokens)
+        assert [list(section) for section in layout.locate_sections(tokens)] == expected(tokens)
     total, count = 0, draw.randint(1, 200)
     left = count
     while left:
         total += expected(min(left, layout.segment))[-1][-1]
         left -= min(left, layout.segment)
-    assert layout.nbytes(count) == total
+    assert layout.compute_segment_bytes(count) == total
     assert Library(Path("none")).estimate_document_size(count, layout, 7) == total + 48 * count + 7
-    assert Layout.from_json(layout.as_json()) == layout
+    assert Layout.from_json(layout.to_json()) == layout
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -222,7 +222,7 @@ def assert_divided(
 
     wanted_present, wanted_former = list[LibraryEntry](), list[LibraryEntry]()
     for entry in documents:
-        own = records.get(entry.file)
+        own = records.get(entry.file_path)
         same = own and own.digest == entry.text_sha256 and not is_removed(own)
         if own is None or same:
             wanted_present.append(entry)

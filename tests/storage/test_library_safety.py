@@ -128,8 +128,8 @@ def test_documents_that_cannot_be_used_are_left_alone(
     path, whole = manifest(library, entry), manifest(library, entry).read_bytes()
     part_of(library, [*range(300, 370)], 50)
     (DAMAGES.get(state) or hide)(path)
-    bad = next(one for one in library.entries() if one.damage)
-    assert (bad.key, bad.state) == (entry.key, state)
+    bad = next(one for one in library.entries() if one.damage_reason)
+    assert (bad.key, bad.condition) == (entry.key, state)
     assert len(library.verify(bad)) == 1
     before = files(library)
     for dry_run in (True, False):
@@ -147,7 +147,7 @@ def test_documents_that_cannot_be_used_are_left_alone(
     assert library.verify(entry) == [], "nothing of it is lost"
     library.prune()
     (DAMAGES.get(state) or hide)(path)
-    library.remove(next(one for one in library.entries() if one.damage))
+    library.remove(next(one for one in library.entries() if one.damage_reason))
     library.prune(0)
     assert files(library) == set()
 
@@ -158,9 +158,9 @@ def test_removing_one_that_cannot_be_used_spares_others(
 ) -> None:
     entry, longer, other = (ingest(library, ids) for ids in (IDS, [*range(60)], OTHERS))
     (DAMAGES.get(state) or hide)(manifest(library, entry))
-    for error in library.verify(next(one for one in library.entries() if one.damage)):
+    for error in library.verify(next(one for one in library.entries() if one.damage_reason)):
         assert isinstance(error, UnreadableError) == (state == "unreadable")
-    library.remove(next(one for one in library.entries() if one.damage))
+    library.remove(next(one for one in library.entries() if one.damage_reason))
     assert {one.key for one in library.entries()} == {longer.key, other.key}
     assert library.verify(other) == library.verify(longer) == []
     assert library.prune().leftovers == 0

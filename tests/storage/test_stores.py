@@ -62,7 +62,7 @@ class Model:
 
     def in_memory(self, on_host: bool = False) -> MemoryKVStore:
         store = MemoryKVStore(HEADS, DIM, self.dtype, CPU, self.shared, on_host)
-        store.expect(self.draw.choice([0, 30]))
+        store.set_expected_token_count(self.draw.choice([0, 30]))
         return store
 
     def on_disk(self, count: int) -> None:
@@ -174,7 +174,7 @@ def numbered(first: int, count: int) -> torch.Tensor:
 
 def filled(count: int) -> GrowingRowMatrix:
     rows = GrowingRowMatrix(3, torch.float32, CPU)
-    rows.append(numbered(0, count))
+    rows.append_rows(numbered(0, count))
     return rows
 
 
@@ -183,19 +183,19 @@ def test_one_segment_is_as_long_as_expected_and_grows_by_a_quarter(
 ) -> None:
     monkeypatch.setattr(memory_store, "has_own_memory", lambda device: True)
     rows = GrowingRowMatrix(3, torch.float32, CPU)
-    rows.expect(5000)
-    assert rows.capacity == 0
-    rows.append(numbered(0, 10))
-    first = rows.span(0, 1).data_ptr()
-    rows.append(numbered(10, 4990))
-    assert (rows.capacity, rows.span(0, 1).data_ptr()) == (5000, first)
-    rows.append(numbered(5000, 1))
-    assert rows.capacity == 5000 + RESERVE
+    rows.set_expected_row_count(5000)
+    assert rows.row_capacity == 0
+    rows.append_rows(numbered(0, 10))
+    first = rows.get_row_range(0, 1).data_ptr()
+    rows.append_rows(numbered(10, 4990))
+    assert (rows.row_capacity, rows.get_row_range(0, 1).data_ptr()) == (5000, first)
+    rows.append_rows(numbered(5000, 1))
+    assert rows.row_capacity == 5000 + RESERVE
     assert rows.nbytes == (5000 + RESERVE) * 12
-    assert torch.equal(rows.span(4990, 5001), numbered(4990, 11))
+    assert torch.equal(rows.get_row_range(4990, 5001), numbered(4990, 11))
     unexpected = filled(5000)
-    unexpected.append(numbered(5000, 1))
-    assert unexpected.capacity == 6250
+    unexpected.append_rows(numbered(5000, 1))
+    assert unexpected.row_capacity == 6250
 
 
 def test_a_token_is_one_contiguous_row_and_the_first_can_be_taken_out() -> None:
@@ -271,4 +271,4 @@ def test_bytes_keep_what_a_byte_can(block: int) -> None:
     for some in ([0, 1, 2], [1], [2, 0], [3, 5]):
         wanted = back.view(50, 6, 8)[:, some].flatten(1)
         assert torch.equal(decode_records(records, layout, some), wanted)
-    assert Layout.from_json(layout.as_json()) == layout
+    assert Layout.from_json(layout.to_json()) == layout

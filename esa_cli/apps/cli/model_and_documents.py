@@ -384,7 +384,7 @@ class LazyPassageFinder:
     def _digests_of_indexed_texts(self) -> set[str]:
         """The digests of the texts that have a token index of any model in the library."""
         entries = self._library.entries() if self._library.exists else []
-        return {entry.text_sha256 for entry in entries if entry.rows == library_texts.INDEX}
+        return {entry.text_sha256 for entry in entries if entry.kv_format == library_texts.INDEX}
 
     @cached_property
     def _loaded_esa(self) -> Esa:

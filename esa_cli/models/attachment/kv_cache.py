@@ -57,7 +57,7 @@ class KvCacheLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         if self.memory is None:
             heads, _, dim = keys.shape
             store = MemoryKVStore(heads, dim, keys.dtype, keys.device, self.latent, self.on_host)
-            store.expect(self.expected)
+            store.set_expected_token_count(self.expected)
             self.memory = LayerMemory(self.layer, store)
         self.memory.store.append(keys.detach(), values.detach())
 

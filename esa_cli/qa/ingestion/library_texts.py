@@ -215,7 +215,7 @@ def record_removed_files(
     catalogue: Catalogue, folder: str, found: FoundFiles, synced_folder: str = ""
 ) -> None:
     """Records that files of a folder, which were ingested one by one, no longer exist."""
-    stored = {entry.file for part in catalogue.separate_former_documents() for entry in part}
+    stored = {entry.file_path for part in catalogue.separate_former_documents() for entry in part}
     gone = [one for one in _find_removed_files(catalogue, folder, found) if not one.folder]
     gone = [one for one in gone if one.digest and resolve_links_of_folders(one.path) in stored]
     if found.files and gone:
@@ -242,11 +242,9 @@ def find_outdated_entries(
     """Returns the stored documents whose text is no longer the text of any file in a folder."""
     entries = list(entries)
     gone = {one.path for one in state.removed if not os.path.lexists(one.path)}
-    removed, read_from = set(map(resolve_links_of_folders, gone)), {entry.file for entry in entries}
+    removed, sources = set(map(resolve_links_of_folders, gone)), {one.file_path for one in entries}
     again = [
-        one.path
-        for one in state.changes.readable
-        if resolve_links_of_folders(one.path) in read_from
+        one.path for one in state.changes.readable if resolve_links_of_folders(one.path) in sources
     ]
     records = FileIndexer(catalogue).update(again).readable
     now = {resolve_links_of_folders(one.path): one.digest for one in records}
@@ -256,9 +254,9 @@ def find_outdated_entries(
         if one.path not in gone and (one.folder or os.path.lexists(one.path))
     }
     return [
-        entry for entry in entries
-        if not entry.damage and entry.text_sha256 not in current
-        and (entry.file in removed or now.get(entry.file, entry.text_sha256) != entry.text_sha256)
+        one for one in entries
+        if not one.error and one.text_sha256 not in current
+        and (one.file_path in removed or now.get(one.file_path, one.text_sha256) != one.text_sha256)
     ]  # fmt: skip
 
 
@@ -298,28 +296,28 @@ def load_library_texts(library: Library, progress: Progress | None = None) -> Li
 def list_texts_in_catalogue(catalogue: Catalogue, progress: Progress | None = None) -> LibraryTexts:
     """Parses changed files again, and returns the texts of a library."""
     divided = catalogue.separate_former_documents()
-    stored = [one for part in divided for one in part if not one.damage]
+    stored = [one for part in divided for one in part if not one.error]
     changed = _find_changed_files(catalogue, stored)
     FileIndexer(catalogue).update(changed, progress)
     present, former = catalogue.separate_former_documents() if changed else divided
     texts = dict[str, LibraryText]()
     for entry in sorted(present, key=lambda one: (one.created, one.key)):
-        if not entry.damage:
+        if not entry.error:
             text = texts.get(entry.text_sha256, LibraryText(entry.text_sha256))
-            path = text.path or (entry.file if os.path.exists(entry.file) else "")
+            path = text.path or (entry.file_path if os.path.exists(entry.file_path) else "")
             size = text.bytes or int(entry.provenance.get("bytes", 0))
             texts[text.digest] = LibraryText(text.digest, path, size, (*text.entries, entry))
     known, refused = catalogue.load_record_lookup(), list[FileRecord]()
-    files = [one for entry in stored for one in known.find_records_of_path(entry.file)]
+    files = [one for entry in stored for one in known.find_records_of_path(entry.file_path)]
     for record in dict.fromkeys([*catalogue.files.list_synced_records(), *files]):
-        if known.is_removed(record) or record.digest in texts:
+        if known.is_file_removed(record) or record.digest in texts:
             continue
         exists = os.path.lexists(record.path)
         if record.digest and exists:
             texts[record.digest] = LibraryText(record.digest, record.path, record.bytes)
         elif record.folder or exists:
             refused.append(record)
-    damaged = tuple(one for one in present if one.damage)
+    damaged = tuple(one for one in present if one.error)
     return LibraryTexts(tuple(texts.values()), damaged, tuple(refused), tuple(former))
 
 
@@ -329,13 +327,13 @@ def _find_changed_files(catalogue: Catalogue, stored: Sequence[LibraryEntry]) ->
     texts |= {"", *catalogue.texts.list_digests()}
     records, paths = catalogue.files.list_synced_records(), list[str]()
     for entry in stored:
-        of_file = known.find_records_of_path(entry.file)
+        of_file = known.find_records_of_path(entry.file_path)
         records += of_file
         if not of_file:  # stored by an earlier version of esa, or on another machine
             with suppress(OSError):
-                facts = os.stat(entry.file)
+                facts = os.stat(entry.file_path)
                 later = max(facts.st_mtime, facts.st_ctime) > entry.created
                 if later or facts.st_size != entry.provenance.get("bytes"):
-                    paths.append(entry.file)
+                    paths.append(entry.file_path)
     paths += [one.path for one in records if one.digest not in texts or not one.is_file_unchanged]
     return [path for path in dict.fromkeys(paths) if os.path.lexists(path)]

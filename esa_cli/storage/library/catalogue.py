@@ -1,17 +1,16 @@
-"""The catalogue of a library: one sqlite file, so that many files need not be scanned.
+"""The catalogue of a library, a sqlite database that finds ingested files and words in texts.
 
     files             files that were ingested, with size, time, text's digest   (`FileRecordTable`)
     texts, passages   words of texts, each text once by its digest               (`TextIndex`)
 
-A missing or damaged catalogue is created again from the documents and folders. The catalogue is
-written in transactions, so a killed process loses only records that esa creates again. Its journal
-is a rollback journal, because a write-ahead log needs memory that processes share, and several
-machines may use one library. The records of a folder of `esa ingest --words` are also stored in a
-separate file, from which a new catalogue takes the records.
+The sqlite journal of the catalogue is a rollback journal, because a write-ahead log needs memory
+that processes share, and several machines may use one library. If the catalogue is missing or
+damaged, it is created again from the stored documents, and from files with the records of the
+folders that `esa ingest --words` keeps synchronised with the catalogue.
 
-A stored document is former if its file was removed or has another text now, and no other file has
-the document's text. A document still counts as present if its file cannot be checked: the document
-came from standard input or another machine, or the file's disk is not mounted.
+A stored document is called former if its file was removed or has another text now, and no other
+file has the document's text. All other documents are called present, including documents from
+standard input, from another machine, or from a disk that is not mounted.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ from esa_cli.system.text import (
 )
 
 NAME = "catalogue-1.sqlite"
-"""The catalogue's file name, which includes the version of the catalogue's tables."""
+"""The catalogue's file name, with the version of the catalogue's tables."""
 BUSY_S = 30.0
 """Seconds to wait at most while another process writes to the catalogue."""
 COMMIT_S, MAX_WRITES = 1.0, 100
@@ -90,9 +89,13 @@ ORDER BY score DESC, characters DESC, id
 
 
 class FileRecord(NamedTuple):
-    """The record of an ingested file: its absolute path and the digest of its text. The digest is
-    empty if the file cannot be read, as `why` and `hint` explain. `folder` is the synchronised
-    folder of `esa ingest --words`, or empty."""
+    """The record of an ingested file in the catalogue of a library.
+
+    Args:
+        path: absolute path of the file. stamp: the file's size and times, to notice changes.
+        digest: digest of the file's text, or empty if the file cannot be read.
+        why, hint: why the file cannot be read, and what to try.
+        folder: the folder for which `esa ingest --words` recorded the file, or empty."""
 
     path: str
     stamp: str
@@ -104,7 +107,7 @@ class FileRecord(NamedTuple):
 
     @property
     def is_file_unchanged(self) -> bool:
-        """Whether the file is unchanged since this record was written."""
+        """Whether the recorded file is unchanged since its record was written."""
         try:
             return bool(self.stamp) and compute_file_stamp(self.path) == self.stamp
         except OSError:
@@ -118,10 +121,10 @@ def _encode_lone_surrogates(value: Any) -> Any:
 
 
 def _decode_file_record(row: Iterable[Any]) -> FileRecord:
-    def decode(value: Any) -> Any:
+    def decode_if_bytes(value: Any) -> Any:
         return value.decode("utf-8", "surrogatepass") if isinstance(value, bytes) else value
 
-    return FileRecord(*map(decode, row))
+    return FileRecord(*map(decode_if_bytes, row))
 
 
 _SELECT = f"SELECT {', '.join(FileRecord._fields)} FROM files"
@@ -129,7 +132,7 @@ _INSERT = f"INTO files VALUES ({', '.join('?' * len(FileRecord._fields))})"
 
 
 class FileRecordTable:
-    """The table of files in a catalogue. Callers open the transactions."""
+    """The catalogue's table of ingested files; callers open the transactions."""
 
     def __init__(self, db: sqlite3.Connection) -> None:
         self._db = db
@@ -150,17 +153,17 @@ class FileRecordTable:
         self._db.executemany("DELETE FROM files WHERE path = ?", rows)
 
     def list_records_in_folder(self, folder: str) -> list[FileRecord]:
-        """Returns the records of all files in a folder and its subfolders."""
+        """Returns the records of all ingested files in a folder and the folder's subfolders."""
         start = os.path.join(folder, "")
         return [record for record in self.list_records() if record.path.startswith(start)]
 
     def list_synced_records(self) -> list[FileRecord]:
-        """Returns the records of files in synchronised folders, in order of path."""
+        """Returns the records of files that `esa ingest --words` added, sorted by path."""
         return [record for record in self.list_records() if record.folder]
 
 
 class RankedText(NamedTuple):
-    """A text, named by its digest, and the text's score for a question."""
+    """The digest of a text that has words of a question, and the text's score."""
 
     digest: str
     score: float
@@ -169,14 +172,14 @@ class RankedText(NamedTuple):
 class TextIndex:
     """Searches texts by words with sqlite's full-text search (FTS5). Callers open the transactions.
 
-    A text is cut into passages of 150 content words. With BM25 over the passages of all texts, the
-    score of a text for a question's words w is
+    Each text is indexed as passages of 150 content words, which BM25 scores for each word of a
+    question. A text's score is a sum of two terms:
 
-        max over its passages p of sum over w of bm25(w, p)
-        + 0.6 * sum over w of max over its passages p of bm25(w, p)
+        max over passages of (sum over words of BM25 score)
+        + 0.6 * sum over words of (max over passages of BM25 score)
 
-    The second term counts words in other passages of the text, such as a name in the title. Each
-    word is stemmed in every language of the library's texts."""
+    The second term of a text's score counts words in other passages, such as a name in the title.
+    Each word of a question is stemmed in every language of the library's texts."""
 
     def __init__(self, db: sqlite3.Connection) -> None:
         self._db = db
@@ -193,7 +196,7 @@ class TextIndex:
         return rows.fetchone() is not None
 
     def add_text(self, text: str, digest: str) -> None:
-        """Adds a text to the index, unless the index has the text."""
+        """Adds the words of a text to the index, unless the index has the text."""
         if self.has_text(digest):
             return
         insert = "INSERT INTO texts (digest, characters) VALUES (?, ?)"
@@ -214,7 +217,7 @@ class TextIndex:
         self._db.execute(update, (count, blob, row))
 
     def remove_text(self, digest: str) -> None:
-        """Removes the text with this digest from the index, if the index has the text."""
+        """Removes a text from the index by the text's digest, if the index has the text."""
         rows = self._db.execute("SELECT id, words FROM texts WHERE digest = ?", (digest,))
         for row, words in rows.fetchall():
             try:
@@ -228,8 +231,8 @@ class TextIndex:
             self._db.execute("DELETE FROM texts WHERE id = ?", (row,))
 
     def rank_texts(self, question: str) -> list[RankedText]:
-        """Returns the texts that have a word of the question, by descending score; of texts with
-        equal scores, the longer is first."""
+        """Returns the texts that have a word of the question, by descending score; texts of equal
+        scores are sorted by descending length."""
         languages = [name for (name,) in self._db.execute("SELECT name FROM languages")]
         words = dict.fromkeys(find_question_words(question, languages))
         self._db.execute("CREATE TEMP TABLE IF NOT EXISTS hits (passage, word, score)")
@@ -240,26 +243,25 @@ class TextIndex:
         return [RankedText(*row) for row in self._db.execute(_RANK)]
 
     def compact_catalogue_file(self) -> None:
-        """Frees the disk space of removed texts. No other process may write meanwhile."""
+        """Frees the disk space of removed texts, while no other process may write."""
         self._db.execute("INSERT INTO passages (passages) VALUES ('optimize')")
         self._db.execute("VACUUM")
 
 
 def _make_index_token(word: str) -> str:
-    """Replaces ASCII apostrophes in a word, since an apostrophe would end a token of the index."""
+    """Replaces ASCII apostrophes in a word, since an apostrophe would end a token of FTS5."""
     return word.replace("'", "’")
 
 
 class PresentAndFormerEntries(NamedTuple):
-    """The stored documents, divided into present and former documents. A present document has the
-    name and path of a file that has its text."""
+    """The stored documents, divided into present documents and documents whose text no file has."""
 
     present: list[LibraryEntry]
     former: list[LibraryEntry]
 
 
 class FileRecordLookup:
-    """The catalogue's records of ingested files, which are found by path or by text."""
+    """Finds the catalogue's records of ingested files by path or by digest of the file's text."""
 
     def __init__(self, paths: LibraryPaths, records: Iterable[FileRecord]) -> None:
         self._is_folder_unmounted = cache(partial(_is_folder_unmounted, paths))
@@ -267,26 +269,25 @@ class FileRecordLookup:
         self._by_path = defaultdict[str, list[FileRecord]](list)
         self._by_text: dict[str, FileRecord] = {}
         for record in records:
-            self._by_path[self._resolve_links(record.path)].append(record)
-            has_text = record.digest and not self.is_removed(record)
+            self._by_path[self._resolve_links_of_folder(record.path)].append(record)
+            has_text = record.digest and not self.is_file_removed(record)
             if has_text and (record.folder or os.path.lexists(record.path)):
                 self._by_text.setdefault(record.digest, record)
 
-    def is_removed(self, record: FileRecord) -> bool:
-        """Whether a file was removed. A file of a synchronised folder was removed if it does not
-        exist although its disk is mounted; for another file, the record says so."""
+    def is_file_removed(self, record: FileRecord) -> bool:
+        """Whether a recorded file was removed: a file that `esa ingest --words` added does not
+        exist although its disk seems mounted, or another file's record has no digest."""
         if os.path.lexists(record.path):
             return False
         return not self._is_folder_unmounted(record.folder) if record.folder else not record.digest
 
     def find_records_of_path(self, path: str) -> list[FileRecord]:
-        """Returns the records of a file under all its paths. If any record is current, returns only
-        current records."""
-        known = self._by_path.get(self._resolve_links(path), []) if path else []
+        """Returns a file's records, whose paths may have links, or only those that are current."""
+        known = self._by_path.get(self._resolve_links_of_folder(path), []) if path else []
         return [record for record in known if record.is_file_unchanged] or known
 
     def separate_former_documents(self, entries: Sequence[LibraryEntry]) -> PresentAndFormerEntries:
-        """Divides stored documents into present ones and former ones, whose text no file has."""
+        """Divides stored documents into present documents and those whose text no file has now."""
         divided = PresentAndFormerEntries([], [])
         for entry in entries:
             present = entry if entry.error else self._point_entry_to_present_file(entry)
@@ -294,11 +295,11 @@ class FileRecordLookup:
         return divided
 
     def _point_entry_to_present_file(self, entry: LibraryEntry) -> LibraryEntry | None:
-        """Returns the document with the name of a file that has its text, or None if no file has
-        the text any more."""
-        known = self.find_records_of_path(entry.file)
+        """Returns a document's entry with the name and path of a file that has the document's text,
+        or None if no file has the text now."""
+        known = self.find_records_of_path(entry.file_path)
         for record in known:
-            if record.digest == entry.text_sha256 and not self.is_removed(record):
+            if record.digest == entry.text_sha256 and not self.is_file_removed(record):
                 return entry
         if not known:
             return entry
@@ -308,14 +309,14 @@ class FileRecordLookup:
         names = {"name": os.path.basename(other.path), "source": other.path, "path": other.path}
         return replace(entry, provenance={**entry.provenance, **names})
 
-    def _resolve_links(self, path: str) -> str:
+    def _resolve_links_of_folder(self, path: str) -> str:
         folder, name = os.path.split(os.path.abspath(path))
         return os.path.join(self._real_folder(folder), name)
 
 
 def _is_folder_unmounted(paths: LibraryPaths, folder: str) -> bool:
-    """Whether a synchronised folder may be on a disk that is not mounted: the folder is missing, or
-    is empty and has not changed since its records were written."""
+    """Whether a folder may be on a disk that is not mounted: the folder is missing, or is empty and
+    has not changed since the records of its files were written."""
     try:
         if os.listdir(folder):
             return False
@@ -326,7 +327,7 @@ def _is_folder_unmounted(paths: LibraryPaths, folder: str) -> bool:
 
 
 class Catalogue:
-    """An open catalogue with one connection to sqlite. A catalogue is not thread-safe."""
+    """A library's catalogue, opened by one connection to sqlite, which is not thread-safe."""
 
     def __init__(self, paths: LibraryPaths, db: sqlite3.Connection) -> None:
         self._paths, self._db = paths, db
@@ -334,14 +335,14 @@ class Catalogue:
 
     @contextmanager
     def run_transaction(self) -> Iterator[None]:
-        """A context whose changes of the catalogue are all written at its end, or none of them."""
+        """In a `with` block, makes one transaction of all changes of the catalogue."""
         self._db.execute("BEGIN IMMEDIATE")
         with self._db:
             yield
 
     def separate_former_documents(self) -> PresentAndFormerEntries:
-        """Returns the present and the former documents of the library, the most recently used
-        first. Raises LibraryError: the folder cannot be read."""
+        """Divides the library's documents into present documents and those whose text no file has
+        now, both sorted by last use. Raises LibraryError: the folder cannot be read."""
         entries = document_files.read_entries(self._paths)
         return self.load_record_lookup().separate_former_documents(entries)
 
@@ -349,8 +350,8 @@ class Catalogue:
         return FileRecordLookup(self._paths, self.files.list_records())
 
     def save_folder_records(self, folder: str) -> None:
-        """Copies the records of a synchronised folder into a separate file, from which a new
-        catalogue takes the records. Raises LibraryError, DiskError."""
+        """Saves the records of a folder of `esa ingest --words` in a file, from which a catalogue
+        that is created again takes the records. Raises LibraryError, DiskError."""
         synced = self.files.list_synced_records()
         records = [record._asdict() for record in synced if record.folder == folder]
         path = _get_records_file_path(self._paths, folder)
@@ -362,8 +363,8 @@ class Catalogue:
                 disk.write_checksummed_file(path, "folder", payload, path.stem)
 
     def write_changes_in_batches(self, changes: Iterable[CatalogueChange | None]) -> None:
-        """Carries out changes of the catalogue in transactions of about a second. The catalogue is
-        not locked while the next change is prepared. A None among the changes changes nothing."""
+        """Calls functions that change the catalogue, in transactions of about a second. While the
+        iterator `changes` prepares a change, or yields None, the catalogue is not locked."""
         batch, until = list[CatalogueChange](), time.monotonic() + COMMIT_S
         for change in changes:
             batch += [change] if change else []
@@ -379,9 +380,9 @@ class Catalogue:
                     change()
 
     def index_stored_texts(self, progress: Progress | None = None) -> list[LibraryError]:
-        """Adds the texts of stored documents that the index lacks, and returns an error for each
+        """Adds the texts of stored documents to the index of words, and returns an error for each
         document whose text cannot be read. `progress` is called with the numbers of texts done and
-        of all texts."""
+        of all texts that the index lacked."""
         known, errors = self.texts.list_digests(), list[LibraryError]()
         keys = map_digests_to_document_keys(self._paths)
         missing = [key for digest, key in keys.items() if digest not in known]
@@ -402,7 +403,7 @@ class Catalogue:
         return errors
 
     def drop_unused_texts(self) -> int:
-        """Removes texts that no document and no recorded file has, and returns their number."""
+        """Removes texts that no document or file has from the index, and returns their number."""
         stored = set(map_digests_to_document_keys(self._paths))
 
         def find_unused_text_digests() -> set[str]:
@@ -418,8 +419,8 @@ class Catalogue:
         return len(digests)
 
     def remove_unused_records(self) -> None:
-        """Removes unused texts and the records of missing files, except files of synchronised
-        folders, and compacts the catalogue's file."""
+        """Removes texts that are not used, and the records of missing files that were ingested one
+        by one, and compacts the catalogue's file."""
         paths = [record.path for record in self.files.list_records() if not record.folder]
         with self.run_transaction():
             self.files.remove_records(path for path in paths if not os.path.exists(path))
@@ -428,7 +429,7 @@ class Catalogue:
 
 
 def map_digests_to_document_keys(paths: LibraryPaths) -> dict[str, str]:
-    """Returns, by the digest of each stored text, the key of the oldest document with the text."""
+    """Returns a mapping from the digest of each text to the oldest document's key with the text."""
     keys: dict[str, str] = {}
     entries = document_files.read_entries(paths)
     for entry in sorted(entries, key=lambda entry: (entry.created, entry.key)):
@@ -438,8 +439,8 @@ def map_digests_to_document_keys(paths: LibraryPaths) -> dict[str, str]:
 
 
 def _read_synced_records(paths: LibraryPaths) -> list[FileRecord]:
-    """Returns the records of all synchronised folders. A folder whose file of records is damaged is
-    left out, and the next `esa ingest --words` writes the file again."""
+    """Reads the records of the folders of `esa ingest --words` from their files, except damaged
+    files, which the next `esa ingest --words` writes again."""
     with disk.convert_read_errors(paths.root):
         payloads = [_read_records_file(path) for path in paths.list_complete_files("folders")]
     return [FileRecord(**one) for data in payloads if data for one in json.loads(data)["files"]]
@@ -451,7 +452,7 @@ def _get_records_file_path(paths: LibraryPaths, folder: str) -> Path:
 
 
 def _read_records_file(path: Path) -> bytes:
-    """Returns the records in a folder's file as JSON, or b"" if the file is missing or damaged."""
+    """Returns the JSON in a file of a folder's records, or b"" for a missing or damaged file."""
     try:
         return disk.read_checksummed_file(path, "folder", path.stem)
     except LibraryError:
@@ -463,8 +464,8 @@ def get_catalogue_path(paths: LibraryPaths) -> Path:
 
 
 def load_file_records(paths: LibraryPaths) -> list[FileRecord]:
-    """Returns the records of all files, or only of synchronised folders if the catalogue cannot be
-    read. Changes no file. Raises LibraryError: the folder cannot be read."""
+    """Returns the records of all ingested files, or only of the files that `esa ingest --words`
+    added if the catalogue is unreadable. Raises LibraryError: the folder cannot be read."""
     with suppress(*_ERRORS), closing(_open_existing_catalogue(paths)) as db:
         [(version,)] = db.execute("PRAGMA user_version")
         if version:  # else another process is making it
@@ -473,15 +474,15 @@ def load_file_records(paths: LibraryPaths) -> list[FileRecord]:
 
 
 def load_record_lookup(paths: LibraryPaths) -> FileRecordLookup:
-    """Reads the records of a library's ingested files without changing the catalogue."""
+    """Reads the records of a library's ingested files, without changing the catalogue."""
     return FileRecordLookup(paths, load_file_records(paths))
 
 
 @contextmanager
 def open_catalogue(paths: LibraryPaths, keep_on_disk: bool = True) -> Iterator[Catalogue]:
-    """Opens the library's catalogue, or an empty one in memory if `keep_on_disk` is false. A
-    damaged catalogue is deleted and created again, after an error in the block by the process that
-    opens it next. Raises LibraryError, DiskError: the catalogue cannot be written."""
+    """Opens the library's catalogue, or an empty catalogue in memory if `keep_on_disk` is false. A
+    damaged catalogue is deleted and, when a process opens the catalogue next, created again. Raises
+    LibraryError, DiskError: the catalogue cannot be written."""
     if not keep_on_disk:
         with closing(sqlite3.connect(":memory:", isolation_level=None)) as db:
             create_catalogue_tables(db)
@@ -507,19 +508,17 @@ def open_catalogue(paths: LibraryPaths, keep_on_disk: bool = True) -> Iterator[C
 
 @contextmanager
 def open_search_catalogue(paths: LibraryPaths, always_copy: bool = False) -> Iterator[Catalogue]:
-    """Opens the library's catalogue for a search. With `always_copy`, or if the catalogue cannot be
-    written, opens a copy that lasts as long as the block. Raises LibraryError: the folder is not a
-    library, or cannot be read. DiskError: the disk is full."""
+    """Opens the library's catalogue or, with `always_copy` or if the catalogue cannot be written, a
+    temporary copy of the catalogue. Raises LibraryError: the folder is not a library, or cannot be
+    read. DiskError: the disk is full."""
     with ExitStack() as stack:
         opened = None
         with suppress(EsaError):
             opened = None if always_copy else stack.enter_context(open_catalogue(paths))
         if opened is None:
             paths.refuse_foreign_folder()
-            db = stack.enter_context(
-                closing(_create_and_fill_tables(_open_catalogue_copy(paths), paths))
-            )
-            opened = Catalogue(paths, db)
+            db = _create_and_fill_tables(_open_catalogue_copy(paths), paths)
+            opened = Catalogue(paths, stack.enter_context(closing(db)))
         yield opened
 
 
@@ -538,13 +537,13 @@ def _open_catalogue_copy(paths: LibraryPaths) -> sqlite3.Connection:
 
 
 def _open_existing_catalogue(paths: LibraryPaths) -> sqlite3.Connection:
-    """Opens the existing catalogue unchanged. Raises sqlite3.Error: the catalogue is missing."""
+    """Opens the library's catalogue without changes. Raises sqlite3.Error: no catalogue exists."""
     address = f"{get_catalogue_path(paths).absolute().as_uri()}?mode=rw"
     return sqlite3.connect(address, uri=True, timeout=BUSY_S, isolation_level=None)
 
 
 def _open_or_create_catalogue(paths: LibraryPaths) -> sqlite3.Connection:
-    """Opens the catalogue, and creates the catalogue's file and tables if they are missing."""
+    """Opens the library's catalogue, after creating the file and tables if they are missing."""
     path = get_catalogue_path(paths)
     try:
         os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))  # for its owner alone
@@ -555,7 +554,7 @@ def _open_or_create_catalogue(paths: LibraryPaths) -> sqlite3.Connection:
 
 
 def _create_and_fill_tables(db: sqlite3.Connection, paths: LibraryPaths) -> sqlite3.Connection:
-    """Adds missing tables and file records to a catalogue, which is closed after an error."""
+    """Adds missing tables and their records to a catalogue, and closes it after an error."""
     with ExitStack() as stack:
         stack.callback(db.close)
         create_catalogue_tables(db)
@@ -574,12 +573,12 @@ def create_catalogue_tables(db: sqlite3.Connection) -> None:
         if "no such module" not in str(error):
             raise
         message = "the sqlite3 of this Python has no full-text search (FTS5)"
-        raise LibraryError(message, "use another Python, such as python.org's") from error
+        raise LibraryError(message, "use a Python with FTS5, such as python.org's") from error
 
 
 def _fill_or_migrate_tables(db: sqlite3.Connection, paths: LibraryPaths) -> None:
-    """Adds the records of synchronised folders to a new catalogue. In a catalogue whose words come
-    from another version of `find_content_words`, removes all texts, which esa then adds again."""
+    """Adds the records of the folders of `esa ingest --words` to a new catalogue, or removes all
+    texts from a catalogue whose words an older version of esa stemmed in another way."""
     words = int(compute_digest_of_word_rules()[:7], 16) or 1
     [(version,)] = db.execute("PRAGMA user_version")
     if version == words:
@@ -599,7 +598,7 @@ def _fill_or_migrate_tables(db: sqlite3.Connection, paths: LibraryPaths) -> None
 
 
 def _delete_damaged_catalogue(paths: LibraryPaths, error: Exception) -> None:
-    """Deletes the catalogue if the error says that the file is damaged or has other tables."""
+    """Deletes the catalogue if an error of sqlite says that the file is damaged."""
     decoding = isinstance(error, UnicodeDecodeError) or "Could not decode" in str(error)
     if decoding or _get_sqlite_error_code(error) in _DAMAGED:
         # A journal that is left would be applied to the catalogue that is made next.

@@ -1,4 +1,4 @@
-"""The folder of a library: names and format of its files, atomic writing, locks, and disk errors.
+"""Names, writes, reads and locks the files in the folder of a library, which are:
 
     esa-library                       the marker, which shows that the folder is a library
     catalogue-1.sqlite                records of files and words of texts; created again if missing
@@ -10,9 +10,9 @@
     folders/NAME.folder               records of a folder of `esa ingest --words`
     locks/                            locks by name; a lock's file may never be removed
 
-A small file consists of one line `esa-library KIND FORMAT LENGTH DIGEST` and a payload. The digest
-covers kind, format, length and payload. While a file is written, its name is `.NAME.OWNER.part`.
-The library only lists, counts and removes files whose names have the forms above.
+Except segments, a file begins with a line `esa-library KIND FORMAT LENGTH DIGEST`, whose digest
+covers the kind, format, length and contents of the file. While a file is written, the file's name
+is `.NAME.OWNER.part`. Files with names of other forms are never listed, counted or removed.
 """
 
 from __future__ import annotations
@@ -54,15 +54,15 @@ _NAMES = {
 _FINISHED = {folder: re.compile(name) for folder, name in _NAMES.items()}
 _ANY = {folder: re.compile(rf"{name}|\.{name}\.{_KEY}\.part") for folder, name in _NAMES.items()}
 FORMAT, WITH_STATES, WITH_SHAPES = 1, 2, 3
-"""Format numbers: usual files; manifests with recurrent states; manifests with several shapes."""
+"""Format numbers: of most files; of manifests with recurrent states; with layers of two shapes."""
 _LINE = re.compile(rb"esa-library ([a-z]+) ([0-9]+) ([0-9]+) ([0-9a-f]{64})\n")
 _ANOTHER_FOLDER = "check the folder's permissions, or point ESA_LIBRARY to another folder"
 _FREE_SPACE = "free some space with `esa library prune`, or point ESA_LIBRARY to another disk"
 
 
 def get_library_folder() -> Path:
-    """Returns the folder of the library: $ESA_LIBRARY if it is set, else `library` in the user's
-    data folder for esa. Raises LibraryError."""
+    """Returns the folder of the library: $ESA_LIBRARY if the variable is set, else `library` in the
+    user's data folder for esa. Raises LibraryError."""
     chosen = os.environ.get(ROOT)
     if chosen:
         return expand_home_folder(chosen, ROOT, LibraryError)
@@ -70,7 +70,7 @@ def get_library_folder() -> Path:
 
 
 def hash_byte_strings(*parts: bytes) -> bytes:
-    """Returns a hash of several byte strings, which also depends on the length of each string."""
+    """Returns one hash of several byte strings, which also depends on each string's length."""
     state = hashlib.blake2b(digest_size=20)
     for part in parts:
         state.update(len(part).to_bytes(8, "little"))
@@ -78,14 +78,14 @@ def hash_byte_strings(*parts: bytes) -> bytes:
     return state.digest()
 
 
-def compute_document_key(identity: str, text: str) -> str:
-    """Returns the key of a text: a hash with `identity`, the model and settings of a prefill."""
-    digest = text_digest(text).encode()
-    return hash_byte_strings(b"document", bytes([FORMAT]), identity.encode(), digest).hex()
+def compute_document_key(prefill_identity: str, text: str) -> str:
+    """Returns the hash of a document's text and of its prefill's model and settings."""
+    digest, identity = text_digest(text).encode(), prefill_identity.encode()
+    return hash_byte_strings(b"document", bytes([FORMAT]), identity, digest).hex()
 
 
 def is_manifest_file_name(name: str) -> bool:
-    """Whether a name of a file in the folder `documents` is that of a document's manifest."""
+    """Whether a file in the library's folder `documents` is a manifest by its name."""
     return name.endswith(".doc") and _FINISHED["documents"].fullmatch(name) is not None
 
 
@@ -98,8 +98,8 @@ class LibraryPaths:
         self.folders, self.locks = root / "folders", root / "locks"
 
     def refuse_foreign_folder(self) -> None:
-        """Raises LibraryError if the library's folder has files but no marker of a library, since a
-        wrong ESA_LIBRARY must not harm the user's own files."""
+        """Raises LibraryError if the library's folder has files but no marker of a library, so that
+        a wrong ESA_LIBRARY does not harm the user's own files."""
         root, marker = self.root, self.root / MARKER
         with convert_read_errors(root):
             # The marker is looked for again: another process may have made the library meanwhile.
@@ -107,11 +107,11 @@ class LibraryPaths:
                 return
         raise LibraryError(
             f"{root} is not a library of esa, and not empty",
-            f"point {ROOT} to a folder of its own, such as {root / 'library'}, or copy to it",
+            f"point {ROOT} to a folder of its own, or copy to one, such as {root / 'library'}",
         )
 
     def create_library_folders(self) -> None:
-        """Creates the library's folder and its subfolders, readable only by this user."""
+        """Creates the library's folder and subfolders, which only this user may read."""
         self.refuse_foreign_folder()
         with convert_write_errors(self.root):
             self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -120,55 +120,54 @@ class LibraryPaths:
             for name in (*_NAMES, "locks"):
                 (self.root / name).mkdir(mode=0o700, exist_ok=True)
 
-    def get_document_path(self, key: str, kind: str = "doc") -> Path:
-        return self.documents / f"{key}.{kind}"
+    def get_document_path(self, document_key: str, suffix: str = "doc") -> Path:
+        return self.documents / f"{document_key}.{suffix}"
 
-    def get_segment_path(self, name: str) -> Path:
-        return self.segments / f"{name}.seg"
+    def get_segment_path(self, segment_name: str) -> Path:
+        return self.segments / f"{segment_name}.seg"
 
-    def get_projections_path(self, name: str) -> Path:
-        return self.root / "fits" / f"{name}.fit"
+    def get_projections_path(self, projections_hash: str) -> Path:
+        return self.root / "fits" / f"{projections_hash}.fit"
 
-    def get_claim_path(self, key: str) -> Path:
-        return self.root / "claims" / f"{key}.claim"
+    def get_claim_path(self, document_key: str) -> Path:
+        return self.root / "claims" / f"{document_key}.claim"
 
     def list_document_keys(self) -> set[str]:
-        """Returns the keys of all documents in the library. Raises LibraryError."""
+        """Returns the keys of all documents of the library. Raises LibraryError."""
         with convert_read_errors(self.root):
             # Not `glob`, which returns nothing for a folder that may not be read.
             names = os.listdir(self.documents) if self.documents.is_dir() else []
         return {name.partition(".")[0] for name in filter(is_manifest_file_name, names)}
 
-    def has_document(self, key: str) -> bool:
+    def has_document(self, document_key: str) -> bool:
         """Whether the library has a document with this key. Raises LibraryError."""
         with convert_read_errors(self.root):
-            return self.get_document_path(key).exists()
+            return self.get_document_path(document_key).exists()
 
-    def mark_document_used(self, key: str) -> None:
+    def mark_document_used(self, document_key: str) -> None:
         """Sets the time of a document's last use to now, unless the library is read-only."""
         with suppress(OSError):
-            self.get_document_path(key, "used").touch()
+            self.get_document_path(document_key, "used").touch()
 
-    def read_time_of_last_use(self, key: str, default: float) -> float:
-        """Returns the time of a document's last use, in seconds since 1970, or the default if the
-        document has never been used."""
+    def read_time_of_last_use(self, document_key: str, default_time: float) -> float:
+        """Returns when a document was last used, in seconds since 1970, or `default_time`."""
         try:
-            return self.get_document_path(key, "used").stat().st_mtime
+            return self.get_document_path(document_key, "used").stat().st_mtime
         except OSError:
-            return default
+            return default_time
 
     def is_complete_file_name(self, path: Path) -> bool:
-        """Whether a path in this library has a name that esa gives to completely written files."""
+        """Whether a path is one that esa gives to completely written files in this library."""
         form = _FINISHED.get(path.parent.name)
         in_root = path.parent.parent == self.root
         return in_root and form is not None and form.fullmatch(path.name) is not None
 
     def list_all_files(self) -> list[Path]:
-        """Returns all files of the library, even partly written ones, except locks and marker."""
+        """Returns all files of the library, even partly written files, except locks and marker."""
         return [path for folder in _NAMES for path in self._list_files(folder, _ANY[folder])]
 
     def list_complete_files(self, folder: str) -> list[Path]:
-        """Returns the completely written files in a folder of the library, such as `segments`."""
+        """Returns the completely written files in a subfolder of the library, as `segments`."""
         return self._list_files(folder, _FINISHED[folder])
 
     def _list_files(self, folder: str, pattern: re.Pattern[str]) -> list[Path]:
@@ -180,12 +179,12 @@ class LibraryPaths:
 
     @contextmanager
     def hold_lock(self, name: str, on_wait: Callable[[], None] | None = None) -> Iterator[None]:
-        """Holds the lock of a document, whose key is `name`, or of the whole library (`library`).
+        """Holds the lock of a document, or of the whole library, until the `with` block ends.
         Raises LibraryError, DiskError: the lock's file cannot be created, or locks do not work.
 
         Args:
-            on_wait: called at once and then every half second while another process holds the
-                lock. An exception that the callback raises ends the wait and propagates."""
+            name: the document's key, or "library".
+            on_wait: called every half second while another process holds the lock; may raise."""
         import filelock  # takes as long as the rest of the room's imports
 
         # Marker files in place of locks would stay after a kill.
@@ -202,7 +201,7 @@ class LibraryPaths:
             lock.release()
 
     def is_lock_held(self, name: str) -> bool:
-        """Whether a process, even the current one, holds the lock `name`."""
+        """Whether any process, including this one, holds the lock of a document or the library."""
         try:
             with self.hold_lock(name, refuse_to_wait_for_lock):
                 return False
@@ -211,34 +210,34 @@ class LibraryPaths:
 
 
 def refuse_to_wait_for_lock() -> None:
-    """Raises BlockingIOError, so that `hold_lock` with this `on_wait` fails rather than waits."""
-    raise BlockingIOError("another process has the lock")
+    """Raises BlockingIOError, so that `hold_lock` fails at once if a process holds the lock."""
+    raise BlockingIOError("another process holds the lock of the document or the library")
 
 
 def get_file_size(path: Path) -> int:
-    """Returns a file's size in bytes, or 0 if the file does not exist any more."""
+    """Returns a file's size in bytes, or 0 if the file no longer exists."""
     try:
         return path.stat().st_size
     except OSError:
         return 0
 
 
-def find_nearest_existing_folder(root: Path) -> Path:
-    """Returns the folder `root` if the folder exists, else the nearest parent that exists."""
-    folder = root.absolute()
+def find_nearest_existing_folder(folder: Path) -> Path:
+    """Returns a folder if it exists, else the nearest parent folder that exists."""
+    folder = folder.absolute()
     return next(parent for parent in (folder, *folder.parents) if parent.exists())
 
 
-def check_free_disk_space(root: Path, nbytes: int) -> None:
+def check_free_disk_space(library_folder: Path, nbytes: int) -> None:
     """Raises DiskError if a document of `nbytes` bytes does not fit on the library's disk."""
-    free = shutil.disk_usage(find_nearest_existing_folder(root)).free
+    free = shutil.disk_usage(find_nearest_existing_folder(library_folder)).free
     if free < nbytes:
-        message = f"the document would take {format_size(nbytes)} in the library {root}, and the "
+        message = f"the document would take {format_size(nbytes)} in {library_folder}, and the "
         raise DiskError(f"{message}disk has {format_size(free)} left", _FREE_SPACE)
 
 
 def pack_checksummed_file(kind: str, payload: bytes, version: int = FORMAT) -> tuple[bytes, str]:
-    """Returns the bytes of a file that begins with a digest of the payload, and the digest."""
+    """Returns the bytes of a file: a line with a digest, then the payload; and the digest."""
     state = hashlib.blake2b(f"{kind} {version} {len(payload)}\n".encode(), digest_size=32)
     state.update(payload)
     digest = state.hexdigest()
@@ -249,11 +248,11 @@ def pack_checksummed_file(kind: str, payload: bytes, version: int = FORMAT) -> t
 def unpack_checksummed_file(
     data: bytes, kind: str, path: Path, key: str, digest: str | None = None
 ) -> bytes:
-    """Checks the digest of a file's payload, and returns the payload. Raises ForeignVersionError:
-    the file has another format. LibraryError: the file is damaged.
+    """Checks the digest at the beginning of a file, and returns the payload behind the digest.
+    Raises ForeignVersionError: the file has another format. LibraryError: the file is damaged.
 
     Args:
-        data: the file's bytes, or the checksummed header of a segment.
+        data: the file's bytes, or the bytes of a segment file's header.
         path, key: the file and the document's key, for error messages.
         digest: the file's digest in the document's manifest, or None if there is none."""
     line = _LINE.match(data[:200])
@@ -280,38 +279,38 @@ def read_file_bytes(path: Path, key: str) -> bytes:
 
 
 def read_checksummed_file(path: Path, kind: str, key: str, digest: str | None = None) -> bytes:
-    """Reads a file, checks its digest, and returns its payload. Raises LibraryError: the file is
-    missing, damaged, unreadable or of another format."""
+    """Reads a file, checks its digest, and returns the payload behind the digest. Raises
+    LibraryError: the file is missing, damaged, unreadable or of another format."""
     return unpack_checksummed_file(read_file_bytes(path, key), kind, path, key, digest)
 
 
 def write_checksummed_file(
-    path: Path, kind: str, payload: bytes, owner_key: str, version: int = FORMAT
+    path: Path, kind: str, payload: bytes, lock_name: str, version: int = FORMAT
 ) -> str:
-    """Writes a file with a digest of its payload, and returns the digest. Raises OSError."""
+    """Writes a line with a digest, then the payload, to a file, and returns the digest."""
     data, digest = pack_checksummed_file(kind, payload, version)
-    with create_file_atomically(path, owner_key) as file:
+    with create_file_atomically(path, lock_name) as file:
         file.write(data)
     return digest
 
 
-def make_temporary_path(path: Path, owner_key: str) -> Path:
-    """Returns the path at which `create_file_atomically` writes a file before renaming it."""
-    return path.with_name(f".{path.name}.{owner_key}.part")
+def make_temporary_path(path: Path, lock_name: str) -> Path:
+    """Returns the path at which `create_file_atomically` writes a file before it is renamed."""
+    return path.with_name(f".{path.name}.{lock_name}.part")
 
 
 @contextmanager
-def create_file_atomically(path: Path, owner_key: str) -> Iterator[BinaryIO]:
+def create_file_atomically(path: Path, lock_name: str) -> Iterator[BinaryIO]:
     """Yields a new file, which is flushed to disk and renamed to `path` when the block ends without
-    an error. `owner_key` is the key of the document whose lock the caller holds."""
-    part = make_temporary_path(path, owner_key)
+    an error. `lock_name` is the lock that the caller holds, usually a document's key."""
+    part = make_temporary_path(path, lock_name)
     with replace_atomically(path, part, durable=True), open(part, "wb") as file:
         yield file
     flush_folder_to_disk(path.parent)
 
 
 def flush_folder_to_disk(folder: Path) -> None:
-    """Flushes renames and removals in a folder to disk, except on Windows."""
+    """Flushes renames and removals of files in a folder to disk, except on Windows."""
     if os.name != "nt":
         handle = os.open(folder, os.O_RDONLY)
         try:
@@ -320,36 +319,36 @@ def flush_folder_to_disk(folder: Path) -> None:
             os.close(handle)
 
 
-def _make_removal_hint(key: str) -> str:
-    return f"remove it with `esa library rm {key[:12]}` and ingest the document again"
+def _make_removal_hint(document_key: str) -> str:
+    return f"remove the document with `esa library rm {document_key[:12]}` and ingest it again"
 
 
-def make_damage_error(path: Path, reason: str, key: str) -> LibraryError:
-    return LibraryError(f"{path} is damaged: {reason}", _make_removal_hint(key))
+def make_damage_error(path: Path, reason: str, document_key: str) -> LibraryError:
+    return LibraryError(f"{path} is damaged: {reason}", _make_removal_hint(document_key))
 
 
-def make_file_reading_error(path: Path, error: OSError, key: str) -> LibraryError:
+def make_file_reading_error(path: Path, error: OSError, document_key: str) -> LibraryError:
     if isinstance(error, FileNotFoundError):
-        return LibraryError(f"{path} is missing", _make_removal_hint(key))
+        return LibraryError(f"{path} is missing", _make_removal_hint(document_key))
     reason = f"{path} cannot be read: {error.strerror or error}"
     return UnreadableError(reason, "check the file's permissions and the disk, then try again")
 
 
 @contextmanager
-def convert_read_errors(root: Path) -> Iterator[None]:
-    """A context that converts an OSError in reading the library's folders into a LibraryError."""
+def convert_read_errors(library_folder: Path) -> Iterator[None]:
+    """In a `with` block, converts an OSError in reading the library into a LibraryError."""
     try:
         yield
     except OSError as error:
         file = f" ({error.filename})" if error.filename else ""
-        reason = f"the library in {root} cannot be read: {error.strerror or error}{file}"
+        reason = f"the library in {library_folder} cannot be read: {error.strerror or error}{file}"
         raise LibraryError(reason, _ANOTHER_FOLDER) from error
 
 
-def convert_write_errors(root: Path) -> AbstractContextManager[None]:
-    """Converts an OSError in writing into a DiskError (the disk is full) or a LibraryError."""
+def convert_write_errors(library_folder: Path) -> AbstractContextManager[None]:
+    """In a `with` block, converts an OSError in writing into a LibraryError or a DiskError."""
     other = f"{_ANOTHER_FOLDER}; on Windows, end other esa processes that use the library"
-    target = f"the library in {root}"
+    target = f"the library in {library_folder}"
     return convert_writing_errors(
         target, _FREE_SPACE, other, full_disk_error=DiskError, other_error=LibraryError
     )

@@ -1,27 +1,22 @@
-"""The files of a stored document: its manifest, its text, and the segments with its numbers.
+"""Reads and writes the files of a stored document: manifest, text and the KV cache in segments.
 
-A segment file has the rows of up to 4,096 tokens. Its checksummed header is padded to whole pages,
-and one section for each layer follows:
+A segment file has the keys and values of up to 4,096 tokens. After a header with checksums, padded
+to whole pages, a segment file has one section for each layer, with three arrays for n tokens:
 
-    rows        n records, one for each token: keys, then values of all heads (`encode_rows`)
+    rows        n records, each with a token's keys, then the values, of all heads (`encode_rows`)
     reduced     n reduced keys (R numbers), if the layer has reduced keys
     checksums   n checksums of 64 bits, one for each record
 
-Each array begins at a multiple of 64 bytes, and each section at a multiple of 4,096 bytes. Rows are
-stored unchanged or quantised to int8. In int8, the D numbers of a head, or a block of these
-numbers, share one float32 scale: the largest absolute value / 127 (float16 would save 3 % and lose
-small keys). The scales follow the numbers in the same record, so that a token is fetched by one
-memory access.
+Each array in a segment file begins at a multiple of 64 bytes, and each section at a multiple of
+4,096 bytes. Keys and values are stored unchanged or quantised to int8. In int8, all numbers of a
+head, or a block of the head's numbers, share one float32 scale, which is the largest absolute value
+divided by 127. A token's scales are in the same record as its numbers, so that one memory access
+reads both.
 
-A record's checksum is mixed with the names of segment and layer and the row's number, so that a
-valid row in a wrong place is noticed. The header has two more checksums for each layer: one of all
-records together, and one of the rest of the section.
-
-A segment's name is a hash of all tokens up to the segment's end, so that two documents with the
-same beginning share their first segments. The fitted projections depend on the document's first
-tokens (`Layout.fit`), so every segment's name is also a hash of these tokens.
-
-Torch is imported by the functions that need it, because listing documents does not.
+The checksum of a token's record also depends on the segment, the layer and the token's number, so
+that a valid record in a wrong place is noticed. A segment's name begins with a hash of all tokens
+up to the segment's end, so that two documents with the same beginning share their first segments.
+A segment's hash also covers the tokens that the projections are fitted on (`Layout.fit`).
 """
 
 from __future__ import annotations
@@ -49,7 +44,7 @@ NO_FIT = "none"
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 MAX_LAYERS = 10_000
 SCAN = 4
-"""A whole section is checked at once if at least 1 / `SCAN` of its rows are needed."""
+"""All records of a layer are checked at once if at least 1 / `SCAN` of the records are needed."""
 _ODD = 0x9E3779B97F4A7C15
 STRICT = {"strict": True, "extra": "forbid", "allow_inf_nan": False}
 """The pydantic configuration for checking manifests that a stranger may have written."""
@@ -60,7 +55,7 @@ def _round_up(count: int, multiple: int) -> int:
 
 
 class LayerByteOffsets(NamedTuple):
-    """The byte offsets of one layer's rows, reduced keys and checksums in a segment file."""
+    """The byte offsets of one layer's keys and values, reduced keys and checksums in a file."""
 
     start: int
     rows_stop: int
@@ -71,20 +66,19 @@ class LayerByteOffsets(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """The shape and dtype of the data that are stored for each token.
+    """The shape and dtype of a token's keys, values and reduced keys on disk.
 
     Args:
         layers: number of layers. heads: G, the number of key/value heads. dim: D, the head
             dimension. dtype: the dtype of keys and values, such as "float32".
-        kind: `native` stores rows bit for bit; `int8` takes a quarter of float32.
+        kind: `native` stores keys and values unchanged, `int8` quantised.
         reduced: R of each layer, 0 for a layer without reduced keys; by default no layer has any.
         reduced_dtype: by default `dtype`. segment: number of tokens in a segment.
-        fit: number of first tokens that the compressor is fitted on; two documents share reduced
-            keys only if they share these tokens.
+        fit: number of a document's first tokens on which the compressor is fitted.
         shared: whether the keys are also the values and stored once (MLA).
         block: how many numbers of a head share a scale in int8; by default D.
         states: number of the model's recurrent layers, whose states have a file of their own.
-        shapes: G and D of each layer if layers differ; `make_layer_layout` then gives a layer's layout.
+        shapes: G and D of each layer if layers differ; read by `make_layer_layout`.
 
     Raises:
         ValueError: the layout's values contradict each other."""
@@ -129,12 +123,12 @@ class Layout:
             raise ValueError(f"the values of the layout contradict each other: {vars(self)}")
 
     def make_layer_layout(self, layer: int) -> Layout:
-        """Returns the layout of one layer, in which `heads` and `dim` are that layer's."""
+        """Returns the layout of one layer, with the heads and the head dimension of this layer."""
         return _cache_layer_layout(self, layer) if self.shapes else self
 
     @property
     def vectors_per_token(self) -> int:
-        """Number of vectors of D numbers in a token's row: the keys and values of all heads."""
+        """Number of a token's key and value vectors of all heads in one layer."""
         return self.heads if self.shared else 2 * self.heads
 
     @property
@@ -148,7 +142,7 @@ class Layout:
         return self.width + 4 * (self.width // self.block)
 
     def count_token_bytes(self, layer: int) -> int:
-        """Number of bytes of a token's row and reduced key in one layer, without the checksum."""
+        """Returns the bytes that a token's keys, values and reduced key take in one layer."""
         reduced_bytes = self.reduced[layer] * ITEM_BYTES[self.reduced_dtype]
         return self.make_layer_layout(layer).row_bytes + reduced_bytes
 
@@ -156,8 +150,8 @@ class Layout:
     def header_byte_count(self) -> int:
         return _round_up(2048 + 112 * self.layers, 4096)
 
-    def sections(self, tokens: int) -> list[LayerByteOffsets]:
-        """Returns the byte offsets of each layer in a segment file of `tokens` tokens."""
+    def locate_sections(self, tokens: int) -> list[LayerByteOffsets]:
+        """Returns the byte offsets of each layer's section in a segment file of `tokens` tokens."""
         sections, start = [], self.header_byte_count
         for layer, width in enumerate(self.reduced):
             rows_stop = start + tokens * self.make_layer_layout(layer).row_bytes
@@ -168,14 +162,14 @@ class Layout:
             start = stop
         return sections
 
-    def nbytes(self, tokens: int) -> int:
+    def compute_segment_bytes(self, tokens: int) -> int:
         """Returns the size in bytes of all segment files of a document of `tokens` tokens."""
         whole, rest = divmod(tokens, self.segment)
-        size = whole * self.sections(self.segment)[-1].stop
-        return size + (self.sections(rest)[-1].stop if rest else 0)
+        size = whole * self.locate_sections(self.segment)[-1].stop
+        return size + (self.locate_sections(rest)[-1].stop if rest else 0)
 
-    def as_json(self) -> dict[str, Any]:
-        """Returns the layout as JSON data, which is part of the hash that names a segment."""
+    def to_json(self) -> dict[str, Any]:
+        """Returns the layout as JSON data for a manifest, and for the hash in a segment's name."""
         data = {**vars(self), "reduced": list(self.reduced), "shapes": [*map(list, self.shapes)]}
         # Usual values are left out, so that segments stored before these settings keep their names.
         for name, usual in (("shared", False), ("block", self.dim), ("states", 0), ("shapes", [])):
@@ -196,8 +190,8 @@ def _cache_layer_layout(layout: Layout, layer: int) -> Layout:
 
 
 def compute_segment_hashes(identity: str, ids: Sequence[int], layout: Layout) -> list[str]:
-    """Returns, for each segment, the hash of the document's tokens up to the segment's end."""
-    shape = json.dumps(layout.as_json(), sort_keys=True).encode()
+    """Returns, for each segment of a document, a hash of the tokens up to the segment's end."""
+    shape = json.dumps(layout.to_json(), sort_keys=True).encode()
     fitted = array("q", ids[: layout.fit]).tobytes()
     last = hash_byte_strings(b"segment", bytes([disk.FORMAT]), identity.encode(), shape, fitted)
     prefixes = []
@@ -209,13 +203,13 @@ def compute_segment_hashes(identity: str, ids: Sequence[int], layout: Layout) ->
 
 
 def extract_segment_hash(segment_name: str) -> str:
-    """Returns the hash of tokens with which a segment's name begins."""
+    """Returns the hash of tokens with which the name of a segment file begins."""
     return segment_name.partition("-")[0]
 
 
 @dataclass(frozen=True)
 class LibraryEntry:
-    """The manifest of a stored document.
+    """The manifest of a document stored in the library.
 
     Args:
         key: the document's name in the library. identity: model and settings of its prefill.
@@ -251,22 +245,22 @@ class LibraryEntry:
         return self.key[:12]
 
     def raise_error_if_unusable(self) -> None:
-        """Raises the entry's LibraryError if the stored document is damaged or cannot be used."""
+        """Raises LibraryError if the document is damaged, unreadable or of another format."""
         if self.error:
             raise self.error
 
     @property
     def own_file_suffixes(self) -> tuple[str, ...]:
-        """The suffixes of the files of this document alone, except its manifest's suffix."""
+        """The suffixes of the files that belong to this document alone, without the manifest's."""
         return ("text", "tokens", "states") if self.layout.states else ("text", "tokens")
 
     @property
-    def damage(self) -> str:
-        """The reason why the document cannot be used, or an empty text if it can be used."""
+    def damage_reason(self) -> str:
+        """The reason why the document cannot be used, or an empty text for a good document."""
         return self.error.message if self.error else ""
 
     @property
-    def state(self) -> str:
+    def condition(self) -> str:
         """The document's condition: `good`, `damaged`, `another format` or `unreadable`."""
         if isinstance(self.error, ForeignVersionError):
             return "another format"
@@ -279,29 +273,29 @@ class LibraryEntry:
         return str(self.provenance.get("name", ""))
 
     @property
-    def file(self) -> str:
-        """The absolute path of the document's file, or an empty text if there is no file."""
+    def file_path(self) -> str:
+        """The absolute path of the file that was ingested, or an empty text for other sources."""
         path = str(self.provenance.get("path") or self.provenance.get("source", ""))
         return path if os.path.isabs(path) else ""
 
     @property
-    def rows(self) -> str:
-        """The format of the stored KV cache, `int8` or `native`, or `index` for a token index."""
+    def kv_format(self) -> str:
+        """The format of the stored KV cache (`int8` or `native`), or `index` for a token index."""
         return str(self.provenance.get("rows", self.layout.kind))
 
     @property
     def nbytes(self) -> int:
-        """Number of bytes on disk, including segments that are shared with other documents."""
+        """Number of the document's bytes on disk, with segments shared with other documents."""
         return sum(self.sizes.values())
 
     def count_segment_tokens(self, index: int) -> int:
         return min(self.layout.segment, self.tokens - index * self.layout.segment)
 
-    def as_json(self) -> dict[str, Any]:
-        """Returns the entry as the JSON data that `esa library --json` prints."""
+    def to_json(self) -> dict[str, Any]:
+        """Returns the document's facts as JSON data, as `esa library list --json` prints them."""
         known = {"id": self.id, "key": self.key}
         if self.error:
-            return known | {"state": self.state, "damage": self.damage}
+            return known | {"state": self.condition, "damage": self.damage_reason}
         return {
             **known,
             **{name: getattr(self, name) for name in ("name", "tokens", "characters")},
@@ -309,20 +303,20 @@ class LibraryEntry:
             "created": self.created,
             "used": self.used,
             **{name: self.provenance.get(name) for name in ("model", "preset", "esa")},
-            "rows": self.rows,
+            "rows": self.kv_format,
             "identity": self.identity,
-            "layout": self.layout.as_json(),
+            "layout": self.layout.to_json(),
             "provenance": self.provenance,
         }
 
     def make_manifest_fields(self) -> dict[str, Any]:
-        stored = asdict(self) | {"layout": self.layout.as_json()}
+        stored = asdict(self) | {"layout": self.layout.to_json()}
         del stored["used"], stored["error"]
         return stored
 
 
 def write_manifest(paths: LibraryPaths, entry: LibraryEntry) -> None:
-    """Writes a manifest, which makes its document exist in the library. Raises OSError."""
+    """Writes a document's manifest, by which the document exists in the library. Raises OSError."""
     payload = json.dumps(entry.make_manifest_fields(), sort_keys=True, indent=1).encode()
     form = disk.WITH_STATES if entry.layout.states else disk.FORMAT
     form = disk.WITH_SHAPES if entry.layout.shapes else form
@@ -331,17 +325,17 @@ def write_manifest(paths: LibraryPaths, entry: LibraryEntry) -> None:
 
 
 def read_manifest(paths: LibraryPaths, key: str) -> LibraryEntry:
-    """Reads a document's manifest, and returns its entry. Raises LibraryError: the manifest is
+    """Reads a document's manifest and time of last use. Raises LibraryError: the manifest is
     missing, damaged, of another format, or belongs to another document."""
     entry = decode_manifest(paths, key, disk.read_file_bytes(paths.get_document_path(key), key))
     return replace(entry, used=paths.read_time_of_last_use(key, entry.created))
 
 
-def decode_manifest(paths: LibraryPaths, key: str, data: bytes) -> LibraryEntry:
-    """Returns the entry in a manifest's bytes, without the time of last use. Raises LibraryError:
-    the bytes are damaged, of another format, or the manifest of another document."""
+def decode_manifest(paths: LibraryPaths, key: str, manifest_bytes: bytes) -> LibraryEntry:
+    """Decodes the bytes of a manifest's file. Raises LibraryError: the bytes are damaged, of
+    another format, or the manifest of another document."""
     path = paths.get_document_path(key)
-    stored = json.loads(disk.unpack_checksummed_file(data, "document", path, key))
+    stored = json.loads(disk.unpack_checksummed_file(manifest_bytes, "document", path, key))
     if stored["key"] != key:
         raise disk.make_damage_error(path, "it is the manifest of another document", key)
     layout = Layout.from_json(stored.pop("layout"))
@@ -350,23 +344,22 @@ def decode_manifest(paths: LibraryPaths, key: str, data: bytes) -> LibraryEntry:
 
 
 def read_entries(paths: LibraryPaths, keys: Iterable[str] | None = None) -> list[LibraryEntry]:
-    """Returns the entries of the stored documents with the given keys, or of all, the most recently
-    used first. The entry of a document that cannot be used has an `error`. Raises LibraryError: the
-    folder cannot be read."""
+    """Reads the manifests of the documents with the given keys, or of all documents, sorted by last
+    use; a document that cannot be used has an `error`. Raises LibraryError: the folder cannot be
+    read."""
     entries = list[LibraryEntry]()
     for key in paths.list_document_keys() if keys is None else keys:
         try:
             entries.append(read_manifest(paths, key))
         except LibraryError as error:
             if paths.has_document(key):  # else another process has removed it
-                entries.append(
-                    LibraryEntry(key, used=paths.read_time_of_last_use(key, 0.0), error=error)
-                )
+                used = paths.read_time_of_last_use(key, 0.0)
+                entries.append(LibraryEntry(key, used=used, error=error))
     return sorted(entries, key=lambda entry: (-entry.used, entry.key))
 
 
 def read_document_text(paths: LibraryPaths, entry: LibraryEntry) -> str:
-    """Reads a stored document's text. Raises LibraryError."""
+    """Reads a stored document's text. Raises LibraryError: the text is missing or damaged."""
     path = paths.get_document_path(entry.key, "text")
     payload = disk.read_checksummed_file(path, "text", entry.key, entry.digests["text"])
     return payload.decode("utf-8", "surrogatepass")
@@ -380,7 +373,7 @@ def list_document_files(paths: LibraryPaths, entry: LibraryEntry) -> list[Path]:
 
 
 def encode_rows(rows: Tensor, layout: Layout) -> Tensor:
-    """Encodes the keys and values of n tokens (n, width) as records of bytes (n, row_bytes)."""
+    """Encodes the keys and values of n tokens (n, width) as bytes (n, row_bytes) to be stored."""
     import torch
 
     if layout.kind == "native":
@@ -396,9 +389,8 @@ def encode_rows(rows: Tensor, layout: Layout) -> Tensor:
 def decode_records(
     records: Tensor, layout: Layout, vectors: slice | list[int] = slice(None)
 ) -> Tensor:
-    """Decodes records (n, row_bytes) to rows of keys and values (n, width), or only to those
-    vectors of each row that `vectors` selects. Unquantised rows are not copied if `vectors` is a
-    slice."""
+    """Decodes the stored bytes of n tokens (n, row_bytes) to keys and values (n, width), or only
+    to the key and value vectors that `vectors` selects."""
     import torch
 
     dtype: torch.dtype = getattr(torch, layout.dtype)
@@ -414,17 +406,18 @@ def decode_records(
 
 
 def _compute_record_checksums(
-    records: memoryview, record_bytes: int, segment: str, layer: int, rows: Any
+    records: memoryview, record_bytes: int, segment_name: str, layer: int, token_numbers: Any
 ) -> Any:
-    """Returns the checksums (n,) of the records with the numbers `rows`, an integer array (n,), in
-    a layer of the segment named `segment`. Each record has `record_bytes` bytes."""
+    """Returns the checksums (n,) of n tokens' records of `record_bytes` bytes in a layer. The array
+    `token_numbers` (n,) has the tokens' numbers in the segment."""
     import numpy
     import xxhash
 
     digest = xxhash.xxh3_64_intdigest
-    sums = [digest(records[row * record_bytes :][:record_bytes]) for row in rows.tolist()]
-    base = hashlib.blake2b(f"{segment}/{layer}".encode(), digest_size=8).digest()
-    salts = (rows.astype(numpy.uint64) + numpy.frombuffer(base, "<u8")) * numpy.uint64(_ODD)
+    sums = [digest(records[row * record_bytes :][:record_bytes]) for row in token_numbers.tolist()]
+    base = hashlib.blake2b(f"{segment_name}/{layer}".encode(), digest_size=8).digest()
+    numbers = token_numbers.astype(numpy.uint64)
+    salts = (numbers + numpy.frombuffer(base, "<u8")) * numpy.uint64(_ODD)
     return numpy.array(sums, dtype=numpy.uint64) ^ salts
 
 
@@ -432,11 +425,11 @@ def write_segment_file(
     path: Path, key: str, layout: Layout, tokens: int,
     layers: Iterable[tuple[Tensor, Tensor | None]],
 ) -> None:  # fmt: skip
-    """Writes a segment file atomically. Raises OSError.
+    """Writes a segment file with the KV cache of up to 4,096 tokens. Raises OSError.
 
     Args:
         key: the document whose lock the caller holds. tokens: number of tokens in the segment.
-        layers: the rows (n, width) and the reduced keys (n, R) of all tokens, for each layer."""
+        layers: for each layer, keys and values (n, width) and reduced keys (n, R) of all tokens."""
     import numpy
     import torch
     import xxhash
@@ -444,12 +437,12 @@ def write_segment_file(
     record_sums, tail_sums = list[str](), list[str]()
     with disk.create_file_atomically(path, key) as file:
         file.write(bytes(layout.header_byte_count))
-        sections = zip(layers, layout.sections(tokens), strict=True)
+        sections = zip(layers, layout.locate_sections(tokens), strict=True)
         for layer, ((rows, reduced), section) in enumerate(sections):
             array: Any = encode_rows(rows.cpu(), layout.make_layer_layout(layer)).numpy()
             records = memoryview(array).cast("B")
             if len(records) != section.rows_stop - section.start:
-                raise ValueError(f"rows must be of the layout's width, got {tuple(rows.shape)}")
+                raise ValueError(f"keys and values must fit the layout, got {tuple(rows.shape)}")
             size, numbers = layout.make_layer_layout(layer).row_bytes, numpy.arange(tokens)
             sums = _compute_record_checksums(records, size, path.stem, layer, numbers).astype("<u8")
             features = torch.empty(0) if reduced is None else reduced.cpu().contiguous()
@@ -462,7 +455,7 @@ def write_segment_file(
             file.write(records)
             file.write(tail)
         facts = {
-            "name": path.stem, "layout": layout.as_json(), "tokens": tokens,
+            "name": path.stem, "layout": layout.to_json(), "tokens": tokens,
             "records": record_sums, "tails": tail_sums,
         }  # fmt: skip
         text, size = json.dumps(facts, sort_keys=True).encode(), layout.header_byte_count
@@ -474,19 +467,20 @@ def write_segment_file(
 
 
 class SegmentFile:
-    """A memory-mapped file with the KV cache of up to 4,096 tokens; opening checks the header.
-    Raises LibraryError: the file is missing, damaged, of another format, or of another segment.
+    """A memory-mapped file with the KV cache of up to 4,096 tokens. Raises LibraryError: the file
+    is missing, its header is damaged, or the file is of another format or another segment.
 
     Args:
-        tokens: the expected number of tokens. key: the document's key, for error messages.
+        tokens: the expected number of tokens.
+        key: the document's key, for error messages.
         name: the segment's name, if it differs from the file's name."""
 
     def __init__(self, path: Path, layout: Layout, tokens: int, key: str, name: str = "") -> None:
         import torch
 
         self.path, self.layout, self.tokens, self.key = path, layout, tokens, key
-        self.name, self.sections = name or path.stem, layout.sections(tokens)
-        expected = {"name": self.name, "layout": layout.as_json(), "tokens": tokens}
+        self.name, self.sections = name or path.stem, layout.locate_sections(tokens)
+        expected = {"name": self.name, "layout": layout.to_json(), "tokens": tokens}
         try:
             with open(path, "rb") as file:
                 size = os.fstat(file.fileno()).st_size
@@ -506,12 +500,12 @@ class SegmentFile:
     def check_all_bytes(self) -> None:
         """Reads and checks every byte of the segment file. Raises LibraryError: a byte changed."""
         for layer in range(self.layout.layers):
-            SegmentLayer(self, layer).read_records(0, self.tokens)
+            SegmentLayer(self, layer).read_token_records(0, self.tokens)
 
 
 class SegmentLayer:
-    """The keys, values, reduced keys and checksums of one layer in a segment file. Bytes are
-    checked before their first use."""
+    """The keys, values, reduced keys and checksums of one layer in a memory-mapped segment file,
+    which are checked when they are read first."""
 
     def __init__(self, segment: SegmentFile, layer: int) -> None:
         import numpy
@@ -530,9 +524,9 @@ class SegmentLayer:
         reason = f"{changed_part} of layer {self.layer} changed"
         return disk.make_damage_error(self.segment.path, reason, self.segment.key)
 
-    def read_bytes_after_rows(self, start: int, size: int) -> Tensor:
-        """Returns `size` bytes of reduced keys or checksums, from byte `start` of the segment file
-        on. Raises LibraryError: the bytes are damaged."""
+    def read_bytes_after_rows(self, file_offset: int, byte_count: int) -> Tensor:
+        """Returns bytes of the layer's reduced keys or checksums, from the byte `file_offset` of
+        the segment file on. Raises LibraryError: the bytes are damaged."""
         import xxhash
 
         if not self._is_tail_good:
@@ -540,20 +534,21 @@ class SegmentLayer:
             if xxhash.xxh3_128_hexdigest(array) != self.segment.tail_sums[self.layer]:
                 raise self._make_damaged_layer_error("reduced keys or checksums")
             self._is_tail_good = True
-        return self._tail[start - self.section.rows_stop :][:size]
+        return self._tail[file_offset - self.section.rows_stop :][:byte_count]
 
-    def verify_row_checksums(self, rows: Any) -> None:
-        """Checks the tokens with the numbers `rows`, an array, once each. Raises LibraryError."""
+    def verify_token_checksums(self, token_numbers: Any) -> None:
+        """Checks the keys and values of some tokens (n,), unless they were checked before. Raises
+        LibraryError: a byte changed."""
         import xxhash
 
         good, segment, array = self._are_rows_good, self.segment, self._records.numpy()
         stored: Any = self.read_bytes_after_rows(self.section.sums, 8 * len(self)).numpy()
         records = memoryview(array).cast("B")  # type: ignore[arg-type]
-        new = rows[~good[rows]]
+        new = token_numbers[~good[token_numbers]]
         # Many rows are checked at once; if any row changed, the rows' own checksums say which.
         if SCAN * new.size >= len(self):
             good |= xxhash.xxh3_128_hexdigest(records) == segment.record_sums[self.layer]
-            new = rows[~good[rows]]
+            new = token_numbers[~good[token_numbers]]
         if new.size:
             size = self.layout.row_bytes
             sums = _compute_record_checksums(records, size, segment.name, self.layer, new)
@@ -562,10 +557,10 @@ class SegmentLayer:
                 raise self._make_damaged_layer_error(f"row {wrong[0]}")
             good[new] = True
 
-    def read_records(self, start: int, stop: int) -> Tensor:
-        """Returns the keys and values of the tokens [start, stop) as the stored bytes (n,
-        row_bytes). Raises LibraryError: the bytes are damaged."""
+    def read_token_records(self, start: int, stop: int) -> Tensor:
+        """Returns the keys and values of the tokens [start, stop) in their stored form as bytes
+        (n, row_bytes). Raises LibraryError: the bytes are damaged."""
         import numpy
 
-        self.verify_row_checksums(numpy.arange(start, stop))
+        self.verify_token_checksums(numpy.arange(start, stop))
         return self._records[start:stop]

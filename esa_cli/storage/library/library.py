@@ -1,15 +1,13 @@
-"""The library: documents stored in a folder, how each is found, opened, written and removed.
+"""Finds, opens, writes and removes the documents of a library, which is a folder on disk.
 
-Opening a document takes no lock: a mapped file may be removed, except on Windows, where `remove`
-fails. An ingest holds the document's lock. It writes each segment when it is full, then the
-document's other files, and finally the manifest. Every file is written atomically, so a killed
-ingest leaves nothing, complete segments to resume from, or a complete document.
+Opening a document takes no lock, because a memory-mapped file may be removed, except on Windows,
+where `Library.remove` fails. An ingest locks its document, and writes each segment of the KV cache
+when the segment is full, then the document's other files, and finally the manifest.
 
-Before an ingest writes its first segment, it claims the names of all segments that its document
-will have. No process removes claimed segments while the ingest holds the document's lock;
-afterwards `prune` does. A document's manifest is removed before its other files, so that a killed
-process never leaves a manifest without files. A document that cannot be used may need any segment
-that no other document names, so unclaimed segments stay until the document is removed.
+Before an ingest writes the first segment, it writes a claim, a file with the hashes in the names of
+all segments that the document will have. Claimed segments are removed only by `Library.prune`, and
+only when no ingest has the document locked. A document's manifest is removed before its other
+files, so that a killed process never leaves a manifest without files.
 """
 
 from __future__ import annotations
@@ -29,13 +27,7 @@ from esa_cli.errors import EsaError, LibraryError, ResourceError
 from esa_cli.storage.library import catalogue, disk, document_files
 from esa_cli.storage.library.catalogue import Catalogue, PresentAndFormerEntries
 from esa_cli.storage.library.disk import LibraryPaths
-from esa_cli.storage.library.document_files import (
-    NO_FIT,
-    Layout,
-    LibraryEntry,
-    SegmentFile,
-    SegmentLayer,
-)
+from esa_cli.storage.library.document_files import Layout, LibraryEntry, SegmentFile, SegmentLayer
 from esa_cli.system.text import text_bytes, text_digest
 
 if TYPE_CHECKING:
@@ -43,16 +35,17 @@ if TYPE_CHECKING:
 
 Writer = TypeVar("Writer", bound="DocumentWriter")
 OTHER_BYTES = 48
-"""Largest number of bytes per token beside its KV cache: id, offsets, text and projections."""
+"""Largest number of bytes per token for token id, offsets, text and projections together."""
 
 
 @dataclass(frozen=True)
 class PruneResult:
-    """The result of pruning a library: which documents are removed, and how many bytes are freed.
+    """The documents that `Library.prune` removed or, as a dry run, would remove.
 
     Args:
-        leftovers: number of files that killed ingests left behind. left: bytes of all other files.
-        left_alone: documents that cannot be used and that were not removed."""
+        leftovers: number of removed files of killed ingests. freed: number of bytes freed.
+        left: bytes of the remaining files. left_alone: unusable documents, which are not removed.
+    """
 
     removed: tuple[LibraryEntry, ...]
     leftovers: int
@@ -66,7 +59,7 @@ class StoredDocument:
     a file of the document is missing, damaged or of another format.
 
     Attributes:
-        offsets: the first character and the end in `text` of each of the n tokens (n, 2)."""
+        offsets: (n, 2), first character and end of each token in `text`."""
 
     def __init__(self, paths: LibraryPaths, entry: LibraryEntry) -> None:
         from esa_cli.storage.library.packed_files import unpack_tokens
@@ -77,29 +70,26 @@ class StoredDocument:
         payload = disk.read_checksummed_file(path, "tokens", key, entry.digests["tokens"])
         self._ids, self.offsets = unpack_tokens(payload)
         self.segments = [
-            SegmentFile(
-                paths.get_segment_path(name), entry.layout, entry.count_segment_tokens(i), key
-            )
-            for i, name in enumerate(entry.segments)
+            SegmentFile(path, entry.layout, entry.count_segment_tokens(i), key)
+            for i, path in enumerate(map(paths.get_segment_path, entry.segments))
         ]
 
     @cached_property
     def ids(self) -> list[int]:
-        """All token ids of the document, as a list."""
+        """The ids of all tokens of the document."""
         return list(self._ids.tolist())
 
-    def read_records(self, layer: int = 0) -> Tensor:
-        """Returns the stored bytes (n, row_bytes) of one layer's keys and values. Raises
-        LibraryError: the bytes are damaged."""
+    def read_layer_records(self, layer: int = 0) -> Tensor:
+        """Returns one layer's keys and values of all n tokens as the stored bytes (n, row_bytes).
+        Raises LibraryError: the bytes are damaged."""
         import torch
 
         layers = [SegmentLayer(segment, layer) for segment in self.segments]
-        return torch.cat([one.read_records(0, len(one)) for one in layers])
+        return torch.cat([one.read_token_records(0, len(one)) for one in layers])
 
 
 class DocumentWriter:
-    """Writes a document's files during its ingest. `Library.open_writer` makes a writer while the
-    method holds the document's lock and claim.
+    """Writes a document's files during its ingest, while `Library.open_writer` locks the document.
 
     Attributes:
         segments: the document's segments on disk, which documents with the same beginning share.
@@ -112,27 +102,26 @@ class DocumentWriter:
         self.paths, self.key, self.identity = paths, key, identity
         self.ids, self.layout, self._prefixes = ids, layout, prefixes
         self.wrote = self.is_finished = False
-        self._fit = NO_FIT
+        self._fit = document_files.NO_FIT
         self.segments = self._find_segments_on_disk()
 
     @property
     def stored_token_count(self) -> int:
-        """Number of the document's first tokens that are on disk."""
+        """Number of the document's tokens whose KV cache is on disk already."""
         return sum(segment.tokens for segment in self.segments)
 
     def _find_segments_on_disk(self) -> list[SegmentFile]:
-        """Returns the document's first segments, up to the first that is not complete on disk."""
-        return self._open_usable_segments(
-            self._prefixes[: len(self.ids) // self.layout.segment], NO_FIT
-        )
+        """Opens the document's segments, up to the first segment that is not complete on disk."""
+        hashes = self._prefixes[: len(self.ids) // self.layout.segment]
+        return self._open_usable_segments(hashes, document_files.NO_FIT)
 
-    def _open_usable_segments(self, prefixes: Sequence[str], fit: str) -> list[SegmentFile]:
-        """Opens the segments whose names begin with `prefixes`, up to the first unusable one."""
+    def _open_usable_segments(self, hashes: Sequence[str], fit: str) -> list[SegmentFile]:
+        """Opens segments by the hashes in their names, up to the first that cannot be used."""
         segments = list[SegmentFile]()
         with suppress(LibraryError):
-            for i, prefix in enumerate(prefixes):
+            for i, token_hash in enumerate(hashes):
                 count = min(self.layout.segment, len(self.ids) - i * self.layout.segment)
-                segments.append(self._open_checked_segment(f"{prefix}-{fit}", count))
+                segments.append(self._open_checked_segment(f"{token_hash}-{fit}", count))
         return segments
 
     def _open_checked_segment(self, name: str, tokens: int) -> SegmentFile:
@@ -141,12 +130,12 @@ class DocumentWriter:
         return segment
 
     def write_next_segment(self, layers: Iterable[tuple[Tensor, Tensor | None]]) -> None:
-        """Writes the next segment, unless a document that begins alike has stored the same. Raises
-        LibraryError, DiskError: the disk is full; complete segments stay on disk.
+        """Writes the document's next segment, unless another document with the same first tokens
+        has stored the segment. Raises LibraryError, DiskError: the disk is full.
 
         Args:
-            layers: the rows (n, width) and the reduced keys (n, R) of its n tokens, for each
-                layer. All segments but the last have `layout.segment` tokens."""
+            layers: for each layer, keys and values (n, width) and reduced keys (n, R) of n tokens;
+                n is `layout.segment`, except in the last segment."""
         count = min(self.layout.segment, len(self.ids) - self.stored_token_count)
         name = f"{self._prefixes[len(self.segments)]}-{self._fit}"
         try:
@@ -171,11 +160,11 @@ class DocumentWriter:
         self, *, text: str, offsets: Sequence[tuple[int, int]] | Tensor, marks: Sequence[Any] = (),
         head: int = 0, provenance: dict[str, Any] | None = None,
     ) -> LibraryEntry:  # fmt: skip
-        """Writes the files of text and tokens and the manifest, and returns the new entry. Raises
+        """Writes the document's text, tokens and manifest, and returns the document's entry. Raises
         ValueError: segments or offsets are missing. DiskError: the disk is full.
 
         Args:
-            text: the document's text. offsets: first character and end of each token (n, 2).
+            text: the document's text. offsets: (n, 2), first character and end of each token.
             marks, provenance: JSON data for the manifest. head: number of tokens of the prompt."""
         from esa_cli.storage.library.packed_files import pack_tokens
 
@@ -206,7 +195,7 @@ class DocumentWriter:
 
 
 class Library:
-    """The stored documents in one folder. The constructor changes nothing on disk.
+    """The documents that esa has stored in one folder.
 
     Args:
         root: the folder; None takes $ESA_LIBRARY or, if it is unset, the user's data folder."""
@@ -215,35 +204,35 @@ class Library:
         self.root = disk.get_library_folder() if root is None else root
         self._paths = LibraryPaths(self.root)
 
-    def compute_key(self, identity: str, text: str) -> str:
-        """Returns the key of a text; `identity` names the model and settings of its prefill."""
-        return disk.compute_document_key(identity, text)
+    def compute_key(self, prefill_identity: str, text: str) -> str:
+        """Returns the hash of a document's text and of its prefill's model and settings."""
+        return disk.compute_document_key(prefill_identity, text)
 
-    def find_entry(self, key: str) -> LibraryEntry | None:
-        """Returns the entry of the document `key`, or None. Raises LibraryError: its manifest is
-        damaged or of another format, the folder cannot be read, or the folder is not a library."""
+    def find_entry(self, document_key: str) -> LibraryEntry | None:
+        """Returns the entry of a document, or None if the library has no such document. Raises
+        LibraryError: the manifest is damaged or of another format, or the folder is unreadable."""
         self._paths.refuse_foreign_folder()
-        keys = [key] if self._paths.has_document(key) else []
+        keys = [document_key] if self._paths.has_document(document_key) else []
         for entry in document_files.read_entries(self._paths, keys):
             entry.raise_error_if_unusable()
             return entry
         return None
 
     def entries(self) -> list[LibraryEntry]:
-        """Returns the stored documents, even damaged ones, without those whose file was removed or
-        changed, the most recently used first. Raises LibraryError: the folder is no library."""
+        """Returns the stored documents, even damaged ones, except documents whose file was removed
+        or changed, the most recently used first. Raises LibraryError: the folder is no library."""
         return self.separate_former_documents().present
 
     def separate_former_documents(self) -> PresentAndFormerEntries:
-        """Divides stored documents into present ones and former ones, whose text no file has."""
+        """Divides stored documents into present documents and those whose text no file has now."""
         self._paths.refuse_foreign_folder()
         entries = document_files.read_entries(self._paths)
         return catalogue.load_record_lookup(self._paths).separate_former_documents(entries)
 
     def match_entries(self, id_name_or_source: str) -> list[LibraryEntry]:
-        """Returns the documents whose key begins with `id_name_or_source` (at least 4 digits), or
-        else those with this name or source. Former documents, whose text no file has, are returned
-        only if no other matches. Raises LibraryError: the folder is unreadable or no library."""
+        """Returns the documents whose key begins with the given text (4 digits or more), or else
+        whose name or source is the text. Documents whose text no file has now are returned only if
+        no other document matches. Raises LibraryError: the folder is unreadable or no library."""
         paths, wanted = self._paths, id_name_or_source
         paths.refuse_foreign_folder()
         known = paths.list_document_keys() if len(wanted) > 3 else set()
@@ -255,13 +244,13 @@ class Library:
         return present or former
 
     def list_text_digests(self) -> set[str]:
-        """Returns the digest of every document's text. Raises LibraryError."""
+        """Returns the digests of the texts of all documents. Raises LibraryError."""
         self._paths.refuse_foreign_folder()
         return set(catalogue.map_digests_to_document_keys(self._paths))
 
     @property
     def nbytes(self) -> int:
-        """Number of bytes of all files in the library, except the sqlite file of its catalogue."""
+        """Number of bytes of all files in the library, except the catalogue's sqlite file."""
         return sum(map(disk.get_file_size, self._paths.list_all_files()))
 
     @property
@@ -270,25 +259,25 @@ class Library:
 
     @property
     def synced_file_count(self) -> int:
-        """Number of files that `esa ingest --words` has added to the library."""
+        """Number of files whose text `esa ingest --words` has added to the library."""
         records = catalogue.load_file_records(self._paths)
         return sum(bool(record.folder and record.digest) for record in records)
 
     def open_catalogue(self, keep_on_disk: bool = True) -> AbstractContextManager[Catalogue]:
-        """Opens the library's catalogue, or, if not `keep_on_disk`, an empty one in memory."""
+        """Opens the library's catalogue, or an empty catalogue in memory."""
         return catalogue.open_catalogue(self._paths, keep_on_disk)
 
     def open_search_catalogue(self, always_copy: bool = False) -> AbstractContextManager[Catalogue]:
-        """Opens the catalogue, or a copy of a read-only catalogue. Raises LibraryError."""
+        """Opens the library's catalogue, or a copy if the catalogue cannot be written."""
         return catalogue.open_search_catalogue(self._paths, always_copy)
 
-    def estimate_document_size(self, tokens: int, layout: Layout, states: int = 0) -> int:
-        """Estimates the bytes on disk of a document; `states` are the bytes of recurrent states."""
-        return layout.nbytes(tokens) + OTHER_BYTES * tokens + states
+    def estimate_document_size(self, tokens: int, layout: Layout, state_bytes: int = 0) -> int:
+        """Estimates a document's bytes on disk, including `state_bytes` of recurrent states."""
+        return layout.compute_segment_bytes(tokens) + OTHER_BYTES * tokens + state_bytes
 
     @property
     def exists(self) -> bool:
-        """Whether the folder exists and is a library."""
+        """Whether the library's folder exists and has the marker of a library."""
         return (self.root / disk.MARKER).is_file()
 
     @property
@@ -301,15 +290,15 @@ class Library:
         self,
         make_writer: Callable[[LibraryPaths, str, str, Sequence[int], Layout, list[str]], Writer],
         key: str, identity: str, ids: Sequence[int], layout: Layout,
-        on_wait: Callable[[], None] | None = None, states: int = 0,
+        on_wait: Callable[[], None] | None = None, state_bytes: int = 0,
     ) -> Iterator[Writer | LibraryEntry]:  # fmt: skip
-        """Yields a new writer, or the document if another process has stored the document. If the
-        block does not call `finish_document`, the next ingest resumes from the whole segments.
+        """Yields a writer of a document, or the document's entry if another process has stored the
+        document. Without a call of the writer's `finish_document`, complete segments stay on disk.
 
         Args:
             make_writer: `DocumentWriter` or, for a KV cache, `KVCacheWriter`.
             ids: all token ids. on_wait: called while another process holds the document's lock.
-            states: see `estimate_document_size`.
+            state_bytes: number of bytes of the model's recurrent states.
 
         Raises:
             DiskError: the document does not fit on the disk. LibraryError: the library cannot be
@@ -324,8 +313,8 @@ class Library:
                 protect_segments(paths, key, prefixes)
                 writer = make_writer(paths, key, identity, ids, layout, prefixes)
                 try:
-                    size = self.estimate_document_size(len(ids), layout, states)
-                    size -= layout.nbytes(writer.stored_token_count)
+                    size = self.estimate_document_size(len(ids), layout, state_bytes)
+                    size -= layout.compute_segment_bytes(writer.stored_token_count)
                     disk.check_free_disk_space(self.root, size)
                     yield writer
                 finally:
@@ -336,8 +325,8 @@ class Library:
             yield entry
 
     def open_document(self, entry: LibraryEntry) -> StoredDocument:
-        """Opens a document for questions and sets its time of last use. Raises LibraryError: a
-        file of the document is missing, damaged or of another format."""
+        """Opens a document for questions, and records the time as that of the document's last use.
+        Raises LibraryError: a file of the document is missing, damaged or of another format."""
         entry.raise_error_if_unusable()
         stored = StoredDocument(self._paths, entry)
         self._paths.mark_document_used(entry.key)
@@ -349,7 +338,7 @@ class Library:
         return document_files.read_document_text(self._paths, entry)
 
     def read_word_index(self, entry: LibraryEntry) -> bytes | None:
-        """Returns a document's stored word index as bytes, or None if no usable index is stored."""
+        """Returns the bytes of a document's stored word index, or None if the index is missing."""
         path, owner = self._paths.get_document_path(entry.key, "words"), f"{entry.key}\n".encode()
         try:
             payload = disk.read_checksummed_file(path, "words", "")
@@ -358,8 +347,7 @@ class Library:
         return payload.removeprefix(owner) if payload.startswith(owner) else None
 
     def store_word_index(self, entry: LibraryEntry, payload: bytes) -> None:
-        """Stores a document's word index, unless another process holds the document's lock or the
-        library cannot be written."""
+        """Stores a document's word index, unless another process holds the document's lock."""
         path, owner = self._paths.get_document_path(entry.key, "words"), f"{entry.key}\n".encode()
         with (
             suppress(LibraryError, ResourceError, OSError),
@@ -386,8 +374,8 @@ class Library:
         return errors
 
     def remove(self, entry: LibraryEntry) -> int:
-        """Removes a document, except segments that other documents may need, and returns the bytes
-        freed. Raises LibraryError, DiskError: a file or the catalogue cannot be changed."""
+        """Removes a document, except segments that other documents may need, and returns the number
+        of bytes freed. Raises LibraryError, DiskError: a file cannot be removed or written."""
         paths = self._paths
         paths.create_library_folders()
         with disk.convert_write_errors(self.root), paths.hold_lock("library"):
@@ -404,10 +392,9 @@ class Library:
         return freed
 
     def prune(self, max_bytes: int | None = None, *, dry_run: bool = False) -> PruneResult:
-        """Removes former documents and the leftovers of killed ingests. With `max_bytes`, also
-        removes the least recently used documents until the library takes at most that number of
-        bytes. Raises LibraryError: the limit needs removals, and a document is damaged; or a file
-        cannot be removed."""
+        """Removes documents whose text no file has now, the files of killed ingests and, until the
+        library takes at most `max_bytes` bytes, the least recently used documents. Raises
+        LibraryError: a damaged document prevents removals, or a file cannot be removed."""
         paths = self._paths
         if not self.root.exists():
             return PruneResult((), 0, 0, 0)
@@ -448,29 +435,29 @@ class Library:
                 raise
 
 
-def protect_segments(paths: LibraryPaths, key: str, prefixes: list[str]) -> None:
-    """Writes a claim, a file that protects the segments whose names begin with `prefixes` from
-    removal during the ingest of the document `key`. Raises LibraryError, DiskError."""
+def protect_segments(paths: LibraryPaths, document_key: str, segment_hashes: list[str]) -> None:
+    """Writes a claim, a file that protects the segments with these hashes in their names from
+    removal during the ingest of a document. Raises LibraryError, DiskError."""
     with disk.convert_write_errors(paths.root), paths.hold_lock("library"):
-        claim = json.dumps(prefixes).encode()
-        disk.write_checksummed_file(paths.get_claim_path(key), "claim", claim, key)
+        claim, path = json.dumps(segment_hashes).encode(), paths.get_claim_path(document_key)
+        disk.write_checksummed_file(path, "claim", claim, document_key)
 
 
 def _refuse_unusable_documents(unusable: Sequence[LibraryEntry]) -> None:
     if unusable:
         ids = " ".join(entry.id for entry in unusable)
         raise LibraryError(
-            f"nothing was removed, because {len(unusable)} documents cannot be used, and every "
-            f"segment may belong to them: {unusable[0].damage}",
-            f"see the damage with `esa library verify`, or remove them: `esa library rm {ids}`",
+            f"nothing was removed, because {len(unusable)} documents cannot be used, and may need "
+            f"the files of other documents: {unusable[0].damage_reason}",
+            f"see `esa library verify`, or remove the unusable documents: `esa library rm {ids}`",
         )
 
 
 def make_needed_file_filter(
     paths: LibraryPaths, entries: Iterable[LibraryEntry], *, with_abandoned_claims: bool
 ) -> Callable[[Path], bool]:
-    """Returns a function that says whether a stored document or a running ingest needs the segment
-    or projections in a file. The caller holds the library's lock.
+    """Returns a function that says whether a document or a running ingest needs a file of segments
+    or projections, provided that the caller holds the library's lock.
 
     Args:
         entries: the documents. with_abandoned_claims: whether claims of killed ingests count."""
@@ -487,7 +474,7 @@ def make_needed_file_filter(
             except LibraryError:
                 needs_unknown = True
 
-    def is_needed(path: Path) -> bool:
+    def is_file_needed(path: Path) -> bool:
         if path.suffix == ".fit":
             # An ingest writes its projections before the first segment that names them.
             return needs_unknown or is_ingesting or path.stem in fits
@@ -497,27 +484,24 @@ def make_needed_file_filter(
             or document_files.extract_segment_hash(path.stem) in prefixes
         )
 
-    kept = filter(is_needed, paths.list_complete_files("segments"))
+    kept = filter(is_file_needed, paths.list_complete_files("segments"))
     fits |= {path.stem.partition("-")[2] for path in kept}
-    return is_needed
+    return is_file_needed
 
 
 def list_unneeded_files(
-    paths: LibraryPaths,
-    kept_entries: Sequence[LibraryEntry],
-    removed_entries: Sequence[LibraryEntry],
+    paths: LibraryPaths, kept: Sequence[LibraryEntry], removed: Sequence[LibraryEntry]
 ) -> list[Path]:
     """Returns the library's files that neither the kept documents nor a running ingest need."""
-    is_needed = make_needed_file_filter(paths, kept_entries, with_abandoned_claims=False)
+    is_file_needed = make_needed_file_filter(paths, kept, with_abandoned_claims=False)
     is_locked = cache(paths.is_lock_held)
-    kept_keys = {entry.key for entry in kept_entries}
-    removed_keys = {entry.key for entry in removed_entries}
+    kept_keys, removed_keys = {entry.key for entry in kept}, {entry.key for entry in removed}
 
     def is_file_kept(path: Path) -> bool:
         if path.suffix == ".part":
             return is_locked(path.name.split(".")[-2])
         if path.suffix in (".seg", ".fit"):
-            return is_needed(path)
+            return is_file_needed(path)
         if path.parent == paths.documents and path.stem in kept_keys | removed_keys:
             return path.stem in kept_keys
         return path.suffix == ".folder" or is_locked(path.stem)
@@ -526,7 +510,7 @@ def list_unneeded_files(
 
 
 def delete_files(paths: LibraryPaths, files: Sequence[Path]) -> int:
-    """Deletes files in the given order, and returns the number of bytes freed."""
+    """Deletes files of a library in the given order, and returns the number of bytes freed."""
     freed = 0
     for path in files:
         size = disk.get_file_size(path)

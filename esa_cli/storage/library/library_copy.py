@@ -1,9 +1,9 @@
-"""Copies finished documents between the library and another folder or an archive file.
+"""Copies stored documents between two libraries, one of which may be packed in an archive file.
 
-The other folder is itself a library, and an archive is an uncompressed tar of a library's files,
-beginning with the marker. A file's name is a hash of its contents, so files that the target already
-has are not copied again. A document's manifest is copied last, since a document with a manifest is
-complete, and a stopped copy can be continued. Every file is checked before its document exists.
+An archive is an uncompressed tar of a library's files, beginning with the library's marker file. A
+file's name is a hash of its contents, so files that the target library already has are not copied
+again. Every file of a document is checked when it is copied. A document's manifest is copied last,
+since a document with a manifest is complete, and a stopped copy can be continued.
 """
 
 from __future__ import annotations
@@ -19,11 +19,7 @@ from typing import NamedTuple
 from esa_cli.errors import ArchiveFileError, LibraryError, UsageError, first_line
 from esa_cli.storage.library import disk, document_files
 from esa_cli.storage.library.disk import LibraryPaths
-from esa_cli.storage.library.document_files import (
-    LibraryEntry,
-    extract_segment_hash,
-    list_document_files,
-)
+from esa_cli.storage.library.document_files import LibraryEntry, list_document_files
 from esa_cli.storage.library.library import Library, protect_segments
 from esa_cli.storage.library.packed_files import check_document_file, check_foreign_manifest
 from esa_cli.system.files import convert_writing_errors, replace_atomically
@@ -33,17 +29,17 @@ CHUNK_BYTES = 1 << 22
 
 
 class DamagedSourceError(LibraryError):
-    """A document to be copied is damaged, incomplete, or of another format."""
+    """A document cannot be copied because it is damaged, incomplete, or of another format."""
 
 
 @dataclass
 class CopyResult:
-    """The result of copying documents between libraries.
+    """The documents copied between two libraries, and the errors of documents that were not.
 
     Args:
-        copied: keys of the copied documents. already_there: number of documents that were in the
-        target before. bytes: number of bytes copied. failed: errors of damaged source documents.
-    """
+        copied: keys of the copied documents.
+        already_there: number of documents that the target library had before.
+        bytes: number of bytes copied. failed: an error for each damaged document."""
 
     copied: list[str] = field(default_factory=list)
     already_there: int = 0
@@ -52,7 +48,7 @@ class CopyResult:
 
 
 class FileByteRange(NamedTuple):
-    """The range of bytes of a library's file: a whole file, or one member of a tar archive."""
+    """The bytes of `path` that are a file of a library: a member of an archive, or a whole file."""
 
     path: Path
     start: int
@@ -60,19 +56,18 @@ class FileByteRange(NamedTuple):
 
 
 class CopySource:
-    """The files of a library in a folder or an archive, by name. Raises LibraryError: the folder or
-    archive is not a library, or the archive is cut off."""
+    """The files of a library in a folder or an archive, found by name. Raises LibraryError: the
+    folder or archive is not a library, or the archive is cut off."""
 
     def __init__(self, place: str) -> None:
         self.place = place
         try:
-            self.files = (
-                _list_archive_files(place) if is_archive_path(place) else _list_folder_files(place)
-            )
+            list_files = _list_archive_files if is_archive_path(place) else _list_folder_files
+            self.files = list_files(place)
         except (OSError, tarfile.TarError, ValueError) as error:
             raise ArchiveFileError(
                 f"{place} cannot be read as a library: {first_line(error)}",
-                "check the file, or make an archive with `esa library copy library FILE.tar`",
+                "give an archive that `esa library copy library FILE.tar` has made",
             ) from error
 
     def list_document_keys(self) -> list[str]:
@@ -80,9 +75,9 @@ class CopySource:
         names = [name.removeprefix("documents/") for name in self.files if "documents/" in name]
         return sorted(name.partition(".")[0] for name in names if disk.is_manifest_file_name(name))
 
-    def read_file_in_chunks(self, name: str) -> Iterator[bytes]:
-        """Yields the bytes of the file `name` in chunks. Raises LibraryError: the file is missing
-        or unreadable."""
+    def read_file_chunks(self, name: str) -> Iterator[bytes]:
+        """Yields the bytes of a library's file in chunks of 4 MiB. Raises LibraryError: the file is
+        missing or unreadable."""
         if name not in self.files:
             raise LibraryError(f"{name} is missing")
         path, start, size = self.files[name]
@@ -97,7 +92,7 @@ class CopySource:
 
 
 def is_archive_path(place: str) -> bool:
-    """Whether `place`, to or from which documents are copied, is an archive file, not a folder."""
+    """Whether a path to copy a library to or from is that of an archive file, not of a folder."""
     return place.endswith(".tar") or os.path.isfile(place)
 
 
@@ -131,9 +126,8 @@ def _list_archive_files(place: str) -> dict[str, FileByteRange]:
 def push_documents(
     library: Library, place: str, entries: Sequence[LibraryEntry], progress: Progress | None = None
 ) -> CopyResult:
-    """Copies documents from the library to another folder or to a new archive. A missing or empty
-    folder becomes a library. The archive appears when it is complete. `progress` is called with
-    the number of documents done and the number of all documents.
+    """Copies documents from the library to another folder, which becomes a library, or to a new
+    archive file. `progress` is called with the numbers of documents done and of all documents.
 
     Raises:
         LibraryError: the folder is not a library, or no document can be copied to an archive.
@@ -164,12 +158,12 @@ def pull_documents(
     progress: Progress | None = None,
     on_wait: Callable[[], None] | None = None,
 ) -> CopyResult:
-    """Copies documents from a folder or an archive into the library.
+    """Copies documents from another library's folder or from an archive file into the library.
 
     Args:
-        id_prefixes: beginnings of documents' ids; by default all documents are copied. progress:
-        called with the numbers of documents done and of all documents. on_wait: called while
-        another process holds a document's lock.
+        id_prefixes: beginnings of documents' ids; by default all documents are copied.
+        progress: called with the numbers of documents done and of all documents.
+        on_wait: called while another process holds a document's lock.
 
     Raises:
         LibraryError: the place is not a library. UsageError: no document has a chosen id.
@@ -181,7 +175,7 @@ def pull_documents(
         if len(start) < 4 or not any(key.startswith(start) for key in keys):
             raise UsageError(
                 f"ID must be at least 4 digits of a document's id in {place}, got {start}",
-                "leave out the ID to copy all documents",
+                "without an ID, `esa library copy` copies all documents",
             )
     keys = [key for key in keys if not starts or key.startswith(starts)]
     target.create_library_folders()
@@ -189,18 +183,18 @@ def pull_documents(
 
 
 def refuse_url_as_copy_place(place: str) -> None:
-    """Raises UsageError if the place to copy to or from is a URL."""
+    """Raises UsageError if the place to copy a library to or from is a URL."""
     if "://" in place:
         raise UsageError(
             f"a library can only be copied to or from a folder or FILE.tar, got {place}",
-            "copy the library to a folder, and that folder to the URL with another program",
+            "copy the library to a folder, and then the folder to the URL with another program",
         )
 
 
 def _copy_documents(
     keys: Sequence[str], copy_document: Callable[[str], int | None], progress: Progress | None
 ) -> CopyResult:
-    """Copies documents by a function that returns bytes, or None if the target has a document."""
+    """Copies documents by `copy_document`, which returns None for a document that is there."""
     result = CopyResult()
     for number, key in enumerate(keys, 1):
         try:
@@ -219,20 +213,20 @@ def _copy_documents(
 def _copy_document(
     source: CopySource, target: LibraryPaths, key: str, on_wait: Callable[[], None] | None = None
 ) -> int | None:
-    """Copies a document to a library, and returns the number of bytes, or None if the library has
-    the document. Raises DamagedSourceError: the document is damaged in the source."""
+    """Copies a document to a library, and returns the number of bytes copied, or None if the
+    library has the document. Raises DamagedSourceError: the document is damaged in the source."""
     manifest = target.get_document_path(key)
     with target.hold_lock(key, on_wait):
         if target.has_document(key):
             return None
         with _convert_source_errors(source.place, target, key, manifest):
-            data = b"".join(source.read_file_in_chunks(_make_relative_path(target, manifest)))
+            data = b"".join(source.read_file_chunks(_make_relative_path(target, manifest)))
             entry = check_foreign_manifest(target, key, data)
         files, copied = list_document_files(target, entry), len(data)
         missing_bytes = sum(entry.sizes.values()) - sum(map(disk.get_file_size, files))
         disk.check_free_disk_space(target.root, missing_bytes)
         # The claim protects the files from removal, so that a stopped copy can use them again.
-        protect_segments(target, key, [*map(extract_segment_hash, entry.segments)])
+        protect_segments(target, key, [*map(document_files.extract_segment_hash, entry.segments)])
         with disk.convert_write_errors(target.root):
             for path in files:
                 try:  # another document or a stopped copy may have left the file
@@ -242,7 +236,7 @@ def _copy_document(
                         _convert_source_errors(source.place, target, key, path),
                         disk.create_file_atomically(path, key) as file,
                     ):
-                        for chunk in source.read_file_in_chunks(_make_relative_path(target, path)):
+                        for chunk in source.read_file_chunks(_make_relative_path(target, path)):
                             file.write(chunk)
                             copied += len(chunk)
                         file.flush()
@@ -258,7 +252,7 @@ def _copy_document(
 def _add_document_to_archive(
     paths: LibraryPaths, tar: tarfile.TarFile, added_files: set[Path], key: str
 ) -> int | None:
-    """Adds a document to an archive, and returns the bytes added. Raises DamagedSourceError."""
+    """Adds a document's files to an archive, and returns the number of bytes added."""
     manifest, place = paths.get_document_path(key), str(paths.root)
     with _convert_source_errors(place, paths, key, manifest):
         entry = document_files.read_manifest(paths, key)
@@ -283,7 +277,7 @@ def _add_archive_members(tar: tarfile.TarFile, paths: LibraryPaths, files: Itera
 
 @contextmanager
 def _convert_source_errors(place: str, paths: LibraryPaths, key: str, path: Path) -> Iterator[None]:
-    """Converts an error about a file that is copied to `path` into an error about its source."""
+    """Converts a LibraryError about a file that is copied to `path` into a DamagedSourceError."""
     try:
         yield
     except LibraryError as error:
@@ -293,26 +287,26 @@ def _convert_source_errors(place: str, paths: LibraryPaths, key: str, path: Path
         raise DamagedSourceError(
             f"document {key[:12]} in {place} cannot be used: {reason.replace(str(path), name)}",
             # A good copy does not replace files that are there.
-            f"use the esa version that wrote it; or, if it is damaged, delete {name} and "
-            f"{manifest} there, and copy the document again from a library that has it",
+            f"use the version of esa that wrote the document; or, if it is damaged, delete {name} "
+            f"and {manifest} in {place}, and copy the document there from another library",
         ) from error
 
 
 def _make_relative_path(paths: LibraryPaths, path: Path) -> str:
-    """Returns the path of a file relative to the folder of the library, with slashes."""
+    """Returns the path of a library's file relative to the library's folder, with slashes."""
     return path.relative_to(paths.root).as_posix()
 
 
 @contextmanager
 def _create_archive(path: Path) -> Iterator[tarfile.TarFile]:
-    """Yields a new archive that only its owner may read. The archive gets its name when the block
-    ends without an error. Raises UsageError: the file exists and is no archive. DocumentError."""
+    """Yields a new archive file that only its owner may read, renamed to `path` after the block.
+    Raises UsageError: the file exists and is no archive. DocumentError."""
     if path.exists():
         try:
             CopySource(str(path))
         except ArchiveFileError as error:
             message = f"{path} exists, and is not an archive of a library"
-            raise UsageError(message, "give the name of another file") from error
+            raise UsageError(message, "give a file name that is not in use") from error
     room = "free some space, or give a file on another disk"
     with (
         convert_writing_errors(path, room, "give a file in a folder that you may write to"),

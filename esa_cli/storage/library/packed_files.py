@@ -1,7 +1,7 @@
-"""Packs, unpacks and checks a stored document's files of tokens, recurrent states, projections.
+"""Packs, unpacks and checks a document's files of token ids, recurrent states and projections.
 
-A stranger can write any contents with a valid checksum, so every file that is copied into the
-library from elsewhere is checked by `check_foreign_manifest` and `check_document_file`.
+A stranger can write any contents with a valid checksum, so the contents of every file are checked
+before the file is copied into the library.
 """
 
 from __future__ import annotations
@@ -40,27 +40,27 @@ _UNPACKING = (
 
 
 def pack_tokens(ids: Sequence[int], offsets: Sequence[tuple[int, int]] | Tensor) -> bytes:
-    """Packs the ids of a document's n tokens and their character offsets (n, 2) as bytes."""
+    """Packs a document's token ids (n,) and the tokens' character offsets (n, 2) as bytes."""
     spans = torch.as_tensor(offsets, dtype=torch.int64).reshape(-1, 2)
     numbers = torch.from_numpy(numpy.array(ids, dtype=numpy.int64))
     return save({"ids": numbers, "offsets": spans.contiguous()})
 
 
 def unpack_tokens(payload: bytes) -> tuple[Tensor, Tensor]:
-    """Returns the token ids (n,) and character offsets (n, 2) that `pack_tokens` packed."""
+    """Unpacks the token ids (n,) and the tokens' character offsets (n, 2) of a document."""
     tensors = load(payload)
     return tensors["ids"], tensors["offsets"]
 
 
 class RecurrentStates(NamedTuple):
-    """The states of the recurrent layers after the last token of a segment."""
+    """The states of a model's recurrent layers after the segment with the hash `segment`."""
 
     segment: str
     states: list[State]
 
 
 def pack_recurrent_states(segment: str, states: Sequence[Mapping[str, Tensor]]) -> bytes:
-    """Packs the states of all recurrent layers after a segment whose name begins with `segment`."""
+    """Packs the recurrent layers' states after a segment, which its hash `segment` names."""
     tensors = {
         f"{layer}.{name}": tensor.cpu().contiguous()
         for layer, state in enumerate(states)
@@ -69,16 +69,14 @@ def pack_recurrent_states(segment: str, states: Sequence[Mapping[str, Tensor]]) 
     return f"{segment}\n".encode() + save({"layers": torch.tensor(len(states)), **tensors})
 
 
-def unpack_recurrent_states(
-    payload: bytes, path: Path, layout: Layout, key: str
-) -> RecurrentStates:
-    """Unpacks the states of all recurrent layers. Raises LibraryError: the states are damaged."""
-    name, _, packed = payload.partition(b"\n")
+def unpack_recurrent_states(data: bytes, path: Path, layout: Layout, key: str) -> RecurrentStates:
+    """Unpacks the recurrent layers' states from a file. Raises LibraryError: they are damaged."""
+    name, _, packed = data.partition(b"\n")
     try:
         tensors = load(packed)
         # Before a list of so many is made: a stranger's file may say any number.
         if not int(tensors.pop("layers")) == layout.states <= len(tensors):
-            raise ValueError("the number of layers is wrong")
+            raise ValueError("the number of recurrent layers is wrong")
         states: list[State] = [{} for _ in range(layout.states)]
         for tensor, value in sorted(tensors.items()):
             match = _STATE_NAME.fullmatch(tensor)
@@ -91,13 +89,13 @@ def unpack_recurrent_states(
 
 
 def pack_projections(projections: Projections) -> bytes:
-    """Packs the projections of the reduced keys of all layers as bytes."""
+    """Packs the projections to reduced queries and keys of all layers as bytes."""
     layers = {"layers": torch.tensor(len(projections))}
     return save({**layers, **make_named_projection_tensors(projections)})
 
 
 def unpack_projections(payload: bytes) -> list[Linear | None]:
-    """Unpacks the projections of the reduced keys of all layers."""
+    """Unpacks each layer's projection, or None for a layer without reduced keys."""
     tensors, projections = load(payload), list[Linear | None]()
     for i in range(int(tensors["layers"])):
         pair = [tensors.get(f"layers.{i}.{name}") for name in ("query_map", "key_map")]
@@ -106,20 +104,20 @@ def unpack_projections(payload: bytes) -> list[Linear | None]:
     return projections
 
 
-def hash_projections(packed: bytes) -> str:
-    """Returns the hash of packed projections, which is the name of their file."""
-    return hashlib.blake2b(packed, digest_size=12).hexdigest()
+def hash_projections(packed_projections: bytes) -> str:
+    """Returns the hash of packed projections, by which a file of projections is named."""
+    return hashlib.blake2b(packed_projections, digest_size=12).hexdigest()
 
 
-def check_document_file(present_path: Path, path: Path, entry: LibraryEntry) -> None:
-    """Checks every byte of a document's file, which is stored at `path` or will be moved there.
-    Raises LibraryError: the file is missing, damaged, or belongs to another document."""
-    key, kind = entry.key, path.suffix[1:]
+def check_document_file(file_path: Path, final_path: Path, entry: LibraryEntry) -> None:
+    """Checks every byte of a document's file before the file is moved to `final_path`. Raises
+    LibraryError: the file is missing, damaged, or belongs to another document."""
+    path, key, kind = final_path, entry.key, final_path.suffix[1:]
     if kind == "seg":
         tokens = entry.count_segment_tokens(entry.segments.index(path.stem))
-        SegmentFile(present_path, entry.layout, tokens, key, path.stem).check_all_bytes()
+        SegmentFile(file_path, entry.layout, tokens, key, path.stem).check_all_bytes()
         return
-    data = disk.read_file_bytes(present_path, key)
+    data = disk.read_file_bytes(file_path, key)
     payload = disk.unpack_checksummed_file(data, kind, path, key, entry.digests.get(kind))
     try:
         belongs = len(data) == entry.sizes[kind] and _do_contents_match(entry, kind, payload, path)
@@ -157,17 +155,17 @@ def _do_contents_match(entry: LibraryEntry, kind: str, payload: bytes, path: Pat
     return good and not tensors
 
 
-def check_foreign_manifest(paths: LibraryPaths, key: str, data: bytes) -> LibraryEntry:
-    """Returns the entry of a manifest that a stranger may have written. Raises LibraryError: the
+def check_foreign_manifest(paths: LibraryPaths, key: str, manifest_bytes: bytes) -> LibraryEntry:
+    """Checks and decodes a manifest that a stranger may have written. Raises LibraryError: the
     manifest is damaged, has another format, or has contents that esa does not write."""
     path = paths.get_document_path(key)
-    payload = disk.unpack_checksummed_file(data, "document", path, key)
+    payload = disk.unpack_checksummed_file(manifest_bytes, "document", path, key)
     try:
         TypeAdapter(LibraryEntry).validate_json(payload)
-        entry = document_files.decode_manifest(paths, key, data)
+        entry = document_files.decode_manifest(paths, key, manifest_bytes)
         has_all = set(json.loads(payload)) == set(entry.make_manifest_fields())
         if not has_all or not _is_manifest_consistent(paths, entry):
-            raise ValueError("its fields or numbers are wrong")
+            raise ValueError("the manifest's fields or numbers are wrong")
     except _UNPACKING as error:
         raise disk.make_damage_error(path, "its contents are not what esa writes", key) from error
     return entry
@@ -183,7 +181,7 @@ def _is_manifest_consistent(paths: LibraryPaths, entry: LibraryEntry) -> bool:
         and 0 < entry.tokens >= entry.head
         and 0 <= entry.created < 1 << 40
         and len(entry.segments) == -(-entry.tokens // layout.segment)
-        and layout.nbytes(entry.tokens) == sizes["segments"]
+        and layout.compute_segment_bytes(entry.tokens) == sizes["segments"]
         and set(sizes) == {"segments", "fit", *entry.own_file_suffixes}
         and set(entry.digests) == {"text", "tokens"}
         and all(name.partition("-")[2] == entry.fit for name in entry.segments)

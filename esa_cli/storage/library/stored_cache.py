@@ -1,7 +1,6 @@
-"""Reads the KV cache of a stored document from its segments, and writes it during a prefill.
+"""Reads the KV cache of a stored document from disk, and writes a KV cache during a prefill.
 
-The states of recurrent layers after a segment are written with the segment. For a document with a
-token index and no KV cache, `DocumentWriter` and `StoredDocument` are enough.
+After each segment of the KV cache, the states of the model's recurrent layers are written, too.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from esa_cli.storage.memory_store import (
 
 
 class SegmentKVStore(SegmentLayer):
-    """A read-only store of one layer's keys and values in a segment file, read as tensors."""
+    """A read-only store of one layer's keys and values in a memory-mapped segment file."""
 
     resident = False
 
@@ -48,13 +47,13 @@ class SegmentKVStore(SegmentLayer):
         return len(self) * self.segment.layout.count_token_bytes(self.layer)
 
     def span(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        rows = document_files.decode_records(self.read_records(start, stop), self.layout)
+        rows = document_files.decode_records(self.read_token_records(start, stop), self.layout)
         return split_keys_and_values(rows.to(self.device), self.heads, self.shared)
 
     @torch.no_grad()
     def gather(self, at: Tensor) -> tuple[Tensor, Tensor]:
         at, records = at.to(CPU), self._records
-        self.verify_row_checksums(at.numpy())
+        self.verify_token_checksums(at.numpy())
         if self.layout.kind == "native":  # as numbers: several times as fast as bytes
             rows = records.view(getattr(torch, self.layout.dtype)).index_select(0, at)
         else:
@@ -64,7 +63,7 @@ class SegmentKVStore(SegmentLayer):
     def key_blocks(
         self, start: int, stop: int, most: int = BLOCK, groups: Sequence[int] | None = None
     ) -> Iterator[tuple[int, Tensor]]:
-        records = self.read_records(start, stop)
+        records = self.read_token_records(start, stop)
         for low in range(0, stop - start, most):
             block = records[low : low + most]
             vectors = make_slice_or_list(groups or range(self.heads))
@@ -82,9 +81,8 @@ class SegmentKVStore(SegmentLayer):
         layout = self.segment.layout
         dtype: torch.dtype = getattr(torch, layout.reduced_dtype)
         size = len(self) * layout.reduced[self.layer] * dtype.itemsize
-        features = (
-            self.read_bytes_after_rows(self.section.reduced, size).view(dtype).view(len(self), -1)
-        )
+        feature_bytes = self.read_bytes_after_rows(self.section.reduced, size)
+        features = feature_bytes.view(dtype).view(len(self), -1)
         for low in range(start, stop, most):
             yield low, features[low : min(low + most, stop)].to(self.device)
 
@@ -94,9 +92,8 @@ class SegmentKVStore(SegmentLayer):
 def read_recurrent_states(
     paths: LibraryPaths, layout: Layout, key: str, segment: str = ""
 ) -> RecurrentStates:
-    """Returns the states of a document's recurrent layers. If `segment` is not empty, the states
-    must be those after this segment. Raises LibraryError: the file is missing, damaged, of another
-    format, or has the states after another segment."""
+    """Reads the states of the model's recurrent layers stored with a document. Raises LibraryError:
+    the file is missing, damaged, or has the states after another segment than `segment`."""
     path = paths.get_document_path(key, "states")
     payload = disk.read_checksummed_file(path, "states", key)
     stored = packed_files.unpack_recurrent_states(payload, path, layout, key)
@@ -106,7 +103,7 @@ def read_recurrent_states(
 
 
 def _read_projections(paths: LibraryPaths, name: str, key: str) -> list[Linear | None] | None:
-    """Reads the projections `name`, or returns None for `NO_FIT`. Raises LibraryError."""
+    """Reads the file of fitted projections named `name`, or returns None for the name `NO_FIT`."""
     if name == document_files.NO_FIT:
         return None
     path = paths.get_projections_path(name)
@@ -117,9 +114,9 @@ def _read_projections(paths: LibraryPaths, name: str, key: str) -> list[Linear |
 
 
 class StoredKVCache:
-    """The KV cache of an opened document, with its projections and the states of the model's
-    recurrent layers after the last token. Raises LibraryError: a file of the document is missing,
-    damaged or of another format."""
+    """The KV cache of a document opened from the library, with the fitted projections, and the
+    states of the model's recurrent layers after the document's last token. Raises LibraryError: a
+    file of the document is missing, damaged or of another format."""
 
     def __init__(self, document: StoredDocument) -> None:
         paths, entry = document.paths, document.entry
@@ -131,7 +128,7 @@ class StoredKVCache:
             self.states = read_recurrent_states(paths, entry.layout, entry.key, last).states
 
     def open_layer_stores(self, device: torch.device = CPU) -> list[KVStoreChain]:
-        """Returns, for each layer, a read-only store of keys and values as tensors on `device`."""
+        """Returns a read-only store for each layer, which gives its keys and values on `device`."""
         stores = list[KVStoreChain]()
         for layer in range(self._layer_count):
             parts = [SegmentKVStore(segment, layer, device) for segment in self._segments]
@@ -145,8 +142,8 @@ class KVCacheWriter(DocumentWriter):
 
     Attributes:
         layers: a store for each layer, to which the prefill appends new keys and values.
-        projections: the projections of the reduced keys on disk; None if no key is on disk.
-        states: the states of the recurrent layers after the tokens on disk; empty at the start."""
+        projections: the projections of the reduced keys on disk, or None if no key is on disk.
+        states: the recurrent layers' states after the last token on disk, empty at the start."""
 
     def __init__(
         self, paths: LibraryPaths, key: str, identity: str, ids: Sequence[int], layout: Layout,
@@ -160,15 +157,14 @@ class KVCacheWriter(DocumentWriter):
         for i in range(layout.layers):
             shape = layout.make_layer_layout(i)
             tail = MemoryKVStore(shape.heads, shape.dim, dtype, device, shape.shared)
-            tail.expect(layout.segment)
+            tail.set_expected_token_count(layout.segment)
             parts = [SegmentKVStore(segment, i, device) for segment in self.segments]
-            self.layers.append(
-                AppendableStoreChain([KVStoreSlice(one, 0, len(one)) for one in parts], tail)
-            )
+            slices = [KVStoreSlice(part, 0, len(part)) for part in parts]
+            self.layers.append(AppendableStoreChain(slices, tail))
 
     def _find_segments_on_disk(self) -> list[SegmentFile]:
-        """Returns the document's first segments that are complete on disk, and loads their
-        projections and, if the model has recurrent layers, the states after those segments."""
+        """Opens the document's segments that are complete on disk, and loads the projections and,
+        if the model has recurrent layers, the layers' states after the segments."""
         layout, states, best = self.layout, self.states, list[SegmentFile]()
         prefixes, min_count = self._prefixes[: len(self.ids) // layout.segment], 1
         if layout.states:
@@ -191,14 +187,13 @@ class KVCacheWriter(DocumentWriter):
     def flush_segments(
         self, projections: Projections | None = None, states: Sequence[State] = ()
     ) -> None:
-        """Writes every segment that is complete in all layers, and frees the segment's memory.
-        Callers flush after each piece of prefill, so that a killed ingest loses at most one
-        segment. Raises LibraryError, DiskError: the disk is full; complete segments stay on disk.
+        """Writes every segment that is complete in all layers, and frees the segment's memory, so
+        that a killed ingest loses at most one segment. Raises LibraryError, DiskError: the disk is
+        full; complete segments stay on disk.
 
         Args:
-            projections: the projections of the reduced keys, needed with the first segment.
-            states: the recurrent states after the last token in memory, stored if a segment ends.
-        """
+            projections: the projections of the reduced keys, needed for the first segment.
+            states: the recurrent layers' states, stored if a segment ends at the last token."""
         while self._count_complete_tokens() >= self.layout.segment:
             self._write_segment_from_memory(self.layout.segment, projections)
         if states and self.segments and not any(len(layer.tail) for layer in self.layers):
@@ -208,12 +203,12 @@ class KVCacheWriter(DocumentWriter):
             self._write_file(path, packed_files.pack_recurrent_states(last, states))
 
     def _count_complete_tokens(self) -> int:
-        """Counts the tokens in memory whose keys, values and reduced keys all layers have."""
+        """Counts the tokens in memory whose keys, values and reduced keys are complete."""
         pairs = zip(self.layers, self.layout.reduced, strict=True)
         return min(layer.tail.reduced if width else len(layer.tail) for layer, width in pairs)
 
     def _write_segment_from_memory(self, count: int, projections: Projections | None) -> None:
-        """Writes the first `count` tokens in memory as the next segment."""
+        """Writes the KV cache of the first `count` tokens in memory as the next segment on disk."""
         if not self.segments and projections is not None:
             packed = packed_files.pack_projections(projections)
             self._fit, self.projections = packed_files.hash_projections(packed), list(projections)
@@ -226,11 +221,11 @@ class KVCacheWriter(DocumentWriter):
     def finish_document(
         self, *, projections: Projections | None = None, states: Sequence[State] = (), **facts: Any
     ) -> LibraryEntry:
-        """Writes the last segment of the KV cache and the document's other files.
+        """Writes the last segment of the KV cache, the document's other files and the manifest.
 
         Args:
-            projections: the projections of the reduced keys, needed for a first segment.
-            states: the recurrent states after the last token.
+            projections: the projections of the reduced keys, needed for the first segment.
+            states: the recurrent layers' states after the last token.
             facts: the arguments of `DocumentWriter.finish_document`."""
         self.flush_segments(projections)
         left = len(self.ids) - self.stored_token_count

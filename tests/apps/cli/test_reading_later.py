@@ -95,7 +95,7 @@ def test_the_answer_comes_at_once_and_again_after_reading(
     assert said[-1] == "esa: wrote page.html"
     assert "At nine." in Path("page.html").read_text("utf-8")
     (entry,) = Library().entries()
-    assert entry.rows == "index"
+    assert entry.kv_format == "index"
     again = run(*ASK)
     assert again.out == "At nine.\n"
     assert NOT_YET not in again.err
@@ -164,6 +164,6 @@ def test_what_is_read_for_the_finder_is_kept_unless_told_otherwise(
     monkeypatch.setattr("sys.stdin", io.StringIO(f"{QUESTION}\n"))
     words = (*command, "gate.txt") if command == ("chat",) else command
     assert run(*words, *keep).code == 0
-    assert [entry.rows for entry in Library().entries()] == ["index"] * kept
+    assert [entry.kv_format for entry in Library().entries()] == ["index"] * kept
     if command[0] == "batch":
         assert json.loads(Path("a.jsonl").read_text("utf-8"))["read"] is True

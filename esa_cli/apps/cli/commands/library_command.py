@@ -54,7 +54,7 @@ def list_documents(
                 "catalogue_bytes": stored.catalogue_file_size,
                 "synced_files": stored.synced_file_count,
                 "former": [entry.id for entry in former],
-                "documents": [entry.as_json() for entry in entries],
+                "documents": [entry.to_json() for entry in entries],
             }
         )
         return
@@ -66,7 +66,7 @@ def list_documents(
                 format_size(entry.nbytes),
                 time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.used)) if entry.used else "",
                 str(entry.provenance.get("preset", "")),
-                "" if entry.damage else entry.rows,
+                "" if entry.damage_reason else entry.kv_format,
                 _format_name_or_damage(entry),
             )
             for entry in entries
@@ -95,11 +95,11 @@ def show_document(
     stored = Library()
     [entry] = _find_stored_documents(stored, [name])
     if as_json:
-        terminal.print_json({**entry.as_json(), **({"text": stored.text(entry)} if text else {})})
+        terminal.print_json({**entry.to_json(), **({"text": stored.text(entry)} if text else {})})
     elif text:
         terminal.print_text(stored.text(entry))
     else:
-        facts = entry.as_json()
+        facts = entry.to_json()
         facts |= facts.pop("provenance", {}) | {"size": format_size(entry.nbytes)}
         terminal.print_table(("", ""), [(key, str(value)) for key, value in facts.items()])
 
@@ -134,8 +134,8 @@ def remove_documents(names: Ids, yes: options.Yes = False) -> None:
     The files that the documents were read from stay."""
     stored = Library()
     entries = _find_stored_documents(stored, names)
-    files = {entry.file for entry in entries if entry.file}
-    entries += [one for one in stored.separate_former_documents().former if one.file in files]
+    files = {entry.file_path for entry in entries if entry.file_path}
+    entries += [one for one in stored.separate_former_documents().former if one.file_path in files]
     entries = list({entry.key: entry for entry in entries}.values())
     listed = ", ".join(f"{entry.id} ({_format_name_or_damage(entry)})" for entry in entries)
     options.confirm_removal("document", f"{listed} from the library", yes)
@@ -161,8 +161,8 @@ def prune_library(
     if as_json:
         terminal.print_json(
             {
-                "removed": [entry.as_json() for entry in done.removed],
-                "left_alone": [entry.as_json() for entry in done.left_alone],
+                "removed": [entry.to_json() for entry in done.removed],
+                "left_alone": [entry.to_json() for entry in done.left_alone],
                 "leftovers": done.leftovers,
                 "freed_bytes": done.freed,
                 "left_bytes": done.left,
@@ -248,7 +248,7 @@ def _find_stored_documents(stored: Library, names_or_ids: Sequence[str]) -> list
 
 def _format_name_or_damage(entry: LibraryEntry) -> str:
     """Returns the name of a stored document, or how the document is damaged."""
-    if entry.damage:
-        damage = terminal.clean_line(entry.damage)
-        return damage if entry.state == "unreadable" else f"{entry.state}: {damage}"
+    if entry.damage_reason:
+        damage = terminal.clean_line(entry.damage_reason)
+        return damage if entry.condition == "unreadable" else f"{entry.condition}: {damage}"
     return terminal.clean_line(entry.name) or "without a name"
