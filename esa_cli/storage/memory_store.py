@@ -110,9 +110,9 @@ class GrowingRowMatrix:
         with torch.inference_mode(False):
             return torch.empty(row_count, self.width, dtype=self.dtype, device=self.device)
 
-    def _iterate_segment_views(self, first: int, end: int) -> Iterator[tuple[int, Tensor]]:
+    def _iterate_segment_views(self, first_row: int, end_row: int) -> Iterator[tuple[int, Tensor]]:
         """Yields, for each segment, a view of the rows [first, end) and its first row's number."""
-        for part, low, high in divide_range([*self._starts, self.row_capacity], first, end):
+        for part, low, high in divide_range([*self._starts, self.row_capacity], first_row, end_row):
             yield self._starts[part] + low, self._segments[part][low:high]
 
     @torch.no_grad()
@@ -137,13 +137,13 @@ class GrowingRowMatrix:
                 yield at + low, view[low : low + max_rows]
 
     @torch.no_grad()
-    def gather_rows(self, at: Tensor) -> Tensor:
-        """Returns a copy (K, width) of the K rows with the ascending numbers `at` (K,)."""
-        if len(self._segments) == 1 and at.numel():
-            return self._segments[0].index_select(0, at)
-        out = torch.empty(at.shape[0], self.width, dtype=self.dtype, device=self.device)
-        for part, rows in divide_positions([*self._starts, self.row_capacity], at):
-            out[rows] = self._segments[part].index_select(0, at[rows] - self._starts[part])
+    def gather_rows(self, row_numbers: Tensor) -> Tensor:
+        """Returns a copy (K, width) of the K rows with the ascending numbers `row_numbers` (K,)."""
+        if len(self._segments) == 1 and row_numbers.numel():
+            return self._segments[0].index_select(0, row_numbers)
+        out = torch.empty(row_numbers.shape[0], self.width, dtype=self.dtype, device=self.device)
+        for part, rows in divide_positions([*self._starts, self.row_capacity], row_numbers):
+            out[rows] = self._segments[part].index_select(0, row_numbers[rows] - self._starts[part])
         return out
 
     def copy_rows_from(self, first_row: int) -> GrowingRowMatrix:
@@ -239,16 +239,16 @@ class MemoryKVStore:
             self._features.truncate_rows(length)
         self._rows.truncate_rows(length)  # last: `len` shows whether the crop was interrupted
 
-    def read_first_tokens(self, count: int) -> tuple[Tensor, Tensor | None]:
+    def read_first_tokens(self, token_count: int) -> tuple[Tensor, Tensor | None]:
         """Returns the keys and values (n, width) and reduced keys (n, R) of the first n tokens."""
-        features = self._features.get_row_range(0, count) if self._features else None
-        return self._rows.get_row_range(0, count), features
+        features = self._features.get_row_range(0, token_count) if self._features else None
+        return self._rows.get_row_range(0, token_count), features
 
-    def drop_first_tokens(self, count: int) -> None:
-        """Removes the first `count` tokens from the KV cache and frees the tokens' memory."""
-        self._rows = self._rows.copy_rows_from(count)
+    def drop_first_tokens(self, token_count: int) -> None:
+        """Removes the first `token_count` tokens from the KV cache and frees the tokens' memory."""
+        self._rows = self._rows.copy_rows_from(token_count)
         if self._features is not None:
-            self._features = self._features.copy_rows_from(count)
+            self._features = self._features.copy_rows_from(token_count)
 
 
 class KVStoreSlice(NamedTuple):
@@ -316,12 +316,12 @@ class KVStoreChain:
             pairs.append(store.gather(at[rows] - (edges[i] - first)))
         return self._join_kv_pairs(pairs)
 
-    def _join_kv_pairs(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-        if not pairs:
+    def _join_kv_pairs(self, kv_pairs: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+        if not kv_pairs:
             return self._list_slices()[-1].store.span(0, 0)
-        if len(pairs) == 1:
-            return pairs[0]
-        return torch.cat([k for k, _ in pairs], 1), torch.cat([v for _, v in pairs], 1)
+        if len(kv_pairs) == 1:
+            return kv_pairs[0]
+        return torch.cat([k for k, _ in kv_pairs], 1), torch.cat([v for _, v in kv_pairs], 1)
 
     def key_blocks(
         self, start: int, stop: int, most: int = BLOCK, groups: Sequence[int] | None = None
@@ -372,10 +372,10 @@ class AppendableStoreChain(KVStoreChain):
         assert self.reduced >= self.tail_start_position, "all parts must have reduced keys"
         self.tail.append_reduced_keys(features)
 
-    def replace_first_tail_tokens(self, store: KVStore) -> None:
+    def replace_first_tail_tokens(self, read_only_store: KVStore) -> None:
         """Replaces the first appended tokens, in memory, by a read-only store of these tokens."""
-        self._append_store_slice(KVStoreSlice(store, 0, len(store)))
-        self.tail.drop_first_tokens(len(store))
+        self._append_store_slice(KVStoreSlice(read_only_store, 0, len(read_only_store)))
+        self.tail.drop_first_tokens(len(read_only_store))
 
     def crop(self, tokens: int) -> None:
         if -tokens > len(self.tail):

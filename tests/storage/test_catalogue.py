@@ -138,7 +138,7 @@ def test_names_that_are_not_utf_8(library: Library, tmp_path: Path) -> None:
         catalogue.texts.add_text(text, record.digest)
         catalogue.files.store_record(record)
         assert catalogue.files.find_record(path) == record
-        synced = catalogue.files.list_synced_records()
+        synced = catalogue.files.list_records_of_synced_files()
         assert synced == catalogue.files.list_records_in_folder(str(tmp_path)) == [record]
         assert len(catalogue.texts.rank_texts("harp")) == 1
     assert library.synced_file_count == 1

@@ -238,9 +238,7 @@ def test_another_beginning_or_identity_or_layout_shares_nothing(library: Library
     with library.open_writer(KVCacheWriter, "b" * 40, WITH, ids, LAYOUT) as writer:
         assert isinstance(writer, KVCacheWriter)
         assert writer.stored_token_count == 0
-    with library.open_writer(
-        KVCacheWriter, "b" * 40, "other model", [*range(40)], LAYOUT
-    ) as writer:
+    with library.open_writer(KVCacheWriter, "b" * 40, "a model", [*range(40)], LAYOUT) as writer:
         assert isinstance(writer, KVCacheWriter)
         assert writer.stored_token_count == 0
     other = Layout(2, 2, 4, "float32", kind="int8", reduced=(3, 5), fit=10, segment=16)

@@ -205,16 +205,12 @@ def test_present_and_former_documents_are_those_of_the_rules(
             )
             for at in range(5)
         ]  # fmt: skip
-        present, former = catalogue.load_record_lookup().separate_former_documents(documents)
-        assert_divided(catalogue, documents, present, former)
+        divided = catalogue.load_record_lookup().separate_former_documents(documents)
+        assert_divided(catalogue, documents, *divided)
 
 
-def assert_divided(
-    catalogue: Catalogue,
-    documents: list[LibraryEntry],
-    present: list[LibraryEntry],
-    former: list[LibraryEntry],
-) -> None:
+def assert_divided(catalogue: Catalogue, *parts: list[LibraryEntry]) -> None:
+    documents, present, former = parts
     records = {record.path: record for record in catalogue.files.list_records()}
 
     def is_removed(record: FileRecord) -> bool:

@@ -129,7 +129,7 @@ def test_documents_that_cannot_be_used_are_left_alone(
     part_of(library, [*range(300, 370)], 50)
     (DAMAGES.get(state) or hide)(path)
     bad = next(one for one in library.entries() if one.damage_reason)
-    assert (bad.key, bad.condition) == (entry.key, state)
+    assert (bad.key, bad.health) == (entry.key, state)
     assert len(library.verify(bad)) == 1
     before = files(library)
     for dry_run in (True, False):

@@ -124,9 +124,8 @@ def test_without_good_states_nothing_is_resumed(library: Library, damage: str) -
     elif damage == "bit":
         path.write_bytes(path.read_bytes()[:-1] + b"\1")
     else:
-        write_checksummed_file(
-            path, "states", pack_recurrent_states("a" * 40, states_of(IDS, 32)), "a" * 40
-        )
+        states = pack_recurrent_states("a" * 40, states_of(IDS, 32))
+        write_checksummed_file(path, "states", states, "a" * 40)
     with writing(library) as writer:
         assert writer.stored_token_count == 0
         read(writer, IDS)

@@ -309,7 +309,7 @@ def list_texts_in_catalogue(catalogue: Catalogue, progress: Progress | None = No
             texts[text.digest] = LibraryText(text.digest, path, size, (*text.entries, entry))
     known, refused = catalogue.load_record_lookup(), list[FileRecord]()
     files = [one for entry in stored for one in known.find_records_of_path(entry.file_path)]
-    for record in dict.fromkeys([*catalogue.files.list_synced_records(), *files]):
+    for record in dict.fromkeys([*catalogue.files.list_records_of_synced_files(), *files]):
         if known.is_file_removed(record) or record.digest in texts:
             continue
         exists = os.path.lexists(record.path)
@@ -325,7 +325,7 @@ def _find_changed_files(catalogue: Catalogue, stored: Sequence[LibraryEntry]) ->
     """Returns the files whose text may have changed, or whose words are not indexed."""
     known, texts = catalogue.load_record_lookup(), {entry.text_sha256 for entry in stored}
     texts |= {"", *catalogue.texts.list_digests()}
-    records, paths = catalogue.files.list_synced_records(), list[str]()
+    records, paths = catalogue.files.list_records_of_synced_files(), list[str]()
     for entry in stored:
         of_file = known.find_records_of_path(entry.file_path)
         records += of_file

@@ -157,7 +157,7 @@ class FileRecordTable:
         start = os.path.join(folder, "")
         return [record for record in self.list_records() if record.path.startswith(start)]
 
-    def list_synced_records(self) -> list[FileRecord]:
+    def list_records_of_synced_files(self) -> list[FileRecord]:
         """Returns the records of files that `esa ingest --words` added, sorted by path."""
         return [record for record in self.list_records() if record.folder]
 
@@ -290,11 +290,11 @@ class FileRecordLookup:
         """Divides stored documents into present documents and those whose text no file has now."""
         divided = PresentAndFormerEntries([], [])
         for entry in entries:
-            present = entry if entry.error else self._point_entry_to_present_file(entry)
+            present = entry if entry.error else self._update_entry_file_path(entry)
             (divided.former if present is None else divided.present).append(present or entry)
         return divided
 
-    def _point_entry_to_present_file(self, entry: LibraryEntry) -> LibraryEntry | None:
+    def _update_entry_file_path(self, entry: LibraryEntry) -> LibraryEntry | None:
         """Returns a document's entry with the name and path of a file that has the document's text,
         or None if no file has the text now."""
         known = self.find_records_of_path(entry.file_path)
@@ -352,14 +352,14 @@ class Catalogue:
     def save_folder_records(self, folder: str) -> None:
         """Saves the records of a folder of `esa ingest --words` in a file, from which a catalogue
         that is created again takes the records. Raises LibraryError, DiskError."""
-        synced = self.files.list_synced_records()
+        synced = self.files.list_records_of_synced_files()
         records = [record._asdict() for record in synced if record.folder == folder]
         path = _get_records_file_path(self._paths, folder)
         payload = json.dumps({"folder": folder, "files": records}).encode()
         with self._paths.hold_lock(path.stem), disk.convert_write_errors(self._paths.root):
             if not records:
                 path.unlink(missing_ok=True)
-            elif _read_records_file(path) != payload:
+            elif _read_folder_records_file(path) != payload:
                 disk.write_checksummed_file(path, "folder", payload, path.stem)
 
     def write_changes_in_batches(self, changes: Iterable[CatalogueChange | None]) -> None:
@@ -387,7 +387,7 @@ class Catalogue:
         keys = map_digests_to_document_keys(self._paths)
         missing = [key for digest, key in keys.items() if digest not in known]
 
-        def yield_text_additions() -> Iterator[CatalogueChange]:
+        def yield_missing_text_additions() -> Iterator[CatalogueChange]:
             for done, key in enumerate(missing, 1):
                 if progress:
                     progress(done, len(missing))
@@ -399,7 +399,7 @@ class Catalogue:
                 else:
                     yield partial(self.texts.add_text, text, entry.text_sha256)
 
-        self.write_changes_in_batches(yield_text_additions())
+        self.write_changes_in_batches(yield_missing_text_additions())
         return errors
 
     def drop_unused_texts(self) -> int:
@@ -442,7 +442,9 @@ def _read_synced_records(paths: LibraryPaths) -> list[FileRecord]:
     """Reads the records of the folders of `esa ingest --words` from their files, except damaged
     files, which the next `esa ingest --words` writes again."""
     with disk.convert_read_errors(paths.root):
-        payloads = [_read_records_file(path) for path in paths.list_complete_files("folders")]
+        payloads = [
+            _read_folder_records_file(path) for path in paths.list_complete_files("folders")
+        ]
     return [FileRecord(**one) for data in payloads if data for one in json.loads(data)["files"]]
 
 
@@ -451,7 +453,7 @@ def _get_records_file_path(paths: LibraryPaths, folder: str) -> Path:
     return paths.folders / f"{name}.folder"
 
 
-def _read_records_file(path: Path) -> bytes:
+def _read_folder_records_file(path: Path) -> bytes:
     """Returns the JSON in a file of a folder's records, or b"" for a missing or damaged file."""
     try:
         return disk.read_checksummed_file(path, "folder", path.stem)

@@ -84,9 +84,9 @@ def compute_document_key(prefill_identity: str, text: str) -> str:
     return hash_byte_strings(b"document", bytes([FORMAT]), identity, digest).hex()
 
 
-def is_manifest_file_name(name: str) -> bool:
+def is_manifest_file_name(file_name: str) -> bool:
     """Whether a file in the library's folder `documents` is a manifest by its name."""
-    return name.endswith(".doc") and _FINISHED["documents"].fullmatch(name) is not None
+    return file_name.endswith(".doc") and _FINISHED["documents"].fullmatch(file_name) is not None
 
 
 class LibraryPaths:
@@ -166,16 +166,16 @@ class LibraryPaths:
         """Returns all files of the library, even partly written files, except locks and marker."""
         return [path for folder in _NAMES for path in self._list_files(folder, _ANY[folder])]
 
-    def list_complete_files(self, folder: str) -> list[Path]:
+    def list_complete_files(self, subfolder: str) -> list[Path]:
         """Returns the completely written files in a subfolder of the library, as `segments`."""
-        return self._list_files(folder, _FINISHED[folder])
+        return self._list_files(subfolder, _FINISHED[subfolder])
 
-    def _list_files(self, folder: str, pattern: re.Pattern[str]) -> list[Path]:
-        if not (self.root / folder).is_dir():
+    def _list_files(self, subfolder: str, pattern: re.Pattern[str]) -> list[Path]:
+        if not (self.root / subfolder).is_dir():
             return []
-        with os.scandir(self.root / folder) as files:
+        with os.scandir(self.root / subfolder) as files:
             names = [file.name for file in files if pattern.fullmatch(file.name) and file.is_file()]
-        return [self.root / folder / name for name in sorted(names)]
+        return [self.root / subfolder / name for name in sorted(names)]
 
     @contextmanager
     def hold_lock(self, name: str, on_wait: Callable[[], None] | None = None) -> Iterator[None]:
@@ -200,10 +200,10 @@ class LibraryPaths:
         finally:
             lock.release()
 
-    def is_lock_held(self, name: str) -> bool:
+    def is_lock_held(self, lock_name: str) -> bool:
         """Whether any process, including this one, holds the lock of a document or the library."""
         try:
-            with self.hold_lock(name, refuse_to_wait_for_lock):
+            with self.hold_lock(lock_name, refuse_to_wait_for_lock):
                 return False
         except BlockingIOError:
             return True
@@ -246,7 +246,7 @@ def pack_checksummed_file(kind: str, payload: bytes, version: int = FORMAT) -> t
 
 
 def unpack_checksummed_file(
-    data: bytes, kind: str, path: Path, key: str, digest: str | None = None
+    data: bytes, file_kind: str, path: Path, key: str, expected_digest: str | None = None
 ) -> bytes:
     """Checks the digest at the beginning of a file, and returns the payload behind the digest.
     Raises ForeignVersionError: the file has another format. LibraryError: the file is damaged.
@@ -254,41 +254,41 @@ def unpack_checksummed_file(
     Args:
         data: the file's bytes, or the bytes of a segment file's header.
         path, key: the file and the document's key, for error messages.
-        digest: the file's digest in the document's manifest, or None if there is none."""
+        expected_digest: the file's digest in the document's manifest, or None if there is none."""
     line = _LINE.match(data[:200])
-    if line is None or line[1] != kind.encode():
-        raise make_damage_error(path, f"it does not begin like a {kind} file of esa", key)
-    form, newest = int(line[2]), WITH_SHAPES if kind == "document" else FORMAT
+    if line is None or line[1] != file_kind.encode():
+        raise make_damage_error(path, f"it does not begin like a {file_kind} file of esa", key)
+    form, newest = int(line[2]), WITH_SHAPES if file_kind == "document" else FORMAT
     if not FORMAT <= form <= newest:
         raise ForeignVersionError(
             f"{path} has format {form}, but this version of esa reads formats {FORMAT} to {newest}",
             f"use the version of esa that wrote the file, or {_make_removal_hint(key)}",
         )
     payload = data[line.end() :]
-    expected, actual = pack_checksummed_file(kind, payload, form)
-    if data != expected or digest not in (None, actual):
+    expected, actual = pack_checksummed_file(file_kind, payload, form)
+    if data != expected or expected_digest not in (None, actual):
         raise make_damage_error(path, "its length or checksum is wrong", key)
     return payload
 
 
-def read_file_bytes(path: Path, key: str) -> bytes:
+def read_file_bytes(path: Path, document_key: str) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise make_file_reading_error(path, error, key) from error
+        raise make_file_reading_error(path, error, document_key) from error
 
 
-def read_checksummed_file(path: Path, kind: str, key: str, digest: str | None = None) -> bytes:
+def read_checksummed_file(path: Path, file_kind: str, key: str, digest: str | None = None) -> bytes:
     """Reads a file, checks its digest, and returns the payload behind the digest. Raises
     LibraryError: the file is missing, damaged, unreadable or of another format."""
-    return unpack_checksummed_file(read_file_bytes(path, key), kind, path, key, digest)
+    return unpack_checksummed_file(read_file_bytes(path, key), file_kind, path, key, digest)
 
 
 def write_checksummed_file(
-    path: Path, kind: str, payload: bytes, lock_name: str, version: int = FORMAT
+    path: Path, file_kind: str, payload: bytes, lock_name: str, format_number: int = FORMAT
 ) -> str:
     """Writes a line with a digest, then the payload, to a file, and returns the digest."""
-    data, digest = pack_checksummed_file(kind, payload, version)
+    data, digest = pack_checksummed_file(file_kind, payload, format_number)
     with create_file_atomically(path, lock_name) as file:
         file.write(data)
     return digest

@@ -162,9 +162,9 @@ class Layout:
             start = stop
         return sections
 
-    def compute_segment_bytes(self, tokens: int) -> int:
-        """Returns the size in bytes of all segment files of a document of `tokens` tokens."""
-        whole, rest = divmod(tokens, self.segment)
+    def compute_segment_bytes(self, token_count: int) -> int:
+        """Returns the size in bytes of all segment files of a document of `token_count` tokens."""
+        whole, rest = divmod(token_count, self.segment)
         size = whole * self.locate_sections(self.segment)[-1].stop
         return size + (self.locate_sections(rest)[-1].stop if rest else 0)
 
@@ -189,14 +189,14 @@ def _cache_layer_layout(layout: Layout, layer: int) -> Layout:
     return replace(layout, layers=1, heads=heads, dim=dim, block=dim, reduced=reduced, shapes=())
 
 
-def compute_segment_hashes(identity: str, ids: Sequence[int], layout: Layout) -> list[str]:
+def compute_segment_hashes(identity: str, token_ids: Sequence[int], layout: Layout) -> list[str]:
     """Returns, for each segment of a document, a hash of the tokens up to the segment's end."""
     shape = json.dumps(layout.to_json(), sort_keys=True).encode()
-    fitted = array("q", ids[: layout.fit]).tobytes()
+    fitted = array("q", token_ids[: layout.fit]).tobytes()
     last = hash_byte_strings(b"segment", bytes([disk.FORMAT]), identity.encode(), shape, fitted)
     prefixes = []
-    for start in range(0, len(ids), layout.segment):
-        tokens = array("q", ids[start : start + layout.segment])
+    for start in range(0, len(token_ids), layout.segment):
+        tokens = array("q", token_ids[start : start + layout.segment])
         last = hash_byte_strings(last, tokens.tobytes())
         prefixes.append(last.hex())
     return prefixes
@@ -260,7 +260,7 @@ class LibraryEntry:
         return self.error.message if self.error else ""
 
     @property
-    def condition(self) -> str:
+    def health(self) -> str:
         """The document's condition: `good`, `damaged`, `another format` or `unreadable`."""
         if isinstance(self.error, ForeignVersionError):
             return "another format"
@@ -288,14 +288,14 @@ class LibraryEntry:
         """Number of the document's bytes on disk, with segments shared with other documents."""
         return sum(self.sizes.values())
 
-    def count_segment_tokens(self, index: int) -> int:
-        return min(self.layout.segment, self.tokens - index * self.layout.segment)
+    def count_segment_tokens(self, segment_index: int) -> int:
+        return min(self.layout.segment, self.tokens - segment_index * self.layout.segment)
 
     def to_json(self) -> dict[str, Any]:
         """Returns the document's facts as JSON data, as `esa library list --json` prints them."""
         known = {"id": self.id, "key": self.key}
         if self.error:
-            return known | {"state": self.condition, "damage": self.damage_reason}
+            return known | {"state": self.health, "damage": self.damage_reason}
         return {
             **known,
             **{name: getattr(self, name) for name in ("name", "tokens", "characters")},
@@ -387,22 +387,22 @@ def encode_rows(rows: Tensor, layout: Layout) -> Tensor:
 
 
 def decode_records(
-    records: Tensor, layout: Layout, vectors: slice | list[int] = slice(None)
+    records: Tensor, layout: Layout, vector_indices: slice | list[int] = slice(None)
 ) -> Tensor:
     """Decodes the stored bytes of n tokens (n, row_bytes) to keys and values (n, width), or only
-    to the key and value vectors that `vectors` selects."""
+    to the key and value vectors that `vector_indices` selects."""
     import torch
 
     dtype: torch.dtype = getattr(torch, layout.dtype)
     shape = records.shape[0], layout.vectors_per_token, layout.dim
     if layout.kind == "native":
-        return records.view(dtype).view(shape)[:, vectors].flatten(1)
+        return records.view(dtype).view(shape)[:, vector_indices].flatten(1)
     numbers = records[:, : layout.width].view(torch.int8)
     scales = records[:, layout.width :].clone(memory_format=torch.contiguous_format)
     # One pass over the numbers; a conversion to floats first would be a second.
     blocks = *shape[:2], layout.dim // layout.block, layout.block
     steps = scales.view(torch.float32).view(*blocks[:3], 1)
-    return (numbers.view(blocks)[:, vectors] * steps[:, vectors]).flatten(1).to(dtype)
+    return (numbers.view(blocks)[:, vector_indices] * steps[:, vector_indices]).flatten(1).to(dtype)
 
 
 def _compute_record_checksums(
@@ -422,13 +422,13 @@ def _compute_record_checksums(
 
 
 def write_segment_file(
-    path: Path, key: str, layout: Layout, tokens: int,
+    path: Path, key: str, layout: Layout, token_count: int,
     layers: Iterable[tuple[Tensor, Tensor | None]],
 ) -> None:  # fmt: skip
     """Writes a segment file with the KV cache of up to 4,096 tokens. Raises OSError.
 
     Args:
-        key: the document whose lock the caller holds. tokens: number of tokens in the segment.
+        key: the document whose lock the caller holds. token_count: number of tokens in the segment.
         layers: for each layer, keys and values (n, width) and reduced keys (n, R) of all tokens."""
     import numpy
     import torch
@@ -437,13 +437,13 @@ def write_segment_file(
     record_sums, tail_sums = list[str](), list[str]()
     with disk.create_file_atomically(path, key) as file:
         file.write(bytes(layout.header_byte_count))
-        sections = zip(layers, layout.locate_sections(tokens), strict=True)
+        sections = zip(layers, layout.locate_sections(token_count), strict=True)
         for layer, ((rows, reduced), section) in enumerate(sections):
             array: Any = encode_rows(rows.cpu(), layout.make_layer_layout(layer)).numpy()
             records = memoryview(array).cast("B")
             if len(records) != section.rows_stop - section.start:
                 raise ValueError(f"keys and values must fit the layout, got {tuple(rows.shape)}")
-            size, numbers = layout.make_layer_layout(layer).row_bytes, numpy.arange(tokens)
+            size, numbers = layout.make_layer_layout(layer).row_bytes, numpy.arange(token_count)
             sums = _compute_record_checksums(records, size, path.stem, layer, numbers).astype("<u8")
             features = torch.empty(0) if reduced is None else reduced.cpu().contiguous()
             keys = features.view(torch.uint8).numpy().tobytes()
@@ -455,7 +455,7 @@ def write_segment_file(
             file.write(records)
             file.write(tail)
         facts = {
-            "name": path.stem, "layout": layout.to_json(), "tokens": tokens,
+            "name": path.stem, "layout": layout.to_json(), "tokens": token_count,
             "records": record_sums, "tails": tail_sums,
         }  # fmt: skip
         text, size = json.dumps(facts, sort_keys=True).encode(), layout.header_byte_count
@@ -557,10 +557,10 @@ class SegmentLayer:
                 raise self._make_damaged_layer_error(f"row {wrong[0]}")
             good[new] = True
 
-    def read_token_records(self, start: int, stop: int) -> Tensor:
+    def read_token_records(self, first_token: int, end_token: int) -> Tensor:
         """Returns the keys and values of the tokens [start, stop) in their stored form as bytes
         (n, row_bytes). Raises LibraryError: the bytes are damaged."""
         import numpy
 
-        self.verify_token_checksums(numpy.arange(start, stop))
-        return self._records[start:stop]
+        self.verify_token_checksums(numpy.arange(first_token, end_token))
+        return self._records[first_token:end_token]

@@ -124,8 +124,8 @@ class DocumentWriter:
                 segments.append(self._open_checked_segment(f"{token_hash}-{fit}", count))
         return segments
 
-    def _open_checked_segment(self, name: str, tokens: int) -> SegmentFile:
-        segment = SegmentFile(self.paths.get_segment_path(name), self.layout, tokens, self.key)
+    def _open_checked_segment(self, name: str, token_count: int) -> SegmentFile:
+        segment = SegmentFile(self.paths.get_segment_path(name), self.layout, token_count, self.key)
         segment.check_all_bytes()
         return segment
 
@@ -147,9 +147,9 @@ class DocumentWriter:
             self.wrote, segment = True, SegmentFile(path, self.layout, count, self.key)
         self.segments.append(segment)
 
-    def _write_file(self, path: Path, payload: bytes) -> str:
+    def _write_file(self, path: Path, contents: bytes) -> str:
         with disk.convert_write_errors(self.paths.root):
-            digest = disk.write_checksummed_file(path, path.suffix[1:], payload, self.key)
+            digest = disk.write_checksummed_file(path, path.suffix[1:], contents, self.key)
         self.wrote = True
         return digest
 
@@ -271,9 +271,9 @@ class Library:
         """Opens the library's catalogue, or a copy if the catalogue cannot be written."""
         return catalogue.open_search_catalogue(self._paths, always_copy)
 
-    def estimate_document_size(self, tokens: int, layout: Layout, state_bytes: int = 0) -> int:
+    def estimate_document_size(self, token_count: int, layout: Layout, state_bytes: int = 0) -> int:
         """Estimates a document's bytes on disk, including `state_bytes` of recurrent states."""
-        return layout.compute_segment_bytes(tokens) + OTHER_BYTES * tokens + state_bytes
+        return layout.compute_segment_bytes(token_count) + OTHER_BYTES * token_count + state_bytes
 
     @property
     def exists(self) -> bool:
@@ -406,12 +406,12 @@ class Library:
             usable = [entry for entry in reversed(entries) if not entry.error]
             order = sorted(usable, key=lambda entry: entry.key not in former_keys)
 
-            def find_unneeded_files(removed_count: int) -> list[Path]:
-                remaining_entries = unusable + order[removed_count:]
-                return list_unneeded_files(paths, remaining_entries, order[:removed_count])
+            def find_unneeded_files(removed_documents: int) -> list[Path]:
+                remaining_entries = unusable + order[removed_documents:]
+                return list_unneeded_files(paths, remaining_entries, order[:removed_documents])
 
-            def fits_size_limit(removed_count: int) -> bool:
-                freed = sum(map(disk.get_file_size, find_unneeded_files(removed_count)))
+            def fits_size_limit(removed_documents: int) -> bool:
+                freed = sum(map(disk.get_file_size, find_unneeded_files(removed_documents)))
                 return max_bytes is None or total - freed <= max_bytes
 
             count = former_count = sum(entry.key in former_keys for entry in order)

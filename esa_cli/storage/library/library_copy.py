@@ -75,12 +75,12 @@ class CopySource:
         names = [name.removeprefix("documents/") for name in self.files if "documents/" in name]
         return sorted(name.partition(".")[0] for name in names if disk.is_manifest_file_name(name))
 
-    def read_file_chunks(self, name: str) -> Iterator[bytes]:
+    def read_file_chunks(self, file_name: str) -> Iterator[bytes]:
         """Yields the bytes of a library's file in chunks of 4 MiB. Raises LibraryError: the file is
         missing or unreadable."""
-        if name not in self.files:
-            raise LibraryError(f"{name} is missing")
-        path, start, size = self.files[name]
+        if file_name not in self.files:
+            raise LibraryError(f"{file_name} is missing")
+        path, start, size = self.files[file_name]
         try:
             with path.open("rb") as file:
                 file.seek(start)
@@ -91,24 +91,24 @@ class CopySource:
             raise disk.make_file_reading_error(path, error, "") from error
 
 
-def is_archive_path(place: str) -> bool:
+def is_archive_path(path: str) -> bool:
     """Whether a path to copy a library to or from is that of an archive file, not of a folder."""
-    return place.endswith(".tar") or os.path.isfile(place)
+    return path.endswith(".tar") or os.path.isfile(path)
 
 
-def _list_folder_files(place: str) -> dict[str, FileByteRange]:
-    paths = LibraryPaths(Path(place))
+def _list_folder_files(library_folder: str) -> dict[str, FileByteRange]:
+    paths = LibraryPaths(Path(library_folder))
     if not (paths.root / disk.MARKER).is_file():
         hint = "make a library there with `esa library copy library FOLDER`"
-        raise LibraryError(f"{place} is not a library of esa", hint)
+        raise LibraryError(f"{library_folder} is not a library of esa", hint)
     return {
         _make_relative_path(paths, path): FileByteRange(path, 0, disk.get_file_size(path))
         for path in paths.list_all_files()
     }
 
 
-def _list_archive_files(place: str) -> dict[str, FileByteRange]:
-    path = Path(place)
+def _list_archive_files(archive_path: str) -> dict[str, FileByteRange]:
+    path = Path(archive_path)
     if not path.is_file():  # not opened: a pipe without a writer would block
         raise tarfile.ReadError("there is no such file")
     with path.open("rb") as file, tarfile.open(fileobj=file, mode="r:") as tar:
@@ -124,7 +124,7 @@ def _list_archive_files(place: str) -> dict[str, FileByteRange]:
 
 
 def push_documents(
-    library: Library, place: str, entries: Sequence[LibraryEntry], progress: Progress | None = None
+    library: Library, target: str, entries: Sequence[LibraryEntry], progress: Progress | None = None
 ) -> CopyResult:
     """Copies documents from the library to another folder, which becomes a library, or to a new
     archive file. `progress` is called with the numbers of documents done and of all documents.
@@ -132,16 +132,16 @@ def push_documents(
     Raises:
         LibraryError: the folder is not a library, or no document can be copied to an archive.
         UsageError: the archive's file exists and is no archive. DocumentError, ResourceError."""
-    refuse_url_as_copy_place(place)
+    refuse_url_as_copy_place(target)
     keys = [entry.key for entry in entries]
     if not keys:
         return CopyResult()
-    if not is_archive_path(place):
-        source, target = CopySource(str(library.root)), LibraryPaths(Path(place))
-        target.create_library_folders()
-        return _copy_documents(keys, lambda key: _copy_document(source, target, key), progress)
+    if not is_archive_path(target):
+        source, copy = CopySource(str(library.root)), LibraryPaths(Path(target))
+        copy.create_library_folders()
+        return _copy_documents(keys, lambda key: _copy_document(source, copy, key), progress)
     paths, added = LibraryPaths(library.root), set[Path]()
-    with _create_archive(Path(place)) as tar:
+    with _create_archive(Path(target)) as tar:
         _add_archive_members(tar, paths, [paths.root / disk.MARKER])
         result = _copy_documents(
             keys, lambda key: _add_document_to_archive(paths, tar, added, key), progress
@@ -153,7 +153,7 @@ def push_documents(
 
 def pull_documents(
     library: Library,
-    place: str,
+    source_path: str,
     id_prefixes: Sequence[str] = (),
     progress: Progress | None = None,
     on_wait: Callable[[], None] | None = None,
@@ -168,13 +168,13 @@ def pull_documents(
     Raises:
         LibraryError: the place is not a library. UsageError: no document has a chosen id.
         DiskError: the disk is full."""
-    refuse_url_as_copy_place(place)
-    source, target = CopySource(place), LibraryPaths(library.root)
+    refuse_url_as_copy_place(source_path)
+    source, target = CopySource(source_path), LibraryPaths(library.root)
     keys, starts = source.list_document_keys(), tuple(start.lower() for start in id_prefixes)
     for start in starts:
         if len(start) < 4 or not any(key.startswith(start) for key in keys):
             raise UsageError(
-                f"ID must be at least 4 digits of a document's id in {place}, got {start}",
+                f"ID must be at least 4 digits of a document's id in {source_path}, got {start}",
                 "without an ID, `esa library copy` copies all documents",
             )
     keys = [key for key in keys if not starts or key.startswith(starts)]
@@ -182,11 +182,11 @@ def pull_documents(
     return _copy_documents(keys, lambda key: _copy_document(source, target, key, on_wait), progress)
 
 
-def refuse_url_as_copy_place(place: str) -> None:
+def refuse_url_as_copy_place(path_or_url: str) -> None:
     """Raises UsageError if the place to copy a library to or from is a URL."""
-    if "://" in place:
+    if "://" in path_or_url:
         raise UsageError(
-            f"a library can only be copied to or from a folder or FILE.tar, got {place}",
+            f"a library can only be copied to or from a folder or FILE.tar, got {path_or_url}",
             "copy the library to a folder, and then the folder to the URL with another program",
         )
 
@@ -250,18 +250,18 @@ def _copy_document(
 
 
 def _add_document_to_archive(
-    paths: LibraryPaths, tar: tarfile.TarFile, added_files: set[Path], key: str
+    paths: LibraryPaths, archive: tarfile.TarFile, added_files: set[Path], document_key: str
 ) -> int | None:
     """Adds a document's files to an archive, and returns the number of bytes added."""
-    manifest, place = paths.get_document_path(key), str(paths.root)
-    with _convert_source_errors(place, paths, key, manifest):
-        entry = document_files.read_manifest(paths, key)
+    manifest, place = paths.get_document_path(document_key), str(paths.root)
+    with _convert_source_errors(place, paths, document_key, manifest):
+        entry = document_files.read_manifest(paths, document_key)
     files = [path for path in list_document_files(paths, entry) if path not in added_files]
     for path in files:
-        with _convert_source_errors(place, paths, key, path):
+        with _convert_source_errors(place, paths, document_key, path):
             check_document_file(path, path, entry)
     added_files.update(files)
-    return _add_archive_members(tar, paths, [*files, manifest])
+    return _add_archive_members(archive, paths, [*files, manifest])
 
 
 def _add_archive_members(tar: tarfile.TarFile, paths: LibraryPaths, files: Iterable[Path]) -> int:

@@ -39,10 +39,10 @@ _UNPACKING = (
 """Exceptions raised when a file has unexpected names, types or shapes."""
 
 
-def pack_tokens(ids: Sequence[int], offsets: Sequence[tuple[int, int]] | Tensor) -> bytes:
+def pack_tokens(token_ids: Sequence[int], offsets: Sequence[tuple[int, int]] | Tensor) -> bytes:
     """Packs a document's token ids (n,) and the tokens' character offsets (n, 2) as bytes."""
     spans = torch.as_tensor(offsets, dtype=torch.int64).reshape(-1, 2)
-    numbers = torch.from_numpy(numpy.array(ids, dtype=numpy.int64))
+    numbers = torch.from_numpy(numpy.array(token_ids, dtype=numpy.int64))
     return save({"ids": numbers, "offsets": spans.contiguous()})
 
 
@@ -59,14 +59,14 @@ class RecurrentStates(NamedTuple):
     states: list[State]
 
 
-def pack_recurrent_states(segment: str, states: Sequence[Mapping[str, Tensor]]) -> bytes:
-    """Packs the recurrent layers' states after a segment, which its hash `segment` names."""
+def pack_recurrent_states(segment_hash: str, states: Sequence[Mapping[str, Tensor]]) -> bytes:
+    """Packs the recurrent layers' states after a segment, which its hash `segment_hash` names."""
     tensors = {
         f"{layer}.{name}": tensor.cpu().contiguous()
         for layer, state in enumerate(states)
         for name, tensor in state.items()
     }
-    return f"{segment}\n".encode() + save({"layers": torch.tensor(len(states)), **tensors})
+    return f"{segment_hash}\n".encode() + save({"layers": torch.tensor(len(states)), **tensors})
 
 
 def unpack_recurrent_states(data: bytes, path: Path, layout: Layout, key: str) -> RecurrentStates:
@@ -127,17 +127,17 @@ def check_document_file(file_path: Path, final_path: Path, entry: LibraryEntry) 
         raise disk.make_damage_error(path, "it belongs to another document", key)
 
 
-def _do_contents_match(entry: LibraryEntry, kind: str, payload: bytes, path: Path) -> bool:
+def _do_contents_match(entry: LibraryEntry, file_kind: str, payload: bytes, path: Path) -> bool:
     """Whether the contents of a document's file agree with the document's manifest."""
     layout, identity = entry.layout, entry.identity
-    if kind == "text":
+    if file_kind == "text":
         text = payload.decode("utf-8", "surrogatepass")
         facts = disk.compute_document_key(identity, text), text_digest(text), len(text)
         return facts == (entry.key, entry.text_sha256, entry.characters)
     prefixes = [*map(document_files.extract_segment_hash, entry.segments)]
-    if kind == "states":
+    if file_kind == "states":
         return unpack_recurrent_states(payload, path, layout, entry.key).segment == prefixes[-1]
-    if kind == "tokens":
+    if file_kind == "tokens":
         numbers, offsets = unpack_tokens(payload)
         ids = numbers.tolist()
         return (

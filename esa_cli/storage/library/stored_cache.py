@@ -90,14 +90,14 @@ class SegmentKVStore(SegmentLayer):
 
 
 def read_recurrent_states(
-    paths: LibraryPaths, layout: Layout, key: str, segment: str = ""
+    paths: LibraryPaths, layout: Layout, key: str, segment_hash: str = ""
 ) -> RecurrentStates:
     """Reads the states of the model's recurrent layers stored with a document. Raises LibraryError:
-    the file is missing, damaged, or has the states after another segment than `segment`."""
+    the file is missing, damaged, or has the states after another segment than `segment_hash`."""
     path = paths.get_document_path(key, "states")
     payload = disk.read_checksummed_file(path, "states", key)
     stored = packed_files.unpack_recurrent_states(payload, path, layout, key)
-    if segment not in ("", stored.segment):
+    if segment_hash not in ("", stored.segment):
         raise disk.make_damage_error(path, "its recurrent states belong to another document", key)
     return stored
 

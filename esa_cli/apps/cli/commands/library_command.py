@@ -250,5 +250,5 @@ def _format_name_or_damage(entry: LibraryEntry) -> str:
     """Returns the name of a stored document, or how the document is damaged."""
     if entry.damage_reason:
         damage = terminal.clean_line(entry.damage_reason)
-        return damage if entry.condition == "unreadable" else f"{entry.condition}: {damage}"
+        return damage if entry.health == "unreadable" else f"{entry.health}: {damage}"
     return terminal.clean_line(entry.name) or "without a name"
