@@ -18,4 +18,4 @@ def refuse_disk_cache_outside_library(cache: str) -> None:
     """Raises UsageError if `cache` is "disk" for a document that is not stored in the library."""
     if cache == "disk":
         message = "only documents that are stored in the library can have their KV cache on disk"
-        raise UsageError(message, "use --cache auto or --cache host for other documents")
+        raise UsageError(message, "use --cache auto or --cache host for unstored documents")

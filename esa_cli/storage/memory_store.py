@@ -36,7 +36,7 @@ def has_own_memory(device: torch.device) -> bool:
 
 
 def make_slice_or_list(indices: Sequence[int]) -> slice | list[int]:
-    """Returns consecutive indices as a slice, by which torch copies nothing, others as a list."""
+    """Returns consecutive indices as a slice, so that indexing copies nothing, others as a list."""
     first, stop = indices[0], indices[0] + len(indices)
     return slice(first, stop) if list(indices) == list(range(first, stop)) else list(indices)
 
@@ -44,8 +44,8 @@ def make_slice_or_list(indices: Sequence[int]) -> slice | list[int]:
 def divide_range(
     part_starts: Sequence[int], first_row: int, end_row: int
 ) -> Iterator[tuple[int, int, int]]:
-    """Divides a range of rows of a matrix, whose rows are stored in several parts, into the ranges
-    that the parts have, and yields each part's index and range of rows, counted within the part.
+    """Divides a range of rows of a matrix that is stored in several parts, and yields each part's
+    index, and the first and the end row of the range, counted within the part.
     `part_starts` has the first row of each part, followed by the number of all rows."""
     while first_row < end_row:
         part = bisect_right(part_starts, first_row) - 1
@@ -131,7 +131,7 @@ class GrowingRowMatrix:
         return torch.cat([torch.empty(0, self.width, dtype=self.dtype, device=self.device), *views])
 
     def get_blocks(self, first: int, end: int, max_rows: int) -> Iterator[tuple[int, Tensor]]:
-        """Yields views of at most `max_rows` of the rows [first, end), each with its first row."""
+        """Yields views of up to `max_rows` of the rows [first, end), and each view's first row."""
         for at, view in self._iterate_segment_views(first, end):
             for low in range(0, view.shape[0], max_rows):
                 yield at + low, view[low : low + max_rows]
@@ -221,11 +221,12 @@ class MemoryKVStore:
     def reduced(self) -> int:
         return self._features.length if self._features else 0
 
-    def append_reduced_keys(self, features: Tensor) -> None:
+    def append_reduced_keys(self, reduced_keys: Tensor) -> None:
         if self._features is None:
-            self._features = GrowingRowMatrix(features.shape[1], features.dtype, features.device)
+            width, dtype = reduced_keys.shape[1], reduced_keys.dtype
+            self._features = GrowingRowMatrix(width, dtype, reduced_keys.device)
             self._features.set_expected_row_count(self._expected)
-        self._features.append_rows(features)
+        self._features.append_rows(reduced_keys)
 
     def reduced_key_blocks(
         self, start: int, stop: int, most: int = BLOCK
@@ -233,8 +234,8 @@ class MemoryKVStore:
         assert self._features is not None, "the store must have reduced keys"
         yield from self._features.get_blocks(start, stop, most)
 
-    def crop(self, tokens: int) -> None:
-        length = len(self) + tokens
+    def crop(self, negative_count: int) -> None:
+        length = len(self) + negative_count
         if self._features is not None:
             self._features.truncate_rows(length)
         self._rows.truncate_rows(length)  # last: `len` shows whether the crop was interrupted
@@ -282,8 +283,8 @@ class KVStoreChain:
         return self._parts
 
     def _compute_slice_starts(self) -> list[int]:
-        """Returns each slice's first position in the concatenated KV cache, then the number of all
-        tokens, which occurs twice if no tokens can be appended to the KV cache."""
+        """Returns the position of each slice's first token in the chain, then the number of all
+        tokens."""
         return [*self._starts, len(self)]
 
     def __len__(self) -> int:
@@ -359,7 +360,7 @@ class AppendableStoreChain(KVStoreChain):
 
     @property
     def tail_start_position(self) -> int:
-        """Number of tokens of the concatenated slices, behind which new tokens are appended."""
+        """Position behind the read-only slices, at which the appended tokens begin."""
         return self._starts[-1]
 
     def __len__(self) -> int:
@@ -368,21 +369,21 @@ class AppendableStoreChain(KVStoreChain):
     def append(self, k: Tensor, v: Tensor) -> None:
         self.tail.append(k, v)
 
-    def append_reduced_keys(self, features: Tensor) -> None:
+    def append_reduced_keys(self, reduced_keys: Tensor) -> None:
         assert self.reduced >= self.tail_start_position, "all parts must have reduced keys"
-        self.tail.append_reduced_keys(features)
+        self.tail.append_reduced_keys(reduced_keys)
 
     def replace_first_tail_tokens(self, read_only_store: KVStore) -> None:
         """Replaces the first appended tokens, in memory, by a read-only store of these tokens."""
         self._append_store_slice(KVStoreSlice(read_only_store, 0, len(read_only_store)))
         self.tail.drop_first_tokens(len(read_only_store))
 
-    def crop(self, tokens: int) -> None:
-        if -tokens > len(self.tail):
+    def crop(self, negative_count: int) -> None:
+        if -negative_count > len(self.tail):
             raise ValueError(
-                f"at most {len(self.tail)} appended tokens can be removed, got {-tokens}"
+                f"at most {len(self.tail)} appended tokens can be removed, got {-negative_count}"
             )
-        self.tail.crop(tokens)
+        self.tail.crop(negative_count)
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,11 @@
 """The catalogue of a library, a sqlite database that finds ingested files and words in texts.
 
-    files             files that were ingested, with size, time, text's digest   (`FileRecordTable`)
-    texts, passages   words of texts, each text once by its digest               (`TextIndex`)
-
-The sqlite journal of the catalogue is a rollback journal, because a write-ahead log needs memory
-that processes share, and several machines may use one library. If the catalogue is missing or
-damaged, it is created again from the stored documents, and from files with the records of the
-folders that `esa ingest --words` keeps synchronised with the catalogue.
+The table `files` has the path, the size and time, and the text's digest of each ingested file. The
+tables `texts` and `passages` have the words of each text, for full-text search. If the catalogue is
+missing or damaged, it is created again from the stored documents, and from files with the records
+of the folders that `esa ingest --words` keeps synchronised with the catalogue. The sqlite journal
+of the catalogue is a rollback journal, because a write-ahead log needs memory that processes share,
+and several machines may use one library.
 
 A stored document is called former if its file was removed or has another text now, and no other
 file has the document's text. All other documents are called present, including documents from
@@ -176,7 +175,7 @@ class TextIndex:
     question. A text's score is a sum of two terms:
 
         max over passages of (sum over words of BM25 score)
-        + 0.6 * sum over words of (max over passages of BM25 score)
+        + 0.6 * sum over words of (max over passages of BM25 score).
 
     The second term of a text's score counts words in other passages, such as a name in the title.
     Each word of a question is stemmed in every language of the library's texts."""
@@ -243,7 +242,7 @@ class TextIndex:
         return [RankedText(*row) for row in self._db.execute(_RANK)]
 
     def compact_catalogue_file(self) -> None:
-        """Frees the disk space of removed texts, while no other process may write."""
+        """Frees the disk space of removed texts, for which no other process may write."""
         self._db.execute("INSERT INTO passages (passages) VALUES ('optimize')")
         self._db.execute("VACUUM")
 
@@ -275,14 +274,13 @@ class FileRecordLookup:
                 self._by_text.setdefault(record.digest, record)
 
     def is_file_removed(self, record: FileRecord) -> bool:
-        """Whether a recorded file was removed: a file that `esa ingest --words` added does not
-        exist although its disk seems mounted, or another file's record has no digest."""
+        """Whether a recorded file was removed, rather than unmounted together with its disk."""
         if os.path.lexists(record.path):
             return False
         return not self._is_folder_unmounted(record.folder) if record.folder else not record.digest
 
     def find_records_of_path(self, path: str) -> list[FileRecord]:
-        """Returns a file's records, whose paths may have links, or only those that are current."""
+        """Returns the records of a file's paths, or only the current records if any is current."""
         known = self._by_path.get(self._resolve_links_of_folder(path), []) if path else []
         return [record for record in known if record.is_file_unchanged] or known
 
@@ -327,7 +325,7 @@ def _is_folder_unmounted(paths: LibraryPaths, folder: str) -> bool:
 
 
 class Catalogue:
-    """A library's catalogue, opened by one connection to sqlite, which is not thread-safe."""
+    """A library's catalogue, opened by one connection to sqlite that is not thread-safe."""
 
     def __init__(self, paths: LibraryPaths, db: sqlite3.Connection) -> None:
         self._paths, self._db = paths, db
@@ -429,7 +427,7 @@ class Catalogue:
 
 
 def map_digests_to_document_keys(paths: LibraryPaths) -> dict[str, str]:
-    """Returns a mapping from the digest of each text to the oldest document's key with the text."""
+    """Maps the digest of each stored text to the key of the oldest document with the text."""
     keys: dict[str, str] = {}
     entries = document_files.read_entries(paths)
     for entry in sorted(entries, key=lambda entry: (entry.created, entry.key)):
@@ -439,7 +437,7 @@ def map_digests_to_document_keys(paths: LibraryPaths) -> dict[str, str]:
 
 
 def _read_synced_records(paths: LibraryPaths) -> list[FileRecord]:
-    """Reads the records of the folders of `esa ingest --words` from their files, except damaged
+    """Reads the files with the records of the folders of `esa ingest --words`, except damaged
     files, which the next `esa ingest --words` writes again."""
     with disk.convert_read_errors(paths.root):
         payloads = [
@@ -556,7 +554,7 @@ def _open_or_create_catalogue(paths: LibraryPaths) -> sqlite3.Connection:
 
 
 def _create_and_fill_tables(db: sqlite3.Connection, paths: LibraryPaths) -> sqlite3.Connection:
-    """Adds missing tables and their records to a catalogue, and closes it after an error."""
+    """Adds missing tables and records to a catalogue, and closes the catalogue after an error."""
     with ExitStack() as stack:
         stack.callback(db.close)
         create_catalogue_tables(db)

@@ -1,18 +1,9 @@
-"""Names, writes, reads and locks the files in the folder of a library, which are:
+"""Names, writes, reads and locks the files in a library's folder, which docs/library.md lists.
 
-    esa-library                       the marker, which shows that the folder is a library
-    catalogue-1.sqlite                records of files and words of texts; created again if missing
-    documents/KEY.doc                 the manifest; a document exists while its manifest does
-    documents/KEY.text, .tokens, .states, .words, .used
-    segments/NAME-FIT.seg             KV cache of up to 4,096 tokens
-    fits/FIT.fit                      projections of the reduced keys
-    claims/KEY.claim                  names of the segments that an unfinished ingest needs
-    folders/NAME.folder               records of a folder of `esa ingest --words`
-    locks/                            locks by name; a lock's file may never be removed
-
-Except segments, a file begins with a line `esa-library KIND FORMAT LENGTH DIGEST`, whose digest
-covers the kind, format, length and contents of the file. While a file is written, the file's name
-is `.NAME.OWNER.part`. Files with names of other forms are never listed, counted or removed.
+Most files of a library begin with the line `esa-library KIND FORMAT LENGTH DIGEST`, whose digest
+covers the kind, format, length and contents of the file. While a file is written, the file has the
+name `.NAME.LOCK.part`, with the name of the lock that the writing process holds. Files whose names
+do not have one of the library's forms are never listed, counted or removed.
 """
 
 from __future__ import annotations
@@ -85,7 +76,7 @@ def compute_document_key(prefill_identity: str, text: str) -> str:
 
 
 def is_manifest_file_name(file_name: str) -> bool:
-    """Whether a file in the library's folder `documents` is a manifest by its name."""
+    """Whether a name in the library's folder `documents` is that of a document's manifest."""
     return file_name.endswith(".doc") and _FINISHED["documents"].fullmatch(file_name) is not None
 
 
@@ -150,24 +141,24 @@ class LibraryPaths:
             self.get_document_path(document_key, "used").touch()
 
     def read_time_of_last_use(self, document_key: str, default_time: float) -> float:
-        """Returns when a document was last used, in seconds since 1970, or `default_time`."""
+        """Returns when a document was last used, in seconds since 1970, or else `default_time`."""
         try:
             return self.get_document_path(document_key, "used").stat().st_mtime
         except OSError:
             return default_time
 
     def is_complete_file_name(self, path: Path) -> bool:
-        """Whether a path is one that esa gives to completely written files in this library."""
+        """Whether a path has the form that esa gives to completely written files of the library."""
         form = _FINISHED.get(path.parent.name)
         in_root = path.parent.parent == self.root
         return in_root and form is not None and form.fullmatch(path.name) is not None
 
     def list_all_files(self) -> list[Path]:
-        """Returns all files of the library, even partly written files, except locks and marker."""
+        """Returns all files of the library, even partly written ones, except locks and marker."""
         return [path for folder in _NAMES for path in self._list_files(folder, _ANY[folder])]
 
     def list_complete_files(self, subfolder: str) -> list[Path]:
-        """Returns the completely written files in a subfolder of the library, as `segments`."""
+        """Returns the completely written files in one of the library's subfolders."""
         return self._list_files(subfolder, _FINISHED[subfolder])
 
     def _list_files(self, subfolder: str, pattern: re.Pattern[str]) -> list[Path]:
@@ -178,17 +169,20 @@ class LibraryPaths:
         return [self.root / subfolder / name for name in sorted(names)]
 
     @contextmanager
-    def hold_lock(self, name: str, on_wait: Callable[[], None] | None = None) -> Iterator[None]:
+    def hold_lock(
+        self, lock_name: str, on_wait: Callable[[], None] | None = None
+    ) -> Iterator[None]:
         """Holds the lock of a document, or of the whole library, until the `with` block ends.
         Raises LibraryError, DiskError: the lock's file cannot be created, or locks do not work.
 
         Args:
-            name: the document's key, or "library".
+            lock_name: the document's key, or "library".
             on_wait: called every half second while another process holds the lock; may raise."""
         import filelock  # takes as long as the rest of the room's imports
 
         # Marker files in place of locks would stay after a kill.
-        lock, wait_s = filelock.FileLock(self.locks / f"{name}.lock", fallback_to_soft=False), 0.0
+        lock = filelock.FileLock(self.locks / f"{lock_name}.lock", fallback_to_soft=False)
+        wait_s = 0.0
         while not lock.is_locked:
             with convert_write_errors(self.root), suppress(filelock.Timeout):
                 lock.acquire(timeout=wait_s)
@@ -228,16 +222,16 @@ def find_nearest_existing_folder(folder: Path) -> Path:
     return next(parent for parent in (folder, *folder.parents) if parent.exists())
 
 
-def check_free_disk_space(library_folder: Path, nbytes: int) -> None:
-    """Raises DiskError if a document of `nbytes` bytes does not fit on the library's disk."""
+def check_free_disk_space(library_folder: Path, needed_bytes: int) -> None:
+    """Raises DiskError if a document of `needed_bytes` bytes does not fit on the library's disk."""
     free = shutil.disk_usage(find_nearest_existing_folder(library_folder)).free
-    if free < nbytes:
-        message = f"the document would take {format_size(nbytes)} in {library_folder}, and the "
+    if free < needed_bytes:
+        message = f"the document takes {format_size(needed_bytes)} in {library_folder}, and the "
         raise DiskError(f"{message}disk has {format_size(free)} left", _FREE_SPACE)
 
 
 def pack_checksummed_file(kind: str, payload: bytes, version: int = FORMAT) -> tuple[bytes, str]:
-    """Returns the bytes of a file: a line with a digest, then the payload; and the digest."""
+    """Returns the bytes of a file that begins with a digest of the payload, and the digest."""
     state = hashlib.blake2b(f"{kind} {version} {len(payload)}\n".encode(), digest_size=32)
     state.update(payload)
     digest = state.hexdigest()
@@ -287,7 +281,7 @@ def read_checksummed_file(path: Path, file_kind: str, key: str, digest: str | No
 def write_checksummed_file(
     path: Path, file_kind: str, payload: bytes, lock_name: str, format_number: int = FORMAT
 ) -> str:
-    """Writes a line with a digest, then the payload, to a file, and returns the digest."""
+    """Writes a file that begins with a digest of the payload, and returns the digest."""
     data, digest = pack_checksummed_file(file_kind, payload, format_number)
     with create_file_atomically(path, lock_name) as file:
         file.write(data)

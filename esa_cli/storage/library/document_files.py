@@ -1,22 +1,19 @@
 """Reads and writes the files of a stored document: manifest, text and the KV cache in segments.
 
 A segment file has the keys and values of up to 4,096 tokens. After a header with checksums, padded
-to whole pages, a segment file has one section for each layer, with three arrays for n tokens:
+to whole pages, a segment file has one section for each layer. A layer's section has a record of
+keys and values for each token, then the reduced keys, and then a 64-bit checksum for each record.
+In a segment file, arrays begin at multiples of 64 bytes, and sections at multiples of 4,096 bytes.
 
-    rows        n records, each with a token's keys, then the values, of all heads (`encode_rows`)
-    reduced     n reduced keys (R numbers), if the layer has reduced keys
-    checksums   n checksums of 64 bits, one for each record
+A token's record has the keys, then the values, of all heads, unchanged or quantised to int8. In
+int8, all numbers of a head, or a block of the head's numbers, share one float32 scale, which is the
+largest absolute value divided by 127. A token's scales are in the same record as its numbers, so
+that one memory access reads both. The checksum of a token's record also depends on the segment, the
+layer and the token's number, so that a valid record in a wrong place is noticed.
 
-Each array in a segment file begins at a multiple of 64 bytes, and each section at a multiple of
-4,096 bytes. Keys and values are stored unchanged or quantised to int8. In int8, all numbers of a
-head, or a block of the head's numbers, share one float32 scale, which is the largest absolute value
-divided by 127. A token's scales are in the same record as its numbers, so that one memory access
-reads both.
-
-The checksum of a token's record also depends on the segment, the layer and the token's number, so
-that a valid record in a wrong place is noticed. A segment's name begins with a hash of all tokens
-up to the segment's end, so that two documents with the same beginning share their first segments.
-A segment's hash also covers the tokens that the projections are fitted on (`Layout.fit`).
+A segment's name begins with a hash of all tokens up to the segment's end, so that two documents
+with the same beginning share their first segments. A segment's hash also covers the tokens that the
+projections are fitted on (`Layout.fit`).
 """
 
 from __future__ import annotations
@@ -251,7 +248,7 @@ class LibraryEntry:
 
     @property
     def own_file_suffixes(self) -> tuple[str, ...]:
-        """The suffixes of the files that belong to this document alone, without the manifest's."""
+        """The suffixes of the document's own files, except the suffix of the manifest."""
         return ("text", "tokens", "states") if self.layout.states else ("text", "tokens")
 
     @property
@@ -316,7 +313,7 @@ class LibraryEntry:
 
 
 def write_manifest(paths: LibraryPaths, entry: LibraryEntry) -> None:
-    """Writes a document's manifest, by which the document exists in the library. Raises OSError."""
+    """Writes a document's manifest, after which the library has the document. Raises OSError."""
     payload = json.dumps(entry.make_manifest_fields(), sort_keys=True, indent=1).encode()
     form = disk.WITH_STATES if entry.layout.states else disk.FORMAT
     form = disk.WITH_SHAPES if entry.layout.shapes else form
@@ -331,13 +328,14 @@ def read_manifest(paths: LibraryPaths, key: str) -> LibraryEntry:
     return replace(entry, used=paths.read_time_of_last_use(key, entry.created))
 
 
-def decode_manifest(paths: LibraryPaths, key: str, manifest_bytes: bytes) -> LibraryEntry:
+def decode_manifest(paths: LibraryPaths, document_key: str, manifest_bytes: bytes) -> LibraryEntry:
     """Decodes the bytes of a manifest's file. Raises LibraryError: the bytes are damaged, of
     another format, or the manifest of another document."""
-    path = paths.get_document_path(key)
-    stored = json.loads(disk.unpack_checksummed_file(manifest_bytes, "document", path, key))
-    if stored["key"] != key:
-        raise disk.make_damage_error(path, "it is the manifest of another document", key)
+    path = paths.get_document_path(document_key)
+    payload = disk.unpack_checksummed_file(manifest_bytes, "document", path, document_key)
+    stored = json.loads(payload)
+    if stored["key"] != document_key:
+        raise disk.make_damage_error(path, "it is the manifest of another document", document_key)
     layout = Layout.from_json(stored.pop("layout"))
     lists: dict[str, Any] = {name: tuple(stored.pop(name)) for name in ("segments", "marks")}
     return LibraryEntry(layout=layout, **lists, **stored)
@@ -504,8 +502,8 @@ class SegmentFile:
 
 
 class SegmentLayer:
-    """The keys, values, reduced keys and checksums of one layer in a memory-mapped segment file,
-    which are checked when they are read first."""
+    """One layer's keys, values, reduced keys and checksums in a memory-mapped segment file, checked
+    when they are read first."""
 
     def __init__(self, segment: SegmentFile, layer: int) -> None:
         import numpy
@@ -537,8 +535,8 @@ class SegmentLayer:
         return self._tail[file_offset - self.section.rows_stop :][:byte_count]
 
     def verify_token_checksums(self, token_numbers: Any) -> None:
-        """Checks the keys and values of some tokens (n,), unless they were checked before. Raises
-        LibraryError: a byte changed."""
+        """Checks the stored keys and values of n tokens (n,), each only when it is read first.
+        Raises LibraryError: a byte changed."""
         import xxhash
 
         good, segment, array = self._are_rows_good, self.segment, self._records.numpy()
@@ -558,8 +556,8 @@ class SegmentLayer:
             good[new] = True
 
     def read_token_records(self, first_token: int, end_token: int) -> Tensor:
-        """Returns the keys and values of the tokens [start, stop) in their stored form as bytes
-        (n, row_bytes). Raises LibraryError: the bytes are damaged."""
+        """Returns the keys and values of n tokens, given the first and the end token, as the stored
+        bytes (n, row_bytes). Raises LibraryError: the bytes are damaged."""
         import numpy
 
         self.verify_token_checksums(numpy.arange(first_token, end_token))

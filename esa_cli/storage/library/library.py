@@ -5,8 +5,8 @@ where `Library.remove` fails. An ingest locks its document, and writes each segm
 when the segment is full, then the document's other files, and finally the manifest.
 
 Before an ingest writes the first segment, it writes a claim, a file with the hashes in the names of
-all segments that the document will have. Claimed segments are removed only by `Library.prune`, and
-only when no ingest has the document locked. A document's manifest is removed before its other
+all segments that the document will have. Segments with a claim are removed only by `Library.prune`,
+and only while no ingest locks the document. A document's manifest is removed before its other
 files, so that a killed process never leaves a manifest without files.
 """
 
@@ -115,13 +115,13 @@ class DocumentWriter:
         hashes = self._prefixes[: len(self.ids) // self.layout.segment]
         return self._open_usable_segments(hashes, document_files.NO_FIT)
 
-    def _open_usable_segments(self, hashes: Sequence[str], fit: str) -> list[SegmentFile]:
+    def _open_usable_segments(self, hashes: Sequence[str], projections: str) -> list[SegmentFile]:
         """Opens segments by the hashes in their names, up to the first that cannot be used."""
         segments = list[SegmentFile]()
         with suppress(LibraryError):
             for i, token_hash in enumerate(hashes):
                 count = min(self.layout.segment, len(self.ids) - i * self.layout.segment)
-                segments.append(self._open_checked_segment(f"{token_hash}-{fit}", count))
+                segments.append(self._open_checked_segment(f"{token_hash}-{projections}", count))
         return segments
 
     def _open_checked_segment(self, name: str, token_count: int) -> SegmentFile:
@@ -293,7 +293,8 @@ class Library:
         on_wait: Callable[[], None] | None = None, state_bytes: int = 0,
     ) -> Iterator[Writer | LibraryEntry]:  # fmt: skip
         """Yields a writer of a document, or the document's entry if another process has stored the
-        document. Without a call of the writer's `finish_document`, complete segments stay on disk.
+        document. If the `with` block ends without `finish_document`, complete segments stay on
+        disk, from which the next ingest resumes.
 
         Args:
             make_writer: `DocumentWriter` or, for a KV cache, `KVCacheWriter`.
@@ -436,7 +437,7 @@ class Library:
 
 
 def protect_segments(paths: LibraryPaths, document_key: str, segment_hashes: list[str]) -> None:
-    """Writes a claim, a file that protects the segments with these hashes in their names from
+    """Writes a claim, a file that protects the segments whose names have the given hashes from
     removal during the ingest of a document. Raises LibraryError, DiskError."""
     with disk.convert_write_errors(paths.root), paths.hold_lock("library"):
         claim, path = json.dumps(segment_hashes).encode(), paths.get_claim_path(document_key)

@@ -34,7 +34,7 @@ class DamagedSourceError(LibraryError):
 
 @dataclass
 class CopyResult:
-    """The documents copied between two libraries, and the errors of documents that were not.
+    """The documents copied between two libraries, and the errors of damaged documents.
 
     Args:
         copied: keys of the copied documents.
@@ -92,7 +92,7 @@ class CopySource:
 
 
 def is_archive_path(path: str) -> bool:
-    """Whether a path to copy a library to or from is that of an archive file, not of a folder."""
+    """Whether a path from or to which a library is copied is an archive file, not a folder."""
     return path.endswith(".tar") or os.path.isfile(path)
 
 
@@ -194,7 +194,7 @@ def refuse_url_as_copy_place(path_or_url: str) -> None:
 def _copy_documents(
     keys: Sequence[str], copy_document: Callable[[str], int | None], progress: Progress | None
 ) -> CopyResult:
-    """Copies documents by `copy_document`, which returns None for a document that is there."""
+    """Copies documents by `copy_document`, which returns bytes, or None for nothing copied."""
     result = CopyResult()
     for number, key in enumerate(keys, 1):
         try:

@@ -60,7 +60,7 @@ class RecurrentStates(NamedTuple):
 
 
 def pack_recurrent_states(segment_hash: str, states: Sequence[Mapping[str, Tensor]]) -> bytes:
-    """Packs the recurrent layers' states after a segment, which its hash `segment_hash` names."""
+    """Packs the recurrent layers' states after the segment with the hash `segment_hash`."""
     tensors = {
         f"{layer}.{name}": tensor.cpu().contiguous()
         for layer, state in enumerate(states)
