@@ -283,8 +283,7 @@ class KVStoreChain:
         return self._parts
 
     def _compute_slice_starts(self) -> list[int]:
-        """Returns the position of each slice's first token in the chain, then the number of all
-        tokens."""
+        """Returns each slice's first position in the chain, followed by the chain's length."""
         return [*self._starts, len(self)]
 
     def __len__(self) -> int:
@@ -298,15 +297,18 @@ class KVStoreChain:
     def resident(self) -> bool:
         return all(part.store.resident for part in self._parts)
 
-    def _divide_by_store(self, start: int, stop: int) -> Iterator[tuple[int, KVStore, int, int]]:
-        """Yields the position in the chain, the store and the range in the store for each slice."""
+    def _divide_range_by_store(
+        self, start: int, stop: int
+    ) -> Iterator[tuple[int, KVStore, int, int]]:
+        """Divides a range of tokens of the chain by store, and yields each part's position in the
+        chain, its store, and its first and end token in the store."""
         slices, edges = self._list_slices(), self._compute_slice_starts()
         for i, low, high in divide_range(edges, start, stop):
             store, first, _ = slices[i]
             yield edges[i] + low, store, first + low, first + high
 
     def span(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        pieces = self._divide_by_store(start, stop)
+        pieces = self._divide_range_by_store(start, stop)
         return self._join_kv_pairs([store.span(low, high) for _, store, low, high in pieces])
 
     def gather(self, at: Tensor) -> tuple[Tensor, Tensor]:
@@ -327,7 +329,7 @@ class KVStoreChain:
     def key_blocks(
         self, start: int, stop: int, most: int = BLOCK, groups: Sequence[int] | None = None
     ) -> Iterator[tuple[int, Tensor]]:
-        for begin, store, low, high in self._divide_by_store(start, stop):
+        for begin, store, low, high in self._divide_range_by_store(start, stop):
             for at, keys in store.key_blocks(low, high, most, groups):
                 yield at - low + begin, keys
 
@@ -341,7 +343,7 @@ class KVStoreChain:
     def reduced_key_blocks(
         self, start: int, stop: int, most: int = BLOCK
     ) -> Iterator[tuple[int, Tensor]]:
-        for begin, store, low, high in self._divide_by_store(start, stop):
+        for begin, store, low, high in self._divide_range_by_store(start, stop):
             for at, features in store.reduced_key_blocks(low, high, most):
                 yield at - low + begin, features
 

@@ -46,7 +46,7 @@ def use(library: Library) -> None:
     entry = library.find_entry(library.compute_key(WITH, text_of(IDS)))
     assert entry is not None
     stored = library.open_document(entry)
-    assert (stored.text, stored.ids) == (text_of(IDS), IDS)
+    assert (stored.text, stored.token_ids) == (text_of(IDS), IDS)
     assert stored.offsets.tolist() == [list(pair) for pair in offsets_of(IDS)]
     layers = StoredKVCache(stored).open_layer_stores()
     assert_holds(layers, IDS)

@@ -181,7 +181,7 @@ def test_what_was_written_comes_back(library: Library, count: int) -> None:
     found = Library(library.root).find_entry(entry.key)
     assert found == entry
     stored = library.open_document(found)
-    assert stored.ids == ids
+    assert stored.token_ids == ids
     assert stored.text == text_of(ids)
     assert stored.offsets.tolist() == [list(pair) for pair in offsets_of(ids)]
     assert (found.head, found.marks) == (3, ([0, 1, None],))

@@ -176,7 +176,7 @@ def test_different_documents_are_ingested_side_by_side_while_others_prune(tmp_pa
     for entry in found:
         assert library.verify(entry) == []
         stored = library.open_document(entry)
-        assert_holds(StoredKVCache(stored).open_layer_stores(), stored.ids)
+        assert_holds(StoredKVCache(stored).open_layer_stores(), stored.token_ids)
     before = files(library)
     library.prune()
     assert files(library) == before

@@ -115,7 +115,7 @@ class KvCacheIngest(Ingest):
         projections = cache.projections or [None] * len(layers)
         states: list[dict[type, LayerState]] = [{} for _ in layers]
         prefilled = PrefilledDocument(
-            stored.ids, layers, projections, entry.head,
+            stored.token_ids, layers, projections, entry.head,
             states=states, recurrent=self._move_states_to_device(cache.states, entry.key),
         )  # fmt: skip
         return Book(document, prefilled, stored.offsets[entry.head :], entry)

@@ -70,7 +70,7 @@ def hash_byte_strings(*parts: bytes) -> bytes:
 
 
 def compute_document_key(prefill_identity: str, text: str) -> str:
-    """Returns the hash of a document's text and of its prefill's model and settings."""
+    """Returns a hash of a document's text and of the model and settings of its prefill."""
     digest, identity = text_digest(text).encode(), prefill_identity.encode()
     return hash_byte_strings(b"document", bytes([FORMAT]), identity, digest).hex()
 
@@ -98,7 +98,8 @@ class LibraryPaths:
                 return
         raise LibraryError(
             f"{root} is not a library of esa, and not empty",
-            f"point {ROOT} to a folder of its own, or copy to one, such as {root / 'library'}",
+            f"point {ROOT} to a folder of its own, such as {root / 'library'}, or copy the "
+            "library to such a folder",
         )
 
     def create_library_folders(self) -> None:

@@ -121,7 +121,7 @@ class Layout:
 
     def make_layer_layout(self, layer: int) -> Layout:
         """Returns the layout of one layer, with the heads and the head dimension of this layer."""
-        return _cache_layer_layout(self, layer) if self.shapes else self
+        return _compute_layer_layout(self, layer) if self.shapes else self
 
     @property
     def vectors_per_token(self) -> int:
@@ -180,14 +180,14 @@ class Layout:
 
 
 @lru_cache(maxsize=1024)
-def _cache_layer_layout(layout: Layout, layer: int) -> Layout:
+def _compute_layer_layout(layout: Layout, layer: int) -> Layout:
     heads, dim = layout.shapes[layer]
     reduced = (layout.reduced[layer],)
     return replace(layout, layers=1, heads=heads, dim=dim, block=dim, reduced=reduced, shapes=())
 
 
 def compute_segment_hashes(identity: str, token_ids: Sequence[int], layout: Layout) -> list[str]:
-    """Returns, for each segment of a document, a hash of the tokens up to the segment's end."""
+    """Returns a hash of the tokens up to the end of each segment of a document's KV cache."""
     shape = json.dumps(layout.to_json(), sort_keys=True).encode()
     fitted = array("q", token_ids[: layout.fit]).tobytes()
     last = hash_byte_strings(b"segment", bytes([disk.FORMAT]), identity.encode(), shape, fitted)
@@ -282,7 +282,7 @@ class LibraryEntry:
 
     @property
     def nbytes(self) -> int:
-        """Number of the document's bytes on disk, with segments shared with other documents."""
+        """Number of the document's bytes on disk, including files shared with other documents."""
         return sum(self.sizes.values())
 
     def count_segment_tokens(self, segment_index: int) -> int:
@@ -535,8 +535,8 @@ class SegmentLayer:
         return self._tail[file_offset - self.section.rows_stop :][:byte_count]
 
     def verify_token_checksums(self, token_numbers: Any) -> None:
-        """Checks the stored keys and values of n tokens (n,), each only when it is read first.
-        Raises LibraryError: a byte changed."""
+        """Checks the stored keys and values of the tokens with the given numbers (n,), each token
+        only once. Raises LibraryError: a byte changed."""
         import xxhash
 
         good, segment, array = self._are_rows_good, self.segment, self._records.numpy()

@@ -75,8 +75,8 @@ class StoredDocument:
         ]
 
     @cached_property
-    def ids(self) -> list[int]:
-        """The ids of all tokens of the document."""
+    def token_ids(self) -> list[int]:
+        """The ids of all tokens of the document, as a list."""
         return list(self._ids.tolist())
 
     def read_layer_records(self, layer: int = 0) -> Tensor:
@@ -92,7 +92,7 @@ class DocumentWriter:
     """Writes a document's files during its ingest, while `Library.open_writer` locks the document.
 
     Attributes:
-        segments: the document's segments on disk, which documents with the same beginning share.
+        segments: the segments of the document's KV cache on disk, which documents may share.
         wrote: whether the writer has written a file. is_finished: whether the document exists."""
 
     def __init__(
@@ -111,12 +111,12 @@ class DocumentWriter:
         return sum(segment.tokens for segment in self.segments)
 
     def _find_segments_on_disk(self) -> list[SegmentFile]:
-        """Opens the document's segments, up to the first segment that is not complete on disk."""
+        """Opens the segments of the document's KV cache, up to the first that is not complete."""
         hashes = self._prefixes[: len(self.ids) // self.layout.segment]
         return self._open_usable_segments(hashes, document_files.NO_FIT)
 
     def _open_usable_segments(self, hashes: Sequence[str], projections: str) -> list[SegmentFile]:
-        """Opens segments by the hashes in their names, up to the first that cannot be used."""
+        """Opens segments of the KV cache by the hashes in their names, up to the first bad one."""
         segments = list[SegmentFile]()
         with suppress(LibraryError):
             for i, token_hash in enumerate(hashes):
@@ -130,8 +130,8 @@ class DocumentWriter:
         return segment
 
     def write_next_segment(self, layers: Iterable[tuple[Tensor, Tensor | None]]) -> None:
-        """Writes the document's next segment, unless another document with the same first tokens
-        has stored the segment. Raises LibraryError, DiskError: the disk is full.
+        """Writes the next segment of the document's KV cache, unless another document with the same
+        first tokens has stored the segment. Raises LibraryError, DiskError: the disk is full.
 
         Args:
             layers: for each layer, keys and values (n, width) and reduced keys (n, R) of n tokens;
@@ -205,7 +205,7 @@ class Library:
         self._paths = LibraryPaths(self.root)
 
     def compute_key(self, prefill_identity: str, text: str) -> str:
-        """Returns the hash of a document's text and of its prefill's model and settings."""
+        """Returns a hash of a document's text and of the model and settings of its prefill."""
         return disk.compute_document_key(prefill_identity, text)
 
     def find_entry(self, document_key: str) -> LibraryEntry | None:
@@ -277,7 +277,7 @@ class Library:
 
     @property
     def exists(self) -> bool:
-        """Whether the library's folder exists and has the marker of a library."""
+        """Whether the library's folder exists and has the marker file of a library."""
         return (self.root / disk.MARKER).is_file()
 
     @property
@@ -375,7 +375,7 @@ class Library:
         return errors
 
     def remove(self, entry: LibraryEntry) -> int:
-        """Removes a document, except segments that other documents may need, and returns the number
+        """Removes a document, except parts that other documents may need, and returns the number
         of bytes freed. Raises LibraryError, DiskError: a file cannot be removed or written."""
         paths = self._paths
         paths.create_library_folders()

@@ -194,7 +194,7 @@ def refuse_url_as_copy_place(path_or_url: str) -> None:
 def _copy_documents(
     keys: Sequence[str], copy_document: Callable[[str], int | None], progress: Progress | None
 ) -> CopyResult:
-    """Copies documents by `copy_document`, which returns bytes, or None for nothing copied."""
+    """Copies each document by `copy_document`, which returns the number of bytes, or None."""
     result = CopyResult()
     for number, key in enumerate(keys, 1):
         try:
@@ -306,7 +306,7 @@ def _create_archive(path: Path) -> Iterator[tarfile.TarFile]:
             CopySource(str(path))
         except ArchiveFileError as error:
             message = f"{path} exists, and is not an archive of a library"
-            raise UsageError(message, "give a file name that is not in use") from error
+            raise UsageError(message, "give the name of a new file for the archive") from error
     room = "free some space, or give a file on another disk"
     with (
         convert_writing_errors(path, room, "give a file in a folder that you may write to"),

@@ -128,7 +128,7 @@ class StoredKVCache:
             self.states = read_recurrent_states(paths, entry.layout, entry.key, last).states
 
     def open_layer_stores(self, device: torch.device = CPU) -> list[KVStoreChain]:
-        """Returns a read-only store for each layer, which gives its keys and values on `device`."""
+        """Returns, for each layer, a read-only store that loads keys and values to `device`."""
         stores = list[KVStoreChain]()
         for layer in range(self._layer_count):
             parts = [SegmentKVStore(segment, layer, device) for segment in self._segments]
@@ -163,8 +163,8 @@ class KVCacheWriter(DocumentWriter):
             self.layers.append(AppendableStoreChain(slices, tail))
 
     def _find_segments_on_disk(self) -> list[SegmentFile]:
-        """Opens the document's segments that are complete on disk, and loads the projections and,
-        if the model has recurrent layers, the layers' states after the segments."""
+        """Opens the segments of the document's KV cache that are complete on disk, and loads the
+        projections and, if the model has recurrent layers, the layers' states."""
         layout, states, best = self.layout, self.states, list[SegmentFile]()
         prefixes, min_count = self._prefixes[: len(self.ids) // layout.segment], 1
         if layout.states:
@@ -187,9 +187,9 @@ class KVCacheWriter(DocumentWriter):
     def flush_segments(
         self, projections: Projections | None = None, states: Sequence[State] = ()
     ) -> None:
-        """Writes every segment that is complete in all layers, and frees the segment's memory, so
-        that a killed ingest loses at most one segment. Raises LibraryError, DiskError: the disk is
-        full; complete segments stay on disk.
+        """Writes every segment of the KV cache that is complete in all layers, and frees its
+        memory, so that a killed ingest loses at most one segment. Raises LibraryError, DiskError:
+        the disk is full; complete segments stay on disk.
 
         Args:
             projections: the projections of the reduced keys, needed for the first segment.
