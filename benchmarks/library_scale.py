@@ -175,9 +175,9 @@ def measure_real(pairs: Path, texts: Path, questions: int, seed: int) -> dict[st
     with Library(texts).open_catalogue(keep_on_disk=False) as catalogue:
         index = catalogue.texts
         for digest, at in numbers.items():
-            index.add(parts[at], digest)
+            index.add_text(parts[at], digest)
         for kind, question, wanted in asked:
-            ranked = [numbers[one.digest] for one in index.ranked(question)]
+            ranked = [numbers[one.digest] for one in index.rank_texts(question)]
             rank = ranked.index(wanted) if wanted in ranked else len(parts)
             ranks.setdefault(kind, []).append(rank)
     row: dict[str, Any] = {"documents": len(parts), "characters": sum(map(len, parts))}
