@@ -321,11 +321,12 @@ def write_manifest(paths: LibraryPaths, entry: LibraryEntry) -> None:
     disk.write_checksummed_file(path, "document", payload, entry.key, form)
 
 
-def read_manifest(paths: LibraryPaths, key: str) -> LibraryEntry:
+def read_manifest(paths: LibraryPaths, document_key: str) -> LibraryEntry:
     """Reads a document's manifest and time of last use. Raises LibraryError: the manifest is
     missing, damaged, of another format, or belongs to another document."""
-    entry = decode_manifest(paths, key, disk.read_file_bytes(paths.get_document_path(key), key))
-    return replace(entry, used=paths.read_time_of_last_use(key, entry.created))
+    data = disk.read_file_bytes(paths.get_document_path(document_key), document_key)
+    entry = decode_manifest(paths, document_key, data)
+    return replace(entry, used=paths.read_time_of_last_use(document_key, entry.created))
 
 
 def decode_manifest(paths: LibraryPaths, document_key: str, manifest_bytes: bytes) -> LibraryEntry:
@@ -341,12 +342,14 @@ def decode_manifest(paths: LibraryPaths, document_key: str, manifest_bytes: byte
     return LibraryEntry(layout=layout, **lists, **stored)
 
 
-def read_entries(paths: LibraryPaths, keys: Iterable[str] | None = None) -> list[LibraryEntry]:
+def read_entries(
+    paths: LibraryPaths, document_keys: Iterable[str] | None = None
+) -> list[LibraryEntry]:
     """Reads the manifests of the documents with the given keys, or of all documents, sorted by last
     use; a document that cannot be used has an `error`. Raises LibraryError: the folder cannot be
     read."""
     entries = list[LibraryEntry]()
-    for key in paths.list_document_keys() if keys is None else keys:
+    for key in paths.list_document_keys() if document_keys is None else document_keys:
         try:
             entries.append(read_manifest(paths, key))
         except LibraryError as error:

@@ -102,13 +102,15 @@ def read_recurrent_states(
     return stored
 
 
-def _read_projections(paths: LibraryPaths, name: str, key: str) -> list[Linear | None] | None:
-    """Reads the file of fitted projections named `name`, or returns None for the name `NO_FIT`."""
-    if name == document_files.NO_FIT:
+def _read_projections(
+    paths: LibraryPaths, projections_hash: str, key: str
+) -> list[Linear | None] | None:
+    """Reads a document's fitted projections, or returns None for the hash `NO_FIT`."""
+    if projections_hash == document_files.NO_FIT:
         return None
-    path = paths.get_projections_path(name)
+    path = paths.get_projections_path(projections_hash)
     packed = disk.read_checksummed_file(path, "fit", key)
-    if packed_files.hash_projections(packed) != name:
+    if packed_files.hash_projections(packed) != projections_hash:
         raise disk.make_damage_error(path, "its name does not match its projections", key)
     return packed_files.unpack_projections(packed)
 
@@ -207,26 +209,26 @@ class KVCacheWriter(DocumentWriter):
         pairs = zip(self.layers, self.layout.reduced, strict=True)
         return min(layer.tail.reduced if width else len(layer.tail) for layer, width in pairs)
 
-    def _write_segment_from_memory(self, count: int, projections: Projections | None) -> None:
-        """Writes the KV cache of the first `count` tokens in memory as the next segment on disk."""
+    def _write_segment_from_memory(self, token_count: int, projections: Projections | None) -> None:
+        """Writes the KV cache of the first `token_count` tokens in memory as a segment on disk."""
         if not self.segments and projections is not None:
             packed = packed_files.pack_projections(projections)
             self._fit, self.projections = packed_files.hash_projections(packed), list(projections)
             self._write_file(self.paths.get_projections_path(self._fit), packed)
-        self.write_next_segment(layer.tail.read_first_tokens(count) for layer in self.layers)
+        self.write_next_segment(layer.tail.read_first_tokens(token_count) for layer in self.layers)
         for i, layer in enumerate(self.layers):
             store = SegmentKVStore(self.segments[-1], i, layer.tail.device)
             layer.replace_first_tail_tokens(store)
 
     def finish_document(
-        self, *, projections: Projections | None = None, states: Sequence[State] = (), **facts: Any
+        self, *, projections: Projections | None = None, states: Sequence[State] = (), **fields: Any
     ) -> LibraryEntry:
         """Writes the last segment of the KV cache, the document's other files and the manifest.
 
         Args:
             projections: the projections of the reduced keys, needed for the first segment.
             states: the recurrent layers' states after the last token.
-            facts: the arguments of `DocumentWriter.finish_document`."""
+            fields: the arguments of `DocumentWriter.finish_document`."""
         self.flush_segments(projections)
         left = len(self.ids) - self.stored_token_count
         has_all = all(len(layer) == len(self.ids) for layer in self.layers)
@@ -236,4 +238,4 @@ class KVCacheWriter(DocumentWriter):
         if left:
             self._write_segment_from_memory(left, projections)
         self.flush_segments(states=states)
-        return super().finish_document(**facts)
+        return super().finish_document(**fields)
