@@ -21,16 +21,16 @@ from esa_cli.models.files.checkpoint_files import (
 )
 from esa_cli.models.files.families import (
     FAMILIES,
-    get_key_shape,
+    get_key_heads,
     get_model_family,
-    list_layer_contents,
-    list_unequal_key_shapes,
+    list_layer_cache_kinds,
+    list_unequal_key_heads,
 )
 from esa_cli.models.loading.quantization import (
     estimate_bytes_per_quantised_weight,
     get_bytes_per_weight,
     read_quantization_method,
-    stays_quantised,
+    weights_stay_quantised,
 )
 
 
@@ -78,9 +78,9 @@ def read_model_shape(config: dict[str, Any]) -> ModelShape:
         sizes = ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size")
         config = {name: config[name] for name in sizes if name in config}
     try:
-        settings, kinds = SimpleNamespace(**config), list_layer_contents(config)
-        groups, dim = get_key_shape(settings)
-        shared, shapes = get_model_family(settings).latent, tuple(list_unequal_key_shapes(settings))
+        settings, kinds = SimpleNamespace(**config), list_layer_cache_kinds(config)
+        groups, dim = get_key_heads(settings)
+        shared, shapes = get_model_family(settings).latent, tuple(list_unequal_key_heads(settings))
         rows = sum(kind in ("attention", "both") for kind in kinds)
         width = sum(own * size for own, size in shapes) if shapes else rows * groups * dim
         hidden = int(config["hidden_size"])
@@ -173,7 +173,7 @@ def measure_weights(folder: Path, device: str, size: int, packing: str = "") -> 
 
     Raises ModelError: the files are damaged, or transformers does not know the model."""
     config = read_config_json(folder)
-    kept = not packing and stays_quantised(config, device)
+    kept = not packing and weights_stay_quantised(config, device)
     if _has_all_weight_files(folder):
         nbytes = compute_weight_bytes(folder, size, get_bytes_per_weight(packing, size), kept)
         return WeightSizes(

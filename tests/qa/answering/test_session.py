@@ -83,7 +83,7 @@ def test_a_second_interruption_leaves_nothing_behind(
         with pytest.raises(KeyboardInterrupt):
             session.ask("What closes?", max_new_tokens=2)
     assert session.ask(QUESTION).text == want
-    lengths = {len(one.store) for one in session.cache.memories}
+    lengths = {len(one.store) for one in session.cache.layer_memories}
     assert lengths == {session.document_tokens}
 
 
