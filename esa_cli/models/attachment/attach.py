@@ -4,7 +4,8 @@ No code of transformers is patched: ESA registers an attention function and a ma
 "esa", replaces the model's rotary module by one that does not rotate, replaces the configuration by
 a copy, since other models may share the original, and hooks into the base model's forward calls.
 Several models can be attached at once, since ESA's attention function finds the method by the
-attention module that calls the function. docs/design.md explains more under "The seam"."""
+attention module that calls the function. docs/design.md explains under "The seam" how a method is
+attached."""
 
 from __future__ import annotations
 
@@ -98,9 +99,7 @@ def _restore_model(
 def _register_forward_call_hooks(
     base_model: Any, current_call: CurrentForwardCall, layers_share_keys: bool
 ) -> list[RemovableHandle]:
-    """Registers hooks that store the `EsaCache` of each forward call of `base_model` in
-    `current_call`. In a model with `layers_share_keys`, the hooks make every layer compute all
-    tokens in calls other than plain prefill, so that every token takes part in the selection."""
+    """Registers hooks that store each forward call's `EsaCache` in `current_call`."""
 
     def remember_cache_of_call(base_model: Any, args: Any, options: Mapping[str, Any]) -> Any:
         cache = options.get("past_key_values")
@@ -120,6 +119,7 @@ def _register_forward_call_hooks(
             )
         cache.states.record_forward_start(tokens.shape[1])
         current_call.cache = ref(cache)
+        # Every layer computes all tokens, which take part in the selection, except in prefill.
         if layers_share_keys and "logits_to_keep" in options and not cache.is_plain_prefill:
             return args, {**options, "logits_to_keep": 0}
         return None
@@ -188,14 +188,14 @@ class AttachedModel:
 
     @property
     def rotary_embedding(self) -> Rope:
-        """The rotary embedding of the first layer that rotates keys, or `NoRope` without one."""
+        """The rotary embedding of the first layer that rotates keys, or `NoRope` if none does."""
         ropes = [traits.rope for traits in self.traits if traits is not None]
         return next((rope for rope in ropes if rope.rotates), ropes[0])
 
     def get_layer_attention_function(
         self, method: Method, layer_index: int
     ) -> SelectiveAttention | SlidingWindowAttention:
-        """Returns the function that computes a layer's attention, of `method` or of a window."""
+        """Returns the function by which a layer attends: that of `method`, or a sliding window."""
         traits = self.traits[layer_index]
         assert traits is not None, "the layer has no attention"
         found = self._attention.get(traits)
@@ -218,7 +218,7 @@ class AttachedModel:
 
     @contextmanager
     def suspend_method(self) -> Iterator[None]:
-        """Lets the model compute its own attention until the block ends; KV caches stay filled."""
+        """Lets the attached model compute its own attention until the block ends."""
         rotary, configs = self._bare
         own = [(module, module.config) for module, _ in configs]
         replaced = getattr(self.body, "rotary_emb", None)
@@ -253,14 +253,14 @@ def _compute_esa_attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:  # fmt: skip
-    """Computes the attention outputs (1, C, H, D) of unrotated queries (1, H, C, D) in one layer of
-    an attached model, without gradients, with the parameters of transformers' functions."""
+    """Computes the attention outputs (1, C, H, D) of unrotated queries (1, H, C, D) of C tokens in
+    one layer of an attached model, as transformers calls an attention function."""
     attachment = (_ATTACHED.get(module) or (lambda: None))()
     if attachment is None:
         raise ModelError("no method is attached to this model", "call attach(model, method)")
     if (cache := attachment.forward_pass.get_current_cache()) is None:
         hint = "pass past_key_values=attachment.new_cache() to the model"
-        raise UsageError("a model with ESA attached needs a KV cache of ESA", hint)
+        raise UsageError("a model with ESA attached must be called with ESA's KV cache", hint)
     if attention_mask is not None:
         raise UsageError("ESA's attention accepts no attention mask", "omit attention_mask")
     layer: int = module.layer_idx  # type: ignore[assignment]

@@ -1,4 +1,4 @@
-"""Fingerprints of models, and the check that a compressor file was made for a model and a method.
+"""Computes fingerprints of models, by which a compressor file is checked to fit a model.
 
 A model's fingerprint has the numbers of layers and heads, and a sha256 over the signs of the query
 and key weights in the first and last layer. Rounding to another number type preserves the signs of
@@ -19,7 +19,7 @@ from torch import Tensor
 from esa_cli.errors import ModelError, PresetError
 from esa_cli.models.attachment.layer_traits import get_unquantised_weight, list_qkv_projections
 from esa_cli.models.files.checkpoint_files import convert_read_errors
-from esa_cli.models.files.families import get_key_heads
+from esa_cli.models.files.families import get_kv_head_shape
 from esa_cli.models.text_passes.text_forward import is_unquantised_weight
 
 if TYPE_CHECKING:
@@ -83,8 +83,7 @@ ROTATE, DISTANCE = "rotate", "distance"
 
 @dataclass(frozen=True)
 class ModelFingerprint:
-    """A model's type, numbers of layers and heads, and hash of weights, which identify the
-    model."""
+    """A model's type, sizes and hash of weights, which together identify the model."""
 
     kind: str
     layers: int
@@ -114,7 +113,7 @@ def compute_model_fingerprint(model: Any) -> ModelFingerprint:
     with convert_read_errors("a projection of this model", LOADED_PLAIN):
         for projection in (*layers[0][:2], *layers[-1][:2]):
             digest.update(_read_identifying_weight_bytes(projection))
-    sizes = len(layers), int(config.num_attention_heads), *get_key_heads(config)
+    sizes = len(layers), int(config.num_attention_heads), *get_kv_head_shape(config)
     return ModelFingerprint(str(config.model_type), *sizes, digest.hexdigest())
 
 

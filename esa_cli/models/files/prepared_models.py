@@ -111,10 +111,9 @@ def build_model_folder(
     write_files: Callable[[Path], dict[str, Any]],
     report: StageProgress = ignore_stage_progress,
 ) -> Path:
-    """Returns the folder of a model in esa's cache, after `write_files` has filled the folder, and
-    returned entries for the marker file, if the model is not cached yet. Other processes that need
-    the same model wait meanwhile. Raises ModelError: the cache cannot be written. ResourceError:
-    the disk is full."""
+    """Returns the folder of a model in esa's cache. If the model is not cached yet, `write_files`
+    fills the folder and returns entries for the marker file, while other processes wait. Raises
+    ModelError: the cache cannot be written. ResourceError: the disk is full."""
     folder = get_prepared_model_path(ref)
     if read_model_marker_file(folder):
         return folder
@@ -147,7 +146,7 @@ def _make_model_folder_lock(model_folder: Path) -> filelock.BaseFileLock:
 
 
 def _make_temporary_folder_path(model_folder: Path) -> Path:
-    """Returns the path of a model's folder while this process writes or deletes the folder."""
+    """Returns the path that a model's folder has while this process writes or deletes it."""
     return model_folder.with_name(f".{model_folder.name}.{os.getpid()}.part")
 
 
@@ -193,9 +192,8 @@ def read_model_marker_file(folder: Path) -> dict[str, Any] | None:
 
 
 def find_model_folder(ref: str | ModelRef) -> Path | None:
-    """Returns the folder of a model with a reference or a name in `list_models`, or None if there
-    is none on this machine. Raises ModelError: the reference is wrong, or a GGUF file is
-    missing."""
+    """Returns the folder of a model with a reference or a name in `list_models`, or None if the
+    model is not here. Raises ModelError: the reference is wrong, or a GGUF file is missing."""
     if folder := _find_prepared_model_folder(ref):
         return folder if read_model_marker_file(folder) else None
     ref = parse_reference(ref)

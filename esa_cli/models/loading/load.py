@@ -177,8 +177,7 @@ def check_weights_fit_memory(weight_bytes: int, device: str, ref: ModelRef) -> N
 
 
 def check_esa_supports_model(folder: Path) -> None:
-    """Raises ModelError, before minutes of loading, if ESA cannot be attached to the model in a
-    folder."""
+    """Raises ModelError, before a long loading, if ESA cannot be attached to a folder's model."""
     try:
         config = checkpoint_files.read_language_model_config(folder)
     except ModelError:  # which `load` reports
@@ -208,8 +207,8 @@ def choose_torch_device(device_option: str) -> str:
 
 def choose_torch_dtype(dtype_option: str, device: str) -> Any:
     """Returns the torch.dtype in which a model computes, for a value of --dtype and a torch device.
-    For "auto" and quantised weights, it is bfloat16 if the hardware supports it, else float16 on a
-    GPU and float32 on a CPU."""
+    The type for "auto" and for quantised weights is bfloat16 if the hardware supports it, else
+    float16 on a GPU and float32 on a CPU."""
     import torch
 
     if dtype_option not in DTYPES:

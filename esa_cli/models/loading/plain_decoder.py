@@ -1,5 +1,4 @@
-"""Loads small language models without transformers, whose import takes longer than answering a
-question.
+"""Loads small language models without transformers, whose import takes longer than an answer.
 
 A `PlainDecoder` finds and reads passages on the CPU. Only when text is generated or an attention
 method runs, transformers is imported, and makes a model of the same weights."""
@@ -48,8 +47,8 @@ parts of an open file that were read stay in memory."""
 
 @dataclass(frozen=True, kw_only=True)
 class LazyTransformersModel(LoadedModel):
-    """A `PlainDecoder` with its tokenizer, which transformers makes into a model of its own, with
-    the same weights, at the first access of the attribute `model`."""
+    """A `PlainDecoder` with its tokenizer, of whose weights transformers makes the attribute
+    `model` at the first access."""
 
     @cached_property
     def model(self) -> Any:
@@ -200,7 +199,7 @@ class RmsNorm(nn.Module):
         self.weight, self.eps = nn.Parameter(torch.empty(hidden_size, device="meta")), eps
 
     def forward(self, hidden_states: Tensor) -> Tensor:
-        """Normalises hidden states, rounded before multiplication as in transformers."""
+        """Divides hidden states by their root mean square, and multiplies them by the weight."""
         wide = hidden_states.float()
         wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
         return self.weight * wide.to(hidden_states.dtype)

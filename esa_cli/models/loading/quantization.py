@@ -1,5 +1,4 @@
-"""Quantises a model's weights while the model is loaded, and says which files with quantised
-weights can be loaded.
+"""Quantises a model's weights at loading, and finds which quantised files can be loaded.
 
 torchao and bitsandbytes quantise the matrices of the layers while a model is loaded; embeddings,
 norms, the output head and mixture-of-experts weights stay unquantised. transformers loads files
@@ -103,8 +102,8 @@ def weights_stay_quantised(config: Mapping[str, Any], device: str) -> bool:
 def describe_quantization(
     config: dict[str, Any], device: str, quantise_as: str, dtype_name: str
 ) -> str:
-    """Returns a text on how a model's stored weights are quantised, and whether loading dequantises
-    them to the number type `dtype_name`, or "" for a model that is stored unquantised."""
+    """Returns a description such as "quantised by fp8, dequantised to bfloat16", or "" for a model
+    that is stored unquantised."""
     if not (method := read_quantization_method(config)):
         return ""
     kept = not quantise_as and weights_stay_quantised(config, device)

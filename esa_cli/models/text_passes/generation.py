@@ -32,8 +32,7 @@ class AnswerStreamer:
         self._ids: list[int] | None = None
 
     def put(self, token_ids: torch.Tensor) -> None:
-        """Receives token ids from `model.generate`: in the first call the prompt, then each new
-        token."""
+        """Receives token ids from `model.generate`, first the prompt, then each new token."""
         if self._ids is None:
             self._ids = []
             return
@@ -47,10 +46,10 @@ class AnswerStreamer:
         """Emits the rest of the answer's text when `model.generate` has ended."""
         self._emit_new_text("")
 
-    def _emit_new_text(self, omitted_ending: str) -> None:
-        """Passes the answer's new text to `on_text`, without the characters `omitted_ending`."""
+    def _emit_new_text(self, omitted_characters: str) -> None:
+        """Passes the answer's new text to `on_text`, without an ending of `omitted_characters`."""
         text = str(self.tokenizer.decode(self._ids or [], skip_special_tokens=True))
-        text = text.rstrip(omitted_ending) if omitted_ending else text
+        text = text.rstrip(omitted_characters) if omitted_characters else text
         new, self.text = text[len(self.text) :], text
         if new and self.on_text:
             self.on_text(new)

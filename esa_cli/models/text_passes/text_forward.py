@@ -149,8 +149,7 @@ class FusedForward:
     def _compute_layer_attention(
         self, layer: Any, hidden_states: Tensor, cos: Tensor, sin: Tensor, past: KeysValues | None
     ) -> tuple[Tensor, KeysValues]:
-        """Returns a layer's attention output (B, T, hidden), and the earlier and new keys and
-        values."""
+        """Returns a layer's attention output (B, T, hidden), and all keys and values so far."""
         batch, count, _ = hidden_states.shape
         heads, groups = self.heads, self.groups
         projected = linear(hidden_states, layer.projection, layer.projection_bias)
@@ -175,19 +174,19 @@ class FusedForward:
 def _fuse_layer_weights(
     layer: Any, adapter_matrices: dict[nn.Module, tuple[Tensor, Tensor]]
 ) -> SimpleNamespace:
-    """Returns a layer's weights plus its LoRA matrices, with one matrix for queries, keys,
-    values."""
+    """Returns a layer's weights with the LoRA matrices added, and the query, key and value
+    projections fused into one."""
     attention, mlp = layer.self_attn, layer.mlp
     three = (attention.q_proj, attention.k_proj, attention.v_proj)
     biases = [one.bias for one in three]
 
-    def fuse_linear_weights(*parts: Any) -> Tensor:
-        if len(parts) == 1 and parts[0] not in adapter_matrices:
-            alone: Tensor = parts[0].weight.detach()
+    def fuse_linear_weights(*linears: Any) -> Tensor:
+        if len(linears) == 1 and linears[0] not in adapter_matrices:
+            alone: Tensor = linears[0].weight.detach()
             return alone
-        sizes = [part.weight.shape[0] for part in parts]
-        out: Tensor = parts[0].weight.new_empty(sum(sizes), parts[0].weight.shape[1])
-        for part, rows in zip(parts, torch.split(out, sizes), strict=True):
+        sizes = [part.weight.shape[0] for part in linears]
+        out: Tensor = linears[0].weight.new_empty(sum(sizes), linears[0].weight.shape[1])
+        for part, rows in zip(linears, torch.split(out, sizes), strict=True):
             if part in adapter_matrices:
                 a, b = (matrix.to(part.weight) for matrix in adapter_matrices[part])
                 torch.addmm(part.weight, b, a, out=rows)
@@ -289,16 +288,15 @@ class PromptBatch:
         self.logits = torch.stack(logits) if logits else torch.empty(0, 0)
 
     def start_continuations(self, prompt_index: int) -> PromptContinuations:
-        """Returns the `PromptContinuations` of one prompt: at first only number 0, without
-        tokens."""
+        """Returns the continuations of one prompt, to which tokens can be appended."""
         past, row = self._places[prompt_index]
         alone = past.select_sequences([row]).cut_to_length(self._lengths[prompt_index])
         return PromptContinuations(self._forward, alone)
 
 
 class PromptContinuations:
-    """Several continuations of one prompt, all of one length, such as the beams of a beam
-    search."""
+    """Continuations of one prompt, all of one length, such as the beams of a beam search; at first
+    one continuation without tokens."""
 
     def __init__(self, forward: TextForward, past: Any) -> None:
         self._forward, self._past = forward, past
@@ -384,16 +382,14 @@ class LoraAdapter:
             yield
 
     def get_scaled_matrices_by_layer(self) -> dict[nn.Module, tuple[Tensor, Tensor]]:
-        """Returns the LoRA matrices A and `scale * B` of each linear layer that the adapter
-        changes."""
+        """Returns the LoRA matrices A and `scale * B` of each linear layer to be changed."""
         return {
             self._layers[name]: (a.detach(), b.detach() * self.scale)
             for name, (a, b) in self.matrices.items()
         }
 
     def match_device_and_dtype(self, tensor: Tensor) -> LoraAdapter:
-        """Moves the LoRA matrices to the device of a tensor, and converts them to its number
-        type."""
+        """Converts the LoRA matrices to the device and the number type of a tensor."""
         for name, (a, b) in self.matrices.items():
             self.matrices[name] = a.to(tensor), b.to(tensor)
         return self

@@ -294,8 +294,7 @@ def limit_rendering_steps() -> Iterator[None]:
 
 
 def _check_chat_template(template: object) -> None:
-    """Raises ModelError if a chat template contains powers, since 9**9**9 is a single step that
-    never ends."""
+    """Raises ModelError if a chat template contains powers, such as 9**9**9, which never ends."""
     for part in template.values() if isinstance(template, dict) else [template]:
         with suppress(TemplateError):  # rendering reports a damaged template
             tree = Environment(extensions=_EXTENSIONS).parse(part if isinstance(part, str) else "")
@@ -410,15 +409,17 @@ def iterate_window_tokens(encode: Encode, text: str) -> Iterator[NDArray[numpy.i
     yield rows[first:]
 
 
-def _tokenise_window(encode: Encode, text: str, start: int, length: int) -> NDArray[numpy.int32]:
+def _tokenise_window(
+    encode: Encode, text: str, window_start: int, window_length: int
+) -> NDArray[numpy.int32]:
     """Returns the tokens of one window of a text, (n, 3): token id, first and end character."""
     import numpy
 
-    ids, offsets = encode(text[start : start + length])
+    ids, offsets = encode(text[window_start : window_start + window_length])
     rows = numpy.empty((len(ids), 3), dtype=numpy.int32)
     rows[:, 0] = ids
     rows[:, 1:] = numpy.asarray(offsets, dtype=numpy.int32).reshape(-1, 2)
-    rows[:, 1:] += start
+    rows[:, 1:] += window_start
     return rows
 
 

@@ -15,7 +15,7 @@ from esa_cli.models.attachment.layer_traits import get_kv_dtype, list_kv_layers
 from esa_cli.models.files.families import (
     check_esa_supports_config,
     get_latent_quantization_block_size,
-    list_unequal_key_heads,
+    list_unequal_kv_heads,
 )
 from esa_cli.qa.finding.passage_finder import Book, TokenisedDocument
 from esa_cli.qa.ingestion.ingest import Ingest, StoredForm
@@ -70,7 +70,7 @@ class KvCacheIngest(Ingest):
             kind=rows,  # type: ignore[arg-type]
             reduced=reduced, fit=compressor.fit_tokens if any(reduced) else 0, segment=SEGMENT,
             shared=block > 0, block=block, states=len(session.cache.states.layers),
-            shapes=tuple(list_unequal_key_heads(config)),
+            shapes=tuple(list_unequal_kv_heads(config)),
         )  # fmt: skip
 
     def _make_identity(self, layout: Layout) -> str:

@@ -21,10 +21,10 @@ from esa_cli.models.files.checkpoint_files import (
 )
 from esa_cli.models.files.families import (
     FAMILIES,
-    get_key_heads,
+    get_kv_head_shape,
     get_model_family,
     list_layer_cache_kinds,
-    list_unequal_key_heads,
+    list_unequal_kv_heads,
 )
 from esa_cli.models.loading.quantization import (
     estimate_bytes_per_quantised_weight,
@@ -79,8 +79,8 @@ def read_model_shape(config: dict[str, Any]) -> ModelShape:
         config = {name: config[name] for name in sizes if name in config}
     try:
         settings, kinds = SimpleNamespace(**config), list_layer_cache_kinds(config)
-        groups, dim = get_key_heads(settings)
-        shared, shapes = get_model_family(settings).latent, tuple(list_unequal_key_heads(settings))
+        groups, dim = get_kv_head_shape(settings)
+        shared, shapes = get_model_family(settings).latent, tuple(list_unequal_kv_heads(settings))
         rows = sum(kind in ("attention", "both") for kind in kinds)
         width = sum(own * size for own, size in shapes) if shapes else rows * groups * dim
         hidden = int(config["hidden_size"])

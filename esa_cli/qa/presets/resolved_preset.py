@@ -283,13 +283,13 @@ def check_kernel(method: Method, config: dict[str, Any], device: str, dtype: tor
     """Checks that a method's kernel runs on a torch device for a model with this `config`. Raises
     UsageError: the kernel cannot run. ModelError: `config` lacks a size."""
     from esa_cli.attention.kernels import choose_kernel_name
-    from esa_cli.models.files.families import get_key_heads, get_model_family
+    from esa_cli.models.files.families import get_kv_head_shape, get_model_family
 
     if method.kernel == "auto":
         return
     settings = SimpleNamespace(**config)
     try:
-        _, dim = get_key_heads(settings)
+        _, dim = get_kv_head_shape(settings)
     except (AttributeError, ArithmeticError, TypeError) as error:
         raise ModelError(f"config.json must have the sizes of all layers, got {error}") from error
     cap = config.get(get_model_family(settings).attention_cap) or 0.0
