@@ -170,7 +170,7 @@ def stored(
 ) -> tuple[list[JoinedStore], list[dict[str, torch.Tensor]]]:
     """The cached rows of all layers, from a library on disk, each with an empty tail; and the
     states of those that keep one."""
-    kept = [one.store for one in cache.layer_memories]
+    kept = [one.store for one in cache.layer_kv_caches]
     first = kept[0]
     shapes = tuple((one.heads, one.dim) for one in kept)
     states = cache.states.copy_states()
@@ -282,7 +282,7 @@ def test_what_a_model_is_made_of(family: str) -> None:
     with attach(model, everything(7)) as attached:
         cache = attached.new_cache()
         model(tokens(5), past_key_values=cache)
-        store = cache.get_layer_memory(attached.method_layers[0]).store
+        store = cache.get_layer_kv_cache(attached.method_layers[0]).store
         assert (store.heads, store.dim) == (found.groups, found.dim)
         assert store.nbytes == 5 * read_model_shape(before).numbers_per_token * 4
         state_bytes = sum(tensor.nbytes for tensor in cache.states.list_state_tensors())

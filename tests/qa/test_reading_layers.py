@@ -59,8 +59,8 @@ def test_what_selectors_keep_of_such_layers_is_cropped_and_kept_with_the_documen
         cache = attached.new_cache()
         cache.begin_query(QueryState(Phase.QUESTION))
         want = model(ids[:, :50], past_key_values=cache).logits
-        assert {layer for layer, _ in cache.get_layer_memory(1).states} == {1, 3, 4}
-        assert cache.get_layer_memory(3).states is cache.get_layer_memory(1).states
+        assert {layer for layer, _ in cache.get_layer_kv_cache(1).states} == {1, 3, 4}
+        assert cache.get_layer_kv_cache(3).states is cache.get_layer_kv_cache(1).states
         model(ids[:, 50:], past_key_values=cache)
         cache.truncate(0)
         cache.begin_query(QueryState(Phase.QUESTION))

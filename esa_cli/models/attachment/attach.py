@@ -120,7 +120,7 @@ def _register_forward_call_hooks(
         cache.states.record_forward_start(tokens.shape[1])
         current_call.cache = ref(cache)
         # Every layer computes all tokens, which take part in the selection, except in prefill.
-        if layers_share_keys and "logits_to_keep" in options and not cache.is_plain_prefill:
+        if layers_share_keys and "logits_to_keep" in options and not cache.is_unobserved_prefill:
             return args, {**options, "logits_to_keep": 0}
         return None
 
@@ -260,14 +260,14 @@ def _compute_esa_attention(
         raise ModelError("no method is attached to this model", "call attach(model, method)")
     if (cache := attachment.forward_pass.get_current_cache()) is None:
         hint = "pass past_key_values=attachment.new_cache() to the model"
-        raise UsageError("a model with ESA attached must be called with ESA's KV cache", hint)
+        raise UsageError("a model with ESA attached needs a KV cache of ESA", hint)
     if attention_mask is not None:
         raise UsageError("ESA's attention accepts no attention mask", "omit attention_mask")
     layer: int = module.layer_idx  # type: ignore[assignment]
     latent, traits = attachment.latents[layer] if attachment.latents else None, attachment.traits
     q = latent.project_queries(query[0]) if latent else traits[layer].rope.convert_to_key(query[0])  # type: ignore[union-attr]
     attention = attachment.get_layer_attention_function(cache.method, layer)
-    out = attention(cache.get_layer_memory(layer), q, cache.query, kwargs.get("s_aux"))
+    out = attention(cache.get_layer_kv_cache(layer), q, cache.query, kwargs.get("s_aux"))
     return (latent.project_sums_to_values(out) if latent else out).transpose(0, 1)[None], None
 
 

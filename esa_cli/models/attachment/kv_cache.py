@@ -267,7 +267,7 @@ class EsaCache(Cache):
             )
 
     @property
-    def is_plain_prefill(self) -> bool:
+    def is_unobserved_prefill(self) -> bool:
         """Whether the next forward call is a prefill whose queries nothing observes or records."""
         phase, trace = self.query.phase, self.query.trace
         return phase is Phase.PREFILL and trace is None and not self.method.selector.observes
@@ -297,10 +297,10 @@ class EsaCache(Cache):
         if self.query.phase is Phase.AUTO and self.query.stop != length:
             self.query = QueryState(trace=self.query.trace)
 
-    def get_layer_memory(self, layer_index: int) -> LayerMemory:
+    def get_layer_kv_cache(self, layer_index: int) -> LayerMemory:
         """Returns the keys, values and selector states that one layer's attention uses."""
         if layer_index in self._sources:
-            source = self.get_layer_memory(self._sources[layer_index])
+            source = self.get_layer_kv_cache(self._sources[layer_index])
             return SharedLayerMemory(layer_index, source.store, source.states, source=source)
         layer = self.layers[layer_index]
         assert isinstance(layer, KvCacheLayer), "the layer keeps no keys"
@@ -308,9 +308,9 @@ class EsaCache(Cache):
         return layer.memory
 
     @property
-    def layer_memories(self) -> list[LayerMemory]:
+    def layer_kv_caches(self) -> list[LayerMemory]:
         """The keys, values and selector states of each layer that stores keys, in layer order."""
-        return [self.get_layer_memory(layer.layer) for layer in self.kv_layers]
+        return [self.get_layer_kv_cache(layer.layer) for layer in self.kv_layers]
 
     def use_filled_kv_stores(
         self, stores: Sequence[KVStore], projections: Sequence[Projection | None] | None,

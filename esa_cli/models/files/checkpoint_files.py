@@ -119,7 +119,7 @@ def check_tokenizer_files_exist(folder: Path) -> None:
 # -- Headers of weights
 
 
-class StoredWeight(NamedTuple):
+class WeightInfo(NamedTuple):
     """The name, number type (`kind`, such as BF16) and shape of a tensor in a safetensors file."""
 
     name: str
@@ -127,7 +127,7 @@ class StoredWeight(NamedTuple):
     shape: tuple[int, ...]
 
 
-def list_stored_weights(folder: Path) -> list[StoredWeight]:
+def list_stored_weights(folder: Path) -> list[WeightInfo]:
     """Returns the names, types and shapes of all tensors in a model folder's safetensors files.
     Raises ModelError: a file is missing, damaged or cut off."""
     weights = []
@@ -137,7 +137,7 @@ def list_stored_weights(folder: Path) -> list[StoredWeight]:
         with convert_read_errors(damaged, hint), safe_open(path, framework="np") as file:
             for name in file.keys():  # noqa: SIM118
                 part = file.get_slice(name)
-                weights.append(StoredWeight(name, str(part.get_dtype()), tuple(part.get_shape())))
+                weights.append(WeightInfo(name, str(part.get_dtype()), tuple(part.get_shape())))
     return weights
 
 
@@ -168,7 +168,7 @@ _BESIDE = re.compile(r"(scales?|scale_inv|scale_2|zero_point|shape|g_idx)$")
 _SCALES = ("weight_scale_inv", "scale", "qscale_weight")
 
 
-def check_weight_types(weights: Iterable[StoredWeight], quantization: Mapping[str, Any]) -> None:
+def check_weight_types(weights: Iterable[WeightInfo], quantization: Mapping[str, Any]) -> None:
     """Raises ModelError if transformers 5.23 would silently load wrong numbers for a quantised
     weight, because scales are missing or blocks of numbers do not fit the weight's shape."""
     shapes = {weight.name: weight.shape for weight in weights}
@@ -292,7 +292,7 @@ def _read_language_and_checkpoint_configs(folder: Path) -> tuple[Any, Any]:
         return text, whole
 
 
-def list_language_model_weights(folder: Path) -> list[StoredWeight]:
+def list_language_model_weights(folder: Path) -> list[WeightInfo]:
     """Returns the stored tensors of a model folder's language model, named as in the files. Raises
     ModelError: a file is damaged, or the checkpoint contains no language model."""
     weights = list_stored_weights(folder)
@@ -302,7 +302,7 @@ def list_language_model_weights(folder: Path) -> list[StoredWeight]:
     return [weight for weight in weights if weight.name.startswith(tuple(prefixes))]
 
 
-def list_expected_weights(folder: Path) -> list[StoredWeight]:
+def list_expected_weights(folder: Path) -> list[WeightInfo]:
     """Returns the names and shapes of the weights that transformers creates for a config.json,
     without allocating the weights. Raises ModelError: transformers does not know the model."""
     config = read_language_model_config(folder)
@@ -315,7 +315,7 @@ def list_expected_weights(folder: Path) -> list[StoredWeight]:
         automatic: Any = AutoModelForCausalLM
         with torch.device("meta"):
             model = automatic.from_config(config, trust_remote_code=False)
-    return [StoredWeight(name, "F32", tuple(one.shape)) for name, one in model.named_parameters()]
+    return [WeightInfo(name, "F32", tuple(one.shape)) for name, one in model.named_parameters()]
 
 
 def _map_weight_prefixes(folder: Path, weight_names: Sequence[str]) -> dict[str, str]:

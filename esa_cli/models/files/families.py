@@ -118,7 +118,7 @@ def check_esa_supports_config(config: Any) -> None:
     list_window_sizes(config)
     if getattr(config, "use_bidirectional_attention", None) in (True, "all"):
         raise ModelError(
-            f"{kind} models attend to later tokens, not only to earlier ones", INSTEAD_HINT
+            f"this {kind} model attends to later tokens as well as earlier", INSTEAD_HINT
         )
     if dynamic := sorted({*list_rope_types(config)} - {*STATIC_ROPE}):
         raise ModelError(

@@ -146,7 +146,7 @@ def _plan_model_weights(file: GgufFile, meta_model: Any) -> dict[str, _WeightCon
         weights[name] = _WeightConversionPlan(tuple(weight.shape), sources, join)
         if lacking := [source for source in sources if source not in file.tensors]:
             kind = config.model_type
-            raise ModelError(f"{path} must contain {lacking[0]} for a {kind} model", _OLD_FILE)
+            raise ModelError(f"{path} lacks the weights {lacking[0]} of a {kind} model", _OLD_FILE)
         parts = [torch.empty(file.get_tensor_shape(source), device="meta") for source in sources]
         try:
             size = tuple(join(parts).shape)
@@ -159,7 +159,7 @@ def _plan_model_weights(file: GgufFile, meta_model: Any) -> dict[str, _WeightCon
     for name in file.tensors.keys() - used:
         if not _IN_CONFIG.fullmatch(name):
             kind = f"a {config.model_type} model of transformers"
-            raise ModelError(f"{path} contains {name}, which {kind} lacks", SAFETENSORS)
+            raise ModelError(f"{path} has the weights {name}, which {kind} lacks", SAFETENSORS)
     return weights
 
 

@@ -193,7 +193,7 @@ _CHAT_OPTIONS = {"add_generation_prompt", "enable_thinking", "date_string"}
 
 class PlainTokenizer:
     """A tokenizer that works without transformers, with those methods of a transformers tokenizer
-    that esa uses; unusual calls load the transformers tokenizer (`full_tokenizer`)."""
+    that esa uses; unusual calls load the transformers tokenizer (`transformers_tokenizer`)."""
 
     is_fast = True
 
@@ -202,7 +202,7 @@ class PlainTokenizer:
         self.chat_template, self.special_tokens_map = data.chat_template, dict(data.special)
 
     @cached_property
-    def full_tokenizer(self) -> Any:
+    def transformers_tokenizer(self) -> Any:
         """The transformers tokenizer, loaded at the first access. Raises ModelError."""
         return self._load_whole()
 
@@ -213,14 +213,14 @@ class PlainTokenizer:
             return self.facts.ids[name]
         if f"{name}_id" in self.facts.ids:
             return self.facts.special.get(name)
-        return getattr(self.full_tokenizer, name)
+        return getattr(self.transformers_tokenizer, name)
 
     def __call__(self, text: str | Sequence[str], **options: Any) -> Any:
         """Returns the token ids of one text or of a list of texts, and on request token offsets."""
         texts = [text] if isinstance(text, str) else list(text)
         strange = not texts or not all(isinstance(part, str) for part in texts)
         if strange or not options.keys() <= _CALL_OPTIONS:
-            return self.full_tokenizer(text, **options)
+            return self.transformers_tokenizer(text, **options)
         backend, split = self.backend_tokenizer, options.get("split_special_tokens", False)
         with _encoding_lock:
             if backend.encode_special_tokens != split:
@@ -239,7 +239,9 @@ class PlainTokenizer:
         if known and not any(others.values()):
             return str(self.backend_tokenizer.decode(ids, skip_special_tokens=skip_special_tokens))
         return str(
-            self.full_tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens, **others)
+            self.transformers_tokenizer.decode(
+                token_ids, skip_special_tokens=skip_special_tokens, **others
+            )
         )
 
     def convert_ids_to_tokens(self, ids: Any) -> Any:
@@ -260,7 +262,9 @@ class PlainTokenizer:
             values |= {"messages": conversation, **self.special_tokens_map}
             with suppress(TemplateError):  # transformers' message is better known
                 return render_chat(self.chat_template, values)
-        return self.full_tokenizer.apply_chat_template(conversation, tokenize=tokenize, **options)
+        return self.transformers_tokenizer.apply_chat_template(
+            conversation, tokenize=tokenize, **options
+        )
 
 
 # -- Chat templates: a model's own code, which runs in jinja2's sandbox

@@ -138,7 +138,7 @@ class Session:
 
     def prefilled_document(self) -> PrefilledDocument:
         """Returns the cached document, which any session of the same model can open."""
-        memories = self.cache.layer_memories
+        memories = self.cache.layer_kv_caches
         return PrefilledDocument(
             list(self._ids), [one.store for one in memories], self.compute_reduced_keys(),
             self._head, self._read_by, [one.states for one in memories],
@@ -148,7 +148,7 @@ class Session:
     def compute_reduced_keys(self) -> list[Projection | None]:
         """Computes the reduced keys of all cached tokens, and returns each layer's projection."""
         self.cache.compute_reduced_keys()
-        return [one.projection for one in self.cache.layer_memories]
+        return [one.projection for one in self.cache.layer_kv_caches]
 
     def open(self, documents: Sequence[PrefilledDocument]) -> None:
         """Replaces the cached documents by the concatenation of `documents`.

@@ -12,7 +12,7 @@ from typing import Any
 
 from esa_cli.errors import ModelError
 from esa_cli.models.files.checkpoint_files import (
-    StoredWeight,
+    WeightInfo,
     compute_weight_bytes,
     list_expected_weights,
     list_language_model_weights,
@@ -200,7 +200,7 @@ def _has_all_weight_files(folder: Path) -> bool:
     return True
 
 
-def count_layer_weights(tensors: Iterable[StoredWeight], config: Mapping[str, Any]) -> int:
+def count_layer_weights(tensors: Iterable[WeightInfo], config: Mapping[str, Any]) -> int:
     """Counts the weights in the layer matrices that one token uses."""
     settings = config.get("text_config") or config
     experts = _read_size(
@@ -214,12 +214,12 @@ def count_layer_weights(tensors: Iterable[StoredWeight], config: Mapping[str, An
     return int(total)
 
 
-def _is_layer_matrix(tensor: StoredWeight) -> bool:
+def _is_layer_matrix(tensor: WeightInfo) -> bool:
     return len(tensor.shape) > 1 and not any(
         part in tensor.name for part in ("embed", "lm_head", "wte", "wpe")
     )
 
 
-def _is_expert_weight(tensor: StoredWeight) -> bool:
+def _is_expert_weight(tensor: WeightInfo) -> bool:
     """Whether a tensor belongs to experts: a matrix of one expert, or a tensor of all experts."""
     return ".experts." in tensor.name or (len(tensor.shape) == 3 and "conv" not in tensor.name)
