@@ -195,7 +195,7 @@ class AttachedModel:
     def get_layer_attention_function(
         self, method: Method, layer_index: int
     ) -> SelectiveAttention | SlidingWindowAttention:
-        """Returns the function by which a layer attends: that of `method`, or a sliding window."""
+        """Returns the function that computes one layer's attention for a method."""
         traits = self.traits[layer_index]
         assert traits is not None, "the layer has no attention"
         found = self._attention.get(traits)
@@ -218,7 +218,7 @@ class AttachedModel:
 
     @contextmanager
     def suspend_method(self) -> Iterator[None]:
-        """Lets the attached model compute its own attention until the block ends."""
+        """Lets the attached model compute its own attention, without a method, in the block."""
         rotary, configs = self._bare
         own = [(module, module.config) for module, _ in configs]
         replaced = getattr(self.body, "rotary_emb", None)
@@ -253,8 +253,8 @@ def _compute_esa_attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:  # fmt: skip
-    """Computes the attention outputs (1, C, H, D) of unrotated queries (1, H, C, D) of C tokens in
-    one layer of an attached model, as transformers calls an attention function."""
+    """Computes the attention outputs (1, C, H, D) of unrotated queries (1, H, C, D) in one layer of
+    an attached model; transformers calls this attention function."""
     attachment = (_ATTACHED.get(module) or (lambda: None))()
     if attachment is None:
         raise ModelError("no method is attached to this model", "call attach(model, method)")

@@ -168,7 +168,7 @@ class RecurrentStates:
                 del self._snapshots[oldest]
 
     def record_forward_start(self, new_token_count: int) -> None:
-        """Notes that a forward call begins, and copies the recurrent states if it has several
+        """Notes that a forward call begins, and copies the recurrent states if the call has several
         tokens. Raises UsageError: an earlier call was interrupted, and the cache not cropped."""
         if not self.layers:
             return
@@ -179,7 +179,7 @@ class RecurrentStates:
         self.tokens = None
 
     def record_forward_end(self, cached_token_count: int) -> None:
-        """Notes that a forward call has ended, after which so many tokens are cached."""
+        """Notes that a forward call ended, after which `cached_token_count` tokens are cached."""
         self.tokens = cached_token_count
         for tensor in self.list_state_tensors():
             if tensor.requires_grad:  # of a model with gradients

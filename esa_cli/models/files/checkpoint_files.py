@@ -36,7 +36,7 @@ _UPGRADE = "upgrade transformers, or choose another model; esa never runs a mode
 @contextmanager
 def convert_read_errors(file_name: object, hint: str = _FETCH_AGAIN) -> Iterator[None]:
     """Turns errors of other libraries that read a model's file in the block into ModelError, except
-    for errors for lack of memory."""
+    for out-of-memory errors."""
     try:
         yield
     except Exception as error:
@@ -87,7 +87,7 @@ def check_config_settings(settings: Mapping[str, Any], file_name: object) -> Non
 
 
 def _find_broken_setting_rule(setting_name: str, value: Any) -> str:
-    """Returns the rule that a config.json setting breaks, such as "be above 0", or ""."""
+    """Returns the rule that a config.json setting breaks, such as "be above 0", or "" for none."""
     number = value if isinstance(value, (int, float)) and not isinstance(value, bool) else math.nan
     if setting_name in _COUNTS or setting_name in _TOKENS:
         low, high = _COUNTS.get(setting_name, (-1, _LARGEST))

@@ -248,7 +248,7 @@ def get_kv_head_shape(config: Any) -> tuple[int, int]:
 
 
 def _get_usual_kv_head_shape(config: Any) -> tuple[int, int]:
-    """Returns the number and the dimension of key heads from the settings of most families."""
+    """Returns the number and the dimension of key heads as most model families name them."""
     heads = int(config.num_attention_heads)
     dim = int(getattr(config, "head_dim", None) or config.hidden_size // heads)
     return int(getattr(config, "num_key_value_heads", None) or heads), dim

@@ -173,8 +173,8 @@ def get_prepared_model_path(ref: ModelRef) -> Path:
 
 
 def _find_prepared_model_folder(ref: str | ModelRef) -> Path | None:
-    """Returns the folder in esa's cache, complete or not, of a model with a reference or a name in
-    `list_models`, or None for a model that esa does not convert."""
+    """Returns the folder in esa's cache, complete or not, of a model given by a reference or a name
+    in `list_models`, or None for a model that esa does not convert."""
     named = get_esa_home_folder() / "models" / str(ref)
     if re.fullmatch(r"[a-z0-9A-Z._-]+-[0-9a-f]{12}", str(ref)) and named.is_dir():
         return named
@@ -192,8 +192,9 @@ def read_model_marker_file(folder: Path) -> dict[str, Any] | None:
 
 
 def find_model_folder(ref: str | ModelRef) -> Path | None:
-    """Returns the folder of a model with a reference or a name in `list_models`, or None if the
-    model is not here. Raises ModelError: the reference is wrong, or a GGUF file is missing."""
+    """Returns the folder of a model, given by a reference or a name in `list_models`, or None for a
+    model that is not on this machine. Raises ModelError: the reference is wrong, or a GGUF file is
+    missing."""
     if folder := _find_prepared_model_folder(ref):
         return folder if read_model_marker_file(folder) else None
     ref = parse_reference(ref)
@@ -220,8 +221,9 @@ def list_models() -> list[CachedModel]:
 
 
 def delete_cached_model(ref: str | ModelRef, ask_user: Callable[[], object] = lambda: None) -> int:
-    """Deletes a model with a reference or a name in `list_models` from esa's cache, after calling
-    `ask_user`, and returns the number of bytes freed. Raises ModelError: there is no such model."""
+    """Deletes a model, given by a reference or a name in `list_models`, from esa's cache, after
+    calling `ask_user`, and returns the number of bytes freed. Raises ModelError: there is no such
+    model."""
     folder = _find_prepared_model_folder(ref)
     if folder is None or not folder.is_dir():
         message = (

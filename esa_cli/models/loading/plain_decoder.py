@@ -47,8 +47,8 @@ parts of an open file that were read stay in memory."""
 
 @dataclass(frozen=True, kw_only=True)
 class LazyTransformersModel(LoadedModel):
-    """A `PlainDecoder` with its tokenizer, of whose weights transformers makes the attribute
-    `model` at the first access."""
+    """A `PlainDecoder` with its tokenizer; transformers makes a model of the same weights when the
+    attribute `model` is first accessed."""
 
     @cached_property
     def model(self) -> Any:

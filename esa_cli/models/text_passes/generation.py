@@ -47,7 +47,7 @@ class AnswerStreamer:
         self._emit_new_text("")
 
     def _emit_new_text(self, omitted_characters: str) -> None:
-        """Passes the answer's new text to `on_text`, without an ending of `omitted_characters`."""
+        """Passes the answer's new text to `on_text`, except for `omitted_characters` at its end."""
         text = str(self.tokenizer.decode(self._ids or [], skip_special_tokens=True))
         text = text.rstrip(omitted_characters) if omitted_characters else text
         new, self.text = text[len(self.text) :], text

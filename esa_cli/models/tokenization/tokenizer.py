@@ -193,7 +193,7 @@ _CHAT_OPTIONS = {"add_generation_prompt", "enable_thinking", "date_string"}
 
 class PlainTokenizer:
     """A tokenizer that works without transformers, with those methods of a transformers tokenizer
-    that esa uses; unusual calls load the transformers tokenizer (`transformers_tokenizer`)."""
+    that esa uses; unusual calls load the transformers tokenizer."""
 
     is_fast = True
 
