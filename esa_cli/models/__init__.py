@@ -1,7 +1,6 @@
-"""Fetches, converts and loads language models, attaches methods to models, and generates text.
-
-No other package of esa imports transformers. Importing `esa_cli.models` imports neither torch nor
-transformers; loading or converting a model imports both."""
+"""Fetches, converts and loads language models, attaches attention methods to models, and generates
+text. No other package of esa imports transformers; `import esa_cli.models` imports neither torch
+nor transformers before a model is loaded or converted."""
 
 from esa_cli.models.files.model_reference import DEFAULT_MODEL, ModelRef, parse_reference
 from esa_cli.models.files.prepared_models import (

@@ -197,7 +197,7 @@ class Esa:
         return min(self.preset.context, longest or self.preset.context)
 
     def run_without_method(self) -> AbstractContextManager[None]:
-        """A context in which the model runs without the method; see `Attachment.suspend_method`."""
+        """A context in which the model runs without the method, as after `suspend_method`."""
         return nullcontext() if self._session is None else self._session.attachment.suspend_method()
 
     @property
@@ -289,7 +289,7 @@ class Esa:
         Raises UsageError: there is no book, one that must be ingested is not, the question is
         empty, or a setting is out of range. LengthError: the question is too long; HistoryError:
         with its history. ReaderError: the other model gives no answer."""
-        from esa_cli.models.files.families import has_state_layers
+        from esa_cli.models.files.families import has_recurrence
         from esa_cli.qa.evidence import compute_passage_weights
         from esa_cli.qa.planning.kv_cache_storage import check_joint_question
         from esa_cli.qa.presets.preset import choose_sampling
@@ -300,7 +300,7 @@ class Esa:
         placed = self.add_token_ranges(books)
         if len(books) > 1:
             config = self.loaded.text_model.config
-            check_joint_question(self._resolved, config.model_type, has_state_layers(config))
+            check_joint_question(self._resolved, config.model_type, has_recurrence(config))
         if self.spans is None:  # the paper: selected rows of every layer
             from esa_cli.qa.attention_evidence import reply_from_kv_cache
 

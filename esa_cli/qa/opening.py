@@ -17,7 +17,7 @@ from esa_cli import models
 from esa_cli.documents.document import Document
 from esa_cli.errors import ModelError, UsageError
 from esa_cli.models.files.checkpoint_files import compute_weight_bytes, read_language_model_settings
-from esa_cli.models.files.families import check_model_type_supported
+from esa_cli.models.files.families import check_esa_supports_model_type
 from esa_cli.models.loading.load import (
     check_esa_supports_model,
     choose_torch_device,
@@ -25,8 +25,8 @@ from esa_cli.models.loading.load import (
 )
 from esa_cli.models.loading.quantization import (
     QUANTIZATIONS,
-    check_quantised_files_load,
-    describe_weights,
+    check_quantised_files_loadable,
+    describe_quantization,
 )
 from esa_cli.models.text_passes.text_forward import MOST_BYTES
 from esa_cli.models.tokenization.tokenizer import load_tokenizer
@@ -111,7 +111,7 @@ class KnownModel:
     def stored_as(self) -> str:
         """A description of how quantised weights are stored; empty if they are not quantised."""
         place = self.place
-        return describe_weights(self.config, place.device, place.packing, place.dtype_name)
+        return describe_quantization(self.config, place.device, place.packing, place.dtype_name)
 
     def count_tokens(self, text: str) -> int:
         """Counts the tokens of a text without transformers. Raises ModelError."""
@@ -211,9 +211,9 @@ def inspect_model(
     name = models.parse_reference(chosen.model).name
     config = read_language_model_settings(folder)
     if attaches:
-        check_model_type_supported(config.get("model_type"))
+        check_esa_supports_model_type(config.get("model_type"))
         check_preset_fits_model(chosen, config, name)
-    check_quantised_files_load(config, place.device, name)
+    check_quantised_files_loadable(config, place.device, name)
     available = machine.measure_available_memory(place.device)
     return KnownModel(chosen.model, folder, config, place, available, attaches)
 
@@ -237,7 +237,7 @@ def can_run_methods(chosen: Preset, notices: Notices = SILENT, *, loads: bool = 
     ResourceError: the model cannot be fetched."""
     folder = fetch_config_and_tokenizer(chosen, notices)
     try:
-        check_model_type_supported(read_language_model_settings(folder).get("model_type"))
+        check_esa_supports_model_type(read_language_model_settings(folder).get("model_type"))
         if loads:
             check_esa_supports_model(folder)
     except ModelError:

@@ -148,7 +148,7 @@ def test_a_shared_prefill_is_observed_by_methods_that_observe_once(loaded: Any) 
             session.read(
                 "The gate opens at nine. " * 40, method=build_prefill_method(base, methods)
             )
-            mass = session.cache.get_layer_memory(0).states[0, InfLLMSelector].mass
+            mass = session.cache.get_layer_kv_cache(0).states[0, InfLLMSelector].mass
             sums.append(mass.load_received_attention(0, session.document_tokens).clone())
     assert sums[0].sum() > 0
     assert torch.equal(*sums)

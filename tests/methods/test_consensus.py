@@ -23,7 +23,7 @@ from esa_cli.errors import PresetError
 from esa_cli.methods import registry
 from esa_cli.methods.consensus import ConsensusSelector, select_windows
 from esa_cli.methods.voting import VoteScore
-from esa_cli.models.attachment.attach import Attachment, attach
+from esa_cli.models.attachment.attach import AttachedModel, attach
 from esa_cli.models.attachment.kv_cache import EsaCache
 
 LOW, LAYERS, MIDDLE, CHUNK, BUDGET = 3, 4, 40, 5, 9
@@ -271,14 +271,14 @@ def attached(make_model: ModelFactory) -> Any:
         yield found
 
 
-def answer(attached: Attachment, ids: torch.Tensor, cache: EsaCache) -> list[int]:
+def answer(attached: AttachedModel, ids: torch.Tensor, cache: EsaCache) -> list[int]:
     out = attached.model.generate(
         ids, past_key_values=cache, max_new_tokens=ANSWER, do_sample=False
     )
     return out[0, ids.shape[1] :].tolist()
 
 
-def test_stock_generate_begins_a_turn_where_tokens_were_taken_back(attached: Attachment) -> None:
+def test_stock_generate_begins_a_turn_where_tokens_were_taken_back(attached: AttachedModel) -> None:
     """Without a session nobody says that a turn begins; the cache sees it."""
     ids = torch.randint(1, VOCABULARY, (1, DOCUMENT + QUESTION))
     other = torch.cat((ids[:, :DOCUMENT], ids[:, -QUESTION:].flip(1)), dim=1)

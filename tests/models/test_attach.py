@@ -16,7 +16,7 @@ from esa_cli.attention.positions import ContiguousPositions, FixedDistancePositi
 from esa_cli.attention.window import Window
 from esa_cli.errors import ModelError, UsageError
 from esa_cli.methods.voting import VoteScore
-from esa_cli.models.attachment.attach import Attachment, attach
+from esa_cli.models.attachment.attach import AttachedModel, attach
 
 
 def selective(chunk: int = 8, **options: Any) -> Method:
@@ -89,12 +89,12 @@ def test_two_models_at_once(make_model: ModelFactory) -> None:
 
 
 @pytest.fixture
-def attached(make_model: ModelFactory) -> Iterator[Attachment]:
+def attached(make_model: ModelFactory) -> Iterator[AttachedModel]:
     with attach(make_model("llama"), selective()) as found:
         yield found
 
 
-def test_other_caches_and_none_are_refused(attached: Attachment) -> None:
+def test_other_caches_and_none_are_refused(attached: AttachedModel) -> None:
     stock = DynamicCache(config=attached.model.config)
     for options in ({"use_cache": False}, {}, {"past_key_values": stock}):
         with pytest.raises(UsageError, match="needs a KV cache of ESA"):
@@ -113,7 +113,7 @@ def test_cache_from_before_detach(make_model: ModelFactory) -> None:
         model(tokens(1), past_key_values=cache)
 
 
-def test_padding(attached: Attachment) -> None:
+def test_padding(attached: AttachedModel) -> None:
     mask = torch.ones(1, LENGTH, dtype=torch.long)
     mask[:, 3] = 0
     cache = attached.new_cache()

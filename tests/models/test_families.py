@@ -23,7 +23,7 @@ from esa_cli.models.attachment.attach import attach
 from esa_cli.models.attachment.fingerprint import compute_model_fingerprint
 from esa_cli.models.attachment.kv_cache import EsaCache
 from esa_cli.models.attachment.layer_traits import get_kv_dtype
-from esa_cli.models.files.families import FAMILIES, list_layer_contents
+from esa_cli.models.files.families import FAMILIES, list_layer_cache_kinds
 from esa_cli.models.text_passes.model_forward import TransformersForward
 from esa_cli.models.text_passes.text_forward import PromptBatch
 from esa_cli.qa.planning.model_shape import read_model_shape
@@ -136,13 +136,13 @@ def test_cropped_and_replayed(name: str) -> None:
     with attach(model, everything(7)) as attached:
         cache, apart = attached.new_cache(), tolerance(name)
         close(in_pieces(model, cache, ids[:, :40], 13), want[:, :40], apart)
-        cache.store_snapshot()
+        cache.store_state_snapshot()
         close(in_pieces(model, cache, ids[:, 40:], 13), want[:, 40:], apart)
         cache.crop(-30)
         model(ids[:, :25], past_key_values=cache)
         cache.truncate(40)
         close(in_pieces(model, cache, ids[:, 40:64], 13), want[:, 40:64], apart)
-        cache.store_snapshot()
+        cache.store_state_snapshot()
         model(ids[:, 64:], past_key_values=cache)
         cache.truncate(64)
         close(in_pieces(model, cache, ids[:, 64:], 1), want[:, 64:], apart)
@@ -159,7 +159,7 @@ def test_stored_and_reopened(name: str, tmp_path: Path) -> None:
         model(ids[:, :60], past_key_values=cache)
         again = attached.new_cache()
         rows, states = stored(cache, ids[0, :60].tolist(), tmp_path)
-        again.use_filled_stores(rows, None, recurrent_states=states)
+        again.use_filled_kv_stores(rows, None, recurrent_states=states)
         got = model(ids[:, 60:], past_key_values=again).logits
         close(got, want[:, 60:])
         assert torch.equal(got, model(ids[:, 60:], past_key_values=cache).logits)
@@ -170,7 +170,7 @@ def stored(
 ) -> tuple[list[AppendableStoreChain], list[dict[str, torch.Tensor]]]:
     """The cached rows of all layers, from a library on disk, each with an empty tail; and the
     states of those that keep one."""
-    kept = [one.store for one in cache.memories]
+    kept = [one.store for one in cache.layer_kv_caches]
     first = kept[0]
     shapes = tuple((one.heads, one.dim) for one in kept)
     states = cache.states.copy_states()
@@ -272,7 +272,7 @@ def test_every_method_runs(name: str) -> None:
 def test_what_a_model_is_made_of(family: str) -> None:
     model = family_model(family)
     found, before = compute_model_fingerprint(model), model.config.to_dict()
-    rows = sum(one in ("attention", "both") for one in list_layer_contents(before))
+    rows = sum(one in ("attention", "both") for one in list_layer_cache_kinds(before))
     assert (found.kind, found.layers, found.heads) == (
         family,
         rows,
@@ -282,7 +282,7 @@ def test_what_a_model_is_made_of(family: str) -> None:
     with attach(model, everything(7)) as attached:
         cache = attached.new_cache()
         model(tokens(5), past_key_values=cache)
-        store = cache.get_layer_memory(attached.method_layers[0]).store
+        store = cache.get_layer_kv_cache(attached.method_layers[0]).store
         assert (store.heads, store.dim) == (found.groups, found.dim)
         assert store.nbytes == 5 * read_model_shape(before).numbers_per_token * 4
         state_bytes = sum(tensor.nbytes for tensor in cache.states.list_state_tensors())

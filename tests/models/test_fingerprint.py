@@ -21,7 +21,7 @@ from esa_cli.models.attachment.fingerprint import (
     KEY,
     check_compressor_fits,
     compute_model_fingerprint,
-    describe_query_rotation,
+    make_query_rotation_metadata,
     read_model_fingerprint,
 )
 
@@ -107,7 +107,7 @@ def test_a_file_for_other_queries_is_refused(tmp_path: Path) -> None:
         for distance in (63, 64)
     )
     for made, used in ((plain, far), (far, plain), (far, near)):
-        learned = saved(tmp_path / "a.safetensors", describe_query_rotation(made))
+        learned = saved(tmp_path / "a.safetensors", make_query_rotation_metadata(made))
         check_compressor_fits(learned, model, made)
         with pytest.raises(PresetError):
             check_compressor_fits(learned, model, used)

@@ -13,7 +13,7 @@ from esa_cli.attention.method import Method
 from esa_cli.attention.positions import ContiguousPositions, FixedDistancePositions
 from esa_cli.attention.window import Window
 from esa_cli.methods.voting import VoteScore
-from esa_cli.models.attachment.attach import Attachment, attach
+from esa_cli.models.attachment.attach import AttachedModel, attach
 from esa_cli.models.attachment.kv_cache import EsaCache
 from esa_cli.models.text_passes.generation import generate
 
@@ -28,7 +28,7 @@ METHODS = {
 
 
 @pytest.fixture
-def attached(make_model: ModelFactory) -> Iterator[Attachment]:
+def attached(make_model: ModelFactory) -> Iterator[AttachedModel]:
     # Weights this large make answers that do not fall into a loop at once.
     model = make_model("qwen3", seed=2, initializer_range=0.4)
     with attach(model, METHODS["paper"]) as found:
@@ -40,14 +40,14 @@ def ids() -> torch.Tensor:
     return torch.randint(1, VOCABULARY, (1, DOCUMENT + QUESTION))
 
 
-def read(attached: Attachment, ids: torch.Tensor) -> EsaCache:
+def read(attached: AttachedModel, ids: torch.Tensor) -> EsaCache:
     """A cache that holds the document but not yet the question."""
     cache = attached.new_cache()
     attached.model(ids[:, :DOCUMENT], past_key_values=cache)
     return cache
 
 
-def stock(attached: Attachment, ids: torch.Tensor, cache: EsaCache, **options: Any) -> list[int]:
+def stock(attached: AttachedModel, ids: torch.Tensor, cache: EsaCache, **options: Any) -> list[int]:
     """The new tokens of stock `generate`."""
     out = attached.model.generate(
         ids, past_key_values=cache, max_new_tokens=ANSWER, **{"do_sample": False, **options}
@@ -56,7 +56,7 @@ def stock(attached: Attachment, ids: torch.Tensor, cache: EsaCache, **options: A
     return out[0, ids.shape[1] :].tolist()
 
 
-def by_hand(attached: Attachment, ids: torch.Tensor, cache: EsaCache) -> list[int]:
+def by_hand(attached: AttachedModel, ids: torch.Tensor, cache: EsaCache) -> list[int]:
     """Greedy search written out."""
     piece, answer = ids[:, cache.get_seq_length() :], []
     for _ in range(ANSWER):
@@ -68,7 +68,7 @@ def by_hand(attached: Attachment, ids: torch.Tensor, cache: EsaCache) -> list[in
 
 @pytest.mark.parametrize("name", METHODS)
 def test_greedy_search_is_a_loop_over_forward_calls(
-    attached: Attachment, ids: torch.Tensor, name: str
+    attached: AttachedModel, ids: torch.Tensor, name: str
 ) -> None:
     attached.method = METHODS[name]
     want = by_hand(attached, ids, read(attached, ids))
@@ -95,7 +95,7 @@ def test_an_answer_that_begins_dense_stays_dense(
 
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 1.5, "top_p": 0.95}], ids=str)
 def test_an_answer_is_that_of_stock_generate(
-    attached: Attachment, ids: torch.Tensor, sampling: dict[str, float]
+    attached: AttachedModel, ids: torch.Tensor, sampling: dict[str, float]
 ) -> None:
     options = {**sampling, "top_k": 0, "do_sample": True} if sampling else {}
     torch.manual_seed(1)

@@ -56,8 +56,8 @@ def test_a_file_is_read(tmp_path: Path) -> None:
     file = GgufFile(written(tmp_path / "a.gguf", content))
     assert file.architecture == "llama"
     assert (file.get_setting("block_count"), file.get_setting("numbers")) == (3, [-1, 2, 3])
-    assert file.read_tensor("a").tolist() == [[0, 1, 2], [3, 4, 5]]
-    assert file.read_tensor("b").tolist() == [0.5, -2]
+    assert file.read_float_tensor("a").tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert file.read_float_tensor("b").tolist() == [0.5, -2]
 
 
 HUGE = (1 << 64) - 1
@@ -103,7 +103,7 @@ def test_damaged_bytes_are_refused_or_read(tiny_gguf: Path, tmp_path: Path) -> N
         try:
             file = GgufFile(path)
             for name in file.tensors:
-                file.read_tensor(name)
+                file.read_float_tensor(name)
         except ModelError:
             continue
 

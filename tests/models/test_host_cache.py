@@ -48,7 +48,7 @@ def run(model: Any, method: Method, on_host: bool, pieces: int = 16) -> list[tor
             for at in range(first + 20, first + 26):
                 found.append(model(ids[:, at : at + 1], past_key_values=cache).logits)
             cache.truncate(120)
-        assert {cache.get_layer_memory(i).store.resident for i in range(2)} == {not on_host}
+        assert {cache.get_layer_kv_cache(i).store.resident for i in range(2)} == {not on_host}
     return found
 
 

@@ -16,7 +16,7 @@ from esa_cli.attention.method import Method
 from esa_cli.attention.positions import TruePositions
 from esa_cli.attention.window import Window
 from esa_cli.errors import ModelError, UsageError
-from esa_cli.models.attachment.attach import Attachment, attach
+from esa_cli.models.attachment.attach import AttachedModel, attach
 from esa_cli.qa.answering.session import Session
 from esa_cli.qa.presets import preset
 
@@ -98,14 +98,14 @@ def test_a_model_and_its_body_are_attached_once(make_model: ModelFactory, body_f
 
 
 @pytest.fixture
-def attached(make_model: ModelFactory) -> Iterator[Attachment]:
+def attached(make_model: ModelFactory) -> Iterator[AttachedModel]:
     with attach(make_model("llama"), WHOLE) as found:
         yield found
 
 
 @pytest.mark.parametrize("first", [0, 21])
 def test_tokens_elsewhere_than_behind_the_cached_ones_are_refused(
-    attached: Attachment, first: int
+    attached: AttachedModel, first: int
 ) -> None:
     cache, ids = attached.new_cache(), tokens()
     attached.model(ids[:, :20], past_key_values=cache)

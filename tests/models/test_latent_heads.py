@@ -45,7 +45,7 @@ def test_scores_are_those_of_expanded_keys(rotate: bool) -> None:
     q, latents, rotary = drawn(module)
     keys, _ = module.expand_kv(latents[None], rotary[None])
     with attach(model, METHOD) as attached:
-        rope, absorbed = attached.rope, attached.latents[0].project_queries(q)
+        rope, absorbed = attached.rotary_embedding, attached.latents[0].project_queries(q)
     rows = build_step(absorbed, torch.cat((rotary, latents), -1), rope=rope)
     # The dimensions that rotate first, as `Rope` has them.
     expanded = build_step(q.roll(8, -1), keys[0].roll(8, -1), rope=rope)

@@ -12,7 +12,7 @@ from esa_cli.attention.method import Method
 from esa_cli.attention.positions import TruePositions
 from esa_cli.attention.window import Window
 from esa_cli.errors import UsageError
-from esa_cli.models.attachment.attach import Attachment, attach
+from esa_cli.models.attachment.attach import AttachedModel, attach
 from esa_cli.models.attachment.kv_cache import EsaCache
 from esa_cli.models.text_passes.model_forward import call_before_each_layer
 
@@ -25,7 +25,7 @@ def model(request: pytest.FixtureRequest) -> Any:
     return build_model(request.param)
 
 
-def logits(attached: Attachment, cache: EsaCache, start: int, stop: int) -> torch.Tensor:
+def logits(attached: AttachedModel, cache: EsaCache, start: int, stop: int) -> torch.Tensor:
     out: torch.Tensor = attached.model(IDS[:, start:stop], past_key_values=cache).logits
     return out
 
@@ -88,7 +88,7 @@ def test_states_have_no_gradients_and_serve_in_every_mode(model: Any) -> None:
         cache = attached.new_cache()
         with torch.inference_mode():
             logits(attached, cache, 0, 30)
-            cache.store_snapshot()
+            cache.store_state_snapshot()
         logits(attached, cache, 30, 40)
         logits(attached, cache, 40, 41)
         assert not any(one.requires_grad for one in cache.states.copy_states()[0].values())

@@ -24,7 +24,7 @@ from esa_cli.models.loading.quantization import (
     QUANTIZATIONS,
     estimate_bytes_per_quantised_weight,
     read_quantization_method,
-    stays_quantised,
+    weights_stay_quantised,
 )
 from esa_cli.models.text_passes.text_forward import can_fuse_model
 from esa_cli.qa.presets.cache_key import find_model_facts
@@ -163,6 +163,6 @@ def test_bytes_of_a_weight_that_stays_quantised(
     ):
         assert read_quantization_method(config) == method
         assert estimate_bytes_per_quantised_weight(config) == pytest.approx(size)
-        assert stays_quantised(config, "cuda:1")
-        assert stays_quantised(config, "cpu") == (method in ("bitsandbytes", "torchao"))
-    assert not stays_quantised({}, "cuda")
+        assert weights_stay_quantised(config, "cuda:1")
+        assert weights_stay_quantised(config, "cpu") == (method in ("bitsandbytes", "torchao"))
+    assert not weights_stay_quantised({}, "cuda")

@@ -304,7 +304,7 @@ def test_a_method_with_a_memory_keeps_it_and_asks_one_document(
         books = [one.ingest(path) for path in paths]
         assert books[0].entry is None
         one.ask(QUESTION, books[:1])
-        assert one.session.cache.get_layer_memory(0).states[0, InfLLMSelector].mass
+        assert one.session.cache.get_layer_kv_cache(0).states[0, InfLLMSelector].mass
         with pytest.raises(UsageError, match="one document"):
             one.ask(QUESTION, books)
 

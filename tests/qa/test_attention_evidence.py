@@ -21,7 +21,7 @@ from esa_cli.methods.consensus import ConsensusSelector
 from esa_cli.methods.full_attention import ReRopePositions
 from esa_cli.methods.per_head import LokiSelector
 from esa_cli.methods.voting import VoteScore
-from esa_cli.models.attachment.attach import Attachment, attach
+from esa_cli.models.attachment.attach import AttachedModel, attach
 from esa_cli.qa.attention_evidence import (
     FOUND,
     AttentionWeights,
@@ -88,7 +88,7 @@ def probabilities(
 class Checked(AttentionWeights):
     """A witness whose shares are compared with the loops, chunk by chunk."""
 
-    def __init__(self, attachment: Attachment, tokens: int) -> None:
+    def __init__(self, attachment: AttachedModel, tokens: int) -> None:
         super().__init__(range(len(attachment.body.layers)), tokens)
         self.attachment = attachment
         self.checked = 0
@@ -139,7 +139,7 @@ def method_of(name: str) -> Method:
     return far[name]
 
 
-def prefill_tokens(attachment: Attachment, cache: Any, ids: Sequence[int]) -> None:
+def prefill_tokens(attachment: AttachedModel, cache: Any, ids: Sequence[int]) -> None:
     attachment.model(input_ids=torch.tensor([list(ids)]), past_key_values=cache)
 
 
@@ -147,7 +147,7 @@ def ids_of(count: int) -> list[int]:
     return torch.randint(0, VOCABULARY, (count,)).tolist()
 
 
-def read(attachment: Attachment) -> Any:
+def read(attachment: AttachedModel) -> Any:
     cache = attachment.new_cache()
     cache.begin_query(QueryState(Phase.PREFILL))
     prefill_tokens(attachment, cache, ids_of(TOKENS))
@@ -161,7 +161,7 @@ def watch(cache: Any, trace: Any) -> Any:
     return trace
 
 
-def ask(attachment: Attachment, cache: Any, question: Sequence[int], answer: int = 3) -> None:
+def ask(attachment: AttachedModel, cache: Any, question: Sequence[int], answer: int = 3) -> None:
     prefill_tokens(attachment, cache, question)
     for token in ids_of(answer):
         prefill_tokens(attachment, cache, [token])
@@ -199,7 +199,7 @@ def test_few_queries_at_a_time_are_the_same(
 
 
 def weights_by_loops(
-    attachment: Attachment, notes: Sequence[ChunkTrace], layers: range
+    attachment: AttachedModel, notes: Sequence[ChunkTrace], layers: range
 ) -> list[float]:
     """The rule of the witness, one number after the other."""
     most = {(layer, part): [0.0] * TOKENS for layer in layers for part in (False, True)}

@@ -16,7 +16,7 @@ from esa_cli.attention.step import ChunkTrace
 from esa_cli.attention.window import Phase, QueryState, Window
 from esa_cli.errors import ModelError
 from esa_cli.models.attachment.attach import attach
-from esa_cli.models.files.families import get_key_shape, list_unequal_key_shapes, map_key_sources
+from esa_cli.models.files.families import get_kv_head_shape, list_unequal_kv_heads, map_key_sources
 from esa_cli.qa.answering.session import Session
 from esa_cli.qa.presets import preset
 from esa_cli.qa.presets.resolved_preset import resolve_preset
@@ -59,8 +59,8 @@ def test_what_selectors_keep_of_such_layers_is_cropped_and_kept_with_the_documen
         cache = attached.new_cache()
         cache.begin_query(QueryState(Phase.QUESTION))
         want = model(ids[:, :50], past_key_values=cache).logits
-        assert {layer for layer, _ in cache.get_layer_memory(1).states} == {1, 3, 4}
-        assert cache.get_layer_memory(3).states is cache.get_layer_memory(1).states
+        assert {layer for layer, _ in cache.get_layer_kv_cache(1).states} == {1, 3, 4}
+        assert cache.get_layer_kv_cache(3).states is cache.get_layer_kv_cache(1).states
         model(ids[:, 50:], past_key_values=cache)
         cache.truncate(0)
         cache.begin_query(QueryState(Phase.QUESTION))
@@ -80,8 +80,8 @@ def test_sizes_of_layers_from_every_form_of_the_settings() -> None:
     first = {**written, "global_head_dim": 12, **changes}
     del first["per_layer_config"]
     for one in (config, SimpleNamespace(**written), SimpleNamespace(**first)):
-        assert get_key_shape(one) == (1, 12)
-        assert list_unequal_key_shapes(one) == [(2, 8), (1, 12)]
+        assert get_kv_head_shape(one) == (1, 12)
+        assert list_unequal_kv_heads(one) == [(2, 8), (1, 12)]
         assert map_key_sources(one) == {2: 0, 3: 1, 4: 1}
 
 

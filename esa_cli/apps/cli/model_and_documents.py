@@ -145,7 +145,7 @@ def open_esa(
         stores = False
     display = IngestProgressDisplay(ready.ingest_planner, reporter, must_store=keep is not None)
     with (
-        quiet_transformers(import_first=False),
+        quiet_transformers(import_if_needed=False),
         Esa.from_preflight(
             ready, library=library, keep=stores, rows=rows, reader=reader, events=display,
             notices=reporter,

@@ -39,9 +39,9 @@ from esa_cli.models.attachment.fingerprint import (
     KEY,
     ModelFingerprint,
     compute_model_fingerprint,
-    describe_query_rotation,
+    make_query_rotation_metadata,
 )
-from esa_cli.models.files.families import has_state_layers, list_window_sizes
+from esa_cli.models.files.families import has_recurrence, list_window_sizes
 from esa_cli.models.loading.load import LoadedModel
 from esa_cli.qa.answering.prompt import PromptEncoder
 from esa_cli.qa.answering.session import prefill_tokens
@@ -248,7 +248,7 @@ class CalibrationJob:
                 self.stored.append_queries_and_keys(chunk.layer, folded, join_key_heads(keys))
 
             cache = attachment.new_cache()
-            cache.announce_token_count(len(self.ids))
+            cache.set_expected_token_count(len(self.ids))
             cache.begin_query(QueryState(Phase.PREFILL, trace=store_chunk_activations))
             prefill_tokens(attachment.model, self.ids, cache, progress=progress)
 
@@ -287,7 +287,7 @@ class CalibrationJob:
         metadata = {
             _MADE_BY: __version__,
             KEY: self.of_model.make_json_text(),
-            **describe_query_rotation(self.method),
+            **make_query_rotation_metadata(self.method),
             "method": study.best_method,
             "ranks": json.dumps(study.ranks),
             "training": json.dumps(trained, sort_keys=True),
@@ -320,7 +320,7 @@ def open_calibration_job(
     queries and keys in an empty folder. Raises UsageError: the text is too short, or the model has
     sliding-window or recurrent layers."""
     config = loaded.model.config
-    if any(list_window_sizes(config)) or has_state_layers(config):
+    if any(list_window_sizes(config)) or has_recurrence(config):
         raise UsageError(
             "esa calibrate needs a model whose layers all attend to all tokens, but this "
             f"{config.model_type} model has sliding-window or recurrent layers",

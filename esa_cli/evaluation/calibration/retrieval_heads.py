@@ -274,7 +274,7 @@ def find_retrieval_heads(
     first, second = asked[::2], asked[1::2]
     with attach(loaded.model, method) as attachment:
         cache = attachment.new_cache()
-        cache.announce_token_count(len(ids) + RESERVE)
+        cache.set_expected_token_count(len(ids) + RESERVE)
         cache.begin_query(QueryState(Phase.PREFILL))
         prefill_tokens(attachment.model, ids, cache, progress=prefill_progress)
 

@@ -217,7 +217,7 @@ class SelftestRun:
                     for preset in group.presets if group.reading != "text" else ():
                         session.use_preset(preset)
                         # Some position encodings cannot change the frequencies of some models.
-                        host = session.attachment.rope.frequencies
+                        host = session.attachment.rotary_embedding.frequencies
                         session.method.position.frequencies(*host, length)
                     SelftestDocument(self, session, sample, group).check_lengths()
 

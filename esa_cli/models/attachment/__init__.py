@@ -1,1 +1,1 @@
-"""Attachment of a method to a transformers model: layer traits, cache, hooks and fingerprints."""
+"""Attaches an attention method to a transformers model: KV cache, hooks and model fingerprints."""

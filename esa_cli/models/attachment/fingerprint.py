@@ -1,9 +1,9 @@
-"""Fingerprints of models, and the check that a compressor file belongs to a model and a method.
+"""Computes fingerprints of models, by which a compressor file is checked to fit a model.
 
-A fingerprint consists of a model's numbers of layers and heads, and a sha256 over the signs of the
-query and key weights of its first and last layer. Rounding to another number type preserves the
-signs, and training changes thousands of them. For quantised weights all bytes count, so each
-quantisation has its own fingerprint."""
+A model's fingerprint has the numbers of layers and heads, and a sha256 over the signs of the query
+and key weights in the first and last layer. Rounding to another number type preserves the signs of
+weights, and training changes thousands of signs. A quantised model has another fingerprint, which
+hashes all bytes of the quantised weights."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from torch import Tensor
 from esa_cli.errors import ModelError, PresetError
 from esa_cli.models.attachment.layer_traits import get_unquantised_weight, list_qkv_projections
 from esa_cli.models.files.checkpoint_files import convert_read_errors
-from esa_cli.models.files.families import get_key_shape
+from esa_cli.models.files.families import get_kv_head_shape
 from esa_cli.models.text_passes.text_forward import is_unquantised_weight
 
 if TYPE_CHECKING:
@@ -27,24 +27,24 @@ if TYPE_CHECKING:
     from esa_cli.attention.parts import Compressor
 
 LOADED_PLAIN = "load the model in float32, bfloat16 or float16, without quantisation"
-"""The hint of errors about weights that cannot be read."""
+"""The hint of errors about quantised weights that cannot be read."""
 
 
 def iterate_weight_tensors(model: Any) -> Iterator[tuple[str, Tensor]]:
     """Yields the name and tensor of each unquantised parameter of a model, and then of all other
-    entries of the model's state. Quantised weights are flattened, because bitsandbytes changes the
-    shape of a weight at its first use. Raises ModelError: an entry is not a tensor."""
+    entries of the model's state dict. Raises ModelError: an entry is not a tensor."""
     parameters = dict(model.named_parameters(remove_duplicate=False))
     plain = {name for name, weight in parameters.items() if is_unquantised_weight(weight)}
     yield from ((name, weight) for name, weight in model.named_parameters() if name in plain)
     for name, tensor in _iterate_module_tensors(model, plain):
+        # Flat, since bitsandbytes changes the shape of a quantised weight at its first use.
         yield name, tensor.reshape(-1) if name in parameters else tensor
 
 
 def _iterate_module_tensors(
     module: Any, skipped_names: Set[str] = frozenset()
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yields the name and tensor of each entry of a module's state, except for `skipped_names`."""
+    """Yields the names and tensors in a module's state dict, except for `skipped_names`."""
     for name, part in module.named_modules():
         prefix, state = f"{name}." if name else "", dict[str, Any]()
         packing = getattr(getattr(part, "weight", None), "quant_state", None)
@@ -57,23 +57,22 @@ def _iterate_module_tensors(
                     if isinstance(value, Tensor):
                         state[f"{prefix}weight.quant_state{at}.{key}"] = value
         for key in sorted(state.keys() - skipped_names):
-            yield from _iterate_entry_tensors(key, state[key])
+            yield from _iterate_state_entry_tensors(key, state[key])
 
 
-def _iterate_entry_tensors(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
-    """Yields the name of each tensor inside one entry of a module's state, and the tensor."""
-    if isinstance(value, Tensor) and hasattr(value, "__tensor_flatten__"):
-        for inner in value.__tensor_flatten__()[0]:
-            yield from _iterate_entry_tensors(f"{name}.{inner}", getattr(value, inner))
-    elif isinstance(value, Tensor):
-        yield name, (value.dequantize() if value.is_quantized else value).detach()
-    elif isinstance(value, (tuple, list)):
-        for i, one in enumerate(value):
-            yield from _iterate_entry_tensors(f"{name}.{i}", one)
-    elif not (value is None or isinstance(value, (torch.dtype, bool, int, float, str))):
-        raise ModelError(
-            f"{name} of this model must be a tensor, got {type(value).__name__}", LOADED_PLAIN
-        )
+def _iterate_state_entry_tensors(entry_name: str, entry: Any) -> Iterator[tuple[str, Tensor]]:
+    """Yields the names and tensors inside one entry of a module's state dict."""
+    if isinstance(entry, Tensor) and hasattr(entry, "__tensor_flatten__"):
+        for inner in entry.__tensor_flatten__()[0]:
+            yield from _iterate_state_entry_tensors(f"{entry_name}.{inner}", getattr(entry, inner))
+    elif isinstance(entry, Tensor):
+        yield entry_name, (entry.dequantize() if entry.is_quantized else entry).detach()
+    elif isinstance(entry, (tuple, list)):
+        for i, one in enumerate(entry):
+            yield from _iterate_state_entry_tensors(f"{entry_name}.{i}", one)
+    elif not (entry is None or isinstance(entry, (torch.dtype, bool, int, float, str))):
+        kind = type(entry).__name__
+        raise ModelError(f"weight {entry_name} must be a tensor, got {kind}", LOADED_PLAIN)
 
 
 KEY = "fingerprint"
@@ -84,7 +83,7 @@ ROTATE, DISTANCE = "rotate", "distance"
 
 @dataclass(frozen=True)
 class ModelFingerprint:
-    """A model's type, its sizes and a hash of some weights, which together identify the model."""
+    """A model's type, sizes and hash of weights, which together identify the model."""
 
     kind: str
     layers: int
@@ -98,38 +97,39 @@ class ModelFingerprint:
         return f"{self.kind} of {self.layers} layers with {heads} (weights {self.weights[:8]})"
 
     def make_json_text(self) -> str:
-        """Returns the fingerprint as JSON, which the metadata of a compressor file contains."""
+        """Returns the model's fingerprint as JSON text for the metadata of a compressor file."""
         return json.dumps(asdict(self), sort_keys=True)
 
 
 def compute_model_fingerprint(model: Any) -> ModelFingerprint:
-    """Computes the fingerprint of a causal language model of transformers. Raises ModelError: the
-    weights are not in memory, or cannot be read because of their quantisation."""
+    """Computes the fingerprint of a causal language model of transformers. Raises ModelError: some
+    weights are not in memory, or are quantised so that they cannot be read."""
     if any(weight.is_meta for weight in model.parameters()):
         raise ModelError(
             "some weights are not in memory, so that esa cannot compute the model's fingerprint",
-            "load the whole model into memory, or use a smaller model",
+            "load the whole model into memory, or use a smaller model that fits",
         )
     config, layers, digest = model.config, list_qkv_projections(model), hashlib.sha256()
     with convert_read_errors("a projection of this model", LOADED_PLAIN):
         for projection in (*layers[0][:2], *layers[-1][:2]):
             digest.update(_read_identifying_weight_bytes(projection))
-    sizes = len(layers), int(config.num_attention_heads), *get_key_shape(config)
+    sizes = len(layers), int(config.num_attention_heads), *get_kv_head_shape(config)
     return ModelFingerprint(str(config.model_type), *sizes, digest.hexdigest())
 
 
 def _read_identifying_weight_bytes(projection: Any) -> bytes:
-    """Returns the signs of a projection's weight, or all bytes of a quantised weight."""
+    """Returns the signs of a projection module's weight, or all bytes of a quantised weight."""
     if (weight := get_unquantised_weight(projection)) is not None:
         return torch.signbit(weight).to(torch.uint8).cpu().numpy().tobytes()
     tensors = [tensor.reshape(-1).contiguous() for _, tensor in _iterate_module_tensors(projection)]
     if not tensors:
-        raise ModelError("a projection of this model has no weights that can be read", LOADED_PLAIN)
+        raise ModelError("a projection of this model has no readable weights", LOADED_PLAIN)
     return b"".join(tensor.view(torch.uint8).cpu().numpy().tobytes() for tensor in tensors)
 
 
 def read_model_fingerprint(file_metadata: Mapping[str, str]) -> ModelFingerprint | None:
-    """Returns the fingerprint in a compressor file, or None. Raises PresetError: it is damaged."""
+    """Returns the model fingerprint in a compressor file's metadata, or None if there is none.
+    Raises PresetError: the fingerprint is damaged."""
     try:
         return ModelFingerprint(**json.loads(file_metadata[KEY])) if KEY in file_metadata else None
     except (ValueError, TypeError) as error:
@@ -137,16 +137,16 @@ def read_model_fingerprint(file_metadata: Mapping[str, str]) -> ModelFingerprint
         raise PresetError(message, "make the compressor file again by `esa calibrate`") from error
 
 
-def describe_query_rotation(method: Method) -> dict[str, str]:
-    """Returns a compressor file's metadata entries on how a method rotates queries."""
+def make_query_rotation_metadata(method: Method) -> dict[str, str]:
+    """Returns the entries of a compressor file's metadata that say how a method rotates queries."""
     if not method.score.rotates:
         return {ROTATE: "false"}
     return {ROTATE: "true", DISTANCE: str(method.position.distance)}
 
 
 def check_compressor_fits(compressor: Compressor, model: Any, method: Method | None = None) -> None:
-    """Raises PresetError if a compressor with `metadata`, such as `LearnedCompressor`, was fitted
-    to another model than `model`, or to queries that are rotated differently than in `method`."""
+    """Raises PresetError if a compressor of keys was fitted to another model than `model`, or to
+    queries that are rotated differently than in `method`."""
     from esa_cli.attention.parts import name_faulty_plugins
 
     with name_faulty_plugins({"compressor": compressor}):
@@ -156,15 +156,15 @@ def check_compressor_fits(compressor: Compressor, model: Any, method: Method | N
     if wanted is not None and wanted != (own := compute_model_fingerprint(model)):
         raise PresetError(
             f"the compressor file {file} was made for a {wanted}; this model is a {own}",
-            "make a file for this model by `esa calibrate`, or set compressor.name=closed-form",
+            "make a compressor file by `esa calibrate`, or set compressor.name=closed-form",
         )
     if method is None or not method.score.features or ROTATE not in metadata:
         return
     fitted = {key: metadata[key] for key in (ROTATE, DISTANCE) if key in metadata}
-    if fitted != (used := describe_query_rotation(method)):
+    if fitted != (used := make_query_rotation_metadata(method)):
         raise PresetError(
-            f"the compressor file {file} was made for queries with the rotation {fitted}; this "
-            f"method uses {used}",
-            "set score.rotate and position.distance to these values, or make another file by "
-            "`esa calibrate --for`",
+            f"the compressor file {file} was made for queries rotated with {fitted}, but this "
+            f"method rotates queries with {used}",
+            "set score.rotate and position.distance as in the compressor file, or make another "
+            "file by `esa calibrate --for`",
         )

@@ -1,7 +1,8 @@
-"""A transformers `Cache` for one attached model: keys and values, or a state, of each layer.
+"""A transformers `Cache` for one attached model, with the keys and values of attention layers and
+the states of recurrent layers.
 
-A state, such as a recurrent state or the last inputs of a convolution, cannot be cropped as keys
-can: a state can only be restored to a token count at which the state was copied."""
+The state of a recurrent layer (or the last inputs of a convolution) cannot be cropped as keys can,
+but only be restored to a token count at which the state was copied."""
 
 from __future__ import annotations
 
@@ -18,39 +19,38 @@ from esa_cli.attention.method import LayerMemory, Method, SharedLayerMemory
 from esa_cli.attention.step import KVStore, LayerState, Projection
 from esa_cli.attention.window import Phase, QueryState
 from esa_cli.errors import UsageError
-from esa_cli.models.files.families import get_model_family, list_layer_contents, map_key_sources
+from esa_cli.models.files.families import get_model_family, list_layer_cache_kinds, map_key_sources
 from esa_cli.storage.memory_store import MemoryKVStore
 
 
 @dataclass
 class CurrentForwardCall:
-    """The forward call of an attached model that is in progress, if any: the cache of the call, and
-    the absolute positions of the call's first and last token, or None for the next positions."""
+    """The `EsaCache` that an attached model's running forward call uses, if a call is running, and
+    the absolute positions of the call's first and last token, if the caller gave positions."""
 
     cache: ref[EsaCache] | None = None
     span: tuple[int, int] | None = None
 
     def get_current_cache(self) -> EsaCache | None:
-        """Returns the KV cache of the forward call in progress, or None if there is no call."""
+        """Returns the KV cache of the running forward call, or None if no call is running."""
         return None if self.cache is None else self.cache()
 
 
 class KvCacheLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
-    """One layer of an `EsaCache`, which appends the keys and values of each forward call to the
-    layer's memory. Keys and values are in host memory if `on_host`; if `stores_latents`, the layer
-    receives latents for `LatentProjections` instead."""
+    """The keys and values, or with `stores_latents` the MLA latents, of one layer of an `EsaCache`,
+    in CPU memory if `on_cpu`, else on the model's device."""
 
     is_sliding = False
     is_croppable = True
 
-    def __init__(self, layer_index: int, on_host: bool, stores_latents: bool = False) -> None:
+    def __init__(self, layer_index: int, on_cpu: bool, stores_latents: bool = False) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.layer, self.on_host, self.latent = layer_index, on_host, stores_latents
+        self.layer, self.on_host, self.latent = layer_index, on_cpu, stores_latents
         self.memory: LayerMemory | None = None
         self.expected = 0
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Does nothing, since `append` creates the key/value store."""
+        """Does nothing, since `append` creates the store of keys and values."""
 
     def append(self, keys: Tensor, values: Tensor) -> None:
         """Appends keys and values (G, C, D) of C tokens, with G key/value heads of dimension D."""
@@ -64,8 +64,8 @@ class KvCacheLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Appends keys and values of C tokens, (1, G, C, D) each, and returns both unchanged. A
-        layer that stores latents returns only the first head, since ESA ignores the result."""
+        """Appends the keys and values (1, G, C, D) of C new tokens; the returned tensors are not
+        used by ESA's attention."""
         if not self.latent:
             self.append(key_states[0], value_states[0])
             return key_states, value_states
@@ -88,11 +88,11 @@ class KvCacheLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
 
 
 RecurrentState = dict[str, Tensor]
-"""A copy of one layer's state; an empty dict stands for the state before the first token."""
+"""A copy of a recurrent layer's state; an empty dict is the state before the first token."""
 
 
 class RecurrentLayer(LinearAttentionLayer):
-    """A cache layer with a recurrent state, which the code of transformers' models updates."""
+    """One layer's recurrent state, which the code of transformers' models updates."""
 
     is_croppable = False
 
@@ -102,26 +102,26 @@ class RecurrentLayer(LinearAttentionLayer):
             super().lazy_initialization(*args, **kwargs)
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Does nothing, since a state cannot be cropped; `StateHistory` restores earlier states."""
+        """Does nothing, since recurrent states cannot be cropped, only restored from copies."""
 
     def reset(self) -> None:
-        """Discards the layer's state."""
+        """Discards the layer's recurrent state."""
         LinearAttentionLayer.__init__(self, self.number_of_states)
 
     @property
     def state_tensors(self) -> RecurrentState:
-        """The tensors of the layer's state by names of kind and number, such as `conv.0`."""
+        """The tensors of the layer's recurrent state by name, such as `conv.0`."""
         kinds = {"conv": self.conv_states, "recurrent": self.recurrent_states}
         each = ((f"{kind}.{i}", one) for kind in kinds for i, one in kinds[kind].items())
         return {name: tensor for name, tensor in each if tensor is not None}
 
     def copy_state(self) -> RecurrentState:
-        """Returns a copy of the layer's state."""
+        """Returns a copy of the layer's recurrent state."""
         with torch.inference_mode(False):
             return {name: tensor.detach().clone() for name, tensor in self.state_tensors.items()}
 
     def restore_state(self, state: RecurrentState) -> None:
-        """Replaces the layer's state by a state that `copy_state` returned."""
+        """Replaces the layer's recurrent state by a state that `copy_state` returned."""
         self.reset()
         for name, tensor in state.items():
             kind, number = name.split(".")
@@ -133,12 +133,12 @@ class RecurrentLayer(LinearAttentionLayer):
 
 
 class KvAndRecurrentLayer(RecurrentLayer, KvCacheLayer):  # type: ignore[no-untyped-call]
-    """A cache layer with keys and values, which can be cropped, and also a recurrent state."""
+    """One layer in a KV cache that has both keys and values, and a recurrent state."""
 
     crop = KvCacheLayer.crop
 
-    def __init__(self, layer_index: int, on_host: bool) -> None:
-        KvCacheLayer.__init__(self, layer_index, on_host)
+    def __init__(self, layer_index: int, on_cpu: bool) -> None:
+        KvCacheLayer.__init__(self, layer_index, on_cpu)
         RecurrentLayer.__init__(self)
 
 
@@ -146,32 +146,30 @@ INTERRUPTED_CALL = (
     "the cache's last forward call was interrupted",
     "call truncate(n) with the number of tokens before the interrupted call",
 )
-"""The message and the hint if the layers contain different numbers of tokens."""
+"""The error if an interrupted call left different numbers of tokens in the layers."""
 SNAPSHOT_COUNT = 2
-"""How many snapshots are stored at once: at the document's end and at the turn's beginning."""
+"""How many snapshots are kept: one at the document's end, one at the last question's beginning."""
 
 
-class StateHistory:
-    """The recurrent states of a cache's layers, and snapshots of the states by the number of tokens
-    processed. `tokens` is the number of tokens from which the current states result, or None after
-    an interrupted forward call."""
+class RecurrentStates:
+    """The recurrent states of all layers of a KV cache, and snapshots of earlier states."""
 
     def __init__(self, layers: Sequence[RecurrentLayer]) -> None:
         self.layers = layers
-        self.tokens: int | None = 0
+        self.tokens: int | None = 0  # None after an interrupted forward call
         self._snapshots: dict[int, list[RecurrentState]] = {}
         self._automatic: dict[int, list[RecurrentState]] = {}
 
-    def store_snapshot(self) -> None:
-        """Stores a copy of the layers' states, and deletes all but the latest copies."""
+    def store_state_snapshot(self) -> None:
+        """Stores a copy of the current recurrent states, and deletes all but the two latest."""
         if self.layers and self.tokens and self.tokens not in self._snapshots:
             self._snapshots[self.tokens] = self.copy_states()
             for oldest in sorted(self._snapshots)[:-SNAPSHOT_COUNT]:
                 del self._snapshots[oldest]
 
-    def begin_forward_call(self, new_token_count: int) -> None:
-        """Notes that a forward call begins, and copies the states if it has several tokens.
-        Raises UsageError: the last call was interrupted, and the cache was not cropped after it."""
+    def record_forward_start(self, new_token_count: int) -> None:
+        """Notes that a forward call begins, and copies the recurrent states if the call has several
+        tokens. Raises UsageError: an earlier call was interrupted, and the cache not cropped."""
         if not self.layers:
             return
         if self.tokens is None:
@@ -180,22 +178,22 @@ class StateHistory:
             self._automatic = {self.tokens: self.copy_states()}
         self.tokens = None
 
-    def end_forward_call(self, token_count: int) -> None:
-        """Notes that a forward call has ended, after which the cache has `token_count` tokens."""
-        self.tokens = token_count
+    def record_forward_end(self, cached_token_count: int) -> None:
+        """Notes that a forward call ended, after which `cached_token_count` tokens are cached."""
+        self.tokens = cached_token_count
         for tensor in self.list_state_tensors():
             if tensor.requires_grad:  # of a model with gradients
                 tensor.detach_()
 
     def restore_states(self, token_count: int) -> None:
-        """Restores the layers' states to those after `token_count` tokens. Raises UsageError: the
-        states were not copied at this number of tokens."""
+        """Restores the recurrent states that were copied after `token_count` tokens. Raises
+        UsageError: there is no copy at this number of tokens."""
         if self.layers and token_count != self.tokens:
             known = {0: [RecurrentState()] * len(self.layers), **self._automatic, **self._snapshots}
             if token_count not in known:
                 raise UsageError(
-                    f"the states of this model's layers were not copied at {token_count} tokens",
-                    "call store_snapshot() of the cache at each length to which it will be cropped",
+                    f"the recurrent states of the cache were not copied at {token_count} tokens",
+                    "call store_state_snapshot() at each length to which you will crop the cache",
                 )
             for layer, state in zip(self.layers, known[token_count], strict=True):
                 layer.restore_state(state)
@@ -205,71 +203,72 @@ class StateHistory:
                 del kept[later]
 
     def copy_states(self) -> list[RecurrentState]:
-        """Returns a copy of the current state of each layer that has a recurrent state."""
+        """Returns copies of the current recurrent states, one for each recurrent layer."""
         return [layer.copy_state() for layer in self.layers]
 
     def replace_states(self, states: Sequence[RecurrentState], token_count: int) -> None:
-        """Replaces the layers' states by copied states that result from `token_count` tokens."""
+        """Replaces the recurrent states by copies that were made after `token_count` tokens."""
         self._snapshots, self._automatic = {token_count: list(states)}, {}
         self.tokens = None
         self.restore_states(token_count)
 
     def list_state_tensors(self) -> list[Tensor]:
-        """Returns the tensors of the layers' current states, without those of snapshots."""
+        """Returns the tensors of the current recurrent states, without snapshots."""
         return [tensor for layer in self.layers for tensor in layer.state_tensors.values()]
 
 
 class EsaCache(Cache):
-    """The KV cache and the states of one document in one attached model; `Attachment.new_cache`
-    creates it.
+    """The KV cache of one sequence in an attached model, which `AttachedModel.new_cache` creates.
 
     Attributes:
-        method: the method by which the layers attend. query: the state of the current question.
-        kv_layers: the layers with keys and values. states: the states of the recurrent layers."""
+        method: the attention method that reads this KV cache.
+        query: the state of the current question.
+        kv_layers: the layers of this KV cache that have keys and values.
+        states: the recurrent states of this KV cache, if the model has recurrent layers."""
 
     def __init__(
-        self, current_call: CurrentForwardCall, method: Method, config: Any, on_host: bool,
+        self, current_call: CurrentForwardCall, method: Method, config: Any, on_cpu: bool,
         method_layers: Sequence[int],
     ) -> None:  # fmt: skip
         latent = get_model_family(config).latent
         new: dict[str, Callable[[int], Any]] = {
-            "attention": lambda layer: KvCacheLayer(layer, on_host, latent),
-            "both": lambda layer: KvAndRecurrentLayer(layer, on_host),
+            "attention": lambda layer: KvCacheLayer(layer, on_cpu, latent),
+            "both": lambda layer: KvAndRecurrentLayer(layer, on_cpu),
             "state": lambda layer: RecurrentLayer(),
         }
         layers = [
             new.get(kind, lambda layer: DummyLayer())(i)  # type: ignore[no-untyped-call]
-            for i, kind in enumerate(list_layer_contents(config.to_dict()))
+            for i, kind in enumerate(list_layer_cache_kinds(config.to_dict()))
         ]
         super().__init__(layers=layers)
         self.kv_layers = [layer for layer in layers if isinstance(layer, KvCacheLayer)]
-        self.states = StateHistory([layer for layer in layers if isinstance(layer, RecurrentLayer)])
+        self.states = RecurrentStates([one for one in layers if isinstance(one, RecurrentLayer)])
         self._method_layers, self._sources = method_layers, map_key_sources(config)
         self.forward_pass, self.method, self.query = current_call, method, QueryState()
 
-    def announce_token_count(self, token_count: int) -> None:
-        """Announces how many tokens will be cached, so that a GPU allocates memory only once."""
+    def set_expected_token_count(self, token_count: int) -> None:
+        """Sets how many tokens will be cached, so that GPU memory is allocated only once."""
         for layer in self.kv_layers:
             layer.expected = token_count
 
     def begin_query(self, query_state: QueryState, method: Method | None = None) -> None:
-        """Begins a question or a prefill, and stores a snapshot, so that the cache can be cropped
-        to its present length. `method`, if given, replaces the method of the cache."""
-        self.store_snapshot()
+        """Prepares the cache for a question or a prefill, by another attention method if one is
+        given, and stores a snapshot, so that the cache can be cropped again."""
+        self.store_state_snapshot()
         self.query = query_state
         self.method = self.method if method is None else method
 
     def check_belongs_to_model(self, current_call: CurrentForwardCall | None) -> None:
-        """Raises UsageError if the cache belongs to another model than the one that is called."""
+        """Raises UsageError if the KV cache belongs to another model than `current_call`."""
         if current_call is not self.forward_pass:
             raise UsageError(
                 "the KV cache belongs to another model, or to a model that was detached",
-                "call new_cache() of this model's attachment",
+                "make the cache by new_cache() of the attached model that you call",
             )
 
     @property
-    def is_plain_prefill(self) -> bool:
-        """Whether the next forward call is a prefill that no trace and no selector observes."""
+    def is_unobserved_prefill(self) -> bool:
+        """Whether the next forward call is a prefill whose queries nothing observes or records."""
         phase, trace = self.query.phase, self.query.trace
         return phase is Phase.PREFILL and trace is None and not self.method.selector.observes
 
@@ -283,8 +282,7 @@ class EsaCache(Cache):
         return super().update(key_states, value_states, layer_idx, *args, **kwargs)
 
     def _check_token_positions(self, token_count: int) -> None:
-        """Raises UsageError if the tokens of a forward call do not follow the cached tokens. After
-        the cache was cropped, a new question begins."""
+        """Raises UsageError if the tokens of a forward call do not follow the cached tokens."""
         length = self.kv_layers[0].get_seq_length()
         if any(layer.get_seq_length() != length for layer in self.kv_layers):
             raise UsageError(*INTERRUPTED_CALL)
@@ -293,15 +291,16 @@ class EsaCache(Cache):
             raise UsageError(
                 f"the positions of {token_count} tokens must follow the {length} cached tokens, "
                 f"got {span[0]} to {span[1]}",
-                "omit position_ids, and set use_cache=True",
+                "call the model without position_ids, and with use_cache=True",
             )
+        # After the cache was cropped, a new question begins.
         if self.query.phase is Phase.AUTO and self.query.stop != length:
             self.query = QueryState(trace=self.query.trace)
 
-    def get_layer_memory(self, layer_index: int) -> LayerMemory:
-        """Returns the keys, values and states of one layer; it may use another layer's keys."""
+    def get_layer_kv_cache(self, layer_index: int) -> LayerMemory:
+        """Returns the keys, values and selector states that one layer's attention uses."""
         if layer_index in self._sources:
-            source = self.get_layer_memory(self._sources[layer_index])
+            source = self.get_layer_kv_cache(self._sources[layer_index])
             return SharedLayerMemory(layer_index, source.store, source.states, source=source)
         layer = self.layers[layer_index]
         assert isinstance(layer, KvCacheLayer), "the layer keeps no keys"
@@ -309,17 +308,17 @@ class EsaCache(Cache):
         return layer.memory
 
     @property
-    def memories(self) -> list[LayerMemory]:
-        """The memory of each layer with keys and values of its own, in the order of the layers."""
-        return [self.get_layer_memory(layer.layer) for layer in self.kv_layers]
+    def layer_kv_caches(self) -> list[LayerMemory]:
+        """The keys, values and selector states of each layer that stores keys, in layer order."""
+        return [self.get_layer_kv_cache(layer.layer) for layer in self.kv_layers]
 
-    def use_filled_stores(
+    def use_filled_kv_stores(
         self, stores: Sequence[KVStore], projections: Sequence[Projection | None] | None,
         layer_states: Sequence[dict[Any, LayerState]] = (),
         recurrent_states: Sequence[RecurrentState] = (),
     ) -> None:  # fmt: skip
-        """Makes the cache use stores that already contain tokens, one for each layer with keys and
-        values, and the layers' states. `projections` is None if no compressor was fitted yet."""
+        """Makes the cache use stores that already contain keys and values, one for each layer that
+        stores keys. `projections` is None if no compressor of keys has been fitted yet."""
         assert len(recurrent_states) == len(self.states.layers), "some states are missing"
         self.states.replace_states(recurrent_states, len(stores[0]))
         for i, layer in enumerate(self.kv_layers):
@@ -330,23 +329,23 @@ class EsaCache(Cache):
 
     @property
     def nbytes(self) -> int:
-        """The number of bytes of all layers' keys, values, reduced keys and states."""
+        """The number of bytes of the cache: keys, values, reduced keys and recurrent states."""
         stores: list[Any] = [one.memory.store for one in self.kv_layers if one.memory]
         return sum(one.nbytes for one in [*stores, *self.states.list_state_tensors()])
 
-    def store_snapshot(self) -> None:
-        """Copies the layers' states, so that the cache can be cropped to its present length."""
-        self.states.store_snapshot()
+    def store_state_snapshot(self) -> None:
+        """Copies the recurrent states, so that the cache can be cropped to its present length."""
+        self.states.store_state_snapshot()
 
-    def free_copies(self) -> None:
-        """Frees the temporary copies of keys and values that the layers' memories contain."""
+    def free_temporary_copies(self) -> None:
+        """Frees the temporary copies of cached keys and values that a question needed."""
         for layer in self.kv_layers:
             if layer.memory:
                 layer.memory.free_fetched_tokens()
 
     def truncate(self, token_count: int) -> None:
-        """Crops the cache to `token_count` tokens, even after an interrupted forward call. Raises
-        UsageError: some layers have a state, and no snapshot was stored at this length."""
+        """Crops the KV cache to its first `token_count` tokens, even after an interrupted call.
+        Raises UsageError: the model has recurrent states, but no snapshot at this length."""
         shortest = min(layer.get_seq_length() for layer in self.kv_layers)
         self.states.restore_states(min(token_count, shortest))
         for layer in self.kv_layers:
@@ -355,8 +354,8 @@ class EsaCache(Cache):
                 layer.crop(-extra)
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Removes the last n tokens from the cache, for `tokens_to_remove` = -n as in transformers.
-        Raises UsageError: see `truncate`."""
+        """Removes the last `-tokens_to_remove` tokens from the cache; the number is negative as in
+        transformers. Raises UsageError: see `truncate`."""
         if tokens_to_remove > 0:
             raise ValueError(f"tokens_to_remove must be negative or 0, got {tokens_to_remove}")
         self.truncate(max(0, self.get_seq_length() + tokens_to_remove))
@@ -369,17 +368,17 @@ class EsaCache(Cache):
 
     @torch.no_grad()
     def compute_reduced_keys(self) -> None:
-        """Fits the method's compressors, and computes the reduced keys of all cached tokens, so
-        that the first question need not."""
+        """Computes the reduced, low-dimensional keys of all cached tokens, after fitting the
+        method's compressors, so that the first question is answered sooner."""
         for layer in self.kv_layers:
             if layer.memory and layer.layer in self._method_layers:
                 layer.memory.add_reduced_keys(self.method, len(layer.memory.store))
 
-    def _refuse_several_sequences(self, *args: Any, **kwargs: Any) -> Any:
-        """Raises UsageError in place of the cache operations that need several sequences."""
+    def _refuse_batch_operation(self, *args: Any, **kwargs: Any) -> Any:
+        """Raises UsageError in place of KV cache operations for several sequences."""
         raise UsageError(
             "ESA attends to one sequence at a time, so beam search and batches are impossible",
-            "use greedy search or sampling with num_return_sequences=1",
+            "generate by greedy search, or by sampling with num_return_sequences=1",
         )
 
-    reorder_cache = batch_repeat_interleave = batch_select_indices = _refuse_several_sequences
+    reorder_cache = batch_repeat_interleave = batch_select_indices = _refuse_batch_operation

@@ -1,1 +1,1 @@
-"""The files of models and their origins: the hub, Python wheels, folders and GGUF files."""
+"""Fetches the files of models from the hub, Python wheels or folders, and reads them."""

@@ -1,8 +1,8 @@
-"""The model families to which ESA can be attached, and what a model's configuration says about the
-types, windows and key heads of layers.
+"""Lists the model families to which ESA can be attached, and reads the types, attention windows and
+key heads of a model's layers from the model's configuration.
 
-The functions take a transformers configuration, or the settings of a config.json as attributes.
-Importing this module imports no large library."""
+Every `config` is a configuration of transformers, or an object with the settings of a config.json
+as attributes. Importing this module imports neither torch nor transformers."""
 
 from __future__ import annotations
 
@@ -20,14 +20,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ModelFamily:
-    """The traits of a model family on which attaching ESA depends; the defaults are Llama's.
-
-    `rotating` says which layers rotate queries and keys: "" means all layers; "sliding" the layers
-    with a window; "hybrid" the layers with a window, or all layers if none has a window; "prefix"
-    the layers with a window and full layers without experts. Any other value is the name of the
-    setting that lists the layers."""
+    """What attaching ESA needs to know of a model family; the default values are Llama's."""
 
     pairs: Pairs = "half"  # which dimensions of a head rotate together
+    # Which layers rotate queries and keys: "" all; "sliding" those with a window; "hybrid" those
+    # with a window, or all if none has one; "prefix" those with a window and full layers without
+    # experts; or the name of the setting that lists them.
     rotating: str = ""
     norms_after: tuple[str, str] | None = None  # modules that normalise rotated queries and keys
     half_table: bool = False  # the rotary module returns each angle once instead of twice
@@ -101,25 +99,27 @@ STATIC_ROPE = ("default", "linear", "llama3", "yarn", "longrope", "proportional"
 
 
 def get_model_family(config: object) -> ModelFamily:
-    """Returns the traits of a model's family. A model of an unknown `model_type` gets Llama's
-    traits, with the soft cap of the logits that its configuration has, if any."""
+    """Returns the family of a model, or for an unknown `model_type` a family like Llama's, with a
+    soft cap of the logits if `config` sets one."""
     unknown = _CAPPED if hasattr(config, _CAPPED.logit_cap) else _LLAMA
     return FAMILIES.get(getattr(config, "model_type", ""), unknown)
 
 
-def check_model_type_supported(model_type: str | None) -> None:
-    """Raises ModelError when ESA cannot be attached to models of this `model_type`."""
+def check_esa_supports_model_type(model_type: str | None) -> None:
+    """Raises ModelError if ESA cannot be attached to models of the type `model_type`."""
     if model_type not in FAMILIES:
         raise ModelError(f"ESA's methods cannot run in models of type {model_type!r}", INSTEAD_HINT)
 
 
-def check_config_supported(config: Any) -> None:
-    """Raises ModelError when ESA cannot be attached to a model with this configuration."""
+def check_esa_supports_config(config: Any) -> None:
+    """Raises ModelError if ESA cannot be attached to a model with the configuration `config`."""
     kind = getattr(config, "model_type", "unknown")
-    check_model_type_supported(kind)
+    check_esa_supports_model_type(kind)
     list_window_sizes(config)
     if getattr(config, "use_bidirectional_attention", None) in (True, "all"):
-        raise ModelError(f"this {kind} model attends to later tokens, too", INSTEAD_HINT)
+        raise ModelError(
+            f"this {kind} model attends to later tokens as well as earlier", INSTEAD_HINT
+        )
     if dynamic := sorted({*list_rope_types(config)} - {*STATIC_ROPE}):
         raise ModelError(
             f"the rotary embedding of type {dynamic[0]!r} changes with the input's length, "
@@ -129,7 +129,7 @@ def check_config_supported(config: Any) -> None:
 
 
 def list_rope_types(config: Any) -> list[str]:
-    """Returns the types of a model's rotary embeddings; each layer type may have its own."""
+    """Returns the types of a model's rotary embeddings, such as "yarn" or "llama3"."""
     parameters = getattr(config, "rope_parameters", None) or {}
     if config.model_type in FIXED_ALPHA and parameters.get("alpha"):  # the type is named dynamic
         return ["default"]
@@ -155,8 +155,8 @@ Nemotron's `hybrid_override_pattern`."""
 
 
 def list_layer_types(config: Any) -> list[str]:
-    """Returns the type of each layer, named as in transformers, even if config.json lists no types.
-    Raises AttributeError: the number of layers is missing."""
+    """Returns the type of each layer of a model, such as "full_attention", named as in
+    transformers. Raises AttributeError: the number of layers is missing."""
     kind, family = getattr(config, "model_type", None), get_model_family(config)
     for name in ("layer_types", "hybrid_override_pattern", "layers_block_type"):
         if not family.all_layers_slide and (types := getattr(config, name, None)):
@@ -176,16 +176,15 @@ def list_layer_types(config: Any) -> list[str]:
     return ["full_attention" if layer in full else "conv" for layer in range(count)]
 
 
-def has_state_layers(config: Any) -> bool:
-    """Whether some layers of a model store a recurrent state. A state cannot be cropped, and the
-    states of several documents cannot be joined."""
+def has_recurrence(config: Any) -> bool:
+    """Whether some layers of a model store a recurrent state or a convolution's last inputs."""
     return any(_OTHER_KINDS.get(kind) in ("state", "both") for kind in list_layer_types(config))
 
 
 def list_window_sizes(config: Any) -> list[int | None]:
-    """Returns the window size of each layer in tokens, or None for a layer that attends to all
-    tokens or has no attention. A window as long as the model's context counts as no window. Raises
-    ModelError: a layer type is unknown, or no layer attends to all tokens."""
+    """Returns the sliding-window size of each layer in tokens, or None for a layer that attends to
+    all tokens or has no attention. Raises ModelError: a layer type is unknown, or no layer is
+    full."""
     types, window = list_layer_types(config), getattr(config, "sliding_window", None)
     longest = getattr(config, "max_position_embeddings", None)
     if window is not None and longest is not None and window >= longest:
@@ -202,16 +201,16 @@ def list_window_sizes(config: Any) -> list[int | None]:
     return [window if kind == "sliding_attention" else None for kind in types]
 
 
-def list_method_layers(config: Any) -> list[int]:
-    """Returns the indices of the layers in which a method selects tokens, which are the layers that
-    attend to all tokens. Raises ModelError: a layer type is unknown, or there is no such layer."""
+def list_full_attention_layers(config: Any) -> list[int]:
+    """Returns the indices of the layers that attend to all tokens, in which an attention method
+    selects tokens. Raises ModelError: no layer does, or a layer type is unknown."""
     layers = enumerate(zip(list_layer_types(config), list_window_sizes(config), strict=True))
     return [i for i, (kind, window) in layers if kind in ATTENTION_TYPES and window is None]
 
 
 def map_key_sources(config: Any) -> dict[int, int]:
-    """Maps each layer without keys of its own to the layer whose keys it uses, which is the last
-    layer of the same type with keys. Raises ValueError: no such layer exists."""
+    """Maps the index of each layer that uses another layer's keys to the index of that other layer.
+    Raises ValueError: no such layer exists."""
     count = int(getattr(config, get_model_family(config).sharing_layers or "", None) or 0)
     if not count:
         return {}
@@ -221,58 +220,56 @@ def map_key_sources(config: Any) -> dict[int, int]:
     return {i: start - 1 - storing.index(types[i]) for i in range(start, len(types))}
 
 
-def list_layer_contents(config_settings: Mapping[str, Any]) -> list[Kind]:
-    """Returns what each layer of a model contains, by the settings of config.json: "attention",
-    attention to another layer's keys ("reader"), a "state", "both" or neither ("idle")."""
+def list_layer_cache_kinds(config_settings: Mapping[str, Any]) -> list[Kind]:
+    """Returns what each layer of a model caches: "attention" for keys and values, "state" for a
+    recurrent state, "both", "reader" if it uses another layer's keys, or "idle" for nothing."""
     config = SimpleNamespace(**config_settings)
     readers, types = map_key_sources(config), enumerate(list_layer_types(config))
     return ["reader" if i in readers else _OTHER_KINDS.get(kind, "attention") for i, kind in types]
 
 
-def get_latent_scale_block_size(config: Any) -> int:
-    """Returns how many numbers of a latent (MLA) share one scale when stored in 8 bits, or 0 for a
-    model without latents. Rotary parts need scales of their own, since they may be much larger."""
+def get_latent_quantization_block_size(config: Any) -> int:
+    """Returns how many numbers of a cached MLA latent share one scale when quantised to 8 bits, or
+    0 for a model without MLA."""
     if not get_model_family(config).latent:
         return 0
+    # No block has rotary and other dimensions, since the rotary ones may be much larger.
     return gcd(int(config.qk_rope_head_dim), int(config.kv_lora_rank))
 
 
-def get_key_shape(config: Any) -> tuple[int, int]:
-    """Returns the number of key heads G and the head dimension D of layers with full attention.
-    Latents count as one head, whose dimension is the rotary plus the latent one. Raises
-    AttributeError: the configuration lacks a size."""
+def get_kv_head_shape(config: Any) -> tuple[int, int]:
+    """Returns the number of key heads and their dimension in layers with full attention; the
+    latents of MLA count as one key head. Raises AttributeError: the configuration lacks a size."""
     if get_model_family(config).unequal_heads:
-        return _get_layer_key_shape(config, list_layer_types(config).index("full_attention"))
+        return _get_layer_kv_head_shape(config, list_layer_types(config).index("full_attention"))
     if get_model_family(config).latent:
         return 1, int(config.qk_rope_head_dim) + int(config.kv_lora_rank)
-    return _get_usual_key_shape(config)
+    return _get_usual_kv_head_shape(config)
 
 
-def _get_usual_key_shape(config: Any) -> tuple[int, int]:
-    """Returns the number G and the dimension D of key heads, read from the settings that most model
-    families use."""
+def _get_usual_kv_head_shape(config: Any) -> tuple[int, int]:
+    """Returns the number and the dimension of key heads as most model families name them."""
     heads = int(config.num_attention_heads)
     dim = int(getattr(config, "head_dim", None) or config.hidden_size // heads)
     return int(getattr(config, "num_key_value_heads", None) or heads), dim
 
 
-def list_unequal_key_shapes(config: Any) -> list[tuple[int, int]]:
-    """Returns the number G and the dimension D of key heads for each layer that stores keys, or []
-    if all layers of the model have the same."""
+def list_unequal_kv_heads(config: Any) -> list[tuple[int, int]]:
+    """Returns the number and the dimension of the key heads of each layer that stores keys, or []
+    if all layers of the model have the same key heads."""
     if not get_model_family(config).unequal_heads:
         return []
     storing = {*range(len(list_layer_types(config)))} - {*map_key_sources(config)}
-    shapes = [_get_layer_key_shape(config, layer) for layer in sorted(storing)]
+    shapes = [_get_layer_kv_head_shape(config, layer) for layer in sorted(storing)]
     return shapes if len({*shapes}) > 1 else []
 
 
-def _get_layer_key_shape(config: Any, layer_index: int) -> tuple[int, int]:
-    """Returns the number G and the dimension D of the key heads of one layer, in a model family
-    whose layers have different key heads. `config` may be completed by transformers."""
+def _get_layer_kv_head_shape(config: Any, layer_index: int) -> tuple[int, int]:
+    """Returns the number and the dimension of the key heads of one layer of a model."""
     each: Any = getattr(config, "per_layer_config", None)
     if each is not None and not isinstance(each, Mapping):
         return int(each[layer_index].num_key_value_heads), int(each[layer_index].head_dim)
-    groups, dim = _get_usual_key_shape(config)
+    groups, dim = _get_usual_kv_head_shape(config)
     if each is not None:
         changed = {int(i): settings for i, settings in each.items()}.get(layer_index, {})
         return int(changed.get("num_key_value_heads", groups)), int(changed.get("head_dim", dim))

@@ -1,9 +1,9 @@
-"""Converts a GGUF file to a folder that transformers' `from_pretrained` loads without options.
+"""Converts a GGUF file to a model folder that transformers' `from_pretrained` loads.
 
-A file is converted only once, since dequantising takes tens of seconds. The weights keep the
-precision that quantisation left, and are stored in float32 where 16 bits would lose digits.
-Architectures missing from `GGUF_FAMILIES` are refused, since for most of them transformers' own
-GGUF reader ignores the scaling of the rotary embedding."""
+A GGUF file is converted only once, since dequantising takes tens of seconds. Dequantised weights
+are stored in float32, or in 16 bits if no digit is lost. esa refuses the architectures missing from
+`GGUF_FAMILIES`, for most of which transformers' own GGUF reader ignores the scaling of rotary
+embeddings."""
 
 from __future__ import annotations
 
@@ -29,32 +29,30 @@ from esa_cli.models.files.quiet_transformers import quiet_transformers
 from esa_cli.system.progress import StageProgress, ignore_stage_progress
 
 
-def convert_gguf(
-    gguf_file: Path, output: Path, report: StageProgress = ignore_stage_progress
+def convert_gguf_file(
+    gguf_path: Path, output_folder: Path, report: StageProgress = ignore_stage_progress
 ) -> None:
     """Writes a GGUF file's model as config.json, tokenizer files and safetensors files into an
-    existing folder. The conversion needs about as much memory as one safetensors file.
-
-    Raises ModelError: the GGUF file is damaged, or its architecture or tokenizer is not supported.
-    OSError: the folder cannot be written. MemoryError."""
+    existing folder. Raises ModelError: the GGUF file is damaged, or its architecture or tokenizer
+    is not supported. OSError: the folder cannot be written. MemoryError."""
     report("import", 0, None)
     try:
         with quiet_transformers():
-            file = GgufFile(gguf_file)
+            file = GgufFile(gguf_path)
             report("convert", 0, None)
             check_gguf_pre_tokenizer(file)
-            _write_config_and_weights(file, output, report)
-            _write_gguf_tokenizer(file, output)
+            _write_config_and_weights(file, output_folder, report)
+            _write_gguf_tokenizer(file, output_folder)
     except (EsaError, OSError, MemoryError):
         raise
     except Exception as error:
         raise ModelError(
-            f"{gguf_file.name} cannot be converted: {first_line(error)}",
-            "fetch the file again, or choose a kind of GGUF file that docs/models.md lists",
+            f"{gguf_path.name} cannot be converted: {first_line(error)}",
+            "fetch the GGUF file again, or choose another kind that docs/models.md lists",
         ) from error
     # safetensors makes its files private; a shared ESA_HOME needs them as readable as the others.
-    for path in output.glob("*.safetensors"):
-        path.chmod((output / "config.json").stat().st_mode & 0o777)
+    for path in output_folder.glob("*.safetensors"):
+        path.chmod((output_folder / "config.json").stat().st_mode & 0o777)
 
 
 def _write_config_and_weights(file: GgufFile, output_folder: Path, report: StageProgress) -> None:
@@ -90,13 +88,13 @@ Join = Callable[[Sequence[Tensor]], Tensor]
 
 
 def _concatenate_tensors(tensors: Sequence[Tensor]) -> Tensor:
-    """Concatenates tensors (..., n, m) along n."""
+    """Concatenates tensors (..., n, m) along the dimension n."""
     return torch.cat(tuple(tensors), -2) if len(tensors) > 1 else tensors[0]
 
 
-def _interleave_gates(gates_and_values: Sequence[Tensor]) -> Tensor:
-    """Interleaves the numbers of gates and values in gpt-oss' experts: two weights (experts, inner,
-    hidden) become (experts, hidden, 2 inner), two biases (experts, inner) (experts, 2 inner)."""
+def _interleave_experts(gates_and_values: Sequence[Tensor]) -> Tensor:
+    """Interleaves gates and values as gpt-oss' experts need them: two weights (experts, inner,
+    hidden) become one (experts, hidden, 2 inner), and two biases become one (experts, 2 inner)."""
     turns = torch.stack(tuple(gates_and_values), 2).flatten(1, 2)
     return turns.transpose(1, 2) if turns.dim() > 2 else turns
 
@@ -110,25 +108,25 @@ _JOINED: dict[str, tuple[tuple[str, ...], Join]] = {
 function that joins these tensors."""
 _GPT_OSS: dict[str, tuple[tuple[str, ...], Join]] = {
     "sinks": (("attn_sinks.weight",), _concatenate_tensors),
-    "experts.gate_up_proj": (_GATE_UP, _interleave_gates),
-    "experts.gate_up_proj_bias": (("ffn_gate_exps.bias", "ffn_up_exps.bias"), _interleave_gates),
+    "experts.gate_up_proj": (_GATE_UP, _interleave_experts),
+    "experts.gate_up_proj_bias": (("ffn_gate_exps.bias", "ffn_up_exps.bias"), _interleave_experts),
     "experts.down_proj": (("ffn_down_exps.weight",), lambda parts: parts[0].mT),
     "experts.down_proj_bias": (("ffn_down_exps.bias",), _concatenate_tensors),
 }
 
 
-class _WeightPlan(NamedTuple):
-    """How to make one weight of a model: the weight's shape, the GGUF tensors that form the weight,
-    and the function that joins these tensors."""
+class _WeightConversionPlan(NamedTuple):
+    """How one weight is made from a GGUF file: the weight's shape, the names of the GGUF tensors
+    that form the weight, and the function that joins them."""
 
     shape: tuple[int, ...]
     sources: Sequence[str]
     join: Join
 
 
-def _plan_model_weights(file: GgufFile, meta_model: Any) -> dict[str, _WeightPlan]:
-    """Returns how each weight of a model on torch's "meta" device is made from the tensors of a
-    GGUF file. Raises ModelError: a tensor is missing, has the wrong size, or is not used."""
+def _plan_model_weights(file: GgufFile, meta_model: Any) -> dict[str, _WeightConversionPlan]:
+    """Returns, by name, how each weight of `meta_model`, which has no data, is made from a GGUF
+    file. Raises ModelError: a GGUF tensor is missing, has the wrong size, or is not used."""
     from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
 
     config, path = meta_model.config, file.path.name
@@ -145,7 +143,7 @@ def _plan_model_weights(file: GgufFile, meta_model: Any) -> dict[str, _WeightPla
         if end := next((end for end in joined if name.endswith(end)), ""):
             ends, join = joined[end]
             sources = [f"blk.{name.split('.')[2]}.{source}" for source in ends]
-        weights[name] = _WeightPlan(tuple(weight.shape), sources, join)
+        weights[name] = _WeightConversionPlan(tuple(weight.shape), sources, join)
         if lacking := [source for source in sources if source not in file.tensors]:
             kind = config.model_type
             raise ModelError(f"{path} lacks the weights {lacking[0]} of a {kind} model", _OLD_FILE)
@@ -166,17 +164,16 @@ def _plan_model_weights(file: GgufFile, meta_model: Any) -> dict[str, _WeightPla
 
 
 def _write_safetensors_files(
-    file: GgufFile, family: GgufFamily, config: Any, plans: dict[str, _WeightPlan],
+    file: GgufFile, family: GgufFamily, config: Any, plans: dict[str, _WeightConversionPlan],
     output_folder: Path, report: StageProgress,
 ) -> None:  # fmt: skip
-    """Writes a model's weights as safetensors files, with only one file's weights in memory at a
-    time. Reports the stage "convert" in bytes, and the stage "save" before each file is written."""
+    """Writes a model's weights as safetensors files, with one file's weights in memory at once."""
     from safetensors.torch import save_file
 
     total = sum(4 * math.prod(weight.shape) for weight in plans.values())
     done, written, shard, places = 0, 0, dict[str, Tensor](), dict[str, str]()
     for name, weight in plans.items():
-        shard[name] = _make_weight(file, family, config, name, weight)
+        shard[name] = _make_weight_from_gguf(file, family, config, name, weight)
         done += 4 * math.prod(weight.shape)
         report("convert", done, total)
         if done - written >= SHARD_BYTES or done == total:
@@ -192,17 +189,17 @@ def _write_safetensors_files(
         (output_folder / "model.safetensors.index.json").write_text(text, "utf-8")
 
 
-def _make_weight(
-    file: GgufFile, family: GgufFamily, config: Any, name: str, plan: _WeightPlan
+def _make_weight_from_gguf(
+    file: GgufFile, family: GgufFamily, config: Any, weight_name: str, plan: _WeightConversionPlan
 ) -> Tensor:
-    """Makes one weight of a model from a GGUF file's tensors, in 16 bits if no digit is lost."""
-    made = plan.join([torch.from_numpy(file.read_tensor(one).copy()) for one in plan.sources])
-    if family.adjacent_pairs and (match := re.search(r"\.self_attn\.([qk])_proj\.", name)):
+    """Makes one weight from a GGUF file's tensors, in 16 bits if no digit is lost."""
+    made = plan.join([torch.from_numpy(file.read_float_tensor(one).copy()) for one in plan.sources])
+    if family.adjacent_pairs and (match := re.search(r"\.self_attn\.([qk])_proj\.", weight_name)):
         query = match[1] == "q"
         heads = config.num_attention_heads if query else config.num_key_value_heads
         pairs = made.reshape(heads, -1, 2, *made.shape[1:])
         made = pairs.transpose(1, 2).reshape(made.shape)
-    if family.raised_norms and name.endswith("norm.weight"):
+    if family.raised_norms and weight_name.endswith("norm.weight"):
         made = made - 1
     types = {file.tensors[source].tensor_type.name for source in plan.sources}
     for dtype, names in _EXACT_TYPES.items():
@@ -238,8 +235,8 @@ _AS_GPT2 = {"gpt-2", "phi-2", "olmo", "mpt", "granite-docling"}
 
 
 def check_gguf_pre_tokenizer(file: GgufFile) -> None:
-    """Raises ModelError if a GGUF file's tokenizer splits text in a way that esa does not know: the
-    model would see other tokens than in its training."""
+    """Raises ModelError if a GGUF file's tokenizer splits text in a way that esa does not know, so
+    that the model would see other tokens than in its training."""
     if file.metadata.get("tokenizer.ggml.model") != "gpt2":
         return
     name = str(file.metadata.get("tokenizer.ggml.pre", "default"))
@@ -249,8 +246,8 @@ def check_gguf_pre_tokenizer(file: GgufFile) -> None:
 
 
 def _write_gguf_tokenizer(file: GgufFile, output_folder: Path) -> None:
-    """Writes a GGUF file's tokenizer, with the pre-tokenizer that the file names, into a folder.
-    Raises ModelError: the kind of tokenizer is unknown."""
+    """Writes a GGUF file's tokenizer into a folder as a tokenizer.json, which splits text as the
+    file says. Raises ModelError: the kind of tokenizer is unknown."""
     from transformers import PreTrainedTokenizerFast
 
     tokenizer = PreTrainedTokenizerFast.from_pretrained(
@@ -259,7 +256,9 @@ def _write_gguf_tokenizer(file: GgufFile, output_folder: Path) -> None:
     tokenizer.save_pretrained(output_folder)
     tokenizer_json, name = output_folder / "tokenizer.json", file.metadata.get("tokenizer.ggml.pre")
     if not tokenizer_json.is_file():
-        raise ModelError("the GGUF file's tokenizer cannot become a tokenizer.json", SAFETENSORS)
+        raise ModelError(
+            "the GGUF file's tokenizer cannot be converted to a tokenizer.json", SAFETENSORS
+        )
     if name in _PRE_TOKENIZERS:
         content = json.loads(tokenizer_json.read_text("utf-8"))
         content["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": _PRE_TOKENIZERS[name]}

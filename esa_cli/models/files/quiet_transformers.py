@@ -1,6 +1,6 @@
-"""Silences transformers, which then logs errors only and shows no progress bars or warnings.
+"""Makes transformers log errors only, and show neither progress bars nor warnings.
 
-Log levels and warning filters belong to the process, so other threads are affected, too."""
+Log levels and warning filters belong to the whole process, so all threads are silenced together."""
 
 from __future__ import annotations
 
@@ -20,16 +20,15 @@ _undo = ExitStack()
 
 
 @contextmanager
-def quiet_transformers(import_first: bool = True) -> Iterator[None]:
-    """Silences transformers and ignores warnings until the block ends. When the last open block of
-    all threads ends, the earlier settings are restored. Unless `import_first`, transformers is
-    silenced only if it is already imported."""
+def quiet_transformers(import_if_needed: bool = True) -> Iterator[None]:
+    """Silences transformers and ignores warnings until the last `with` block of all threads ends.
+    Unless `import_if_needed`, transformers is silenced only if it is already imported."""
     global _open_blocks, _silent
     with _lock:
         if not _open_blocks:
             _undo.enter_context(warnings.catch_warnings(action="ignore"))
         _open_blocks += 1
-        if not _silent and (import_first or "transformers" in sys.modules):
+        if not _silent and (import_if_needed or "transformers" in sys.modules):
             _silence_transformers()
             _silent = True
     try:

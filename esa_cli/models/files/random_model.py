@@ -1,7 +1,7 @@
-"""`random:llama`, a tiny Llama with seeded random weights, for trying esa without a network.
+"""Writes `random:llama`, a tiny Llama with seeded random weights, for trying esa without a network.
 
-The model has two layers, a byte tokenizer and a ChatML template, is the same on every machine, and
-gives meaningless answers."""
+The random Llama has two layers, a byte tokenizer and a ChatML template, is the same on every
+machine, and gives meaningless answers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SIZES: dict[str, Any] = {
 
 
 def write_random_model(folder: Path) -> dict[str, Any]:
-    """Writes a tiny Llama with random weights into a folder; returns entries of a marker file."""
+    """Writes a tiny Llama with random weights into a folder, and returns the seed and the dtype."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -40,7 +40,7 @@ def write_random_model(folder: Path) -> dict[str, Any]:
 
 
 def write_byte_tokenizer(folder: Path) -> None:
-    """Writes a tokenizer whose tokens are the 256 bytes and three special tokens into a folder."""
+    """Writes a tokenizer of the 256 bytes and three special tokens into a folder."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())

@@ -1,1 +1,1 @@
-"""Loading of a model into memory: devices, number types and quantised weights."""
+"""Loads models into memory, onto a device, with a number type or quantised weights."""

@@ -1,7 +1,5 @@
-"""Loads a model and its tokenizer from a local folder into memory, ready to answer.
-
-Weights are read from safetensors files only, and a model's own code is never run. The memory check
-covers the weights; `qa.planning` checks the memory that a question needs in addition."""
+"""Loads a model and its tokenizer from a local folder into memory, after checking that the weights
+fit. Weights are read from safetensors files only, and a model's own code is never run."""
 
 from __future__ import annotations
 
@@ -13,7 +11,7 @@ from typing import Any
 
 from esa_cli.errors import EsaError, ModelError, ResourceError, UsageError, first_line
 from esa_cli.models.files import checkpoint_files
-from esa_cli.models.files.families import check_config_supported
+from esa_cli.models.files.families import check_esa_supports_config
 from esa_cli.models.files.model_reference import ModelRef, parse_reference
 from esa_cli.models.files.prepared_models import fetch_model_folder
 from esa_cli.models.files.quiet_transformers import quiet_transformers
@@ -32,37 +30,27 @@ DTYPES = ("auto", "float32", "bfloat16", "float16", *QUANTIZATIONS)
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedModel:
-    """A model in memory with its tokenizer.
+    """A language model in memory, with its tokenizer."""
 
-    Args:
-        text_model: the model that finds and reads passages, in eval mode. ref: the model reference.
-            folder: the folder of the model's files. dtype, device: the model's number type and
-            device in torch. cache: where KV caches are stored, one of `storage.CACHES`."""
-
-    text_model: Any
+    text_model: Any  # finds and reads passages, in eval mode
     tokenizer: Any
-    ref: str
-    folder: Path
-    dtype: Any
-    device: Any
-    cache: str = "auto"
+    ref: str  # the model reference
+    folder: Path  # of the model's files
+    dtype: Any  # the torch.dtype of the weights
+    device: Any  # the torch.device of the weights
+    cache: str = "auto"  # where KV caches are stored, one of `storage.CACHES`
 
     @property
     def model(self) -> Any:
-        """The model of transformers, which generates text and runs methods."""
+        """The transformers model, which generates text and runs attention methods."""
         return self.text_model
 
 
 def load(
-    ref: str | ModelRef,
-    *,
-    device: str = "auto",
-    dtype: str = "auto",
-    progress: StageProgress | None = None,
-    tokenizer: Any = None,
-    cache: str = "auto",
-) -> LoadedModel:
-    """Loads a model into memory, after fetching and converting the model if necessary.
+    ref: str | ModelRef, *, device: str = "auto", dtype: str = "auto",
+    progress: StageProgress | None = None, tokenizer: Any = None, cache: str = "auto",
+) -> LoadedModel:  # fmt: skip
+    """Loads a model into memory, after fetching and converting the model's files if necessary.
 
     Args:
         device: "auto" (the GPU if there is one, else the CPU), "cpu", "cuda", "cuda:1" or "mps".
@@ -86,23 +74,24 @@ def load(
         from transformers import AutoModelForCausalLM  # noqa: F401
     place = choose_torch_device(device)
     chosen, packing = choose_torch_dtype(dtype, place), dtype if dtype in QUANTIZATIONS else ""
-    quantization.check_quantised_files_load(config, place, ref.name)
+    quantization.check_quantised_files_loadable(config, place, ref.name)
     method = quantization.read_quantization_method(config)
     if packing and method:
         message = f"{ref.name} is already quantised by {method}, so --dtype cannot be {packing}"
-        raise UsageError(message, "omit --dtype, or use the model's unquantised weights")
-    kept = quantization.stays_quantised(config, place)
+        raise UsageError(message, "omit --dtype, or choose the model's unquantised weights")
+    kept = quantization.weights_stay_quantised(config, place)
     size, matrix = chosen.itemsize, quantization.get_bytes_per_weight(packing, chosen.itemsize)
     needed_bytes = checkpoint_files.compute_weight_bytes(folder, size, matrix, kept)
     check_weights_fit_memory(needed_bytes, place, ref)
     report("load", 0, None)
     tokenizer = tokenizer or load_tokenizer(folder)
     with convert_loading_errors(ref, config):
-        model = load_pretrained(folder, place, chosen, quantise_as=packing, as_stored=kept).eval()
+        model = load_pretrained(folder, place, chosen, quantise_as=packing, keep_quantised=kept)
+    model = model.eval()
     if not (packing or kept):
         _check_finite_weights(model, ref)
     if not packing:
-        checkpoint_files.store_model_facts("config", folder, CONFIG_FILES, model.config.to_dict)
+        checkpoint_files.store_model_metadata("config", folder, CONFIG_FILES, model.config.to_dict)
     weight = next(model.parameters())
     return LoadedModel(
         text_model=model, tokenizer=tokenizer, ref=ref.text, folder=folder, dtype=weight.dtype,
@@ -113,7 +102,7 @@ def load(
 @contextmanager
 def convert_loading_errors(ref: ModelRef, config_settings: dict[str, Any]) -> Iterator[None]:
     """Silences transformers while a model is loaded in the block, and turns errors of other
-    libraries into a `ModelError` or `ResourceError`."""
+    libraries into ModelError or ResourceError."""
     try:
         with quiet_transformers():
             yield
@@ -132,11 +121,14 @@ def convert_loading_errors(ref: ModelRef, config_settings: dict[str, Any]) -> It
 
 
 def load_pretrained(
-    folder: Path, device: str, dtype: Any, *, quantise_as: str, as_stored: bool
+    folder: Path, device: str, dtype: Any, *, quantise_as: str, keep_quantised: bool
 ) -> Any:
-    """Loads the model in a folder by transformers' `from_pretrained` onto a device. `quantise_as`
-    is a name in `QUANTIZATIONS` or ""; `as_stored` says whether quantised files stay quantised.
-    Raises ModelError: weights are missing. Other errors come from transformers."""
+    """Loads the model in a folder onto a torch device by transformers' `from_pretrained`. Raises
+    ModelError: weights are missing. Other errors come from transformers.
+
+    Args:
+        quantise_as: a name in `QUANTIZATIONS`, or "" to leave the weights as they are.
+        keep_quantised: whether weights that are stored quantised stay quantised."""
     from transformers import AutoModelForCausalLM
 
     options = checkpoint_files.choose_from_pretrained_options(folder)
@@ -145,7 +137,7 @@ def load_pretrained(
     if quantise_as:
         options["quantization_config"] = quantization.make_quantization_config(quantise_as, dtype)
     stored: dict[str, Any] = getattr(options["config"], "quantization_config", None) or {}
-    dequantised = bool(stored) and not as_stored
+    dequantised = bool(stored) and not keep_quantised
     if dequantised:
         options["config"].quantization_config = {**stored, "dequantize": True}
     automatic: Any = AutoModelForCausalLM
@@ -155,7 +147,7 @@ def load_pretrained(
     )  # fmt: skip
     if missing := sorted(info["missing_keys"]):
         message = f"{folder} lacks {len(missing)} of the model's weights, such as {missing[0]}"
-        raise ModelError(message, "fetch the model again, or try another version of transformers")
+        raise ModelError(message, "fetch the model again, or install another transformers version")
     if dequantised:  # transformers leaves plain weights beside quantised ones as they are stored
         wide = {*(model._keep_in_fp32_modules_strict or ())}
         for name, weight in model.named_parameters():
@@ -166,65 +158,65 @@ def load_pretrained(
 
 
 def _check_finite_weights(model: Any, ref: ModelRef) -> None:
-    """Raises ModelError if a weight of a model is NaN or infinite, which spoils all results."""
+    """Raises ModelError if any weight of a model is NaN or infinite."""
     import torch
 
     for name, weight in model.named_parameters():
         if weight.is_floating_point() and not weight.sum(dtype=torch.float32).isfinite():
             message = f"the weights of {ref.name} must be finite, got NaN or infinity in {name}"
-            raise ModelError(message, "fetch the model again, or try another --dtype")
+            raise ModelError(message, "fetch the model again, or load it with another --dtype")
 
 
-def check_weights_fit_memory(needed_bytes: int, device: str, ref: ModelRef) -> None:
-    """Raises ResourceError if a model's weights need more bytes than the device has available."""
+def check_weights_fit_memory(weight_bytes: int, device: str, ref: ModelRef) -> None:
+    """Raises ResourceError if a model's weights need more bytes than a torch device has free."""
     free = measure_available_memory(device)
-    if needed_bytes > free:
-        needs = f"needs {format_size(needed_bytes)} for its weights"
+    if weight_bytes > free:
+        needs = f"needs {format_size(weight_bytes)} for its weights"
         message = f"{ref.name} {needs}, and {device} has {format_size(free)} available"
         raise ResourceError(message, _SMALLER)
 
 
 def check_esa_supports_model(folder: Path) -> None:
-    """Raises ModelError, before minutes of loading, if ESA cannot be attached to the model in a
-    folder. A folder that transformers cannot read passes this check; `load` reports the error."""
+    """Raises ModelError, before a long loading, if ESA cannot be attached to a folder's model."""
     try:
         config = checkpoint_files.read_language_model_config(folder)
-    except ModelError:
+    except ModelError:  # which `load` reports
         return
-    check_config_supported(config)
+    check_esa_supports_config(config)
 
 
 # -- Device and type
 
 
-def choose_torch_device(option: str) -> str:
+def choose_torch_device(device_option: str) -> str:
     """Returns the torch device for a value of --device. Raises UsageError: there is none."""
     import torch
 
     counts = {"cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
     counts["cpu"] = 1
-    if option == "auto":
+    if device_option == "auto":
         return next(kind for kind in counts if counts[kind])
-    kind, _, index = option.partition(":")
+    kind, _, index = device_option.partition(":")
     if kind not in counts or not (index or "0").isdecimal():
-        raise UsageError(f"device must be auto, cpu, cuda, cuda:N or mps, got '{option}'")
+        raise UsageError(f"--device must be auto, cpu, cuda, cuda:N or mps, got '{device_option}'")
     if int(index or 0) >= counts[kind]:
-        raise UsageError(f"torch finds no device '{option}' on this machine", "try --device cpu")
-    return option
+        message = f"torch finds no device '{device_option}' on this machine"
+        raise UsageError(message, "try --device cpu")
+    return device_option
 
 
-def choose_torch_dtype(option: str, device: str) -> Any:
-    """Returns the torch.dtype for a value of --dtype and a device from `choose_torch_device`.
-    "auto" means bfloat16 if the hardware supports it, else float16 on a GPU and float32 on a CPU.
-    Quantised weights are computed in the type that "auto" chooses."""
+def choose_torch_dtype(dtype_option: str, device: str) -> Any:
+    """Returns the torch.dtype in which a model computes, for a value of --dtype and a torch device.
+    The type for "auto" and for quantised weights is bfloat16 if the hardware supports it, else
+    float16 on a GPU and float32 on a CPU."""
     import torch
 
-    if option not in DTYPES:
-        raise UsageError(f"dtype must be one of {', '.join(DTYPES)}, got '{option}'")
-    if option in QUANTIZATIONS:
-        quantization.check_quantization_available(option, device)
-    elif option != "auto":
-        return getattr(torch, option)
+    if dtype_option not in DTYPES:
+        raise UsageError(f"--dtype must be one of {', '.join(DTYPES)}, got '{dtype_option}'")
+    if dtype_option in QUANTIZATIONS:
+        quantization.check_quantization_available(dtype_option, device)
+    elif dtype_option != "auto":
+        return getattr(torch, dtype_option)
     if device == "cpu":
         capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
         older: Any = getattr(torch.cpu, "_is_avx512_bf16_supported", bool)

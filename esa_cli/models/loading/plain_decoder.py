@@ -1,9 +1,7 @@
-"""Models that find and read passages without transformers, whose import takes longer than answering
-a question.
+"""Loads small language models without transformers, whose import takes longer than an answer.
 
-`PlainDecoder` holds the weights of a small decoder on the CPU, in modules named as in transformers.
-`load_without_transformers` loads such a decoder; only when text is generated or a method runs,
-transformers makes a model of the same weights."""
+A `PlainDecoder` finds and reads passages on the CPU. Only when text is generated or an attention
+method runs, transformers is imported, and makes a model of the same weights."""
 
 from __future__ import annotations
 
@@ -25,7 +23,7 @@ from esa_cli.models.files.checkpoint_files import (
     has_language_model_part,
     list_stored_weights,
     list_weight_files,
-    load_model_facts,
+    load_model_metadata,
     read_config_json,
     read_language_model_config,
 )
@@ -43,18 +41,19 @@ from esa_cli.models.tokenization.tokenizer import load_plain_or_full_tokenizer
 from esa_cli.system.progress import StageProgress, ignore_stage_progress
 
 AT_ONCE = 32
-"""The number of tensors that are read from a file before it is opened again."""
+"""The number of tensors that are read from a safetensors file before it is opened again, since the
+parts of an open file that were read stay in memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LazyTransformersModel(LoadedModel):
-    """A `PlainDecoder` that finds and reads passages, with the tokenizer of the model. The model of
-    transformers is made from the same weights at the first access."""
+    """A `PlainDecoder` with its tokenizer; transformers makes a model of the same weights when the
+    attribute `model` is first accessed."""
 
     @cached_property
     def model(self) -> Any:
-        """The model of transformers, whose weights are the tensors of the `PlainDecoder`. Raises
-        ModelError: transformers cannot make the model."""
+        """The transformers model, made of the weights of the `PlainDecoder` at the first access.
+        Raises ModelError: transformers cannot make the model."""
         config = read_config_json(self.folder)
         errors = convert_loading_errors(parse_reference(self.ref), config)
         # The caller may be generating with a seed, and in a mode whose tensors are good for less.
@@ -76,24 +75,19 @@ class LazyTransformersModel(LoadedModel):
 
 
 def load_without_transformers(
-    ref: str | ModelRef,
-    dtype: torch.dtype,
-    *,
-    progress: StageProgress | None = None,
-    tokenizer: Any = None,
-    cache: str = "auto",
-) -> LazyTransformersModel | None:
-    """Loads a model onto the CPU without transformers; the arguments are those of `load`. Returns
-    None if transformers has never loaded the model on this machine, or if a `PlainDecoder` cannot
-    compute the model, such as a quantised model. Raises ModelError: a file is damaged.
-    ResourceError: there is not enough memory."""
+    ref: str | ModelRef, dtype: torch.dtype, *, progress: StageProgress | None = None,
+    tokenizer: Any = None, cache: str = "auto",
+) -> LazyTransformersModel | None:  # fmt: skip
+    """Loads a model onto the CPU without importing transformers. Returns None if transformers has
+    never loaded the model on this machine, or if a `PlainDecoder` cannot compute the model. Raises
+    ModelError: a file is damaged. ResourceError: there is not enough memory."""
     report, ref = progress or ignore_stage_progress, parse_reference(ref)
     report("import", 0, None)
     if (folder := find_model_folder(ref)) is None:
         return None
-    config, settings = read_config_json(folder), load_model_facts("config", folder, CONFIG_FILES)
+    config, settings = read_config_json(folder), load_model_metadata("config", folder, CONFIG_FILES)
     whole = not (find_quantization_config(config) or has_language_model_part(config))
-    if settings is None or not whole or not can_be_plain_decoder(settings):
+    if settings is None or not whole or not can_load_as_plain_decoder(settings):
         return None
     weight_count = sum(math.prod(weight.shape) for weight in list_stored_weights(folder))
     check_weights_fit_memory(weight_count * dtype.itemsize, "cpu", ref)
@@ -107,15 +101,15 @@ def load_without_transformers(
 
 
 class PlainDecoderConfig(SimpleNamespace):
-    """The settings in a model's config.json, with the defaults that transformers adds."""
+    """The settings in a model's config.json and transformers' defaults, as attributes."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the model's settings as a dict, as the configurations of transformers do."""
+        """Returns the settings of the model's configuration as a dict."""
         return dict(vars(self))
 
 
-def can_be_plain_decoder(config_settings: Mapping[str, Any]) -> bool:
-    """Whether a `PlainDecoder` can compute a model with these settings, completed by defaults."""
+def can_load_as_plain_decoder(config_settings: Mapping[str, Any]) -> bool:
+    """Whether a `PlainDecoder` can compute a model with the settings `config_settings`."""
     rope = config_settings.get("rope_parameters") or {}
     return (
         can_fuse_layers(PlainDecoderConfig(**config_settings))
@@ -127,9 +121,8 @@ def can_be_plain_decoder(config_settings: Mapping[str, Any]) -> bool:
 
 
 class PlainDecoder(nn.Module):
-    """A small causal language model made without transformers, with parameters in the same order as
-    in transformers. `can_be_plain_decoder` must be true for `config`; until `load`, the weights are
-    on the device `meta`."""
+    """A small causal language model made without transformers, whose modules and parameters are
+    named as in transformers; before `load`, they have no data."""
 
     def __init__(self, config: PlainDecoderConfig) -> None:
         super().__init__()
@@ -152,7 +145,7 @@ class PlainDecoder(nn.Module):
         self._tie_embeddings()
 
     def _tie_embeddings(self) -> None:
-        """Uses the token embeddings as the output matrix if the model's configuration says so."""
+        """Makes the output matrix share the token embeddings if the configuration ties them."""
         if self.config.tie_word_embeddings:
             self.lm_head.weight = self.base_model.embed_tokens.weight
 
@@ -160,8 +153,8 @@ class PlainDecoder(nn.Module):
     def load(
         cls, model_folder: Path, config_settings: Mapping[str, Any], dtype: torch.dtype
     ) -> PlainDecoder | None:
-        """Loads a decoder with the weights in a model's folder. Returns None if the weights are too
-        large for `FusedForward`, or if the files lack weights or contain others."""
+        """Loads a decoder with the weights in a model's folder, or returns None if the weights are
+        too large for `FusedForward`, or not those of the decoder."""
         model = cls(PlainDecoderConfig(**config_settings))
         numbers = sum(one.numel() for one in model.base_model.layers.parameters())
         if numbers * dtype.itemsize > MOST_BYTES:
@@ -182,13 +175,12 @@ class PlainDecoder(nn.Module):
 
     @property
     def base_model(self) -> Any:
-        """The decoder's modules without the output head."""
+        """The modules of the decoder without the output head, as in transformers."""
         return self.model
 
 
 def _read_weights(safetensors_file: Path, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Returns the tensors of a safetensors file by name, converted to `dtype`. The file is opened
-    anew for every few tensors, since the parts of an open file that were read stay in memory."""
+    """Returns the tensors of a safetensors file by name, converted to `dtype`."""
     weights: dict[str, Tensor] = {}
     with safe_open(safetensors_file, "pt") as file:
         names = list(file.keys())
@@ -206,33 +198,35 @@ class RmsNorm(nn.Module):
         super().__init__()
         self.weight, self.eps = nn.Parameter(torch.empty(hidden_size, device="meta")), eps
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Normalises hidden states `x`, rounded as in transformers before multiplication."""
-        wide = x.float()
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        """Divides hidden states by their root mean square, and multiplies them by the weight."""
+        wide = hidden_states.float()
         wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
-        return self.weight * wide.to(x.dtype)
+        return self.weight * wide.to(hidden_states.dtype)
 
 
 def _make_layer(config: Any) -> nn.Module:
-    """Makes the modules of one decoder layer, with biases where the model's family has biases."""
+    """Makes the modules of one decoder layer, with or without biases as in the model's family."""
     size, wide, head = config.hidden_size, config.intermediate_size, get_head_dimension(config)
     heads, groups = config.num_attention_heads * head, config.num_key_value_heads * head
     bias = config.model_type in ("llama", "qwen3") and config.attention_bias
     inner = bias or config.model_type == "qwen2"
 
-    def make_linears(**sizes: tuple[int, int, bool]) -> dict[str, nn.Module]:
+    def make_linear_layers(**sizes_and_bias: tuple[int, int, bool]) -> dict[str, nn.Module]:
         return {
-            f"{name}_proj": nn.Linear(first, last, bias=biased, device="meta")
-            for name, (first, last, biased) in sizes.items()
+            f"{name}_proj": nn.Linear(inputs, outputs, bias=bias, device="meta")
+            for name, (inputs, outputs, bias) in sizes_and_bias.items()
         }
 
-    attention = make_linears(
+    attention = make_linear_layers(
         q=(size, heads, inner), k=(size, groups, inner), v=(size, groups, inner),
         o=(heads, size, bias),
     )  # fmt: skip
     if config.model_type == "qwen3":
         attention |= {name: RmsNorm(head, config.rms_norm_eps) for name in ("q_norm", "k_norm")}
-    mlp = make_linears(gate=(size, wide, False), up=(size, wide, False), down=(wide, size, False))
+    mlp = make_linear_layers(
+        gate=(size, wide, False), up=(size, wide, False), down=(wide, size, False)
+    )
     return nn.ModuleDict({
         "self_attn": nn.ModuleDict(attention),
         "mlp": nn.ModuleDict(mlp),

@@ -1,8 +1,7 @@
-"""Quantised weights: which weights esa quantises while a model is loaded, and which files with
-quantised weights can be loaded.
+"""Quantises a model's weights at loading, and finds which quantised files can be loaded.
 
 torchao and bitsandbytes quantise the matrices of the layers while a model is loaded; embeddings,
-norms, the output head and mixture-of-experts weights stay as they are. transformers loads files
+norms, the output head and mixture-of-experts weights stay unquantised. transformers loads files
 with quantised weights, and either leaves the weights quantised or dequantises them."""
 
 from __future__ import annotations
@@ -21,15 +20,13 @@ from esa_cli.models.files.checkpoint_files import (
 
 
 class WeightQuantization(NamedTuple):
-    """A way to quantise weights while a model is loaded, by a Python `package`. A weight takes
-    `bytes`, including the weight's share of the scales. `kind` names a configuration class of
-    torchao, `options` are arguments; `devices` are the device types that can compute."""
+    """How weights are quantised while a model is loaded."""
 
-    package: str
-    bytes: float
-    kind: str
-    options: dict[str, Any]
-    devices: tuple[str, ...] = ("cpu", "cuda")
+    package: str  # the Python package that quantises
+    bytes: float  # per weight, including the weight's share of the scales
+    kind: str  # the name of a configuration class of torchao, or ""
+    options: dict[str, Any]  # the arguments of the configuration
+    devices: tuple[str, ...] = ("cpu", "cuda")  # the device types that can compute with the weights
 
 
 # The only form of torchao's int4 whose kernel comes with torch.
@@ -46,7 +43,7 @@ QUANTIZATIONS = {
 
 
 def make_quantization_config(quantise_as: str, dtype: Any) -> Any:
-    """Makes transformers' configuration of a name in `QUANTIZATIONS`, to compute in `dtype`."""
+    """Makes transformers' configuration for a name in `QUANTIZATIONS`, to compute in `dtype`."""
     import transformers
 
     way = QUANTIZATIONS[quantise_as]
@@ -57,14 +54,14 @@ def make_quantization_config(quantise_as: str, dtype: Any) -> Any:
     return untyped(bnb_4bit_compute_dtype=dtype, **way.options)
 
 
-def get_bytes_per_weight(quantise_as: str, plain_bytes: int) -> float:
-    """Returns a weight's bytes, quantised as `quantise_as`; `plain_bytes` if this is ""."""
-    return QUANTIZATIONS[quantise_as].bytes if quantise_as else plain_bytes
+def get_bytes_per_weight(quantise_as: str, unquantised_bytes: int) -> float:
+    """Returns the bytes of one weight, quantised as `quantise_as`, or unquantised if this is ""."""
+    return QUANTIZATIONS[quantise_as].bytes if quantise_as else unquantised_bytes
 
 
 def check_quantization_available(quantise_as: str, device: str) -> None:
-    """Raises UsageError if weights cannot be quantised as `quantise_as` on a device from
-    `choose_torch_device`, or if the package that quantises weights so is missing."""
+    """Raises UsageError if weights cannot be quantised as `quantise_as`, a name in `QUANTIZATIONS`,
+    on the torch device `device`, or if the Python package that does so is missing."""
     way, kind = QUANTIZATIONS[quantise_as], device.partition(":")[0]
     if kind not in way.devices:
         message = f"--dtype {quantise_as} needs a device of the type {' or '.join(way.devices)}"
@@ -87,7 +84,7 @@ _STAY_QUANTISED = ("bitsandbytes", "torchao")
 
 
 def read_quantization_method(config: Mapping[str, Any]) -> str:
-    """Returns the method by which config.json says that weights are quantised, or "" for none."""
+    """Returns the quantisation method of the weights according to config.json, or "" for none."""
     if not (settings := find_quantization_config(config)):
         return ""
     method = settings.get("quant_method")
@@ -96,23 +93,24 @@ def read_quantization_method(config: Mapping[str, Any]) -> str:
     return str(getattr(method, "value", method) or "an unknown method")
 
 
-def stays_quantised(config: Mapping[str, Any], device: str) -> bool:
-    """Whether a model's weights are stored quantised and stay quantised on a torch device."""
+def weights_stay_quantised(config: Mapping[str, Any], device: str) -> bool:
+    """Whether a model's weights are stored quantised, and stay quantised on a torch device."""
     method = read_quantization_method(config)
     return bool(method) and (device.startswith("cuda") or method in _STAY_QUANTISED)
 
 
-def describe_weights(config: dict[str, Any], device: str, quantise_as: str, dtype_name: str) -> str:
-    """Describes for the user how a model's weights are stored quantised, and whether loading
-    dequantises the weights, or returns "" for other weights. `quantise_as` is a name in
-    `QUANTIZATIONS` or ""; `dtype_name` is the name of the number type in which esa computes."""
+def describe_quantization(
+    config: dict[str, Any], device: str, quantise_as: str, dtype_name: str
+) -> str:
+    """Returns a description such as "quantised by fp8, dequantised to bfloat16", or "" for a model
+    that is stored unquantised."""
     if not (method := read_quantization_method(config)):
         return ""
-    kept = not quantise_as and stays_quantised(config, device)
+    kept = not quantise_as and weights_stay_quantised(config, device)
     return f"quantised by {method}, {'stays quantised' if kept else f'dequantised to {dtype_name}'}"
 
 
-def check_quantised_files_load(config: Mapping[str, Any], device: str, model_name: str) -> None:
+def check_quantised_files_loadable(config: Mapping[str, Any], device: str, model_name: str) -> None:
     """Raises ModelError if a model's quantised files cannot be loaded onto a torch device."""
     method = read_quantization_method(config)
     if not method or device.startswith("cuda"):  # there transformers says what is missing
@@ -124,18 +122,19 @@ def check_quantised_files_load(config: Mapping[str, Any], device: str, model_nam
     if importlib.util.find_spec(module) is None:
         message = f"{model_name} is quantised by {method}, which needs the missing module {module}"
         package = f"'esa-cli[{method}]'" if method in _STAY_QUANTISED else method
-        raise ModelError(message, f"run pip install {package}, or {PLAIN_WEIGHTS_HINT}")
+        hint = f"install the missing package by pip install {package}, or {PLAIN_WEIGHTS_HINT}"
+        raise ModelError(message, hint)
 
 
 def estimate_bytes_per_quantised_weight(config: Mapping[str, Any]) -> float:
-    """Estimates a quantised weight's bytes, including the weight's share of the scales."""
+    """Estimates the bytes of one weight of a quantised model, including its share of the scales."""
     bits = {"fp8": 8, "mxfp8": 8, "mxfp4": 4}.get(read_quantization_method(config))
     return (bits or read_bits_per_weight(find_quantization_config(config)) or 8) / 8 + 0.05
 
 
 def rearrange_bitsandbytes_weights(model: Any) -> None:
-    """Makes bitsandbytes rearrange a model's weights for the CPU immediately instead of at their
-    first use, so that the model's fingerprint never changes."""
+    """Makes bitsandbytes rearrange a model's weights for the CPU now instead of at the first
+    forward call, so that the model's fingerprint never changes."""
     import torch
 
     if read_quantization_method(model.config.to_dict()) == "bitsandbytes":

@@ -1,1 +1,1 @@
-"""Forward passes of plain text through a model without an attached method."""
+"""Runs models on plain text, without an attached attention method, and generates answers."""

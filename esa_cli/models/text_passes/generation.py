@@ -13,15 +13,16 @@ from esa_cli.models.files.quiet_transformers import quiet_transformers
 
 
 class AnswerStreamer:
-    """Decodes the tokens of an answer as they arrive, and holds back a character until all tokens
-    of the character have arrived.
+    """Decodes the tokens of an answer as they arrive, and passes only complete characters on.
 
     Args:
-        on_text: a function that is called with each new piece of text.
+        on_text: a function that is called with each new piece of the answer's text.
 
     Attributes:
-        text: the answer so far. count: the number of tokens so far. last: the latest token id, or
-            None. first: the time of the first token in seconds of `time.perf_counter`, or None."""
+        text: the text of the answer so far.
+        count: the number of the answer's tokens so far.
+        last: the latest token id, or None before the first token.
+        first: when the first token arrived, as `time.perf_counter` says, or None before."""
 
     def __init__(self, tokenizer: Any, on_text: Callable[[str], None] | None) -> None:
         self.tokenizer, self.on_text = tokenizer, on_text
@@ -31,7 +32,7 @@ class AnswerStreamer:
         self._ids: list[int] | None = None
 
     def put(self, token_ids: torch.Tensor) -> None:
-        """Receives token ids from `model.generate`: first the prompt, then each new token."""
+        """Receives token ids from `model.generate`, first the prompt, then each new token."""
         if self._ids is None:
             self._ids = []
             return
@@ -39,16 +40,16 @@ class AnswerStreamer:
         self._ids.extend(token_ids.flatten().tolist())
         self.count, self.last = len(self._ids), self._ids[-1]
         # A character may be several byte tokens: the last of them completes it.
-        self._emit_text("\ufffd")
+        self._emit_new_text("\ufffd")
 
     def end(self) -> None:
         """Emits the rest of the answer's text when `model.generate` has ended."""
-        self._emit_text("")
+        self._emit_new_text("")
 
-    def _emit_text(self, held_back_end: str) -> None:
-        """Passes the answer's new text to `on_text`, without `held_back_end` at the end."""
+    def _emit_new_text(self, omitted_characters: str) -> None:
+        """Passes the answer's new text to `on_text`, except for `omitted_characters` at its end."""
         text = str(self.tokenizer.decode(self._ids or [], skip_special_tokens=True))
-        text = text.rstrip(held_back_end) if held_back_end else text
+        text = text.rstrip(omitted_characters) if omitted_characters else text
         new, self.text = text[len(self.text) :], text
         if new and self.on_text:
             self.on_text(new)
@@ -62,14 +63,14 @@ def generate(
     """Generates an answer to a prompt by the `generate` of a transformers model, and returns the
     token ids of the answer.
 
-    Of the model's generation settings only the special token ids are used. A penalty for repeated
-    words, for example, would penalise an answer that quotes the document in the prompt.
+    The model's generation settings are ignored, apart from special token ids, since a penalty for
+    repetition, for example, would penalise answers that quote the document in the prompt.
 
     Args:
-        prompt_ids: the token ids of the whole prompt; the model processes the tokens that the cache
-            does not contain yet. temperature: 0 for greedy decoding; otherwise tokens are sampled
-            from the nucleus of probability `top_p`. seed: the seed of the sampling; torch's global
-            generators are restored afterwards."""
+        prompt_ids: the token ids of the whole prompt, cached or not.
+        temperature: 0 for greedy decoding; otherwise tokens are sampled.
+        top_p: the probability of the nucleus from which tokens are sampled.
+        seed: the seed of the sampling; torch's global generators are restored afterwards."""
     from transformers import GenerationConfig
 
     config: Any = GenerationConfig

@@ -1,4 +1,4 @@
-"""The forward pass of transformers, for plain text and without an attached method."""
+"""Runs a transformers model on plain text, without an attached attention method."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ from esa_cli.system.machine import is_out_of_memory_error
 @contextmanager
 def call_before_each_layer(model: Any, callback: Callable[[], None]) -> Iterator[None]:
     """Calls `callback` before each decoder layer in each forward pass of a model until the block
-    ends; an exception in `callback` ends the pass. In a model whose layers are unknown, `callback`
-    is called once in each pass."""
+    ends, or once before each pass if the model's layers are unknown."""
     layers = getattr(model.base_model, "layers", [model.base_model])
     handles = [layer.register_forward_pre_hook(lambda *_: callback()) for layer in layers]
     try:
@@ -32,26 +31,25 @@ def call_before_each_layer(model: Any, callback: Callable[[], None]) -> Iterator
 
 
 def call_layer_hooks(layer: nn.Module) -> None:
-    """Calls the hooks of a layer's module in a forward pass that does not run the module."""
+    """Calls the forward pre-hooks of a layer's module without running the module."""
     for hook in [*layer._forward_pre_hooks.values()]:
         hook(layer, ())
 
 
 def share_layer_hooks(model: Any, other_model: Any) -> None:
-    """Makes each layer of `other_model` call the hooks of the same layer of `model`."""
+    """Makes each layer of `other_model` call the forward pre-hooks of the same layer of `model`."""
     layers = zip(model.base_model.layers, other_model.base_model.layers, strict=True)
     for layer, later in layers:
         later.register_forward_pre_hook(lambda *_, layer=layer: call_layer_hooks(layer))
 
 
 class _LastLayerReached(Exception):
-    """An exception that ends a forward pass after the last layer that is needed."""
+    """Raised to end a forward pass after the last layer that is needed."""
 
 
 def compute_hidden_states(model: Any, token_ids: Tensor, layer_count: int) -> Tensor:
-    """Returns the hidden states (B, T, H), float32 and of RMS 1, of token ids (B, T) after the
-    first `layer_count` layers of a model. Later layers do not run; gradients are computed if torch
-    has them enabled."""
+    """Returns the hidden states (B, T, H) of token ids (B, T) after the first `layer_count` layers
+    of a model, without running later layers, as float32 and divided by their root mean square."""
     states = list[Tensor]()
 
     def stop_after_layer(module: nn.Module, inputs: Any, output: Any) -> None:
@@ -69,19 +67,19 @@ def compute_hidden_states(model: Any, token_ids: Tensor, layer_count: int) -> Te
 
 
 def normalise_hidden_states(states: Tensor) -> Tensor:
-    """Returns hidden states as float32, each divided by the root mean square of its numbers."""
+    """Returns hidden states (..., H) as float32, each divided by its root mean square."""
     return nn.functional.rms_norm(states.float(), states.shape[-1:], eps=1e-6)
 
 
 @dataclass(frozen=True)
 class PastTransformersCache:
-    """A transformers cache of earlier tokens, which has the methods of `PastKeysValues`."""
+    """The KV cache of transformers for earlier tokens of a batch of sequences."""
 
     cache: Any
     device: torch.device
 
     def select_sequences(self, indices: Sequence[int]) -> PastTransformersCache:
-        """Returns the cache of the sequences with these indices; an index may be repeated."""
+        """Returns a copy of the KV cache with the sequences at `indices`, which may repeat."""
         out = copy.copy(self.cache)
         out.layers = [copy.copy(layer) for layer in self.cache.layers]
         for layer in out.layers:  # the same tensors, which can be replaced
@@ -92,14 +90,14 @@ class PastTransformersCache:
         return PastTransformersCache(out, self.device)
 
     def cut_to_length(self, token_count: int) -> PastTransformersCache:
-        """Removes all but the first `token_count` tokens of each sequence from the cache."""
+        """Removes all but the first `token_count` tokens of each sequence from the KV cache."""
         if (extra := self.cache.get_seq_length() - token_count) > 0:
             self.cache.crop(-extra)
         return self
 
 
 class TransformersForward:
-    """The forward pass of a causal language model of transformers, by the model's own code."""
+    """Computes hidden states and logits of token ids by a transformers model's own code."""
 
     def __init__(self, model: Any) -> None:
         self._model, body = model, model.base_model
@@ -109,7 +107,7 @@ class TransformersForward:
 
     @cached_property
     def accepts_padding(self) -> bool:
-        """Whether padded prompts can be continued, since every layer stores all tokens' keys."""
+        """Whether prompts of different lengths can be processed in one padded batch."""
         from transformers.cache_utils import DynamicCache, DynamicLayer
 
         layers = DynamicCache(config=self._model.config).layers
@@ -118,8 +116,8 @@ class TransformersForward:
     def compute_states(
         self, token_ids: Tensor, past: PastTransformersCache | None = None
     ) -> tuple[Tensor, PastTransformersCache]:
-        """Returns the hidden states (B, T, hidden) of token ids (B, T), and the cache `past`
-        extended by these tokens. `past` itself must not be used again."""
+        """Returns the hidden states (B, T, hidden) of token ids (B, T) after the tokens in `past`,
+        and the extended KV cache, in place of which `past` must not be used again."""
         from transformers import DynamicCache
 
         cache = DynamicCache(config=self._model.config) if past is None else past.cache
@@ -127,8 +125,8 @@ class TransformersForward:
         return out.last_hidden_state, PastTransformersCache(cache, token_ids.device)
 
     def compute_logits(self, hidden_states: Tensor) -> Tensor:
-        """Returns the logits (..., vocabulary) of hidden states, scaled and capped as the model's
-        family does."""
+        """Returns the logits (..., vocabulary) of hidden states (..., hidden), with the scaling and
+        the soft cap of the model."""
         logits: Tensor = self._model.get_output_embeddings()(hidden_states).float()
         config, family = self._model.config, get_model_family(self._model.config)
         if family.logit_factor:
@@ -144,14 +142,14 @@ UNFIT = (
     ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, RuntimeError,
     TypeError, ValueError,
 )  # fmt: skip
-"""The errors of a model whose text cannot be continued; `call_before_each_layer` raises others."""
+"""The errors that a model raises if its KV cache cannot be used as `TransformersForward` does."""
 
 
 @torch.inference_mode()
 def make_transformers_forward(model: Any) -> TransformersForward:
-    """Returns the forward pass of a model without an attached method. A model of an unknown family
-    is tested first: a short text in two parts must give the same logits as in one pass. Raises
-    ModelError: the logits differ, or some are not numbers in the model's number type."""
+    """Returns the `TransformersForward` of a model, after testing a model of an unknown family on a
+    short text. Raises ModelError: the text gives other logits in two parts than in one pass, or
+    logits that are not finite."""
     forward = TransformersForward(model)
     if model.config.model_type in FAMILIES:
         return forward
@@ -169,7 +167,7 @@ def make_transformers_forward(model: Any) -> TransformersForward:
             raise
     dtype, kind = str(model.dtype).removeprefix("torch."), model.config.model_type
     raise ModelError(
-        f"logits of models of type {kind!r} in {dtype} must be numbers, depend on earlier tokens "
-        "alone, and be the same with a KV cache",
-        "choose another causal language model, or use --dtype float32",
+        f"logits of models of type {kind!r} in {dtype} must be finite numbers, depend only on "
+        "earlier tokens, and be the same with a KV cache",
+        "choose another causal language model, or load it with --dtype float32",
     )

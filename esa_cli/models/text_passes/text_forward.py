@@ -1,8 +1,6 @@
-"""Forward passes of plain text, by which passages are found and read: batches of prompts, LoRA
-adapters, and `FusedForward`, a fast forward pass of small decoders on the CPU.
-
-`TransformersForward`, the forward pass of transformers, computes all other models, and is the
-reference to which `FusedForward` is compared in tests."""
+"""Runs models on plain text to find and read passages: batches of prompts, LoRA adapters, and
+`FusedForward`, a fast forward pass of small decoders on the CPU, which tests compare with
+`TransformersForward`."""
 
 from __future__ import annotations
 
@@ -33,12 +31,12 @@ KeysValues = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class PastKeysValues:
-    """The KV cache of all layers for B sequences, padded to N tokens each."""
+    """The KV cache of all layers for a batch of sequences, padded to one length."""
 
     pairs: Sequence[KeysValues]
 
     def select_sequences(self, indices: Sequence[int]) -> PastKeysValues:
-        """Returns the KV cache of the sequences with these indices; an index may be repeated."""
+        """Returns a KV cache with the sequences at `indices`, which may repeat."""
         if len({*indices}) == 1:
             only, shape = slice(indices[0], indices[0] + 1), (len(indices), -1, -1, -1)
             return PastKeysValues(
@@ -48,22 +46,22 @@ class PastKeysValues:
         return PastKeysValues([(keys[at], values[at]) for keys, values in self.pairs])
 
     def cut_to_length(self, count: int) -> PastKeysValues:
-        """Returns the KV cache of the first `count` tokens of each sequence."""
+        """Returns a KV cache with the first `count` tokens of each sequence."""
         return PastKeysValues([(k[:, :, :count], v[:, :, :count]) for k, v in self.pairs])
 
 
 QUERY_BLOCK = 128
-"""The number of queries computed at once: fewer mask less, but give smaller matrix products."""
+"""The number of queries in one matrix product; fewer queries mask less, but compute slower."""
 SMALL_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 """The values of `model_type` whose layers `FusedForward` computes."""
 MOST_BYTES = 1 << 30
-"""The most bytes of weights that are copied: beyond it, the copy is not worth its memory."""
+"""The most bytes of weights that `FusedForward` copies; a larger copy is not worth its memory."""
 
 
 def compute_causal_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Returns the attention outputs (B, T, H, D) of queries (B, H, T, D) over keys and values (B,
-    G, N, D), for B sequences with T new of N tokens, and H query and G key heads of dimension D.
-    Query t attends to the keys up to N - T + t."""
+    """Returns the causal attention outputs (B, T, H, D) of the queries (B, H, T, D) of the last T
+    of N tokens over all keys and values (B, G, N, D), for B sequences, H query heads and G key
+    heads of dimension D."""
     batch, heads, count, size = query.shape
     groups, length = key.shape[1], key.shape[2]
     shared, earlier = heads // groups, length - count
@@ -86,7 +84,7 @@ def compute_causal_attention(query: Tensor, key: Tensor, value: Tensor) -> Tenso
 
 
 def _compute_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Computes attention by torch or, for bfloat16 on CPUs, by `compute_causal_attention`."""
+    """Computes causal attention by torch, or for bfloat16 by `compute_causal_attention`."""
     if query.dtype == torch.bfloat16:
         return compute_causal_attention(query, key, value)
     count, length = query.shape[2], key.shape[2]
@@ -100,12 +98,12 @@ def _compute_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 
 
 class FusedForward:
-    """A fast forward pass of a model's first layers, with copies of the layers' weights, to which a
-    LoRA adapter is added.
+    """A fast forward pass of a small decoder on the CPU, with fused copies of the weights.
 
     Args:
-        model: a `PlainDecoder` or a model of transformers for which `can_fuse_model` is true.
-            depth: the number of layers, or None for all. adapter: an adapter of the model."""
+        model: a `PlainDecoder` or a transformers model for which `can_fuse_model` is true.
+        depth: the number of layers to compute from the first one on, or None for all.
+        adapter: a LoRA adapter of the model that is added to the copies of the weights."""
 
     accepts_padding = True
 
@@ -124,8 +122,8 @@ class FusedForward:
     def compute_states(
         self, token_ids: Tensor, past: PastKeysValues | None = None
     ) -> tuple[Tensor, PastKeysValues]:
-        """Returns the hidden states (B, T, hidden) of token ids (B, T) after the last layer and
-        before the model's final norm, and the KV cache `past` extended by these tokens."""
+        """Returns the hidden states (B, T, hidden) of token ids (B, T) after the tokens in `past`,
+        before the model's final norm, and the extended KV cache."""
         start = past.pairs[0][0].shape[2] if past else 0
         x = self._base.embed_tokens(token_ids)
         positions = torch.arange(start, start + token_ids.shape[1], device=token_ids.device)[None]
@@ -144,14 +142,14 @@ class FusedForward:
         return x, PastKeysValues(pairs)
 
     def compute_logits(self, hidden_states: Tensor) -> Tensor:
-        """Returns the logits (..., vocabulary), float32, of hidden states after the last layer."""
+        """Returns the float32 logits (..., vocabulary) of hidden states after the last layer."""
         logits: Tensor = self._model.lm_head(self._base.norm(hidden_states))
         return logits.float()
 
     def _compute_layer_attention(
         self, layer: Any, hidden_states: Tensor, cos: Tensor, sin: Tensor, past: KeysValues | None
     ) -> tuple[Tensor, KeysValues]:
-        """Returns a layer's attention output (B, T, hidden), and all keys and values up to now."""
+        """Returns a layer's attention output (B, T, hidden), and all keys and values so far."""
         batch, count, _ = hidden_states.shape
         heads, groups = self.heads, self.groups
         projected = linear(hidden_states, layer.projection, layer.projection_bias)
@@ -176,18 +174,19 @@ class FusedForward:
 def _fuse_layer_weights(
     layer: Any, adapter_matrices: dict[nn.Module, tuple[Tensor, Tensor]]
 ) -> SimpleNamespace:
-    """Returns a layer's weights, with one matrix `projection` for queries, keys and values."""
+    """Returns a layer's weights with the LoRA matrices added, and the query, key and value
+    projections fused into one."""
     attention, mlp = layer.self_attn, layer.mlp
     three = (attention.q_proj, attention.k_proj, attention.v_proj)
     biases = [one.bias for one in three]
 
-    def fuse_weights(*parts: Any) -> Tensor:
-        if len(parts) == 1 and parts[0] not in adapter_matrices:
-            alone: Tensor = parts[0].weight.detach()
+    def fuse_linear_weights(*linears: Any) -> Tensor:
+        if len(linears) == 1 and linears[0] not in adapter_matrices:
+            alone: Tensor = linears[0].weight.detach()
             return alone
-        sizes = [part.weight.shape[0] for part in parts]
-        out: Tensor = parts[0].weight.new_empty(sum(sizes), parts[0].weight.shape[1])
-        for part, rows in zip(parts, torch.split(out, sizes), strict=True):
+        sizes = [part.weight.shape[0] for part in linears]
+        out: Tensor = linears[0].weight.new_empty(sum(sizes), linears[0].weight.shape[1])
+        for part, rows in zip(linears, torch.split(out, sizes), strict=True):
             if part in adapter_matrices:
                 a, b = (matrix.to(part.weight) for matrix in adapter_matrices[part])
                 torch.addmm(part.weight, b, a, out=rows)
@@ -197,28 +196,28 @@ def _fuse_layer_weights(
 
     return SimpleNamespace(
         before_attention=layer.input_layernorm.weight,
-        projection=fuse_weights(*three),
+        projection=fuse_linear_weights(*three),
         projection_bias=None if biases[0] is None else torch.cat(biases),
         query_norm=getattr(getattr(attention, "q_norm", None), "weight", None),
         key_norm=getattr(getattr(attention, "k_norm", None), "weight", None),
-        output=fuse_weights(attention.o_proj),
+        output=fuse_linear_weights(attention.o_proj),
         output_bias=attention.o_proj.bias,
         before_mlp=layer.post_attention_layernorm.weight,
-        gate=fuse_weights(mlp.gate_proj),
-        up=fuse_weights(mlp.up_proj),
-        down=fuse_weights(mlp.down_proj),
+        gate=fuse_linear_weights(mlp.gate_proj),
+        up=fuse_linear_weights(mlp.up_proj),
+        down=fuse_linear_weights(mlp.down_proj),
     )
 
 
 def is_unquantised_weight(weight: Tensor) -> bool:
-    """Whether a weight is a torch tensor of floating-point numbers with more than 8 bits."""
+    """Whether a weight is a plain torch tensor of floating-point numbers of more than 8 bits."""
     plain = type(weight) in (Tensor, nn.Parameter)
     return plain and weight.is_floating_point() and weight.dtype.itemsize > 1
 
 
 def can_fuse_model(model: Any) -> bool:
-    """Whether `FusedForward` can compute a model: the model must be small, of one of the
-    `SMALL_FAMILIES`, and on the CPU, with unquantised weights of one type in `nn.Linear` layers."""
+    """Whether `FusedForward` can compute a model, which must be a small unquantised decoder on the
+    CPU, of one of the `SMALL_FAMILIES`, with weights of one number type."""
     if not can_fuse_layers(model.config):
         return False
     layers, dtype = model.base_model.layers, next(model.parameters()).dtype
@@ -244,14 +243,14 @@ def can_fuse_layers(config: object) -> bool:
 
 
 def get_head_dimension(config: Any) -> int:
-    """Returns the dimension D of a model's attention heads."""
+    """Returns the dimension of a model's attention heads."""
     return int(getattr(config, "head_dim", 0) or config.hidden_size // config.num_attention_heads)
 
 
 # -- Prompts and their continuations
 
 TextForward = FusedForward | TransformersForward
-"""A forward pass of token ids, for one or several (padded) prompts."""
+"""What computes hidden states and logits of token ids, for one or several padded prompts."""
 
 
 GROUP = 8
@@ -259,20 +258,20 @@ GROUP = 8
 
 
 def pad_sequences(sequences: Sequence[Sequence[int]]) -> Tensor:
-    """Returns a tensor (B, T) of token ids, with B sequences padded with zeros to T tokens each."""
+    """Returns B sequences of token ids as a tensor (B, T), padded with zeros to T tokens each."""
     rows = [torch.tensor(list(ids), dtype=torch.long) for ids in sequences]
     return nn.utils.rnn.pad_sequence(rows, batch_first=True)
 
 
 def iterate_groups(indices: Sequence[int]) -> Iterator[Sequence[int]]:
-    """Yields consecutive groups of at most `GROUP` sequences, each for one forward call."""
+    """Yields groups of at most `GROUP` consecutive indices of sequences."""
     for at in range(0, len(indices), GROUP):
         yield indices[at : at + GROUP]
 
 
 class PromptBatch:
-    """Prompts, given as token ids, that a model has processed so that they can be continued, and
-    the `logits` (prompts, vocabulary), float32, of the token that follows each prompt."""
+    """Prompts that a model has processed, with the KV cache by which each can be continued, and the
+    float32 `logits` (prompts, vocabulary) of the token that follows each prompt."""
 
     def __init__(self, forward: TextForward, prompts: Sequence[Sequence[int]]) -> None:
         self._forward, self._lengths = forward, [len(ids) for ids in prompts]
@@ -289,21 +288,22 @@ class PromptBatch:
         self.logits = torch.stack(logits) if logits else torch.empty(0, 0)
 
     def start_continuations(self, prompt_index: int) -> PromptContinuations:
-        """Returns the `PromptContinuations` of one prompt, to which tokens can be appended."""
+        """Returns the continuations of one prompt, to which tokens can be appended."""
         past, row = self._places[prompt_index]
         alone = past.select_sequences([row]).cut_to_length(self._lengths[prompt_index])
         return PromptContinuations(self._forward, alone)
 
 
 class PromptContinuations:
-    """Continuations of one prompt, all of one length; at first only number 0, the prompt itself."""
+    """Continuations of one prompt, all of one length, such as the beams of a beam search; at first
+    one continuation without tokens."""
 
     def __init__(self, forward: TextForward, past: Any) -> None:
         self._forward, self._past = forward, past
 
     def append_tokens(self, parents: Sequence[int], token_ids: Sequence[int]) -> Tensor:
-        """Replaces the continuations by n others: continuation i is the former continuation
-        `parents[i]` with token i appended. Returns their next tokens' logits (n, vocabulary)."""
+        """Makes n new continuations, the i-th by appending `token_ids[i]` to the old continuation
+        `parents[i]`, and returns the logits (n, vocabulary) of the next tokens."""
         ids = torch.tensor(list(token_ids), device=self._forward.device)[:, None]
         states, self._past = self._forward.compute_states(ids, self._past.select_sequences(parents))
         return self._forward.compute_logits(states[:, -1])
@@ -317,10 +317,9 @@ PREFIX = "base_model.model."
 
 
 class LoraAdapter:
-    """A LoRA adapter: the matrices A (r, in) and B (out, r) for some linear layers of one model.
-    `matrices` maps each layer's name in `model` to the pair (A, B); `scale` is the factor of `B A`,
-    alpha / r in the LoRA paper. Raises ModelError: the model lacks a layer of the adapter, or the
-    layer has another size."""
+    """A LoRA adapter, which adds `scale * B A` to the weights of some linear layers of `model`,
+    where `matrices` maps a layer's name to A (r, in) and B (out, r). Raises ModelError: the model
+    lacks a layer of the adapter, or the layer has another size."""
 
     def __init__(
         self, model: nn.Module, matrices: Mapping[str, tuple[Tensor, Tensor]], scale: float
@@ -334,16 +333,15 @@ class LoraAdapter:
                 layer.out_features, layer.in_features
             ):  # fmt: skip
                 raise ModelError(
-                    f"the adapter belongs to another model: it has matrices for {name}",
-                    "use an adapter that was trained for this model, or --set answer.adapter=null",
+                    f"the LoRA adapter was made for another model: it does not fit {name}",
+                    "choose an adapter that was made for this model, or --set answer.adapter=null",
                 )
             self._layers[name] = layer
 
     @classmethod
     def load(cls, folder: Path, model: nn.Module) -> LoraAdapter:
         """Loads a LoRA adapter of a model from a folder. Raises ModelError: the adapter is missing,
-        damaged, of an unsupported kind (bias, DoRA, rank patterns) or of another model, or has
-        numbers that are not finite."""
+        damaged, of an unsupported kind or of another model."""
         with convert_read_errors(f"the adapter {folder}", "use --set answer.adapter=null"):
             config = json.loads((folder / CONFIG).read_text("utf-8"))
             tensors = load_file(folder / WEIGHTS)
@@ -351,7 +349,7 @@ class LoraAdapter:
             plain = config["peft_type"] == "LORA" and config.get("bias", "none") == "none"
             if not plain or any(config.get(name) for name in others):
                 raise ValueError(
-                    "only plain LoRA is supported, without bias, DoRA or rank patterns"
+                    "the adapter must be plain LoRA, without bias, DoRA or rank patterns"
                 )
             rank, alpha = int(config["r"]), float(config["lora_alpha"])
             scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
@@ -359,37 +357,39 @@ class LoraAdapter:
             for name in [one for one in tensors if one.endswith(".lora_A.weight")]:
                 a, b = tensors[name], tensors[name.replace("lora_A", "lora_B")]
                 if a.dim() != 2 or b.dim() != 2 or (a.shape[0], b.shape[1]) != (rank, rank):
-                    raise ValueError(f"{name} must have the rank r = {rank}")
+                    raise ValueError(f"the LoRA matrix {name} must have the rank r = {rank}")
                 if not (a.isfinite().all() and (b.float() * scale).isfinite().all()):
-                    raise ValueError(f"{name} must have finite numbers")
+                    raise ValueError(f"the LoRA matrix {name} must have finite numbers")
                 matrices[name.removeprefix(PREFIX).removesuffix(".lora_A.weight")] = a, b
             if 2 * len(matrices) != len(tensors):
-                raise ValueError("the adapter must change linear layers only")
+                raise ValueError("the LoRA adapter must change only linear layers")
         return cls(model, matrices, scale)
 
     @contextmanager
     def apply(self) -> Iterator[None]:
-        """A context in which the adapter changes the outputs of the model's linear layers."""
+        """Makes the LoRA adapter change the outputs of the model's layers until the block ends."""
 
-        def add_output(name: str, module: nn.Module, inputs: Any, output: Tensor) -> Any:
-            (a, b), x = self.matrices[name], inputs[0]
+        def add_adapter_output(
+            layer_name: str, layer: nn.Module, inputs: Any, output: Tensor
+        ) -> Any:
+            (a, b), x = self.matrices[layer_name], inputs[0]
             return output + (x @ a.to(x).T) @ (b.to(x) * self.scale).T
 
         with ExitStack() as stack:
             for name, layer in self._layers.items():
-                stack.callback(layer.register_forward_hook(partial(add_output, name)).remove)
+                hook = partial(add_adapter_output, name)
+                stack.callback(layer.register_forward_hook(hook).remove)
             yield
 
     def get_scaled_matrices_by_layer(self) -> dict[nn.Module, tuple[Tensor, Tensor]]:
-        """Returns the matrices A and `scale * B` of each adapted linear layer; the product of both
-        is added to the weight of the layer."""
+        """Returns the LoRA matrices A and `scale * B` of each linear layer to be changed."""
         return {
             self._layers[name]: (a.detach(), b.detach() * self.scale)
             for name, (a, b) in self.matrices.items()
         }
 
     def match_device_and_dtype(self, tensor: Tensor) -> LoraAdapter:
-        """Converts the adapter's matrices to the device and the number type of a tensor."""
+        """Converts the LoRA matrices to the device and the number type of a tensor."""
         for name, (a, b) in self.matrices.items():
             self.matrices[name] = a.to(tensor), b.to(tensor)
         return self

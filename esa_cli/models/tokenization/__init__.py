@@ -1,1 +1,1 @@
-"""Tokenizers: loading with or without transformers, chat templates, and long texts."""
+"""Loads tokenizers with or without transformers, fills chat templates, and tokenises long texts."""

@@ -1,9 +1,8 @@
-"""Tokenizers of models: transformers' own, or `PlainTokenizer`, which needs no transformers.
+"""Loads the tokenizers of models, and tokenises long texts: a `PlainTokenizer` needs no
+transformers, whose import takes longer than reading a tokenizer's file.
 
-Importing transformers takes longer than reading a tokenizer's file. `PlainTokenizer` needs only the
-packages tokenizers and jinja2, which transformers uses, too. `PlainTokenizer` passes unusual calls
-on to the tokenizer of transformers, which is loaded when first needed. Once transformers has loaded
-a tokenizer, facts about the tokenizer are cached until its files or the packages change."""
+`PlainTokenizer` needs only the packages tokenizers and jinja2, and metadata that is cached when
+transformers loads the same tokenizer for the first time."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import datetime
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from threading import Lock
 from types import FrameType
@@ -29,8 +28,8 @@ from esa_cli.errors import DocumentError, ModelError
 from esa_cli.models.files.checkpoint_files import (
     check_tokenizer_files_exist,
     convert_read_errors,
-    load_model_facts,
-    store_model_facts,
+    load_model_metadata,
+    store_model_metadata,
 )
 from esa_cli.models.files.quiet_transformers import quiet_transformers
 from esa_cli.system.text import text_digest
@@ -43,7 +42,8 @@ if TYPE_CHECKING:
 
 
 def load_tokenizer(folder: Path) -> Any:
-    """Loads the tokenizer in a model's folder by transformers. Raises ModelError."""
+    """Loads the tokenizer in a model's folder by transformers. Raises ModelError: the tokenizer is
+    missing, damaged or refused."""
     check_tokenizer_files_exist(folder)
     hint = "fetch the model again, or use a model whose tokenizer needs no code of its own"
     with convert_read_errors(f"the tokenizer in {folder}", hint), quiet_transformers():
@@ -57,8 +57,9 @@ def load_tokenizer(folder: Path) -> Any:
             tokenizer.chat_template = json.loads(file.read_text("utf-8"))["chat_template"]
         _check_chat_template(tokenizer.chat_template)
         if tokenizer.is_fast:
-            _check_tokenizer_rules(tokenizer.backend_tokenizer, folder)
-        store_model_facts("plain tokenizer", folder, _FILES, lambda: _make_facts(folder, tokenizer))
+            _check_tokenizer_limits(tokenizer.backend_tokenizer, folder)
+        make_metadata = partial(_make_tokenizer_metadata, folder, tokenizer)
+        store_model_metadata("plain tokenizer", folder, _FILES, make_metadata)
         return tokenizer
 
 
@@ -67,9 +68,9 @@ _MAX_EXPANSION, _MAX_ID = 64, 1 << 23
 vocabularies have 2**18 tokens."""
 
 
-def _check_tokenizer_rules(backend: Any, folder: Path) -> None:
-    """Raises ModelError if a tokenizer replaces one character by many before it splits a text, so
-    that a page would take minutes, or has token ids whose tables would not fit into memory."""
+def _check_tokenizer_limits(backend: Any, folder: Path) -> None:
+    """Raises ModelError if a tokenizer replaces one character by so many that a page would take
+    minutes, or has such large token ids that its tables would not fit into memory."""
     rules, letters = [], 1
     if backend.normalizer is not None:
         rules.append(json.loads(backend.normalizer.__getstate__()))
@@ -79,8 +80,8 @@ def _check_tokenizer_rules(backend: Any, folder: Path) -> None:
     largest = max(backend.get_vocab().values(), default=0)
     if letters > _MAX_EXPANSION or largest > _MAX_ID:
         raise ModelError(
-            f"the tokenizer in {folder} must replace one character by at most "
-            f"{_MAX_EXPANSION} and have ids up to {_MAX_ID:,}, got {letters:,} and {largest:,}",
+            f"the tokenizer in {folder} must replace one character by at most {_MAX_EXPANSION} "
+            f"characters and have token ids up to {_MAX_ID:,}, got {letters:,} and {largest:,}",
             "use another model",
         )
 
@@ -97,7 +98,7 @@ def begin_loading_plain_tokenizer(folder: Path) -> None:
 
 
 def load_plain_tokenizer(folder: Path) -> PlainTokenizer | None:
-    """Loads the tokenizer in a model's folder without transformers. Returns None if transformers
+    """Loads the tokenizer in a model's folder without transformers, or returns None if transformers
     has not loaded the tokenizer on this machine before, or if the tokenizer is unusual."""
     begun = _tokenizers_being_loaded.pop(folder, None)
     return _load_plain_tokenizer(folder) if begun is None else begun.result()
@@ -111,23 +112,24 @@ def load_plain_or_full_tokenizer(folder: Path) -> Any:
 
 def _load_plain_tokenizer(folder: Path) -> PlainTokenizer | None:
     with suppress(Exception):  # `load_tokenizer` says what is wrong with a file
-        if facts := load_model_facts("plain tokenizer", folder, _FILES):
+        if data := load_model_metadata("plain tokenizer", folder, _FILES):
             backend = _load_tokenizer_backend(folder)
-            return PlainTokenizer(backend, TokenizerFacts(**facts), lambda: load_tokenizer(folder))
+            return PlainTokenizer(
+                backend, TokenizerMetadata(**data), partial(load_tokenizer, folder)
+            )
     return None
 
 
-# -- Facts of a tokenizer
+# -- Metadata of a tokenizer
 
 
-class TokenizerFacts(NamedTuple):
-    """Facts that transformers derives from a tokenizer's files: `digest` is the SHA-256 of the
-    tokenizer's JSON, `special` maps names to special tokens, and `ids` maps names to token ids."""
+class TokenizerMetadata(NamedTuple):
+    """What transformers knows of a tokenizer beside its tokenizer.json, for a `PlainTokenizer`."""
 
-    digest: str
+    digest: str  # the SHA-256 of tokenizer.json
     chat_template: str | None
-    special: dict[str, str]
-    ids: dict[str, int | None]
+    special: dict[str, str]  # special tokens by name, such as `eos_token`
+    ids: dict[str, int | None]  # ids of special tokens by name, such as `eos_token_id`
 
 
 _FILES = (
@@ -143,9 +145,9 @@ _MEMBERS = (
 """The members of transformers' general tokenizer class that a family's class may override."""
 
 
-def _make_facts(folder: Path, tokenizer: Any) -> dict[str, Any]:
-    """Returns the facts about a transformers tokenizer that a `PlainTokenizer` needs, or {} if a
-    `PlainTokenizer` would give other results than the tokenizer of transformers."""
+def _make_tokenizer_metadata(folder: Path, tokenizer: Any) -> dict[str, Any]:
+    """Returns the metadata of a transformers tokenizer that a `PlainTokenizer` needs, or {} if a
+    `PlainTokenizer` would give other results than the transformers tokenizer."""
     import transformers
 
     general = transformers.PreTrainedTokenizerFast
@@ -168,12 +170,11 @@ def _make_facts(folder: Path, tokenizer: Any) -> dict[str, Any]:
     names = [f"{name}_id" for name in tokenizer.SPECIAL_TOKENS_ATTRIBUTES]
     ids = {name: getattr(tokenizer, name) for name in names}
     special = dict(tokenizer.special_tokens_map)
-    facts = TokenizerFacts(text_digest(plain), tokenizer.chat_template, special, ids)
-    return facts._asdict()
+    return TokenizerMetadata(text_digest(plain), tokenizer.chat_template, special, ids)._asdict()
 
 
 def _load_tokenizer_backend(folder: Path) -> Any:
-    """Loads the `tokenizers.Tokenizer` that the tokenizer.json in a model's folder describes."""
+    """Loads the `tokenizers.Tokenizer` from the tokenizer.json in a model's folder."""
     from tokenizers import Tokenizer, processors
 
     backend = Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -191,17 +192,17 @@ _CHAT_OPTIONS = {"add_generation_prompt", "enable_thinking", "date_string"}
 
 
 class PlainTokenizer:
-    """A tokenizer with those methods of a transformers tokenizer that esa uses. It consists of a
-    tokenizers.Tokenizer, cached facts, and a function that loads the transformers tokenizer."""
+    """A tokenizer that works without transformers, with those methods of a transformers tokenizer
+    that esa uses; unusual calls load the transformers tokenizer."""
 
     is_fast = True
 
-    def __init__(self, backend: Any, facts: TokenizerFacts, load_full: Callable[[], Any]) -> None:
-        self.backend_tokenizer, self.facts, self._load_whole = backend, facts, load_full
-        self.chat_template, self.special_tokens_map = facts.chat_template, dict(facts.special)
+    def __init__(self, backend: Any, data: TokenizerMetadata, load_full: Callable[[], Any]) -> None:
+        self.backend_tokenizer, self.facts, self._load_whole = backend, data, load_full
+        self.chat_template, self.special_tokens_map = data.chat_template, dict(data.special)
 
     @cached_property
-    def full_tokenizer(self) -> Any:
+    def transformers_tokenizer(self) -> Any:
         """The transformers tokenizer, loaded at the first access. Raises ModelError."""
         return self._load_whole()
 
@@ -212,14 +213,14 @@ class PlainTokenizer:
             return self.facts.ids[name]
         if f"{name}_id" in self.facts.ids:
             return self.facts.special.get(name)
-        return getattr(self.full_tokenizer, name)
+        return getattr(self.transformers_tokenizer, name)
 
     def __call__(self, text: str | Sequence[str], **options: Any) -> Any:
-        """Returns the token ids of one text or of several texts, and on request token offsets."""
+        """Returns the token ids of one text or of a list of texts, and on request token offsets."""
         texts = [text] if isinstance(text, str) else list(text)
         strange = not texts or not all(isinstance(part, str) for part in texts)
         if strange or not options.keys() <= _CALL_OPTIONS:
-            return self.full_tokenizer(text, **options)
+            return self.transformers_tokenizer(text, **options)
         backend, split = self.backend_tokenizer, options.get("split_special_tokens", False)
         with _encoding_lock:
             if backend.encode_special_tokens != split:
@@ -232,24 +233,26 @@ class PlainTokenizer:
         return {name: rows[0] for name, rows in out.items()} if isinstance(text, str) else out
 
     def decode(self, token_ids: Any, skip_special_tokens: bool = False, **others: Any) -> str:
-        """Converts token ids to the text that these tokens stand for."""
+        """Converts token ids to the text that the tokens stand for."""
         ids = [token_ids] if isinstance(token_ids, int) else token_ids
         known = isinstance(ids, (list, tuple)) and all(isinstance(one, int) for one in ids)
         if known and not any(others.values()):
             return str(self.backend_tokenizer.decode(ids, skip_special_tokens=skip_special_tokens))
         return str(
-            self.full_tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens, **others)
+            self.transformers_tokenizer.decode(
+                token_ids, skip_special_tokens=skip_special_tokens, **others
+            )
         )
 
     def convert_ids_to_tokens(self, ids: Any) -> Any:
-        """Returns the vocabulary entry of one token id or of several; None for unknown ids."""
+        """Returns the tokens in the vocabulary with one or several ids, or None for unknown ids."""
         name = self.backend_tokenizer.id_to_token
         return name(ids) if isinstance(ids, int) else [name(int(one)) for one in ids]
 
     def apply_chat_template(
         self, conversation: Sequence[dict[str, str]], *, tokenize: bool = True, **options: Any
     ) -> Any:
-        """Returns a conversation as the text of a prompt, made by the model's chat template."""
+        """Returns the prompt that the model's chat template makes of a conversation's messages."""
         texts_alone = conversation and all(
             isinstance(turn, dict) and all(type(text) is str for text in turn.values())
             for turn in conversation
@@ -259,33 +262,35 @@ class PlainTokenizer:
             values |= {"messages": conversation, **self.special_tokens_map}
             with suppress(TemplateError):  # transformers' message is better known
                 return render_chat(self.chat_template, values)
-        return self.full_tokenizer.apply_chat_template(conversation, tokenize=tokenize, **options)
+        return self.transformers_tokenizer.apply_chat_template(
+            conversation, tokenize=tokenize, **options
+        )
 
 
 # -- Chat templates: a model's own code, which runs in jinja2's sandbox
 
 _MAX_STEPS = 2_000_000
-"""The most lines and calls of a template; compiling a template of 7 kB takes 84,000."""
+"""The most lines and calls that a chat template may run; compiling 7 kB of it takes 84,000."""
 _NO_TEMPLATE = "use another model, or one whose files have no chat template"
 _EXTENSIONS = ["jinja2.ext.loopcontrols"]
 
 
 @contextmanager
 def limit_rendering_steps() -> Iterator[None]:
-    """Raises ModelError if a chat template that is rendered in the block takes too many steps."""
+    """Raises ModelError if chat templates rendered in the block take too many steps."""
     steps = 0
 
-    def count_step(frame: FrameType, event: str, argument: object) -> Any:
+    def count_rendering_step(frame: FrameType, event: str, argument: object) -> Any:
         nonlocal steps
         steps += 1
         if steps > _MAX_STEPS:
             raise ModelError(
                 f"the model's chat template must end within {_MAX_STEPS:,} steps", _NO_TEMPLATE
             )
-        return count_step if frame.f_code.co_filename == "<template>" else None
+        return count_rendering_step if frame.f_code.co_filename == "<template>" else None
 
     before = sys.gettrace()
-    sys.settrace(count_step)
+    sys.settrace(count_rendering_step)
     try:
         yield
     finally:
@@ -293,10 +298,9 @@ def limit_rendering_steps() -> Iterator[None]:
 
 
 def _check_chat_template(template: object) -> None:
-    """Raises ModelError if a chat template contains powers, since 9**9**9 is a single step that
-    never ends. A damaged template passes this check; rendering reports the damage."""
+    """Raises ModelError if a chat template contains powers, such as 9**9**9, which never ends."""
     for part in template.values() if isinstance(template, dict) else [template]:
-        with suppress(TemplateError):
+        with suppress(TemplateError):  # rendering reports a damaged template
             tree = Environment(extensions=_EXTENSIONS).parse(part if isinstance(part, str) else "")
             if tree.find(nodes.Pow) is not None:
                 message = "the model's chat template must not use powers (**)"
@@ -304,15 +308,15 @@ def _check_chat_template(template: object) -> None:
 
 
 def render_chat(template: str, variables: Mapping[str, Any]) -> str:
-    """Returns the text that a chat template of jinja2 makes of the template's variables. Raises
-    TemplateError: the template is damaged, refuses the conversation, or needs other variables."""
+    """Returns the prompt that a jinja2 chat template makes of its variables, such as `messages`.
+    Raises TemplateError: the template is damaged, refuses the messages, or lacks variables."""
     return _compile_chat_template(template).render(variables)
 
 
 @lru_cache(8)
 def _compile_chat_template(template: str) -> Template:
     if name := re.search(r"(?<!\w)_\w*", template):  # Python's own names, which reach its internals
-        raise SecurityError(f"a template must not use names that begin with '_', got {name[0]}")
+        raise SecurityError(f"a chat template must not use names with '_' in front, got {name[0]}")
 
     def dump_json(
         value: Any, ensure_ascii: bool = False, indent: int | None = None,
@@ -348,92 +352,96 @@ Encode = Callable[[str], tuple[Sequence[int], Sequence[tuple[int, int]]]]
 
 
 class TokenArrays(NamedTuple):
-    """The tokens of a text: their `ids`, and the `offsets` (n, 2) of their characters."""
+    """The n tokens of a text as `ids`, and the `offsets` (n, 2) of each token's characters."""
 
     ids: array[int]
     offsets: NDArray[numpy.int32]
 
 
 def tokenise_text(tokenizer: Any, text: str) -> TokenArrays:
-    """Returns the tokens of a document's text, in which the names of special tokens count as plain
-    text. Raises DocumentError: the text cannot be divided into windows of limited length."""
+    """Returns the tokens of a document's text; the names of special tokens in the text count as
+    plain text. Raises DocumentError: the text cannot be divided into windows of limited length."""
 
     import numpy
 
-    def encode_part(part: str) -> tuple[Sequence[int], Sequence[tuple[int, int]]]:
+    def encode_text_part(text_part: str) -> tuple[Sequence[int], Sequence[tuple[int, int]]]:
         out = tokenizer(
-            part, add_special_tokens=False, split_special_tokens=True,
+            text_part, add_special_tokens=False, split_special_tokens=True,
             return_offsets_mapping=True, verbose=False,
         )  # fmt: skip
         return out["input_ids"], out["offset_mapping"]
 
     ids, offsets = array("i"), []
-    for rows in iterate_window_tokens(encode_part, text):
+    for rows in iterate_window_tokens(encode_text_part, text):
         ids.frombytes(rows[:, 0].tobytes())
         offsets.append(rows[:, 1:].copy())
     return TokenArrays(ids, numpy.concatenate(offsets))
 
 
 def count_tokens(folder: Path, text: str) -> int:
-    """Returns the number of tokens of a document, counted by the tokenizer in a model's folder.
-    Raises ModelError: the tokenizer cannot be read. DocumentError: see `tokenise_text`."""
+    """Returns the number of tokens of a document's text for the model in a folder. Raises
+    ModelError: the tokenizer cannot be read. DocumentError: see `tokenise_text`."""
     with convert_read_errors(f"the tokenizer in {folder}"):
         return len(tokenise_text(load_plain_or_full_tokenizer(folder), text).ids)
 
 
 def iterate_window_tokens(encode: Encode, text: str) -> Iterator[NDArray[numpy.int32]]:
-    """Yields the tokens of a long text, as one array (n, 3) of token ids and offsets per window.
-    Raises DocumentError: even windows of `LONGEST` characters have no token in common."""
+    """Yields the tokens of a long text by overlapping windows, as arrays (n, 3) of token id, first
+    and end character. Raises DocumentError: two windows of `LONGEST` characters share no token."""
     import numpy
 
     start, first, length = 0, 0, WINDOW
-    rows = _encode_window(encode, text, start, length)
+    rows = _tokenise_window(encode, text, start, length)
     while start + length < len(text):
         end = start + length
         at = int(numpy.searchsorted(rows[:, 1], end - OVERLAP))
         after = int(rows[at, 1]) if at < len(rows) else end
-        following = _encode_window(encode, text, after, WINDOW)
-        cut = _find_common_token(rows, following, after, end, text)
+        following = _tokenise_window(encode, text, after, WINDOW)
+        cut = _find_shared_token(rows, following, after, end, text)
         if cut is None:
             length *= 2
             if length > LONGEST:
                 raise DocumentError(
                     f"the document must contain white space or letters, got {LONGEST:,} "
                     f"characters without either from character {start:,} on",
-                    "break the document into lines that the tokenizer can process separately",
+                    "break the document into lines, which the tokenizer can process one by one",
                 )
-            rows = _encode_window(encode, text, start, length)
+            rows = _tokenise_window(encode, text, start, length)
             continue
         yield rows[first : cut[0]]
         rows, start, first, length = following, after, cut[1], WINDOW
     yield rows[first:]
 
 
-def _encode_window(encode: Encode, text: str, start: int, length: int) -> NDArray[numpy.int32]:
-    """Returns the tokens of one window, with offsets into the whole text."""
+def _tokenise_window(
+    encode: Encode, text: str, window_start: int, window_length: int
+) -> NDArray[numpy.int32]:
+    """Returns the tokens of one window of a text, (n, 3): token id, first and end character."""
     import numpy
 
-    ids, offsets = encode(text[start : start + length])
+    ids, offsets = encode(text[window_start : window_start + window_length])
     rows = numpy.empty((len(ids), 3), dtype=numpy.int32)
     rows[:, 0] = ids
     rows[:, 1:] = numpy.asarray(offsets, dtype=numpy.int32).reshape(-1, 2)
-    rows[:, 1:] += start
+    rows[:, 1:] += window_start
     return rows
 
 
-def _find_common_token(
-    before: NDArray[numpy.int32], after: NDArray[numpy.int32], start: int, end: int, text: str
-) -> tuple[int, int] | None:
-    """Returns the two indices of a token at which the window `after` can continue `before`, or None
-    if the tokens of the windows' shared characters [start, end) differ, apart from margins."""
+def _find_shared_token(
+    window: NDArray[numpy.int32], next_window: NDArray[numpy.int32], overlap_start: int,
+    overlap_end: int, text: str,
+) -> tuple[int, int] | None:  # fmt: skip
+    """Returns the indices, in two overlapping windows, of a token at which the next window can
+    continue the first, or None if the windows differ in the tokens of the overlap."""
     import numpy
 
-    bounds = (start + OVERLAP // 4, end - OVERLAP // 4)
-    (low, high), (later, last) = (numpy.searchsorted(x[:, 1], bounds) for x in (before, after))
-    shared = before[low:high]
-    if len(shared) < 2 or not numpy.array_equal(shared, after[later:last]):
+    bounds = (overlap_start + OVERLAP // 4, overlap_end - OVERLAP // 4)
+    both = (window, next_window)
+    (low, high), (later, last) = (numpy.searchsorted(one[:, 1], bounds) for one in both)
+    shared = window[low:high]
+    if len(shared) < 2 or not numpy.array_equal(shared, next_window[later:last]):
         return None
-    middle = (start + end) // 2
+    middle = (overlap_start + overlap_end) // 2
     for number in numpy.argsort(abs(shared[:, 1] - middle), kind="stable").tolist():
         at = int(shared[number, 1])
         if not text[at - 1 : at + 1].isnumeric():

@@ -20,7 +20,7 @@ from esa_cli.attention.window import Phase, QueryState, QuestionAndText, SurveyC
 from esa_cli.errors import UsageError
 from esa_cli.models.attachment.attach import attach, get_last_token_only_options
 from esa_cli.models.attachment.kv_cache import EsaCache
-from esa_cli.models.files.families import has_state_layers
+from esa_cli.models.files.families import has_recurrence
 from esa_cli.models.text_passes.generation import AnswerStreamer, generate, list_end_token_ids
 from esa_cli.qa.answering.prompt import EncodedQuestion, PromptEncoder
 from esa_cli.qa.answering.reply import Reply, Turn
@@ -91,7 +91,7 @@ def prefill_tokens(
     for at in range(start, len(ids), FEED):
         piece = list(ids[at : at + FEED])
         if len(piece) == 1:  # before longer ones a cache with states keeps a copy by itself
-            cache.store_snapshot()
+            cache.store_state_snapshot()
         tokens = torch.tensor([piece], device=model.device)
         model.base_model(
             input_ids=tokens, past_key_values=cache, **get_last_token_only_options(model.config)
@@ -131,14 +131,14 @@ class Session:
 
     def empty_cache(self) -> None:
         """Empties the cache and frees its memory."""
-        self.cache.free_copies()
+        self.cache.free_temporary_copies()
         self.cache = self.attachment.new_cache()
         self.text = CachedDocumentText(self.tokenizer)
         self._ids, self._todo, self._opened = [], [], []
 
     def prefilled_document(self) -> PrefilledDocument:
         """Returns the cached document, which any session of the same model can open."""
-        memories = self.cache.memories
+        memories = self.cache.layer_kv_caches
         return PrefilledDocument(
             list(self._ids), [one.store for one in memories], self.compute_reduced_keys(),
             self._head, self._read_by, [one.states for one in memories],
@@ -148,7 +148,7 @@ class Session:
     def compute_reduced_keys(self) -> list[Projection | None]:
         """Computes the reduced keys of all cached tokens, and returns each layer's projection."""
         self.cache.compute_reduced_keys()
-        return [one.projection for one in self.cache.memories]
+        return [one.projection for one in self.cache.layer_kv_caches]
 
     def open(self, documents: Sequence[PrefilledDocument]) -> None:
         """Replaces the cached documents by the concatenation of `documents`.
@@ -158,7 +158,7 @@ class Session:
         if not documents:
             raise UsageError("there is no document to ask about", "ingest a document first")
         if len(documents) > 1:
-            check_states_can_join(self.model.config.model_type, has_state_layers(self.model.config))
+            check_states_can_join(self.model.config.model_type, has_recurrence(self.model.config))
         for one in documents:
             check_same_compressor(one.read_by, self.method)
             check_reduced_keys(one, self.method)
@@ -170,7 +170,7 @@ class Session:
         # A selector's layer state belongs to one document.
         alone = documents[0] if len(documents) == 1 else None
         states = alone.states if alone else ()
-        self.cache.use_filled_stores(stores, projections, states, documents[0].recurrent)
+        self.cache.use_filled_kv_stores(stores, projections, states, documents[0].recurrent)
 
     @property
     def document_tokens(self) -> int:
@@ -211,12 +211,12 @@ class Session:
         if prefilled is None:
             refuse_disk_cache_outside_library(self.placement.cache)
             self.cache = self.attachment.new_cache(self.placement.puts_cache_on_host(len(ids)))
-            self.cache.announce_token_count(len(ids) + reserve)
+            self.cache.set_expected_token_count(len(ids) + reserve)
         else:
             self._ids = ids[: len(prefilled.ids)]
             projections = prefilled.projections if prefilled.ids else None
             states = prefilled.states, prefilled.recurrent
-            self.cache.use_filled_stores(prefilled.stores, projections, *states)
+            self.cache.use_filled_kv_stores(prefilled.stores, projections, *states)
 
     @torch.inference_mode()
     def resume(

@@ -13,9 +13,9 @@ from esa_cli.documents.document import Document
 from esa_cli.errors import ModelError
 from esa_cli.models.attachment.layer_traits import get_kv_dtype, list_kv_layers
 from esa_cli.models.files.families import (
-    check_config_supported,
-    get_latent_scale_block_size,
-    list_unequal_key_shapes,
+    check_esa_supports_config,
+    get_latent_quantization_block_size,
+    list_unequal_kv_heads,
 )
 from esa_cli.qa.finding.passage_finder import Book, TokenisedDocument
 from esa_cli.qa.ingestion.ingest import Ingest, StoredForm
@@ -58,7 +58,7 @@ class KvCacheIngest(Ingest):
         compressor, features = method.compressor, method.score.features
         if features and not compressor.fit_tokens:  # refused before the document is read
             check_storable([compressor.fit(0, Moments())])
-        folded, block = shape["groups"] * shape["dim"], get_latent_scale_block_size(config)
+        folded, block = shape["groups"] * shape["dim"], get_latent_quantization_block_size(config)
         widths = find_reduced_key_widths(compressor, shape["layers"], folded, features)
         reduced = tuple(
             width if layer in attached.method_layers else 0
@@ -70,7 +70,7 @@ class KvCacheIngest(Ingest):
             kind=rows,  # type: ignore[arg-type]
             reduced=reduced, fit=compressor.fit_tokens if any(reduced) else 0, segment=SEGMENT,
             shared=block > 0, block=block, states=len(session.cache.states.layers),
-            shapes=tuple(list_unequal_key_shapes(config)),
+            shapes=tuple(list_unequal_kv_heads(config)),
         )  # fmt: skip
 
     def _make_identity(self, layout: Layout) -> str:
@@ -92,7 +92,7 @@ class KvCacheIngest(Ingest):
         """Whether the model can run the method, and the library can store the KV cache."""
         if self.esa.preset.answer.uses_words_only:
             try:
-                check_config_supported(self.esa.loaded.text_model.config)
+                check_esa_supports_config(self.esa.loaded.text_model.config)
             except ModelError:
                 return False
         return not find_storage_hindrance(self.esa.method)

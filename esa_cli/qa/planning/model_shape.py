@@ -12,7 +12,7 @@ from typing import Any
 
 from esa_cli.errors import ModelError
 from esa_cli.models.files.checkpoint_files import (
-    StoredWeight,
+    WeightInfo,
     compute_weight_bytes,
     list_expected_weights,
     list_language_model_weights,
@@ -21,16 +21,16 @@ from esa_cli.models.files.checkpoint_files import (
 )
 from esa_cli.models.files.families import (
     FAMILIES,
-    get_key_shape,
+    get_kv_head_shape,
     get_model_family,
-    list_layer_contents,
-    list_unequal_key_shapes,
+    list_layer_cache_kinds,
+    list_unequal_kv_heads,
 )
 from esa_cli.models.loading.quantization import (
     estimate_bytes_per_quantised_weight,
     get_bytes_per_weight,
     read_quantization_method,
-    stays_quantised,
+    weights_stay_quantised,
 )
 
 
@@ -78,9 +78,9 @@ def read_model_shape(config: dict[str, Any]) -> ModelShape:
         sizes = ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size")
         config = {name: config[name] for name in sizes if name in config}
     try:
-        settings, kinds = SimpleNamespace(**config), list_layer_contents(config)
-        groups, dim = get_key_shape(settings)
-        shared, shapes = get_model_family(settings).latent, tuple(list_unequal_key_shapes(settings))
+        settings, kinds = SimpleNamespace(**config), list_layer_cache_kinds(config)
+        groups, dim = get_kv_head_shape(settings)
+        shared, shapes = get_model_family(settings).latent, tuple(list_unequal_kv_heads(settings))
         rows = sum(kind in ("attention", "both") for kind in kinds)
         width = sum(own * size for own, size in shapes) if shapes else rows * groups * dim
         hidden = int(config["hidden_size"])
@@ -173,7 +173,7 @@ def measure_weights(folder: Path, device: str, size: int, packing: str = "") -> 
 
     Raises ModelError: the files are damaged, or transformers does not know the model."""
     config = read_config_json(folder)
-    kept = not packing and stays_quantised(config, device)
+    kept = not packing and weights_stay_quantised(config, device)
     if _has_all_weight_files(folder):
         nbytes = compute_weight_bytes(folder, size, get_bytes_per_weight(packing, size), kept)
         return WeightSizes(
@@ -200,7 +200,7 @@ def _has_all_weight_files(folder: Path) -> bool:
     return True
 
 
-def count_layer_weights(tensors: Iterable[StoredWeight], config: Mapping[str, Any]) -> int:
+def count_layer_weights(tensors: Iterable[WeightInfo], config: Mapping[str, Any]) -> int:
     """Counts the weights in the layer matrices that one token uses."""
     settings = config.get("text_config") or config
     experts = _read_size(
@@ -214,12 +214,12 @@ def count_layer_weights(tensors: Iterable[StoredWeight], config: Mapping[str, An
     return int(total)
 
 
-def _is_layer_matrix(tensor: StoredWeight) -> bool:
+def _is_layer_matrix(tensor: WeightInfo) -> bool:
     return len(tensor.shape) > 1 and not any(
         part in tensor.name for part in ("embed", "lm_head", "wte", "wpe")
     )
 
 
-def _is_expert_weight(tensor: StoredWeight) -> bool:
+def _is_expert_weight(tensor: WeightInfo) -> bool:
     """Whether a tensor belongs to experts: a matrix of one expert, or a tensor of all experts."""
     return ".experts." in tensor.name or (len(tensor.shape) == 3 and "conv" not in tensor.name)

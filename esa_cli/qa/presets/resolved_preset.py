@@ -260,7 +260,7 @@ def check_method_fits_model(method: Method, model: Any) -> None:
     """Raises PresetError if a method's projections or heads belong to another model."""
     from esa_cli.methods.voting import VoteScore
     from esa_cli.models.attachment.fingerprint import check_compressor_fits
-    from esa_cli.models.files.families import FAMILIES, list_method_layers
+    from esa_cli.models.files.families import FAMILIES, list_full_attention_layers
 
     check_compressor_fits(method.compressor, model, method)
     last, layers = method.score.last_layer, model.config.num_hidden_layers
@@ -269,7 +269,7 @@ def check_method_fits_model(method: Method, model: Any) -> None:
             f"score.heads must name layers below the model's {layers}, got {last}", HEADS_HINT
         )
     if isinstance(method.score, VoteScore) and model.config.model_type in FAMILIES:
-        running = list_method_layers(model.config)
+        running = list_full_attention_layers(model.config)
         others = [layer for layer, _ in method.score.heads if layer not in running]
         if others:
             raise PresetError(
@@ -283,13 +283,13 @@ def check_kernel(method: Method, config: dict[str, Any], device: str, dtype: tor
     """Checks that a method's kernel runs on a torch device for a model with this `config`. Raises
     UsageError: the kernel cannot run. ModelError: `config` lacks a size."""
     from esa_cli.attention.kernels import choose_kernel_name
-    from esa_cli.models.files.families import get_key_shape, get_model_family
+    from esa_cli.models.files.families import get_kv_head_shape, get_model_family
 
     if method.kernel == "auto":
         return
     settings = SimpleNamespace(**config)
     try:
-        _, dim = get_key_shape(settings)
+        _, dim = get_kv_head_shape(settings)
     except (AttributeError, ArithmeticError, TypeError) as error:
         raise ModelError(f"config.json must have the sizes of all layers, got {error}") from error
     cap = config.get(get_model_family(settings).attention_cap) or 0.0

@@ -83,7 +83,7 @@ def test_a_second_interruption_leaves_nothing_behind(
         with pytest.raises(KeyboardInterrupt):
             session.ask("What closes?", max_new_tokens=2)
     assert session.ask(QUESTION).text == want
-    lengths = {len(one.store) for one in session.cache.memories}
+    lengths = {len(one.store) for one in session.cache.layer_kv_caches}
     assert lengths == {session.document_tokens}
 
 
@@ -387,7 +387,7 @@ def test_the_last_token_of_a_document_is_no_answer(loaded: Any, monkeypatch: Any
             ids = session.prompt.encode_document(TEXT)[:65]
             session.plan_prefill(ids)
             session.resume()
-            rows.append(session.cache.get_layer_memory(1).store.span(0, 65)[0])
+            rows.append(session.cache.get_layer_kv_cache(1).store.span(0, 65)[0])
     torch.testing.assert_close(*rows)
 
 

@@ -165,14 +165,14 @@ def test_layers_are_counted_as_the_model_counts_them(
     with attach(model, method) as attached:
         cache = attached.new_cache(CachePlacement(model, method, "host").puts_cache_on_host(10))
         model(torch.arange(1, 40)[None], past_key_values=cache)
-        assert [one.layer for one in cache.memories] == kept
-        assert not any(one.store.resident for one in cache.memories)
+        assert [one.layer for one in cache.layer_kv_caches] == kept
+        assert not any(one.store.resident for one in cache.layer_kv_caches)
         for room, hosted in ((0, True), (1 << 40, False)):
             monkeypatch.setattr(plan, "measure_free_cache_bytes", lambda device, room=room: room)
             auto = CachePlacement(model, method, "auto")
             cache = attached.new_cache(auto.puts_cache_on_host(100_000))
             model(torch.arange(1, 40)[None], past_key_values=cache)
-            assert [one.store.resident for one in cache.memories] == [not hosted] * len(kept)
+            assert [one.store.resident for one in cache.layer_kv_caches] == [not hosted] * len(kept)
 
 
 def test_a_session_with_its_cache_on_the_host(loaded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
