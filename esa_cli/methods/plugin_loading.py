@@ -1,7 +1,6 @@
 """Loads plugins (built-in methods, installed packages, files), and writes a first plugin file.
 
-Each plugin is loaded once. A preset can name a plugin's part but never loads a plugin.
-"""
+A plugin is loaded once per process, and never because a preset names a part of the plugin."""
 
 from __future__ import annotations
 
@@ -85,7 +84,7 @@ def load_file(path: str | Path) -> list[tuple[str, str]]:
 
 
 def describe_error(error: BaseException) -> str:
-    """Returns an error's text, with the file and line that raised the error."""
+    """Returns an exception's text, with the file and line that raised the exception."""
     frames = traceback.extract_tb(error.__traceback__)
     where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
     return f"{type(error).__name__}: {error}{'' if isinstance(error, SyntaxError) else where}"

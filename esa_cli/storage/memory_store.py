@@ -176,7 +176,7 @@ class MemoryStore:
         shared: bool = False, on_host: bool = False,
     ) -> None:  # fmt: skip
         self.heads, self.dim, self.dtype, self.device = heads, dim, dtype, device
-        self.shared, self.resident = shared, not on_host
+        self.shared, self.is_on_device = shared, not on_host
         width = (1 if shared else 2) * heads * dim
         self._rows = GrowingRows(width, dtype, CPU if on_host else device)
         self._features: GrowingRows | None = None
@@ -215,7 +215,7 @@ class MemoryStore:
             yield at, keys if groups is None else keys[make_slice_or_list(groups)]
 
     @property
-    def reduced(self) -> int:
+    def reduced_key_count(self) -> int:
         return self._features.length if self._features else 0
 
     def append_reduced_keys(self, features: Tensor) -> None:
@@ -291,8 +291,8 @@ class StoreChain:
         return sum(part.store.nbytes for part in self._list_slices())
 
     @property
-    def resident(self) -> bool:
-        return all(part.store.resident for part in self._parts)
+    def is_on_device(self) -> bool:
+        return all(part.store.is_on_device for part in self._parts)
 
     def _divide_by_store(self, start: int, stop: int) -> Iterator[tuple[int, KVStore, int, int]]:
         """Yields (first token in the chain, store, low, high) for each slice of [start, stop)."""
@@ -328,10 +328,10 @@ class StoreChain:
                 yield at - low + begin, keys
 
     @property
-    def reduced(self) -> int:
+    def reduced_key_count(self) -> int:
         for start, part in zip(self._compute_slice_edges(), self._list_slices(), strict=False):
-            if part.store.reduced < part.high:
-                return start + max(0, part.store.reduced - part.low)
+            if part.store.reduced_key_count < part.high:
+                return start + max(0, part.store.reduced_key_count - part.low)
         return len(self)
 
     def reduced_key_blocks(
@@ -366,7 +366,7 @@ class JoinedStore(StoreChain):
         self.tail.append(k, v)
 
     def append_reduced_keys(self, features: Tensor) -> None:
-        assert self.reduced >= self.tail_start, "all parts must have reduced keys"
+        assert self.reduced_key_count >= self.tail_start, "all parts must have reduced keys"
         self.tail.append_reduced_keys(features)
 
     def replace_first_tail_tokens(self, store: KVStore) -> None:

@@ -171,7 +171,7 @@ class Attachment:
             cast(Any, model.config).original_max_position_embeddings = sys.maxsize
         model.set_attn_implementation(NAME)
         if rotary is not None:
-            angles = self.rope.frequencies[0].shape[0]
+            angles = self.rope.get_inverse_frequencies()[0].shape[0]
             width = angles if family.half_table or family.complex_table else 2 * angles
             width = 1 if family.unequal_heads else width  # 1 is broadcast to any size of heads
             self.body.rotary_emb = IdentityRotaryEmbedding(width, family.complex_table, rotary)

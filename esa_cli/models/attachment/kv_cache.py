@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin, DummyLayer, LinearAttentionLayer
 
-from esa_cli.attention.method import LayerMemory, Method, SharedLayerMemory
+from esa_cli.attention.method import KVSharingLayerMemory, LayerMemory, Method
 from esa_cli.attention.step import KVStore, LayerState, Projection
 from esa_cli.attention.window import Phase, QueryState
 from esa_cli.errors import UsageError
@@ -271,7 +271,7 @@ class EsaCache(Cache):
     def is_plain_prefill(self) -> bool:
         """Whether the next forward call is a prefill that no trace and no selector observes."""
         phase, trace = self.query.phase, self.query.trace
-        return phase is Phase.PREFILL and trace is None and not self.method.selector.observes
+        return phase is Phase.PREFILL and trace is None and not self.method.selector.is_observer
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
@@ -302,7 +302,7 @@ class EsaCache(Cache):
         """Returns the keys, values and states of one layer; it may use another layer's keys."""
         if layer_index in self._sources:
             source = self.get_layer_memory(self._sources[layer_index])
-            return SharedLayerMemory(layer_index, source.store, source.states, source=source)
+            return KVSharingLayerMemory(layer_index, source.store, source.states, source=source)
         layer = self.layers[layer_index]
         assert isinstance(layer, KvCacheLayer), "the layer keeps no keys"
         assert layer.memory, "the layer has no tokens"
@@ -342,7 +342,7 @@ class EsaCache(Cache):
         """Frees the temporary copies of keys and values that the layers' memories contain."""
         for layer in self.kv_layers:
             if layer.memory:
-                layer.memory.free_fetched_tokens()
+                layer.memory.free_fetched_keys_and_values()
 
     def truncate(self, token_count: int) -> None:
         """Crops the cache to `token_count` tokens, even after an interrupted forward call. Raises
