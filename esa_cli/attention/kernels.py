@@ -2,7 +2,7 @@
 
 A kernel takes queries q (H, C, D), keys k and values v (G, N, D), where query head h attends to the
 keys of key head h // (H / G). A kernel returns out (H, C, D) in the dtype of q and lse (H, C) in
-float32, the log of the softmax's denominator. A causal kernel call needs C = N."""
+float32, the log of the softmax's denominator. Causal attention needs as many queries as keys."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def attend_by_flash_attn(
     if function is None or not _supports_flash_attention(q):
         raise UsageError(
             "kernel 'flash-attn' needs flash-attn 4, half precision and a head dimension up to 256",
-            "run: pip install 'esa-cli[flash]', or try --set kernel=auto",
+            "run pip install 'esa-cli[flash]', or use another kernel by --set kernel=auto",
         )
     batch = (x.transpose(0, 1)[None] for x in (q, k, v))
     options = {"softmax_scale": scale, "causal": causal, "softcap": cap, "return_lse": True}
@@ -155,7 +155,8 @@ def choose_kernel_name(q: Tensor, wanted_name: str = "auto", cap: float = 0.0) -
     if (name := wanted_name) == "auto":
         return next(key for key in usable if not KERNELS[key].only_by_name)
     if name not in KERNELS:
-        raise UsageError(f"unknown kernel {name!r}", f"use one of: auto, {', '.join(KERNELS)}")
+        hint = f"use one of the kernels auto, {', '.join(KERNELS)}"
+        raise UsageError(f"unknown kernel {name!r}", hint)
     if name not in usable:
         where = q.device.type + (" with the model's soft cap of logits" if cap else "")
         raise UsageError(f"kernel {name!r} cannot run on {where}", "try --set kernel=auto")
@@ -185,8 +186,8 @@ def attend_with_capped_distance(
 ) -> Output:  # fmt: skip
     """Computes causal attention at distances min(query - key, `max_distance`), as ReRoPE does.
 
-    Keys nearer than `max_distance` are at true positions; for keys farther away, queries are
-    rotated to `max_distance` and keys to 0 (Su, "Rectified Rotary Position Embeddings", 2023).
+    Keys nearer than `max_distance` keep their positions; for farther keys, queries are rotated to
+    `max_distance` and keys to 0 (Su, "Rectified Rotary Position Embeddings", 2023).
 
     Args:
         q, k, v: unrotated queries, keys and values. max_distance: the largest distance, in tokens.

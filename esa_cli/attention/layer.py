@@ -1,8 +1,8 @@
 """Efficient Selective Attention of one layer, equation (1) and Algorithm 1 of the ESA paper.
 
 Step 10 attends to the local tokens and causally to the chunk itself, at consecutive positions. Step
-11 attends to the initial and the selected tokens, at the positions of the method's encoding. Steps
-12-14 fuse the near and the far attention by log-sum-exp, without a mask tensor.
+11 attends to the initial and the selected tokens, at positions of the method's position encoding.
+Steps 12-14 fuse the near and the far attention by log-sum-exp, without a mask tensor.
 `models.attachment.attach` calls `SelectiveAttention` with queries and the memory of a layer."""
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Temperature = Callable[[Tensor], Tensor]
 def compute_temperature_factors(
     temperature_function: Temperature, positions: Tensor, like: Tensor
 ) -> Tensor:
-    """Returns the model's factors (n, 1) of queries at positions (n,), in the dtype of `like`."""
+    """Returns the factors (n, 1) by which the model scales queries at positions (n,)."""
     return temperature_function(positions.to(like.device, non_blocking=True))[:, None].to(like)
 
 
@@ -54,13 +54,13 @@ class SelectiveAttention:
         self._builtin = is_builtin_part(method.selector) and is_builtin_part(method.score)
         self._changed: tuple[object, Rope] | None = None
 
-    def choose_rope(self, token_count: int) -> Rope:
+    def choose_rope(self, cached_tokens: int) -> Rope:
         """Returns the rotary embedding for a number of cached tokens, with the frequencies of the
         model or of the method's position encoding."""
         if not self.rope.rotates:
             return self.rope
         inverse, factor = self.rope.get_inverse_frequencies()
-        changed = self.method.position.frequencies(inverse, factor, token_count)
+        changed = self.method.position.frequencies(inverse, factor, cached_tokens)
         if changed is None:
             return self.rope
         key = (tuple(changed[0].tolist()), changed[1])
@@ -200,15 +200,15 @@ class SelectiveAttention:
         return [(out, lse)]
 
     def _attend_single_query(
-        self, memory: LayerMemory, trace: ChunkTrace, selected: Tensor
+        self, memory: LayerMemory, trace: ChunkTrace, far_tokens: Tensor
     ) -> Output:
         """Computes attention of a single query to near and far keys in one kernel call, with far
         keys rotated to the distance from the query that the position encoding gives."""
         q, near, [far] = trace.scaled, trace.near_positions, trace.far_positions
         at, positions = make_single_query_positions(q.device, near, far, trace.max_distance)
         keys, values = trace.store.span(trace.start - trace.local, trace.stop)
-        if selected.shape[0]:
-            far_keys, far_values = memory.fetch_far_keys_and_values(selected)
+        if far_tokens.shape[0]:
+            far_keys, far_values = memory.fetch_far_keys_and_values(far_tokens)
             keys, values = torch.cat((far_keys, keys), 1), torch.cat((far_values, values), 1)
         query, keys = trace.rope.rotate(q, at), trace.rope.rotate(keys, positions)
         return self._attend(query, keys, values, causal=False)

@@ -111,35 +111,35 @@ class LayerMemory:
                 ) from error
         return projection
 
-    def fetch_far_keys_and_values(self, at: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns keys and values (G, K, D) at ascending at (K,), for one token of an
+    def fetch_far_keys_and_values(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns keys and values (G, K, D) positions ascending positions (K,), for one token of an
         answer.
 
         Since consecutive tokens of an answer mostly attend to the same far tokens, fetched keys and
         values are cached, and only missing ones are fetched from another device."""
         # On a GPU, comparing synchronises; so does gathering, once, and it copies little.
-        if at.shape[0] > FETCH_KEPT or (at.is_cuda and self.store.is_on_device):
-            return self.store.gather(at)
+        if positions.shape[0] > FETCH_KEPT or (positions.is_cuda and self.store.is_on_device):
+            return self.store.gather(positions)
         if self.fetched is None or self.store.is_on_device or not self.fetched[0].numel():
-            if self.fetched is None or not torch.equal(self.fetched[0], at):
-                self.fetched = (at, *self.store.gather(at))
+            if self.fetched is None or not torch.equal(self.fetched[0], positions):
+                self.fetched = (positions, *self.store.gather(positions))
             return self.fetched[1:]
         last, keys, values = self.fetched
-        place = torch.searchsorted(last, at).clamp(max=last.shape[0] - 1)
-        (new,) = (last[place] != at).nonzero(as_tuple=True)
-        if 2 * new.shape[0] > at.shape[0]:
-            keys, values = self.store.gather(at)
-        elif new.shape[0] or last.shape != at.shape:
+        place = torch.searchsorted(last, positions).clamp(max=last.shape[0] - 1)
+        (new,) = (last[place] != positions).nonzero(as_tuple=True)
+        if 2 * new.shape[0] > positions.shape[0]:
+            keys, values = self.store.gather(positions)
+        elif new.shape[0] or last.shape != positions.shape:
             keys, values = keys.index_select(1, place), values.index_select(1, place)
             if new.shape[0]:
-                new_keys, new_values = self.store.gather(at[new])
+                new_keys, new_values = self.store.gather(positions[new])
                 keys.index_copy_(1, new, new_keys)
                 values.index_copy_(1, new, new_values)
-        self.fetched = (at, keys, values)
+        self.fetched = (positions, keys, values)
         return keys, values
 
     def crop(self, negative_count: int) -> None:
-        """Removes the last tokens, given their negative number; the fitted projection remains."""
+        """Removes the last tokens, whose number is -`negative_count`; the projection remains."""
         self.free_fetched_keys_and_values()
         for state in self.states.values():
             state.crop(max(0, len(self.store) + negative_count))

@@ -22,10 +22,11 @@ from esa_cli.system.machine import is_out_of_memory_error
 
 @dataclass
 class Moments:
-    """Sums of q q^T and k k^T, each (F, F), over the folded queries and keys of a layer's tokens.
+    """Sums of q q^T and k k^T, each (F, F), over a layer's tokens, to which a compressor is fitted.
 
     Args:
-        count: number of added tokens. seen: position after the last added token."""
+        count: number of added tokens. seen: position after the last added token.
+        queries, keys: the sums over folded queries and over folded keys."""
 
     count: int = 0
     seen: int = 0
@@ -33,7 +34,7 @@ class Moments:
     keys: Tensor | None = field(default=None, repr=False)
 
     def add_tokens(self, q: Tensor, k: Tensor, end_position: int = 0) -> None:
-        """Adds folded queries (n, F) and keys (n, F) of the n tokens before `end_position`."""
+        """Adds the folded queries and keys (n, F) of n tokens before `end_position` to the sums."""
         q, k = to_float64(q), to_float64(k)
         queries, keys, count = q.T @ q, k.T @ k, self.count + q.shape[0]
         if self.queries is not None and self.keys is not None:
@@ -62,12 +63,12 @@ class Score(ABC):
 
     @property
     def features(self) -> bool:
-        """Whether the score needs reduced keys, which otherwise are neither computed nor stored."""
+        """Whether the score uses keys of reduced dimension, which otherwise are not computed."""
         return False
 
     @property
     def rotates(self) -> bool:
-        """Whether the score, and a compressor's fit, use queries rotated to the far distance."""
+        """Whether scores and the compressor's fit use queries that RoPE has rotated."""
         return False
 
     @property
@@ -118,7 +119,8 @@ class Selector(ABC):
         at most min(budget, M) for each head."""
 
     def observe(self, step: Step) -> None:
-        """Is called after each chunk's attention, with `step.lse`; the default does nothing."""
+        """Is called after every chunk's attention, with the log-sum-exp of attention in `step.lse`;
+        the base class does nothing."""
         return
 
     def new_layer_state(self) -> LayerState | None:
@@ -134,7 +136,7 @@ class Selector(ABC):
         return False
 
     def after_survey(self, turn: Any) -> Any:
-        """Returns the state for a question's second pass, given the state `turn` of the first."""
+        """Returns the selector's state for a question's second pass, given the first pass's."""
         return self.new_turn_state()
 
 
@@ -147,7 +149,7 @@ class Compressor(ABC):
 
     @property
     def files(self) -> tuple[str, ...]:
-        """Paths of the files that the compressor loads, which a cache key contains as hashes."""
+        """Paths of the files that the compressor loads."""
         return ()
 
     @property
@@ -156,27 +158,27 @@ class Compressor(ABC):
         return {}
 
     def stored_rank(self, folded: int) -> int:
-        """Returns the largest number of dimensions to which keys (n, `folded`) are reduced."""
+        """Returns the largest dimension to which keys of `folded` dimensions are reduced."""
         return folded
 
     @abstractmethod
     def fit(self, layer: int, moments: Moments) -> Projection | None:
-        """Returns a layer's projection, or None if scores use unreduced keys."""
+        """Returns a layer's projection fitted to `moments`, or None if whole keys are used."""
 
 
 class PositionEncoding(ABC):
-    """Base class of rules that place queries and keys at rotary positions (Section 3.2)."""
+    """Base class of rules that choose the rotary positions of queries and keys."""
 
     distance: int
     """Query position, with keys at 0, at which far tokens are scored when a score rotates."""
 
     @property
     def max_distance(self) -> int | None:
-        """Largest distance of near tokens, at which farther ones are placed; None: no limit."""
+        """Distance at which all near tokens that are farther away are placed; None: no limit."""
         return None
 
     def query_scale(self, at: Tensor) -> Tensor | None:
-        """Returns factors (C,) of queries at absolute positions `at` (C,); None stands for 1."""
+        """Returns factors (C,) that scale queries at positions `at` (C,); None for no scaling."""
         return None
 
     def frequencies(
@@ -228,5 +230,5 @@ def report_plugin_errors(method_parts: Mapping[str, object]) -> Iterator[None]:
             raise
         raise PluginError(
             f"{' or '.join(plugins)} fails: {type(error).__name__}: {first_line(error)}",
-            "run `esa plugins check FILE` for details",
+            "run `esa plugins check FILE`, which says what in a plugin fails",
         ) from error

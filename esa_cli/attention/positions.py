@@ -16,9 +16,11 @@ ROTATED = "F (I + K + L + C): each key attended to is rotated once"
 """Cost of a position encoding in one step."""
 
 
-def make_consecutive_positions(local_count: int, chunk_size: int, first: int = 0) -> Positions:
-    """Returns consecutive positions, from `first` on, of local and current tokens."""
-    keys = torch.arange(first, first + local_count + chunk_size)
+def make_consecutive_positions(
+    local_count: int, chunk_size: int, first_position: int = 0
+) -> Positions:
+    """Returns consecutive positions, from `first_position` on, of local and current tokens."""
+    keys = torch.arange(first_position, first_position + local_count + chunk_size)
     return Positions(keys[local_count:], keys)
 
 
@@ -68,7 +70,7 @@ class ContiguousPositions(PositionEncoding):
     distance: int = 2048
 
     def near(self, local: int, chunk: int, start: int, far: int) -> Positions:
-        return make_consecutive_positions(local, chunk, first=far)
+        return make_consecutive_positions(local, chunk, first_position=far)
 
     def far(self, at: Tensor, local: int, chunk: int, start: int) -> Positions:
         count = at.shape[0]
@@ -85,7 +87,7 @@ class TruePositions(PositionEncoding):
     distance: int = 2048
 
     def near(self, local: int, chunk: int, start: int, far: int) -> Positions:
-        return make_consecutive_positions(local, chunk, first=start - local)
+        return make_consecutive_positions(local, chunk, first_position=start - local)
 
     def far(self, at: Tensor, local: int, chunk: int, start: int) -> Positions:
         return Positions(torch.arange(start, start + chunk), at)

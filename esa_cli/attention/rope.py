@@ -1,8 +1,8 @@
 """Rotary position embedding (RoPE) at any position, by the transformers model's own module.
 
-The model's module computes the angles, so every static variant (default, linear, llama3, yarn) is
-the model's variant. The dot product of a query rotated to m and a key rotated to n depends on m - n
-only. In some models RoPE rotates only the first R of a head's D dimensions."""
+The model's own rotary module computes the angles, so that all static variants of RoPE (default,
+linear, llama3, yarn) are supported. The dot product of a query rotated to m and a key rotated to n
+depends on m - n only. In some models RoPE rotates only the first R of a head's D dimensions."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Rope:
 
     def look_up_cos_sin(self, positions: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the cosines and sines at positions (n,), from a cached table for integers below
-        `TABLE_LIMIT`, which synchronises if the positions are on a GPU."""
+        `TABLE_LIMIT`; reading positions that are on a GPU synchronises."""
         if positions.is_floating_point() or positions.numel() == 0:
             return self.compute_cos_sin(positions, like)
         lowest, highest = torch.stack(positions.aminmax()).tolist()
@@ -100,9 +100,9 @@ class Rope:
         those of attention to keys that are `distance` tokens away."""
         return self.rotate(q, torch.full((q.shape[1],), distance)) * self.compute_rotation_scale(q)
 
-    def convert_to_key(self, q: Tensor) -> Tensor:
-        """Converts queries (H, n, D) of the model to the form in which keys are cached."""
-        return q
+    def convert_to_key(self, query: Tensor) -> Tensor:
+        """Converts a model's queries (H, n, D) to the form in which keys are cached."""
+        return query
 
 
 class NoRope(Rope):
@@ -127,9 +127,9 @@ class NormWeightedRope(Rope):
     """Rotary embedding of models that norm queries and keys after rotating them (Hunyuan).
 
     Hunyuan's queries are w_q * R(q) / rms(q) and its keys w_k * R(k) / rms(k), with the rotation R
-    and learned weights w. R preserves the rms, so the dot product of a query and a key is that of s
-    * R(q') and s * R(k'), where s = sqrt(w_q w_k) and q' and k' are normed but not rotated. esa
-    caches w_k * k', so a key or a converted query x is rotated as s * R(x / w_k).
+    and learned weights w. Since the rotation R preserves the rms, the dot product of a query and a
+    key is that of s * R(q') and s * R(k'), where s = sqrt(w_q w_k) and q' and k' are normed but not
+    rotated. esa caches w_k * k', and rotates a cached key or a converted query x to s * R(x / w_k).
 
     Args:
         plain: the rotary embedding without weights. query, key: the norm weights w_q, w_k (D,).
@@ -156,8 +156,8 @@ class NormWeightedRope(Rope):
     def compute_cos_sin(self, positions: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
         return super().compute_cos_sin(positions, like.float())
 
-    def convert_to_key(self, q: Tensor) -> Tensor:
-        return q * (self._key / self._query).to(q)
+    def convert_to_key(self, query: Tensor) -> Tensor:
+        return query * (self._key / self._query).to(query)
 
     def compute_rotation_scale(self, like: Tensor) -> Tensor:
         weights = (self._before * self._after).to(like.device)

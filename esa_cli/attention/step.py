@@ -26,7 +26,7 @@ Selection = Tensor | list[Tensor]
 
 
 def choose_tokens_per_block(logit_row_count: int) -> int:
-    """Returns for how many tokens at once logits are computed, given heads * queries."""
+    """Returns for how many tokens logits are computed at once, so that a block fits into memory."""
     return max(256, BLOCK_ELEMENTS // max(logit_row_count, 1))
 
 
@@ -102,7 +102,7 @@ class KVStore(Protocol):
         token and the keys (G, n, D) of the key heads `groups`, or of all key heads."""
 
     def append_reduced_keys(self, reduced_keys: Tensor) -> None:
-        """Appends the reduced keys (n, R) of the first n tokens that have none yet."""
+        """Appends reduced keys (n, R) for the first n tokens that have no reduced key yet."""
 
     def reduced_key_blocks(
         self, start: int, stop: int, most: int = ...
@@ -111,7 +111,7 @@ class KVStore(Protocol):
         its first token and the reduced keys (n, R)."""
 
     def crop(self, negative_count: int) -> None:
-        """Removes the last tokens, given their negative number, as transformers' caches do."""
+        """Removes the last tokens, whose number is -`negative_count`, as transformers do."""
 
 
 @dataclass(frozen=True)
@@ -243,7 +243,8 @@ class Step:
     def head_logits_at(
         self, offsets: Tensor, rotate: bool, heads: Sequence[int] | None = None
     ) -> Tensor:
-        """Returns the attention logits (H, C, K) of some or all heads for middle tokens (K,)."""
+        """Returns the attention logits (H, C, K) of the middle tokens at offsets (K,), for the
+        query heads `heads` or for all."""
         keys, _ = self.store.gather(offsets + self.low)
         return self._compute_logits(self.rotated(rotate), keys, heads)
 

@@ -36,7 +36,7 @@ class QuestionAndText:
 
 
 class Phase(Enum):
-    """What a forward call processes, which determines which of its chunks select middle tokens."""
+    """The kind of a forward call, which decides which of its chunks select middle tokens."""
 
     AUTO = "auto"
     """Only the last chunk selects, which presumably has the question (stock `generate`)."""
@@ -93,7 +93,7 @@ class TokenChunk:
 
     @property
     def token_count(self) -> int:
-        """Number of tokens in the chunk, the C of shapes."""
+        """Number of tokens in the chunk."""
         return self.stop - self.start
 
 
@@ -139,34 +139,35 @@ class Window:
         return chunk_start <= self.full_attention_limit
 
     def cut_call_into_chunks(
-        self, reading_mode: str, start: int, stop: int, query: QueryState
+        self, reading_mode: str, call_start: int, call_stop: int, turn_state: QueryState
     ) -> Iterator[TokenChunk]:
-        """Cuts a forward call over the positions [start, stop) into chunks of at most `chunk`
-        tokens, of which only the first may be shorter."""
-        count, size = stop - start, self.chunk
-        if query.surveying and not self.has_full_attention(start):
+        """Cuts a forward call over the positions [call_start, call_stop) into chunks of at most
+        `chunk` tokens, of which only the first may be shorter."""
+        count, size = call_stop - call_start, self.chunk
+        if turn_state.surveying and not self.has_full_attention(call_start):
             # One chunk: scores of the question's words are compared with those of the prompt.
             size = count
-        asking = query.phase is Phase.QUESTION
-        answering = asking and (query.answer_start is None or start >= query.answer_start)
-        decoding = count == 1 and (answering or query.phase is Phase.AUTO)
-        low, high = start, start + (count - 1) % size + 1
-        while low < stop:
-            last = query.phase is Phase.AUTO and high == stop
+        asking = turn_state.phase is Phase.QUESTION
+        answer_start = turn_state.answer_start
+        answering = asking and (answer_start is None or call_start >= answer_start)
+        decoding = count == 1 and (answering or turn_state.phase is Phase.AUTO)
+        low, high = call_start, call_start + (count - 1) % size + 1
+        while low < call_stop:
+            last = turn_state.phase is Phase.AUTO and high == call_stop
             select = asking or reading_mode == "select" or last
             yield TokenChunk(low, high, select, decoding)
             low, high = high, high + size
 
-    def count_local_tokens(self, chunk: TokenChunk, query: QueryState) -> int:
-        """Returns how many tokens right before a chunk the chunk attends to without selection.
+    def count_local_tokens(self, chunk: TokenChunk, turn_state: QueryState) -> int:
+        """Returns the number of tokens right before a chunk that the chunk attends to in any case.
 
         An answer has full attention if its question has, even if the answer grows past `dense`, so
         that the document does not drop out of view in mid-answer. If `ending` is set, the local
         tokens are the last `ending` tokens before the turn, and the turn's own tokens."""
         start = chunk.start
-        if self.has_full_attention(start) or (chunk.decoding and query.dense):
+        if self.has_full_attention(start) or (chunk.decoding and turn_state.dense):
             return start
-        turn = query.turn_start if query.phase is Phase.QUESTION else None
+        turn = turn_state.turn_start if turn_state.phase is Phase.QUESTION else None
         if turn is None or self.ending is None or start < turn:
             return min(self.local, start)
         return min(start, start - turn + self.ending)

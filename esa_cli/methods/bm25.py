@@ -1,10 +1,10 @@
 """The score `bm25`, which finds windows of tokens by the question's words, and the method `bm25`.
 
 A token's score is the highest BM25 for the question's words (Robertson et al., Okapi at TREC-3,
-1994) of the windows that contain the token. Windows have `window` tokens each, and one begins every
-half window of the whole text. The score `bm25` uses neither queries nor keys. The method `bm25` has
-the window size, share, prompt and positions of `esa-consensus`, so that a comparison with
-`esa-consensus` compares only how windows are found."""
+1994) of the windows that contain the token. The whole text is cut into windows of `window` tokens,
+one of which begins every half window. The score `bm25` uses neither queries nor keys. The method
+`bm25` has the window size, share, prompt and positions of `esa-consensus`, so that a comparison
+with `esa-consensus` compares only how windows are found."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class TokenWindowIndex:
         self._bm25 = Bm25Index.from_word_numbers(texts, len(self._vocabulary))
 
     def score_tokens(self, question: str) -> Tensor:
-        """Returns for each token the BM25 of the question in the best window with the token."""
+        """Returns for each token the question's BM25 score of the best window with the token."""
         stems = sum(find_question_words(question, [self._language]), ())
         known = [self._vocabulary[stem] for stem in stems if stem in self._vocabulary]
         windows = self._bm25.compute_scores(known)
@@ -69,7 +69,8 @@ class TokenWindowIndex:
 @register("score", "bm25", about="windows of tokens by the question's words")
 @dataclass(frozen=True)
 class Bm25Score(Score):
-    """A score that gives each token the BM25 of the question's words in its best window of tokens.
+    """A score that gives each token the BM25 of the question's words in the best window that
+    contains the token, or 0 if the text is unknown.
 
     Args:
         window: tokens of a window, even.

@@ -1,8 +1,8 @@
 """Selection of whole windows of tokens by the sum of the scores of all layers so far.
 
 In a small model few layers find a passage in a long document, and other layers would use the
-passage, so each layer selects by the sum of its own scores and those of earlier layers. The
-answer's tokens reuse the last layer's selection, and so do questions in two rounds.
+passage, so each layer selects by the sum of its own scores and those of earlier layers. The tokens
+of an answer reuse the last layer's selection, and so does the second pass of a question.
 
 The selector `fused-consensus` adds a second score, such as BM25, after standardising both scores,
 so that a score without clear winners does not outvote the other."""
@@ -32,7 +32,8 @@ def average_window_scores(scores: Tensor, window_size: int, stride: int = 1) -> 
 
 
 def find_centred_window_start(centre: Tensor, window_size: int, middle_count: int) -> Tensor:
-    """Returns the first offset of the window around `centre` that is inside the M middle tokens."""
+    """Returns the start of the window centred on `centre`, moved to lie inside the M middle
+    tokens."""
     return (centre - (window_size - 1) / 2).round().clamp(0, middle_count - window_size)
 
 
@@ -63,9 +64,11 @@ def select_windows(scores: Tensor, budget: int, window_size: int, min_share: flo
 
 @dataclass
 class SummedLayerScores:
-    """The scores (M,) of middle tokens, the first of them at position `low`, summed over layers up
-    to `layer` for the chunk at position `start`, and the positions `chosen` by the scores, once
-    known."""
+    """Scores (M,) of the middle tokens, summed over the layers up to `layer`.
+
+    Args:
+        start, low: absolute positions of the first token of the chunk and of the middle tokens.
+        chosen: absolute positions that were selected by the scores, or None."""
 
     start: int
     layer: int
@@ -76,8 +79,11 @@ class SummedLayerScores:
 
 @dataclass
 class ConsensusState:
-    """The summed layer scores of a question and its answer, by the start of each chunk, and the
-    scores `surveyed` in the question's first pass."""
+    """The layer scores of one question and its answer, which a `LayerSumSelector` sums.
+
+    Args:
+        layer_scores: by the start of a chunk, since all chunks pass a layer before the next layer.
+        surveyed: the scores of the question's first pass, by which the second pass selects."""
 
     layer_scores: dict[int, SummedLayerScores] = field(default_factory=dict)
     surveyed: SummedLayerScores | None = None
@@ -147,8 +153,8 @@ class LayerSumSelector(Selector):
         return ConsensusState(surveyed=layer_scores[max(layer_scores)] if layer_scores else None)
 
     def _reuse_selection(self, earlier: SummedLayerScores, step: Step, budget: int) -> Tensor:
-        """Returns the tokens that earlier scores select, the same for all layers and later
-        tokens."""
+        """Returns the tokens that earlier scores select, which all layers and later tokens
+        share."""
         if earlier.chosen is None or earlier.chosen.shape[0] > budget:
             scored = replace(step, low=earlier.low, high=earlier.low + earlier.scores.shape[0])
             earlier.chosen = self.select_best_tokens(earlier.scores, scored, budget) + earlier.low

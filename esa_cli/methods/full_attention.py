@@ -1,13 +1,13 @@
 """Full attention, and position encodings for documents longer than a model's trained window.
 
 For a document s times as long as the trained window, `interpolation` divides all rotary frequencies
-by s (Chen et al., 2023), and `yarn` only slow ones (Peng et al., 2023). `ntk` multiplies the rotary
-base by s^(D / (D - 2)) (bloc97, 2023), and `ntk-dynamic` by a factor that grows with the number of
+by s (Chen et al., 2023), `yarn` only slow ones (Peng et al., 2023), and `ntk` multiplies the rotary
+base by s^(D / (D - 2)) (bloc97, 2023). In `ntk-dynamic` the rotary base grows with the number of
 cached tokens (emozilla, 2023). `rerope` limits the distances of tokens (Su, 2023).
 
 Only `interpolation` accepts models whose inverse frequencies are not b^(-2i/D) for a base b. Cached
-keys are unrotated, so `ntk-dynamic` rotates all tokens of a step by one base. The ESA paper does
-not say in which form it compares with NTK; `ntk` is the fixed form."""
+keys are unrotated, so `ntk-dynamic` rotates all tokens of a step by one base. The ESA paper
+compares with NTK without saying whether the base is fixed, as in `ntk`, or dynamic."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class NoTokensSelector(Selector):
 
 @dataclass(frozen=True)
 class StretchedPositions(TruePositions):
-    """True positions in documents up to `factor` times as long as the trained window."""
+    """Base class of encodings for documents `factor` times as long as the trained window."""
 
     factor: float = 4.0
 
@@ -68,8 +68,8 @@ class StretchedPositions(TruePositions):
 
 
 def find_rotary_base(frequencies: Tensor) -> float:
-    """Returns the base b of rotary frequencies (D / 2,), computed from the last and most exact one.
-    Raises PresetError: the frequencies are not b^(-2i/D)."""
+    """Returns the base b of rotary frequencies b^(-2i/D), computed from the last frequency, which
+    retains the most digits. Raises PresetError: the frequencies are not b^(-2i/D)."""
     rates = frequencies.tolist()
     dim, last = 2 * len(rates), len(rates) - 1
     if last > 0 and min(rates) > 0:
@@ -90,7 +90,7 @@ def compute_inverse_frequencies(rotary_base: float, head_dim: int) -> list[float
 
 
 def _compute_frequencies_of_larger_base(frequencies: Tensor, stretch: float) -> Tensor:
-    """Returns frequencies (D / 2,) of a rotary base stretch^(D / (D - 2)) times as large."""
+    """Returns frequencies (D / 2,) with a rotary base stretch^(D / (D - 2)) times the given one."""
     dim = 2 * frequencies.shape[0]
     larger = find_rotary_base(frequencies) * stretch ** (dim / (dim - 2))
     return frequencies.new_tensor(compute_inverse_frequencies(larger, dim), dtype=torch.float32)

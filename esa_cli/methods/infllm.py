@@ -154,10 +154,10 @@ class InfLLMSelector(Selector):
         state: InfLLMState = step.layer_state(self)
         keys = state.keys.setdefault((self.block, self.representatives), KeyBlockCache())
 
-        def average_block_keys(start: int, block_count: int) -> Tensor:
-            stop = start + block_count * self.block
-            keys = step.store.span(start, stop)[0].reshape(-1, block_count, self.block, dim)
-            r = None if state.mass is None else state.mass.get_received_attention(start, stop)
+        def average_block_keys(first_token: int, block_count: int) -> Tensor:
+            stop = first_token + block_count * self.block
+            keys = step.store.span(first_token, stop)[0].reshape(-1, block_count, self.block, dim)
+            r = None if state.mass is None else state.mass.get_received_attention(first_token, stop)
             return self._average_representative_keys(keys, r, heads)
 
         # A block that left L receives no more. After a crop it may be in L again: computed anew.
@@ -170,14 +170,14 @@ class InfLLMSelector(Selector):
         return torch.cat(scores)
 
     def _average_representative_keys(
-        self, keys: Tensor, received: Tensor | None, heads: int
+        self, keys: Tensor, received_attention: Tensor | None, heads: int
     ) -> Tensor:
         """Returns mean representatives (n, H * D) of n blocks of keys (G, n, block, D), by the
-        attention `received` (n * block, H)."""
+        attention (n * block, H) that the keys received."""
         groups, count, size, dim = keys.shape
         share = heads // groups
         mean = keys.float().mean(dim=2).repeat_interleave(share, dim=0)
-        if (r := received) is None:
+        if (r := received_attention) is None:
             return mean.transpose(0, 1).flatten(1)
         r = r.view(count, size, groups, share).permute(2, 3, 0, 1)
         best = r.topk(min(self.representatives, size), dim=3).indices

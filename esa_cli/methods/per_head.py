@@ -50,9 +50,10 @@ def select_by_head(
     return [top_k(row, budget) for row in torch.cat(parts, dim=1)]
 
 
-def list_block_tokens(indices: Tensor, block_size: int, middle_count: int) -> Tensor:
+def list_block_tokens(block_indices: Tensor, block_size: int, middle_count: int) -> Tensor:
     """Returns the offsets (K,) of the middle tokens in ascending blocks (n,) of tokens."""
-    tokens = indices[:, None] * block_size + torch.arange(block_size, device=indices.device)
+    offsets = torch.arange(block_size, device=block_indices.device)
+    tokens = block_indices[:, None] * block_size + offsets
     return tokens[tokens < middle_count]
 
 
@@ -74,21 +75,20 @@ class KeyBlockCache(LayerState):
             self.rows.truncate((length - self.lookahead - self.low) // self.size)
 
     def extend_cache(
-        self, step: Step, block: int, row_width: int, compute_rows: Callable[[int, int], Tensor],
-        lookahead: int = 0,
+        self, step: Step, block_size: int, block_width: int,
+        compute_blocks: Callable[[int, int], Tensor], lookahead: int = 0,
     ) -> GrowingRows:  # fmt: skip
-        """Computes missing numbers of whole blocks of middle tokens, and returns all cached numbers
-        (at least M // block, row_width). `compute_rows(first token, n)` computes those of n
-        blocks."""
+        """Computes the missing numbers of M's whole blocks by `compute_blocks(first token, count)`,
+        and returns all cached numbers."""
         rows = self.rows
-        if rows is None or (self.low, self.size, rows.width) != (step.low, block, row_width):
-            rows = GrowingRows(row_width, step.queries.dtype, step.queries.device)
-            self.low, self.size, self.rows = step.low, block, rows
+        if rows is None or (self.low, self.size, rows.width) != (step.low, block_size, block_width):
+            rows = GrowingRows(block_width, step.queries.dtype, step.queries.device)
+            self.low, self.size, self.rows = step.low, block_size, rows
         self.lookahead = lookahead
-        whole = step.middle // block
+        whole = step.middle // block_size
         while rows.length < whole:
-            count = min(whole - rows.length, max(1, TOKENS_AT_ONCE // block))
-            rows.append(compute_rows(step.low + rows.length * block, count))
+            count = min(whole - rows.length, max(1, TOKENS_AT_ONCE // block_size))
+            rows.append(compute_blocks(step.low + rows.length * block_size, count))
         return rows
 
 
@@ -130,18 +130,17 @@ class QuestSelector(Selector):
     def _cache_page_extremes(self, step: Step) -> GrowingRows:
         """Returns the largest and smallest numbers (pages, G * 2 D) of each whole page's keys."""
 
-        def find_extremes(start: int, page_count: int) -> Tensor:
-            return find_page_extremes(
-                step.store.span(start, start + page_count * self.page)[0], self.page
-            )
+        def find_extremes(first_token: int, page_count: int) -> Tensor:
+            keys = step.store.span(first_token, first_token + page_count * self.page)[0]
+            return find_page_extremes(keys, self.page)
 
         rows: KeyBlockCache = step.layer_state(self)
         return rows.extend_cache(
             step, self.page, 2 * step.store.heads * step.store.dim, find_extremes
         )
 
-    def _compute_page_bounds(self, step: Step, extremes: GrowingRows) -> Blocks:
-        """Yields upper bounds of pages' logits in blocks: the first page and bounds (H, C, n)."""
+    def _compute_page_bounds(self, step: Step, page_extremes: GrowingRows) -> Blocks:
+        """Yields upper bounds of pages' logits, as pairs of the first page and bounds (H, C, n)."""
         heads, chunk, dim = step.queries.shape
         groups, whole = step.store.heads, step.middle // self.page
         q = step.rotated(True).float() * step.scale
@@ -153,7 +152,7 @@ class QuestSelector(Selector):
             pages = page_extremes.float().view(-1, groups, 2 * dim).permute(1, 2, 0)
             return (both @ pages).view(heads, chunk, -1)
 
-        for first, rows in extremes.blocks(0, whole, choose_tokens_per_block(heads * chunk)):
+        for first, rows in page_extremes.blocks(0, whole, choose_tokens_per_block(heads * chunk)):
             yield first, bound_page_logits(rows)
         if whole * self.page < step.middle:
             keys = step.store.span(step.low + whole * self.page, step.high)[0]
@@ -224,8 +223,8 @@ class LokiSelector(Selector):
             return torch.arange(step.middle, device=step.queries.device)
         basis = self._fit_principal_directions(step)
 
-        def project_keys(start: int, token_count: int) -> Tensor:
-            keys = step.store.span(start, start + token_count)[0].float()
+        def project_keys(first_token: int, token_count: int) -> Tensor:
+            keys = step.store.span(first_token, first_token + token_count)[0].float()
             return (keys @ basis).transpose(0, 1).flatten(1)
 
         state: LokiState = step.layer_state(self)
@@ -250,12 +249,14 @@ class LokiSelector(Selector):
             state.settings, state.directions, state.keys = settings, directions, KeyBlockCache()
         return directions.basis
 
-    def _compute_reduced_logits(self, step: Step, basis: Tensor, projected: GrowingRows) -> Blocks:
-        """Yields logits of projected keys in blocks: an offset into M and logits (H, C, n)."""
+    def _compute_reduced_logits(
+        self, step: Step, directions: Tensor, projected: GrowingRows
+    ) -> Blocks:
+        """Yields logits of projected keys, as pairs of an offset into M and logits (H, C, n)."""
         heads, chunk, dim = step.queries.shape
         groups = step.store.heads
         q = step.rotated(self.rotate).float() * step.scale
-        q = q.reshape(groups, heads // groups * chunk, dim) @ basis
+        q = q.reshape(groups, heads // groups * chunk, dim) @ directions
         for at, rows in projected.blocks(0, step.middle, choose_tokens_per_block(heads * chunk)):
             keys = rows.float().view(rows.shape[0], groups, -1).permute(1, 2, 0)
             yield at, (q @ keys).view(heads, chunk, -1)

@@ -52,14 +52,15 @@ def load_file(path: str | Path) -> list[tuple[str, str]]:
     registered. Raises PluginError: the file is missing, does not run, or registers nothing."""
     path = Path(path)
     if not path.is_file():
-        raise PluginError(f"no plugin file {path}", "check the path, or use `esa plugins new`")
+        hint = "check the path of the plugin file, or make one with `esa plugins new`"
+        raise PluginError(f"no plugin file {path}", hint)
     key = str(path.resolve())
     if list_entries_of_origin(key):
         return list_entries_of_origin(key)
     module_name = f"{PLUGIN_PREFIX}{path.stem.replace('-', '_')}_{abs(hash(key)):x}"
     spec = importlib.util.spec_from_file_location(module_name, path)
     if spec is None or spec.loader is None:
-        raise PluginError(f"{path} is not a Python file", "give a file that ends in .py")
+        raise PluginError(f"{path} is not a Python file", "give a plugin file that ends in .py")
     module = importlib.util.module_from_spec(spec)
     # Dataclasses and type hints look their module up by name.
     module.__file__ = key
@@ -136,7 +137,7 @@ def fill_plugin_template(name: str) -> str:
     if not re.fullmatch(rf"[A-Za-z][A-Za-z0-9_-]{{0,{MAX_NAME - 1}}}", name):
         raise PluginError(
             f"{name!r} cannot name a method",
-            f"use a letter, then letters, digits, '-' and '_', at most {MAX_NAME} in all",
+            f"a name is a letter, then letters, digits, '-' and '_', at most {MAX_NAME} in all",
         )
     if name in registry.list_part_names("selector"):
         origin = registry.find_part_origin("selector", name)
@@ -150,14 +151,14 @@ def fill_plugin_template(name: str) -> str:
 
 
 def write_plugin_template(name: str, folder: str | Path) -> Path:
-    """Writes a first plugin file into `folder` and returns its path. Raises PluginError: the name
-    is invalid, the folder is missing, or the file exists."""
+    """Writes a plugin file with an example selector into `folder`, and returns the file's path.
+    Raises PluginError: the name is invalid, the folder is missing, or the file exists."""
     source, path = fill_plugin_template(name), Path(folder) / f"{name.replace('-', '_')}.py"
     try:
         with path.open("x", encoding="utf-8") as file:
             file.write(source)
     except FileExistsError as error:
-        raise PluginError(f"{path} already exists", "give another name or folder") from error
+        raise PluginError(f"{path} already exists", "name another plugin or folder") from error
     except OSError as error:
         raise PluginError(f"cannot write {path}: {error.strerror}", "name a folder") from error
     return path

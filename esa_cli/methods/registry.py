@@ -154,7 +154,7 @@ def build_part(kind: str, options: Mapping[str, Any]) -> Any:
         setting = f"{kind}.{key} is a {hints[key]!r}" if key else error
         raise PluginError(
             f"{kind} {name!r} has a setting that a preset cannot hold: {setting}",
-            "use int, float, bool, str or Literal, imported outside `if TYPE_CHECKING`",
+            "use the types int, float, bool, str or Literal, imported outside `if TYPE_CHECKING`",
         ) from error
     except (TypeError, ValueError) as error:
         raise PresetError(f"{kind} {name!r}: {error}", "see `esa presets show`") from error
@@ -244,8 +244,8 @@ def find_recipe(name: str) -> Recipe:
         hint = suggest_name(name, {*RECIPES, *selectors})
         raise UsageError(f"unknown method {name!r}", f"{hint}; `esa methods` lists all methods")
 
-    def build_recipe_settings(base: Base) -> dict[str, Any]:
-        return {"selector": {"name": name}, "window": {"ending": base.window.ending}}
+    def build_recipe_settings(preset: Base) -> dict[str, Any]:
+        return {"selector": {"name": name}, "window": {"ending": preset.window.ending}}
 
     about, where = "the preset's settings with this selector", find_part_origin("selector", name)
     return Recipe(name, about, where, "", build_recipe_settings, False, where)

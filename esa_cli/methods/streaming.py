@@ -89,7 +89,7 @@ class LastQuerySelector(Selector):
         require_minimum(0, first_layer=self.first_layer, count=self.count)
 
     def select(self, step: Step, budget: int) -> Tensor | list[Tensor]:
-        """Returns offsets (K,) of middle tokens for each head, none below layer `first_layer`."""
+        """Returns offsets (K,) of middle tokens for each head, or none below `first_layer`."""
         count = budget if self.count is None else min(budget, self.count)
         if step.layer < self.first_layer:
             count = 0
@@ -104,7 +104,7 @@ class LastQuerySelector(Selector):
 @register("position", "lm-infinite-topk", about="sinks at distance L, other far tokens at another")
 @dataclass(frozen=True)
 class TwoDistancePositions(PositionEncoding):
-    """Places `initial` tokens as far away as there are local tokens, others at `distance`."""
+    """Places the `initial` tokens as far away as there are local tokens, others at `distance`."""
 
     distance: int = FAR_DISTANCE
     initial: int = 64

@@ -46,7 +46,7 @@ def combine_heads(
 @register("score", "vote", about="heads normalised over M, maximum over queries")
 @dataclass(frozen=True)
 class VoteScore(Score):
-    """A score that normalises each head's logits over M, and combines them over heads and queries.
+    """A score that normalises each head's logits over M before it combines heads and queries.
 
     Args:
         rule: `softmax` sums the heads' attention weights over M, and `max` takes the maximum over
@@ -101,7 +101,7 @@ class VoteScore(Score):
             chosen = top_k(SumScore(rotate=self.rotate).scores(step), self.shortlist)
             logits = step.head_logits_at(chosen, self.rotate, chosen_heads).float()
             out = torch.full((step.middle,), -torch.inf, device=logits.device)
-            total = self._share_normaliser(self._compute_normaliser(logits))
+            total = self._share_between_heads(self._compute_normaliser(logits))
             out[chosen] = combine_heads(logits, total, self.rule, masks)
             return out
         heads, chunk, _ = step.queries.shape
@@ -112,7 +112,7 @@ class VoteScore(Score):
         join = torch.logaddexp if self.rule == "softmax" else torch.maximum
         for _, logits in passes():
             total = join(total, self._compute_normaliser(logits))
-        total = self._share_normaliser(total)
+        total = self._share_between_heads(total)
         return torch.cat([combine_heads(logits, total, self.rule, masks) for _, logits in passes()])
 
     def _list_scoring_heads(self, step: Step) -> list[int] | None:
@@ -125,7 +125,7 @@ class VoteScore(Score):
             raise PresetError(
                 f"score.heads must name heads below {step.queries.shape[0]}, got head {beyond[0]} "
                 f"of layer {step.layer}",
-                "the heads were found for another model; set score.heads=[]",
+                "score.heads were found for another model; set score.heads=[]",
             )
         return chosen_heads
 
@@ -140,7 +140,7 @@ class VoteScore(Score):
         """Returns the numbers (H, C) by which logits (H, C, n) are normalised over the n tokens."""
         return logits.logsumexp(dim=-1) if self.rule == "softmax" else logits.amax(dim=-1)
 
-    def _share_normaliser(self, normaliser: Tensor) -> Tensor:
+    def _share_between_heads(self, normaliser: Tensor) -> Tensor:
         """Returns normalisers (H, C), or their maximum (1, C) if all heads share one maximum."""
         return normaliser.amax(dim=0, keepdim=True) if self.normalise == "query" else normaliser
 

@@ -46,7 +46,7 @@ class Strange(PositionEncoding):
         return (inverse / 2, factor) if length > 20 else None
 
     def near(self, local: int, chunk: int, start: int, far: int) -> Positions:
-        return make_consecutive_positions(local, chunk, first=3)
+        return make_consecutive_positions(local, chunk, first_position=3)
 
     def far(self, at: Tensor, local: int, chunk: int, start: int) -> Positions:
         return Positions(torch.full((chunk,), 40), 2 * torch.arange(at.shape[0]) + 0.5)

@@ -228,7 +228,9 @@ def test_only_the_tail_of_a_joined_store_is_taken_back(tmp_path: Path) -> None:
     plain.append(model.keys, model.values)
     plain.append_reduced_keys(torch.randn(4, RANK))
     for low, reduced in ((3, 1), (5, 0), (0, 4)):
-        assert JoinedStore([StoreSlice(plain, low, 7)], model.in_memory()).reduced == reduced
+        assert (
+            JoinedStore([StoreSlice(plain, low, 7)], model.in_memory()).reduced_key_count == reduced
+        )
     joined = JoinedStore([StoreSlice(plain, 0, 7)], model.in_memory())
     with pytest.raises(AssertionError, match="parts must have reduced keys"):
         joined.append_reduced_keys(torch.randn(1, RANK))
