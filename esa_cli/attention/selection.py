@@ -24,8 +24,8 @@ Blocks = Iterator[tuple[int, Tensor]]
 def cache_blocks_if_few(
     compute_blocks: Callable[[], Blocks], score_count: int
 ) -> Callable[[], Iterable[tuple[int, Tensor]]]:
-    """Returns a function that yields all blocks at each call, from a cache unless the blocks have
-    more than `KEEP_ELEMENTS` scores."""
+    """Returns a function that yields all blocks of scores at each call, from a cache unless there
+    are more than `KEEP_ELEMENTS` scores."""
     if score_count > KEEP_ELEMENTS:
         return compute_blocks
     kept = list(compute_blocks())

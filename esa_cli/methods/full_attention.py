@@ -58,7 +58,7 @@ class NoTokensSelector(Selector):
 
 @dataclass(frozen=True)
 class StretchedPositions(TruePositions):
-    """Base class of encodings for documents `factor` times as long as the trained window."""
+    """Base class of position encodings for texts `factor` times as long as the trained window."""
 
     factor: float = 4.0
 

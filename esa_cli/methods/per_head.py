@@ -59,8 +59,7 @@ def list_block_tokens(block_indices: Tensor, block_size: int, middle_count: int)
 
 @dataclass
 class KeyBlockCache(LayerState):
-    """A cache of numbers (n, width) for the first n whole blocks of `size` keys from token `low`
-    on.
+    """A cache of numbers computed from the keys of whole blocks of `size` tokens from `low` on.
 
     A block's numbers remain valid until the block, or one of the `lookahead` tokens after the
     block, is cropped, because M begins at the same token in every step and grows at its end."""

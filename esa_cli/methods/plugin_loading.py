@@ -48,7 +48,7 @@ def load_installed_plugins() -> None:
 
 
 def load_file(path: str | Path) -> list[tuple[str, str]]:
-    """Imports a plugin file, once per process, and returns the (kind, name) pairs that it
+    """Imports a plugin file, once per process, and returns the (kind, name) pairs that the file
     registered. Raises PluginError: the file is missing, does not run, or registers nothing."""
     path = Path(path)
     if not path.is_file():
@@ -137,7 +137,7 @@ def fill_plugin_template(name: str) -> str:
     if not re.fullmatch(rf"[A-Za-z][A-Za-z0-9_-]{{0,{MAX_NAME - 1}}}", name):
         raise PluginError(
             f"{name!r} cannot name a method",
-            f"a name is a letter, then letters, digits, '-' and '_', at most {MAX_NAME} in all",
+            f"a name is one letter, then letters, digits, '-' and '_', at most {MAX_NAME} in all",
         )
     if name in registry.list_part_names("selector"):
         origin = registry.find_part_origin("selector", name)
@@ -158,7 +158,7 @@ def write_plugin_template(name: str, folder: str | Path) -> Path:
         with path.open("x", encoding="utf-8") as file:
             file.write(source)
     except FileExistsError as error:
-        raise PluginError(f"{path} already exists", "name another plugin or folder") from error
+        raise PluginError(f"{path} already exists", "choose another name or folder") from error
     except OSError as error:
         raise PluginError(f"cannot write {path}: {error.strerror}", "name a folder") from error
     return path

@@ -271,7 +271,8 @@ def hash_plugin_sources(method: Method) -> dict[str, str]:
 
 
 def find_kind_without_source_file(method: Method) -> str:
-    """Returns the first kind of part whose class has no source file, or an empty text."""
+    """Returns the kind of a method's first part whose class has no source file, or an empty
+    text."""
     return next((kind for kind in KINDS if not _find_source_file(type(getattr(method, kind)))), "")
 
 

@@ -104,7 +104,7 @@ class LastQuerySelector(Selector):
 @register("position", "lm-infinite-topk", about="sinks at distance L, other far tokens at another")
 @dataclass(frozen=True)
 class TwoDistancePositions(PositionEncoding):
-    """Places the `initial` tokens as far away as there are local tokens, others at `distance`."""
+    """Places the `initial` tokens right beyond the local ones, other far tokens at `distance`."""
 
     distance: int = FAR_DISTANCE
     initial: int = 64
@@ -125,7 +125,7 @@ class TwoDistancePositions(PositionEncoding):
 @register("position", "lm-infinite", about="far tokens at one distance, the first beyond L")
 @dataclass(frozen=True)
 class LMInfinitePositions(FixedDistancePositions):
-    """Places all far tokens as far away as there are local tokens, and near tokens in order."""
+    """Places all far tokens at one distance, right beyond the local tokens."""
 
     distance: int = 2048
 
@@ -136,8 +136,8 @@ class LMInfinitePositions(FixedDistancePositions):
 @register("position", "streaming", about="far tokens in order, a whole L away")
 @dataclass(frozen=True)
 class StreamingPositions(PositionEncoding):
-    """Numbers far tokens in order, the last as far away as there are local tokens, as in InfLLM's
-    published code of StreamingLLM."""
+    """Numbers far tokens in order, right beyond the local tokens, as InfLLM's published code of
+    StreamingLLM does."""
 
     distance: int = 2048
 

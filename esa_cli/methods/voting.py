@@ -70,11 +70,11 @@ class VoteScore(Score):
     def __post_init__(self) -> None:
         for pair in self.heads:
             if len(pair) != 2 or not all(isinstance(i, int) and i >= 0 for i in pair):
-                raise ValueError(f"heads must be pairs of a layer and a head, got {pair!r}")
+                raise ValueError(f"score.heads must be pairs of a layer and a head, got {pair!r}")
         if self.normalise == "query" and self.rule != "max":
-            raise ValueError(f"rule must be max if normalise is query, got {self.rule!r}")
+            raise ValueError(f"score.rule must be max if normalise is query, got {self.rule!r}")
         if self.contrast and self.rule != "softmax":
-            raise ValueError(f"rule must be softmax if contrast is on, got {self.rule!r}")
+            raise ValueError(f"score.rule must be softmax if contrast is on, got {self.rule!r}")
         require_minimum(0, shortlist=self.shortlist)
 
     @property
