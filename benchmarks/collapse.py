@@ -48,7 +48,7 @@ def shares(session: Any, text: str, needles: list[dict[str, Any]]) -> dict[int, 
         chosen: dict[int, Tensor] = {}
 
         def record(trace: ChunkTrace, chosen: dict[int, Tensor] = chosen) -> None:
-            chosen[trace.layer] = torch.cat(list(trace.far_tokens_by_head))
+            chosen[trace.layer] = torch.cat(list(trace.list_far_positions()))
 
         session.ask(needle["question"], max_new_tokens=1, trace=record)
         place = needle_tokens(session, text, needle["needle"])

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from esa_cli.attention.positions import place_tokens_in_order
+from esa_cli.attention.positions import make_consecutive_positions
 from esa_cli.methods import PositionEncoding, Positions, register
 
 
@@ -38,7 +38,7 @@ class Grouped(PositionEncoding):
 
     def near(self, local: int, chunk: int, start: int, far: int) -> Positions:
         """Returns consecutive positions (C,) of queries and (L + C,) of keys."""
-        return place_tokens_in_order(local, chunk)
+        return make_consecutive_positions(local, chunk)
 
     def far(self, at: Tensor, local: int, chunk: int, start: int) -> Positions:
         """Returns grouped positions (C,) of queries and (n,) of keys; queries are shifted by L."""

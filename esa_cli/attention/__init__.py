@@ -4,7 +4,6 @@ Shapes use these letters: H query heads, G key/value heads, D head dimension, C 
 chunk), N cached tokens, I initial, M middle and L local tokens, K selected tokens, F = G * D folded
 dimension, R reduced dimension.
 
-Start with `layer.py` (Algorithm 1), `step.py`, `selection.py` (equations (2)-(4), (6), (8)),
+Read `layer.py` (Algorithm 1) first, then `step.py`, `selection.py` (equations (2)-(4), (6), (8)),
 `compression.py` (equations (5), (7)), `positions.py` (Section 3.2) and `kernels.py`. docs/design.md
-names the test of each equation; the test compares the equation's code with loops in plain Python.
-"""
+names, for each equation, the test that compares the code with loops in plain Python."""

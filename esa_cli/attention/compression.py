@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from esa_cli.attention.parts import Compressor, Moments, check_minimum
+from esa_cli.attention.parts import Compressor, Moments, require_minimum
 from esa_cli.attention.step import Projection
 from esa_cli.errors import PresetError
 
@@ -31,14 +31,14 @@ class Linear(Projection):
 
 @dataclass(frozen=True)
 class NoCompression(Compressor):
-    """A compressor that reduces nothing, so that scores use whole folded keys."""
+    """A compressor that does not reduce keys, so that scores use whole folded keys."""
 
     def fit(self, layer: int, moments: Moments) -> Projection | None:
         return None
 
 
 def _compute_moment_square_roots(moment: Tensor, ridge: float) -> tuple[Tensor, Tensor]:
-    """Returns the square root and the inverse square root of a symmetric (F, F) moment."""
+    """Returns the square root and the inverse square root of a second-moment matrix (F, F)."""
     values, vectors = torch.linalg.eigh(moment)
     values = values.clamp_min(0) + ridge * values.max().clamp_min(1e-12)
     roots = values.sqrt()
@@ -53,11 +53,11 @@ def _average_moments(moments: Moments) -> tuple[Tensor, Tensor]:
 
 
 def fit_closed_form_projections(moments: Moments, rank: int, ridge: float = 1e-6) -> Linear:
-    """Computes the pair of projections of rank R with the smallest error of equation (7).
+    """Returns the projections to `rank` dimensions with the smallest error of equation (7).
 
     For independent queries and keys with second moments Sq and Sk, the error of projections A and B
-    is || Sq^(1/2) (1 - A B^T) Sk^(1/2) ||_F^2. The truncated singular value decomposition of
-    Sq^(1/2) Sk^(1/2) minimises this error, and the inverse roots then give A and B.
+    is || Sq^(1/2) (1 - A B^T) Sk^(1/2) ||_F^2, which is smallest for A and B from the truncated
+    singular value decomposition of Sq^(1/2) Sk^(1/2), multiplied by the inverse roots.
 
     Args:
         rank: R, at most F. ridge: added to the spectra, relative to their largest value."""
@@ -72,8 +72,8 @@ def fit_closed_form_projections(moments: Moments, rank: int, ridge: float = 1e-6
 
 
 def fit_pca_projections(moments: Moments, rank: int) -> Linear:
-    """Projects queries and keys on the R directions in which the keys are largest: the leading
-    eigenvectors of the keys' uncentred second moment. Section 4 of the ESA paper measures PCA."""
+    """Returns projections on the `rank` leading eigenvectors of the keys' uncentred second moment,
+    which is the PCA of Section 4 of the ESA paper."""
     _, vectors = torch.linalg.eigh(_average_moments(moments)[1])
     directions = vectors.flip(1)[:, :rank].float()
     return Linear(directions, directions)
@@ -81,8 +81,7 @@ def fit_pca_projections(moments: Moments, rank: int) -> Linear:
 
 @dataclass(frozen=True)
 class ClosedFormCompressor(Compressor):
-    """A compressor that fits projections to the document's first tokens in prefill, without
-    training.
+    """A compressor that fits projections to a document's first tokens in prefill, without training.
 
     Args:
         rank: R, the numbers stored per token and layer.
@@ -92,7 +91,7 @@ class ClosedFormCompressor(Compressor):
     fit_tokens: int = 2048
 
     def __post_init__(self) -> None:
-        check_minimum(1, rank=self.rank, fit_tokens=self.fit_tokens)
+        require_minimum(1, rank=self.rank, fit_tokens=self.fit_tokens)
 
     def stored_rank(self, folded: int) -> int:
         return min(self.rank, folded)
@@ -105,7 +104,7 @@ class ClosedFormCompressor(Compressor):
 
 @dataclass(frozen=True)
 class PcaCompressor(ClosedFormCompressor):
-    """A compressor that fits projections by PCA of the keys, with the settings of `closed-form`."""
+    """A compressor that fits projections by PCA of the keys of a document's first tokens."""
 
     def fit(self, layer: int, moments: Moments) -> Projection | None:
         return fit_pca_projections(moments, self.stored_rank(len(_average_moments(moments)[1])))
@@ -115,8 +114,8 @@ class PcaCompressor(ClosedFormCompressor):
 class LearnedCompressor(Compressor):
     """A compressor that loads trained projections from a safetensors file.
 
-    `esa calibrate` writes the file, with the tensors `layers.{i}.query_map` and
-    `layers.{i}.key_map` for layer i, each (F, R). R may differ from layer to layer."""
+    A file of projections, which `esa calibrate` writes, has tensors `layers.{i}.query_map` and
+    `layers.{i}.key_map` (F, R) for each layer i, where R may differ from layer to layer."""
 
     file: str
 
@@ -125,8 +124,8 @@ class LearnedCompressor(Compressor):
         return (self.file,)
 
     @cached_property
-    def _file_contents(self) -> tuple[dict[str, Tensor], dict[str, str]]:
-        """Tensors and metadata of the projections file."""
+    def _tensors_and_metadata(self) -> tuple[dict[str, Tensor], dict[str, str]]:
+        """The tensors and the metadata that the file of projections contains."""
         from safetensors import safe_open
 
         try:
@@ -141,13 +140,13 @@ class LearnedCompressor(Compressor):
 
     @property
     def metadata(self) -> dict[str, str]:
-        """The file's metadata, which `models.attachment.fingerprint` compares with the model."""
-        return self._file_contents[1]
+        """Metadata of the projections file, which `models.attachment.fingerprint` compares."""
+        return self._tensors_and_metadata[1]
 
     def fit(self, layer: int, moments: Moments) -> Projection | None:
-        """Returns the file's projections for a layer. Raises PresetError: the file has no pair of
-        projections of equal shape for the layer."""
-        weights = self._file_contents[0]
+        """Returns the projections that the compressor's file has for a layer. Raises PresetError:
+        the file has no pair of projections of equal shape for the layer."""
+        weights = self._tensors_and_metadata[0]
         pair = [weights.get(f"layers.{layer}.{name}") for name in ("query_map", "key_map")]
         matrices = [matrix for matrix in pair if matrix is not None]
         shapes = [tuple(matrix.shape) for matrix in matrices]
@@ -155,24 +154,23 @@ class LearnedCompressor(Compressor):
             raise PresetError(
                 f"{self.file} must have two projections of one shape for layer {layer}, "
                 f"got {shapes}",
-                "make a file for this model with `esa calibrate`",
+                "make a file of projections for this model with `esa calibrate`",
             )
         return Linear(*matrices)
 
 
 def save_learned_projections(
-    path: str | Path, layers: list[Linear], metadata: dict[str, str] | None = None
+    path: str | Path, layer_projections: list[Linear], metadata: dict[str, str] | None = None
 ) -> None:
     """Writes each layer's pair of projections, and metadata, to a file for `LearnedCompressor`."""
     from safetensors.torch import save_file
 
-    save_file(make_named_projection_tensors(layers), str(path), metadata=metadata)
+    save_file(make_named_projection_tensors(layer_projections), str(path), metadata=metadata)
 
 
-def make_named_projection_tensors(layers: Sequence[Linear | None]) -> dict[str, Tensor]:
-    """Returns the layers' projections as named tensors for a safetensors file. A layer without
-    projections (None) has no tensors."""
-    pairs = [(f"layers.{i}", pair) for i, pair in enumerate(layers) if pair is not None]
+def make_named_projection_tensors(layer_projections: Sequence[Linear | None]) -> dict[str, Tensor]:
+    """Returns all layers' projections other than None as named tensors for a safetensors file."""
+    pairs = [(f"layers.{i}", pair) for i, pair in enumerate(layer_projections) if pair is not None]
     named = {f"{name}.query_map": pair.query_map for name, pair in pairs}
     named |= {f"{name}.key_map": pair.key_map for name, pair in pairs}
     # Copies, because safetensors refuses shared tensors, and PCA has one matrix for both.

@@ -1,9 +1,8 @@
-"""Four kernels that compute attention and the log-sum-exp of its logits, and a kernel's choice.
+"""Four attention kernels, which also return the log-sum-exp of the logits, and the choice of one.
 
 A kernel takes queries q (H, C, D), keys k and values v (G, N, D), where query head h attends to the
 keys of key head h // (H / G). A kernel returns out (H, C, D) in the dtype of q and lse (H, C) in
-float32, the log of the softmax's denominator. Causal attention is only for a chunk's attention to
-itself, where C = N."""
+float32, the log of the softmax's denominator. Causal attention needs as many queries as keys."""
 
 from __future__ import annotations
 
@@ -29,31 +28,31 @@ Output = tuple[Tensor, Tensor]
 
 def compute_reference_attention(
     q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, cap: float = 0.0,
-    seen: Tensor | None = None,
+    visible: Tensor | None = None,
 ) -> Output:  # fmt: skip
     """Computes softmax(scale * q k^T) v in plain float32 operations, with which tests compare other
-    kernels. Without keys, outputs are 0 and log-sum-exps are -inf.
+    kernels. If there are no keys, the outputs are 0 and the log-sum-exps are -inf.
 
     Args:
         causal: query i sees the first N - C + i + 1 keys (the last query sees all of them).
         cap: soft cap of the logits; 0 stands for none.
-        seen: bool (C, N), which says which keys each query sees."""
+        visible: bool (C, N), which says which keys each query sees."""
     keys, values = (x.repeat_interleave(len(q) // len(k), dim=0).float() for x in (k, v))
     logits = apply_soft_cap(q.float() @ keys.transpose(1, 2) * scale, cap)
     if causal:
         c, n = logits.shape[1:]
-        seen = torch.ones(c, n, dtype=torch.bool, device=q.device).tril(n - c)
-    if seen is not None:
-        logits = logits.masked_fill(~seen, float("-inf"))
+        visible = torch.ones(c, n, dtype=torch.bool, device=q.device).tril(n - c)
+    if visible is not None:
+        logits = logits.masked_fill(~visible, float("-inf"))
     lse = logits.logsumexp(dim=-1)
     weights = torch.nan_to_num(torch.exp(logits - lse[..., None]), nan=0.0)
     return (weights @ values).to(q.dtype), lse
 
 
-def _match_head_counts(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> list[Tensor]:
+def _reshape_to_equal_head_counts(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> list[Tensor]:
     """Reshapes queries, keys and values to equally many heads and a batch axis, for torch's
-    operators. Without a mask, the query heads that share a key head become one head with more
-    queries, so that keys are never repeated."""
+    operators. If attention is not causal, the query heads that share a key head become one head
+    with more queries, so that keys are not repeated."""
     (heads, count, dim), groups = q.shape, k.shape[0]
     if not causal:
         return [q.reshape(1, groups, heads // groups * count, dim), k[None], v[None]]
@@ -65,13 +64,13 @@ def _match_head_counts(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> list[Te
 def attend_by_torch_cpu(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Output:
     """Computes attention by torch's fused CPU operator."""
     fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-    out, lse = fused(*_match_head_counts(q, k, v, causal), 0.0, causal, scale=scale)
+    out, lse = fused(*_reshape_to_equal_head_counts(q, k, v, causal), 0.0, causal, scale=scale)
     return out[0].reshape(q.shape), lse[0].reshape(q.shape[:2]).float()
 
 
 def attend_by_torch_cuda(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Output:
     """Computes attention on a GPU by the flash or the memory-efficient operator of torch."""
-    query, keys, values = _match_head_counts(q, k, v, causal)
+    query, keys, values = _reshape_to_equal_head_counts(q, k, v, causal)
     if _supports_flash_attention(q):
         flash = torch.ops.aten._scaled_dot_product_flash_attention
         out, lse, *_ = flash(query, keys, values, 0.0, causal, False, scale=scale)
@@ -103,13 +102,13 @@ def attend_by_flash_attn(
     q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, cap: float = 0.0
 ) -> Output:
     """Computes attention by flash-attn 4 on Hopper and data-centre Blackwell GPUs in half
-    precision. The library takes (batch, tokens, heads, D) and returns lse (batch, heads,
+    precision. flash-attn takes tensors (batch, tokens, heads, D) and returns lse (batch, heads,
     tokens)."""
     function = import_flash_attn_function()
     if function is None or not _supports_flash_attention(q):
         raise UsageError(
             "kernel 'flash-attn' needs flash-attn 4, half precision and a head dimension up to 256",
-            "run: pip install 'esa-cli[flash]', or try --set kernel=auto",
+            "run pip install 'esa-cli[flash]', or use another kernel by --set kernel=auto",
         )
     batch = (x.transpose(0, 1)[None] for x in (q, k, v))
     options = {"softmax_scale": scale, "causal": causal, "softcap": cap, "return_lse": True}
@@ -118,7 +117,7 @@ def attend_by_flash_attn(
 
 
 class Kernel(NamedTuple):
-    """An attention function, with what it supports.
+    """An attention kernel, with the device and the options that the kernel supports.
 
     Args:
         device: the type of device that the kernel runs on; None stands for every device.
@@ -130,10 +129,10 @@ class Kernel(NamedTuple):
     supports_soft_cap: bool = False
     only_by_name: bool = False
 
-    def runs_on_device(self, device: str) -> bool:
-        """Whether the kernel runs on a type of device, such as `cuda`."""
+    def runs_on_device(self, device_type: str) -> bool:
+        """Whether the kernel can run on devices of a type, such as `cuda`."""
         missing = self.only_by_name and import_flash_attn_function() is None
-        return self.device in (None, device) and not missing
+        return self.device in (None, device_type) and not missing
 
 
 KERNELS: dict[str, Kernel] = {
@@ -145,18 +144,19 @@ KERNELS: dict[str, Kernel] = {
 """All attention kernels by name, in order of preference."""
 
 
-def choose_kernel_name(q: Tensor, name: str = "auto", cap: float = 0.0) -> str:
-    """Returns the name of the kernel that computes attention for the queries q. Raises UsageError:
-    the named kernel is unknown, cannot run on this device, or computes no soft cap."""
+def choose_kernel_name(q: Tensor, wanted_name: str = "auto", cap: float = 0.0) -> str:
+    """Returns the name of the wanted kernel, or of the best one for q if `auto` is wanted. Raises
+    UsageError: the named kernel is unknown, cannot run on this device, or computes no soft cap."""
     usable = [
         key
         for key, kernel in KERNELS.items()
         if kernel.runs_on_device(q.device.type) and (kernel.supports_soft_cap or not cap)
     ]
-    if name == "auto":
+    if (name := wanted_name) == "auto":
         return next(key for key in usable if not KERNELS[key].only_by_name)
     if name not in KERNELS:
-        raise UsageError(f"unknown kernel {name!r}", f"use one of: auto, {', '.join(KERNELS)}")
+        hint = f"use one of the kernels auto, {', '.join(KERNELS)}"
+        raise UsageError(f"unknown kernel {name!r}", hint)
     if name not in usable:
         where = q.device.type + (" with the model's soft cap of logits" if cap else "")
         raise UsageError(f"kernel {name!r} cannot run on {where}", "try --set kernel=auto")
@@ -164,7 +164,7 @@ def choose_kernel_name(q: Tensor, name: str = "auto", cap: float = 0.0) -> str:
 
 
 def list_kernel_availability() -> dict[str, bool]:
-    """Returns whether this machine can run each kernel, for `esa doctor`."""
+    """Returns, for the name of each kernel, whether this machine can run the kernel."""
     devices = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
     return {key: any(map(kernel.runs_on_device, devices)) for key, kernel in KERNELS.items()}
 
@@ -186,8 +186,8 @@ def attend_with_capped_distance(
 ) -> Output:  # fmt: skip
     """Computes causal attention at distances min(query - key, `max_distance`), as ReRoPE does.
 
-    Logits of keys within this distance use true positions. Logits of other keys use queries at
-    `max_distance` and keys at 0. Source: Su, "Rectified Rotary Position Embeddings", 2023.
+    Keys nearer than `max_distance` keep their positions; for farther keys, queries are rotated to
+    `max_distance` and keys to 0 (Su, "Rectified Rotary Position Embeddings", 2023).
 
     Args:
         q, k, v: unrotated queries, keys and values. max_distance: the largest distance, in tokens.
@@ -195,7 +195,7 @@ def attend_with_capped_distance(
     query, key = positions.query.to(q.device), positions.key.to(q.device)
     keys, values = (x.repeat_interleave(len(q) // len(k), dim=0).float() for x in (k, v))
     inside = rope.rotate(keys, key).transpose(1, 2)
-    outside = (keys * rope.compute_key_gain(keys)).transpose(1, 2)
+    outside = (keys * rope.compute_rotation_scale(keys)).transpose(1, 2)
     out, lse = torch.empty_like(q), torch.empty(q.shape[:2], device=q.device)
     for start in range(0, q.shape[1], AT_ONCE):
         rows = slice(start, start + AT_ONCE)

@@ -1,11 +1,9 @@
-"""Efficient Selective Attention of one layer: equation (1) over [I, M_k, L, C], as in Algorithm 1.
+"""Efficient Selective Attention of one layer, equation (1) and Algorithm 1 of the ESA paper.
 
-    near   L, and causally C itself, at consecutive positions (step 10)
-    far    I and the selected M_k, at the positions of the method's encoding (step 11)
-    both are fused by their log-sum-exp (steps 12-14); no mask tensor is built
-
-`models.attachment.attach` calls `SelectiveAttention` with queries and the memory of a layer.
-"""
+Step 10 attends to the local tokens and causally to the chunk itself, at consecutive positions. Step
+11 attends to the initial and the selected tokens, at positions of the method's position encoding.
+Steps 12-14 fuse the near and the far attention by log-sum-exp, without a mask tensor.
+`models.attachment.attach` calls `SelectiveAttention` with queries and the memory of a layer."""
 
 from __future__ import annotations
 
@@ -19,25 +17,25 @@ from torch import Tensor
 from esa_cli.attention.algebra import add_attention_sink, fuse_attention
 from esa_cli.attention.kernels import Output, attend, attend_with_capped_distance
 from esa_cli.attention.method import LayerMemory, Method
-from esa_cli.attention.parts import check_selected_offsets, is_builtin_part, name_faulty_plugins
-from esa_cli.attention.positions import place_single_query
+from esa_cli.attention.parts import check_selected_offsets, is_builtin_part, report_plugin_errors
+from esa_cli.attention.positions import make_single_query_positions
 from esa_cli.attention.rope import Rope
 from esa_cli.attention.step import ChunkTrace, Positions, Selection, Step
-from esa_cli.attention.window import Phase, QueryState, SurveyComplete, TokenChunk
+from esa_cli.attention.window import Phase, QueryState, SurveyPassComplete, TokenChunk
 
 Temperature = Callable[[Tensor], Tensor]
 """A function that returns the factors (n,) of queries at positions (n,), as in Ministral 3."""
 
 
 def compute_temperature_factors(
-    temperature: Temperature, positions: Tensor, like: Tensor
+    temperature_function: Temperature, positions: Tensor, like: Tensor
 ) -> Tensor:
-    """Returns the factors (n, 1) of queries at positions (n,), in dtype and device of `like`."""
-    return temperature(positions.to(like.device, non_blocking=True))[:, None].to(like)
+    """Returns the factors (n, 1) by which the model scales queries at positions (n,)."""
+    return temperature_function(positions.to(like.device, non_blocking=True))[:, None].to(like)
 
 
 class SelectiveAttention:
-    """The attention function of all layers of a model that run a method.
+    """Attention to initial, selected, local and current tokens, in all layers that run a method.
 
     Args:
         rope: the transformers model's rotary embedding. scale: the model's factor of q . k.
@@ -56,29 +54,30 @@ class SelectiveAttention:
         self._builtin = is_builtin_part(method.selector) and is_builtin_part(method.score)
         self._changed: tuple[object, Rope] | None = None
 
-    def choose_rope_for_length(self, length: int) -> Rope:
-        """Returns the rotary embedding for `length` cached tokens: the model's, or one with the
-        frequencies of the method's encoding. The latest changed embedding is cached."""
+    def choose_rope(self, cached_tokens: int) -> Rope:
+        """Returns the rotary embedding for a number of cached tokens, with the frequencies of the
+        model or of the method's position encoding."""
         if not self.rope.rotates:
             return self.rope
-        changed = self.method.position.frequencies(*self.rope.frequencies, length)
+        inverse, factor = self.rope.get_inverse_frequencies()
+        changed = self.method.position.frequencies(inverse, factor, cached_tokens)
         if changed is None:
             return self.rope
         key = (tuple(changed[0].tolist()), changed[1])
         if self._changed is None or self._changed[0] != key:
             # Frequencies that changed once change again as the text grows: no larger table.
-            spare = self._changed is None
-            self._changed = (key, self.rope.copy_with_frequencies(*changed, spare=spare))
+            preallocate = self._changed is None
+            self._changed = (key, self.rope.copy_with_frequencies(*changed, preallocate))
         return self._changed[1]
 
     def __call__(
         self, memory: LayerMemory, q: Tensor, query: QueryState, sink: Tensor | None = None
     ) -> Tensor:
-        """Returns the attention output (H, n, D) of the last n tokens of the store, with queries q
-        (H, n, D) and the logits (H,) of an attention sink, if the model has one.
+        """Returns the attention output (H, n, D) for the queries q (H, n, D) of the last n cached
+        tokens, with the logits (H,) of an attention sink, if the model has one.
 
         Raises:
-            SurveyComplete: the selector needs no further layer of the survey pass.
+            SurveyPassComplete: the selector needs no further layer of the survey pass.
             PluginError: a plugin fails."""
         method, stop = self.method, len(memory.store)
         start = stop - q.shape[1]
@@ -87,29 +86,29 @@ class SelectiveAttention:
         if self.temperature is not None:
             q = q / compute_temperature_factors(self.temperature, torch.arange(start, stop), q)
         out = torch.empty_like(q)
-        with name_faulty_plugins(vars(method)):
-            for chunk in method.window.cut_into_chunks(method.reading, start, stop, query):
+        with report_plugin_errors(vars(method)):
+            for chunk in method.window.cut_call_into_chunks(method.reading, start, stop, query):
                 own = slice(chunk.start - start, chunk.stop - start)
-                out[:, own] = self.attend_chunk(memory, q[:, own], chunk, query, sink)
+                out[:, own] = self.compute_chunk_attention(memory, q[:, own], chunk, query, sink)
                 if not chunk.decoding:
                     query.dense = method.window.has_full_attention(chunk.start)
         query.stop = stop
         return out
 
-    def attend_chunk(
-        self, memory: LayerMemory, q: Tensor, chunk: TokenChunk, query: QueryState,
-        sink: Tensor | None = None,
+    def compute_chunk_attention(
+        self, memory: LayerMemory, q: Tensor, chunk: TokenChunk, turn_state: QueryState,
+        sink_logits: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
-        """Returns attention output (H, C, D) for a chunk's queries q (H, C, D) with stored keys."""
-        method, rope = self.method, self.choose_rope_for_length(chunk.stop)
-        position, start, size = method.position, chunk.start, chunk.size
+        """Returns the attention output (H, C, D) for the queries q (H, C, D) of a chunk."""
+        method, rope = self.method, self.choose_rope(chunk.stop)
+        position, start, size = method.position, chunk.start, chunk.token_count
         memory.add_chunk_moments(method, rope, q, start)
-        local = method.window.count_local_tokens(chunk, query)
+        local = method.window.count_local_tokens(chunk, turn_state)
         step = Step(
             layer=memory.layer, start=start, queries=q, store=memory.store,
             low=min(method.window.initial, start - local), high=start - local, local=local,
             distance=position.distance, scale=self.scale, cap=self.cap, rope=rope,
-            score=method.score, layers=self.layers, decoding=chunk.decoding, query=query,
+            score=method.score, layers=self.layers, decoding=chunk.decoding, query=turn_state,
             states=memory.states,
         )  # fmt: skip
         selected = self._select_far_tokens(memory, step, chunk)
@@ -126,21 +125,21 @@ class SelectiveAttention:
             max_distance=position.max_distance,
         )  # fmt: skip
         if isinstance(selected, Tensor) and size == 1:
-            out, lse = self._attend_one_query(memory, trace, selected)
+            out, lse = self._attend_single_query(memory, trace, selected)
         else:
             out, lse = fuse_attention(
-                [*self._attend_near_tokens(trace), *self._attend_far_tokens(trace)]
+                [*self._attend_to_near_tokens(trace), *self._attend_to_far_tokens(trace)]
             )
-        out, lse = add_attention_sink(out, lse, sink)
-        if method.selector.observes:
+        out, lse = add_attention_sink(out, lse, sink_logits)
+        if method.selector.is_observer:
             method.selector.observe(replace(step, low=0, lse=lse))
-        if query.trace is not None:
-            query.trace(replace(trace, lse=lse))
+        if turn_state.trace is not None:
+            turn_state.trace(replace(trace, lse=lse))
         return out
 
     def _select_far_tokens(self, memory: LayerMemory, step: Step, chunk: TokenChunk) -> Selection:
         """Returns the absolute positions (I + K,) of the initial and the selected tokens (equation
-        (2)): one tensor, or a list with one tensor for each query head."""
+        (2)), in one tensor or in a list with a tensor for each query head."""
         selector, device = self.method.selector, step.queries.device
         initial = torch.arange(step.low, device=device)
         if not chunk.select or step.middle <= 0:
@@ -153,21 +152,21 @@ class SelectiveAttention:
         if not self._builtin:
             check_selected_offsets(offsets, step, budget)
         if step.query.surveying and selector.survey_complete(step):
-            raise SurveyComplete
+            raise SurveyPassComplete
         if isinstance(offsets, Tensor):
             return torch.cat((initial, offsets.to(device) + step.low))
         return [torch.cat((initial, row.to(device) + step.low)) for row in offsets]
 
-    def _scale_queries(self, q: Tensor, start: int, near: Positions) -> Tensor:
+    def _scale_queries(self, q: Tensor, first_position: int, near_positions: Positions) -> Tensor:
         """Multiplies queries (H, C, D) by the factors of the position encoding and of the model."""
         if self.temperature is not None:
-            q = q * compute_temperature_factors(self.temperature, near.query, q)
-        at = torch.arange(start, start + q.shape[1], device=q.device)
+            q = q * compute_temperature_factors(self.temperature, near_positions.query, q)
+        at = torch.arange(first_position, first_position + q.shape[1], device=q.device)
         factors = self.method.position.query_scale(at)
         return q if factors is None else q * factors[:, None].to(q)
 
-    def _attend_near_tokens(self, trace: ChunkTrace) -> list[Output]:
-        """Computes attention of a chunk to the local tokens and to the chunk itself (step 10)."""
+    def _attend_to_near_tokens(self, trace: ChunkTrace) -> list[Output]:
+        """Computes attention of a chunk to the local tokens and itself (step 10 of Algorithm 1)."""
         rope, at, local = trace.rope, trace.near_positions, trace.local
         keys, values = trace.store.span(trace.start - local, trace.stop)
         limit = trace.max_distance
@@ -180,8 +179,8 @@ class SelectiveAttention:
             parts.append(self._attend(query, keys[:, :local], values[:, :local], causal=False))
         return parts
 
-    def _attend_far_tokens(self, trace: ChunkTrace) -> list[Output]:
-        """Computes attention of a chunk to the initial and the selected tokens (step 11)."""
+    def _attend_to_far_tokens(self, trace: ChunkTrace) -> list[Output]:
+        """Computes attention of a chunk to initial and selected tokens (step 11 of Algorithm 1)."""
         q, rope, store = trace.scaled, trace.rope, trace.store
         if isinstance(trace.far, Tensor):
             if not trace.far.shape[0]:
@@ -200,14 +199,16 @@ class SelectiveAttention:
                 out[own], lse[own] = self._attend(query, keys, values, causal=False)
         return [(out, lse)]
 
-    def _attend_one_query(self, memory: LayerMemory, trace: ChunkTrace, selected: Tensor) -> Output:
-        """Computes attention of a single query to far and near tokens in one kernel call. Each far
-        key is rotated to the distance from the query at which the encoding places it."""
+    def _attend_single_query(
+        self, memory: LayerMemory, trace: ChunkTrace, far_tokens: Tensor
+    ) -> Output:
+        """Computes attention of a single query to near and far keys in one kernel call, with far
+        keys rotated to the distance from the query that the position encoding gives."""
         q, near, [far] = trace.scaled, trace.near_positions, trace.far_positions
-        at, positions = place_single_query(q.device, near, far, trace.max_distance)
+        at, positions = make_single_query_positions(q.device, near, far, trace.max_distance)
         keys, values = trace.store.span(trace.start - trace.local, trace.stop)
-        if selected.shape[0]:
-            far_keys, far_values = memory.fetch_far_tokens(selected)
+        if far_tokens.shape[0]:
+            far_keys, far_values = memory.fetch_far_keys_and_values(far_tokens)
             keys, values = torch.cat((far_keys, keys), 1), torch.cat((far_values, values), 1)
         query, keys = trace.rope.rotate(q, at), trace.rope.rotate(keys, positions)
         return self._attend(query, keys, values, causal=False)

@@ -37,10 +37,9 @@ class Method:
     reading: Literal["select", "local"] = "select"
     kernel: str = "auto"
 
-    @property
-    def reduced_key_settings(self) -> tuple[Compressor, int | None]:
-        """The settings on which reduced keys depend: compressor, and distance of rotated
-        queries."""
+    def get_reduced_key_settings(self) -> tuple[Compressor, int | None]:
+        """Returns the settings on which reduced keys depend, which are the compressor and the
+        distance to which queries are rotated."""
         rotated = self.compressor.fit_tokens > 0 and self.score.rotates
         return self.compressor, self.position.distance if rotated else None
 
@@ -67,38 +66,38 @@ class LayerMemory:
     fitted: bool = False
     fetched: tuple[Tensor, Tensor, Tensor] | None = field(default=None, repr=False)
 
-    def add_chunk_moments(self, method: Method, rope: Rope, q: Tensor, start: int) -> None:
-        """Adds the unrotated queries q (H, C, D) and the stored keys of the chunk at position
-        `start` to the moments, until the moments have the compressor's `fit_tokens` tokens."""
+    def add_chunk_moments(self, method: Method, rope: Rope, q: Tensor, chunk_start: int) -> None:
+        """Adds the unrotated queries q (H, C, D) and the cached keys of the chunk at `chunk_start`
+        to the moments, until the moments have the compressor's `fit_tokens` tokens."""
         if self.fitted or not method.score.features:
             return
         moments = self.moments
         # Tokens processed again after a crop are not counted twice.
-        q, start = q[:, max(0, moments.seen - start) :], max(start, moments.seen)
+        q, chunk_start = q[:, max(0, moments.seen - chunk_start) :], max(chunk_start, moments.seen)
         missing = method.compressor.fit_tokens - moments.count
         if missing > 0 and q.shape[1]:
             q = q[:, :missing]
-            stop = start + q.shape[1]
+            stop = chunk_start + q.shape[1]
             if method.score.rotates:
                 q = rope.rotate_to_far_distance(q, method.position.distance)
-            keys, _ = self.store.span(start, stop)
+            keys, _ = self.store.span(chunk_start, stop)
             moments.add_tokens(fold(q.float(), self.store.heads), join_key_heads(keys), stop)
 
-    def add_reduced_keys(self, method: Method, stop: int) -> Projection | None:
-        """Adds the reduced keys (equation (6)) of all tokens before position `stop`, and returns
-        the layer's projection."""
+    def add_reduced_keys(self, method: Method, end_position: int) -> Projection | None:
+        """Computes the missing reduced keys (equation (6)) of tokens before `end_position`, and
+        returns the layer's projection."""
         if not method.score.features:
             return None
         if not self.fitted:
-            self.projection = self._fit_and_try_projection(method)
+            self.projection = self._fit_and_check_projection(method)
             self.fitted, self.moments = True, Moments()
         if self.projection is not None:
-            for _, keys in self.store.key_blocks(self.store.reduced, stop):
+            for _, keys in self.store.key_blocks(self.store.reduced_key_count, end_position):
                 self.store.append_reduced_keys(self.projection.keys(join_key_heads(keys)))
         return self.projection
 
-    def _fit_and_try_projection(self, method: Method) -> Projection | None:
-        """Fits the projection, and projects one key, so that a wrong width is reported early."""
+    def _fit_and_check_projection(self, method: Method) -> Projection | None:
+        """Fits the layer's projection and projects a key, so that a wrong width fails early."""
         projection = method.compressor.fit(self.layer, self.moments)
         if projection is not None:
             keys = join_key_heads(self.store.span(0, min(1, len(self.store)))[0])
@@ -112,49 +111,49 @@ class LayerMemory:
                 ) from error
         return projection
 
-    def fetch_far_tokens(self, at: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns keys and values (G, K, D) at ascending positions (K,), for one token of an
+    def fetch_far_keys_and_values(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns keys and values (G, K, D) positions ascending positions (K,), for one token of an
         answer.
 
-        Consecutive tokens of an answer mostly attend to the same far tokens, so the tokens fetched
-        before are cached; from a store on another device only missing tokens are fetched."""
+        Since consecutive tokens of an answer mostly attend to the same far tokens, fetched keys and
+        values are cached, and only missing ones are fetched from another device."""
         # On a GPU, comparing synchronises; so does gathering, once, and it copies little.
-        if at.shape[0] > FETCH_KEPT or (at.is_cuda and self.store.resident):
-            return self.store.gather(at)
-        if self.fetched is None or self.store.resident or not self.fetched[0].numel():
-            if self.fetched is None or not torch.equal(self.fetched[0], at):
-                self.fetched = (at, *self.store.gather(at))
+        if positions.shape[0] > FETCH_KEPT or (positions.is_cuda and self.store.is_on_device):
+            return self.store.gather(positions)
+        if self.fetched is None or self.store.is_on_device or not self.fetched[0].numel():
+            if self.fetched is None or not torch.equal(self.fetched[0], positions):
+                self.fetched = (positions, *self.store.gather(positions))
             return self.fetched[1:]
         last, keys, values = self.fetched
-        place = torch.searchsorted(last, at).clamp(max=last.shape[0] - 1)
-        (new,) = (last[place] != at).nonzero(as_tuple=True)
-        if 2 * new.shape[0] > at.shape[0]:
-            keys, values = self.store.gather(at)
-        elif new.shape[0] or last.shape != at.shape:
+        place = torch.searchsorted(last, positions).clamp(max=last.shape[0] - 1)
+        (new,) = (last[place] != positions).nonzero(as_tuple=True)
+        if 2 * new.shape[0] > positions.shape[0]:
+            keys, values = self.store.gather(positions)
+        elif new.shape[0] or last.shape != positions.shape:
             keys, values = keys.index_select(1, place), values.index_select(1, place)
             if new.shape[0]:
-                new_keys, new_values = self.store.gather(at[new])
+                new_keys, new_values = self.store.gather(positions[new])
                 keys.index_copy_(1, new, new_keys)
                 values.index_copy_(1, new, new_values)
-        self.fetched = (at, keys, values)
+        self.fetched = (positions, keys, values)
         return keys, values
 
-    def crop(self, tokens: int) -> None:
-        """Removes the last tokens, whose number is -`tokens`; the fitted projection remains."""
-        self.free_fetched_tokens()
+    def crop(self, negative_count: int) -> None:
+        """Removes the last tokens, whose number is -`negative_count`; the projection remains."""
+        self.free_fetched_keys_and_values()
         for state in self.states.values():
-            state.crop(max(0, len(self.store) + tokens))
-        self.store.crop(tokens)  # last: `len` shows whether the crop was interrupted
+            state.crop(max(0, len(self.store) + negative_count))
+        self.store.crop(negative_count)  # last: `len` shows whether the crop was interrupted
 
-    def free_fetched_tokens(self) -> None:
-        """Frees the copies of far tokens' keys and values for an answer's next token."""
+    def free_fetched_keys_and_values(self) -> None:
+        """Frees the cached copies of far tokens' keys and values."""
         self.fetched = None
 
 
 @dataclass
-class SharedLayerMemory(LayerMemory):
-    """A layer's memory during one forward call, if the layer has only queries and attends to
-    another layer's keys and values (Gemma 3n, 4).
+class KVSharingLayerMemory(LayerMemory):
+    """The memory, during one forward call, of a layer that has only queries and attends to another
+    layer's keys and values, as in Gemma 3n and 4.
 
     Args:
         source: the memory of the layer with keys and values. The source memory has the store, the
@@ -162,10 +161,10 @@ class SharedLayerMemory(LayerMemory):
 
     source: LayerMemory = field(kw_only=True)
 
-    def add_chunk_moments(self, method: Method, rope: Rope, q: Tensor, start: int) -> None:
-        """Does nothing, because the source layer fits the compressor."""
+    def add_chunk_moments(self, method: Method, rope: Rope, q: Tensor, chunk_start: int) -> None:
+        """Does nothing, because the layer with the keys fits the compressor."""
 
-    def add_reduced_keys(self, method: Method, stop: int) -> Projection | None:
-        """Returns the projection of the source layer, or None if the source layer has not fitted a
+    def add_reduced_keys(self, method: Method, end_position: int) -> Projection | None:
+        """Returns the projection of the layer with the keys, or None if that layer has not fitted a
         projection, because fitting now would use too few tokens."""
-        return self.source.add_reduced_keys(method, stop) if self.source.fitted else None
+        return self.source.add_reduced_keys(method, end_position) if self.source.fitted else None

@@ -1,8 +1,7 @@
 """Base classes of a method's replaceable parts: selector, score, compressor, position encoding.
 
-A part of a method is a frozen dataclass, whose fields are settings of a preset. A part stores no
-data: a selector stores data in a `LayerState` (one layer) or in the turn state (all layers).
-"""
+A part is a frozen dataclass whose fields are settings of a preset, and stores no data itself; a
+selector's data are in a `LayerState` for each layer and in a state for each question."""
 
 from __future__ import annotations
 
@@ -16,34 +15,35 @@ from torch import Tensor
 
 from esa_cli.attention.algebra import to_float64
 from esa_cli.attention.step import LayerState, Positions, Projection, Selection, Step
-from esa_cli.attention.window import SurveyComplete
+from esa_cli.attention.window import SurveyPassComplete
 from esa_cli.errors import EsaError, PluginError, first_line
 from esa_cli.system.machine import is_out_of_memory_error
 
 
 @dataclass
 class Moments:
-    """Second moments of a layer's folded queries and keys, each (F, F) and summed over tokens.
+    """Sums of q q^T and k k^T, each (F, F), over a layer's tokens, to which a compressor is fitted.
 
     Args:
-        count: number of added tokens. seen: position after the last added token."""
+        count: number of added tokens. seen: position after the last added token.
+        queries, keys: the sums over folded queries and over folded keys."""
 
     count: int = 0
     seen: int = 0
     queries: Tensor | None = field(default=None, repr=False)
     keys: Tensor | None = field(default=None, repr=False)
 
-    def add_tokens(self, q: Tensor, k: Tensor, seen: int = 0) -> None:
-        """Adds folded queries (n, F) and keys (n, F) of the n tokens before position `seen`."""
+    def add_tokens(self, q: Tensor, k: Tensor, end_position: int = 0) -> None:
+        """Adds the folded queries and keys (n, F) of n tokens before `end_position` to the sums."""
         q, k = to_float64(q), to_float64(k)
         queries, keys, count = q.T @ q, k.T @ k, self.count + q.shape[0]
         if self.queries is not None and self.keys is not None:
             queries, keys = self.queries + queries, self.keys + keys
         # In one statement without calls: an interruption (Ctrl-C) changes all or nothing.
-        self.queries, self.keys, self.count, self.seen = queries, keys, count, seen
+        self.queries, self.keys, self.count, self.seen = queries, keys, count, end_position
 
 
-def check_minimum(minimum: float, **settings: float | None) -> None:
+def require_minimum(minimum: float, **settings: float | None) -> None:
     """Raises ValueError for a setting below the minimum; a setting may be None."""
     for name, value in settings.items():
         if value is not None and not value >= minimum:
@@ -58,142 +58,144 @@ def require_odd(**settings: int) -> None:
 
 
 class Score(ABC):
-    """A rule that gives each middle token a number, its importance for the current tokens, such as
-    equations (3) and (4) of the ESA paper."""
+    """Base class of rules that score how important each middle token is for the current tokens, as
+    equations (3) and (4) of the ESA paper do."""
 
     @property
     def features(self) -> bool:
-        """Whether the score uses reduced keys; if not, no reduced keys are computed or stored."""
+        """Whether the score uses keys of reduced dimension, which otherwise are not computed."""
         return False
 
     @property
     def rotates(self) -> bool:
-        """Whether the score, and a compressor's fit, use queries rotated to the far distance."""
+        """Whether scores and the compressor's fit use queries that RoPE has rotated."""
         return False
 
     @property
     def last_layer(self) -> int | None:
-        """Index of the last layer with scores other than 0; None stands for the last layer."""
+        """Index of the last layer with nonzero scores; None stands for the model's last layer."""
         return None
 
     def for_single_layers(self) -> Score:
-        """Returns the score for a selector that does not add up the scores of layers."""
+        """Returns the variant of the score for selectors that do not sum scores over layers."""
         return self
 
     @abstractmethod
     def scores(self, step: Step) -> Tensor:
-        """Returns the scores (M,) of the middle tokens. Tokens with the highest scores are selected
-        first, and tokens with the score -inf only if no other tokens are left."""
+        """Returns the scores (M,) of the M middle tokens, of which selectors take the highest first
+        and those of -inf last."""
 
 
 class Selector(ABC):
-    """A rule that selects the middle tokens to which a chunk attends."""
+    """Base class of rules that select the middle tokens of the KV cache that a chunk attends to."""
 
     @property
     def sums_layers(self) -> bool:
-        """Whether the selector adds up layers' scores, so that a score may leave layers out."""
+        """Whether the selector sums scores over layers, so that a score may be 0 in some layers."""
         return False
 
     @property
     def surveys(self) -> bool:
-        """Whether each question passes through the model twice, the first time only for scores."""
+        """Whether the model processes each question twice, the first time only to score tokens."""
         return False
 
     @property
-    def observes(self) -> bool:
+    def is_observer(self) -> bool:
         """Whether the class overrides `observe`, which otherwise is not called."""
         return type(self).observe is not Selector.observe
 
     @property
     def window_size(self) -> int:
-        """Number of tokens in each selected window; 0 stands for selection of single tokens."""
+        """Number of tokens in each window that is selected; 0 if single tokens are selected."""
         return 0
 
     def allowance(self, step: Step, budget: int) -> int:
-        """Returns the number of tokens that may be selected in this step, such as `budget`."""
+        """Returns how many middle tokens may be selected in a step; by default `budget`."""
         return budget
 
     @abstractmethod
     def select(self, step: Step, budget: int) -> Selection:
-        """Returns ascending, unique int64 offsets into M, at most min(budget, M) for each head."""
+        """Returns the selected tokens as ascending, unique int64 offsets into the M middle tokens,
+        at most min(budget, M) for each head."""
 
     def observe(self, step: Step) -> None:
-        """Does nothing; an override is called after every chunk's attention, with `lse`."""
+        """Is called after every chunk's attention, with the log-sum-exp of attention in `step.lse`;
+        the base class does nothing."""
         return
 
     def new_layer_state(self) -> LayerState | None:
-        """Returns a new state of one layer, which `step.layer_state(self)` will return."""
+        """Returns an empty state of the selector for one layer, or None if no state is needed."""
         return None
 
     def new_turn_state(self) -> Any:
-        """Returns a new state of a question with its answer, for `step.turn_state(self)`."""
+        """Returns an empty state of the selector for one question and its answer, or None."""
         return None
 
     def survey_complete(self, step: Step) -> bool:
-        """Whether a question's first pass, for scores, may end after the layer of this step."""
+        """Whether the scoring pass of a question may end after the layer of `step`."""
         return False
 
     def after_survey(self, turn: Any) -> Any:
-        """Returns the turn state for a question's second pass, given that of the first pass."""
+        """Returns the selector's state for a question's second pass, given the first pass's."""
         return self.new_turn_state()
 
 
 class Compressor(ABC):
-    """A rule that makes each layer's projection of queries and keys to fewer dimensions (equation
-    (5)), from a file or from the first tokens of a document."""
+    """Base class of rules that load or fit each layer's projection of queries and keys to fewer
+    dimensions, as in equation (5) of the ESA paper."""
 
     fit_tokens: int = 0
     """Number of the document's first tokens whose moments `fit` needs."""
 
     @property
     def files(self) -> tuple[str, ...]:
-        """Paths of the files that the compressor loads; a cache key has hashes of the files."""
+        """Paths of the files that the compressor loads."""
         return ()
 
     @property
     def metadata(self) -> dict[str, str]:
-        """The metadata of the compressor's file, which tell for which model the file was made."""
+        """Metadata of the compressor's file, such as the model for which the file was made."""
         return {}
 
     def stored_rank(self, folded: int) -> int:
-        """Returns R, the largest number of reduced dimensions, for keys of `folded` dimensions."""
+        """Returns the largest dimension to which keys of `folded` dimensions are reduced."""
         return folded
 
     @abstractmethod
     def fit(self, layer: int, moments: Moments) -> Projection | None:
-        """Returns a layer's projection, or None to score with whole folded keys."""
+        """Returns a layer's projection fitted to `moments`, or None if whole keys are used."""
 
 
 class PositionEncoding(ABC):
-    """A rule for the positions at which current, local and far tokens are rotated (Section 3.2)."""
+    """Base class of rules that choose the rotary positions of queries and keys."""
 
     distance: int
     """Query position, with keys at 0, at which far tokens are scored when a score rotates."""
 
     @property
     def max_distance(self) -> int | None:
-        """Distance at which near tokens beyond this distance are placed; None: no such limit."""
+        """Distance at which all near tokens that are farther away are placed; None: no limit."""
         return None
 
     def query_scale(self, at: Tensor) -> Tensor | None:
-        """Returns factors (C,) for queries at absolute positions `at` (C,); None stands for 1."""
+        """Returns factors (C,) that scale queries at positions `at` (C,); None for no scaling."""
         return None
 
     def frequencies(
         self, inverse: Tensor, factor: float, length: int
     ) -> tuple[Tensor, float] | None:
         """Returns rotary frequencies (D / 2,) in radians per token, and the factor of cosines and
-        sines, for `length` cached tokens. None stands for the model's frequencies."""
+        sines, for `length` cached tokens; None keeps those of the model."""
         return None
 
     @abstractmethod
     def near(self, local: int, chunk: int, start: int, far: int) -> Positions:
-        """Returns the positions for attention to `local` local tokens and `chunk` current tokens,
-        which begin at absolute position `start`; the chunk attends to `far` far tokens, too."""
+        """Returns the rotary positions of `chunk` queries, the first at absolute position `start`,
+        and of `local` + `chunk` near keys, where the chunk also attends to `far` far tokens."""
 
     @abstractmethod
     def far(self, at: Tensor, local: int, chunk: int, start: int) -> Positions:
-        """Returns positions for attention to far tokens at ascending absolute positions (n,)."""
+        """Returns rotary positions of a chunk's queries and of the far keys at positions `at`."""
 
 
 def is_builtin_part(part: object) -> bool:
@@ -211,22 +213,22 @@ def check_selected_offsets(offsets: Selection, step: Step, budget: int) -> None:
 
 
 @contextmanager
-def name_faulty_plugins(parts: Mapping[str, object]) -> Iterator[None]:
-    """Converts an exception in a method's parts to a PluginError that names the plugins."""
+def report_plugin_errors(method_parts: Mapping[str, object]) -> Iterator[None]:
+    """Converts an exception in a plugin's code to a PluginError that names the plugin."""
     try:
         yield
-    except (EsaError, SurveyComplete):
+    except (EsaError, SurveyPassComplete):
         raise
     except Exception as error:
         bases = (Selector, Score, Compressor, PositionEncoding)
         plugins = [
             f"{kind} {type(part).__name__}"
-            for kind, part in parts.items()
+            for kind, part in method_parts.items()
             if isinstance(part, bases) and not is_builtin_part(part)
         ]
         if not plugins or is_out_of_memory_error(error):
             raise
         raise PluginError(
             f"{' or '.join(plugins)} fails: {type(error).__name__}: {first_line(error)}",
-            "run `esa plugins check FILE` for details",
+            "run `esa plugins check FILE`, which says what in a plugin fails",
         ) from error

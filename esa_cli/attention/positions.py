@@ -1,7 +1,6 @@
-"""Position encodings place far tokens (I and M_k) and near tokens (L and C), see Section 3.2.
+"""Position encodings, which place far and near tokens (Section 3.2 of the ESA paper).
 
-A position encoding only returns positions; `layer.py` rotates queries and keys.
-"""
+A position encoding only returns positions; `layer.py` rotates queries and keys."""
 
 from __future__ import annotations
 
@@ -17,19 +16,19 @@ ROTATED = "F (I + K + L + C): each key attended to is rotated once"
 """Cost of a position encoding in one step."""
 
 
-def place_tokens_in_order(local_count: int, chunk_size: int, first: int = 0) -> Positions:
-    """Returns consecutive positions, from `first` on, of the local tokens and the chunk's tokens.
-    The     chunk's queries are at the positions of the chunk's keys."""
-    keys = torch.arange(first, first + local_count + chunk_size)
+def make_consecutive_positions(
+    local_count: int, chunk_size: int, first_position: int = 0
+) -> Positions:
+    """Returns consecutive positions, from `first_position` on, of local and current tokens."""
+    keys = torch.arange(first_position, first_position + local_count + chunk_size)
     return Positions(keys[local_count:], keys)
 
 
-def place_single_query(
+def make_single_query_positions(
     device: torch.device, near: Positions, far: Positions, max_near_distance: int | None
 ) -> tuple[Tensor, Tensor]:
-    """Returns the position (1,) of a single query and the positions (n + l + 1,) of its n far keys,
-    l local keys and own key, counted from 0. Far keys are as far from the query as the encoding
-    places the far keys; near keys are at most `max_near_distance` away (None: at any distance)."""
+    """Returns the position (1,) of a single query and those (n,) of all its keys, counted from 0.
+    Far keys are as far from the query as in `far`, near keys at most `max_near_distance` away."""
     positions = [*near, *(far if far.key.shape[0] else ())]
     # Most are made on the CPU and stay there: rotation reads the largest, which would synchronise
     # with a GPU.
@@ -46,7 +45,7 @@ def place_single_query(
 
 @dataclass(frozen=True)
 class FixedDistancePositions(PositionEncoding):
-    """The ESA paper's encoding: far queries are at w, far keys at 0, near tokens in order.
+    """The ESA paper's encoding: far queries at `distance`, far keys at 0, near tokens in order.
 
     Args:
         distance: w, the relative position of every far token."""
@@ -54,7 +53,7 @@ class FixedDistancePositions(PositionEncoding):
     distance: int = 4096
 
     def near(self, local: int, chunk: int, start: int, far: int) -> Positions:
-        return place_tokens_in_order(local, chunk)
+        return make_consecutive_positions(local, chunk)
 
     def far(self, at: Tensor, local: int, chunk: int, start: int) -> Positions:
         keys = torch.zeros(at.shape[0], dtype=torch.long)
@@ -63,8 +62,7 @@ class FixedDistancePositions(PositionEncoding):
 
 @dataclass(frozen=True)
 class ContiguousPositions(PositionEncoding):
-    """Renumbers far tokens in reading order, right before the local tokens, as TokenSelect does, so
-    that the tokens look like a shorter text. All positions are below I + K + L + C.
+    """Renumbers far tokens in reading order, right before the local tokens, as TokenSelect does.
 
     Args:
         distance: distance of far tokens when scores use rotated queries."""
@@ -72,7 +70,7 @@ class ContiguousPositions(PositionEncoding):
     distance: int = 2048
 
     def near(self, local: int, chunk: int, start: int, far: int) -> Positions:
-        return place_tokens_in_order(local, chunk, first=far)
+        return make_consecutive_positions(local, chunk, first_position=far)
 
     def far(self, at: Tensor, local: int, chunk: int, start: int) -> Positions:
         count = at.shape[0]
@@ -89,7 +87,7 @@ class TruePositions(PositionEncoding):
     distance: int = 2048
 
     def near(self, local: int, chunk: int, start: int, far: int) -> Positions:
-        return place_tokens_in_order(local, chunk, first=start - local)
+        return make_consecutive_positions(local, chunk, first_position=start - local)
 
     def far(self, at: Tensor, local: int, chunk: int, start: int) -> Positions:
         return Positions(torch.arange(start, start + chunk), at)

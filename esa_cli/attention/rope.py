@@ -1,8 +1,8 @@
 """Rotary position embedding (RoPE) at any position, by the transformers model's own module.
 
-The model's module computes the angles, so every static variant (default, linear, llama3, yarn) is
-the model's variant. R(q, m) · R(k, n) depends on m - n only, which the position encodings rely on.
-In some models only the first R dimensions of a head rotate, R <= D."""
+The model's own rotary module computes the angles, so that all static variants of RoPE (default,
+linear, llama3, yarn) are supported. The dot product of a query rotated to m and a key rotated to n
+depends on m - n only. In some models RoPE rotates only the first R of a head's D dimensions."""
 
 from __future__ import annotations
 
@@ -26,25 +26,24 @@ class Rope:
 
     Args:
         module: called as `module(x, position_ids) -> (cos, sin)`, each (1, n, R): R/2 angles twice.
-        spare: whether the table is made larger than needed, for later positions.
+        preallocate: whether the table is made larger than needed, for later positions.
         pairs: which dimensions rotate together."""
 
     rotates = True
     """Whether `rotate` depends on positions."""
 
-    def __init__(self, module: nn.Module, spare: bool = True, pairs: Pairs = "half") -> None:
-        self.module, self.spare, self.pairs = module, spare, pairs
+    def __init__(self, module: nn.Module, preallocate: bool = True, pairs: Pairs = "half") -> None:
+        self.module, self.preallocate, self.pairs = module, preallocate, pairs
         self._tables: dict[torch.dtype, tuple[Tensor, Tensor]] = {}
 
-    @property
-    def frequencies(self) -> tuple[Tensor, float]:
-        """Inverse frequencies (R / 2,), radians per token, and the factor of cosines and sines."""
+    def get_inverse_frequencies(self) -> tuple[Tensor, float]:
+        """Returns the inverse frequencies (R / 2,), and the factor of cosines and sines."""
         module = cast(Any, self.module)
         return module.inv_freq, float(getattr(module, "attention_scaling", 1.0))
 
-    def copy_with_frequencies(self, inverse: Tensor, factor: float, spare: bool) -> Rope:
-        """Returns a copy of the embedding with other frequencies; `spare` is as in the class."""
-        return Rope(FixedFrequencyRotaryModule(inverse, factor), spare, self.pairs)
+    def copy_with_frequencies(self, frequencies: Tensor, factor: float, preallocate: bool) -> Rope:
+        """Returns a rotary embedding with other frequencies and factor of cosines and sines."""
+        return Rope(FixedFrequencyRotaryModule(frequencies, factor), preallocate, self.pairs)
 
     def compute_cos_sin(self, positions: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
         """Returns cosines and sines at `positions`, each (n, R), in the dtype and on the device of
@@ -59,8 +58,8 @@ class Rope:
         return cos, sin
 
     def look_up_cos_sin(self, positions: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns cosines and sines from a table for integer positions (n,) below `TABLE_LIMIT`,
-        else computed ones. Positions that lie on a GPU cause a synchronisation."""
+        """Returns the cosines and sines at positions (n,), from a cached table for integers below
+        `TABLE_LIMIT`; reading positions that are on a GPU synchronises."""
         if positions.is_floating_point() or positions.numel() == 0:
             return self.compute_cos_sin(positions, like)
         lowest, highest = torch.stack(positions.aminmax()).tolist()
@@ -68,7 +67,7 @@ class Rope:
             return self.compute_cos_sin(positions, like)
         table = self._tables.get(like.dtype)
         if table is None or table[0].shape[0] <= highest:
-            size = min(TABLE_LIMIT, max(4096, 2 * (highest + 1))) if self.spare else highest + 1
+            size = min(TABLE_LIMIT, max(4096, 2 * highest + 2)) if self.preallocate else highest + 1
             table = self.compute_cos_sin(torch.arange(size, device=like.device), like)
             self._tables[like.dtype] = table
         positions = positions.to(like.device, non_blocking=True)
@@ -89,9 +88,9 @@ class Rope:
         out = (part * cos + turned * sin).to(x.dtype)
         return out if width == x.shape[-1] else torch.cat((out, x[..., width:]), dim=-1)
 
-    def compute_key_gain(self, like: Tensor) -> Tensor:
-        """Returns the factor by which rotation to position 0 multiplies keys (..., D), such as
-        YaRN's: a scalar, or (D,) if only a part of the head rotates."""
+    def compute_rotation_scale(self, like: Tensor) -> Tensor:
+        """Returns the factor by which rotation scales keys, such as YaRN's factor of cosines and
+        sines, as a scalar, or as (D,) if only a part of the head rotates."""
         cos, _ = self.look_up_cos_sin(torch.zeros(1, dtype=torch.long), like)
         rest = like.shape[-1] - cos.shape[-1]
         return torch.cat((cos[0], cos.new_ones(rest))) if rest else cos[0, 0]
@@ -99,11 +98,11 @@ class Rope:
     def rotate_to_far_distance(self, q: Tensor, distance: int) -> Tensor:
         """Rotates queries (H, n, D) so that their dot products with unrotated keys (G, m, D) equal
         those of attention to keys that are `distance` tokens away."""
-        return self.rotate(q, torch.full((q.shape[1],), distance)) * self.compute_key_gain(q)
+        return self.rotate(q, torch.full((q.shape[1],), distance)) * self.compute_rotation_scale(q)
 
-    def convert_to_key(self, q: Tensor) -> Tensor:
-        """Converts queries (H, n, D) of the model to the form in which keys are cached."""
-        return q
+    def convert_to_key(self, query: Tensor) -> Tensor:
+        """Converts a model's queries (H, n, D) to the form in which keys are cached."""
+        return query
 
 
 class NoRope(Rope):
@@ -114,11 +113,10 @@ class NoRope(Rope):
     def __init__(self) -> None:
         super().__init__(nn.Identity())
 
-    @property
-    def frequencies(self) -> tuple[Tensor, float]:
+    def get_inverse_frequencies(self) -> tuple[Tensor, float]:
         return torch.empty(0), 1.0
 
-    def compute_key_gain(self, like: Tensor) -> Tensor:
+    def compute_rotation_scale(self, like: Tensor) -> Tensor:
         return like.new_ones(())
 
     def rotate(self, x: Tensor, positions: Tensor) -> Tensor:
@@ -128,13 +126,10 @@ class NoRope(Rope):
 class NormWeightedRope(Rope):
     """Rotary embedding of models that norm queries and keys after rotating them (Hunyuan).
 
-    In these models a query is w_q * R(q) / rms(q), a key w_k * R(k) / rms(k), with learned weights
-    w of each dimension. Rotation preserves the rms, so with the normed but unrotated q' and k',
-
-        query · key = sum of w_q w_k R(q') R(k') = (s * R(q')) · (s * R(k')), s = sqrt(w_q w_k)
-
-    A model to which esa attaches does not rotate, and caches w_k * k'. So R(x) = s * R(x / w_k)
-    rotates cached keys, and queries converted by `convert_to_key`.
+    Hunyuan's queries are w_q * R(q) / rms(q) and its keys w_k * R(k) / rms(k), with the rotation R
+    and learned weights w. Since the rotation R preserves the rms, the dot product of a query and a
+    key is that of s * R(q') and s * R(k'), where s = sqrt(w_q w_k) and q' and k' are normed but not
+    rotated. esa caches w_k * k', and rotates a cached key or a converted query x to s * R(x / w_k).
 
     Args:
         plain: the rotary embedding without weights. query, key: the norm weights w_q, w_k (D,).
@@ -143,7 +138,7 @@ class NormWeightedRope(Rope):
         ModelError: a norm weight is 0, or the weights of queries and keys differ in their sign."""
 
     def __init__(self, plain: Rope, query: Tensor, key: Tensor) -> None:
-        super().__init__(plain.module, plain.spare, plain.pairs)
+        super().__init__(plain.module, plain.preallocate, plain.pairs)
         query, key = query.detach(), key.detach()
         product = query.float() * key.float()
         if not bool((product > 0).all()):
@@ -154,19 +149,19 @@ class NormWeightedRope(Rope):
         self._query, self._key = query, key
         self._before, self._after = 1 / key.float(), product.sqrt()
 
-    def copy_with_frequencies(self, inverse: Tensor, factor: float, spare: bool) -> Rope:
-        plain = super().copy_with_frequencies(inverse, factor, spare)
+    def copy_with_frequencies(self, frequencies: Tensor, factor: float, preallocate: bool) -> Rope:
+        plain = super().copy_with_frequencies(frequencies, factor, preallocate)
         return NormWeightedRope(plain, self._query, self._key)
 
     def compute_cos_sin(self, positions: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
         return super().compute_cos_sin(positions, like.float())
 
-    def convert_to_key(self, q: Tensor) -> Tensor:
-        return q * (self._key / self._query).to(q)
+    def convert_to_key(self, query: Tensor) -> Tensor:
+        return query * (self._key / self._query).to(query)
 
-    def compute_key_gain(self, like: Tensor) -> Tensor:
+    def compute_rotation_scale(self, like: Tensor) -> Tensor:
         weights = (self._before * self._after).to(like.device)
-        return (super().compute_key_gain(like) * weights).to(like.dtype)
+        return (super().compute_rotation_scale(like) * weights).to(like.dtype)
 
     def _rotate_by_angles(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         turned = super()._rotate_by_angles(x.float() * self._before.to(x.device), cos, sin)

@@ -1,4 +1,4 @@
-"""The paper's score, equations (3), (4) and (6), and its selector, equations (2) and (8)."""
+"""The ESA paper's score (equations (3), (4), (6)) and top-k selector (equations (2), (8))."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from esa_cli.attention.parts import Score, Selector, check_minimum
+from esa_cli.attention.parts import Score, Selector, require_minimum
 from esa_cli.attention.step import Step
 from esa_cli.errors import ModelError
 
@@ -21,11 +21,11 @@ Blocks = Iterator[tuple[int, Tensor]]
 """Pairs of the offset of a block's first token or page, and the numbers (..., n) of the block."""
 
 
-def make_reusable_blocks(
+def cache_blocks_if_few(
     compute_blocks: Callable[[], Blocks], score_count: int
 ) -> Callable[[], Iterable[tuple[int, Tensor]]]:
-    """Returns a function that yields all blocks at each call. If the blocks have few scores in all
-    (`score_count`), the blocks are cached for the second call."""
+    """Returns a function that yields all blocks of scores at each call, from a cache unless there
+    are more than `KEEP_ELEMENTS` scores."""
     if score_count > KEEP_ELEMENTS:
         return compute_blocks
     kept = list(compute_blocks())
@@ -34,8 +34,8 @@ def make_reusable_blocks(
 
 @dataclass(frozen=True)
 class SumScore(Score):
-    """The ESA paper's score: logits are summed over heads (equation (3)), less each query's
-    maximum, and a token's score is the maximum over the chunk's queries (equation (4)).
+    """The ESA paper's score: the maximum over queries (equation (4)) of the logits summed over
+    heads (equation (3)), less each query's maximum.
 
     Args:
         rotate: whether queries are first rotated to the far distance; the ESA paper does not
@@ -53,7 +53,7 @@ class SumScore(Score):
 
     def scores(self, step: Step) -> Tensor:
         chunk = step.queries.shape[1]
-        sums = make_reusable_blocks(partial(step.sums, self.rotate), chunk * step.middle)
+        sums = cache_blocks_if_few(partial(step.sums, self.rotate), chunk * step.middle)
         top = torch.full((chunk,), -torch.inf, device=step.queries.device)
         for _, block in sums():
             top = torch.maximum(top, block.amax(dim=1))
@@ -74,7 +74,7 @@ def top_k(scores: Tensor, k: int) -> Tensor:
     if bool(largest[0].isnan()):
         raise ModelError(
             "scores of tokens must be numbers, got NaN from the model's queries and keys",
-            "use --dtype float32; in Python, dtype='float32'; or check the model's files",
+            "load the model with --dtype float32 (in Python, dtype='float32'), or check its files",
         )
     threshold = largest[-1]
     above = torch.nonzero(scores > threshold)[:, 0]
@@ -103,7 +103,7 @@ class TopKSelector(Selector):
     proximity: int = 1
 
     def __post_init__(self) -> None:
-        check_minimum(0, proximity=self.proximity)
+        require_minimum(0, proximity=self.proximity)
 
     def select(self, step: Step, budget: int) -> Tensor:
         if budget >= step.middle:

@@ -29,19 +29,19 @@ class SlidingWindowAttention:
     def __call__(
         self, memory: LayerMemory, q: Tensor, query: QueryState, sink: Tensor | None = None
     ) -> Tensor:
-        """Returns the attention output (H, n, D) of the last n tokens of the store, with queries q
-        (H, n, D) and the logits (H,) of an attention sink, if the model has one."""
+        """Returns the attention output (H, n, D) for the queries q (H, n, D) of the last n cached
+        tokens, with the logits (H,) of an attention sink, if the model has one."""
         stop = len(memory.store)
         start = stop - q.shape[1]
         out = torch.empty_like(q)
         for first in range(start, stop, AT_ONCE):
             last = min(first + AT_ONCE, stop)
             rows = slice(first - start, last - start)
-            out[:, rows] = self._attend_to_window(memory, q[:, rows], first, last, sink)
+            out[:, rows] = self._attend_queries_to_window(memory, q[:, rows], first, last, sink)
         return out
 
-    def _attend_to_window(
-        self, memory: LayerMemory, q: Tensor, start: int, stop: int, sink: Tensor | None
+    def _attend_queries_to_window(
+        self, memory: LayerMemory, q: Tensor, start: int, stop: int, sink_logits: Tensor | None
     ) -> Tensor:
         """Returns the attention output (H, C, D) of the queries at positions [start, stop)."""
         low = max(0, start - self.window + 1)
@@ -51,11 +51,11 @@ class SlidingWindowAttention:
         query, keys = self.rope.rotate(q, at[start - low :]), self.rope.rotate(keys, at)
         distance = (at[start - low :, None] - at[None]).to(q.device, non_blocking=True)
         seen = (distance >= 0) & (distance < self.window)
-        if self.cap or sink is not None:  # which fused attention has not
+        if self.cap or sink_logits is not None:  # which fused attention has not
             part = compute_reference_attention(
                 query, keys, values, False, self.scale, self.cap, seen
             )
-            return add_attention_sink(*part, sink)[0]
+            return add_attention_sink(*part, sink_logits)[0]
         one = stop - start == 1  # a single query sees all these keys, and needs no mask
         if not one:  # on a GPU, fused attention with a mask takes no fewer key heads
             keys, values = (x.repeat_interleave(len(q) // len(x), dim=0) for x in (keys, values))

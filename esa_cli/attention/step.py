@@ -2,8 +2,7 @@
 
 Scores are computed in blocks of keys, and in float32 whatever the model's dtype: in bfloat16 the
 scores of thousands of tokens would have only some dozens of values, and in float16 sums over heads
-overflow. Shapes use the letters of `esa_cli.attention` without a batch axis.
-"""
+overflow. `esa_cli.attention` explains the letters in shapes, which have no batch axis."""
 
 from __future__ import annotations
 
@@ -26,13 +25,13 @@ Selection = Tensor | list[Tensor]
 """Offsets (K,) of selected middle tokens, or a list with such a tensor for each query head."""
 
 
-def choose_tokens_per_block(logit_rows: int) -> int:
-    """Returns the number of tokens in a block of logits, which has H * C = `logit_rows` rows."""
-    return max(256, BLOCK_ELEMENTS // max(logit_rows, 1))
+def choose_tokens_per_block(logit_row_count: int) -> int:
+    """Returns for how many tokens logits are computed at once, so that a block fits into memory."""
+    return max(256, BLOCK_ELEMENTS // max(logit_row_count, 1))
 
 
 class Positions(NamedTuple):
-    """Positions to which queries and keys are rotated; only differences of positions matter."""
+    """Positions to which RoPE rotates queries and keys, of which only differences matter."""
 
     query: Tensor
     """(C,) integers or floats, in tokens."""
@@ -41,26 +40,25 @@ class Positions(NamedTuple):
 
 
 class LayerState(ABC):
-    """A selector's data about one layer's tokens, which are cached from step to step."""
+    """Base class of what a selector remembers about one layer's tokens from step to step."""
 
     @abstractmethod
     def crop(self, length: int) -> None:
-        """Drops the data about tokens from position `length` on, which were removed."""
+        """Drops the data about tokens from position `length` on, which the KV cache has removed."""
 
 
 class Projection(ABC):
-    """A fitted compressor of one layer (equation (5)): a linear function of folded queries and
-    keys."""
+    """Base class of one layer's projection of folded queries and keys to fewer dimensions."""
 
     @abstractmethod
     def queries(self, q: Tensor) -> Tensor:
-        """Reduces folded queries (C, F) to (C, R)."""
+        """Projects folded queries (C, F) to fewer dimensions (C, R)."""
 
     @abstractmethod
     def keys(self, k: Tensor) -> Tensor:
-        """Reduces folded keys (n, F) to (n, R)."""
+        """Projects folded keys (n, F) to fewer dimensions (n, R)."""
 
-    def get_for_key(self, key_index: int) -> Projection:
+    def get_projection_of_key(self, key_index: int) -> Projection:
         """Returns the projection of the cached key at an index, since each of several concatenated
         documents has its own projection."""
         return self
@@ -75,50 +73,50 @@ class KVStore(Protocol):
     """Whether keys and values are the same numbers, which are then stored once."""
 
     @property
-    def resident(self) -> bool:
-        """Whether all cached tokens are in the memory of the device that computes."""
+    def is_on_device(self) -> bool:
+        """Whether all cached keys and values are on the device that computes attention."""
 
     @property
     def nbytes(self) -> int:
         """Number of bytes of all keys, values and reduced keys."""
 
     @property
-    def reduced(self) -> int:
-        """Number of tokens that have a reduced key."""
+    def reduced_key_count(self) -> int:
+        """Number of cached tokens that have a key of reduced dimension, too."""
 
     def __len__(self) -> int: ...
 
     def append(self, k: Tensor, v: Tensor) -> None:
-        """Adds C unrotated keys and values (G, C, D); if `shared`, only the keys are stored."""
+        """Appends unrotated keys and values (G, C, D) of C tokens; only the keys if `shared`."""
 
     def span(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """Returns the keys and values of the tokens [start, stop), each (G, stop - start, D)."""
 
     def gather(self, at: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns the keys and values at ascending positions (K,), each (G, K, D)."""
+        """Returns the keys and values of K tokens at ascending positions `at`, each (G, K, D)."""
 
     def key_blocks(
         self, start: int, stop: int, most: int = ..., groups: Sequence[int] | None = None
     ) -> Iterator[tuple[int, Tensor]]:
-        """Yields blocks of the keys of the tokens [start, stop), as pairs of the first absolute
-        position and the keys (G, n, D) of all or some key heads."""
+        """Yields the keys of the tokens [start, stop) in blocks, each as the position of its first
+        token and the keys (G, n, D) of the key heads `groups`, or of all key heads."""
 
-    def append_reduced_keys(self, features: Tensor) -> None:
-        """Adds reduced keys (n, R) for the next n tokens without reduced keys."""
+    def append_reduced_keys(self, reduced_keys: Tensor) -> None:
+        """Appends reduced keys (n, R) for the first n tokens that have no reduced key yet."""
 
     def reduced_key_blocks(
         self, start: int, stop: int, most: int = ...
     ) -> Iterator[tuple[int, Tensor]]:
-        """Yields blocks of the reduced keys of the tokens [start, stop), as pairs of the first
-        absolute position and the reduced keys (n, R)."""
+        """Yields the reduced keys of the tokens [start, stop) in blocks, each as the position of
+        its first token and the reduced keys (n, R)."""
 
-    def crop(self, tokens: int) -> None:
-        """Removes the last tokens, whose number is -`tokens`, as in transformers' caches."""
+    def crop(self, negative_count: int) -> None:
+        """Removes the last tokens, whose number is -`negative_count`, as transformers do."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """A chunk's queries and a layer's middle tokens: the argument of scores and selectors.
+    """What a score or selector sees in one layer: a chunk's queries and the tokens to select from.
 
     Args:
         layer: index of the layer.
@@ -156,7 +154,7 @@ class Step:
 
     @property
     def last_scoring_layer(self) -> int | None:
-        """Index of the last layer with scores other than 0; None stands for the model's last."""
+        """Index of the last layer with nonzero scores; None stands for the model's last layer."""
         last: int | None = self.score.last_layer
         return last
 
@@ -172,7 +170,7 @@ class Step:
 
     @property
     def middle(self) -> int:
-        """The number M of middle tokens."""
+        """The number M of middle tokens, which are between the initial and the local tokens."""
         return self.high - self.low
 
     def scores(self) -> Tensor:
@@ -181,7 +179,7 @@ class Step:
         return scores
 
     def layer_state(self, selector: Any) -> Any:
-        """Returns a selector's state for the step's layer; the first time, makes a new state."""
+        """Returns the state that a selector has for the step's layer, made at the first call."""
         key = self.layer, type(selector)
         if key not in self.states:
             self.states[key] = selector.new_layer_state()
@@ -189,39 +187,39 @@ class Step:
         return self.states[key]
 
     def turn_state(self, selector: Any) -> Any:
-        """Returns a selector's state for a question and its answer, at first a new state."""
+        """Returns the state that a selector has for a question, made at the first call."""
         if self.query.selector is None:
             self.query.selector = selector.new_turn_state()
         return self.query.selector
 
     @property
     def text(self) -> QuestionAndText | None:
-        """The text of documents and question; None if unknown (stock `generate`, prefill)."""
+        """The text of documents and question; None in prefill and in stock `generate`."""
         return self.query.text
 
     @property
     def own(self) -> Tensor | None:
-        """Mask (C,) of the question's own tokens; None if the question's position is unknown."""
+        """Mask (C,) of the current tokens that are the question's own words; None if unknown."""
         return (
             None if self.query.question is None else self._make_position_mask(*self.query.question)
         )
 
     @property
     def around(self) -> Tensor | None:
-        """Mask (C,) of the prompt's tokens around the question, without the answer's start."""
+        """Mask (C,) of the current tokens around the question in the prompt; None if unknown."""
         own, end = self.own, self.query.answer_start
         if own is None:
             return None
         return ~own if end is None else self._make_position_mask(0, end) & ~own
 
-    def _make_position_mask(self, first: int, last: int) -> Tensor:
-        """Returns a bool mask (C,) of the current tokens at positions [first, last)."""
+    def _make_position_mask(self, first_position: int, end_position: int) -> Tensor:
+        """Returns a mask (C,) of the current tokens from `first_position` to `end_position`."""
         at = torch.arange(self.queries.shape[1], device=self.queries.device) + self.start
-        return (at >= first) & (at < last)
+        return (at >= first_position) & (at < end_position)
 
     def rotated(self, rotate: bool) -> Tensor:
-        """Returns queries (H, C, D). If `rotate`, the queries are rotated to the far distance, so
-        that q · k with unrotated keys is the logit of attention at the far distance."""
+        """Returns the queries (H, C, D), if `rotate` rotated so that their dot products with
+        unrotated keys are the attention logits at the far distance."""
         return (
             self.rope.rotate_to_far_distance(self.queries, self.distance)
             if rotate
@@ -231,8 +229,8 @@ class Step:
     def head_logits(
         self, rotate: bool, heads: Sequence[int] | None = None
     ) -> Iterator[tuple[int, Tensor]]:
-        """Yields blocks of the attention logits of middle tokens, as pairs of an offset into M and
-        the logits scale * q_h · k_g(h) (H, C, n) of all or some query heads."""
+        """Yields attention logits of the middle tokens in blocks, each as the offset of its first
+        token into M and the logits (H, C, n) of the query heads `heads`, or of all."""
         q, groups = self.rotated(rotate), None
         if heads is not None:
             # Keys of these heads' groups only: on disk the others are not converted from 8 bits.
@@ -245,15 +243,16 @@ class Step:
     def head_logits_at(
         self, offsets: Tensor, rotate: bool, heads: Sequence[int] | None = None
     ) -> Tensor:
-        """Returns the logits (H, C, K) of all or some heads for middle tokens at offsets (K,)."""
+        """Returns the attention logits (H, C, K) of the middle tokens at offsets (K,), for the
+        query heads `heads` or for all."""
         keys, _ = self.store.gather(offsets + self.low)
         return self._compute_logits(self.rotated(rotate), keys, heads)
 
     def _compute_logits(
         self, q: Tensor, keys: Tensor, heads: Sequence[int] | None, groups: list[int] | None = None
     ) -> Tensor:
-        """Computes the logits (H, C, n) of queries (H, C, D) for keys (G, n, D) of all or some key
-        heads."""
+        """Computes the attention logits (H, C, n) of queries (H, C, D) for the keys (G, n, D) of
+        the key heads `groups`, or of all."""
         count, chunk, dim = q.shape
         q, keys = q.float() * self.scale, keys.float()
         if heads is None:
@@ -265,8 +264,8 @@ class Step:
         return apply_soft_cap(logits, self.cap)
 
     def sums(self, rotate: bool) -> Iterator[tuple[int, Tensor]]:
-        """Yields blocks of logits summed over heads, as pairs of an offset into M and the sums (C,
-        n). The sums are equation (6) if the layer has reduced keys, else equation (3)."""
+        """Yields logits summed over heads in blocks, each as the offset of its first token into M
+        and the sums (C, n), by equation (6) if the layer has reduced keys, else by equation (3)."""
         q = fold(self.rotated(rotate).float(), self.store.heads)
         block = choose_tokens_per_block(self.queries.shape[1])
         if self.projection is None:
@@ -275,17 +274,18 @@ class Step:
             return
         known: Projection | None = None
         for at, features in self.store.reduced_key_blocks(self.low, self.high, block):
-            if (here := self.projection.get_for_key(at)) is not known:  # another document's
+            here = self.projection.get_projection_of_key(at)
+            if here is not known:  # another document's
                 known, reduced = here, here.queries(q)
             yield at - self.low, reduced @ features.float().T
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChunkTrace(Step):
-    """A record of the tokens to which a chunk attends in one layer, with positions. If `decoding`,
-    the chunk may be several tokens of an answer that attend to the same far tokens.
+    """A record of the tokens to which a chunk attends in one layer, with their positions.
 
     Args:
+        decoding: whether the chunk is an answer's tokens, several if their far tokens are the same.
         far: absolute positions (n,) of I and the selected tokens, or one such tensor for each query
             head.
         near_positions: positions of local and current tokens.
@@ -306,11 +306,10 @@ class ChunkTrace(Step):
         return self.start + self.queries.shape[1]
 
     @property
-    def initial(self) -> int:
-        """Number of initial tokens, I."""
+    def initial_count(self) -> int:
+        """Number of initial tokens, to which every chunk attends."""
         return self.low
 
-    @property
-    def far_tokens_by_head(self) -> Sequence[Tensor]:
-        """Absolute positions of far tokens, as one tensor for all heads or one for each head."""
+    def list_far_positions(self) -> Sequence[Tensor]:
+        """Returns absolute positions of far tokens, in one tensor for all heads or one for each."""
         return [self.far] if isinstance(self.far, Tensor) else self.far

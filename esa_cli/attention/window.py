@@ -27,8 +27,8 @@ class QuestionAndText:
     results: MutableMapping[Hashable, Any] = field(default_factory=dict, repr=False)
 
     def once(self, key: Hashable, compute: Callable[[], T]) -> T:
-        """Calls `compute` once for each key, and returns the cached result, such as an index of the
-        documents that all layers and later questions share."""
+        """Returns the result of `compute` for a key, such as an index of the documents, which is
+        computed once and shared by all layers and later questions."""
         if key not in self.results:
             self.results[key] = compute()
         value: T = self.results[key]
@@ -36,7 +36,7 @@ class QuestionAndText:
 
 
 class Phase(Enum):
-    """The phase of a forward call, which determines which chunks select middle tokens."""
+    """The kind of a forward call, which decides which of its chunks select middle tokens."""
 
     AUTO = "auto"
     """Only the last chunk selects, which presumably has the question (stock `generate`)."""
@@ -46,9 +46,8 @@ class Phase(Enum):
     """Every chunk selects. Single tokens from `answer_start` on belong to the answer."""
 
 
-class SurveyComplete(Exception):
-    """Ends the first of a question's two passes, which only scores, after the last scoring
-    layer."""
+class SurveyPassComplete(Exception):
+    """Raised to end the scoring pass of a question after the last layer that scores tokens."""
 
 
 @dataclass
@@ -81,7 +80,7 @@ class QueryState:
 
 @dataclass(frozen=True)
 class TokenChunk:
-    """One chunk of a forward call: the tokens at absolute positions [start, stop).
+    """A chunk of a forward call, which is the tokens at absolute positions [start, stop).
 
     Args:
         select: whether the chunk attends to selected middle tokens.
@@ -93,14 +92,14 @@ class TokenChunk:
     decoding: bool = False
 
     @property
-    def size(self) -> int:
-        """Number of tokens in the chunk, C."""
+    def token_count(self) -> int:
+        """Number of tokens in the chunk."""
         return self.stop - self.start
 
 
 @dataclass(frozen=True)
 class Window:
-    """How many tokens of each kind a chunk attends to, and the chunk's size (Section 3.1).
+    """How many initial, selected and local tokens a chunk attends to, and the chunk's size.
 
     Args:
         initial: l_I, the document's first tokens; always attended to.
@@ -127,47 +126,48 @@ class Window:
 
     @property
     def budget(self) -> int:
-        """Number of cached tokens to which a chunk attends: l_I + k + l_L."""
+        """Number of cached tokens to which a chunk attends: initial + selected + local."""
         return self.initial + self.selected + self.local
 
     @property
     def full_attention_limit(self) -> int:
-        """The largest number of cached tokens for which attention is full."""
+        """The largest number of cached tokens to which a chunk attends without selection."""
         return self.budget if self.dense is None else self.dense
 
-    def has_full_attention(self, start: int) -> bool:
-        """Whether a chunk that begins at position `start` attends to all cached tokens."""
-        return start <= self.full_attention_limit
+    def has_full_attention(self, chunk_start: int) -> bool:
+        """Whether a chunk that begins at position `chunk_start` attends to all cached tokens."""
+        return chunk_start <= self.full_attention_limit
 
-    def cut_into_chunks(
-        self, reading: str, start: int, stop: int, query: QueryState
+    def cut_call_into_chunks(
+        self, reading_mode: str, call_start: int, call_stop: int, turn_state: QueryState
     ) -> Iterator[TokenChunk]:
-        """Cuts a forward call over the positions [start, stop) into chunks of at most l_C tokens,
-        of which only the first may be shorter."""
-        count, size = stop - start, self.chunk
-        if query.surveying and not self.has_full_attention(start):
+        """Cuts a forward call over the positions [call_start, call_stop) into chunks of at most
+        `chunk` tokens, of which only the first may be shorter."""
+        count, size = call_stop - call_start, self.chunk
+        if turn_state.surveying and not self.has_full_attention(call_start):
             # One chunk: scores of the question's words are compared with those of the prompt.
             size = count
-        asking = query.phase is Phase.QUESTION
-        answering = asking and (query.answer_start is None or start >= query.answer_start)
-        decoding = count == 1 and (answering or query.phase is Phase.AUTO)
-        low, high = start, start + (count - 1) % size + 1
-        while low < stop:
-            last = query.phase is Phase.AUTO and high == stop
-            select = asking or reading == "select" or last
+        asking = turn_state.phase is Phase.QUESTION
+        answer_start = turn_state.answer_start
+        answering = asking and (answer_start is None or call_start >= answer_start)
+        decoding = count == 1 and (answering or turn_state.phase is Phase.AUTO)
+        low, high = call_start, call_start + (count - 1) % size + 1
+        while low < call_stop:
+            last = turn_state.phase is Phase.AUTO and high == call_stop
+            select = asking or reading_mode == "select" or last
             yield TokenChunk(low, high, select, decoding)
             low, high = high, high + size
 
-    def count_local_tokens(self, chunk: TokenChunk, query: QueryState) -> int:
-        """Returns l_L, the number of local tokens, for a chunk.
+    def count_local_tokens(self, chunk: TokenChunk, turn_state: QueryState) -> int:
+        """Returns the number of tokens right before a chunk that the chunk attends to in any case.
 
-        If the question had full attention, so has the whole answer, even if the answer grows past
-        `dense`; otherwise the document would drop out of view in mid-answer. With
-        `ending`, L begins that many tokens before the turn and contains question and answer."""
+        An answer has full attention if its question has, even if the answer grows past `dense`, so
+        that the document does not drop out of view in mid-answer. If `ending` is set, the local
+        tokens are the last `ending` tokens before the turn, and the turn's own tokens."""
         start = chunk.start
-        if self.has_full_attention(start) or (chunk.decoding and query.dense):
+        if self.has_full_attention(start) or (chunk.decoding and turn_state.dense):
             return start
-        turn = query.turn_start if query.phase is Phase.QUESTION else None
+        turn = turn_state.turn_start if turn_state.phase is Phase.QUESTION else None
         if turn is None or self.ending is None or start < turn:
             return min(self.local, start)
         return min(start, start - turn + self.ending)

@@ -164,14 +164,14 @@ def _check_steps(call_part: Callable[..., list[Tensor]], cases: dict[str, dict[s
 def _collect_step_tensors(step: Step) -> dict[str, Tensor]:
     store = step.store
     keys, values = store.span(0, len(store))
-    pairs = store.reduced_key_blocks(0, store.reduced) if store.reduced else ()
+    pairs = store.reduced_key_blocks(0, store.reduced_key_count) if store.reduced_key_count else ()
     reduced = torch.cat([torch.empty(0), *(block for _, block in pairs)])
     return {"queries": step.queries, "keys": keys, "values": values, "reduced keys": reduced}
 
 
 def check_selector(selector: parts.Selector) -> Checks:
     """Checks that a selector returns valid selections, no larger than the selector's allowance."""
-    observe = selector.observe if selector.observes else None
+    observe = selector.observe if selector.is_observer else None
 
     def select(step: Step, budget: int = BUDGET) -> list[Tensor]:
         allowed = selector.allowance(step, budget)
@@ -479,5 +479,5 @@ def _make_step_for_chunk(step: Step, start: int, queries: Tensor) -> Step:
 
 def _append_reduced_keys(step: Step) -> None:
     if step.projection is not None:
-        for _, keys in step.store.key_blocks(step.store.reduced, step.high):
+        for _, keys in step.store.key_blocks(step.store.reduced_key_count, step.high):
             step.store.append_reduced_keys(step.projection.keys(join_key_heads(keys)))

@@ -1,7 +1,4 @@
-"""The names that a plugin may import, each loaded from another module at the first use.
-
-from esa_cli.methods import Selector, Step, register, top_k
-"""
+"""The names that a plugin may import, each loaded from another module at the first use."""
 
 from __future__ import annotations
 

@@ -1,12 +1,11 @@
 """Selection of whole windows of tokens by the sum of the scores of all layers so far.
 
-In a small model few layers find a passage, and the layers that would use the passage do not select
-the passage if M is large. So each layer adds its scores to those of earlier layers and selects by
-the sum. The answer's tokens reuse the last layer's selection, and so do questions in two rounds.
+In a small model few layers find a passage in a long document, and other layers would use the
+passage, so each layer selects by the sum of its own scores and those of earlier layers. The tokens
+of an answer reuse the last layer's selection, and so does the second pass of a question.
 
-The selector `fused-consensus` adds a second score, such as BM25. Both scores are standardised for
-each question, so that a score without clear winners does not outvote the other.
-"""
+The selector `fused-consensus` adds a second score, such as BM25, after standardising both scores,
+so that a score without clear winners does not outvote the other."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from esa_cli.attention.algebra import to_float64
-from esa_cli.attention.parts import Score, Selector, check_minimum
+from esa_cli.attention.parts import Score, Selector, require_minimum
 from esa_cli.attention.step import Step
 from esa_cli.methods import registry
 from esa_cli.methods.paper import ATTENDED
@@ -28,19 +27,19 @@ from esa_cli.methods.voting import PLAIN, build_esa_vote_settings
 
 
 def average_window_scores(scores: Tensor, window_size: int, stride: int = 1) -> Tensor:
-    """Averages scores (X, M) over windows of tokens, one of which begins every `stride` tokens."""
+    """Averages scores (n, M) over windows of tokens, one of which begins every `stride` tokens."""
     return functional.avg_pool1d(scores, window_size, stride)
 
 
 def find_centred_window_start(centre: Tensor, window_size: int, middle_count: int) -> Tensor:
-    """Returns the first offset of the window that is centred on `centre`, inside the M tokens."""
+    """Returns the start of the window centred on `centre`, moved to lie inside the M middle
+    tokens."""
     return (centre - (window_size - 1) / 2).round().clamp(0, middle_count - window_size)
 
 
 def select_windows(scores: Tensor, budget: int, window_size: int, min_share: float = 0) -> Tensor:
-    """Selects the windows of tokens with the highest mean of the scores (M,), each window centred
-    on its scores. Returns at most `budget` ascending offsets; fewer tokens than a window give
-    one shorter window. Windows that score less than `min_share` times the best one are left out."""
+    """Returns ascending offsets, at most `budget`, of the windows of tokens with the highest mean
+    scores, except windows with less than `min_share` times the best mean."""
     window_size = min(window_size, budget, scores.shape[0])
     if window_size < 1:
         return torch.arange(0, device=scores.device)
@@ -65,8 +64,11 @@ def select_windows(scores: Tensor, budget: int, window_size: int, min_share: flo
 
 @dataclass
 class SummedLayerScores:
-    """Scores (M,) of tokens from position `low` on, summed over layers up to `layer`, for the chunk
-    at `start`; `chosen` are the absolute positions selected by these scores, once known."""
+    """Scores (M,) of the middle tokens, summed over the layers up to `layer`.
+
+    Args:
+        start, low: absolute positions of the first token of the chunk and of the middle tokens.
+        chosen: absolute positions that were selected by the scores, or None."""
 
     start: int
     layer: int
@@ -77,8 +79,11 @@ class SummedLayerScores:
 
 @dataclass
 class ConsensusState:
-    """The layer scores of a turn by the start of their chunk, because all chunks of a call pass one
-    layer before the next layer; the question's second pass selects by the scores `surveyed`."""
+    """The layer scores of one question and its answer, which a `LayerSumSelector` sums.
+
+    Args:
+        layer_scores: by the start of a chunk, since all chunks pass a layer before the next layer.
+        surveyed: the scores of the question's first pass, by which the second pass selects."""
 
     layer_scores: dict[int, SummedLayerScores] = field(default_factory=dict)
     surveyed: SummedLayerScores | None = None
@@ -88,14 +93,14 @@ class ConsensusState:
 class LayerSumSelector(Selector):
     """Base class of selectors that use the sum of the scores of the layers so far.
 
-    With two `rounds` the question passes through the model twice; in the second pass every layer
-    selects by the scores that all layers had in the first pass."""
+    If `rounds` is 2, the question passes through the model twice, and in the second pass every
+    layer selects by the scores that all layers had in the first pass."""
 
     rounds: Literal[1, 2] = 1
 
     @abstractmethod
     def select_best_tokens(self, scores: Tensor, step: Step, budget: int) -> Tensor:
-        """Selects at most `budget` ascending offsets of tokens by the summed scores (M,)."""
+        """Returns ascending offsets of at most `budget` tokens with the best scores (M,)."""
 
     @property
     def sums_layers(self) -> bool:
@@ -148,7 +153,8 @@ class LayerSumSelector(Selector):
         return ConsensusState(surveyed=layer_scores[max(layer_scores)] if layer_scores else None)
 
     def _reuse_selection(self, earlier: SummedLayerScores, step: Step, budget: int) -> Tensor:
-        """Selects tokens by earlier scores: the same in all layers and for all later tokens."""
+        """Returns the tokens that earlier scores select, which all layers and later tokens
+        share."""
         if earlier.chosen is None or earlier.chosen.shape[0] > budget:
             scored = replace(step, low=earlier.low, high=earlier.low + earlier.scores.shape[0])
             earlier.chosen = self.select_best_tokens(earlier.scores, scored, budget) + earlier.low
@@ -158,7 +164,7 @@ class LayerSumSelector(Selector):
 
 @register("selector", "consensus", about="whole windows, by the scores of all layers so far")
 @dataclass(frozen=True)
-class ConsensusSelector(LayerSumSelector):
+class LayerConsensusSelector(LayerSumSelector):
     """Selects windows of `passage` tokens with the highest sum of the scores of the layers so far,
     except windows that score less than `share` times the best window."""
 
@@ -166,7 +172,7 @@ class ConsensusSelector(LayerSumSelector):
     share: float = 0.0
 
     def __post_init__(self) -> None:
-        check_minimum(1, passage=self.passage)
+        require_minimum(1, passage=self.passage)
         if not 0 <= self.share <= 1:
             raise ValueError(f"share must be from 0 to 1, got {self.share}")
 
@@ -184,14 +190,14 @@ class ConsensusSelector(LayerSumSelector):
     source="this project, after the paper",
     cost=f"F M for a question, 0 for an answer's token, + {ATTENDED}",
 )
-def build_esa_consensus_settings(base: Base) -> dict[str, Any]:
+def build_esa_consensus_settings(preset: Base) -> dict[str, Any]:
     selector = {"name": "consensus", "passage": 64, "share": 0.5, "rounds": 2}
     vote = {"name": "vote", "rule": "softmax", "rotate": True, "contrast": True}
     return {
-        **build_esa_vote_settings(base),
+        **build_esa_vote_settings(preset),
         "selector": selector,
         "score": {**PLAIN, **vote},
-        "position": {"name": "contiguous", "distance": min(1024, base.context // 2)},
+        "position": {"name": "contiguous", "distance": min(1024, preset.context // 2)},
         "window": {"ending": 0},
         "reading": "local",
     }
@@ -201,7 +207,7 @@ def standardise_scores(scores: Tensor, window_size: int) -> Tensor:
     """Shifts and scales scores (M,) so that the means of all windows of tokens have mean 0 and
     standard deviation 1; returns zeros if all windows have the same mean.
 
-    Tokens without a score (-inf) count as the lowest token that has one."""
+    A token without a score (-inf) counts as the token with the lowest finite score."""
     finite = to_float64(scores)
     finite = torch.where(finite.isneginf(), finite.nan_to_num(neginf=torch.inf).amin(), finite)
     finite = finite.nan_to_num(posinf=0.0)
@@ -214,16 +220,16 @@ def standardise_scores(scores: Tensor, window_size: int) -> Tensor:
 
 @register("selector", "fused-consensus", about="as consensus, with a second score added")
 @dataclass(frozen=True)
-class FusedConsensusSelector(ConsensusSelector):
-    """Selects windows by two standardised scores: the preset's, summed over layers, and `weight`
-    times the score `second`, which compares words and has its default settings."""
+class FusedConsensusSelector(LayerConsensusSelector):
+    """Selects windows by the sum of two standardised scores, which are the preset's score summed
+    over layers, and `weight` times the score named `second`."""
 
     second: str = "bm25"
     weight: float = 1.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_minimum(0, weight=self.weight)
+        require_minimum(0, weight=self.weight)
         registry.build_part("score", {"name": self.second})
 
     def select_best_tokens(self, scores: Tensor, step: Step, budget: int) -> Tensor:
@@ -239,8 +245,8 @@ class FusedConsensusSelector(ConsensusSelector):
     source="this project, after the paper and Robertson et al. 1994, Okapi at TREC-3",
     cost=f"F M for a question, 0 for an answer's token, + {ATTENDED}",
 )
-def build_esa_consensus_bm25_settings(base: Base) -> dict[str, Any]:
-    whole = build_esa_consensus_settings(base)
+def build_esa_consensus_bm25_settings(preset: Base) -> dict[str, Any]:
+    whole = build_esa_consensus_settings(preset)
     fused = {"name": "fused-consensus", "second": "bm25", "weight": 1.0}
     score = {key: value for key, value in whole["score"].items() if key != "heads"}
     return {**whole, "selector": {**whole["selector"], **fused}, "score": score}

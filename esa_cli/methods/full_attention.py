@@ -1,15 +1,13 @@
 """Full attention, and position encodings for documents longer than a model's trained window.
 
-    interpolation   positions, or equally frequencies, divided by s       Chen et al. 2023
-    ntk             base b' = b s^(D / (D - 2))                           bloc97 2023
-    ntk-dynamic     b' = b (s N / L0 - (s - 1))^(D / (D - 2)), N tokens cached   emozilla 2023
-    yarn            slow frequencies interpolated, fast ones kept, a ramp between   Peng et al. 2023
-    rerope          distances min(i - j, w)                               Su 2023
+For a document s times as long as the trained window, `interpolation` divides all rotary frequencies
+by s (Chen et al., 2023), `yarn` only slow ones (Peng et al., 2023), and `ntk` multiplies the rotary
+base by s^(D / (D - 2)) (bloc97, 2023). In `ntk-dynamic` the rotary base grows with the number of
+cached tokens (emozilla, 2023). `rerope` limits the distances of tokens (Su, 2023).
 
-Inverse frequencies are b^(-2i/D), i from 0 to D/2 - 1; only interpolation accepts models with other
-frequencies. Cached keys are unrotated, so `ntk-dynamic` rotates all tokens of a step by one base.
-The ESA paper compares with NTK and does not say in which form; `ntk` is the fixed form.
-"""
+Only `interpolation` accepts models whose inverse frequencies are not b^(-2i/D) for a base b. Cached
+keys are unrotated, so `ntk-dynamic` rotates all tokens of a step by one base. The ESA paper
+compares with NTK without saying whether the base is fixed, as in `ntk`, or dynamic."""
 
 from __future__ import annotations
 
@@ -21,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from esa_cli.attention.parts import Selector, check_minimum
+from esa_cli.attention.parts import Selector, require_minimum
 from esa_cli.attention.positions import ROTATED, FixedDistancePositions, TruePositions
 from esa_cli.attention.step import Step
 from esa_cli.errors import PresetError
@@ -60,7 +58,7 @@ class NoTokensSelector(Selector):
 
 @dataclass(frozen=True)
 class StretchedPositions(TruePositions):
-    """True positions for a window `factor` times the trained window; only scores use `distance`."""
+    """Base class of position encodings for texts `factor` times as long as the trained window."""
 
     factor: float = 4.0
 
@@ -69,39 +67,39 @@ class StretchedPositions(TruePositions):
             raise ValueError(f"factor must be at least 1 and finite, got {self.factor}")
 
 
-def find_rotary_base(inverse: Tensor) -> float:
-    """Returns the base b of inverse frequencies (D / 2,), computed from the last frequency, which
+def find_rotary_base(frequencies: Tensor) -> float:
+    """Returns the base b of rotary frequencies b^(-2i/D), computed from the last frequency, which
     retains the most digits. Raises PresetError: the frequencies are not b^(-2i/D)."""
-    rates = inverse.tolist()
+    rates = frequencies.tolist()
     dim, last = 2 * len(rates), len(rates) - 1
     if last > 0 and min(rates) > 0:
         base = float(rates[last] ** (-dim / (2 * last)))
-        pairs = zip(rates, list_rotary_frequencies(base, dim), strict=True)
+        pairs = zip(rates, compute_inverse_frequencies(base, dim), strict=True)
         if base > 1 and all(abs(rate / plain - 1) < TOLERANCE for rate, plain in pairs):
             return base
     raise PresetError(
         "the model's rotary frequencies must be a series b^(-2i/D), but are not; its window may "
         "have been stretched already, or part of a head does not rotate",
-        "use position `true` or `interpolation` with this model",
+        "use the position encoding `true` or `interpolation` with this model",
     )
 
 
-def list_rotary_frequencies(base: float, dim: int) -> list[float]:
-    """Returns the inverse frequencies b^(-2i/D) for i from 0 to D/2 - 1."""
-    return [base ** (-2 * i / dim) for i in range(dim // 2)]
+def compute_inverse_frequencies(rotary_base: float, head_dim: int) -> list[float]:
+    """Returns the inverse frequencies b^(-2i/D) of a rotary base b, for i from 0 to D/2 - 1."""
+    return [rotary_base ** (-2 * i / head_dim) for i in range(head_dim // 2)]
 
 
-def _enlarge_rotary_base(inverse: Tensor, stretch: float) -> Tensor:
-    """Returns the inverse frequencies (D / 2,) of the base b' = b * stretch^(D / (D - 2))."""
-    dim = 2 * inverse.shape[0]
-    larger = find_rotary_base(inverse) * stretch ** (dim / (dim - 2))
-    return inverse.new_tensor(list_rotary_frequencies(larger, dim), dtype=torch.float32)
+def _compute_frequencies_of_larger_base(frequencies: Tensor, stretch: float) -> Tensor:
+    """Returns frequencies (D / 2,) with a rotary base stretch^(D / (D - 2)) times the given one."""
+    dim = 2 * frequencies.shape[0]
+    larger = find_rotary_base(frequencies) * stretch ** (dim / (dim - 2))
+    return frequencies.new_tensor(compute_inverse_frequencies(larger, dim), dtype=torch.float32)
 
 
 @register("position", "interpolation", about="true positions, divided by a factor")
 @dataclass(frozen=True)
 class InterpolatedPositions(StretchedPositions):
-    """True positions divided by `factor`; `distance` is measured before the division."""
+    """True positions divided by `factor`, so that a long document fits into the trained window."""
 
     def frequencies(self, inverse: Tensor, factor: float, length: int) -> tuple[Tensor, float]:
         return inverse.float() / self.factor, factor
@@ -113,26 +111,26 @@ class NtkPositions(StretchedPositions):
     """True positions with a rotary base enlarged for a text `factor` times the trained window."""
 
     def frequencies(self, inverse: Tensor, factor: float, length: int) -> tuple[Tensor, float]:
-        return _enlarge_rotary_base(inverse, self.factor), factor
+        return _compute_frequencies_of_larger_base(inverse, self.factor), factor
 
 
 @register("position", "ntk-dynamic", about="true positions, a base that grows with the text")
 @dataclass(frozen=True)
 class DynamicNtkPositions(StretchedPositions):
-    """True positions with a rotary base that grows as the text exceeds L0, the `trained` window."""
+    """True positions with a rotary base that grows as the text exceeds the `trained` window."""
 
     trained: int = 8192
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_minimum(1, trained=self.trained)
+        require_minimum(1, trained=self.trained)
 
     def frequencies(self, inverse: Tensor, factor: float, length: int) -> tuple[Tensor, float]:
         find_rotary_base(inverse)  # refuses a model at once, not in mid-document
         if length <= self.trained:
             return inverse, factor
         stretch = self.factor * length / self.trained - (self.factor - 1)
-        return _enlarge_rotary_base(inverse, stretch), factor
+        return _compute_frequencies_of_larger_base(inverse, stretch), factor
 
 
 @register("position", "yarn", about="true positions, slow frequencies stretched")
@@ -140,10 +138,9 @@ class DynamicNtkPositions(StretchedPositions):
 class YarnPositions(StretchedPositions):
     """True positions at YaRN's frequencies for a text `factor` times the trained window.
 
-    With c(r) = D ln(L0 / (2 pi r)) / (2 ln b), the dimension that turns r times in L0 tokens, a
-    frequency is theta_i (gamma_i + (1 - gamma_i) / s); gamma falls from 1 at c(beta_fast) to 0 at
-    c(beta_slow), both rounded outwards. Cosines and sines are multiplied by 0.1 ln s + 1. L0 is the
-    `trained` window."""
+    Frequency i is multiplied by gamma_i + (1 - gamma_i) / `factor`, where gamma falls from 1 at the
+    dimension that turns `beta_fast` times in `trained` tokens to 0 at that which turns `beta_slow`
+    times. Cosines and sines are multiplied by 0.1 ln `factor` + 1, as in the YaRN paper."""
 
     trained: int = 8192
     beta_fast: float = 32.0
@@ -151,31 +148,32 @@ class YarnPositions(StretchedPositions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_minimum(1, trained=self.trained)
+        require_minimum(1, trained=self.trained)
         if not self.beta_fast >= self.beta_slow > 0:
             raise ValueError(
                 f"beta_slow must be above 0 and at most beta_fast, got {self.beta_slow} and "
                 f"{self.beta_fast}"
             )
 
-    def compute_uninterpolated_shares(self, base: float, dim: int) -> list[float]:
-        """Returns gamma_i, the share of each of the D / 2 frequencies that is not interpolated."""
+    def compute_uninterpolated_shares(self, rotary_base: float, head_dim: int) -> list[float]:
+        """Returns gamma_i, the share of each rotary frequency i that is not interpolated."""
 
-        def find_dimension_turning(turns: float) -> float:
-            return dim * math.log(self.trained / (2 * math.pi * turns)) / (2 * math.log(base))
+        def find_dimension_with_turns(turn_count: float) -> float:
+            ratio = self.trained / (2 * math.pi * turn_count)
+            return head_dim * math.log(ratio) / (2 * math.log(rotary_base))
 
-        low: float = max(math.floor(find_dimension_turning(self.beta_fast)), 0)
-        high: float = min(math.ceil(find_dimension_turning(self.beta_slow)), dim - 1)
+        low: float = max(math.floor(find_dimension_with_turns(self.beta_fast)), 0)
+        high: float = min(math.ceil(find_dimension_with_turns(self.beta_slow)), head_dim - 1)
         if low == high:
             high += 0.001  # a step in place of a ramp, without dividing by zero
-        ramp = ((i - low) / (high - low) for i in range(dim // 2))
+        ramp = ((i - low) / (high - low) for i in range(head_dim // 2))
         return [1 - min(max(x, 0.0), 1.0) for x in ramp]
 
     def frequencies(self, inverse: Tensor, factor: float, length: int) -> tuple[Tensor, float]:
         dim = 2 * inverse.shape[0]
         base = find_rotary_base(inverse)
         shares = self.compute_uninterpolated_shares(base, dim)
-        pairs = zip(list_rotary_frequencies(base, dim), shares, strict=True)
+        pairs = zip(compute_inverse_frequencies(base, dim), shares, strict=True)
         rates = [rate * (kept + (1 - kept) / self.factor) for rate, kept in pairs]
         temperature = 0.1 * math.log(self.factor) + 1
         return inverse.new_tensor(rates, dtype=torch.float32), factor * temperature
@@ -188,16 +186,16 @@ class YarnPositions(StretchedPositions):
 )  # fmt: skip
 @dataclass(frozen=True)
 class ReRopePositions(FixedDistancePositions):
-    """Positions at which distances are at most w, exactly so if L has at least w tokens.
+    """Positions at which no token is more than `distance` tokens away from a query.
 
-    The original multiplies query i by max(1, ln(i + 1) / ln L_train). The ESA paper does not
-    mention this factor, so esa omits it unless `trained`, L_train, is given. `distance` is w."""
+    If `trained` is not 0, query i is multiplied by max(1, ln(i + 1) / ln `trained`), as in the
+    original ReRoPE; the ESA paper does not mention this factor."""
 
     distance: int = 512
     trained: int = 0
 
     def __post_init__(self) -> None:
-        check_minimum(1, distance=self.distance)
+        require_minimum(1, distance=self.distance)
         if self.trained < 0 or self.trained == 1:
             raise ValueError(f"trained must be 0 or at least 2 tokens, got {self.trained}")
 
@@ -211,43 +209,43 @@ class ReRopePositions(FixedDistancePositions):
         return ((at + 1).float().log() / math.log(self.trained)).clamp(min=1.0)
 
 
-def _register_recipe(
-    name: str, about: str, source: str, position: Callable[[Base], dict[str, Any]]
+def _register_full_attention(
+    name: str, about: str, source: str, build_position_settings: Callable[[Base], dict[str, Any]]
 ) -> None:
-    """Registers a recipe, which is full attention with a position encoding."""
+    """Registers a recipe of full attention with a position encoding."""
 
-    def build_recipe_settings(base: Base) -> dict[str, Any]:
+    def build_recipe_settings(preset: Base) -> dict[str, Any]:
         everything = {"selector": {"name": "full"}, **OWN_SCORE, "reading": "select"}
-        return {**everything, "position": position(base)}
+        return {**everything, "position": build_position_settings(preset)}
 
     cost = "H C N D: every cached token is attended to"
     about = f"full attention{about}"
     recipe(name, about=about, source=source, cost=cost, full=True)(build_recipe_settings)
 
 
-def _compute_stretch_factor(base: Base) -> float:
-    """Returns the factor s, how many trained windows hold the document and the question."""
-    taken = base.length + ROOM if base.length else 0
-    return float(max(1, math.ceil(taken / base.context)))
+def _compute_stretch_factor(preset: Base) -> float:
+    """Returns how many trained windows hold the document and the question, rounded up."""
+    taken = preset.length + ROOM if preset.length else 0
+    return float(max(1, math.ceil(taken / preset.context)))
 
 
-_register_recipe("origin", " as the model was trained", "appendix of the ESA paper",
-            lambda base: {"name": "true"})  # fmt: skip
-_register_recipe("full", ", far tokens where the preset's position encoding puts them",
+_register_full_attention("origin", " as the model was trained", "appendix of the ESA paper",
+            lambda preset: {"name": "true"})  # fmt: skip
+_register_full_attention("full", ", far tokens where the preset's position encoding puts them",
             "Vaswani et al. 2017, Attention Is All You Need, arXiv 1706.03762",
-            lambda base: dict(base.position))  # fmt: skip
-_register_recipe("interpolation", ", positions divided to fit into the trained window",
+            lambda preset: dict(preset.position))  # fmt: skip
+_register_full_attention("interpolation", ", positions divided to fit into the trained window",
             "Chen et al. 2023, position interpolation",
-            lambda base: {"name": "interpolation",
-                          "factor": _compute_stretch_factor(base)})  # fmt: skip
-_register_recipe("ntk", ", a larger rotary base for the document's length",
+            lambda preset: {"name": "interpolation",
+                          "factor": _compute_stretch_factor(preset)})  # fmt: skip
+_register_full_attention("ntk", ", a larger rotary base for the document's length",
             "bloc97 2023, NTK-aware scaling",
-            lambda base: {"name": "ntk", "factor": _compute_stretch_factor(base)})  # fmt: skip
-_register_recipe("ntk-dynamic", ", a rotary base that grows with the tokens cached",
+            lambda preset: {"name": "ntk", "factor": _compute_stretch_factor(preset)})  # fmt: skip
+_register_full_attention("ntk-dynamic", ", a rotary base that grows with the tokens cached",
             "emozilla 2023, dynamic NTK-aware scaling",
-            lambda base: {"name": "ntk-dynamic", "factor": _compute_stretch_factor(base),
-                          "trained": base.context})  # fmt: skip
-_register_recipe("yarn", ", slow frequencies stretched to the document's length",
+            lambda preset: {"name": "ntk-dynamic", "factor": _compute_stretch_factor(preset),
+                          "trained": preset.context})  # fmt: skip
+_register_full_attention("yarn", ", slow frequencies stretched to the document's length",
             "Peng et al. 2023, YaRN",
-            lambda base: {"name": "yarn", "factor": _compute_stretch_factor(base),
-                          "trained": base.context})  # fmt: skip
+            lambda preset: {"name": "yarn", "factor": _compute_stretch_factor(preset),
+                          "trained": preset.context})  # fmt: skip

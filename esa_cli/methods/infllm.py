@@ -1,15 +1,12 @@
-"""InfLLM selects whole blocks of tokens by the keys of each block with most attention received.
+"""The method InfLLM (Xiao et al., arXiv 2402.04617), which selects whole blocks of middle tokens.
 
-    r_h(m)   attention that token m received from head h while in L or C, at its true distance:
-             sum over queries c of exp( scale * R(q_h,c) · R(k_m) - lse_h,c )
-    K_h,b    mean of the `representatives` unrotated keys of block b with the highest r_h
-    s(b)     sum over h of mean over c of R(q_h,c, n_local - 1) · K_h,b, the same for all heads
-    choice   the blocks with the highest s that fit the budget, and the tokens after them
-
-A block is `block` tokens that have left L, counted from the first token of M. n_local - 1 is the
-position encoding's `distance`, which the recipe sets. Unlike in the published code, the preset
-decides chunks and windows, and a block without r has the mean of all keys of the block. Source:
-Xiao et al., arXiv 2402.04617."""
+A block's representatives are, for each head, the unrotated keys that received most attention while
+their tokens were local or current, at true distances. A block's score is the sum over heads of the
+mean over queries of q · K, where K is the mean of the representatives and q is rotated to the
+position encoding's `distance`. InfLLM selects the blocks with the highest scores that fit the
+budget, and the middle tokens after the last whole block. Unlike in InfLLM's published code, the
+preset decides chunks and windows, and a block without received attention is represented by the mean
+of all its keys."""
 
 from __future__ import annotations
 
@@ -20,12 +17,12 @@ import torch
 from torch import Tensor
 
 from esa_cli.attention.algebra import apply_soft_cap
-from esa_cli.attention.parts import Selector, check_minimum
+from esa_cli.attention.parts import Selector, require_minimum
 from esa_cli.attention.positions import FixedDistancePositions
 from esa_cli.attention.selection import top_k
 from esa_cli.attention.step import LayerState, Positions, Step, choose_tokens_per_block
 from esa_cli.methods.paper import ATTENDED
-from esa_cli.methods.per_head import TOKENS_AT_ONCE, BlockRowCache, list_block_tokens
+from esa_cli.methods.per_head import TOKENS_AT_ONCE, KeyBlockCache, list_block_tokens
 from esa_cli.methods.registry import OWN_SCORE, Base, recipe, register
 from esa_cli.storage.memory_store import GrowingRowMatrix
 
@@ -35,7 +32,8 @@ TOKENS_ADDED_AT_ONCE = 8192
 
 
 def sum_attention_weights(step: Step) -> Tensor:
-    """Sums the attention weights of a chunk's queries for each token of L and C, as (H, L + C)."""
+    """Returns the sum of a chunk's attention weights for each local and current token (H, L +
+    C)."""
     assert step.lse is not None, "observe needs a step with lse"
     heads, chunk, dim = step.queries.shape
     first, stop = step.start - step.local, step.start + chunk
@@ -55,10 +53,10 @@ def sum_attention_weights(step: Step) -> Tensor:
 
 @dataclass
 class ReceivedAttention:
-    """The attention r that every token received from each head, as numbers (N, H).
+    """The sums of the attention weights that N tokens received from H heads, as numbers (N, H).
 
-    r cannot be computed again, because queries are not stored. So `before_chunks` caches r (n, H)
-    of the n tokens before each of the last chunks, and cropping tokens restores it."""
+    Since queries are not stored, `before_chunks` caches the sums before each of the last chunks, so
+    that cropping tokens can restore the sums."""
 
     rows: GrowingRowMatrix
     before_chunks: dict[int, Tensor] = field(default_factory=dict)
@@ -82,7 +80,7 @@ class ReceivedAttention:
 
     @torch.no_grad()
     def crop(self, length: int) -> None:
-        """Retains the first `length` tokens, and subtracts attention of later tokens if known."""
+        """Retains the first `length` tokens, without the attention from later tokens, if known."""
         self.rows.truncate_rows(length)
         self.before_chunks = {at: r for at, r in self.before_chunks.items() if at <= length}
         self.answering = False
@@ -91,8 +89,8 @@ class ReceivedAttention:
             for at, view in self.rows.get_blocks(first, length, TOKENS_ADDED_AT_ONCE):
                 view.copy_(before[at - first : at - first + view.shape[0]])
 
-    def load_received_attention(self, start: int, stop: int) -> Tensor:
-        """Returns the attention r (stop - start, H) that the tokens [start, stop) received."""
+    def get_received_attention(self, start: int, stop: int) -> Tensor:
+        """Returns the attention (stop - start, H) that the tokens [start, stop) received."""
         out = torch.zeros(stop - start, self.rows.width, device=self.rows.device)
         known = min(stop, self.rows.length)
         if known > start:
@@ -102,10 +100,11 @@ class ReceivedAttention:
 
 @dataclass
 class InfLLMState(LayerState):
-    """The attention that a layer's tokens received, and the representative keys of its blocks."""
+    """The attention that a layer's tokens received, and the representative keys of blocks of
+    tokens."""
 
     mass: ReceivedAttention | None = None
-    keys: dict[tuple[int, int], BlockRowCache] = field(default_factory=dict)
+    keys: dict[tuple[int, int], KeyBlockCache] = field(default_factory=dict)
 
     def crop(self, length: int) -> None:
         if self.mass is not None:
@@ -124,7 +123,7 @@ class InfLLMSelector(Selector):
     representatives: int = 4
 
     def __post_init__(self) -> None:
-        check_minimum(1, block=self.block, representatives=self.representatives)
+        require_minimum(1, block=self.block, representatives=self.representatives)
 
     def new_layer_state(self) -> InfLLMState:
         return InfLLMState()
@@ -149,32 +148,36 @@ class InfLLMSelector(Selector):
         return torch.cat((list_block_tokens(blocks, self.block, middle), rest))
 
     def _score_blocks(self, step: Step) -> Tensor:
-        """Returns the score s of every whole block of middle tokens, as a tensor (n,)."""
+        """Returns the scores (n,) of the n whole blocks of middle tokens."""
         heads, _, dim = step.queries.shape
         mean = step.rotated(True).float().mean(dim=1)
         state: InfLLMState = step.layer_state(self)
-        keys = state.keys.setdefault((self.block, self.representatives), BlockRowCache())
+        keys = state.keys.setdefault((self.block, self.representatives), KeyBlockCache())
 
-        def average_keys(start: int, count: int) -> Tensor:
-            stop = start + count * self.block
-            keys = step.store.span(start, stop)[0].reshape(-1, count, self.block, dim)
-            r = None if state.mass is None else state.mass.load_received_attention(start, stop)
+        def average_block_keys(first_token: int, block_count: int) -> Tensor:
+            stop = first_token + block_count * self.block
+            keys = step.store.span(first_token, stop)[0].reshape(-1, block_count, self.block, dim)
+            r = None if state.mass is None else state.mass.get_received_attention(first_token, stop)
             return self._average_representative_keys(keys, r, heads)
 
         # A block that left L receives no more. After a crop it may be in L again: computed anew.
-        rows = keys.extend_rows(step, self.block, heads * dim, average_keys, lookahead=step.local)
+        options = (step, self.block, heads * dim, average_block_keys)
+        rows = keys.extend_cache(*options, lookahead=step.local)
         scores = []
         for _, block in rows.get_blocks(0, step.middle // self.block, TOKENS_AT_ONCE):
             by_head = (block.float().view(-1, heads, dim) * mean).sum(dim=2).T
             scores.append(by_head.sum(dim=0))
         return torch.cat(scores)
 
-    def _average_representative_keys(self, keys: Tensor, r: Tensor | None, heads: int) -> Tensor:
-        """Returns K (n, H * D) of n blocks with keys (G, n, block, D) and r (n * block, H)."""
+    def _average_representative_keys(
+        self, keys: Tensor, received_attention: Tensor | None, heads: int
+    ) -> Tensor:
+        """Returns mean representatives (n, H * D) of n blocks of keys (G, n, block, D), by the
+        attention (n * block, H) that the keys received."""
         groups, count, size, dim = keys.shape
         share = heads // groups
         mean = keys.float().mean(dim=2).repeat_interleave(share, dim=0)
-        if r is None:
+        if (r := received_attention) is None:
             return mean.transpose(0, 1).flatten(1)
         r = r.view(count, size, groups, share).permute(2, 3, 0, 1)
         best = r.topk(min(self.representatives, size), dim=3).indices
@@ -192,17 +195,16 @@ class InfLLMSelector(Selector):
     "Efficient Context Memory, arXiv 2402.04617",
     cost=f"H D M / 128 + {ATTENDED}",
 )
-def build_infllm_settings(base: Base) -> dict[str, Any]:
+def build_infllm_settings(preset: Base) -> dict[str, Any]:
     selector = {"name": "infllm", "block": 128, "representatives": 4}
-    position = {"name": "infllm", "distance": max(base.window.local - 1, 0)}
+    position = {"name": "infllm", "distance": max(preset.window.local - 1, 0)}
     return {"selector": selector, **OWN_SCORE, "position": position, "reading": "select"}
 
 
 @register("position", "infllm", about="far tokens at one distance, the last inside L")
 @dataclass(frozen=True)
 class InfLLMPositions(FixedDistancePositions):
-    """Places far queries at l_L - 1, far keys at 0, and near tokens in order; scores place far
-    tokens at `distance`, which the recipe sets to n_local - 1."""
+    """Places all far tokens at the distance of the farthest local token, near tokens in order."""
 
     distance: int = 4095
 

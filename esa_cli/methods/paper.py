@@ -1,8 +1,7 @@
 """Registers the parts in `attention/`, and the method of the ESA paper as the recipe `esa`.
 
-The recipe `esa` has every setting of its selector, score and position encoding. Windows and
-compressor come from the preset.
-"""
+The recipe `esa` sets selector, score and position encoding; windows and compressor come from the
+preset."""
 
 from __future__ import annotations
 
@@ -31,9 +30,9 @@ ATTENDED = "2 F (I + K + L)"
 """The cost of attention in one step if all heads share the selection."""
 
 
-def choose_far_distance(base: Base) -> int:
+def choose_far_distance(preset: Base) -> int:
     """Returns the distance w of far tokens: three quarters of the model's trained window."""
-    return base.context * 3 // 4
+    return preset.context * 3 // 4
 
 
 @recipe(
@@ -42,11 +41,11 @@ def choose_far_distance(base: Base) -> int:
     source=PAPER,
     cost=f"R M + {ATTENDED}",
 )
-def build_esa_settings(base: Base) -> dict[str, Any]:
+def build_esa_settings(preset: Base) -> dict[str, Any]:
     return {
         "selector": {"name": "topk", "proximity": 3},
         "score": {"name": "sum", "rotate": False},
-        "position": {"name": "esa", "distance": choose_far_distance(base)},
+        "position": {"name": "esa", "distance": choose_far_distance(preset)},
         "reading": "select",
     }
 

@@ -1,23 +1,13 @@
 """Quest and Loki, which select pages or tokens for each query head by cheap bounds or logits.
 
-Each head makes one selection for all queries of a chunk, by equation (4) for this head alone:
+Each head makes one selection for all queries of a chunk, by equation (4) of the ESA paper for this
+head alone. Quest (Tang et al., arXiv 2406.10774) bounds a page's logits by the sum over dimensions
+d of max(q_d max k_d, q_d min k_d), with max and min over the page's keys k, and selects the pages
+with the highest bounds that fit the budget. Loki (Singhania et al., arXiv 2406.02542) computes
+logits in the first principal directions of the keys, and attends exactly to the k best tokens.
 
-    s_h(m) = max over c of ( x_h,c(m) - max over m' of x_h,c(m') )
-
-In Quest (Tang et al., arXiv 2406.10774), x is an upper bound of a page's best logit,
-
-    u_h(p) = scale * sum over d of max( q_d max_{m in p} k_m,d , q_d min_{m in p} k_m,d )
-
-and the floor(budget / page) pages with the highest bounds are selected. In Loki (Singhania et al.,
-arXiv 2406.02542), x is the logit in the first principal directions of the keys; attention to the k
-best tokens is exact:
-
-    P_g    (D, r) directions of largest variance of key head g's unrotated keys
-    s_h(m) = scale * (q_h P_g)(k_m P_g)^T, where k P_g is cached
-
-Unlike the originals, q is rotated to the far distance, keys are unrotated, every chunk selects
-tokens, and P is fitted on the first tokens of M instead of another text.
-"""
+Unlike the originals, esa rotates q to the far distance, leaves keys unrotated, selects tokens for
+every chunk, and fits the principal directions on the first tokens of M instead of another text."""
 
 from __future__ import annotations
 
@@ -29,8 +19,8 @@ import torch
 from torch import Tensor
 
 from esa_cli.attention.algebra import to_float64
-from esa_cli.attention.parts import Selector, check_minimum
-from esa_cli.attention.selection import Blocks, make_reusable_blocks, top_k
+from esa_cli.attention.parts import Selector, require_minimum
+from esa_cli.attention.selection import Blocks, cache_blocks_if_few, top_k
 from esa_cli.attention.step import LayerState, Step, choose_tokens_per_block
 from esa_cli.methods.paper import choose_far_distance
 from esa_cli.methods.registry import OWN_SCORE, Base, recipe, register
@@ -43,15 +33,16 @@ TOKENS_AT_ONCE = 4096
 def select_by_head(
     compute_blocks: Callable[[], Blocks], queries: Tensor, candidate_count: int, budget: int
 ) -> list[Tensor]:
-    """Selects the best tokens or pages of each head, as ascending indices (budget,).
+    """Returns, for each head, the ascending indices (budget,) of the best tokens or pages.
 
-    `compute_blocks` computes the logits (H, C, n) of the queries (H, C, D), twice if the logits are
-    too many to cache."""
+    Args:
+        compute_blocks: yields the logits (H, C, n) of the queries (H, C, D), twice if too many to
+            cache."""
     heads, chunk, _ = queries.shape
     if chunk == 1:
         parts = [block[:, 0] for _, block in compute_blocks()]
     else:
-        passes = make_reusable_blocks(compute_blocks, heads * chunk * candidate_count)
+        passes = cache_blocks_if_few(compute_blocks, heads * chunk * candidate_count)
         top = torch.full((heads, chunk), float("-inf"), device=queries.device)
         for _, block in passes():
             top = torch.maximum(top, block.float().amax(dim=2))
@@ -59,18 +50,19 @@ def select_by_head(
     return [top_k(row, budget) for row in torch.cat(parts, dim=1)]
 
 
-def list_block_tokens(blocks: Tensor, block_size: int, middle_count: int) -> Tensor:
-    """Returns the offsets (K,) of tokens in ascending blocks (n,); the last block may be short."""
-    tokens = blocks[:, None] * block_size + torch.arange(block_size, device=blocks.device)
+def list_block_tokens(block_indices: Tensor, block_size: int, middle_count: int) -> Tensor:
+    """Returns the offsets (K,) of the middle tokens in ascending blocks (n,) of tokens."""
+    offsets = torch.arange(block_size, device=block_indices.device)
+    tokens = block_indices[:, None] * block_size + offsets
     return tokens[tokens < middle_count]
 
 
 @dataclass
-class BlockRowCache(LayerState):
-    """Cached numbers (n, width) of the first n whole blocks of `size` tokens from token `low` on.
+class KeyBlockCache(LayerState):
+    """A cache of numbers computed from the keys of whole blocks of `size` tokens from `low` on.
 
-    M begins at the same token in every step and grows at its end, so the numbers of a whole block
-    remain valid until the block, or one of the `lookahead` tokens after the block, is cropped."""
+    A block's numbers remain valid until the block, or one of the `lookahead` tokens after the
+    block, is cropped, because M begins at the same token in every step and grows at its end."""
 
     low: int = 0
     size: int = 0
@@ -81,21 +73,21 @@ class BlockRowCache(LayerState):
         if self.rows is not None:
             self.rows.truncate_rows((length - self.lookahead - self.low) // self.size)
 
-    def extend_rows(
-        self, step: Step, size: int, row_width: int, compute_rows: Callable[[int, int], Tensor],
-        lookahead: int = 0,
+    def extend_cache(
+        self, step: Step, block_size: int, block_width: int,
+        compute_blocks: Callable[[int, int], Tensor], lookahead: int = 0,
     ) -> GrowingRowMatrix:  # fmt: skip
-        """Returns the rows (at least M // size, row_width) of M's whole blocks, in the keys' dtype.
-        `compute_rows(first token, n)` returns the rows of n blocks from the first token on."""
+        """Computes the missing numbers of M's whole blocks by `compute_blocks(first token, count)`,
+        and returns all cached numbers."""
         rows = self.rows
-        if rows is None or (self.low, self.size, rows.width) != (step.low, size, row_width):
-            rows = GrowingRowMatrix(row_width, step.queries.dtype, step.queries.device)
-            self.low, self.size, self.rows = step.low, size, rows
+        if rows is None or (self.low, self.size, rows.width) != (step.low, block_size, block_width):
+            rows = GrowingRowMatrix(block_width, step.queries.dtype, step.queries.device)
+            self.low, self.size, self.rows = step.low, block_size, rows
         self.lookahead = lookahead
-        whole = step.middle // size
+        whole = step.middle // block_size
         while rows.length < whole:
-            count = min(whole - rows.length, max(1, TOKENS_AT_ONCE // size))
-            rows.append_rows(compute_rows(step.low + rows.length * size, count))
+            count = min(whole - rows.length, max(1, TOKENS_AT_ONCE // block_size))
+            rows.append_rows(compute_blocks(step.low + rows.length * block_size, count))
         return rows
 
 
@@ -112,41 +104,42 @@ class QuestSelector(Selector):
     dense_layers: int = 0
 
     def __post_init__(self) -> None:
-        check_minimum(1, page=self.page)
-        check_minimum(0, dense_layers=self.dense_layers)
+        require_minimum(1, page=self.page)
+        require_minimum(0, dense_layers=self.dense_layers)
 
-    def new_layer_state(self) -> BlockRowCache:
-        return BlockRowCache()
+    def new_layer_state(self) -> KeyBlockCache:
+        return KeyBlockCache()
 
     def allowance(self, step: Step, budget: int) -> int:
         return step.middle if step.layer < self.dense_layers else budget
 
     def select(self, step: Step, budget: int) -> Tensor | list[Tensor]:
-        """Returns H tensors (K,) of offsets into M."""
+        """Returns the offsets (K,) of middle tokens for each query head."""
         if budget >= step.middle:
             return torch.arange(step.middle, device=step.queries.device)
-        bounds, pages = self._update_page_bounds(step), -(-step.middle // self.page)
+        bounds, pages = self._cache_page_extremes(step), -(-step.middle // self.page)
         chosen = select_by_head(
-            lambda: self._compute_upper_bounds(step, bounds),
+            lambda: self._compute_page_bounds(step, bounds),
             step.queries,
             pages,
             budget // self.page,
         )
         return [list_block_tokens(row, self.page, step.middle) for row in chosen]
 
-    def _update_page_bounds(self, step: Step) -> GrowingRowMatrix:
-        """Returns the largest and smallest numbers of each page's keys: rows (pages, G * 2 D)."""
+    def _cache_page_extremes(self, step: Step) -> GrowingRowMatrix:
+        """Returns the largest and smallest numbers (pages, G * 2 D) of each whole page's keys."""
 
-        def bound_span_keys(start: int, count: int) -> Tensor:
-            return find_page_bounds(step.store.span(start, start + count * self.page)[0], self.page)
+        def find_extremes(first_token: int, page_count: int) -> Tensor:
+            keys = step.store.span(first_token, first_token + page_count * self.page)[0]
+            return find_page_extremes(keys, self.page)
 
-        rows: BlockRowCache = step.layer_state(self)
-        return rows.extend_rows(
-            step, self.page, 2 * step.store.heads * step.store.dim, bound_span_keys
+        rows: KeyBlockCache = step.layer_state(self)
+        return rows.extend_cache(
+            step, self.page, 2 * step.store.heads * step.store.dim, find_extremes
         )
 
-    def _compute_upper_bounds(self, step: Step, bounds: GrowingRowMatrix) -> Blocks:
-        """Yields blocks of bounds, as pairs of the first page and the bounds u (H, C, n)."""
+    def _compute_page_bounds(self, step: Step, page_extremes: GrowingRowMatrix) -> Blocks:
+        """Yields upper bounds of pages' logits, as pairs of the first page and bounds (H, C, n)."""
         heads, chunk, dim = step.queries.shape
         groups, whole = step.store.heads, step.middle // self.page
         q = step.rotated(True).float() * step.scale
@@ -154,19 +147,19 @@ class QuestSelector(Selector):
         both = torch.cat((q.clamp(min=0), q.clamp(max=0)), dim=-1)
         both = both.view(groups, heads // groups * chunk, 2 * dim)
 
-        def multiply_bounds(rows: Tensor) -> Tensor:
-            pages = rows.float().view(-1, groups, 2 * dim).permute(1, 2, 0)
+        def bound_page_logits(page_extremes: Tensor) -> Tensor:
+            pages = page_extremes.float().view(-1, groups, 2 * dim).permute(1, 2, 0)
             return (both @ pages).view(heads, chunk, -1)
 
-        for first, rows in bounds.get_blocks(0, whole, choose_tokens_per_block(heads * chunk)):
-            yield first, multiply_bounds(rows)
+        for first, rows in page_extremes.get_blocks(0, whole, choose_tokens_per_block(heads * chunk)):
+            yield first, bound_page_logits(rows)
         if whole * self.page < step.middle:
             keys = step.store.span(step.low + whole * self.page, step.high)[0]
-            yield whole, multiply_bounds(find_page_bounds(keys, keys.shape[1]))
+            yield whole, bound_page_logits(find_page_extremes(keys, keys.shape[1]))
 
 
-def find_page_bounds(keys: Tensor, page_size: int) -> Tensor:
-    """Returns the largest and smallest numbers (n, G * 2 D) of n pages of keys (G, n * page, D)."""
+def find_page_extremes(keys: Tensor, page_size: int) -> Tensor:
+    """Returns the largest and smallest numbers (n, G * 2 D) in n pages of keys (G, n * page, D)."""
     pages = keys.reshape(keys.shape[0], -1, page_size, keys.shape[2])
     both = torch.cat((pages.amax(dim=2), pages.amin(dim=2)), dim=-1)
     return both.transpose(0, 1).flatten(1)
@@ -174,7 +167,7 @@ def find_page_bounds(keys: Tensor, page_size: int) -> Tensor:
 
 @dataclass(frozen=True)
 class PrincipalDirections:
-    """Principal directions (G, D, r) of the keys of tokens [low, upto)."""
+    """Principal directions (G, D, r) of the keys of the tokens [low, upto)."""
 
     low: int
     upto: int
@@ -183,12 +176,11 @@ class PrincipalDirections:
 
 @dataclass
 class LokiState(LayerState):
-    """The principal directions of one layer's keys and the keys projected on them, for one choice
-    of `settings`; cropping changes neither as long as the first tokens remain."""
+    """The principal directions of a layer's keys, and the keys projected on these directions."""
 
     settings: tuple[int, int] | None = None
     directions: PrincipalDirections | None = None
-    keys: BlockRowCache = field(default_factory=BlockRowCache)
+    keys: KeyBlockCache = field(default_factory=KeyBlockCache)
 
     def crop(self, length: int) -> None:
         self.keys.crop(length)
@@ -219,29 +211,32 @@ class LokiSelector(Selector):
     rotate: bool = True
 
     def __post_init__(self) -> None:
-        check_minimum(1, rank=self.rank, fit_tokens=self.fit_tokens)
+        require_minimum(1, rank=self.rank, fit_tokens=self.fit_tokens)
 
     def new_layer_state(self) -> LokiState:
         return LokiState()
 
     def select(self, step: Step, budget: int) -> Tensor | list[Tensor]:
-        """Returns H tensors (K,) of offsets into M."""
+        """Returns the offsets (K,) of middle tokens for each query head."""
         if budget >= step.middle:
             return torch.arange(step.middle, device=step.queries.device)
         basis = self._fit_principal_directions(step)
 
-        def project_keys(start: int, count: int) -> Tensor:
-            keys = step.store.span(start, start + count)[0].float()
+        def project_keys(first_token: int, token_count: int) -> Tensor:
+            keys = step.store.span(first_token, first_token + token_count)[0].float()
             return (keys @ basis).transpose(0, 1).flatten(1)
 
         state: LokiState = step.layer_state(self)
-        reduced = state.keys.extend_rows(step, 1, step.store.heads * basis.shape[2], project_keys)
+        reduced = state.keys.extend_cache(step, 1, step.store.heads * basis.shape[2], project_keys)
         return select_by_head(
-            lambda: self._compute_logits(step, basis, reduced), step.queries, step.middle, budget
+            lambda: self._compute_reduced_logits(step, basis, reduced),
+            step.queries,
+            step.middle,
+            budget,
         )
 
     def _fit_principal_directions(self, step: Step) -> Tensor:
-        """Returns the principal directions P (G, D, r) of the keys, fitted at a change."""
+        """Returns principal directions (G, D, r) of keys, fitted anew if M or settings change."""
         state: LokiState = step.layer_state(self)
         dim = step.store.dim
         rank = max(1, dim // 4) if self.rank is None else min(self.rank, dim)
@@ -250,30 +245,32 @@ class LokiSelector(Selector):
             upto = min(step.low + self.fit_tokens, step.high)
             keys = step.store.span(step.low, upto)[0]
             directions = PrincipalDirections(step.low, upto, find_principal_directions(keys, rank))
-            state.settings, state.directions, state.keys = settings, directions, BlockRowCache()
+            state.settings, state.directions, state.keys = settings, directions, KeyBlockCache()
         return directions.basis
 
-    def _compute_logits(self, step: Step, basis: Tensor, reduced: GrowingRowMatrix) -> Blocks:
-        """Yields blocks of logits, as pairs of an offset into M and the logits s_h (H, C, n)."""
+    def _compute_reduced_logits(
+        self, step: Step, directions: Tensor, projected: GrowingRowMatrix
+    ) -> Blocks:
+        """Yields logits of projected keys, as pairs of an offset into M and logits (H, C, n)."""
         heads, chunk, dim = step.queries.shape
         groups = step.store.heads
         q = step.rotated(self.rotate).float() * step.scale
-        q = q.reshape(groups, heads // groups * chunk, dim) @ basis
-        for at, rows in reduced.get_blocks(0, step.middle, choose_tokens_per_block(heads * chunk)):
+        q = q.reshape(groups, heads // groups * chunk, dim) @ directions
+        for at, rows in projected.get_blocks(0, step.middle, choose_tokens_per_block(heads * chunk)):
             keys = rows.float().view(rows.shape[0], groups, -1).permute(1, 2, 0)
             yield at, (q @ keys).view(heads, chunk, -1)
 
 
-def _register_recipe(
-    name: str, about: str, source: str, cost: str, options: dict[str, Any]
+def _register_head_recipe(
+    name: str, about: str, source: str, cost: str, selector_options: dict[str, Any]
 ) -> None:
-    """Registers a recipe of a selector with options that places all far tokens at one distance."""
+    """Registers a recipe of a selector that attends to all far tokens at one distance."""
 
-    def build_recipe_settings(base: Base) -> dict[str, Any]:
+    def build_recipe_settings(preset: Base) -> dict[str, Any]:
         return {
-            "selector": {"name": name, **options},
+            "selector": {"name": name, **selector_options},
             **OWN_SCORE,
-            "position": {"name": "esa", "distance": choose_far_distance(base)},
+            "position": {"name": "esa", "distance": choose_far_distance(preset)},
             "reading": "select",
         }
 
@@ -284,10 +281,11 @@ def _register_recipe(
     recipe(name, about=about, source=source, cost=cost)(build_recipe_settings)
 
 
-_register_recipe("quest", "pages of 16 tokens for each head, by an upper bound of their best logit",
+_register_head_recipe(
+        "quest", "pages of 16 tokens for each head, by an upper bound of their best logit",
         "Tang et al., Quest: Query-Aware Sparsity for Efficient Long-Context LLM Inference, "
         "arXiv 2406.10774", "2 F M / 16", {"page": 16, "dense_layers": 0})  # fmt: skip
-_register_recipe("loki",
+_register_head_recipe("loki",
         "tokens for each head, by logits in the first principal directions of its keys",
         "Singhania et al., Loki: Low-Rank Keys for Efficient Sparse Attention, arXiv 2406.02542",
         "F M / 4", {"rank": None, "fit_tokens": 2048, "rotate": True})  # fmt: skip

@@ -1,7 +1,6 @@
 """Loads plugins (built-in methods, installed packages, files), and writes a first plugin file.
 
-Each plugin is loaded once. A preset can name a plugin's part but never loads a plugin.
-"""
+A plugin is loaded once per process, and never because a preset names a part of the plugin."""
 
 from __future__ import annotations
 
@@ -49,18 +48,19 @@ def load_installed_plugins() -> None:
 
 
 def load_file(path: str | Path) -> list[tuple[str, str]]:
-    """Imports a plugin file, once per process, and returns the (kind, name) pairs that it
+    """Imports a plugin file, once per process, and returns the (kind, name) pairs that the file
     registered. Raises PluginError: the file is missing, does not run, or registers nothing."""
     path = Path(path)
     if not path.is_file():
-        raise PluginError(f"no plugin file {path}", "check the path, or use `esa plugins new`")
+        hint = "check the path of the plugin file, or make one with `esa plugins new`"
+        raise PluginError(f"no plugin file {path}", hint)
     key = str(path.resolve())
     if list_entries_of_origin(key):
         return list_entries_of_origin(key)
     module_name = f"{PLUGIN_PREFIX}{path.stem.replace('-', '_')}_{abs(hash(key)):x}"
     spec = importlib.util.spec_from_file_location(module_name, path)
     if spec is None or spec.loader is None:
-        raise PluginError(f"{path} is not a Python file", "give a file that ends in .py")
+        raise PluginError(f"{path} is not a Python file", "give a plugin file that ends in .py")
     module = importlib.util.module_from_spec(spec)
     # Dataclasses and type hints look their module up by name.
     module.__file__ = key
@@ -85,7 +85,7 @@ def load_file(path: str | Path) -> list[tuple[str, str]]:
 
 
 def describe_error(error: BaseException) -> str:
-    """Returns an error's text, with the file and line that raised the error."""
+    """Returns an exception's text, with the file and line that raised the exception."""
     frames = traceback.extract_tb(error.__traceback__)
     where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
     return f"{type(error).__name__}: {error}{'' if isinstance(error, SyntaxError) else where}"
@@ -137,7 +137,7 @@ def fill_plugin_template(name: str) -> str:
     if not re.fullmatch(rf"[A-Za-z][A-Za-z0-9_-]{{0,{MAX_NAME - 1}}}", name):
         raise PluginError(
             f"{name!r} cannot name a method",
-            f"use a letter, then letters, digits, '-' and '_', at most {MAX_NAME} in all",
+            f"a name is one letter, then letters, digits, '-' and '_', at most {MAX_NAME} in all",
         )
     if name in registry.list_part_names("selector"):
         origin = registry.find_part_origin("selector", name)
@@ -151,14 +151,14 @@ def fill_plugin_template(name: str) -> str:
 
 
 def write_plugin_template(name: str, folder: str | Path) -> Path:
-    """Writes a first plugin file into `folder` and returns its path. Raises PluginError: the name
-    is invalid, the folder is missing, or the file exists."""
+    """Writes a plugin file with an example selector into `folder`, and returns the file's path.
+    Raises PluginError: the name is invalid, the folder is missing, or the file exists."""
     source, path = fill_plugin_template(name), Path(folder) / f"{name.replace('-', '_')}.py"
     try:
         with path.open("x", encoding="utf-8") as file:
             file.write(source)
     except FileExistsError as error:
-        raise PluginError(f"{path} already exists", "give another name or folder") from error
+        raise PluginError(f"{path} already exists", "choose another name or folder") from error
     except OSError as error:
         raise PluginError(f"cannot write {path}: {error.strerror}", "name a folder") from error
     return path

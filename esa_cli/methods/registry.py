@@ -31,11 +31,14 @@ T = TypeVar("T", bound=type)
 
 
 class RegisteredPart(NamedTuple):
-    """A registered class of a method's part, with its cost per step in the letters of
-    docs/plugins.md.
+    """A class of a method's part, registered by kind and name, with its cost in the letters of
+    docs/plugins.md. By default, `about` is the docstring's first line, and `source` and `cost` are
+    those of the recipe of the same name or of the first recipe in the same file.
 
-    `about` defaults to the docstring's first line; `source` and `cost` default to those of the
-    recipe of the same name, or of the first recipe in the same file."""
+    Args:
+        about: by default the first line of the class's docstring.
+        source, cost: by default those of the recipe of the same name, or of the first recipe in the
+            same file; cost per step, in the letters of docs/plugins.md."""
 
     kind: str
     name: str
@@ -58,13 +61,13 @@ def register(
     """Returns a class decorator that makes a dataclass available to presets as `kind: {name: ...}`.
     Raises PluginError: the kind is unknown, the class is no dataclass, or the name is taken."""
 
-    def add_part(cls: T) -> T:
+    def register_class(cls: T) -> T:
         if kind not in KINDS:
             raise PluginError(
                 f"cannot register {name!r}: no such kind {kind!r}", suggest_name(kind, KINDS)
             )
         if kind == "selector":
-            _check_method_name(name)
+            _refuse_reserved_method_name(name)
         fields = dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else None
         if fields is None or "name" in {field.name for field in fields}:
             raise PluginError(
@@ -76,10 +79,10 @@ def register(
         PARTS[kind].add(name, RegisteredPart(kind, name, about or summary, source, cost, cls), cls)
         return cls
 
-    return add_part
+    return register_class
 
 
-def _check_method_name(name: str) -> None:
+def _refuse_reserved_method_name(name: str) -> None:
     """Raises PluginError if a method's name has another meaning in comparisons."""
     if name in RESERVED:
         raise PluginError(
@@ -89,7 +92,7 @@ def _check_method_name(name: str) -> None:
 
 
 def list_part_names(kind: str) -> list[str]:
-    """Returns the sorted names of all registered parts of one kind."""
+    """Returns the sorted names of all registered parts of a kind, such as `selector`."""
     return sorted(PARTS[kind])
 
 
@@ -120,7 +123,7 @@ def find_part_class(kind: str, name: str) -> type:
 
 
 def build_part(kind: str, options: Mapping[str, Any]) -> Any:
-    """Makes the part of a method that `options['name']` names; the other options are its fields.
+    """Makes the part of a method that `options['name']` names, with the other options as fields.
 
     Raises:
         PresetError: a name or field is unknown, or the class refuses a value.
@@ -151,7 +154,7 @@ def build_part(kind: str, options: Mapping[str, Any]) -> Any:
         setting = f"{kind}.{key} is a {hints[key]!r}" if key else error
         raise PluginError(
             f"{kind} {name!r} has a setting that a preset cannot hold: {setting}",
-            "use int, float, bool, str or Literal, imported outside `if TYPE_CHECKING`",
+            "use the types int, float, bool, str or Literal, imported outside `if TYPE_CHECKING`",
         ) from error
     except (TypeError, ValueError) as error:
         raise PresetError(f"{kind} {name!r}: {error}", "see `esa presets show`") from error
@@ -190,9 +193,12 @@ LAID = ("window", "selector", "score", "compressor", "position", "reading")
 
 @dataclass(frozen=True)
 class Recipe:
-    """A published method with its name, a line `about` the method, its paper, and its cost per step
-    in the letters of docs/plugins.md. `settings` returns what replaces a preset's settings, `full`
-    says that attention is full whatever the budget, and `origin` is the module or plugin file."""
+    """A method by name, with a function `settings` that returns the method's settings for a preset.
+
+    Args:
+        about, source: a line about the method, and its paper.
+        cost: per step, in the letters of docs/plugins.md.
+        full: whether attention is full. origin: the module or plugin file of the recipe."""
 
     name: str
     about: str
@@ -211,16 +217,16 @@ def recipe(
 ) -> Callable[[Settings], Settings]:
     """Returns a decorator that registers a function, which returns a method's settings, as a
     recipe. Raises PluginError: the name is taken or reserved."""
-    _check_method_name(name)
+    _refuse_reserved_method_name(name)
 
-    def add_recipe(settings: Settings) -> Settings:
+    def register_function(settings: Settings) -> Settings:
         whole = Recipe(
             name, about, source, cost, settings, full, find_origin_of_definition(settings)
         )
         RECIPES.add(name, whole, settings)
         return settings
 
-    return add_recipe
+    return register_function
 
 
 def list_recipes() -> list[Recipe]:
@@ -238,8 +244,8 @@ def find_recipe(name: str) -> Recipe:
         hint = suggest_name(name, {*RECIPES, *selectors})
         raise UsageError(f"unknown method {name!r}", f"{hint}; `esa methods` lists all methods")
 
-    def build_recipe_settings(base: Base) -> dict[str, Any]:
-        return {"selector": {"name": name}, "window": {"ending": base.window.ending}}
+    def build_recipe_settings(preset: Base) -> dict[str, Any]:
+        return {"selector": {"name": name}, "window": {"ending": preset.window.ending}}
 
     about, where = "the preset's settings with this selector", find_part_origin("selector", name)
     return Recipe(name, about, where, "", build_recipe_settings, False, where)
@@ -250,7 +256,7 @@ def find_recipe(name: str) -> Recipe:
 _WITHOUT_FILE: WeakKeyDictionary[type, str] = WeakKeyDictionary()
 
 
-def hash_part_sources(method: Method) -> dict[str, str]:
+def hash_plugin_sources(method: Method) -> dict[str, str]:
     """Returns hashes of the plugin files that define the method's parts, by kind of part.
 
     A class defined in an interactive session has no file and gets a random name instead."""
@@ -260,16 +266,17 @@ def hash_part_sources(method: Method) -> dict[str, str]:
         if not cls.__module__.startswith("esa_cli."):
             file = _find_source_file(cls)
             random = _WITHOUT_FILE.setdefault(cls, uuid.uuid4().hex)
-            hashes[kind] = _hash_contents(file) if file else random
+            hashes[kind] = _hash_file(file) if file else random
     return hashes
 
 
-def find_part_without_source_file(method: Method) -> str:
-    """Returns the first kind of part whose class has no source file, or an empty text."""
+def find_kind_without_source_file(method: Method) -> str:
+    """Returns the kind of a method's first part whose class has no source file, or an empty
+    text."""
     return next((kind for kind in KINDS if not _find_source_file(type(getattr(method, kind)))), "")
 
 
-def hash_setting_files(settings: Mapping[str, Any], files: Sequence[str] = ()) -> dict[str, Any]:
+def hash_file_settings(settings: Mapping[str, Any], files: Sequence[str] = ()) -> dict[str, Any]:
     """Replaces the file paths in the settings of one part by hashes of the files' contents.
 
     Args:
@@ -278,19 +285,19 @@ def hash_setting_files(settings: Mapping[str, Any], files: Sequence[str] = ()) -
     hashed = dict(settings)
     for key, value in settings.items():
         if key == "file" or value in files:
-            hashed[key] = _hash_contents(Path(str(value)).expanduser())
-    others = [_hash_contents(Path(f).expanduser()) for f in files if f not in settings.values()]
+            hashed[key] = _hash_file(Path(str(value)).expanduser())
+    others = [_hash_file(Path(f).expanduser()) for f in files if f not in settings.values()]
     return {**hashed, "files": others} if others else hashed
 
 
-def _find_source_file(cls: type) -> Path | None:
+def _find_source_file(part_class: type) -> Path | None:
     try:
-        return Path(inspect.getfile(cls))
+        return Path(inspect.getfile(part_class))
     except (TypeError, OSError):  # a class defined in an interactive session
         return None
 
 
-def _hash_contents(path: Path) -> str:
+def _hash_file(path: Path) -> str:
     try:
         return hashlib.sha256(path.read_bytes()).hexdigest()
     except OSError as error:

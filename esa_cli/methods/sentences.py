@@ -1,18 +1,14 @@
 """The methods InfiniRetri and ReContext, which select whole sentences.
 
-InfiniRetri (Ye et al., arXiv 2502.12962) selects the sentences of the `tokens` best tokens by s:
-
-    a_h(c, m) = softmax over m of the logits of head h of the last layer
-    s(m)      = sum over heads h, the question's tokens c and |phrase| neighbours j of a_h(c, j)
-
-As published, phrases have 8 tokens, and the best 300 tokens select whole sentences. The published
-method passes the text through the model in pieces, together with the sentences selected so far; in
-esa the question passes once after the stored document, and the softmax is over all of M.
+InfiniRetri (Ye et al., arXiv 2502.12962) selects the sentences of the tokens with the highest sum
+of the last layer's attention weights over heads, the question's tokens and the tokens of a phrase.
+InfiniRetri as published has phrases of 8 tokens, and selects the sentences of the best 300 tokens.
+InfiniRetri as published passes the text through the model in pieces, together with the sentences
+selected so far; in esa the question passes once after the stored document.
 
 ReContext (arXiv 2607.02509) selects the sentences of the 32 tokens that retrieval heads attend to.
-The published method inserts the sentences as text in several rounds; esa attends to the KV cache of
-the sentences right before the question.
-"""
+ReContext as published inserts the sentences as text in several rounds; esa attends to the KV cache
+of the sentences right before the question."""
 
 from __future__ import annotations
 
@@ -28,8 +24,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from esa_cli.attention.parts import Score, check_minimum
-from esa_cli.attention.selection import make_reusable_blocks
+from esa_cli.attention.parts import Score, require_minimum
+from esa_cli.attention.selection import cache_blocks_if_few
 from esa_cli.attention.step import Step
 from esa_cli.methods.consensus import LayerSumSelector, build_esa_consensus_settings
 from esa_cli.methods.paper import ATTENDED
@@ -40,14 +36,13 @@ TOKENS_WITHOUT_TEXT = 32
 """The number of tokens that count as a sentence if the text is unknown (stock `generate`)."""
 
 
-def find_sentence_starts(pieces: Sequence[str]) -> Tensor:
-    """Returns the ascending positions (S,) of first tokens of sentences, then the text's end;
-    `pieces` has each token's text. A token that spans a sentence's end belongs to the earlier
-    sentence."""
-    ends = [found.end() for found in SENTENCE_END.finditer("".join(pieces))]
-    starts = numpy.array([0, *accumulate(map(len, pieces))])
+def find_sentence_starts(token_texts: Sequence[str]) -> Tensor:
+    """Returns the ascending positions of the first tokens of sentences, then the number of tokens.
+    A token that spans a sentence's end belongs to the earlier sentence."""
+    ends = [found.end() for found in SENTENCE_END.finditer("".join(token_texts))]
+    starts = numpy.array([0, *accumulate(map(len, token_texts))])
     at = numpy.searchsorted(starts, ends)
-    return torch.from_numpy(numpy.unique([0, *at, len(pieces)])).long()
+    return torch.from_numpy(numpy.unique([0, *at, len(token_texts)])).long()
 
 
 @register("selector", "sentences", about="whole sentences of the best tokens of all layers")
@@ -56,13 +51,13 @@ class WholeSentenceSelector(LayerSumSelector):
     """Selects the whole sentences of the `tokens` best tokens by the sum of the layers' scores.
 
     Sentences are selected in the order of their best tokens until the budget is used; the last
-    sentence may be selected in part. Tokens that share the lowest score select nothing."""
+    sentence may be selected in part. Tokens with the lowest score of all select nothing."""
 
     rounds: Literal[1, 2] = 2
     tokens: int = 300
 
     def __post_init__(self) -> None:
-        check_minimum(1, tokens=self.tokens)
+        require_minimum(1, tokens=self.tokens)
 
     def select_best_tokens(self, scores: Tensor, step: Step, budget: int) -> Tensor:
         bounds = self._find_sentence_bounds(step)
@@ -103,7 +98,7 @@ def sum_scores_over_phrases(scores: Tensor, phrase_length: int) -> Tensor:
 @register("score", "infiniretri", about="the last layer's attention, summed over phrases")
 @dataclass(frozen=True)
 class PhraseScore(Score):
-    """A score that sums the attention weights of all heads and question tokens over phrases.
+    """A score that sums attention weights over all heads, the question's tokens and short phrases.
 
     Args:
         phrase: number of tokens in a phrase.
@@ -114,7 +109,7 @@ class PhraseScore(Score):
     layers: Literal["last", "all"] = "last"
 
     def __post_init__(self) -> None:
-        check_minimum(1, phrase=self.phrase)
+        require_minimum(1, phrase=self.phrase)
 
     @property
     def rotates(self) -> bool:
@@ -131,7 +126,7 @@ class PhraseScore(Score):
         if own is not None and bool(own.any()):
             step = replace(step, queries=step.queries[:, own])
         heads, chunk, _ = step.queries.shape
-        passes = make_reusable_blocks(partial(step.head_logits, True), heads * chunk * step.middle)
+        passes = cache_blocks_if_few(partial(step.head_logits, True), heads * chunk * step.middle)
         total = torch.full((heads, chunk), float("-inf"), device=out.device)
         for _, logits in passes():
             total = torch.logaddexp(total, logits.logsumexp(dim=-1))
@@ -146,10 +141,10 @@ class PhraseScore(Score):
     "arXiv 2502.12962; the stored KV cache in place of a second prefill",
     cost=f"F M in the last layer for a question, 0 for an answer's token, + {ATTENDED}",
 )
-def build_infiniretri_settings(base: Base) -> dict[str, Any]:
+def build_infiniretri_settings(preset: Base) -> dict[str, Any]:
     selector = {"name": "sentences", "tokens": 300, "rounds": 2}
     score = {"name": "infiniretri", "phrase": 8, "layers": "last"}
-    return {**build_esa_consensus_settings(base), "selector": selector, "score": score}
+    return {**build_esa_consensus_settings(preset), "selector": selector, "score": score}
 
 
 @recipe(
@@ -159,8 +154,8 @@ def build_infiniretri_settings(base: Base) -> dict[str, Any]:
     "arXiv 2607.02509; the stored KV cache in place of replayed text",
     cost=f"F M for a question, 0 for an answer's token, + {ATTENDED}",
 )
-def build_recontext_settings(base: Base) -> dict[str, Any]:
-    whole = build_esa_consensus_settings(base)
+def build_recontext_settings(preset: Base) -> dict[str, Any]:
+    whole = build_esa_consensus_settings(preset)
     score = {key: value for key, value in whole["score"].items() if key != "heads"}
     return {
         **whole,

@@ -1,15 +1,13 @@
-"""StreamingLLM and LM-Infinite, which select no middle tokens, or middle tokens for each head.
+"""The methods StreamingLLM and LM-Infinite, which select no middle tokens, or some for each head.
 
-    streaming-llm      I and the last K + L tokens, numbered as one text (`contiguous`)
-    lm-infinite        I at distance L, and the most recent tokens
-    lm-infinite-topk   besides, in layers from `first_layer` on, for each query head h alone:
-                       s_h(m) = scale * R(q_h,last, w) · k_g(h),m, w = 2048, keys unrotated,
-                       q_h,last the chunk's last query; the k best of M, at distance w
+The method `streaming-llm` (Xiao et al., arXiv 2309.17453) attends to the initial and the last K + L
+tokens, numbered as one text. The method `lm-infinite` (Han et al., arXiv 2308.16137) attends to the
+same tokens, with the initial ones at distance L. The method `lm-infinite-topk` also selects, for
+each query head in layers from `first_layer` on, the k middle tokens with the highest logits for the
+chunk's last query, at a distance of at most half the trained window.
 
-The preset decides I, L and k, so that methods are compared at one budget. In esa the local tokens
-move by whole chunks, and tokens that left L remain cached. The distance w is at most half the
-trained window. Sources: Xiao et al., arXiv 2309.17453; Han et al., arXiv 2308.16137.
-"""
+The preset decides I, L and k, so that methods are compared at one budget. Unlike in the originals,
+local tokens move by whole chunks, and tokens that are no longer local remain cached."""
 
 from __future__ import annotations
 
@@ -19,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from esa_cli.attention.parts import PositionEncoding, Selector, check_minimum
-from esa_cli.attention.positions import FixedDistancePositions, place_tokens_in_order
+from esa_cli.attention.parts import PositionEncoding, Selector, require_minimum
+from esa_cli.attention.positions import FixedDistancePositions, make_consecutive_positions
 from esa_cli.attention.step import Positions, Step
 from esa_cli.methods.per_head import select_by_head
 from esa_cli.methods.registry import OWN_SCORE, Base, recipe, register
@@ -33,10 +31,10 @@ FAR_DISTANCE = 2048
 """The distance w of middle tokens in the original LM-Infinite."""
 
 
-def _build_settings_without_middle_tokens(base: Base, position: str) -> dict[str, Any]:
+def _build_settings_without_middle_tokens(preset: Base, position_name: str) -> dict[str, Any]:
     """Returns a recipe's settings that spend the whole budget on initial and local tokens."""
-    parts = {"selector": {"name": "none"}, **OWN_SCORE, "position": {"name": position}}
-    return {"window": base.local_only(), **parts, "reading": "local"}
+    parts = {"selector": {"name": "none"}, **OWN_SCORE, "position": {"name": position_name}}
+    return {"window": preset.local_only(), **parts, "reading": "local"}
 
 
 @recipe(
@@ -46,8 +44,8 @@ def _build_settings_without_middle_tokens(base: Base, position: str) -> dict[str
     "arXiv 2309.17453",
     cost="2 F (I + L), L taking the whole budget",
 )
-def build_streaming_llm_settings(base: Base) -> dict[str, Any]:
-    return _build_settings_without_middle_tokens(base, "contiguous")
+def build_streaming_llm_settings(preset: Base) -> dict[str, Any]:
+    return _build_settings_without_middle_tokens(preset, "contiguous")
 
 
 @recipe(
@@ -56,8 +54,8 @@ def build_streaming_llm_settings(base: Base) -> dict[str, Any]:
     source=LM_INFINITE,
     cost="2 F (I + L), L taking the whole budget",
 )
-def build_lm_infinite_settings(base: Base) -> dict[str, Any]:
-    return _build_settings_without_middle_tokens(base, "lm-infinite")
+def build_lm_infinite_settings(preset: Base) -> dict[str, Any]:
+    return _build_settings_without_middle_tokens(preset, "lm-infinite")
 
 
 @recipe(
@@ -67,9 +65,9 @@ def build_lm_infinite_settings(base: Base) -> dict[str, Any]:
     cost="F M + 2 F (I + L) + 2 H D K as published; here F M + 2 F L + 2 H F (I + K), "
     "as keys of all heads are loaded for each query head",
 )
-def build_lm_infinite_topk_settings(base: Base) -> dict[str, Any]:
+def build_lm_infinite_topk_settings(preset: Base) -> dict[str, Any]:
     selector = {"name": "lm-infinite-topk", "first_layer": 4, "count": None}
-    distance, initial = min(FAR_DISTANCE, base.context // 2), base.window.initial
+    distance, initial = min(FAR_DISTANCE, preset.context // 2), preset.window.initial
     position = {"name": "lm-infinite-topk", "distance": distance, "initial": initial}
     return {"selector": selector, **OWN_SCORE, "position": position, "reading": "select"}
 
@@ -88,10 +86,10 @@ class LastQuerySelector(Selector):
     count: int | None = None
 
     def __post_init__(self) -> None:
-        check_minimum(0, first_layer=self.first_layer, count=self.count)
+        require_minimum(0, first_layer=self.first_layer, count=self.count)
 
     def select(self, step: Step, budget: int) -> Tensor | list[Tensor]:
-        """Returns H tensors (K,) of offsets into M, or (0,) in layers below `first_layer`."""
+        """Returns offsets (K,) of middle tokens for each head, or none below `first_layer`."""
         count = budget if self.count is None else min(budget, self.count)
         if step.layer < self.first_layer:
             count = 0
@@ -106,16 +104,16 @@ class LastQuerySelector(Selector):
 @register("position", "lm-infinite-topk", about="sinks at distance L, other far tokens at another")
 @dataclass(frozen=True)
 class TwoDistancePositions(PositionEncoding):
-    """Places `initial` tokens at distance L, and other far tokens at `distance`."""
+    """Places the `initial` tokens right beyond the local ones, other far tokens at `distance`."""
 
     distance: int = FAR_DISTANCE
     initial: int = 64
 
     def __post_init__(self) -> None:
-        check_minimum(0, distance=self.distance, initial=self.initial)
+        require_minimum(0, distance=self.distance, initial=self.initial)
 
     def near(self, local: int, chunk: int, start: int, far: int) -> Positions:
-        return place_tokens_in_order(local, chunk)
+        return make_consecutive_positions(local, chunk)
 
     def far(self, at: Tensor, local: int, chunk: int, start: int) -> Positions:
         query = max(local, self.distance)
@@ -127,7 +125,7 @@ class TwoDistancePositions(PositionEncoding):
 @register("position", "lm-infinite", about="far tokens at one distance, the first beyond L")
 @dataclass(frozen=True)
 class LMInfinitePositions(FixedDistancePositions):
-    """Places far queries at l_L, far keys at 0, near tokens in order; scores use `distance`."""
+    """Places all far tokens at one distance, right beyond the local tokens."""
 
     distance: int = 2048
 
@@ -138,12 +136,13 @@ class LMInfinitePositions(FixedDistancePositions):
 @register("position", "streaming", about="far tokens in order, a whole L away")
 @dataclass(frozen=True)
 class StreamingPositions(PositionEncoding):
-    """Places far tokens in order and a whole L away, as InfLLM's published code of StreamingLLM."""
+    """Numbers far tokens in order, right beyond the local tokens, as InfLLM's published code of
+    StreamingLLM does."""
 
     distance: int = 2048
 
     def near(self, local: int, chunk: int, start: int, far: int) -> Positions:
-        return place_tokens_in_order(local, chunk)
+        return make_consecutive_positions(local, chunk)
 
     def far(self, at: Tensor, local: int, chunk: int, start: int) -> Positions:
         count = at.shape[0]

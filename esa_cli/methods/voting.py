@@ -1,15 +1,13 @@
-"""The score `vote`, which normalises each head's logits over M before heads are combined.
+"""The score `vote`, which normalises each head's logits over the middle tokens.
 
 Since logits are normalised, a head with large logits cannot outweigh the few retrieval heads. The
-recipes are `esa-vote`, `esa-individual` (the paper's ablation over heads), and `tokenselect`:
+score's recipes are `esa-vote`, `esa-individual` (the paper's ablation over heads) and
+`tokenselect`.
 
-    q_h    = mean over c of R(q_h,c, L + c)        the chunk's queries at their positions after L
-    S(m)   = sum over h of softmax_m( q_h · k_g(h),m )      keys unrotated, no 1/sqrt(D)
-    choice   the k best of S, after an optional maximum over `pool` neighbours
-
-Unlike the published code of TokenSelect, query head h is scored with the key head that it attends
-with, there is no selection cache, and the preset decides windows, chunk and k.
-"""
+The recipe `tokenselect` selects the k middle tokens m with the highest sum over heads h of
+softmax_m(q_h · k_g(h),m), where q_h is the mean of the chunk's queries at their positions and keys
+are unrotated. Unlike the published code of TokenSelect, esa scores a query head with the key head
+that it attends with, caches no selection, and takes windows, chunk and k from the preset."""
 
 from __future__ import annotations
 
@@ -21,8 +19,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from esa_cli.attention.parts import Score, Selector, check_minimum, require_odd
-from esa_cli.attention.selection import SumScore, make_reusable_blocks, proximity, top_k
+from esa_cli.attention.parts import Score, Selector, require_minimum, require_odd
+from esa_cli.attention.selection import SumScore, cache_blocks_if_few, proximity, top_k
 from esa_cli.attention.step import Step
 from esa_cli.errors import PresetError
 from esa_cli.methods.paper import ATTENDED, PAPER, build_esa_settings
@@ -32,22 +30,23 @@ PLAIN: dict[str, Any] = {"shortlist": 0, "contrast": False, "normalise": "head",
 
 
 def combine_heads(
-    logits: Tensor, normaliser: Tensor, rule: str, contrasted: tuple[Tensor, Tensor] | None = None
+    logits: Tensor, normaliser: Tensor, rule: str, masks: tuple[Tensor, Tensor] | None = None
 ) -> Tensor:
-    """Combines logits (H, C, n), less their normalisers (H, C), into scores (n,). `contrasted` has
-    masks (C,) of queries whose scores count, and of queries whose scores are subtracted."""
+    """Combines logits (H, C, n), less their normalisers (H, C), into scores (n,). If `masks` (C,)
+    are given, the scores of the second mask's queries are subtracted from those of the first
+    mask's."""
     shifted = logits - normaliser[..., None]
     heads = shifted.exp_().sum(dim=0) if rule == "softmax" else shifted.amax(dim=0)
-    if contrasted is None:
+    if masks is None:
         return heads.amax(dim=0)
-    own, around = contrasted
+    own, around = masks
     return (heads[own].amax(dim=0) - heads[around].amax(dim=0)).clamp_min_(0)
 
 
 @register("score", "vote", about="heads normalised over M, maximum over queries")
 @dataclass(frozen=True)
 class VoteScore(Score):
-    """A score that normalises logits over M, and combines the logits of heads and of the chunk.
+    """A score that normalises each head's logits over M before it combines heads and queries.
 
     Args:
         rule: `softmax` sums the heads' attention weights over M, and `max` takes the maximum over
@@ -71,12 +70,12 @@ class VoteScore(Score):
     def __post_init__(self) -> None:
         for pair in self.heads:
             if len(pair) != 2 or not all(isinstance(i, int) and i >= 0 for i in pair):
-                raise ValueError(f"heads must be pairs of a layer and a head, got {pair!r}")
+                raise ValueError(f"score.heads must be pairs of a layer and a head, got {pair!r}")
         if self.normalise == "query" and self.rule != "max":
-            raise ValueError(f"rule must be max if normalise is query, got {self.rule!r}")
+            raise ValueError(f"score.rule must be max if normalise is query, got {self.rule!r}")
         if self.contrast and self.rule != "softmax":
-            raise ValueError(f"rule must be softmax if contrast is on, got {self.rule!r}")
-        check_minimum(0, shortlist=self.shortlist)
+            raise ValueError(f"score.rule must be softmax if contrast is on, got {self.rule!r}")
+        require_minimum(0, shortlist=self.shortlist)
 
     @property
     def features(self) -> bool:
@@ -97,23 +96,23 @@ class VoteScore(Score):
         chosen_heads = self._list_scoring_heads(step)
         if chosen_heads == [] or not step.middle:
             return torch.zeros(step.middle, device=step.queries.device)
-        masks = self._find_contrasted_query_masks(step)
+        masks = self._make_question_and_prompt_masks(step)
         if 0 < self.shortlist < step.middle:
             chosen = top_k(SumScore(rotate=self.rotate).scores(step), self.shortlist)
             logits = step.head_logits_at(chosen, self.rotate, chosen_heads).float()
             out = torch.full((step.middle,), -torch.inf, device=logits.device)
-            total = self._share_normaliser(self._compute_normaliser(logits))
+            total = self._share_between_heads(self._compute_normaliser(logits))
             out[chosen] = combine_heads(logits, total, self.rule, masks)
             return out
         heads, chunk, _ = step.queries.shape
         heads = heads if chosen_heads is None else len(chosen_heads)
         blocks = partial(step.head_logits, self.rotate, chosen_heads)
-        passes = make_reusable_blocks(blocks, heads * chunk * step.middle)
+        passes = cache_blocks_if_few(blocks, heads * chunk * step.middle)
         total = torch.full((heads, chunk), -torch.inf, device=step.queries.device)
         join = torch.logaddexp if self.rule == "softmax" else torch.maximum
         for _, logits in passes():
             total = join(total, self._compute_normaliser(logits))
-        total = self._share_normaliser(total)
+        total = self._share_between_heads(total)
         return torch.cat([combine_heads(logits, total, self.rule, masks) for _, logits in passes()])
 
     def _list_scoring_heads(self, step: Step) -> list[int] | None:
@@ -126,12 +125,12 @@ class VoteScore(Score):
             raise PresetError(
                 f"score.heads must name heads below {step.queries.shape[0]}, got head {beyond[0]} "
                 f"of layer {step.layer}",
-                "the heads were found for another model; set score.heads=[]",
+                "score.heads were found for another model; set score.heads=[]",
             )
         return chosen_heads
 
-    def _find_contrasted_query_masks(self, step: Step) -> tuple[Tensor, Tensor] | None:
-        """Returns masks of the queries inside and around the question, if both exist."""
+    def _make_question_and_prompt_masks(self, step: Step) -> tuple[Tensor, Tensor] | None:
+        """Returns masks (C,) of the queries inside and around the question, if both exist."""
         own, around = (step.own, step.around) if self.contrast else (None, None)
         if own is None or around is None or not bool(own.any()) or not bool(around.any()):
             return None
@@ -141,8 +140,8 @@ class VoteScore(Score):
         """Returns the numbers (H, C) by which logits (H, C, n) are normalised over the n tokens."""
         return logits.logsumexp(dim=-1) if self.rule == "softmax" else logits.amax(dim=-1)
 
-    def _share_normaliser(self, normaliser: Tensor) -> Tensor:
-        """Returns normalisers of logits, (H, C), or (1, C) if all heads share one maximum."""
+    def _share_between_heads(self, normaliser: Tensor) -> Tensor:
+        """Returns normalisers (H, C), or their maximum (1, C) if all heads share one maximum."""
         return normaliser.amax(dim=0, keepdim=True) if self.normalise == "query" else normaliser
 
 
@@ -152,9 +151,9 @@ class VoteScore(Score):
     source=f"{PAPER}; its ablation over heads",
     cost=f"F M + {ATTENDED}",
 )
-def build_esa_individual_settings(base: Base) -> dict[str, Any]:
+def build_esa_individual_settings(preset: Base) -> dict[str, Any]:
     vote = {"name": "vote", "rule": "max", "rotate": False, **PLAIN, "normalise": "query"}
-    return {**build_esa_settings(base), "score": vote}
+    return {**build_esa_settings(preset), "score": vote}
 
 
 @recipe(
@@ -163,16 +162,17 @@ def build_esa_individual_settings(base: Base) -> dict[str, Any]:
     source="this project, after the paper",
     cost=f"F M + {ATTENDED}",
 )
-def build_esa_vote_settings(base: Base) -> dict[str, Any]:
+def build_esa_vote_settings(preset: Base) -> dict[str, Any]:
     vote = {"name": "vote", "rule": "softmax", "rotate": True, **PLAIN}
-    return {**build_esa_settings(base), "selector": {"name": "topk", "proximity": 1}, "score": vote}
+    topk = {"name": "topk", "proximity": 1}
+    return {**build_esa_settings(preset), "selector": topk, "score": vote}
 
 
 @register("selector", "tokenselect", about="softmax scores of all heads, for the mean query")
 @dataclass(frozen=True)
 class TokenSelectSelector(Selector):
-    """Makes one selection for all heads by softmax scores summed over heads; each token's score is
-    the maximum of `pool` neighbouring tokens."""
+    """Selects tokens for all heads by softmax scores, which are summed over heads and then
+    max-pooled over `pool` neighbouring tokens."""
 
     pool: int = 1
 
@@ -184,7 +184,8 @@ class TokenSelectSelector(Selector):
             return torch.arange(step.middle, device=step.queries.device)
         chunk = step.queries.shape[1]
         at = torch.arange(step.local, step.local + chunk, device=step.queries.device)
-        rotated = step.rope.rotate(step.queries, at) * step.rope.compute_key_gain(step.queries)
+        scale = step.rope.compute_rotation_scale(step.queries)
+        rotated = step.rope.rotate(step.queries, at) * scale
         mean = rotated.float().mean(dim=1, keepdim=True).to(step.queries.dtype)
         votes = VoteScore(rotate=False).scores(replace(step, queries=mean, scale=1.0))
         return top_k(proximity(votes, self.pool // 2), budget)
@@ -197,6 +198,6 @@ class TokenSelectSelector(Selector):
     "LLMs via Dynamic Token-Level KV Cache Selection, arXiv 2411.02886",
     cost=f"F M + {ATTENDED}",
 )
-def build_tokenselect_settings(base: Base) -> dict[str, Any]:
+def build_tokenselect_settings(preset: Base) -> dict[str, Any]:
     parts = {"selector": {"name": "tokenselect", "pool": 1}, "position": {"name": "contiguous"}}
     return {**parts, **OWN_SCORE, "reading": "select"}

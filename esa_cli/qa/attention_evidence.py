@@ -104,7 +104,7 @@ class AttentionWeights:
         """Yields the attention to document tokens, to selected before local tokens."""
         heads = range(trace.queries.shape[0])
         joint = isinstance(trace.far, Tensor)
-        for head, far in enumerate(trace.far_tokens_by_head):
+        for head, far in enumerate(trace.list_far_positions()):
             count = int((far < self.tokens).sum())
             if count:
                 own = heads if joint else range(head, head + 1)

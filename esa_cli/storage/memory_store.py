@@ -179,7 +179,7 @@ class MemoryKVStore:
         shared: bool = False, on_host: bool = False,
     ) -> None:  # fmt: skip
         self.heads, self.dim, self.dtype, self.device = heads, dim, dtype, device
-        self.shared, self.resident = shared, not on_host
+        self.shared, self.is_on_device = shared, not on_host
         width = (1 if shared else 2) * heads * dim
         self._rows = GrowingRowMatrix(width, dtype, CPU if on_host else device)
         self._features: GrowingRowMatrix | None = None
@@ -218,7 +218,7 @@ class MemoryKVStore:
             yield at, keys if groups is None else keys[make_slice_or_list(groups)]
 
     @property
-    def reduced(self) -> int:
+    def reduced_key_count(self) -> int:
         return self._features.length if self._features else 0
 
     def append_reduced_keys(self, reduced_keys: Tensor) -> None:
@@ -294,8 +294,8 @@ class KVStoreChain:
         return sum(part.store.nbytes for part in self._list_slices())
 
     @property
-    def resident(self) -> bool:
-        return all(part.store.resident for part in self._parts)
+    def is_on_device(self) -> bool:
+        return all(part.store.is_on_device for part in self._parts)
 
     def _divide_range_by_store(
         self, start: int, stop: int
@@ -334,10 +334,10 @@ class KVStoreChain:
                 yield at - low + begin, keys
 
     @property
-    def reduced(self) -> int:
+    def reduced_key_count(self) -> int:
         for start, part in zip(self._compute_slice_starts(), self._list_slices(), strict=False):
-            if part.store.reduced < part.high:
-                return start + max(0, part.store.reduced - part.low)
+            if part.store.reduced_key_count < part.high:
+                return start + max(0, part.store.reduced_key_count - part.low)
         return len(self)
 
     def reduced_key_blocks(
@@ -372,7 +372,7 @@ class AppendableStoreChain(KVStoreChain):
         self.tail.append(k, v)
 
     def append_reduced_keys(self, reduced_keys: Tensor) -> None:
-        assert self.reduced >= self.tail_start_position, "all parts must have reduced keys"
+        assert self.reduced_key_count >= self.tail_start_position, "all parts must have reduced keys"
         self.tail.append_reduced_keys(reduced_keys)
 
     def replace_first_tail_tokens(self, read_only_store: KVStore) -> None:

@@ -16,8 +16,8 @@ from esa_cli.attention import kernels
 from esa_cli.attention.kernels import attend_with_capped_distance
 from esa_cli.attention.layer import SelectiveAttention
 from esa_cli.attention.method import LayerMemory, Method
-from esa_cli.attention.parts import PositionEncoding, Selector, check_minimum, require_odd
-from esa_cli.attention.positions import place_single_query, place_tokens_in_order
+from esa_cli.attention.parts import PositionEncoding, Selector, require_minimum, require_odd
+from esa_cli.attention.positions import make_consecutive_positions, make_single_query_positions
 from esa_cli.attention.step import ChunkTrace, Positions, Step
 from esa_cli.attention.window import Phase, QueryState, TokenChunk, Window
 from esa_cli.storage.memory_store import MemoryKVStore
@@ -46,7 +46,7 @@ class Strange(PositionEncoding):
         return (inverse / 2, factor) if length > 20 else None
 
     def near(self, local: int, chunk: int, start: int, far: int) -> Positions:
-        return place_tokens_in_order(local, chunk, first=3)
+        return make_consecutive_positions(local, chunk, first_position=3)
 
     def far(self, at: Tensor, local: int, chunk: int, start: int) -> Positions:
         return Positions(torch.full((chunk,), 40), 2 * torch.arange(at.shape[0]) + 0.5)
@@ -110,12 +110,12 @@ def test_all_at_once(joint: bool, limit: int | None, monkeypatch: pytest.MonkeyP
                 want[head, i] = torch.tensor(out)
                 trace = next(one for one in traces if one.start == start)
                 assert trace.lse[head, i - start].item() == pytest.approx(lse, abs=2e-5)
-                rows = trace.far_tokens_by_head
+                rows = trace.list_far_positions()
                 assert rows[head if len(rows) > 1 else 0].tolist() == far
     torch.testing.assert_close(torch.cat(got, 1), want, rtol=2e-5, atol=2e-5)
     assert [one.decoding for one in traces] == [False] * 7 + [True] * 3
     assert all(one.stop - one.start == one.queries.shape[1] for one in traces)
-    assert [one.initial for one in traces] == [0, 0, *[2] * 8]
+    assert [one.initial_count for one in traces] == [0, 0, *[2] * 8]
 
 
 @pytest.mark.parametrize("cap", [0.0, 1.5])
@@ -156,16 +156,16 @@ def test_positions_of_one_token(
     want: tuple[int, list[int]],
 ) -> None:
     near_at, far_at = (Positions(*(torch.tensor(x) for x in both)) for both in (near, far))
-    query, keys = place_single_query(torch.device("cpu"), near_at, far_at, limit)
+    query, keys = make_single_query_positions(torch.device("cpu"), near_at, far_at, limit)
     assert (query.tolist(), keys.tolist()) == ([want[0]], want[1])
 
 
 def test_bounds_of_settings() -> None:
-    check_minimum(2, a=2, b=None, c=3.5)
+    require_minimum(2, a=2, b=None, c=3.5)
     require_odd(a=1, b=7)
     for value in (1, 1.9, float("nan")):
         with pytest.raises(ValueError, match="b must be at least 2"):
-            check_minimum(2, a=2, b=value)
+            require_minimum(2, a=2, b=value)
     for odd in (0, 2, -1):
         with pytest.raises(ValueError, match="b must be odd"):
             require_odd(a=3, b=odd)

@@ -225,7 +225,7 @@ def test_one_chunk_alone(position: str, start: int) -> None:
     layer.memory.store.append(layer.k, layer.v)
     q, k, v = (reference.plain(x) for x in (layer.q[:, start:], layer.k, layer.v))
     for select in (True, False):
-        got = attention_of(method).attend_chunk(
+        got = attention_of(method).compute_chunk_attention(
             layer.memory, layer.q[:, start:], TokenChunk(start, 38, select), QueryState()
         )
         settings = settings_of(method, layer.memory)
@@ -256,7 +256,7 @@ def test_reading_locally(position: str, score: str, chunk: int) -> None:
     layer = new_layer(38)
     attention = attention_of(method)
     close(layer.feed(attention, 18, Phase.PREFILL), layer.in_loops(method, 0, 18, False))
-    assert layer.memory.store.reduced == 0
+    assert layer.memory.store.reduced_key_count == 0
     close(layer.feed(attention, 30), layer.in_loops(method, 18, 30))
     asked = layer.feed(attention, 38, Phase.QUESTION)
     close(asked, layer.in_loops(replace(method, reading="select"), 30, 38))
@@ -313,7 +313,7 @@ def test_chunks_are_cut_from_the_end(phase: Phase, reading: str, answer_start: i
             )
             decoding = count == 1 and answers[phase]
             want.append(TokenChunk(tokens[0], tokens[-1] + 1, select, decoding))
-        got = replace(window, chunk=size).cut_into_chunks(reading, start, stop, query)
+        got = replace(window, chunk=size).cut_call_into_chunks(reading, start, stop, query)
         if count or not whole:
             assert list(got) == want
 
@@ -364,7 +364,7 @@ def test_fit_is_to_the_logits_of_attention(width: int) -> None:
 
 def test_scores_without_features_store_none() -> None:
     memory = check(method_of(score="vote", rank=5))
-    assert memory.store.reduced == 0
+    assert memory.store.reduced_key_count == 0
     assert memory.moments.count == 0
 
 
@@ -477,7 +477,7 @@ def test_learned_maps_in_place(tmp_path: Any) -> None:
     width = GROUPS * DIM
     save_learned_projections(path, [Linear(torch.randn(width, 4), torch.randn(width, 4))])
     memory = check(replace(method_of(), compressor=LearnedCompressor(str(path))))
-    assert memory.store.reduced > 0
+    assert memory.store.reduced_key_count > 0
 
 
 def test_far_positions_beyond_the_rotary_table(monkeypatch: pytest.MonkeyPatch) -> None:

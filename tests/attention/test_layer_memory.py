@@ -24,10 +24,10 @@ def memory() -> LayerMemory:
 
 def test_rows_are_fetched_again_where_positions_differ(memory: LayerMemory) -> None:
     at = torch.tensor([1, 5, 8])
-    keys, values = memory.fetch_far_tokens(at)
-    assert memory.fetch_far_tokens(at)[0] is keys
-    assert memory.fetch_far_tokens(at.clone())[0] is keys
-    other, _ = memory.fetch_far_tokens(torch.tensor([1, 5, 9]))
+    keys, values = memory.fetch_far_keys_and_values(at)
+    assert memory.fetch_far_keys_and_values(at)[0] is keys
+    assert memory.fetch_far_keys_and_values(at.clone())[0] is keys
+    other, _ = memory.fetch_far_keys_and_values(torch.tensor([1, 5, 9]))
     assert torch.equal(other, memory.store.gather(torch.tensor([1, 5, 9]))[0])
     assert torch.equal(values, memory.store.gather(at)[1])
     memory.crop(-2)
@@ -68,7 +68,7 @@ class Elsewhere(MemoryKVStore):
 
     def __init__(self) -> None:
         super().__init__(2, 4, torch.float32, torch.device("cpu"))
-        self.resident = False
+        self.is_on_device = False
         self.asked: list[list[int]] = []
 
     def gather(self, at: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -94,17 +94,17 @@ def test_only_new_rows_are_fetched_from_elsewhere(at: list[int], asked: list[lis
     rows = torch.randn(2, 30, 4), torch.randn(2, 30, 4)
     store.append(*rows)
     memory = LayerMemory(0, store)
-    memory.fetch_far_tokens(torch.tensor([1, 5, 8, 12]))
+    memory.fetch_far_keys_and_values(torch.tensor([1, 5, 8, 12]))
     store.asked.clear()
     for _ in range(2):
-        fetched = memory.fetch_far_tokens(torch.tensor(at, dtype=torch.long))
+        fetched = memory.fetch_far_keys_and_values(torch.tensor(at, dtype=torch.long))
         assert all(torch.equal(a, b[:, at]) for a, b in zip(fetched, rows, strict=True))
     assert [one for one in store.asked if one] == asked
 
 
 def test_many_far_tokens_are_not_kept(memory: LayerMemory, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(method, "FETCH_KEPT", 2)
-    memory.fetch_far_tokens(torch.tensor([1, 5, 8]))
+    memory.fetch_far_keys_and_values(torch.tensor([1, 5, 8]))
     assert memory.fetched is None
-    memory.fetch_far_tokens(torch.tensor([1, 5]))
+    memory.fetch_far_keys_and_values(torch.tensor([1, 5]))
     assert memory.fetched is not None

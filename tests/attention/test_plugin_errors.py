@@ -17,7 +17,7 @@ from esa_cli.attention.parts import (
     Score,
     Selector,
     check_selected_offsets,
-    name_faulty_plugins,
+    report_plugin_errors,
 )
 from esa_cli.attention.positions import ContiguousPositions
 from esa_cli.attention.selection import SumScore, TopKSelector
@@ -96,14 +96,14 @@ def test_selections_outside_the_middle_or_the_budget_are_refused(out: Any) -> No
     ],
 )
 def test_memory_that_runs_out_is_nobodys_fault(error: Exception) -> None:
-    with pytest.raises(type(error)), name_faulty_plugins({"selector": Gives()}):
+    with pytest.raises(type(error)), report_plugin_errors({"selector": Gives()}):
         raise error
 
 
 def test_bugs_of_our_own_stay_bugs() -> None:
-    with pytest.raises(KeyError), name_faulty_plugins({"selector": TopKSelector()}):
+    with pytest.raises(KeyError), report_plugin_errors({"selector": TopKSelector()}):
         raise KeyError("k")
-    with pytest.raises(PresetError), name_faulty_plugins({"selector": Gives()}):
+    with pytest.raises(PresetError), report_plugin_errors({"selector": Gives()}):
         raise PresetError("for a person")
 
 

@@ -12,7 +12,7 @@ from esa_cli.attention.positions import (
     ContiguousPositions,
     FixedDistancePositions,
     TruePositions,
-    place_tokens_in_order,
+    make_consecutive_positions,
 )
 from esa_cli.attention.step import Positions
 from esa_cli.methods.full_attention import (
@@ -151,5 +151,5 @@ def test_no_far_tokens(encoding: PositionEncoding) -> None:
 
 
 def test_consecutive() -> None:
-    assert place_tokens_in_order(2, 3, first=10).key.tolist() == [10, 11, 12, 13, 14]
-    assert place_tokens_in_order(2, 3, first=10).query.tolist() == [12, 13, 14]
+    assert make_consecutive_positions(2, 3, first_position=10).key.tolist() == [10, 11, 12, 13, 14]
+    assert make_consecutive_positions(2, 3, first_position=10).query.tolist() == [12, 13, 14]

@@ -46,7 +46,7 @@ def test_pairs_of_a_part_of_the_head(pairs: Pairs, factor: float) -> None:
     got = rope.rotate(x, torch.tensor(at))
     torch.testing.assert_close(got, torch.tensor(want), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(
-        x * rope.compute_key_gain(x), rope.rotate(x, torch.zeros(5, dtype=torch.long))
+        x * rope.compute_rotation_scale(x), rope.rotate(x, torch.zeros(5, dtype=torch.long))
     )
 
 
@@ -74,12 +74,12 @@ class Slower(TruePositions):
 def test_an_encodings_frequencies_replace_the_models_and_keep_the_pairs() -> None:
     own = Rope(FixedFrequencyRotaryModule(INVERSE, 1.5), pairs="interleaved")
     attention = SelectiveAttention(Method(position=Slower()), own, 1.0)
-    assert attention.choose_rope_for_length(4) is own
+    assert attention.choose_rope(4) is own
     x, at = torch.randn(1, 4, DIM), [0, 1, 2, 30]
     for length in (5, 9):
-        changed = attention.choose_rope_for_length(length)
-        assert attention.choose_rope_for_length(length) is changed
-        assert changed.spare == (length == 5)
+        changed = attention.choose_rope(length)
+        assert attention.choose_rope(length) is changed
+        assert changed.preallocate == (length == 5)
         slow = Rope(FixedFrequencyRotaryModule(INVERSE / length, 3.0), pairs="interleaved")
         assert torch.equal(changed.rotate(x, torch.tensor(at)), slow.rotate(x, torch.tensor(at)))
 
@@ -111,7 +111,7 @@ def test_weights_after_the_rotation() -> None:
     assert (rope.rotate_to_far_distance(query, 5) @ key.mT).item() == pytest.approx(
         logit(5, 0), rel=1e-5
     )
-    half = rope.copy_with_frequencies(INVERSE / 2, 1.0, spare=False)
+    half = rope.copy_with_frequencies(INVERSE / 2, 1.0, preallocate=False)
     slow = half.rotate(query, torch.tensor([18]))
     torch.testing.assert_close(slow, rope.rotate(query, torch.tensor([9])))
     with pytest.raises(ModelError, match="same sign"):
@@ -121,7 +121,5 @@ def test_weights_after_the_rotation() -> None:
 def test_without_rotation_positions_do_not_count() -> None:
     rope, x = NoRope(), torch.randn(2, 3, DIM)
     assert rope.rotate(x, torch.tensor([5, 1, 900])) is x
-    assert torch.equal(x * rope.compute_key_gain(x), x)
-    assert (
-        SelectiveAttention(Method(position=Slower()), rope, 1.0).choose_rope_for_length(9) is rope
-    )
+    assert torch.equal(x * rope.compute_rotation_scale(x), x)
+    assert SelectiveAttention(Method(position=Slower()), rope, 1.0).choose_rope(9) is rope

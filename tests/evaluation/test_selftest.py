@@ -149,7 +149,7 @@ def test_a_shared_prefill_is_observed_by_methods_that_observe_once(loaded: Any) 
                 "The gate opens at nine. " * 40, method=build_prefill_method(base, methods)
             )
             mass = session.cache.get_layer_kv_cache(0).states[0, InfLLMSelector].mass
-            sums.append(mass.load_received_attention(0, session.document_tokens).clone())
+            sums.append(mass.get_received_attention(0, session.document_tokens).clone())
     assert sums[0].sum() > 0
     assert torch.equal(*sums)
 
@@ -180,7 +180,7 @@ def test_no_selective_method_has_more_in_view_than_the_budget(loaded: Any) -> No
             session.ask("Which word?", max_new_tokens=3, trace=seen.append)
         assert {one.decoding for one in seen} == {True, False}
         for one in seen:
-            assert one.local + max(len(row) for row in one.far_tokens_by_head) <= 4 + 64 + 64, name
+            assert one.local + max(map(len, one.list_far_positions())) <= 4 + 64 + 64, name
 
 
 def test_the_ceiling_is_plain_attention_inside_the_window(loaded: Any) -> None:

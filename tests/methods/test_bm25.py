@@ -102,7 +102,7 @@ def chosen(loaded: Any, question: str, overrides: Sequence[str] = ()) -> list[se
 
     def trace(chunk: ChunkTrace) -> None:
         if not chunk.decoding and isinstance(chunk.far, torch.Tensor):
-            found.append(set(chunk.far.tolist()) - set(range(chunk.initial)))
+            found.append(set(chunk.far.tolist()) - set(range(chunk.initial_count)))
 
     with Session(
         loaded.model, loaded.tokenizer, resolved_preset.apply_method("bm25", base)

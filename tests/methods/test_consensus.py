@@ -21,7 +21,7 @@ from esa_cli.attention.step import Step
 from esa_cli.attention.window import QueryState, Window
 from esa_cli.errors import PresetError
 from esa_cli.methods import registry
-from esa_cli.methods.consensus import ConsensusSelector, select_windows
+from esa_cli.methods.consensus import LayerConsensusSelector, select_windows
 from esa_cli.methods.voting import VoteScore
 from esa_cli.models.attachment.attach import AttachedModel, attach
 from esa_cli.models.attachment.kv_cache import EsaCache
@@ -69,8 +69,8 @@ def scores(rows: int = LAYERS, middle: int = MIDDLE) -> torch.Tensor:
     return torch.rand(rows, middle)
 
 
-def selector(**options: Any) -> ConsensusSelector:
-    return ConsensusSelector(**{"passage": PASSAGE, **options})
+def selector(**options: Any) -> LayerConsensusSelector:
+    return LayerConsensusSelector(**{"passage": PASSAGE, **options})
 
 
 def asked(values: torch.Tensor, shared: QueryState, **options: Any) -> list[list[int]]:
@@ -151,7 +151,7 @@ def test_what_has_become_local_since_is_not_selected() -> None:
     shared = QueryState()
     votes = torch.zeros(MIDDLE)
     votes[[5, 29, 30, 39]] = 1.0
-    flat = ConsensusSelector(passage=1)
+    flat = LayerConsensusSelector(passage=1)
     flat.select(told(votes, 0, shared), 4)
     word = told(votes[:30], 0, shared, start=1000 + CHUNK, chunk=1)
     assert flat.select(word, 4).tolist() == [5, 29]
@@ -247,7 +247,7 @@ def test_kept_passages_stand_at_their_place_in_the_document() -> None:
 )
 def test_settings_that_do_not_hold(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        ConsensusSelector(**options)
+        LayerConsensusSelector(**options)
     with pytest.raises(PresetError):
         registry.build_part("selector", {"name": "consensus", **options})
 
@@ -261,7 +261,7 @@ DOCUMENT, QUESTION, ANSWER = 60, 9, 8
 def attached(make_model: ModelFactory) -> Any:
     method = Method(
         Window(initial=4, selected=10, local=8, chunk=7),
-        selector=ConsensusSelector(passage=3),
+        selector=LayerConsensusSelector(passage=3),
         score=VoteScore(),
         position=ContiguousPositions(20),
         reading="local",

@@ -462,13 +462,13 @@ def test_many_middle_tokens(name: str, keep: bool, monkeypatch: pytest.MonkeyPat
         heads=2,
         groups=1,
         dim=4,
-        observe=selector.observe if selector.observes else None,
+        observe=selector.observe if selector.is_observer else None,
     )
     state = step.states.get((step.layer, InfLLMSelector))
     r = (
         None
         if state is None
-        else reference.plain(state.mass.load_received_attention(0, len(step.store)).T)
+        else reference.plain(state.mass.get_received_attention(0, len(step.store)).T)
     )
     want = rule()(place_of(step, r), 700)
     got = selected(selector, step, 700)
@@ -532,7 +532,7 @@ def test_an_answers_token_reads_only_what_is_new(
 ) -> None:
     options = {"infllm": {"block": 8}}.get(name, {})
     selector = registry.build_part("selector", {"name": name, **options})
-    step = make_step(middle=400, observe=selector.observe if selector.observes else None)
+    step = make_step(middle=400, observe=selector.observe if selector.is_observer else None)
     selector.select(step, 64)
     read: list[tuple[int, int]] = []
     span = MemoryKVStore.span
@@ -555,14 +555,14 @@ def test_infllm_takes_back_what_a_question_gave() -> None:
     """Exactly, when it was not longer than the marks; approximately, when it was."""
     reader = Reader(method_of(INFLLM), *draw(120))
     reader.feed(40)
-    before = reader.memory.states[0, InfLLMSelector].mass.load_received_attention(0, 40).clone()
+    before = reader.memory.states[0, InfLLMSelector].mass.get_received_attention(0, 40).clone()
     for length, exact in (
         (40 + WINDOW.chunk * KEPT_CHUNKS, True),
         (41 + WINDOW.chunk * KEPT_CHUNKS, False),
     ):
         reader.feed(length)
         reader.crop(40)
-        after = reader.memory.states[0, InfLLMSelector].mass.load_received_attention(0, 40)
+        after = reader.memory.states[0, InfLLMSelector].mass.get_received_attention(0, 40)
         assert torch.equal(after, before) == exact
     assert torch.equal(after[: 40 - WINDOW.local], before[: 40 - WINDOW.local])
 

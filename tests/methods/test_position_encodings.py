@@ -154,7 +154,7 @@ def test_far_tokens_stand_where_they_are_said_to(
 def plain_rates(dim: int, theta: float) -> torch.Tensor:
     return build_rope(
         dim, rope_parameters={"rope_type": "default", "rope_theta": theta}
-    ).frequencies[0]
+    ).get_inverse_frequencies()[0]
 
 
 def their_rates(
@@ -227,7 +227,7 @@ class TestFrequenciesAreThoseOfTransformers:
 )
 @pytest.mark.parametrize("kind", SCALED)
 def test_stretched_hosts_are_refused(kind: str, encoding: Any) -> None:
-    inverse, factor = build_rope(64, rope_parameters=SCALED[kind]).frequencies
+    inverse, factor = build_rope(64, rope_parameters=SCALED[kind]).get_inverse_frequencies()
     with pytest.raises(PresetError, match="must be a series"):
         encoding.frequencies(inverse, factor, 1)
 

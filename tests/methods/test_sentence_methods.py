@@ -201,7 +201,7 @@ def test_every_layer_attends_to_the_same_sentences(loaded: Any, name: str) -> No
 
     def trace(chunk: ChunkTrace) -> None:
         assert isinstance(chunk.far, torch.Tensor)
-        chosen[chunk.layer] = set(chunk.far.tolist()) - set(range(chunk.initial))
+        chosen[chunk.layer] = set(chunk.far.tolist()) - set(range(chunk.initial_count))
 
     with Session(
         loaded.model, loaded.tokenizer, resolved_preset.apply_method(name, base)

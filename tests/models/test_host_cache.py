@@ -48,7 +48,7 @@ def run(model: Any, method: Method, on_host: bool, pieces: int = 16) -> list[tor
             for at in range(first + 20, first + 26):
                 found.append(model(ids[:, at : at + 1], past_key_values=cache).logits)
             cache.truncate(120)
-        assert {cache.get_layer_kv_cache(i).store.resident for i in range(2)} == {not on_host}
+        assert {cache.get_layer_kv_cache(i).store.is_on_device for i in range(2)} == {not on_host}
     return found
 
 
@@ -100,7 +100,7 @@ def test_a_token_fetches_only_what_the_last_one_had_not(
     memory = LayerMemory(0, store)
     for one, count in zip(selections, counts, strict=True):
         before, at = store.rows, torch.tensor(one, dtype=torch.long)
-        keys, values = memory.fetch_far_tokens(at)
+        keys, values = memory.fetch_far_keys_and_values(at)
         assert torch.equal(keys, k[:, at])
         assert torch.equal(values, v[:, at])
         assert store.rows - before == count

@@ -17,7 +17,7 @@ from esa_cli.attention.selection import TopKSelector
 from esa_cli.attention.step import ChunkTrace
 from esa_cli.attention.window import Phase, QueryState, Window
 from esa_cli.documents.document import Document, Mark
-from esa_cli.methods.consensus import ConsensusSelector
+from esa_cli.methods.consensus import LayerConsensusSelector
 from esa_cli.methods.full_attention import ReRopePositions
 from esa_cli.methods.per_head import LokiSelector
 from esa_cli.methods.voting import VoteScore
@@ -131,7 +131,7 @@ def method_of(name: str) -> Method:
         ),
         "ending": Method(
             Window(3, 9, 6, 8, dense=10, ending=2),
-            ConsensusSelector(passage=1),
+            LayerConsensusSelector(passage=1),
             VoteScore(),
             position=ContiguousPositions(DISTANCE),
         ),

@@ -73,7 +73,7 @@ def test_a_store_goes_on_after_an_interruption(make: Callable[[], Any], action: 
         if len(store) > before + READ:
             store.crop(before + READ - len(store))
         append(store, READ, 100)
-        done = store.reduced - before
+        done = store.reduced_key_count - before
         store.append_reduced_keys(FEATURES[done:])
         keys, values = (one[:, before:] for one in store.span(0, before + 100))
         assert torch.equal(torch.stack((keys, values)), ROWS), after

@@ -94,7 +94,7 @@ def read(
             projections = fit_of(ids, layout)
         for layer, maps in zip(writer.layers, projections or [], strict=bool(projections)):
             if maps is not None:
-                keys = layer.span(layer.reduced, len(layer))[0]
+                keys = layer.span(layer.reduced_key_count, len(layer))[0]
                 layer.append_reduced_keys(maps.keys(join_key_heads(keys)))
         writer.flush_segments(projections, states_of(ids, end, layout))
 
@@ -144,7 +144,7 @@ def assert_holds(layers: Sequence[KVStore], ids: Sequence[int], layout: Layout =
         assert torch.equal(values, v)
         maps = fit_of(ids, layout)[i]
         if maps is not None:
-            assert layer.reduced == len(ids)
+            assert layer.reduced_key_count == len(ids)
             found = torch.cat([block for _, block in layer.reduced_key_blocks(0, len(ids))])
             torch.testing.assert_close(found, maps.keys(join_key_heads(k)), rtol=1e-5, atol=1e-5)
 

@@ -86,7 +86,7 @@ class Model:
                 assert ((decoded.float() - rows).abs() <= 0.51 * steps + rows.abs() / 128).all()
             self.keys, self.values = (rows.clone() for rows in stored.span(0, count))
         assert stored.nbytes == count * layout.count_token_bytes(0)
-        assert not stored.resident
+        assert not stored.is_on_device
         self.store = AppendableStoreChain([KVStoreSlice(stored, 0, count)], self.in_memory())
 
     def append(self, store: KVStore, count: int, reduce: bool = False) -> None:
@@ -121,7 +121,7 @@ class Model:
     def check(self) -> None:
         """Every way of reading gives the same, on random ranges."""
         store, length, draw = self.store, self.keys.shape[1], self.draw
-        assert (len(store), store.reduced) == (length, self.features.shape[0])
+        assert (len(store), store.reduced_key_count) == (length, self.features.shape[0])
         if self.kind in ("memory", "host"):
             row = (1 if self.shared else 2) * HEADS * DIM * self.dtype.itemsize
             reduced = self.features.shape[0] * RANK * self.dtype.itemsize
@@ -142,8 +142,8 @@ class Model:
                 place += keys.shape[1]
                 assert torch.equal(keys, rows[:, start:place])
             assert place == high
-        place, stop = min(low, store.reduced), min(high, store.reduced)
-        for start, features in store.reduced_key_blocks(place, stop, most) if store.reduced else ():
+        place, stop = min(low, known := store.reduced_key_count), min(high, known)
+        for start, features in store.reduced_key_blocks(place, stop, most) if known else ():
             assert start == place
             assert 0 < features.shape[0] <= most
             place += features.shape[0]
@@ -213,7 +213,7 @@ def test_a_token_is_one_contiguous_row_and_the_first_can_be_taken_out() -> None:
     assert reduced is not None
     assert torch.equal(reduced, features[:9])
     store.drop_first_tokens(9)
-    assert len(store) == store.reduced == 11
+    assert len(store) == store.reduced_key_count == 11
     assert torch.equal(store.span(0, 11)[1], rows[1, :, 9:])
     assert torch.equal(torch.cat([b for _, b in store.reduced_key_blocks(0, 11)]), features[9:])
 
@@ -229,7 +229,7 @@ def test_only_the_tail_of_a_joined_store_is_taken_back(tmp_path: Path) -> None:
     plain.append_reduced_keys(torch.randn(4, RANK))
     for low, reduced in ((3, 1), (5, 0), (0, 4)):
         joined = AppendableStoreChain([KVStoreSlice(plain, low, 7)], model.in_memory())
-        assert joined.reduced == reduced
+        assert joined.reduced_key_count == reduced
     with pytest.raises(AssertionError, match="parts must have reduced keys"):
         joined.append_reduced_keys(torch.randn(1, RANK))
 

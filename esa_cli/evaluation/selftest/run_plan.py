@@ -76,7 +76,7 @@ def group_by_prefill(settings: SelftestSettings, preset: Preset, length: int) ->
         method = resolve_preset(chosen).method
         # Only scores with reduced keys need the compressor that is fitted during prefill, and a
         # shared prefill has the preset's positions.
-        fitting = method.reduced_key_settings if method.score.features else None
+        fitting = method.get_reduced_key_settings() if method.score.features else None
         elsewhere = fitting is not None and fitting[1] not in (None, distance)
         is_full = chosen.selector["name"] == "full" or (
             name != resolved_preset.AS_IS and registry.find_recipe(name).full
@@ -155,7 +155,7 @@ def build_prefill_method(base: Method, methods: Sequence[Method]) -> Method:
     """Returns a method for the shared prefill of several methods. The prefill attends only to
     initial and local tokens, calls `observe` of every method's selector, and fits the methods'
     common compressor."""
-    others = tuple(dict.fromkeys(m.selector for m in methods if m.selector.observes))
+    others = tuple(dict.fromkeys(m.selector for m in methods if m.selector.is_observer))
     selector = RecordingSelector(base.selector, others) if others else base.selector
     fitting = next((m for m in methods if m.score.features), base)
     return replace(

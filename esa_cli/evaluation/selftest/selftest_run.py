@@ -69,7 +69,7 @@ class ChunkRecorder:
 def _measure_share_in_view(trace: ChunkTrace, fact: range) -> NeedleShare:
     near = trace.start - trace.local
     inside = sum(at >= near for at in fact)
-    stop, rows = min(fact.stop, near), trace.far_tokens_by_head
+    stop, rows = min(fact.stop, near), trace.list_far_positions()
     selected = [int(((row >= fact.start) & (row < stop)).sum()) for row in rows]
     size, mean = max(1, len(fact)), sum(selected) / len(selected)
     return (inside + mean) / size, (inside + max(selected)) / size
@@ -217,7 +217,7 @@ class SelftestRun:
                     for preset in group.presets if group.reading != "text" else ():
                         session.use_preset(preset)
                         # Some position encodings cannot change the frequencies of some models.
-                        host = session.attachment.rotary_embedding.frequencies
+                        host = session.attachment.rotary_embedding.get_inverse_frequencies()
                         session.method.position.frequencies(*host, length)
                     SelftestDocument(self, session, sample, group).check_lengths()
 

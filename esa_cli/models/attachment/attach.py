@@ -173,7 +173,7 @@ class AttachedModel:
             cast(Any, model.config).original_max_position_embeddings = sys.maxsize
         model.set_attn_implementation(NAME)
         if rotary is not None:
-            angles = self.rotary_embedding.frequencies[0].shape[0]
+            angles = self.rotary_embedding.get_inverse_frequencies()[0].shape[0]
             width = angles if family.half_table or family.complex_table else 2 * angles
             width = 1 if family.unequal_heads else width  # 1 is broadcast to any size of heads
             self.body.rotary_emb = IdentityRotaryEmbedding(width, family.complex_table, rotary)

@@ -147,9 +147,9 @@ def make_query_rotation_metadata(method: Method) -> dict[str, str]:
 def check_compressor_fits(compressor: Compressor, model: Any, method: Method | None = None) -> None:
     """Raises PresetError if a compressor of keys was fitted to another model than `model`, or to
     queries that are rotated differently than in `method`."""
-    from esa_cli.attention.parts import name_faulty_plugins
+    from esa_cli.attention.parts import report_plugin_errors
 
-    with name_faulty_plugins({"compressor": compressor}):
+    with report_plugin_errors({"compressor": compressor}):
         metadata = compressor.metadata
     file = next(iter(compressor.files), "the compressor file")
     wanted = read_model_fingerprint(metadata)

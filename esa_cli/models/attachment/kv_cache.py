@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin, DummyLayer, LinearAttentionLayer
 
-from esa_cli.attention.method import LayerMemory, Method, SharedLayerMemory
+from esa_cli.attention.method import KVSharingLayerMemory, LayerMemory, Method
 from esa_cli.attention.step import KVStore, LayerState, Projection
 from esa_cli.attention.window import Phase, QueryState
 from esa_cli.errors import UsageError
@@ -270,7 +270,7 @@ class EsaCache(Cache):
     def is_unobserved_prefill(self) -> bool:
         """Whether the next forward call is a prefill whose queries nothing observes or records."""
         phase, trace = self.query.phase, self.query.trace
-        return phase is Phase.PREFILL and trace is None and not self.method.selector.observes
+        return phase is Phase.PREFILL and trace is None and not self.method.selector.is_observer
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
@@ -301,7 +301,7 @@ class EsaCache(Cache):
         """Returns the keys, values and selector states that one layer's attention uses."""
         if layer_index in self._sources:
             source = self.get_layer_kv_cache(self._sources[layer_index])
-            return SharedLayerMemory(layer_index, source.store, source.states, source=source)
+            return KVSharingLayerMemory(layer_index, source.store, source.states, source=source)
         layer = self.layers[layer_index]
         assert isinstance(layer, KvCacheLayer), "the layer keeps no keys"
         assert layer.memory, "the layer has no tokens"
@@ -341,7 +341,7 @@ class EsaCache(Cache):
         """Frees the temporary copies of cached keys and values that a question needed."""
         for layer in self.kv_layers:
             if layer.memory:
-                layer.memory.free_fetched_tokens()
+                layer.memory.free_fetched_keys_and_values()
 
     def truncate(self, token_count: int) -> None:
         """Crops the KV cache to its first `token_count` tokens, even after an interrupted call.

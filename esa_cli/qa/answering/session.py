@@ -14,9 +14,9 @@ from typing import Any
 import torch
 
 from esa_cli.attention.method import Method
-from esa_cli.attention.parts import name_faulty_plugins
+from esa_cli.attention.parts import report_plugin_errors
 from esa_cli.attention.step import ChunkTrace, Projection
-from esa_cli.attention.window import Phase, QueryState, QuestionAndText, SurveyComplete
+from esa_cli.attention.window import Phase, QueryState, QuestionAndText, SurveyPassComplete
 from esa_cli.errors import UsageError
 from esa_cli.models.attachment.attach import attach, get_last_token_only_options
 from esa_cli.models.attachment.kv_cache import EsaCache
@@ -368,9 +368,9 @@ class Session:
         if not method.selector.surveys:
             return
         query.surveying = True
-        with suppress(SurveyComplete):
+        with suppress(SurveyPassComplete):
             self._feed_tokens(asked.ids_before_answer)
         self.cache.truncate(length)
-        with name_faulty_plugins(vars(method)):
+        with report_plugin_errors(vars(method)):
             query.selector = method.selector.after_survey(query.selector)
         query.surveying = query.dense = False

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from esa_cli.errors import PresetError, UsageError
-from esa_cli.methods.registry import find_part_without_source_file
+from esa_cli.methods.registry import find_kind_without_source_file
 from esa_cli.storage.library import SEGMENT
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def check_joint_question(resolved: ResolvedPreset, model_type: str, has_state_la
     if not resolved.preset.answer.needs_kv_cache:
         return
     check_states_can_join(model_type, has_state_layers)
-    if resolved.method.selector.observes:
+    if resolved.method.selector.is_observer:
         raise UsageError(
             f"selector {resolved.preset.selector['name']} works with one document only",
             "ask about one document, or use another selector",
@@ -45,9 +45,9 @@ def check_joint_question(resolved: ResolvedPreset, model_type: str, has_state_la
 def find_storage_hindrance(method: Method) -> str:
     """Returns the reason why prefilled documents cannot be stored, or an empty text if they can be.
     The first segment is stored with the projections that were fitted on its tokens."""
-    if method.selector.observes:
+    if method.selector.is_observer:
         return "its selector gathers data during the prefill, which is not stored"
-    if kind := find_part_without_source_file(method):
+    if kind := find_kind_without_source_file(method):
         return f"its {kind} must be defined in a file, by which it is recognised"
     tokens = method.compressor.fit_tokens if method.score.features else 0
     if tokens > SEGMENT:

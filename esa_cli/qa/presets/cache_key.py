@@ -16,7 +16,7 @@ from importlib.metadata import version
 from typing import Any
 
 from esa_cli.attention.method import Method
-from esa_cli.methods.registry import PARTS, hash_part_sources, hash_setting_files
+from esa_cli.methods.registry import PARTS, hash_file_settings, hash_plugin_sources
 from esa_cli.models.attachment.fingerprint import (
     LOADED_PLAIN,
     compute_model_fingerprint,
@@ -59,7 +59,7 @@ def make_cache_key(
         "format": FORMAT,
         "model": model,
         "head": list(head),
-        "parts": hash_part_sources(method),
+        "parts": hash_plugin_sources(method),
         "rows": {"dtype": layout.dtype, "kind": layout.kind},
         "prompt": preset.prompt.model_dump(exclude={"after"}),
         "window": window,
@@ -69,7 +69,7 @@ def make_cache_key(
     if method.score.features:
         aim = {"rotate": method.score.rotates, "distance": method.position.distance}
         files = method.compressor.files
-        facts["compressor"] = {**hash_setting_files(preset.compressor, files), **aim}
+        facts["compressor"] = {**hash_file_settings(preset.compressor, files), **aim}
     if preset.window.dense is None:  # the length of full attention follows from k
         facts["window"] = window = {**window, "dense": method.window.full_attention_limit}
     if layout.states:
@@ -135,10 +135,10 @@ def hash_preset_settings(preset: Preset, left_out: tuple[str, ...] = ("name",)) 
     settings in `left_out`. Raises PresetError: a setting is invalid, or a file cannot be read."""
     facts = preset.model_dump(mode="json", exclude={*left_out, "answer"})
     method = resolve_preset(preset).method
-    files: dict[str, Any] = {**hash_part_sources(method)}
+    files: dict[str, Any] = {**hash_plugin_sources(method)}
     for kind in PARTS:
         named = method.compressor.files if kind == "compressor" else ()
-        for key, value in hash_setting_files(facts[kind], named).items():
+        for key, value in hash_file_settings(facts[kind], named).items():
             if value != facts[kind].get(key):
                 files[f"{kind}.{key}"] = value
     # Without files the hash is that of older versions, whose rows can be continued.

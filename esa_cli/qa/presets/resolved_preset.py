@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from esa_cli.storage.memory_store import PrefilledDocument
 
 MEMBERS = {
-    "selector": ("Selector", ("sums_layers", "surveys", "observes", "window_size")),
+    "selector": ("Selector", ("sums_layers", "surveys", "is_observer", "window_size")),
     "score": ("Score", ("features", "rotates", "last_layer")),
     "compressor": ("Compressor", ("fit_tokens", "files")),
     "position": ("PositionEncoding", ("distance", "max_distance")),
@@ -88,7 +88,7 @@ def _build_method_part(kind: str, options: dict[str, Any]) -> Any:
             f"{kind} {options['name']!r} must be derived from {base}, got class {name}",
             f"write `class {name}({base}):`, see docs/plugins.md",
         )
-    with parts.name_faulty_plugins({kind: part}):
+    with parts.report_plugin_errors({kind: part}):
         for member in members:
             getattr(part, member)
     return part
@@ -98,7 +98,7 @@ def build_method(preset: Preset) -> Method:
     """Builds a preset's method. Raises PresetError: a part, a setting or the kernel is invalid."""
     from esa_cli.attention.kernels import KERNELS
     from esa_cli.attention.method import Method
-    from esa_cli.attention.parts import name_faulty_plugins
+    from esa_cli.attention.parts import report_plugin_errors
     from esa_cli.methods.plugin_loading import load_installed_plugins
 
     load_installed_plugins()
@@ -108,7 +108,7 @@ def build_method(preset: Preset) -> Method:
         )
     parts = {kind: _build_method_part(kind, getattr(preset, kind)) for kind in MEMBERS}
     if not parts["selector"].sums_layers:
-        with name_faulty_plugins(parts):
+        with report_plugin_errors(parts):
             parts["score"] = parts["score"].for_single_layers()
     distance = parts["position"].distance
     if not isinstance(distance, int) or distance < 0:
@@ -233,7 +233,7 @@ def check_same_compressor(old: Method | None, new: Method) -> None:
     prefilled the document; `old` is None if it is unknown."""
     if old is None or not new.score.features:
         return
-    if new.reduced_key_settings != old.reduced_key_settings or (
+    if new.get_reduced_key_settings() != old.get_reduced_key_settings() or (
         new.compressor.fit_tokens and not old.score.features
     ):
         raise PresetError(

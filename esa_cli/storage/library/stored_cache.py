@@ -35,7 +35,7 @@ from esa_cli.storage.memory_store import (
 class SegmentKVStore(SegmentLayer):
     """A read-only store of one layer's keys and values in a memory-mapped segment file."""
 
-    resident = False
+    is_on_device = False
 
     def __init__(self, segment: SegmentFile, layer: int, device: torch.device = CPU) -> None:
         super().__init__(segment, layer)
@@ -71,13 +71,13 @@ class SegmentKVStore(SegmentLayer):
             yield start + low, keys.view(block.shape[0], -1, self.dim).transpose(0, 1)
 
     @property
-    def reduced(self) -> int:
+    def reduced_key_count(self) -> int:
         return len(self) if self.segment.layout.reduced[self.layer] else 0
 
     def reduced_key_blocks(
         self, start: int, stop: int, most: int = BLOCK
     ) -> Iterator[tuple[int, Tensor]]:
-        assert stop <= self.reduced, "all tokens must have reduced keys"
+        assert stop <= self.reduced_key_count, "all tokens must have reduced keys"
         layout = self.segment.layout
         dtype: torch.dtype = getattr(torch, layout.reduced_dtype)
         size = len(self) * layout.reduced[self.layer] * dtype.itemsize
@@ -207,7 +207,7 @@ class KVCacheWriter(DocumentWriter):
     def _count_complete_tokens(self) -> int:
         """Counts the tokens in memory whose keys, values and reduced keys are complete."""
         pairs = zip(self.layers, self.layout.reduced, strict=True)
-        return min(layer.tail.reduced if width else len(layer.tail) for layer, width in pairs)
+        return min(one.tail.reduced_key_count if width else len(one.tail) for one, width in pairs)
 
     def _write_segment_from_memory(self, token_count: int, projections: Projections | None) -> None:
         """Writes the KV cache of the first `token_count` tokens in memory as a segment on disk."""

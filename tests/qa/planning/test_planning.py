@@ -166,13 +166,13 @@ def test_layers_are_counted_as_the_model_counts_them(
         cache = attached.new_cache(CachePlacement(model, method, "host").puts_cache_on_host(10))
         model(torch.arange(1, 40)[None], past_key_values=cache)
         assert [one.layer for one in cache.layer_kv_caches] == kept
-        assert not any(one.store.resident for one in cache.layer_kv_caches)
+        assert not any(one.store.is_on_device for one in cache.layer_kv_caches)
         for room, hosted in ((0, True), (1 << 40, False)):
             monkeypatch.setattr(plan, "measure_free_cache_bytes", lambda device, room=room: room)
             auto = CachePlacement(model, method, "auto")
             cache = attached.new_cache(auto.puts_cache_on_host(100_000))
             model(torch.arange(1, 40)[None], past_key_values=cache)
-            assert [one.store.resident for one in cache.layer_kv_caches] == [not hosted] * len(kept)
+            assert [one.store.is_on_device for one in cache.layer_kv_caches] == [not hosted] * len(kept)
 
 
 def test_a_session_with_its_cache_on_the_host(loaded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,7 +182,7 @@ def test_a_session_with_its_cache_on_the_host(loaded: Any, monkeypatch: pytest.M
     monkeypatch.setattr(plan, "has_own_memory", lambda device: True)
     with Session(loaded.model, loaded.tokenizer, preset.load("tiny-random"), "host") as session:
         session.read(TEXT)
-        assert not any(layer.memory.store.resident for layer in session.cache.kv_layers)  # type: ignore[union-attr]
+        assert not any(layer.memory.store.is_on_device for layer in session.cache.kv_layers)  # type: ignore[union-attr]
         assert session.ask(QUESTION).text == want.text
         document = session.prefilled_document()
         session.empty_cache()
