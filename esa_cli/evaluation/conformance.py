@@ -65,7 +65,7 @@ def _require_numbers(name: str, tensor: Any, *shape: int, smallest: float = -tor
 
 
 @contextmanager
-def _prefix_failures(case_name: str) -> Iterator[None]:
+def _prefix_failures_with_case(case_name: str) -> Iterator[None]:
     """Puts a test case's name before the reason of a failed check inside the `with` block."""
     try:
         yield
@@ -83,7 +83,7 @@ def describe_failure(error: BaseException) -> str:
 def check(
     kind: str, name: str, options: Mapping[str, Any] | None = None, *, folded_width: int = 32
 ) -> list[CheckResult]:
-    """Checks a registered part with settings, or a recipe if the kind is `method`, until a failure.
+    """Checks a registered part with settings, or a recipe if the kind is `method`, up to a failure.
     Raises PluginError: the kind is unknown. PresetError: the recipe is unknown."""
     load_installed_plugins()
     if kind not in (*SUITES, registry.RECIPES.kind):
@@ -125,7 +125,7 @@ def check_part(kind: str, name: str, options: Mapping[str, Any], folded_width: i
     base, suite = SUITES[kind]
     _require(cls.__dataclass_params__.frozen, f"{cls.__name__}: use @dataclass(frozen=True)")
     _require(issubclass(cls, base), f"{cls.__name__} is not derived from {base.__name__}")
-    with _prefix_failures(f"check({kind!r}, {name!r}, options)"):
+    with _prefix_failures_with_case(f"check({kind!r}, {name!r}, options)"):
         part = registry.build_part(kind, {**options, "name": name})
     yield from suite(part, folded_width) if suite is check_compressor else suite(part)
 
@@ -152,7 +152,7 @@ def _check_part_on_random_steps(
         options = dict(step_cases[case])
         given = {"budget": options.pop("budget")} if "budget" in options else {}
         step, twin = make_step(**options), make_step(**{**options, "observe": None})
-        with _prefix_failures(case):
+        with _prefix_failures_with_case(case):
             results = [row.clone() for row in call_part(step, **given)]
             before = first.setdefault(case, results)
             alike = len(before) == len(results) and all(map(torch.equal, before, results))
@@ -258,7 +258,7 @@ def check_compressor(compressor: parts.Compressor, folded_width: int) -> Checks:
     _require_type("fit_tokens", compressor.fit_tokens, int)
     yield "valid projections"
     for limit in (5, 4096):
-        with _prefix_failures(f"fitted on at most {limit} tokens"):
+        with _prefix_failures_with_case(f"fitted on at most {limit} tokens"):
             first, again = fit_on_random_tokens(limit), fit_on_random_tokens(limit)
             if first is None and again is None:  # a compressor may leave the keys whole
                 continue
@@ -307,14 +307,14 @@ def check_position_encoding(encoding: parts.PositionEncoding) -> Checks:
         _require_type("max_distance", encoding.max_distance, int, 1)
     yield "positions of near and far tokens"
     for case, arguments in PLACES.items():
-        with _prefix_failures(case):
+        with _prefix_failures_with_case(case):
             _check_encoded_positions(encoding, *arguments)
     yield "query_scale (C,)"
     for start, count in ((0, 8), (200, 1), (1_000_000, 40)):
         at = torch.arange(start, start + count)
         factors, alone = (encoding.query_scale(places) for places in (at, at[-1:]))
         if factors is not None or alone is not None:
-            with _prefix_failures(f"{count} queries from {start}"):
+            with _prefix_failures_with_case(f"{count} queries from {start}"):
                 _require_numbers("factors", factors, count, smallest=1e-30)
                 _require_numbers("the last factor alone", alone, 1, smallest=1e-30)
                 same = factors is not None and alone is not None and factors[-1:].allclose(alone)
@@ -327,7 +327,7 @@ def check_position_encoding(encoding: parts.PositionEncoding) -> Checks:
         again: Any = encoding.frequencies(inverse.clone(), 1.0, length)
         _require(torch.equal(given, inverse), "the encoding changed its argument `inverse`")
         if first is not None or again is not None:
-            with _prefix_failures(f"D = {dim}, {length} tokens"):
+            with _prefix_failures_with_case(f"D = {dim}, {length} tokens"):
                 _require_numbers("frequencies", first[0], dim // 2, smallest=0)
                 is_factor = isinstance(first[1], int | float) and 0 < first[1] < torch.inf
                 _require(is_factor, f"the factor is {first[1]!r}, not a number above 0")
@@ -335,10 +335,12 @@ def check_position_encoding(encoding: parts.PositionEncoding) -> Checks:
 
 
 def _check_encoded_positions(
-    encoding: parts.PositionEncoding, local: int, chunk: int, chunk_start: int, far_tokens: int
-) -> None:
+    encoding: parts.PositionEncoding, local_tokens: int, chunk_tokens: int, chunk_start: int,
+    far_tokens: int,
+) -> None:  # fmt: skip
     """Fails if a position encoding gives invalid positions for near or far tokens."""
-    last, half, sizes = chunk_start - local, far_tokens // 2, (local, chunk, chunk_start)
+    last, half = chunk_start - local_tokens, far_tokens // 2
+    sizes = local_tokens, chunk_tokens, chunk_start
     # Half of the far tokens are the first tokens, and half are right before the local tokens.
     at = torch.cat((torch.arange(half), torch.arange(last - far_tokens + half, last)))
     given = at.clone()
@@ -346,11 +348,11 @@ def _check_encoded_positions(
         (encoding.near(*sizes, far_tokens), encoding.far(given, *sizes)) for _ in range(2)
     )
     _require(torch.equal(given, at), "the encoding changed its argument `at`")
-    names = ("near", local + chunk), ("far", far_tokens)
+    names = ("near", local_tokens + chunk_tokens), ("far", far_tokens)
     for (name, keys), out, other in zip(names, first, again, strict=True):
         is_valid = isinstance(out, Positions)
         _require(is_valid, f"{name} returns a {type(out).__name__}, not Positions")
-        _require_numbers(f"{name} queries", out.query, chunk, smallest=0)
+        _require_numbers(f"{name} queries", out.query, chunk_tokens, smallest=0)
         _require_numbers(f"{name} keys", out.key, keys, smallest=0)
         same = torch.equal(out.query, other.query) and torch.equal(out.key, other.key)
         _require(same, f"the {name} positions are different the second time")
@@ -380,7 +382,7 @@ def check_recipe(name: str) -> Checks:
     """Checks that a recipe gives valid settings in several cases, and the same settings twice."""
     yield "valid settings"
     for case, (context, sizes, length) in CASES.items():
-        with _prefix_failures(case):
+        with _prefix_failures_with_case(case):
             settings: dict[str, Any] = {"context": context, "window": Window(*sizes)}
             settings["position"] = {"name": "esa", "distance": context // 2}
             base = Preset(name="base", model="any", **settings)
@@ -436,8 +438,7 @@ def advance(
     step: Step, new_tokens: int = 8, *, decoding: bool = False, removed_tokens: int = 0, observe:
     Observe | None = None,
 ) -> Step:  # fmt: skip
-    """Makes the step of attention that follows a step, with random tokens. The last tokens can be
-    removed from the step's KV cache before, as for another question."""
+    """Makes the step of attention that follows a step, with random tokens."""
     store = step.store
     if observe is not None and len(store) == step.start + step.queries.shape[1]:
         observe(make_step_for_observe(step))
@@ -458,7 +459,7 @@ def advance(
 
 
 def make_step_for_observe(step: Step) -> Step:
-    """Returns the step that a selector's `observe` gets for the chunk of a step."""
+    """Makes from a step the step with which `observe` of a selector is called."""
     chunk, rope = step.queries.shape[1], step.rope
     places = torch.arange(step.local + chunk)
     keys, values = step.store.span(step.start - step.local, step.start + chunk)
@@ -470,7 +471,7 @@ def make_step_for_observe(step: Step) -> Step:
 
 
 def _make_step_for_chunk(step: Step, chunk_start: int, queries: Tensor) -> Step:
-    """Returns a copy of a step for another chunk's queries, which begin at another position."""
+    """Copies a step for another chunk, given the chunk's queries and first position."""
     local = min(step.local, chunk_start)
     high = chunk_start - local
     step = replace(step, low=min(step.low, high), high=high, local=local)

@@ -59,7 +59,7 @@ def split_bare_words(text: str) -> list[str]:
 
 
 def compute_right_number_share(output: str, gold: str) -> float:
-    """Returns the share of the output's numbers that equal the right answer, a number."""
+    """Returns the share of the output's numbers that equal the right number."""
     numbers = re.findall(r"\d+", output)
     return numbers.count(gold) / len(numbers) if numbers else 0.0
 
@@ -84,8 +84,8 @@ def score_named_classes(output: str, gold: str, classes: Sequence[str]) -> float
 
 
 def compute_code_similarity(output: str, gold: str) -> float:
-    """Returns the similarity of the output's first line of code to the right line, as computed by
-    the package `fuzzywuzzy` without python-Levenshtein."""
+    """Returns the similarity of the output's first line of code to the reference line, as
+    computed by the package `fuzzywuzzy` without python-Levenshtein."""
     lines = output.lstrip("\n").split("\n")
     line = next((line for line in lines if not any(m in line for m in ("`", "#", "//"))), "")
     return round(100 * SequenceMatcher(None, line, gold).ratio()) / 100

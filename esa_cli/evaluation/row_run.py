@@ -35,18 +35,18 @@ class DocumentQuestions:
     ingest: Callable[[], bool]  # returns False if the document's questions are to be skipped
 
 
-def has_result_row(journal: Journal, fields: Mapping[str, Any]) -> bool:
-    """Says whether the journal has a result row with the key fields of a question. Raises
-    UsageError: the row belongs to another document or to other settings."""
-    row = journal.find_row(fields)
+def has_result_row(journal: Journal, question_fields: Mapping[str, Any]) -> bool:
+    """Says whether the journal already has the result row of a question. Raises UsageError: the
+    row belongs to another document or to other settings."""
+    row = journal.find_row(question_fields)
     if row is None:
         return False
     for name in SAME_FIELDS:
-        if name in fields and row.get(name) != fields[name]:
-            key = ", ".join(str(fields[part]) for part in journal.key_fields)
+        if name in question_fields and row.get(name) != question_fields[name]:
+            key = ", ".join(str(question_fields[part]) for part in journal.key_fields)
             raise UsageError(
                 f"{journal.path} has a result row for {key} whose {name} is {row.get(name)}, but "
-                f"this run's {name} is {fields[name]}",
+                f"this run's {name} is {question_fields[name]}",
                 "use the earlier run's data, methods and settings, or give --out another file",
             )
     return True

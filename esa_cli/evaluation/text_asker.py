@@ -17,9 +17,9 @@ from esa_cli.system.progress import Progress
 
 
 class TextAnswerer:
-    """Answers questions from the relevant passages of one text, as `esa ask` does. The session's
-    KV cache is emptied. Raises PresetError, ModelError: the preset's adapter or finder is missing
-    or does not fit."""
+    """Answers questions from the relevant passages of one text, as `esa ask` does, after emptying
+    the session's KV cache. Raises PresetError, ModelError: the preset's adapter or finder is
+    missing or does not fit."""
 
     book: Book  # the text that was ingested last, with its index
     nbytes: int  # number of bytes of the token index of the text that was ingested last

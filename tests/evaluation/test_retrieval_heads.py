@@ -80,7 +80,7 @@ def votes_of(size: int, sets: list[Any]) -> tuple[VoteCollector, list[Step], Vot
 
 def test_every_head_votes_alone_as_the_score_has_it() -> None:
     needle_votes, steps, score = votes_of(8, [])
-    found, margin = needle_votes.find_head_hits()
+    found, margin = needle_votes.find_heads_hitting_needle()
     assert found.shape == margin.shape == (2, 6)
     for layer, step in enumerate(steps):
         for number in range(6):
@@ -106,7 +106,7 @@ def test_a_set_votes_by_the_sum_of_its_layers() -> None:
     ):
         votes = torch.stack([replace(score, heads=one).scores(step) for step in steps]).sum(dim=0)
         torch.testing.assert_close(row, sum_votes_by_window(votes, 8))
-    assert needle_votes.find_head_set_hits().shape == (4,)
+    assert needle_votes.find_head_sets_hitting_needle().shape == (4,)
 
 
 def tiny(*settings: str) -> Preset:

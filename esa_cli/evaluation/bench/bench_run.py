@@ -30,7 +30,7 @@ KEY = ("method", "task", "id")
 
 
 def describe_invalid_row(row: Mapping[str, Any]) -> str:
-    """Returns what is wrong with a result row of an earlier run, or else an empty text."""
+    """Says what is wrong with a benchmark's result row from a file, or returns an empty text."""
     score, tokens = row.get("score", ""), row.get("tokens", "")
     is_valid = type(score) in (int, float) and type(tokens) is int and 0 <= score <= 1
     return "" if is_valid else f"score and tokens are {score!r} and {tokens!r}"
@@ -54,14 +54,14 @@ def choose_tasks(benchmark: Benchmark, folder: Path, task_names: Sequence[str] |
     return [name for name in known if name in task_names]
 
 
-def hash_benchmark_settings(method: str, preset: Preset) -> str:
+def hash_settings_without_prompt(method: str, preset: Preset) -> str:
     """Returns a hash of a method's settings, without the prompt, which a benchmark replaces."""
     return hash_method_settings(method, preset, ("name", "description", "prompt", "generation"))
 
 
 @dataclass(frozen=True)
 class RecordHashes:
-    """A hash of every benchmark record's content, by task and id, and the longest prompt."""
+    """The hash of every benchmark record's content by task and id, and the longest prompt."""
 
     hashes: Mapping[tuple[str, str], str]
     longest_prompt: str
@@ -71,7 +71,7 @@ class RecordHashes:
         Raises UsageError: a row belongs to another record or to other settings."""
         complete = True
         for method, preset in presets.items():
-            settings = hash_benchmark_settings(method, preset)
+            settings = hash_settings_without_prompt(method, preset)
             for (task, name), record_hash in self.hashes.items():
                 fields = {"method": method, "task": task, "id": name}
                 fields |= {"settings": settings, "record": record_hash}
@@ -80,8 +80,8 @@ class RecordHashes:
 
 
 @dataclass(frozen=True)
-class BenchSelection:
-    """The tasks of a benchmark that a run asks, with at most `limit` records of each task."""
+class RecordSelection:
+    """A selection of a benchmark's tasks, with at most `limit` records of each task."""
 
     benchmark: Benchmark
     folder: Path
@@ -90,7 +90,7 @@ class BenchSelection:
     shard: WorkShard = ALL_WORK
 
     def load_records(self) -> Iterator[BenchRecord]:
-        """Yields the first records of each task to ask. Raises DocumentError, UsageError."""
+        """Yields the selected records of a benchmark. Raises DocumentError, UsageError."""
         return self.benchmark.load_records(self.folder, self.tasks, self.limit)
 
     def group_records_by_document(self) -> Iterator[list[BenchRecord]]:
@@ -123,7 +123,7 @@ class RecordAnswerer:
     ) -> None:  # fmt: skip
         self.session, self.method, self.preset = session, method, preset
         self.make_progress = make_progress
-        self.settings = hash_benchmark_settings(method, preset)
+        self.settings = hash_settings_without_prompt(method, preset)
         from_text = method == resolved_preset.FROM_TEXT
         self._text = TextAnswerer(session, preset) if from_text else None
         self._started = 0.0

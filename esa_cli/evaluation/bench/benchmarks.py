@@ -2,7 +2,7 @@
 
 Of LongBench only the tasks that are not Chinese can be asked, and long prompts are not cut. Of
 InfiniteBench the six tasks of the ESA paper can be asked, with InfLLM's prompts and answer lengths.
-The prompt of Counting-Stars ends with the opened list of counts, as in the sample of the paper.
+The prompt of Counting-Stars ends with the start of the answer, which is a JSON list of counts.
 NeedleBench's tasks are the English M-RT tasks of version 1, with three needles in each text.
 """
 
@@ -79,8 +79,8 @@ class Benchmark:
     def load_records(
         self, folder: Path, tasks: Sequence[str], limit_per_task: int | None
     ) -> Iterator[BenchRecord]:
-        """Yields all or the first records of each task. Raises DocumentError: a file is missing or
-        has an invalid line. UsageError: a library for the score is missing."""
+        """Yields at most `limit_per_task` records of each task. Raises DocumentError: a file is
+        missing or has an invalid line. UsageError: a library for the score is missing."""
         for task in tasks:
             if not find_task_file(folder, self.files(task)):
                 missing = folder / self.files(task)[0]
@@ -94,12 +94,12 @@ def find_task_file(folder: Path, file_names: Sequence[str]) -> Path | None:
     return min(paths, key=lambda p: (file_names.index(p.name), len(p.parts), str(p)), default=None)
 
 
-def _make_text_list(json_value: Any) -> list[Any]:
+def _convert_to_texts(json_value: Any) -> list[Any]:
     values = json_value if isinstance(json_value, list) else [json_value]
     return [str(item) if isinstance(item, int | float) else item for item in values]
 
 
-Texts = Annotated[tuple[str, ...], BeforeValidator(_make_text_list), Field(min_length=1)]
+Texts = Annotated[tuple[str, ...], BeforeValidator(_convert_to_texts), Field(min_length=1)]
 """One or more texts or numbers, converted to texts."""
 Row = TypeVar("Row", bound=BaseModel)
 T = TypeVar("T")
@@ -144,10 +144,10 @@ def split_prompt_template(template: str, document: str, **values: str) -> tuple[
     return before.format(**values), document, after.format(**values)
 
 
-TaskForms = dict[str, dict[str, Any]]
+TaskTable = dict[str, dict[str, Any]]
 # Title, number of records and prompt of each task; LongBench's length of answers, score, chat.
 LONGBENCH, INFINITEBENCH = (
-    cast(TaskForms, json.loads(Path(__file__).with_name(f"{name}_tasks.json").read_text("utf-8")))
+    cast(TaskTable, json.loads(Path(__file__).with_name(f"{name}_tasks.json").read_text("utf-8")))
     for name in ("longbench", "infinitebench")
 )
 
@@ -200,7 +200,7 @@ class InfiniteBenchRow(BaseModel):
     context: str = Field(validation_alias=AliasChoices("content", "context"))
     input: str
     answer: Texts
-    options: Annotated[tuple[str, ...], BeforeValidator(lambda v: _make_text_list(v or []))] = ()
+    options: Annotated[tuple[str, ...], BeforeValidator(lambda v: _convert_to_texts(v or []))] = ()
 
 
 def load_infinitebench_records(folder: Path, task: str) -> Iterator[BenchRecord]:
@@ -219,26 +219,27 @@ def _find_right_option_and_letter(row: InfiniteBenchRow) -> tuple[str, ...]:
     if len(answers) == 2 and answers[1] in "ABCD":
         return answers
     if answers[0] not in row.options:
-        raise ValueError("the row's 'answer' is not one of the row's 'options'")
+        raise ValueError("'answer' in a row of InfiniteBench is not one of 'options'")
     return answers[0], "ABCD"[row.options.index(answers[0])]
 
 
 def _make_prompt_template_values(row: InfiniteBenchRow, task: str) -> dict[str, str]:
-    """Returns a prompt template's values by name. Raises ValueError: the row lacks a value."""
+    """Returns the values for the slots of an InfiniteBench prompt template, by slot name. Raises
+    ValueError: the row lacks a value."""
     fields = {"input": row.input}
     if task in CHOICES:
         if len(row.options) != 4:
-            raise ValueError("the row's 'options' must have four values")
+            raise ValueError("'options' in a row of InfiniteBench must have four values")
         fields |= dict(zip("ABCD", row.options, strict=True))
     elif task == "kv_retrieval":
         key = re.search('"[^"]*"', row.input)
         if key is None:
-            raise ValueError("the row's 'input' has no key in quotation marks")
+            raise ValueError("'input' in a row of InfiniteBench has no key in quotation marks")
         fields["key"] = key[0]
     elif task == "math_find":
         wanted = row.input.partition("The ")[2].rpartition(" of")[0]
         if not wanted or not re.fullmatch(r"-?\d+(\.\d+)?", row.answer[0]):
-            raise ValueError("the row's 'input' asks for no number, or 'answer' is no number")
+            raise ValueError("'input' or 'answer' in a row of InfiniteBench names no number")
         fields["prefix"] = f"What is the {wanted.lower()} in the following list?"
     return fields
 
@@ -288,11 +289,15 @@ def load_counting_stars_records(folder: Path, task: str) -> Iterator[BenchRecord
         asked = row.retrieval_question
         document = row.question.removesuffix(asked)
         if not asked or document == row.question:
-            raise ValueError("the row's 'question' does not end with 'retrieval_question'")
+            raise ValueError(
+                "'question' in a row of Counting-Stars does not end with 'retrieval_question'"
+            )
         right = row.reference_counting_results
         mistaken = tuple(int(count) for count in _MISTAKEN.findall(document))
         if task.startswith("reasoning") and len(mistaken) != len(right):
-            raise ValueError(f"the text needs {len(right)} mistaken counts, got {len(mistaken)}")
+            raise ValueError(
+                f"a text of Counting-Stars needs {len(right)} mistaken counts, got {len(mistaken)}"
+            )
         return BenchRecord(
             "counting-stars", task, str(line_number), "", document, asked, tuple(map(str, right)),
             longest=256, prime=PRIME, data={"mistaken": mistaken},
@@ -383,9 +388,13 @@ def _draw_english_needles(folder: Path, count: int) -> list[NeedleBenchNeedleRow
     def check_needle_fields(row: NeedleBenchNeedleRow, _line_number: int) -> NeedleBenchNeedleRow:
         question = row.retrieval_question
         if row.language == "English" and (FORMAT_PHRASE not in question or question.count("'") < 2):
-            raise ValueError(f"the row's 'retrieval_question' lacks {FORMAT_PHRASE!r}")
+            raise ValueError(
+                f"'retrieval_question' in a row of NeedleBench lacks {FORMAT_PHRASE!r}"
+            )
         if not (row.arg1.strip() and row.arg2.strip() and row.needle.strip()):
-            raise ValueError("the row's 'arg1', 'arg2' and 'needle' must not be empty")
+            raise ValueError(
+                "'arg1', 'arg2' and 'needle' in a row of NeedleBench must not be empty"
+            )
         return row
 
     rows = read_json_lines(folder, [NEEDLES], NeedleBenchNeedleRow, check_needle_fields)
@@ -403,9 +412,9 @@ def _draw_english_needles(folder: Path, count: int) -> list[NeedleBenchNeedleRow
     )
 
 
-def _make_benchmark_tasks(forms_by_task: TaskForms, group_title: str) -> tuple[BenchTask, ...]:
-    forms = forms_by_task.items()
-    return tuple(BenchTask(name, form["title"], group_title, form["size"]) for name, form in forms)
+def _make_benchmark_tasks(task_table: TaskTable, group_title: str) -> tuple[BenchTask, ...]:
+    rows = task_table.items()
+    return tuple(BenchTask(name, row["title"], group_title, row["size"]) for name, row in rows)
 
 
 BENCHMARKS: dict[str, Benchmark] = {
@@ -451,5 +460,5 @@ BENCHMARKS: dict[str, Benchmark] = {
 def find_benchmark(name: str) -> Benchmark:
     """Finds a public benchmark by name. Raises UsageError: the name is unknown."""
     if name not in BENCHMARKS:
-        raise UsageError(f"there is no benchmark {name!r}", suggest_name(name, [*BENCHMARKS]))
+        raise UsageError(f"esa has no benchmark {name!r}", suggest_name(name, [*BENCHMARKS]))
     return BENCHMARKS[name]

@@ -1,8 +1,9 @@
 """Fits low-rank projections of queries and keys to a text, and measures the projections' recall.
 
-The queries and keys are collected during a prefill that selects tokens by whole queries and keys,
-as in the ESA paper. Training minimises the ESA paper's equation 7 with Adam, and the epoch with the
-smallest validation loss gives the projections, whereas the ESA paper takes the last epoch."""
+The queries and keys are collected during a prefill that selects tokens by unreduced queries and
+keys, as in the ESA paper. Training minimises the ESA paper's equation 7 with Adam, and the epoch
+with the smallest validation loss gives the projections, whereas the ESA paper takes the last
+epoch."""
 
 from __future__ import annotations
 
@@ -89,7 +90,7 @@ def compute_squared_loss(full_scores: Tensor, reduced_scores: Tensor) -> Tensor:
 def train_projections(
     queries: Tensor, keys: Tensor, rank: int, settings: TrainingSettings
 ) -> Linear:
-    """Trains projections of one layer's folded queries and keys to a lower rank."""
+    """Trains projections to a lower rank on one layer's folded queries and keys."""
     count, device = queries.shape[0], queries.device
     cut = max(1, count - max(1, round(VALIDATION * count)))
     held_queries, held_keys = (pick_evenly_spaced_rows(x[cut:], COMPARED) for x in (queries, keys))
@@ -126,7 +127,7 @@ def train_projections(
 def fit_projections(
     method: str, queries: Tensor, keys: Tensor, rank: int, training: TrainingSettings
 ) -> Linear:
-    """Fits projections of one layer's folded queries and keys to a rank by the given method."""
+    """Fits projections to a lower rank by one of METHODS to a layer's folded queries and keys."""
     rank = min(rank, queries.shape[1])
     if method == "learned":
         return train_projections(queries, keys, rank, training)
@@ -296,13 +297,13 @@ class CalibrationJob:
             save_learned_projections(part, study.results[best].projections, metadata)
 
 
-def apply_target_method(method_name: str, preset: Preset) -> Preset:
-    """Returns the preset with the settings of a method for which projections are to be fitted.
-    Raises UsageError: the method is unknown, or scores with whole keys."""
+def apply_reduced_key_method(method_name: str, preset: Preset) -> Preset:
+    """Returns the preset with the settings of a method that uses projections. Raises UsageError:
+    the method is unknown, or scores with unreduced keys."""
     target = resolved_preset.apply_compared_method(method_name, preset)
     if not resolve_preset(target).method.score.features:
         raise UsageError(
-            f"method {method_name!r} scores with whole keys, and would not use projections",
+            f"method {method_name!r} scores with unreduced keys, and cannot use projections",
             "leave out --for to fit projections for the method `esa`, or let the score use reduced "
             f"keys: --for {resolved_preset.AS_IS} --set score.shortlist=4096",
         )
@@ -320,7 +321,7 @@ def open_calibration_job(
         raise UsageError(
             "esa calibrate needs a model whose layers all attend to all tokens, but this "
             f"{config.model_type} model has sliding-window or recurrent layers",
-            "calibrate nothing, and fit projections during prefill with "
+            "leave out esa calibrate, and fit projections during prefill: "
             "--set compressor.name=closed-form",
         )
     ids = PromptEncoder(loaded.tokenizer, preset.prompt).encode_document(text)[:max_tokens]
@@ -335,7 +336,7 @@ def open_calibration_job(
     return CalibrationJob(loaded, preset, method, ids, stored, of_model)
 
 
-def refuse_file_not_from_calibrate(path: Path) -> None:
+def refuse_to_overwrite_foreign_file(path: Path) -> None:
     """Raises UsageError if an existing file at --out was not written by `esa calibrate`."""
     try:
         is_ours = _MADE_BY in LearnedCompressor(str(path)).metadata

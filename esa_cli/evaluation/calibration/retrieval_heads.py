@@ -3,8 +3,8 @@
 A text with needles, which are hidden facts, is prefilled once. Half of the questions rank the heads
 by how often each head finds the needle alone, and the other half of the questions compare sets of
 the best heads with all heads. In shapes, X is the number of heads or sets of heads, W the number of
-overlapping windows of tokens, and M the number of middle tokens. Wu et al. (arXiv 2404.15574) rank
-heads by the tokens that an answer copies, whereas this module ranks heads by votes."""
+overlapping windows of tokens, and M the number of middle tokens. Heads are ranked by votes, whereas
+Wu and others (2024, arXiv 2404.15574) rank heads by the tokens that an answer copies."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from esa_cli.evaluation.selftest.selftest_run import find_token_positions
 from esa_cli.evaluation.tasks.task_sample import TaskSample
 from esa_cli.methods.consensus import average_window_scores, find_centred_window_start
 from esa_cli.methods.voting import VoteScore
+from esa_cli.models import LoadedModel
 from esa_cli.models.attachment.attach import attach
 from esa_cli.qa.answering.prompt import PromptEncoder
 from esa_cli.qa.answering.session import prefill_tokens
@@ -57,8 +58,8 @@ def choose_window_stride(window_size: int) -> int:
 
 
 def sum_votes_by_window(votes: Tensor, window_size: int) -> Tensor:
-    """Sums the votes of middle tokens (M,) over overlapping windows of tokens, and likewise the
-    votes times the tokens' offsets. Returns both sums as one tensor (2, W)."""
+    """Sums middle tokens' votes (M,) over overlapping windows, and likewise the votes times the
+    tokens' offsets, and returns all sums as a tensor (2, W)."""
     window_size, votes = min(window_size, votes.shape[0]), votes.cpu().double()
     both = torch.stack((votes, votes * torch.arange(votes.shape[0])))
     return average_window_scores(both, window_size, choose_window_stride(window_size)) * window_size
@@ -67,9 +68,9 @@ def sum_votes_by_window(votes: Tensor, window_size: int) -> Tensor:
 def find_needle_hits_and_margins(
     vote_sums: Tensor, needle: range, middle_tokens: int, window_size: int
 ) -> tuple[Tensor, Tensor]:
-    """Returns which heads hit the needle, as bool, and the heads' margins, both of shape (X,).
+    """Returns for each head or set of heads (X,) if the votes find the needle, and by which margin.
 
-    A head hits the needle if the window with the head's most votes, once the window is centred on
+    A head finds the needle if the window with the head's most votes, once the window is centred on
     these votes, contains the needle. A head's margin is a / (a + b), where a are the most votes for
     a window that contains the needle, and b the most votes for a window without the needle."""
     window_size, (votes, moments) = min(window_size, middle_tokens), vote_sums.unbind(dim=1)
@@ -109,12 +110,12 @@ class VoteCollector(Selector):
     def select(self, step: Step, budget: int) -> Tensor:
         self.low, self.middle = step.low, step.middle
         singles = [((step.layer, head),) for head in range(step.queries.shape[0])]
-        self.alone[step.layer] = self._find_hits_and_margins(self._sum_set_votes(step, singles))
+        self.alone[step.layer] = self._find_needle_hits(self._sum_votes_by_set(step, singles))
         if self.sets:
-            self.together[step.layer] = self._sum_set_votes(step, self.sets)
+            self.together[step.layer] = self._sum_votes_by_set(step, self.sets)
         return torch.arange(0, device=step.queries.device)
 
-    def _sum_set_votes(self, step: Step, sets: Sequence[HeadSet]) -> Tensor:
+    def _sum_votes_by_set(self, step: Step, sets: Sequence[HeadSet]) -> Tensor:
         """Returns the sums (X, 2, W) of each head set's votes in one layer, by window of tokens."""
 
         @cache  # sets with the same heads in this layer have the same votes
@@ -127,20 +128,20 @@ class VoteCollector(Selector):
         here = (s if s == ALL else tuple(p for p in s if p[0] == step.layer) or None for s in sets)
         return torch.stack([sum_votes_of_set(heads) for heads in here])
 
-    def _find_hits_and_margins(self, vote_sums: Tensor) -> tuple[Tensor, Tensor]:
+    def _find_needle_hits(self, vote_sums: Tensor) -> tuple[Tensor, Tensor]:
         needle = range(self.needle.start - self.low, self.needle.stop - self.low)
         return find_needle_hits_and_margins(vote_sums, needle, self.middle, self.window_tokens)
 
-    def find_head_hits(self) -> tuple[Tensor, Tensor]:
-        """Returns which heads hit the needle, and the heads' margins, both (layers, H). A layer
+    def find_heads_hitting_needle(self) -> tuple[Tensor, Tensor]:
+        """Returns which heads find the needle, and the heads' margins, both (layers, H). A layer
         with a sliding window has neither hits nor margins above 0."""
         nothing = tuple(map(torch.zeros_like, next(iter(self.alone.values()))))
         rows = [self.alone.get(layer, nothing) for layer in range(max(self.alone) + 1)]
         return torch.stack([row[0] for row in rows]), torch.stack([row[1] for row in rows])
 
-    def find_head_set_hits(self) -> Tensor:
-        """Returns which sets of heads hit the needle by the votes of all layers, as bool (X,)."""
-        return self._find_hits_and_margins(torch.stack([*self.together.values()]).sum(dim=0))[0]
+    def find_head_sets_hitting_needle(self) -> Tensor:
+        """Returns which sets of heads find the needle by the votes of all layers, as bool (X,)."""
+        return self._find_needle_hits(torch.stack([*self.together.values()]).sum(dim=0))[0]
 
 
 @dataclass(frozen=True)
@@ -158,7 +159,7 @@ class HeadResult:
 
 
 def rank_heads(needles_found: Tensor, held_out_found: Tensor, margins: Tensor) -> list[HeadResult]:
-    """Sorts all heads by needles found, then by margin, from tensors of shape (layers, H)."""
+    """Sorts all heads by needles found, and then by margin, from tensors of shape (layers, H)."""
     found, held_out = needles_found.tolist(), held_out_found.tolist()
     heads = [
         HeadResult(layer, head, found[layer][head], held_out[layer][head], float(mean))
@@ -227,7 +228,8 @@ def build_voting_method(preset: Preset) -> Method:
     raise UsageError(
         "a search for retrieval heads needs the score vote with the rule softmax, and a selector "
         f"that sums votes over layers, got {preset.score} and {preset.selector['name']}",
-        "esa heads --set score.name=vote --set score.rule=softmax --set selector.name=consensus",
+        "run esa heads with "
+        "--set score.name=vote --set score.rule=softmax --set selector.name=consensus",
     )
 
 
@@ -254,8 +256,8 @@ def choose_questions_with_middle_needles(
 
 @torch.inference_mode()
 def find_retrieval_heads(
-    loaded: Any, preset: Preset, sample: TaskSample, prefill_progress: Progress | None = None,
-    question_progress: Progress | None = None,
+    loaded: LoadedModel, preset: Preset, sample: TaskSample, prefill_progress: Progress | None =
+    None, question_progress: Progress | None = None,
 ) -> HeadSearchResult:  # fmt: skip
     """Finds retrieval heads by the attention heads' votes for questions about a sample's needles.
     Raises UsageError, as `choose_questions_with_middle_needles`."""
@@ -274,9 +276,11 @@ def find_retrieval_heads(
         cache.begin_query(QueryState(Phase.PREFILL))
         prefill_tokens(attachment.model, ids, cache, progress=prefill_progress)
 
-        def collect_votes(number: int, question: NeedleQuestion, *sets: HeadSet) -> VoteCollector:
+        def collect_votes(
+            question_index: int, question: NeedleQuestion, *head_sets: HeadSet
+        ) -> VoteCollector:
             """Collects the heads' votes for a question, and removes the question from the cache."""
-            votes = VoteCollector(question.needle, size, sets, score)
+            votes = VoteCollector(question.needle, size, head_sets, score)
             start, stop = prompt.find_words_range(question.question)
             state = QueryState(Phase.QUESTION, question=(len(ids) + start, len(ids) + stop))
             asked_ids = prompt.encode_question(question.question)
@@ -287,10 +291,12 @@ def find_retrieval_heads(
             finally:
                 cache.truncate(len(ids))
             if question_progress:
-                question_progress(number + 1, len(asked))
+                question_progress(question_index + 1, len(asked))
             return votes
 
-        ranked = [collect_votes(at, one).find_head_hits() for at, one in enumerate(first)]
+        ranked = [
+            collect_votes(at, one).find_heads_hitting_needle() for at, one in enumerate(first)
+        ]
         found = torch.stack([hits for hits, _ in ranked]).sum(dim=0)
         margin = torch.stack([margins.double() for _, margins in ranked]).mean(dim=0)
         best = rank_heads(found, found, margin)[:MAX_HEADS]
@@ -300,10 +306,11 @@ def find_retrieval_heads(
             collect_votes(number, question, ALL, *sets.values())
             for number, question in enumerate(second, len(first))
         ]
-    held_out_hits = torch.stack([votes.find_head_hits()[0] for votes in held_out]).sum(dim=0)
-    all_hits, *of_sets = torch.stack([v.find_head_set_hits() for v in held_out]).sum(dim=0).tolist()
+    head_hits = torch.stack([votes.find_heads_hitting_needle()[0] for votes in held_out])
+    set_hits = torch.stack([votes.find_head_sets_hitting_needle() for votes in held_out])
+    all_hits, *of_sets = set_hits.sum(dim=0).tolist()
     by_size = dict(zip(sets, of_sets, strict=True))
-    heads = rank_heads(found, held_out_hits, margin)
+    heads = rank_heads(found, head_hits.sum(dim=0), margin)
     count = choose_smallest_head_set_size(heads, by_size, all_hits)
     return HeadSearchResult(
         heads, sets[count], len(first), len(second), by_size[count], all_hits, len(ids), size

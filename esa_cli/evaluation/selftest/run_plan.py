@@ -99,7 +99,7 @@ def choose_full_attention_length(preset: Preset) -> int:
 
 
 def make_full_attention_group(preset: Preset) -> MethodGroup:
-    """Returns the group of one method that is full attention at true positions."""
+    """Makes the method group for full attention, which uses the tokens' true positions."""
     over = {"window": {"dense": preset.context}, "compressor": {"name": "none"}}
     over["position"] = {"name": "true"}
     data = merge_settings(preset.model_dump(exclude={"name"}), over)

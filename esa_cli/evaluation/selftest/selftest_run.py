@@ -76,7 +76,7 @@ def _measure_fact_share_in_view(trace: ChunkTrace, fact_positions: range) -> Nee
 
 
 def has_facts_in_view(layer_shares: Sequence[float]) -> bool:
-    """Says whether enough layers attend to at least half of the facts' tokens."""
+    """Says whether a quarter of the layers attend to at least half of the facts' tokens."""
     return sum(share >= IN_VIEW for share in layer_shares) >= LAYERS * len(layer_shares)
 
 
@@ -88,7 +88,8 @@ def _explain_missed_answer(score: float, is_fact_selected: bool) -> str:
 
 
 def make_layer_recall_fields(score: float, layer_shares: Sequence[NeedleShare]) -> dict[str, Any]:
-    """Returns a result row's fields `recall` and `why` for an answer with the KV cache."""
+    """Makes the fields of a result row that tell the layers' recall of the facts, and why the
+    answer was missed."""
     if not layer_shares:
         return {"recall": None, "why": None}
     layers, best = ([round(x, 4) for x in column] for column in zip(*layer_shares, strict=True))
@@ -99,11 +100,13 @@ def make_layer_recall_fields(score: float, layer_shares: Sequence[NeedleShare]) 
 
 
 def find_token_positions(
-    token_offsets: Sequence[tuple[int, int]], start: int, end: int, tokens_before: int
+    token_offsets: Sequence[tuple[int, int]], text_start: int, text_end: int, tokens_before: int
 ) -> range:
-    """Returns the absolute positions of the tokens that cover the characters from `start` to `end`
-    of a document, before which the prompt has `tokens_before` tokens."""
-    inside = [at for at, (low, high) in enumerate(token_offsets) if high > start and low < end]
+    """Returns the absolute positions of the tokens that cover the characters from `text_start` to
+    `text_end` of a document, before which the prompt has `tokens_before` tokens."""
+    inside = [
+        at for at, (low, high) in enumerate(token_offsets) if high > text_start and low < text_end
+    ]
     return range(inside[0] + tokens_before, inside[-1] + 1 + tokens_before) if inside else range(0)
 
 
@@ -120,7 +123,8 @@ def compute_fact_share_in_passages(fact: PlantedFact, passages: Sequence[Passage
 def make_passage_recall_fields(
     score: float, facts: Sequence[PlantedFact], passages: Sequence[Passage]
 ) -> dict[str, Any]:
-    """Returns a result row's fields `recall` and `why` for an answer from passages of the text."""
+    """Makes the fields of a result row that tell the passages' recall of the facts, and why the
+    answer was missed."""
     if not facts:
         return {"recall": None, "why": None}
     shown, read = (
@@ -158,8 +162,8 @@ class SelftestRun:
     asker: TextAnswerer | None = field(default=None, init=False)
 
     def run(self) -> bool:
-        """Asks every question that has no result row in the journal. Returns False if the deadline
-        passed first. Raises EsaError: a method, its settings or the haystack is wrong."""
+        """Asks every question that has no result row in the journal, or returns False when the
+        deadline passes. Raises EsaError: a method, its settings or the haystack is wrong."""
         loaded = self.loaded
         with Session(loaded.model, loaded.tokenizer, self.preset, loaded.cache) as session:
             self._check_methods_and_questions(session)
@@ -181,8 +185,8 @@ class SelftestRun:
         return next(self.make_documents(OWN, 0)).length
 
     def make_documents(self, test: str, length: int) -> Iterator[TaskSample]:
-        """Yields the documents of a test with a number of tokens. Raises UsageError: a document
-        cannot hold so many facts, or the haystack is too short."""
+        """Yields the documents of a self-test with about `length` tokens each. Raises UsageError:
+        a document cannot hold so many facts, or the haystack is too short."""
         settings = self.settings
         request = TaskRequest(
             length, self.count_tokens, self.haystack, settings.samples, settings.seed
@@ -207,8 +211,8 @@ class SelftestRun:
         return (self.own_document_token_count,) if test == OWN else self.settings.lengths
 
     def _check_methods_and_questions(self, session: Session) -> None:
-        """Builds every method, and checks the lengths of some questions of each test, to report
-        errors before the first long prefill."""
+        """Builds every method, and checks the questions about the first document of each test, so
+        that errors are reported before the first long prefill."""
         for test in self.settings.tests:
             for length in self._list_document_lengths(test):
                 sample = next(self.make_documents(test, length))

@@ -31,7 +31,7 @@ def _score_key_value(question: TaskQuestion, output: str) -> float:
     return metrics.score_contained_word(output, question.answers[0])
 
 
-def _score_all_numbers(question: TaskQuestion, output: str) -> float:
+def _score_found_numbers(question: TaskQuestion, output: str) -> float:
     return metrics.compute_found_answer_share(output, question.answers)
 
 
@@ -43,7 +43,7 @@ TASKS: dict[str, SelftestTask] = {
     "passkey": SelftestTask(partial(_make_keys, key_tasks.PASSKEY), _score_first_integer),
     "number": SelftestTask(partial(_make_keys, key_tasks.NUMBER), _score_first_integer),
     "kv": SelftestTask(key_tasks.make_key_value_document, _score_key_value),
-    "niah": SelftestTask(key_tasks.make_magic_number_document, _score_all_numbers),
+    "niah": SelftestTask(key_tasks.make_magic_number_document, _score_found_numbers),
     "own": SelftestTask(needle_tasks.plant_needles_in_own_document, _score_contained_answer),
 }
 """The tasks of all self-tests by name."""

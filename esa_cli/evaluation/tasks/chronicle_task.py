@@ -80,7 +80,7 @@ class Paragraph:
 
 @dataclass
 class TemplateSlotValues:
-    """The values for the slots of sentence templates that one paragraph of the chronicle shares."""
+    """The values that fill the same slots in all sentence templates of one paragraph."""
 
     town: str
     year: int
@@ -229,7 +229,7 @@ class ChronicleGenerator:
                 year += self.draw_integer(7, 31)
 
     def write_text_without_facts(self, min_words: int) -> list[Paragraph]:
-        """Writes a chronicle without facts that has at least a number of words."""
+        """Writes a chronicle without facts, which has at least `min_words` words."""
         blocks: list[Paragraph] = []
         count = 0
         for section in self.write_sections():

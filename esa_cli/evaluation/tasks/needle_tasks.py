@@ -179,7 +179,7 @@ def make_counting_stars_documents(request: TaskRequest) -> Iterator[TaskSample]:
         ]
         depths = [(i + 1) / count for i in range(count)]
         lines = [star.strip() for star in stars]
-        text, facts = plant_sentences_in_haystack(request, lines, depths, joints=("\n", "\n"))
+        text, facts = plant_sentences_in_haystack(request, lines, depths, separators=("\n", "\n"))
         questions = []
         for which, variant in enumerate(variants):
             places = tuple(place for place, owner in enumerate(owners) if owner == which)

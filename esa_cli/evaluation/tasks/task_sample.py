@@ -145,30 +145,31 @@ class Haystack:
         texts = [document.text.strip("\n") for document in read_documents([source])]
         return cls.from_text(Path(source).name or source, "\n\n".join(texts))
 
-    def take_first_paragraphs(self, count_tokens: TokenCounter, length: int) -> list[str]:
-        """Returns the haystack's first paragraphs with about `length` tokens, the last of which may
-        be cut after a sentence. Raises UsageError: the haystack is shorter."""
-        ends = self._count_tokens_by_paragraph(count_tokens, length)
+    def take_first_paragraphs(self, count_tokens: TokenCounter, wanted_tokens: int) -> list[str]:
+        """Returns the haystack's first paragraphs with about `wanted_tokens` tokens, the last of
+        which may be cut after a sentence. Raises UsageError: the haystack is shorter."""
+        ends = self._count_tokens_by_paragraph(count_tokens, wanted_tokens)
         available = ends[-1] if ends else 0
-        if not ends or available < length:
+        if not ends or available < wanted_tokens:
             raise UsageError(
-                f"the haystack, {self.name}, must have {length:,} tokens, got {available:,}",
+                f"the haystack, {self.name}, must have {wanted_tokens:,} tokens, got {available:,}",
                 "ask for a smaller --len, or give a longer text with --haystack",
             )
-        whole = bisect_left(ends, length)
+        whole = bisect_left(ends, wanted_tokens)
         before = ends[whole - 1] if whole else 0
-        length, total = length - before, ends[whole] - before
-        last = cut_paragraph(self._parts[whole], count_tokens, length, total)
+        left, total = wanted_tokens - before, ends[whole] - before
+        last = cut_paragraph(self._parts[whole], count_tokens, left, total)
         out = [*self._parts[:whole], *([last] if last else [])]
         while out and is_markdown_heading(out[-1]):  # no document ends with a heading
             out.pop()
         return out
 
-    def _count_tokens_by_paragraph(self, count_tokens: TokenCounter, length: int) -> list[int]:
-        """Returns for each of the first paragraphs how many tokens the haystack has up to the
-        paragraph's end, until that number is at least `length`."""
+    def _count_tokens_by_paragraph(
+        self, count_tokens: TokenCounter, wanted_tokens: int
+    ) -> list[int]:
+        """Counts for each of the first paragraphs the tokens up to the paragraph's end."""
         ends = self._ends.setdefault(count_tokens, [])
-        while not ends or ends[-1] < length:
+        while not ends or ends[-1] < wanted_tokens:
             if len(ends) == len(self._parts):
                 part = next(self._rest, None)
                 if part is None:
@@ -245,15 +246,15 @@ def choose_even_depths(count: int) -> tuple[float, ...]:
 
 
 def plant_sentences(
-    text: str, sentences: Sequence[str], depths: Sequence[float], joints: tuple[str, str] = (" ",
-    ""),
+    text: str, sentences: Sequence[str], depths: Sequence[float], separators: tuple[str, str] =
+    (" ", ""),
 ) -> tuple[str, tuple[PlantedFact, ...]]:  # fmt: skip
     """Plants sentences between a text's sentences, and returns the new text and the planted facts.
     Raises UsageError: the text is too short.
 
     Args:
         depths: the wanted place of each sentence, from 0 to 1 of the new text.
-        joints: the texts before and after each planted sentence."""
+        separators: the texts before and after each planted sentence."""
     # If the text has few sentences, the facts are planted after lines or words.
     for kind in (find_sentence_ends, LINE_END, WORD_END):
         gaps = kind(text) if callable(kind) else [m.end() for m in kind.finditer(text)]
@@ -261,21 +262,21 @@ def plant_sentences(
             break
     else:
         raise _make_no_room_error(sentences, f"a text of {len(text)} characters")
-    whole = len(text) + sum(len(sentence) + len("".join(joints)) for sentence in sentences)
+    whole = len(text) + sum(len(sentence) + len("".join(separators)) for sentence in sentences)
     pieces: list[str] = []
     starts: dict[int, int] = {}
     done = length = first = 0
     for turn, which in enumerate(sorted(range(len(sentences)), key=lambda i: depths[i])):
         # The text before the fact is original text and what has been planted so far.
-        wanted = depths[which] * whole - len(joints[0]) - (length - done)
+        wanted = depths[which] * whole - len(separators[0]) - (length - done)
         last = len(gaps) - (len(sentences) - turn)
         at = bisect_left(gaps, wanted, first, last)
         if at > first and wanted - gaps[at - 1] <= gaps[at] - wanted:
             at -= 1
         first, gap, sentence = at + 1, gaps[at], sentences[which]
-        after = joints[1] or ("" if text[gap : gap + 1].isspace() or gap == len(text) else " ")
-        pieces += [text[done:gap], joints[0], sentence, after]
-        starts[which] = length + gap - done + len(joints[0])
+        after = separators[1] or ("" if text[gap : gap + 1].isspace() or gap == len(text) else " ")
+        pieces += [text[done:gap], separators[0], sentence, after]
+        starts[which] = length + gap - done + len(separators[0])
         length, done = starts[which] + len(sentence) + len(after), gap
     out = "".join([*pieces, text[done:]])
     return out, tuple(make_planted_fact(out, starts[i], one) for i, one in enumerate(sentences))
@@ -289,25 +290,25 @@ def _make_no_room_error(sentences: Sequence[str], too_small_text: str) -> UsageE
 
 
 def make_planted_fact(text: str, start: int, sentence: str) -> PlantedFact:
-    """Returns the fact of a sentence that was planted at a character offset of a text."""
+    """Describes a sentence that was planted at a character offset of a text."""
     return PlantedFact(sentence, start, start + len(sentence), start / len(text))
 
 
 def plant_sentences_in_haystack(
-    request: TaskRequest, sentences: Sequence[str], depths: Sequence[float] | None = None, joints:
-    tuple[str, str] = (" ", ""),
+    request: TaskRequest, sentences: Sequence[str], depths: Sequence[float] | None = None,
+    separators: tuple[str, str] = (" ", ""),
 ) -> tuple[str, tuple[PlantedFact, ...]]:  # fmt: skip
     """Plants sentences in the first paragraphs of the haystack, so that the new text has the
     requested length. Raises UsageError: the sentences would fill more than half of the text, or the
     haystack is too short."""
     taken = sum(
-        count_added_tokens(request.count_tokens, sentence, joints[0]) for sentence in sentences
+        count_added_tokens(request.count_tokens, sentence, separators[0]) for sentence in sentences
     )
     if 2 * taken > request.length:
         raise _make_no_room_error(sentences, f"a document of {request.length} tokens")
     parts = request.haystack.take_first_paragraphs(request.count_tokens, request.length - taken)
     depths = depths or choose_even_depths(len(sentences))
-    return plant_sentences("\n\n".join(parts), sentences, depths, joints)
+    return plant_sentences("\n\n".join(parts), sentences, depths, separators)
 
 
 def check_sample_count(request: TaskRequest, max_samples: int, hint: str) -> None:
@@ -319,8 +320,8 @@ def check_sample_count(request: TaskRequest, max_samples: int, hint: str) -> Non
 def divide_questions_among_documents(
     request: TaskRequest, max_questions: int, sentences_per_question: Sequence[str]
 ) -> Iterator[range]:
-    """Yields for each document the range of the numbers of questions about the document. The
-    questions' planted sentences fill at most a third of a document."""
+    """Divides numbered questions among documents, and yields the range of question numbers for each
+    document. The questions' planted sentences fill at most a third of a document."""
     each = sum(count_added_tokens(request.count_tokens, one, " ") for one in sentences_per_question)
     count = max(1, min(max_questions, request.length // (3 * each)))
     for first in range(0, request.samples, count):
@@ -328,8 +329,8 @@ def divide_questions_among_documents(
 
 
 def assign_fact_places(dice: StableRandom, facts_per_question: Sequence[int]) -> list[int]:
-    """Returns for each place of a planted fact the index of the question that the fact answers, so
-    that each question's facts are spread at random over the whole document."""
+    """Chooses at random which question each planted fact of a document answers, so that each
+    question's facts are spread over the document, and returns the questions' indices."""
     rounds = max(facts_per_question)
     out: list[int] = []
     for turn in range(rounds):

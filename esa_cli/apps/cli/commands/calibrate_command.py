@@ -56,11 +56,13 @@ class CalibrationOptions:
         """Checks, before an hour of computation, that the output file may be written. Raises
         UsageError, DocumentError."""
         from esa_cli.documents.document import source_files
-        from esa_cli.evaluation.calibration.fitted_projections import refuse_file_not_from_calibrate
+        from esa_cli.evaluation.calibration.fitted_projections import (
+            refuse_to_overwrite_foreign_file,
+        )
 
         files.check_output_file("--out", self.out, [*text_paths, *source_files(text_paths).paths])
         if self.out.exists():
-            refuse_file_not_from_calibrate(self.out)
+            refuse_to_overwrite_foreign_file(self.out)
 
 
 @options.make_typer_command
@@ -105,7 +107,7 @@ def _fit_and_measure_compressors(
     given = model.load_preset_for_methods()
     text = join_documents(read_documents(texts, reporter).documents)
     ready = prepare(given, model.model_place, reporter, attaches=True)
-    chosen = fitted_projections.apply_target_method(opts.target, given)
+    chosen = fitted_projections.apply_reduced_key_method(opts.target, given)
     loaded = ready.model.load(reporter)
     methods = fitted_projections.METHODS if opts.method == "all" else (opts.method,)
     training, progress = fitted_projections.TrainingSettings(), partial(reporter.stage, "fitting")

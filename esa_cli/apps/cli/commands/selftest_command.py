@@ -22,7 +22,7 @@ from esa_cli.system.progress import Progress
 
 if TYPE_CHECKING:
     from esa_cli.errors import LengthError
-    from esa_cli.evaluation.bench.bench_run import BenchSelection
+    from esa_cli.evaluation.bench.bench_run import RecordSelection
     from esa_cli.evaluation.bench.benchmarks import BenchRecord
     from esa_cli.evaluation.row_run import QuestionToAsk
     from esa_cli.evaluation.selftest.run_plan import SelftestSettings
@@ -328,7 +328,7 @@ def bench(
     shard, chosen = rows.check_files_and_parse_shard(rows.out), model.load_preset_for_methods()
     named = None if tasks is None else options.split_at_commas(tasks)
     wanted = bench_run.choose_tasks(benchmark, data, named)
-    selection = bench_run.BenchSelection(benchmark, data, wanted, limit, shard)
+    selection = bench_run.RecordSelection(benchmark, data, wanted, limit, shard)
     survey, length = selection.check_and_hash_records(), benchmark.length
     reporter.stage("import", 0, None)
     names = rows.choose_compared_methods(chosen)
@@ -397,7 +397,7 @@ def bench(
 
 
 def _print_benchmark_scores(
-    selection: BenchSelection,
+    selection: RecordSelection,
     journal: Journal,
     left_out: list[dict[str, str]],
     as_json: bool,
