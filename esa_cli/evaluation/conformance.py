@@ -83,8 +83,8 @@ def describe_failure(error: BaseException) -> str:
 def check(
     kind: str, name: str, options: Mapping[str, Any] | None = None, *, folded_width: int = 32
 ) -> list[CheckResult]:
-    """Checks a registered part with settings, or a recipe if the kind is `method`, up to a failure.
-    Raises PluginError: the kind is unknown. PresetError: the recipe is unknown."""
+    """Checks a plugin's part, such as a selector, or a recipe if the kind is `method`. Stops at the
+    first failure. Raises PluginError: the kind is unknown. PresetError: the recipe is unknown."""
     load_installed_plugins()
     if kind not in (*SUITES, registry.RECIPES.kind):
         raise PluginError(
@@ -459,7 +459,7 @@ def advance(
 
 
 def make_step_for_observe(step: Step) -> Step:
-    """Makes from a step the step with which `observe` of a selector is called."""
+    """Makes the step that a selector's method `observe` gets, for the chunk of a given step."""
     chunk, rope = step.queries.shape[1], step.rope
     places = torch.arange(step.local + chunk)
     keys, values = step.store.span(step.start - step.local, step.start + chunk)

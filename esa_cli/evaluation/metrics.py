@@ -162,7 +162,7 @@ def score_multiple_choice(output: str, answers: Sequence[str]) -> float:
     return float(letter in answers)
 
 
-def score_code_debug(output: str, answers: Sequence[str]) -> float:
+def score_code_debug_output(output: str, answers: Sequence[str]) -> float:
     """Scores the output of InfiniteBench's task Code.Debug by InfLLM's rule, which guesses a random
     option if the output names none.
 

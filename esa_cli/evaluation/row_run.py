@@ -1,7 +1,7 @@
 """Asks questions of self-tests and benchmarks, and adds a row for each answer to a JSON Lines file.
 
 A stopped run can be resumed, since questions that have a row in the file are not asked again, and
-documents whose questions all have rows are not ingested again.
+documents whose questions all have rows are not read again.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class QuestionToAsk:
 
 @dataclass(frozen=True)
 class DocumentQuestions:
-    """The questions about one document, and the function that ingests the document."""
+    """The questions about one document, and a function that prefills or indexes the document."""
 
     questions: Sequence[QuestionToAsk]
     ingest: Callable[[], bool]  # returns False if the document's questions are to be skipped

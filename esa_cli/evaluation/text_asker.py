@@ -44,7 +44,7 @@ class TextAnswerer:
         self._esa.spans.check_length(question, max_new_tokens)
 
     def ingest_text(self, text: str, progress: Progress | None = None) -> float:
-        """Ingests and indexes a text for questions, and returns the seconds that this took."""
+        """Indexes a text for later questions, and returns the seconds that this took."""
         started = time.perf_counter()
         self._reset_session()
         book = self._esa.ingest(Document("", text, source="", encoding="", bytes=0), progress)

@@ -123,7 +123,7 @@ def test_choice(output: str, right: bool) -> None:
     [("B. func_a", True), ("**The error is** `func_a`", True), ("The answer is C", False)],
 )
 def test_code_debug(output: str, right: bool) -> None:
-    assert metrics.score_code_debug(output, ("func_a", "B")) == right
+    assert metrics.score_code_debug_output(output, ("func_a", "B")) == right
 
 
 def test_stars_are_the_numbers_of_the_list() -> None:

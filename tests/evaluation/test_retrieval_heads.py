@@ -25,7 +25,7 @@ from esa_cli.evaluation.calibration.retrieval_heads import (
     sum_votes_by_window,
 )
 from esa_cli.evaluation.tasks import find_selftest_task
-from esa_cli.evaluation.tasks.task_sample import Haystack, TaskRequest, TaskSample
+from esa_cli.evaluation.tasks.task_sample import Haystack, TaskDocument, TaskRequest
 from esa_cli.methods.voting import VoteScore
 from esa_cli.models.loading.load import LoadedModel
 from esa_cli.qa.answering.prompt import PromptEncoder
@@ -113,7 +113,7 @@ def tiny(*settings: str) -> Preset:
     return preset.load("tiny-random", [*VOTING, *settings])
 
 
-def planted(loaded: Any, tokens: int = 1500, questions: int = 8) -> TaskSample:
+def planted(loaded: Any, tokens: int = 1500, questions: int = 8) -> TaskDocument:
     def size(text: str) -> int:
         return len(loaded.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 

@@ -90,7 +90,7 @@ def test_one_reading_serves_all_selective_methods(loaded: Any, tmp_path: Path) -
     path = tmp_path / "rows.jsonl"
     wanted = settings_of(methods=("preset", "streaming-llm", "infllm", "yarn"))
     made = engine(loaded, wanted, path)
-    assert made.run()
+    assert made.ask_all_questions()
     assert made.listener.readings == [
         ("needle", 1500, ("preset", "streaming-llm", "infllm")),
         ("needle", 1500, ("yarn",)),
@@ -103,7 +103,7 @@ def test_one_reading_serves_all_selective_methods(loaded: Any, tmp_path: Path) -
         assert row["tokens"]["document"] > 1400
         assert row["method"] != "yarn" or row["recall"]["mean"] == 1.0
     again = engine(loaded, wanted)
-    again.run()
+    again.ask_all_questions()
     first, second = (
         [{k: v for k, v in row.items() if k not in ("time", "memory")} for row in one.listener.rows]
         for one in (made, again)
@@ -115,14 +115,14 @@ def test_a_second_run_asks_only_what_is_missing(loaded: Any, tmp_path: Path) -> 
     path = tmp_path / "rows.jsonl"
     first = engine(loaded, settings_of(methods=("preset",)), path)
     with first.journal:
-        first.run()
+        first.ask_all_questions()
     whole = path.read_text()
     more = engine(loaded, settings_of(methods=("preset", "quest")), path)
     with more.journal, pytest.raises(UsageError, match="own, but this run's reading is shared"):
-        more.run()
+        more.ask_all_questions()
     more = engine(loaded, settings_of(methods=("preset", "quest"), reading="own"), path)
     with more.journal:
-        more.run()
+        more.ask_all_questions()
     assert [names for _, _, names in more.listener.readings] == [("quest",)]
     for field in ("document", "settings"):
         changed = [json.loads(line) for line in whole.splitlines()]
@@ -130,7 +130,7 @@ def test_a_second_run_asks_only_what_is_missing(loaded: Any, tmp_path: Path) -> 
         path.write_text("".join(json.dumps(row) + "\n" for row in changed))
         other = engine(loaded, settings_of(methods=("preset",)), path)
         with other.journal, pytest.raises(UsageError, match=f"this run's {field} is"):
-            other.run()
+            other.ask_all_questions()
         assert not other.listener.rows
 
 
@@ -161,7 +161,7 @@ def test_no_question_is_begun_after_the_time_limit(
     # One look at the clock before the reading, one before each question.
     clock = iter(range(1, 100))
     monkeypatch.setattr(row_run.time, "monotonic", lambda: next(clock))
-    assert not made.run()
+    assert not made.ask_all_questions()
     assert len(made.listener.rows) == 2
 
 

@@ -1,4 +1,4 @@
-"""Files, prompts, answer lengths and scores of the ESA paper's four public benchmarks.
+"""Loads the records of the ESA paper's four public benchmarks, and scores answers.
 
 Of LongBench only the tasks that are not Chinese can be asked, and long prompts are not cut. Of
 InfiniteBench the six tasks of the ESA paper can be asked, with InfLLM's prompts and answer lengths.
@@ -30,7 +30,7 @@ REFETCH = "fetch the official file again"
 
 
 class BenchTask(NamedTuple):
-    """A task of a benchmark, as a name on the command line and a row in the table of scores."""
+    """A task of a benchmark, with a title for the table of scores and the number of records."""
 
     name: str
     title: str
@@ -248,7 +248,7 @@ def score_infinitebench_output(record: BenchRecord, output: str) -> float:
     """Scores a model's output for InfiniteBench as 1 if right and 0 if wrong."""
     match record.task:
         case "code_debug":
-            return metrics.score_code_debug(output, record.answers)
+            return metrics.score_code_debug_output(output, record.answers)
         case "longbook_choice_eng":
             return metrics.score_multiple_choice(output, record.answers)
         case "kv_retrieval":

@@ -90,7 +90,7 @@ def compute_squared_loss(full_scores: Tensor, reduced_scores: Tensor) -> Tensor:
 def train_projections(
     queries: Tensor, keys: Tensor, rank: int, settings: TrainingSettings
 ) -> Linear:
-    """Trains projections to a lower rank on one layer's folded queries and keys."""
+    """Trains low-rank projections on one layer's folded queries and keys by gradient descent."""
     count, device = queries.shape[0], queries.device
     cut = max(1, count - max(1, round(VALIDATION * count)))
     held_queries, held_keys = (pick_evenly_spaced_rows(x[cut:], COMPARED) for x in (queries, keys))
@@ -127,7 +127,7 @@ def train_projections(
 def fit_projections(
     method: str, queries: Tensor, keys: Tensor, rank: int, training: TrainingSettings
 ) -> Linear:
-    """Fits projections to a lower rank by one of METHODS to a layer's folded queries and keys."""
+    """Fits low-rank projections to one layer's folded queries and keys by the given method."""
     rank = min(rank, queries.shape[1])
     if method == "learned":
         return train_projections(queries, keys, rank, training)

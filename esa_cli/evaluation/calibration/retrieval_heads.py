@@ -22,7 +22,7 @@ from esa_cli.attention.step import Step
 from esa_cli.attention.window import Phase, QueryState
 from esa_cli.errors import UsageError
 from esa_cli.evaluation.selftest.selftest_run import find_token_positions
-from esa_cli.evaluation.tasks.task_sample import TaskSample
+from esa_cli.evaluation.tasks.task_sample import TaskDocument
 from esa_cli.methods.consensus import average_window_scores, find_centred_window_start
 from esa_cli.methods.voting import VoteScore
 from esa_cli.models import LoadedModel
@@ -188,7 +188,7 @@ class NeedleQuestion(NamedTuple):
     needle: range
 
 
-def locate_question_needles(encoder: PromptEncoder, sample: TaskSample) -> list[NeedleQuestion]:
+def locate_question_needles(encoder: PromptEncoder, sample: TaskDocument) -> list[NeedleQuestion]:
     """Returns the sample's questions with the needles' token positions, sorted by position."""
     spans, head = encoder.find_token_offsets(sample.text), len(encoder.encode_prompt_start())
     out = []
@@ -234,7 +234,7 @@ def build_voting_method(preset: Preset) -> Method:
 
 
 def choose_questions_with_middle_needles(
-    tokenizer: Any, preset: Preset, sample: TaskSample
+    tokenizer: Any, preset: Preset, sample: TaskDocument
 ) -> list[NeedleQuestion]:
     """Returns the questions whose needle is among the middle tokens, which attention sees only if
     selected. Raises UsageError: there are too few such questions, or the method has no votes."""
@@ -256,7 +256,7 @@ def choose_questions_with_middle_needles(
 
 @torch.inference_mode()
 def find_retrieval_heads(
-    loaded: LoadedModel, preset: Preset, sample: TaskSample, prefill_progress: Progress | None =
+    loaded: LoadedModel, preset: Preset, sample: TaskDocument, prefill_progress: Progress | None =
     None, question_progress: Progress | None = None,
 ) -> HeadSearchResult:  # fmt: skip
     """Finds retrieval heads by the attention heads' votes for questions about a sample's needles.

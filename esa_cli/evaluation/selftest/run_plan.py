@@ -117,7 +117,7 @@ def parse_token_count(text: str) -> int:
     if not 0 < count <= MAX_TOKENS:
         raise UsageError(
             f"a length must be a number of tokens from 1 to {MAX_TOKENS:,}, got {text[:40]!r}",
-            "give the number of tokens as in 32k, 8000 or 1m",
+            "give a number of tokens such as 32k, 8000 or 1m",
         )
     return count
 

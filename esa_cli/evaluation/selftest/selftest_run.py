@@ -15,9 +15,9 @@ from esa_cli.evaluation.tasks import find_selftest_task
 from esa_cli.evaluation.tasks.task_sample import (
     Haystack,
     PlantedFact,
+    TaskDocument,
     TaskQuestion,
     TaskRequest,
-    TaskSample,
 )
 from esa_cli.evaluation.text_asker import TextAnswerer
 from esa_cli.models import LoadedModel
@@ -161,14 +161,14 @@ class SelftestRun:
     shard: WorkShard = ALL_WORK
     asker: TextAnswerer | None = field(default=None, init=False)
 
-    def run(self) -> bool:
+    def ask_all_questions(self) -> bool:
         """Asks every question that has no result row in the journal, or returns False when the
         deadline passes. Raises EsaError: a method, its settings or the haystack is wrong."""
         loaded = self.loaded
         with Session(loaded.model, loaded.tokenizer, self.preset, loaded.cache) as session:
             self._check_methods_and_questions(session)
             documents = (
-                SelftestDocument(self, session, *pair).make_questions()
+                SelftestAnswerer(self, session, *pair).make_questions()
                 for pair in self.shard.select_items(self._pair_documents_with_groups())
             )
             return answer_questions(
@@ -184,16 +184,16 @@ class SelftestRun:
         """The number of tokens of the user's own document with the planted facts."""
         return next(self.make_documents(OWN, 0)).length
 
-    def make_documents(self, test: str, length: int) -> Iterator[TaskSample]:
-        """Yields the documents of a self-test with about `length` tokens each. Raises UsageError:
-        a document cannot hold so many facts, or the haystack is too short."""
+    def make_documents(self, test: str, document_tokens: int) -> Iterator[TaskDocument]:
+        """Yields the documents of a self-test, with about `document_tokens` tokens each. Raises
+        UsageError: a document cannot hold so many facts, or the haystack is too short."""
         settings = self.settings
         request = TaskRequest(
-            length, self.count_tokens, self.haystack, settings.samples, settings.seed
+            document_tokens, self.count_tokens, self.haystack, settings.samples, settings.seed
         )
         return find_selftest_task(test).samples(request)
 
-    def _pair_documents_with_groups(self) -> Iterator[tuple[TaskSample, run_plan.MethodGroup]]:
+    def _pair_documents_with_groups(self) -> Iterator[tuple[TaskDocument, run_plan.MethodGroup]]:
         """Yields every pair of a document and a group of methods that share one prefill."""
         for test in self.settings.tests:
             if self.settings.dense:
@@ -222,14 +222,14 @@ class SelftestRun:
                         # Some position encodings cannot change the frequencies of some models.
                         host = session.attachment.rope.frequencies
                         session.method.position.frequencies(*host, length)
-                    SelftestDocument(self, session, sample, group).check_question_lengths()
+                    SelftestAnswerer(self, session, sample, group).check_question_lengths()
 
 
-class SelftestDocument:
-    """A document of a self-test, about which one group of methods answers the questions."""
+class SelftestAnswerer:
+    """Answers the questions about one document of a self-test by the methods of one group."""
 
     def __init__(
-        self, run: SelftestRun, session: Session, sample: TaskSample, group: run_plan.MethodGroup
+        self, run: SelftestRun, session: Session, sample: TaskDocument, group: run_plan.MethodGroup
     ) -> None:
         self.run, self.session, self.sample, self.group = run, session, sample, group
         self._asker: TextAnswerer | None = None

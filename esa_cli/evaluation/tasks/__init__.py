@@ -27,7 +27,7 @@ def _score_keywords(question: TaskQuestion, output: str) -> float:
     return metrics.compute_keyword_share(output, question.answers)
 
 
-def _score_key_value(question: TaskQuestion, output: str) -> float:
+def _score_value_of_key(question: TaskQuestion, output: str) -> float:
     return metrics.score_contained_word(output, question.answers[0])
 
 
@@ -42,7 +42,7 @@ TASKS: dict[str, SelftestTask] = {
     "stars": SelftestTask(needle_tasks.make_counting_stars_documents, _score_star_counts),
     "passkey": SelftestTask(partial(_make_keys, key_tasks.PASSKEY), _score_first_integer),
     "number": SelftestTask(partial(_make_keys, key_tasks.NUMBER), _score_first_integer),
-    "kv": SelftestTask(key_tasks.make_key_value_document, _score_key_value),
+    "kv": SelftestTask(key_tasks.make_key_value_document, _score_value_of_key),
     "niah": SelftestTask(key_tasks.make_magic_number_document, _score_found_numbers),
     "own": SelftestTask(needle_tasks.plant_needles_in_own_document, _score_contained_answer),
 }

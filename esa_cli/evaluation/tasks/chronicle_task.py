@@ -1,7 +1,7 @@
 """Generates the chronicle, a long invented document about towns, with or without planted facts.
 
 The chronicle with facts is the document of `esa demo`, and the chronicle without facts is the text
-in which self-tests hide facts. The seed determines the chronicle on every version of Python.
+in which self-tests hide facts. Equal seeds give equal chronicles on all versions of Python.
 """
 
 from __future__ import annotations

@@ -15,9 +15,9 @@ from typing import NamedTuple
 from esa_cli.errors import UsageError
 from esa_cli.evaluation.tasks.task_sample import (
     StableRandom,
+    TaskDocument,
     TaskQuestion,
     TaskRequest,
-    TaskSample,
     check_sample_count,
     choose_even_depths,
     make_planted_fact,
@@ -30,7 +30,7 @@ WORDS: dict[str, list[str]] = json.loads(
 """Lists of the gates' colours, and of adjectives and nouns for RULER's words."""
 
 
-class KeyTemplates(NamedTuple):
+class HiddenKeyTemplates(NamedTuple):
     """The templates of prompts and facts for a self-test whose document hides keys."""
 
     name: str
@@ -48,7 +48,7 @@ def draw_digit_runs(dice: StableRandom) -> str:
     return out[:10]
 
 
-PASSKEY = KeyTemplates(
+PASSKEY = HiddenKeyTemplates(
     name="passkey",
     before="There is an important info hidden inside a lot of irrelevant text. Find it and "
     "memorize them. I will quiz you about the important information there.\n\n",
@@ -56,7 +56,7 @@ PASSKEY = KeyTemplates(
     question="What is the pass key{gate}?",
     draw_key=lambda dice: dice.draw_digits(5),
 )
-NUMBER = KeyTemplates(
+NUMBER = HiddenKeyTemplates(
     name="number",
     before="There is an important info hidden inside a lot of irrelevant text. Find it. I will "
     "quiz you about the important information there.\n\n",
@@ -67,7 +67,9 @@ NUMBER = KeyTemplates(
 )
 
 
-def make_hidden_key_document(templates: KeyTemplates, request: TaskRequest) -> Iterator[TaskSample]:
+def make_hidden_key_document(
+    templates: HiddenKeyTemplates, request: TaskRequest
+) -> Iterator[TaskDocument]:
     """Makes a document of the test `passkey` or `number`, which hides a key for each question."""
     check_sample_count(
         request, len(WORDS["colours"]), "ask for fewer --samples; each key needs another colour"
@@ -80,7 +82,7 @@ def make_hidden_key_document(templates: KeyTemplates, request: TaskRequest) -> I
         asked = templates.question.format(gate=gate)
         questions.append(TaskQuestion(colour, asked, (key,), (fact,), max_new_tokens=32))
     text, facts = plant_sentences_in_haystack(request, sentences)
-    yield TaskSample(
+    yield TaskDocument(
         templates.name, request.length, 0, text, facts, tuple(questions), templates.before,
         after="\n\n{question}",
     )  # fmt: skip
@@ -91,7 +93,7 @@ PAIR_BEFORE = "Extract the value corresponding to the specified key in the JSON 
 PAIR_QUESTION = 'Key: "{key}"\nThe value associated with the specified key is:'
 
 
-def make_key_value_document(request: TaskRequest) -> Iterator[TaskSample]:
+def make_key_value_document(request: TaskRequest) -> Iterator[TaskDocument]:
     """Makes the document of the test `kv`, which is a JSON object with random keys and values."""
     count, length = request.samples, request.length
     pairs = _draw_key_value_pairs(request, StableRandom("kv", length, request.seed, 0))
@@ -111,7 +113,7 @@ def make_key_value_document(request: TaskRequest) -> Iterator[TaskSample]:
         key, value = pairs[place]
         asked = PAIR_QUESTION.format(key=key)
         questions.append(TaskQuestion(f"pair-{fact}", asked, (value,), (fact,), max_new_tokens=100))
-    yield TaskSample(
+    yield TaskDocument(
         "kv", length, 0, text, tuple(facts), tuple(questions), PAIR_BEFORE, "\n\n\n{question} "
     )
 
@@ -148,7 +150,7 @@ Numbers = dict[str, tuple[str, ...]]
 """The magic numbers of each word."""
 
 
-def make_magic_number_document(request: TaskRequest) -> Iterator[TaskSample]:
+def make_magic_number_document(request: TaskRequest) -> Iterator[TaskDocument]:
     """Makes the document of the test `niah`, with questions of RULER's four kinds alternately."""
     groups = -(-request.samples // len(KINDS))
     size = WIDTH + 2
@@ -170,7 +172,7 @@ def make_magic_number_document(request: TaskRequest) -> Iterator[TaskSample]:
     planted = dice.draw_items(sentences, len(sentences))
     text, facts = plant_sentences_in_haystack(request, planted)
     questions = tuple(_make_magic_number_question(*q, planted) for q in asked[: request.samples])
-    yield TaskSample(
+    yield TaskDocument(
         "niah", request.length, 0, text, facts, questions, MAGIC_BEFORE, after="\n{question}"
     )
 

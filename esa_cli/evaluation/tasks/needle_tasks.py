@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 from esa_cli.errors import UsageError
 from esa_cli.evaluation.tasks.task_sample import (
     StableRandom,
+    TaskDocument,
     TaskQuestion,
     TaskRequest,
-    TaskSample,
     assign_fact_places,
     check_sample_count,
     choose_even_depths,
@@ -70,14 +70,14 @@ def make_needle_questions(needles: Sequence[Needle]) -> tuple[TaskQuestion, ...]
     )
 
 
-def make_single_needle_document(request: TaskRequest) -> Iterator[TaskSample]:
+def make_single_needle_document(request: TaskRequest) -> Iterator[TaskDocument]:
     """Makes a document of the test `needle`, which contains a needle for each question."""
     needles = choose_shuffled_needles(request)
     text, facts = plant_sentences_in_haystack(request, [needle.text for needle in needles])
-    yield TaskSample("needle", request.length, 0, text, facts, make_needle_questions(needles))
+    yield TaskDocument("needle", request.length, 0, text, facts, make_needle_questions(needles))
 
 
-def plant_needles_in_own_document(request: TaskRequest) -> Iterator[TaskSample]:
+def plant_needles_in_own_document(request: TaskRequest) -> Iterator[TaskDocument]:
     """Makes the document of the test `own`, which is the user's whole text with needles."""
     if not request.haystack.text:
         raise UsageError(
@@ -88,7 +88,7 @@ def plant_needles_in_own_document(request: TaskRequest) -> Iterator[TaskSample]:
     sentences, depths = [needle.text for needle in needles], choose_even_depths(len(needles))
     text, facts = plant_sentences(request.haystack.text, sentences, depths)
     length = request.count_tokens(text)
-    yield TaskSample("own", length, 0, text, facts, make_needle_questions(needles))
+    yield TaskDocument("own", length, 0, text, facts, make_needle_questions(needles))
 
 
 BEFORE = (
@@ -111,7 +111,7 @@ KINDS: list[dict[str, Any]] = json.loads((FOLDER / "needle_kinds.json").read_tex
 are listed in `first` and `second`."""
 
 
-def make_multi_needle_documents(request: TaskRequest) -> Iterator[TaskSample]:
+def make_multi_needle_documents(request: TaskRequest) -> Iterator[TaskDocument]:
     """Makes documents of the test `needles`, whose questions ask for three to five needles each."""
     kind = KINDS[0]
     longest = kind["needle"].format(arg1=kind["first"][0], arg2=kind["second"][0])
@@ -137,7 +137,7 @@ def make_multi_needle_documents(request: TaskRequest) -> Iterator[TaskSample]:
             asked += GUIDE.format(formats=JOINT.join(forms))
             answers = tuple(second for _, _, second in needles)
             questions.append(TaskQuestion(key, asked, answers, tuple(places), max_new_tokens=128))
-        yield TaskSample(
+        yield TaskDocument(
             "needles", request.length, index, text, facts, tuple(questions), BEFORE, AFTER
         )
 
@@ -162,7 +162,7 @@ ANIMALS = ("penguin", "otter", "badger", "heron", "rabbit", "tortoise", "squirre
 """The animal that counts stars in each question; the benchmark has only the penguin."""
 
 
-def make_counting_stars_documents(request: TaskRequest) -> Iterator[TaskSample]:
+def make_counting_stars_documents(request: TaskRequest) -> Iterator[TaskDocument]:
     """Makes documents of Counting-Stars with questions of the searching and reasoning tasks."""
     longest = STARS["reasoning"].format(who=ANIMALS[0], a=LARGEST, r=LARGEST)
     parts = divide_questions_among_documents(request, len(ANIMALS), [longest] * STARS_PER_QUESTION)
@@ -191,6 +191,6 @@ def make_counting_stars_documents(request: TaskRequest) -> Iterator[TaskSample]:
             key = variant if len(variants) == 1 else f"{variant}-{who}"
             prime, limit = STARS_PRIME.format(who=who), 16 + 8 * len(places)
             questions.append(TaskQuestion(key, asked, answers, places, limit, prime, data))
-        yield TaskSample(
+        yield TaskDocument(
             "stars", request.length, index, text, facts, tuple(questions), after=STARS_AFTER
         )

@@ -79,7 +79,7 @@ class TaskQuestion:
 
 
 @dataclass(frozen=True)
-class TaskSample:
+class TaskDocument:
     """A document of a self-test with planted facts, and the questions about the document."""
 
     test: str
@@ -108,7 +108,7 @@ class TaskRequest:
 class SelftestTask(NamedTuple):
     """The functions that make a self-test's documents and score a model's output from 0 to 1."""
 
-    samples: Callable[[TaskRequest], Iterator[TaskSample]]
+    samples: Callable[[TaskRequest], Iterator[TaskDocument]]
     score: Callable[[TaskQuestion, str], float]
 
 

@@ -175,7 +175,7 @@ def _run_selftests(
             display = SelftestDisplay(reporter)
             return SelftestRun(
                 loaded, preset, settings, haystack, journal, display, rows.asking_deadline, shard
-            ).run()
+            ).ask_all_questions()
 
     def show_results(complete: bool) -> None:
         if rows.as_json:
