@@ -1,9 +1,8 @@
 """Fits low-rank projections of queries and keys to a text, and measures the projections' recall.
 
 The queries and keys are collected during a prefill that selects tokens by unreduced queries and
-keys, as in the ESA paper. Training minimises the ESA paper's equation 7 with Adam, and the epoch
-with the smallest validation loss gives the projections, whereas the ESA paper takes the last
-epoch."""
+keys, as in the ESA paper. Training minimises the ESA paper's equation 7 with Adam, and, unlike in
+the ESA paper, the epoch with the smallest validation loss gives the projections."""
 
 from __future__ import annotations
 
