@@ -57,9 +57,8 @@ def measure(session: Any, sample: Any, spans: Any, head: int) -> dict[str, Any]:
         recall = ChunkRecorder()
         session.ask(question.text, max_new_tokens=1, trace=recall)
         facts = [sample.facts[i] for i in question.facts]
-        shares.append(
-            recall.measure_facts([find_token_positions(spans, f.start, f.end, head) for f in facts])
-        )
+        places = [find_token_positions(spans, f.start, f.end, head) for f in facts]
+        shares.append(recall.measure_facts_in_view(places))
     layers = [sum(layer) / len(shares) for layer in zip(*shares, strict=True)]
     return {
         "recall": round(sum(layers) / len(layers), 4),

@@ -48,7 +48,7 @@ def make_text(path: Path, length: int, facts: list[str], preset: str) -> None:
     from esa_cli.qa.presets.preset import load
 
     tokenizer = load_tokenizer(models.fetch_model_folder(load(preset).model))
-    parts = Haystack.from_chronicle(0).cut_first_paragraphs(token_counter(tokenizer), length)
+    parts = Haystack.from_chronicle(0).take_first_paragraphs(token_counter(tokenizer), length)
     for number, fact in enumerate(facts):
         parts.insert(round((number + 0.5) / len(facts) * len(parts)), fact)
     path.write_text("\n\n".join(parts), "utf-8")

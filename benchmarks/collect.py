@@ -49,7 +49,7 @@ def planted(question: dict[str, Any], folder: Path) -> tuple[Path, list[list[int
         {"fact": sentence, "depth": (number + 0.5) / len(sentences)}
         for number, sentence in enumerate(sentences)
     ]
-    text = plant_facts(ChronicleGenerator(question["seed"]).write_background(WORDS), facts)
+    text = plant_facts(ChronicleGenerator(question["seed"]).write_text_without_facts(WORDS), facts)
     path = folder / f"{question['id']}.md"
     path.write_text(text, "utf-8")
     return path, [[text.index(one), text.index(one) + len(one)] for one in question["facts"]]

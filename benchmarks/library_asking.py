@@ -38,7 +38,7 @@ def write_documents(
     for at in range(number):
         path = folder / f"{at:05d}.txt"
         if not path.exists():
-            parts = Haystack.from_chronicle(1000 + at).cut_first_paragraphs(count, tokens)
+            parts = Haystack.from_chronicle(1000 + at).take_first_paragraphs(count, tokens)
             if at % every == 0 and at // every < len(facts):
                 parts.insert(len(parts) // 2, facts[at // every]["fact"])
             path.write_text("\n\n".join(parts), "utf-8")

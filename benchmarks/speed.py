@@ -113,7 +113,7 @@ def document(tokenizer: Any, length: int) -> tuple[str, list[int]]:
     def count(text: str) -> int:
         return len(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
-    text = "\n\n".join(Haystack.from_chronicle(0).cut_first_paragraphs(count, length))
+    text = "\n\n".join(Haystack.from_chronicle(0).take_first_paragraphs(count, length))
     ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"][:length]
     return text, ids
 

@@ -71,14 +71,14 @@ class FinderText:
         """A random part of a passage around the answer to one of its questions, with that question
         and others that it answers, too. Without an answer it is any part: the right topic."""
         first, last = passage.tokens
-        chosen = passage.questions[rng.draw_below(len(passage.questions))]
-        place = first + rng.draw_below(last - first)
+        chosen = passage.questions[rng.draw_integer_below(len(passage.questions))]
+        place = first + rng.draw_integer_below(last - first)
         low, high = chosen.answer or (place, place + 1)
-        wanted = CROP_TOKENS[0] + rng.draw_below(CROP_TOKENS[1] - CROP_TOKENS[0] + 1)
-        before = rng.draw_below(max(0, wanted - (high - low)) + 1)
+        wanted = CROP_TOKENS[0] + rng.draw_integer_below(CROP_TOKENS[1] - CROP_TOKENS[0] + 1)
+        before = rng.draw_integer_below(max(0, wanted - (high - low)) + 1)
         end = min(last, max(high, max(first, low - before) + wanted))
         start = max(first, min(low - before, end - wanted))
-        context = min(start, rng.draw_below(CONTEXT + 1))
+        context = min(start, rng.draw_integer_below(CONTEXT + 1))
         others = [
             one for one in passage.questions
             if one is not chosen and one.answer and start <= one.answer[0] and one.answer[1] <= end

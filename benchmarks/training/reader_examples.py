@@ -130,7 +130,7 @@ class ExampleText:
         """Characters of a run of sentences that contains `span`, with a random number of words."""
         first = max(0, bisect_right(self._starts, span[0]) - 1)
         last = max(first, bisect_left(self._starts, span[1]) - 1)
-        wanted = words[0] + rng.draw_below(words[1] - words[0] + 1)
+        wanted = words[0] + rng.draw_integer_below(words[1] - words[0] + 1)
         total = sum(self.counts[first : last + 1])
         while total < wanted:
             before = rng.draw_fraction() < 0.5

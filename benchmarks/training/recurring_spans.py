@@ -39,7 +39,7 @@ def cloze_examples(
     for _ in range(TRIES * count):
         if made == count:
             return
-        example = cloze_example(texts[rng.draw_below(len(texts))], rng)
+        example = cloze_example(texts[rng.draw_integer_below(len(texts))], rng)
         if example is not None:
             made += 1
             yield example
@@ -48,7 +48,7 @@ def cloze_examples(
 def cloze_example(text: ExampleText, rng: StableRandom) -> ReaderExample | None:
     """A cloze question of a random window, None where none can be made of it."""
     first, last = _window(text, rng)
-    chosen = first + rng.draw_below(last - first)
+    chosen = first + rng.draw_integer_below(last - first)
     if text.counts[chosen] not in SENTENCE_WORDS:
         return None
     start, end = text.spans[chosen]
@@ -59,7 +59,7 @@ def cloze_example(text: ExampleText, rng: StableRandom) -> ReaderExample | None:
     spans = recurring_spans(sentence, rest)
     if not spans:
         return None
-    answer = spans[rng.draw_below(len(spans))]
+    answer = spans[rng.draw_integer_below(len(spans))]
     question = sentence.replace(answer, BLANK)
     if rng.draw_fraction() >= ABSENT:
         return ReaderExample(question, rest, answer, "cloze")
@@ -87,9 +87,9 @@ def _is_answer(run: str) -> bool:
 
 def _window(text: ExampleText, rng: StableRandom) -> tuple[int, int]:
     """Sentences [first, last) of a window of random place and length."""
-    wanted = WINDOW_WORDS[0] + rng.draw_below(WINDOW_WORDS[1] - WINDOW_WORDS[0] + 1)
+    wanted = WINDOW_WORDS[0] + rng.draw_integer_below(WINDOW_WORDS[1] - WINDOW_WORDS[0] + 1)
     begin, end = text.sentences
-    first = last = begin + rng.draw_below(end - begin)
+    first = last = begin + rng.draw_integer_below(end - begin)
     words = 0
     while last < end and words < wanted:
         words += text.counts[last]

@@ -66,7 +66,7 @@ def swapped_question(
     ]
     if not places:
         return None
-    start, end = places[rng.draw_below(len(places))]
+    start, end = places[rng.draw_integer_below(len(places))]
     other = _other(question[start:end], passage, names, rng)
     return question[:start] + other + question[end:] if other else None
 
@@ -74,7 +74,7 @@ def swapped_question(
 def _other(word: str, passage: str, names: Sequence[str], rng: StableRandom) -> str | None:
     """Another of the same kind that the passage does not mention."""
     if word[0].isdigit():
-        digits = [str(1 + rng.draw_below(9)) if one.isdigit() else one for one in word]
+        digits = [str(1 + rng.draw_integer_below(9)) if one.isdigit() else one for one in word]
         found = [word[:-2] + "".join(digits[-2:])]
     elif word.lower() in _KIND:
         kind = _KIND[word.lower()]
@@ -82,7 +82,7 @@ def _other(word: str, passage: str, names: Sequence[str], rng: StableRandom) -> 
     else:
         found = [name for name in names if name not in word and word not in name]
     kept = [one for one in found if one != word and not _mentions(passage, one)]
-    return kept[rng.draw_below(len(kept))] if kept else None
+    return kept[rng.draw_integer_below(len(kept))] if kept else None
 
 
 def _mentions(passage: str, words: str) -> bool:

@@ -1,1 +1,1 @@
-"""Evaluates methods of attention: self-tests, benchmarks, calibration and checks of plugins."""
+"""Evaluates attention methods by self-tests and benchmarks, calibrates them, and checks plugins."""

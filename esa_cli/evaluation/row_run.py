@@ -1,7 +1,7 @@
-"""The main loop of self-tests and benchmarks, which writes a row with each answer to a journal.
+"""Asks questions of self-tests and benchmarks, and adds a row for each answer to a JSON Lines file.
 
-Every row is on disk before the next question is asked, so a stopped run can be resumed: a question
-with a row is not asked again, and a document is only ingested if one of its questions has no row.
+A stopped run can be resumed, since questions that have a row in the file are not asked again, and
+documents whose questions all have rows are not read again.
 """
 
 from __future__ import annotations
@@ -19,50 +19,49 @@ SAME_FIELDS = ("record", "document", "settings", "reading")
 
 
 @dataclass(frozen=True)
-class QuestionCase:
-    """A question for one method. `fields` are fields of the question's row, and `ask` returns the
-    row's other fields. `check` raises LengthError if the question is too long."""
+class QuestionToAsk:
+    """A question to be answered by one method of attention."""
 
-    fields: Mapping[str, Any]
-    ask: Callable[[], dict[str, Any]]
-    check: Callable[[], object] = lambda: None
+    fields: Mapping[str, Any]  # the result row's fields that are known before asking
+    ask: Callable[[], dict[str, Any]]  # answers, and returns the result row's other fields
+    check: Callable[[], object] = lambda: None  # raises LengthError if the question is too long
 
 
 @dataclass(frozen=True)
 class DocumentQuestions:
-    """The questions about one document. The function `ingest` ingests the document, or returns
-    False if the questions are to be skipped."""
+    """The questions about one document, and a function that prefills or indexes the document."""
 
-    cases: Sequence[QuestionCase]
-    ingest: Callable[[], bool]
+    questions: Sequence[QuestionToAsk]
+    ingest: Callable[[], bool]  # returns False if the document's questions are to be skipped
 
 
-def has_result_row(journal: Journal, fields: Mapping[str, Any]) -> bool:
-    """Says whether the journal has the row of a question. Raises UsageError: the row belongs to
-    another document or to other settings."""
-    row = journal.find_row(fields)
+def has_result_row(journal: Journal, question_fields: Mapping[str, Any]) -> bool:
+    """Says whether the journal already has the result row of a question. Raises UsageError: the
+    row belongs to another document or to other settings."""
+    row = journal.find_row(question_fields)
     if row is None:
         return False
     for name in SAME_FIELDS:
-        if name in fields and row.get(name) != fields[name]:
-            key = ", ".join(str(fields[part]) for part in journal.key_fields)
+        if name in question_fields and row.get(name) != question_fields[name]:
+            key = ", ".join(str(question_fields[part]) for part in journal.key_fields)
             raise UsageError(
-                f"{journal.path} has a row of {key} with another {name}: {row.get(name)}, now "
-                f"{fields[name]}",
-                "use the data, methods and settings of the earlier run, or choose another --out",
+                f"{journal.path} has a result row for {key} whose {name} is {row.get(name)}, but "
+                f"this run's {name} is {question_fields[name]}",
+                "use the earlier run's data, methods and settings, or give --out another file",
             )
     return True
 
 
-def answer_missing_rows(
-    documents: Iterable[DocumentQuestions], journal: Journal, *, until: float | None = None, on_row:
-    Callable[[dict[str, Any]], None] = lambda row: None, on_left_out: Callable[[QuestionCase,
-    LengthError], None] | None = None,
+def answer_questions(
+    documents: Iterable[DocumentQuestions], journal: Journal, *, deadline: float | None = None,
+    on_row: Callable[[dict[str, Any]], None] = lambda row: None, on_left_out:
+    Callable[[QuestionToAsk, LengthError], None] | None = None,
 ) -> bool:  # fmt: skip
-    """Asks the questions without a row in the journal, and writes a row with each answer. Returns
-    False if the time `until`, by `time.monotonic`, came before the end.
+    """Asks the questions that have no row in the journal, and adds a result row for each answer.
+    Returns False if the deadline passed before all questions were asked.
 
     Args:
+        deadline: a time of `time.monotonic`, after which no further question is asked.
         on_row: a function that is called with each new row.
         on_left_out: a function that is called with each question that is too long; without the
             function, such a question ends the run with a LengthError.
@@ -71,30 +70,30 @@ def answer_missing_rows(
         UsageError: a row of the journal belongs to another document or to other settings."""
 
     def is_past_deadline() -> bool:
-        return until is not None and time.monotonic() >= until
+        return deadline is not None and time.monotonic() >= deadline
 
     for document in documents:
-        cases = []
-        for case in document.cases:
-            if has_result_row(journal, case.fields):
+        unanswered = []
+        for question in document.questions:
+            if has_result_row(journal, question.fields):
                 continue
             try:
-                case.check()
-                cases.append(case)
+                question.check()
+                unanswered.append(question)
             except LengthError as error:
                 if on_left_out is None:
                     raise
-                on_left_out(case, error)
-        if not cases:
+                on_left_out(question, error)
+        if not unanswered:
             continue
         if is_past_deadline():
             return False
         if not document.ingest():
             continue
-        for case in cases:
+        for question in unanswered:
             if is_past_deadline():
                 return False
-            row = {**case.fields, **case.ask()}
+            row = {**question.fields, **question.ask()}
             journal.add_row(row)
             on_row(row)
     return True

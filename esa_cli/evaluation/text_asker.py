@@ -1,4 +1,4 @@
-"""Answers the questions of self-tests and benchmarks from passages that are found in a text."""
+"""Answers questions of self-tests and benchmarks from passages that a search finds in a text."""
 
 from __future__ import annotations
 
@@ -17,13 +17,12 @@ from esa_cli.system.progress import Progress
 
 
 class TextAnswerer:
-    """Answers questions about one text at a time from passages, as `esa ask` with the same preset.
-    `book` is the text that was ingested last. A new object clears the session's KV cache.
-    Raises PresetError, ModelError: the preset's adapter or finder is missing or does not fit."""
+    """Answers questions from the relevant passages of one text, as `esa ask` does, after emptying
+    the session's KV cache. Raises PresetError, ModelError: the preset's adapter or finder is
+    missing or does not fit."""
 
-    book: Book
-    nbytes: int
-    """Number of bytes of the token index of the text that was ingested last."""
+    book: Book  # the text that was ingested last, with its index
+    nbytes: int  # number of bytes of the token index of the text that was ingested last
 
     def __init__(self, session: Session, preset: Preset) -> None:
         self.session, self.preset = session, preset
@@ -39,13 +38,13 @@ class TextAnswerer:
         self.session.empty_cache()
         self.session.use_preset(self.preset)
 
-    def check_length(self, question: str, max_new_tokens: int) -> None:
+    def check_question_length(self, question: str, max_new_tokens: int) -> None:
         """Raises UsageError: the question is empty. LengthError: the question is too long."""
         assert self._esa.spans is not None
         self._esa.spans.check_length(question, max_new_tokens)
 
     def ingest_text(self, text: str, progress: Progress | None = None) -> float:
-        """Ingests a text, indexes words for the preset's finder, and returns the seconds."""
+        """Indexes a text for later questions, and returns the seconds that this took."""
         started = time.perf_counter()
         self._reset_session()
         book = self._esa.ingest(Document("", text, source="", encoding="", bytes=0), progress)
@@ -58,8 +57,8 @@ class TextAnswerer:
     def ask(
         self, question: str, max_new_tokens: int | None = None, temperature: float | None = None
     ) -> Reply:
-        """Answers a question. The evidence of the reply is every passage that the model read, best
-        first. Raises LengthError, UsageError, as `check_length`.
+        """Answers a question, with all passages that the model read as the reply's evidence. Raises
+        LengthError, UsageError, as `check_question_length`.
 
         Args:
             max_new_tokens: the largest number of the answer's tokens; None: the preset's number."""

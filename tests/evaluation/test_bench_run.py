@@ -11,7 +11,7 @@ from bench_rows import longbench_row, rows_of, write
 
 from esa_cli.errors import DocumentError
 from esa_cli.evaluation.bench import bench_run, benchmarks
-from esa_cli.evaluation.bench.bench_run import BenchSelection
+from esa_cli.evaluation.bench.bench_run import RecordSelection
 from esa_cli.evaluation.bench.benchmarks import BenchRecord
 
 
@@ -20,29 +20,29 @@ def test_records_of_one_name_or_without_a_question_are_refused(
     second: dict[str, Any], tmp_path: Path
 ) -> None:
     write(tmp_path / "qasper.jsonl", [longbench_row("a"), second])
-    selection = BenchSelection(benchmarks.find_benchmark("longbench"), tmp_path, ["qasper"])
+    selection = RecordSelection(benchmarks.find_benchmark("longbench"), tmp_path, ["qasper"])
     if second["_id"] == "b":
         read = selection.benchmark.read
         blank = [replace(record, question=" ") for record in read(tmp_path, "qasper")]
         benchmark = replace(selection.benchmark, read=lambda folder, task: iter(blank))
         selection = replace(selection, benchmark=benchmark)
     with pytest.raises(DocumentError):
-        selection.survey_records()
+        selection.check_and_hash_records()
 
 
 def test_all_of_a_record_but_its_name_counts() -> None:
     record = BenchRecord("longbench", "qasper", "0", "b", "d0", "q", ("yes",), 8)
-    assert replace(record, id="another").digest == record.digest
+    assert replace(record, id="another").compute_hash() == record.compute_hash()
     changes = {"before": "B", "document": "D", "question": "Q", "prime": "p", "chat": False}
     changes |= {"answers": ("no",), "longest": 9, "data": {"classes": ["a"]}}
     changed = [replace(record, **{name: value}) for name, value in changes.items()]
     changed.append(replace(record, before="bd0", document=""))  # it is cut elsewhere
-    assert record.digest not in {other.digest for other in changed}
+    assert record.compute_hash() not in {other.compute_hash() for other in changed}
 
 
 def test_table_has_means_averages_and_counts() -> None:
     rows = [*rows_of("ours", qasper=[0.5, 1.0], trec=[0.0]), *rows_of("theirs", trec=[1.0, 0.5])]
-    scores = bench_run.group_scores(rows)
+    scores = bench_run.group_scores_by_method(rows)
     headers, lines = bench_run.make_score_table(benchmarks.find_benchmark("longbench"), scores)
     assert headers == ["task", "records", "ours", "theirs"]
     assert lines == [

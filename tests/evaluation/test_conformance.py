@@ -60,7 +60,7 @@ def test_learned_compressor_conforms_when_given_its_file(tmp_path: Path) -> None
         tmp_path / "maps.safetensors", [Linear(torch.randn(24, 4), torch.randn(24, 4))]
     )
     options = {"file": str(tmp_path / "maps.safetensors")}
-    assert failed(check("compressor", "learned", options, folded=24)) == {}
+    assert failed(check("compressor", "learned", options, folded_width=24)) == {}
     assert "missing" in failed(check("compressor", "learned"))[BUILDS]
 
 

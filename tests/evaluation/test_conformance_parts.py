@@ -17,7 +17,7 @@ from esa_cli.attention.compression import Moments
 from esa_cli.attention.parts import Compressor, Score, Selector
 from esa_cli.attention.positions import FixedDistancePositions
 from esa_cli.attention.step import LayerState, Positions, Projection, Step
-from esa_cli.evaluation.conformance import make_observed_step, make_step
+from esa_cli.evaluation.conformance import make_step, make_step_for_observe
 
 
 @pytest.fixture(autouse=True)
@@ -368,7 +368,7 @@ def test_wrong_selectors_fail(name: str) -> None:
 @pytest.mark.parametrize("options", [{}, {"initial": 0}, {"local": 0}, {"dtype": torch.float64}])
 def test_watched_has_the_log_sum_exp_of_initial_local_and_current(options: dict[str, Any]) -> None:
     step = make_step(middle=9, chunk=3, **{"initial": 2, "local": 4, **options})
-    lse = make_observed_step(step).lse
+    lse = make_step_for_observe(step).lse
     assert lse is not None
     heads, chunk, _ = step.queries.shape
     keys = reference.plain(step.store.span(0, len(step.store))[0])

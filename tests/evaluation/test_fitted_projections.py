@@ -133,7 +133,7 @@ def test_study_measures_what_was_not_fitted_on(job: CalibrationJob) -> None:
     for at, k in enumerate((8, 30)):
         want = recall_by_loops(reference.plain(full), reference.plain(short), k)
         assert found.results["closed-form"].recall[1][at] == pytest.approx(want, abs=1e-3)
-    assert found.best_method == "closed-form"
+    assert found.find_best_method() == "closed-form"
     assert found.results["closed-form"].recall[2][-1] > 0.99, "a layer of rank 2 loses nothing"
     trained = train_projections(queries[:240], keys[:240], 4, replace(QUICK, seed=1000))
     assert torch.equal(trained.key_map, found.results["learned"].projections[1].key_map)

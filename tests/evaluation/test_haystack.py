@@ -14,21 +14,21 @@ from esa_cli.evaluation.tasks import chronicle_task, task_sample
 
 def test_a_haystack_is_cut_to_length_at_a_sentence() -> None:
     for n in (500, 777, 5000):
-        parts = CHRONICLE.cut_first_paragraphs(words, n)
+        parts = CHRONICLE.take_first_paragraphs(words, n)
         assert abs(words("\n\n".join(parts)) - n) <= 30
         assert parts[-1][-1] in ".!?'"
         assert parts[0] == "# The Chronicle of the Vale of Ennick"
         assert not parts[-1].startswith("#")
-    assert parts[:40] == list(islice(chronicle_task.generate_chronicle(3), 40))
+    assert parts[:40] == list(islice(chronicle_task.generate_chronicle_paragraphs(3), 40))
 
 
 def test_nothing_is_repeated_when_the_text_is_too_short(tmp_path: Path) -> None:
     file = tmp_path / "short.txt"
     file.write_text("One two three.\n\nFour five.\n")
     haystack = task_sample.Haystack.from_files(str(file))
-    assert haystack.cut_first_paragraphs(words, 5) == ["One two three.", "Four five."]
-    with pytest.raises(UsageError, match=r"short\.txt must have at least 6 tokens, got 5"):
-        haystack.cut_first_paragraphs(words, 6)
+    assert haystack.take_first_paragraphs(words, 5) == ["One two three.", "Four five."]
+    with pytest.raises(UsageError, match=r"short\.txt, must have 6 tokens, got 5"):
+        haystack.take_first_paragraphs(words, 6)
 
 
 def nearest_by_loop(text: str, sentence: str, depth: float) -> float:
@@ -38,7 +38,7 @@ def nearest_by_loop(text: str, sentence: str, depth: float) -> float:
 
 
 def test_a_fact_stands_at_the_place_nearest_to_its_depth() -> None:
-    text = "\n\n".join(CHRONICLE.cut_first_paragraphs(words, 1000))
+    text = "\n\n".join(CHRONICLE.take_first_paragraphs(words, 1000))
     for depth in (i / 19 for i in range(20)):
         _, (fact,) = task_sample.plant_sentences(text, ["A fact."], [depth])
         assert abs(fact.depth - depth) == pytest.approx(nearest_by_loop(text, "A fact.", depth))

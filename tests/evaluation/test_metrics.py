@@ -28,19 +28,19 @@ def test_qa_f1(output: str, gold: str, score: float) -> None:
 
 
 def test_count_is_the_share_of_right_numbers() -> None:
-    assert metrics.compute_number_share("3 or 12, I say 3", "3") == 2 / 3
-    assert metrics.compute_number_share("13", "3") == 0
-    assert metrics.compute_number_share("none", "3") == 0
+    assert metrics.compute_right_number_share("3 or 12, I say 3", "3") == 2 / 3
+    assert metrics.compute_right_number_share("13", "3") == 0
+    assert metrics.compute_right_number_share("none", "3") == 0
 
 
 def test_classification() -> None:
     names = ("Date", "Speed", "person", "Title of a person")
-    assert metrics.compute_class_share("Date or Speed", "Date", names) == 1 / 2
-    assert metrics.compute_class_share("Speed", "Date", names) == 0
+    assert metrics.score_named_classes("Date or Speed", "Date", names) == 1 / 2
+    assert metrics.score_named_classes("Speed", "Date", names) == 0
     # `person` is named as well, but as a part of the right name
-    assert metrics.compute_class_share("Title of a person", "Title of a person", names) == 1
+    assert metrics.score_named_classes("Title of a person", "Title of a person", names) == 1
     # a, b and `a b c` are named; taking a out of the list spares b: one of two is right
-    assert metrics.compute_class_share("a b c", "a b c", ("a", "b", "a b c")) == 1 / 2
+    assert metrics.score_named_classes("a b c", "a b c", ("a", "b", "a b c")) == 1 / 2
 
 
 @pytest.mark.parametrize(
@@ -123,19 +123,19 @@ def test_choice(output: str, right: bool) -> None:
     [("B. func_a", True), ("**The error is** `func_a`", True), ("The answer is C", False)],
 )
 def test_code_debug(output: str, right: bool) -> None:
-    assert metrics.score_code_debug(output, ("func_a", "B")) == right
+    assert metrics.score_code_debug_output(output, ("func_a", "B")) == right
 
 
 def test_stars_are_the_numbers_of_the_list() -> None:
     prime = '```json\n{"little_penguin": ['
-    assert metrics.parse_listed_stars(f"{prime}15, 117, 42]}}\n```\nThree.", 32) == {15, 117, 42}
-    assert metrics.parse_listed_stars(f"{prime}15, 117, 42]}}", 2) == {15, 117}
-    assert metrics.parse_listed_stars(f"{prime}3, 4]}}\n[9]", 32) == {3, 4}
-    assert metrics.parse_listed_stars(f"{prime}15, 117", 32) == {15, 117}
-    assert metrics.parse_listed_stars(f"{prime}none", 32) == set()
-    assert metrics.parse_listed_stars("15, 117", 32) == set()
+    assert metrics.parse_star_counts(f"{prime}15, 117, 42]}}\n```\nThree.", 32) == {15, 117, 42}
+    assert metrics.parse_star_counts(f"{prime}15, 117, 42]}}", 2) == {15, 117}
+    assert metrics.parse_star_counts(f"{prime}3, 4]}}\n[9]", 32) == {3, 4}
+    assert metrics.parse_star_counts(f"{prime}15, 117", 32) == {15, 117}
+    assert metrics.parse_star_counts(f"{prime}none", 32) == set()
+    assert metrics.parse_star_counts("15, 117", 32) == set()
 
 
 def test_reasoning_pays_less_with_the_mistake() -> None:
     # 1: right alone, 1. 2 with 6: 0.5. 3 without, 7 said: 0.25. 4: neither, 0. Of four.
-    assert metrics.score_listed_stars("little_p: [1, 2, 6, 7]", "1234", (5, 6, 7, 8)) == 1.75 / 4
+    assert metrics.score_star_counts("little_p: [1, 2, 6, 7]", "1234", (5, 6, 7, 8)) == 1.75 / 4

@@ -18,14 +18,14 @@ from esa_cli.evaluation.calibration.retrieval_heads import (
     ALL,
     HeadResult,
     VoteCollector,
-    choose_smallest_set_size,
+    choose_smallest_head_set_size,
     find_retrieval_heads,
-    locate_needle_questions,
+    locate_question_needles,
     rank_heads,
     sum_votes_by_window,
 )
 from esa_cli.evaluation.tasks import find_selftest_task
-from esa_cli.evaluation.tasks.task_sample import Haystack, TaskRequest, TaskSample
+from esa_cli.evaluation.tasks.task_sample import Haystack, TaskDocument, TaskRequest
 from esa_cli.methods.voting import VoteScore
 from esa_cli.models.loading.load import LoadedModel
 from esa_cli.qa.answering.prompt import PromptEncoder
@@ -47,18 +47,18 @@ def test_heads_are_ranked_by_what_they_find_then_by_margin() -> None:
     margin = torch.tensor([[0.9, 0.6, 0.4], [0.7, 0.0, 0.4]])
     held_out = torch.tensor([[2, 1, 0], [3, 0, 1]])
     order = rank_heads(found, held_out, margin)
-    assert [one.layer_and_head for one in order] == [(1, 0), (0, 1), (0, 2), (1, 2), (0, 0), (1, 1)]
-    assert (order[0].found, order[0].held_out) == (5, 3)
-    assert order[0].margin == pytest.approx(0.7)
+    ranked = [one.get_layer_and_head() for one in order]
+    assert ranked == [(1, 0), (0, 1), (0, 2), (1, 2), (0, 0), (1, 1)]
+    assert (order[0].found, order[0].held_out, order[0].margin) == (5, 3, pytest.approx(0.7))
 
 
 def test_the_smallest_set_that_finds_as_much_as_all_is_enough() -> None:
     best = [head(n % 3, n, 9) for n in range(7)]
-    assert choose_smallest_set_size(best, {4: 10, 5: 12, 6: 11, 7: 13}, 12) == 5
-    assert choose_smallest_set_size(best, {4: 14, 5: 15, 6: 15, 7: 13}, 12) == 4, (
+    assert choose_smallest_head_set_size(best, {4: 10, 5: 12, 6: 11, 7: 13}, 12) == 5
+    assert choose_smallest_head_set_size(best, {4: 14, 5: 15, 6: 15, 7: 13}, 12) == 4, (
         "more than all is as good"
     )
-    assert choose_smallest_set_size(best, {4: 8, 5: 11, 6: 11, 7: 10}, 12) == 5, (
+    assert choose_smallest_head_set_size(best, {4: 8, 5: 11, 6: 11, 7: 10}, 12) == 5, (
         "none is: the fewest of the best"
     )
 
@@ -80,7 +80,7 @@ def votes_of(size: int, sets: list[Any]) -> tuple[VoteCollector, list[Step], Vot
 
 def test_every_head_votes_alone_as_the_score_has_it() -> None:
     needle_votes, steps, score = votes_of(8, [])
-    found, margin = needle_votes.judge_single_heads()
+    found, margin = needle_votes.find_heads_hitting_needle()
     assert found.shape == margin.shape == (2, 6)
     for layer, step in enumerate(steps):
         for number in range(6):
@@ -106,14 +106,14 @@ def test_a_set_votes_by_the_sum_of_its_layers() -> None:
     ):
         votes = torch.stack([replace(score, heads=one).scores(step) for step in steps]).sum(dim=0)
         torch.testing.assert_close(row, sum_votes_by_window(votes, 8))
-    assert needle_votes.judge_head_sets().shape == (4,)
+    assert needle_votes.find_head_sets_hitting_needle().shape == (4,)
 
 
 def tiny(*settings: str) -> Preset:
     return preset.load("tiny-random", [*VOTING, *settings])
 
 
-def planted(loaded: Any, tokens: int = 1500, questions: int = 8) -> TaskSample:
+def planted(loaded: Any, tokens: int = 1500, questions: int = 8) -> TaskDocument:
     def size(text: str) -> int:
         return len(loaded.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
@@ -160,7 +160,7 @@ def test_needles_stand_where_the_tokens_say(loaded: LoadedModel) -> None:
     prompt = PromptEncoder(loaded.tokenizer, tiny().prompt)
     ids = prompt.encode_document(sample.text)
     facts = {q.text: sample.facts[q.facts[0]].text for q in sample.questions}
-    asked = locate_needle_questions(prompt, sample)
+    asked = locate_question_needles(prompt, sample)
     assert [one.needle.start for one in asked] == sorted(one.needle.start for one in asked)
     for one in asked:
         words = loaded.tokenizer.decode(ids[one.needle.start : one.needle.stop])
@@ -177,7 +177,7 @@ def test_heads_are_query_heads(kind: str, make_model: ModelFactory, loaded: Load
     )
     count = model.config.num_attention_heads
     pairs = {(at, h) for at in range(2) for h in range(count)}
-    assert {one.layer_and_head for one in found.heads} == pairs
+    assert {one.get_layer_and_head() for one in found.heads} == pairs
     assert all(0 <= one.margin <= 1 for one in found.heads)
     assert min(4, 2 * count) <= len(found.chosen) <= min(16, 2 * count)
 

@@ -19,10 +19,10 @@ from esa_cli.evaluation import row_run
 from esa_cli.evaluation.selftest.run_plan import (
     KEY,
     SelftestSettings,
-    build_prefill_method,
-    choose_ceiling_length,
-    group_by_prefill,
-    make_ceiling_group,
+    build_shared_prefill_method,
+    choose_full_attention_length,
+    group_methods_by_prefill,
+    make_full_attention_group,
     parse_token_count,
 )
 from esa_cli.evaluation.selftest.selftest_run import ChunkRecorder, SelftestRun, has_facts_in_view
@@ -90,7 +90,7 @@ def test_one_reading_serves_all_selective_methods(loaded: Any, tmp_path: Path) -
     path = tmp_path / "rows.jsonl"
     wanted = settings_of(methods=("preset", "streaming-llm", "infllm", "yarn"))
     made = engine(loaded, wanted, path)
-    assert made.run()
+    assert made.ask_all_questions()
     assert made.listener.readings == [
         ("needle", 1500, ("preset", "streaming-llm", "infllm")),
         ("needle", 1500, ("yarn",)),
@@ -103,7 +103,7 @@ def test_one_reading_serves_all_selective_methods(loaded: Any, tmp_path: Path) -
         assert row["tokens"]["document"] > 1400
         assert row["method"] != "yarn" or row["recall"]["mean"] == 1.0
     again = engine(loaded, wanted)
-    again.run()
+    again.ask_all_questions()
     first, second = (
         [{k: v for k, v in row.items() if k not in ("time", "memory")} for row in one.listener.rows]
         for one in (made, again)
@@ -115,22 +115,22 @@ def test_a_second_run_asks_only_what_is_missing(loaded: Any, tmp_path: Path) -> 
     path = tmp_path / "rows.jsonl"
     first = engine(loaded, settings_of(methods=("preset",)), path)
     with first.journal:
-        first.run()
+        first.ask_all_questions()
     whole = path.read_text()
     more = engine(loaded, settings_of(methods=("preset", "quest")), path)
-    with more.journal, pytest.raises(UsageError, match="reading: own, now shared"):
-        more.run()
+    with more.journal, pytest.raises(UsageError, match="own, but this run's reading is shared"):
+        more.ask_all_questions()
     more = engine(loaded, settings_of(methods=("preset", "quest"), reading="own"), path)
     with more.journal:
-        more.run()
+        more.ask_all_questions()
     assert [names for _, _, names in more.listener.readings] == [("quest",)]
     for field in ("document", "settings"):
         changed = [json.loads(line) for line in whole.splitlines()]
         changed[-1][field] = "0123456789abcdef"
         path.write_text("".join(json.dumps(row) + "\n" for row in changed))
         other = engine(loaded, settings_of(methods=("preset",)), path)
-        with other.journal, pytest.raises(UsageError, match=f"another {field}"):
-            other.run()
+        with other.journal, pytest.raises(UsageError, match=f"this run's {field} is"):
+            other.ask_all_questions()
         assert not other.listener.rows
 
 
@@ -138,15 +138,15 @@ def test_a_shared_prefill_is_observed_by_methods_that_observe_once(loaded: Any) 
     """InfLLM's blocks of 64 and of 16 keep one account of what was attended to."""
     base = resolve_preset(TINY).method
     infllm = resolve_preset(
-        group_by_prefill(settings_of(methods=("infllm",)), TINY, 900)[0].presets[0]
+        group_methods_by_prefill(settings_of(methods=("infllm",)), TINY, 900)[0].presets[0]
     ).method
-    assert build_prefill_method(base, [base, base]).selector == base.selector
+    assert build_shared_prefill_method(base, [base, base]).selector == base.selector
     other = replace(infllm, selector=InfLLMSelector(block=16))
     sums = []
     for methods in ([base, infllm], [infllm, other]):
         with Session(loaded.model, loaded.tokenizer, TINY) as session:
             session.read(
-                "The gate opens at nine. " * 40, method=build_prefill_method(base, methods)
+                "The gate opens at nine. " * 40, method=build_shared_prefill_method(base, methods)
             )
             mass = session.cache.get_layer_kv_cache(0).states[0, InfLLMSelector].mass
             sums.append(mass.get_received_attention(0, session.document_tokens).clone())
@@ -157,11 +157,11 @@ def test_a_shared_prefill_is_observed_by_methods_that_observe_once(loaded: Any) 
 def test_no_question_is_begun_after_the_time_limit(
     loaded: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = engine(loaded, settings_of(), until=3.5)
+    made = engine(loaded, settings_of(), deadline=3.5)
     # One look at the clock before the reading, one before each question.
     clock = iter(range(1, 100))
     monkeypatch.setattr(row_run.time, "monotonic", lambda: next(clock))
-    assert not made.run()
+    assert not made.ask_all_questions()
     assert len(made.listener.rows) == 2
 
 
@@ -184,8 +184,8 @@ def test_no_selective_method_has_more_in_view_than_the_budget(loaded: Any) -> No
 
 
 def test_the_ceiling_is_plain_attention_inside_the_window(loaded: Any) -> None:
-    (made,) = make_ceiling_group(TINY).presets
-    assert choose_ceiling_length(TINY) < made.context == made.window.dense
+    (made,) = make_full_attention_group(TINY).presets
+    assert choose_full_attention_length(TINY) < made.context == made.window.dense
     with Session(loaded.model, loaded.tokenizer, made) as session:
         seen: list[ChunkTrace] = []
         session.read("word " * 40)
@@ -224,10 +224,10 @@ def test_recall_counts_selected_and_local_tokens_layer_by_layer() -> None:
     recall(seen_of(1, torch.tensor([0, 1, 2, 3])))
     # By head: the first has one of the four tokens, the second three.
     recall(seen_of(2, [torch.tensor([50]), torch.tensor([51, 52, 53])]))
-    assert recall.measure_facts([range(50, 54)]) == [(0.5, 0.5), (0.0, 0.0), (0.5, 0.75)]
+    assert recall.measure_facts_in_view([range(50, 54)]) == [(0.5, 0.5), (0.0, 0.0), (0.5, 0.75)]
     # Tokens 90 and 91 are local, 88 and 89 are not.
-    assert recall.measure_facts([range(88, 92)]) == [(0.5, 0.5)] * 3
-    both = recall.measure_facts([range(50, 54), range(88, 92)])
+    assert recall.measure_facts_in_view([range(88, 92)]) == [(0.5, 0.5)] * 3
+    both = recall.measure_facts_in_view([range(50, 54), range(88, 92)])
     assert both == [(0.5, 0.5), (0.25, 0.25), (0.5, 0.625)]
     # Where each head selects, one with the fact in view is enough.
     assert has_facts_in_view([0.5, 0.5, *[0.0] * 6])

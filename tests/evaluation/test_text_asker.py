@@ -78,8 +78,8 @@ def evidence(start: int, end: int) -> Passage:
 
 def test_recall_is_of_the_first_three_and_the_reason_of_all_that_was_read() -> None:
     fact = PlantedFact("x" * 10, 10, 20, 0.5)
-    assert run.compute_covered_share(fact, [evidence(0, 15), evidence(12, 18)]) == 0.8
-    assert run.compute_covered_share(fact, [evidence(20, 30)]) == 0
+    assert run.compute_fact_share_in_passages(fact, [evidence(0, 15), evidence(12, 18)]) == 0.8
+    assert run.compute_fact_share_in_passages(fact, [evidence(20, 30)]) == 0
     facts = [PlantedFact("", 0, 10, 0.0), PlantedFact("", 90, 100, 1.0)]
     passages = [evidence(0, 10), evidence(20, 30), evidence(40, 50), evidence(85, 100)]
     made = run.make_passage_recall_fields(0.0, facts, passages)
@@ -125,12 +125,12 @@ def test_a_benchmark_checks_questions_first_and_reads_a_document_once(
         for name, text in (("a", TEXT), ("b", TEXT), ("c", TEXT[:600]))
     ]
     with pytest.raises(LengthError, match="a passage and the answer"):
-        asker.check_length(replace(made[0], question="Who? " * 3000))
+        asker.check_prompt_length(replace(made[0], question="Who? " * 3000))
     rows = []
     for records in (made[:2], made[2:]):
-        cases = asker.make_cases(benchmarks.find_benchmark("longbench"), records)
+        cases = asker.make_questions(benchmarks.find_benchmark("longbench"), records)
         assert cases.ingest()
-        rows += [case.ask() for case in cases.cases]
+        rows += [case.ask() for case in cases.questions]
     assert seen == ["a", "c"]
     assert rows[0]["output"] in TEXT
     assert rows[0]["tokens"] > rows[2]["tokens"] > 100

@@ -514,12 +514,12 @@ def test_loki_fits_again_when_its_tokens_were_taken_back() -> None:
     step = make_step(middle=100)
     selector.select(step, 16)
     basis = step.states[step.layer, LokiSelector].directions.basis
-    later = advance(step, back=40)
+    later = advance(step, removed_tokens=40)
     selector.select(later, 16)
     assert later.states[later.layer, LokiSelector].directions.basis is basis, (
         "its tokens are all there"
     )
-    short = advance(advance(later, 60, back=len(later.store) - 20))
+    short = advance(advance(later, 60, removed_tokens=len(later.store) - 20))
     got = selected(selector, short, 16)
     assert short.states[short.layer, LokiSelector].directions.basis is not basis
     short.states.clear()

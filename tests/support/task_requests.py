@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from esa_cli.evaluation.tasks import TASKS
-from esa_cli.evaluation.tasks.task_sample import Haystack, TaskRequest, TaskSample
+from esa_cli.evaluation.tasks.task_sample import Haystack, TaskDocument, TaskRequest
 
 CHRONICLE = Haystack.from_chronicle(3)
 NAMES = [name for name in TASKS if name != "own"]
@@ -28,5 +28,5 @@ def request(length: int = 3000, **changes: Any) -> TaskRequest:
     return TaskRequest(length, **{**given, **changes})
 
 
-def samples(name: str, length: int = 3000, **changes: Any) -> list[TaskSample]:
+def samples(name: str, length: int = 3000, **changes: Any) -> list[TaskDocument]:
     return list(TASKS[name].samples(request(length, **changes)))

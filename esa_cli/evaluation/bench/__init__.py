@@ -1,1 +1,1 @@
-"""Public benchmarks, with their files, prompts and scores, and the run that asks questions."""
+"""Loads public benchmarks, asks the questions by several methods, and scores the answers."""

@@ -1,7 +1,6 @@
-"""Runs a public benchmark with several methods, and makes the table of their scores.
+"""Asks the questions of a public benchmark by several methods, and makes the table of scores.
 
-Methods over the KV cache get the prompt of the benchmark's official code. Decoding is greedy.
-Consecutive records about one document share one prefill.
+Consecutive questions about one document share one prefill of the document.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import Any
 
 from esa_cli.errors import DocumentError, UsageError
 from esa_cli.evaluation.bench.benchmarks import REFETCH, Benchmark, BenchRecord, BenchTask
-from esa_cli.evaluation.row_run import DocumentQuestions, QuestionCase, has_result_row
+from esa_cli.evaluation.row_run import DocumentQuestions, QuestionToAsk, has_result_row
 from esa_cli.evaluation.text_asker import TextAnswerer
 from esa_cli.qa.answering.session import Session
 from esa_cli.qa.presets import resolved_preset
@@ -31,58 +30,58 @@ KEY = ("method", "task", "id")
 
 
 def describe_invalid_row(row: Mapping[str, Any]) -> str:
-    """Returns what is wrong with a result row of an earlier run, or else an empty text."""
+    """Says what is wrong with a benchmark's result row from a file, or returns an empty text."""
     score, tokens = row.get("score", ""), row.get("tokens", "")
     is_valid = type(score) in (int, float) and type(tokens) is int and 0 <= score <= 1
     return "" if is_valid else f"score and tokens are {score!r} and {tokens!r}"
 
 
-def choose_tasks(benchmark: Benchmark, folder: Path, asked: Sequence[str] | None) -> list[str]:
-    """Returns the tasks to run in the table's order: the requested tasks, or by default every task
-    whose file is in the folder. Raises UsageError: a task is unknown. DocumentError: no file."""
-    if asked is None:
+def choose_tasks(benchmark: Benchmark, folder: Path, task_names: Sequence[str] | None) -> list[str]:
+    """Returns the requested tasks, or by default every task of the benchmark whose file is in the
+    folder. Raises UsageError: a task is unknown. DocumentError: the folder has no file."""
+    if task_names is None:
         tasks = benchmark.list_tasks_in_folder(folder)
         if not tasks:
             raise DocumentError(
-                f"the folder {folder} has no file of the benchmark",
-                f"get the official files: {benchmark.source}",
+                f"the folder {folder} has no data file of the benchmark",
+                f"download the benchmark's official files: {benchmark.source}",
             )
         return tasks
     known = [task.name for task in benchmark.tasks]
-    for name in asked:
+    for name in task_names:
         if name not in known:
             raise UsageError(f"the benchmark has no task {name!r}", suggest_name(name, known))
-    return [name for name in known if name in asked]
+    return [name for name in known if name in task_names]
 
 
-def hash_benchmark_settings(method: str, preset: Preset) -> str:
-    """Returns a hash of a method's settings, except the prompt, which the benchmark sets."""
+def hash_settings_without_prompt(method: str, preset: Preset) -> str:
+    """Returns a hash of a method's settings, without the prompt, which a benchmark replaces."""
     return hash_method_settings(method, preset, ("name", "description", "prompt", "generation"))
 
 
 @dataclass(frozen=True)
-class RecordSurvey:
-    """The digest of every record by task and id, and the longest prompt of all records."""
+class RecordHashes:
+    """The hash of every benchmark record's content by task and id, and the longest prompt."""
 
-    digests: Mapping[tuple[str, str], str]
-    longest: str
+    hashes: Mapping[tuple[str, str], str]
+    longest_prompt: str
 
-    def has_all_rows(self, journal: Journal, presets: Mapping[str, Preset]) -> bool:
-        """Says whether the journal has a result row for each record and method. Raises UsageError:
-        a row belongs to another record or to other settings."""
+    def has_all_result_rows(self, journal: Journal, presets: Mapping[str, Preset]) -> bool:
+        """Says whether the journal has a result row for every pair of a record and a method.
+        Raises UsageError: a row belongs to another record or to other settings."""
         complete = True
         for method, preset in presets.items():
-            settings = hash_benchmark_settings(method, preset)
-            for (task, name), digest in self.digests.items():
+            settings = hash_settings_without_prompt(method, preset)
+            for (task, name), record_hash in self.hashes.items():
                 fields = {"method": method, "task": task, "id": name}
-                fields |= {"settings": settings, "record": digest}
+                fields |= {"settings": settings, "record": record_hash}
                 complete = has_result_row(journal, fields) and complete
         return complete
 
 
 @dataclass(frozen=True)
-class BenchSelection:
-    """The tasks of a benchmark to run, and the largest number of records for each task."""
+class RecordSelection:
+    """A selection of a benchmark's tasks, with at most `limit` records of each task."""
 
     benchmark: Benchmark
     folder: Path
@@ -91,34 +90,32 @@ class BenchSelection:
     shard: WorkShard = ALL_WORK
 
     def load_records(self) -> Iterator[BenchRecord]:
-        """Yields the selected records for all shards. Raises DocumentError, UsageError."""
+        """Yields the selected records of a benchmark. Raises DocumentError, UsageError."""
         return self.benchmark.load_records(self.folder, self.tasks, self.limit)
 
-    def group_records(self) -> Iterator[list[BenchRecord]]:
-        """Yields the consecutive records about each document that this process answers."""
+    def group_records_by_document(self) -> Iterator[list[BenchRecord]]:
+        """Yields lists of consecutive records about one document, for this process's shard only."""
         documents = groupby(self.load_records(), lambda r: (r.task, r.before, r.document, r.chat))
         return self.shard.select_items(list(records) for _, records in documents)
 
-    def survey_records(self) -> RecordSurvey:
-        """Reads every record once, so that an invalid record is found before any question is asked.
+    def check_and_hash_records(self) -> RecordHashes:
+        """Reads and hashes every record, to find invalid records before any question is asked.
         Raises DocumentError, UsageError."""
-        digests: dict[tuple[str, str], str] = {}
+        hashes: dict[tuple[str, str], str] = {}
         longest = ""
         for record in self.load_records():
             name = (record.task, record.id)
-            if name in digests:  # the second answer would be taken for the first record's
-                raise DocumentError(f"{record.task} has two records {record.id!r}", REFETCH)
+            if name in hashes:  # the second answer would be taken for the first record's
+                raise DocumentError(f"{record.task} has two records with id {record.id!r}", REFETCH)
             if not record.question.strip():
-                raise DocumentError(f"{record.task}, record {record.id!r} has no question", REFETCH)
-            digests[name] = record.digest
+                raise DocumentError(f"{record.task}: record {record.id!r} has no question", REFETCH)
+            hashes[name] = record.compute_hash()
             longest = max(longest, record.before + record.document, key=len)
-        return RecordSurvey(digests, longest)
+        return RecordHashes(hashes, longest)
 
 
 class RecordAnswerer:
-    """Answers the questions of a benchmark's records with one method. A record's prompt replaces
-    the preset's prompt, except for a method that answers from text. `make_progress` is called
-    before a document is ingested, and returns progress(done, total)."""
+    """Answers the questions of a benchmark's records with one method, by greedy decoding."""
 
     def __init__(
         self, session: Session, method: str, preset: Preset, make_progress: Callable[[BenchRecord],
@@ -126,32 +123,32 @@ class RecordAnswerer:
     ) -> None:  # fmt: skip
         self.session, self.method, self.preset = session, method, preset
         self.make_progress = make_progress
-        self.settings = hash_benchmark_settings(method, preset)
+        self.settings = hash_settings_without_prompt(method, preset)
         from_text = method == resolved_preset.FROM_TEXT
         self._text = TextAnswerer(session, preset) if from_text else None
         self._started = 0.0
 
-    def make_cases(self, benchmark: Benchmark, records: Sequence[BenchRecord]) -> DocumentQuestions:
-        """Returns the questions of several records about one document."""
-        cases = []
+    def make_questions(self, benchmark: Benchmark, records: list[BenchRecord]) -> DocumentQuestions:
+        """Returns the questions of several benchmark records about the same document."""
+        questions = []
         for record in records:
             fields = {
                 "method": self.method, "task": record.task, "id": record.id,
-                "settings": self.settings, "record": record.digest,
+                "settings": self.settings, "record": record.compute_hash(),
                 "benchmark": record.benchmark, "answers": list(record.answers),
             }  # fmt: skip
-            ask = partial(self._ask_record, benchmark, record)
-            cases.append(QuestionCase(fields, ask, partial(self.check_length, record)))
-        return DocumentQuestions(cases, partial(self._ingest_document, records[0]))
+            ask = partial(self._answer_and_score_record, benchmark, record)
+            questions.append(QuestionToAsk(fields, ask, partial(self.check_prompt_length, record)))
+        return DocumentQuestions(questions, partial(self._ingest_document, records[0]))
 
     def _set_record_prompt(self, record: BenchRecord) -> None:
         prompt = Prompt(before=record.before, after="{question}", chat=record.chat)
         self.session.use_preset(self.preset.model_copy(update={"prompt": prompt}))
 
-    def check_length(self, record: BenchRecord) -> None:
+    def check_prompt_length(self, record: BenchRecord) -> None:
         """Raises LengthError: the question and the answer do not fit into the model's window."""
         if self._text is not None:
-            self._text.check_length(record.question, record.longest)
+            self._text.check_question_length(record.question, record.longest)
             return
         self.session.empty_cache()
         self._set_record_prompt(record)
@@ -169,7 +166,7 @@ class RecordAnswerer:
             self.session.read(record.document, progress)
         return True
 
-    def _ask_record(self, benchmark: Benchmark, record: BenchRecord) -> dict[str, Any]:
+    def _answer_and_score_record(self, benchmark: Benchmark, record: BenchRecord) -> dict[str, Any]:
         if self._text is not None:
             reply = self._text.ask(record.question, record.longest, temperature=0.0)
             output, document = reply.text, len(self._text.book.spans)
@@ -194,16 +191,16 @@ Scores = Mapping[str, Mapping[str, Sequence[float]]]
 """The scores of records, from 0 to 1, by method and task."""
 
 
-def group_scores(rows: Iterable[Mapping[str, Any]]) -> Scores:
-    """Groups the scores of rows by method and task. Methods are in order of first appearance."""
+def group_scores_by_method(rows: Iterable[Mapping[str, Any]]) -> Scores:
+    """Groups the scores of result rows by method and then by task."""
     scores: dict[str, dict[str, list[float]]] = {}
     for row in rows:
         scores.setdefault(row["method"], {}).setdefault(row["task"], []).append(row["score"])
     return scores
 
 
-def _mean_score(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
+def _average(scores: Sequence[float]) -> float:
+    return sum(scores) / len(scores)
 
 
 def _list_task_groups(benchmark: Benchmark) -> Iterator[tuple[str, list[BenchTask]]]:
@@ -214,13 +211,12 @@ def _list_task_groups(benchmark: Benchmark) -> Iterator[tuple[str, list[BenchTas
 def _compute_task_means(
     tasks: Sequence[BenchTask], scores_by_task: Mapping[str, Sequence[float]]
 ) -> list[float]:
-    """Returns the mean score of each task with scores, since averages count each task once."""
-    return [_mean_score(scores_by_task[task.name]) for task in tasks if task.name in scores_by_task]
+    """Returns the mean score of each task that has scores."""
+    return [_average(scores_by_task[task.name]) for task in tasks if task.name in scores_by_task]
 
 
 def make_score_table(benchmark: Benchmark, scores: Scores) -> tuple[list[str], list[list[str]]]:
-    """Returns headers and rows of the table of scores in per cent. The table has a row for each
-    task in the paper's order and for each group's average, and a column for each method."""
+    """Returns headers and rows of the table of scores in per cent, by task and by method."""
     lines = []
     for group, tasks in _list_task_groups(benchmark):
         asked = [task for task in tasks if any(task.name in done for done in scores.values())]
@@ -233,25 +229,27 @@ def make_score_table(benchmark: Benchmark, scores: Scores) -> tuple[list[str], l
     return ["task", "records", *scores], lines
 
 
-def _make_table_row(title: str, cells: Sequence[Sequence[float]], full_count: str) -> list[str]:
-    """Makes a table row with the count of records: `5 of 200`, or `5 / 3 of 200` by method."""
-    counts = [len(cell) for cell in cells]
+def _make_table_row(
+    title: str, scores_by_method: Sequence[Sequence[float]], total_count: str
+) -> list[str]:
+    """Makes a row of the score table with the number of scored records, such as `5 of 200`."""
+    counts = [len(scores) for scores in scores_by_method]
     count = " / ".join(map(str, counts if len(set(counts)) > 1 else counts[:1]))
-    means = (f"{100 * _mean_score(cell):.2f}" if cell else "-" for cell in cells)
-    return [title, f"{count} of {full_count}", *means]
+    means = (f"{100 * _average(one):.2f}" if one else "-" for one in scores_by_method)
+    return [title, f"{count} of {total_count}", *means]
 
 
 def make_score_dict(benchmark: Benchmark, scores: Scores) -> dict[str, Any]:
-    """Returns the scores of each method's tasks and groups in per cent, as JSON data."""
+    """Returns each method's mean scores by task and by group of tasks in per cent, as JSON data."""
     sizes = {task.name: task.size for task in benchmark.tasks}
     out: dict[str, Any] = {}
     for method, done in scores.items():
         tasks = {
-            name: {"score": 100 * _mean_score(values), "records": len(values), "of": sizes[name]}
+            name: {"score": 100 * _average(values), "records": len(values), "of": sizes[name]}
             for name, values in done.items()
         }
         averages = {
-            group: {"score": 100 * _mean_score(means), "tasks": len(means), "of": len(members)}
+            group: {"score": 100 * _average(means), "tasks": len(means), "of": len(members)}
             for group, members in _list_task_groups(benchmark)
             if (means := _compute_task_means(members, done))
         }

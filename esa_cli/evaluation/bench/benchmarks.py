@@ -1,9 +1,9 @@
-"""Files, prompts, answer lengths and scores of the ESA paper's four public benchmarks.
+"""Loads the records of the ESA paper's four public benchmarks, and scores answers.
 
-LongBench has no Chinese tasks, and its long prompts are not cut. InfiniteBench has the six tasks of
-the ESA paper's table, with InfLLM's prompts and answer lengths. The prompt of Counting-Stars opens
-the list of counts, as in the paper's sample. NeedleBench is its version 1 in English with three
-needles at once (M-RT), at 25, 50 and 75 per cent of a text of essays; each task has ten prompts.
+Of LongBench only the tasks that are not Chinese can be asked, and long prompts are not cut. Of
+InfiniteBench the six tasks of the ESA paper can be asked, with InfLLM's prompts and answer lengths.
+The prompt of Counting-Stars ends with the start of the answer, which is a JSON list of counts.
+NeedleBench's tasks are the English M-RT tasks of version 1, with three needles in each text.
 """
 
 from __future__ import annotations
@@ -30,20 +30,17 @@ REFETCH = "fetch the official file again"
 
 
 class BenchTask(NamedTuple):
-    """A task of a benchmark: its name on the command line, its title in the paper, the group of
-    tasks for which an average is shown, and the number of records in the whole task."""
+    """A task of a benchmark, with a title for the table of scores and the number of records."""
 
     name: str
     title: str
-    group: str
-    size: int
+    group: str  # the title of the group of tasks for which an average is shown
+    size: int  # the number of records in the whole task
 
 
 @dataclass(frozen=True)
 class BenchRecord:
-    """One prompt of a benchmark with its right answers. `chat` says whether the prompt is in the
-    model's chat template, `longest` limits the answer's tokens, and `prime` is the start of the
-    answer. `data` has further values for the benchmark's score."""
+    """A prompt of a benchmark about a document, with the right answers."""
 
     benchmark: str
     task: str
@@ -52,57 +49,53 @@ class BenchRecord:
     document: str
     question: str
     answers: tuple[str, ...]
-    longest: int
-    chat: bool = True
-    prime: str = ""
-    data: Mapping[str, Any] = field(default_factory=dict)
+    longest: int  # the largest number of tokens in an answer
+    chat: bool = True  # whether the prompt is put into the model's chat template
+    prime: str = ""  # the start of the answer, which the model continues
+    data: Mapping[str, Any] = field(default_factory=dict)  # further values for computing the score
 
-    @property
-    def digest(self) -> str:
-        """A hash of all fields except the id, which is only a line number in some benchmarks."""
+    def compute_hash(self) -> str:
+        """Returns a hash of the record's content, without the id."""
         fields = {name: value for name, value in vars(self).items() if name != "id"}
         return text_digest(json.dumps(fields))[:16]
 
 
 @dataclass(frozen=True)
 class Benchmark:
-    """A public benchmark, with its tasks in the order of the paper's table. `source` says how to
-    get the official files. `read` reads a task's records from a folder, and `score` scores an
-    output from 0 to 1. `length` is the number of tokens to which the paper stretches position
-    encodings. `files` returns the possible names of a task's file. `notes` has remarks by task."""
+    """A public benchmark with the tasks, and functions that load records and score answers."""
 
     tasks: tuple[BenchTask, ...]
-    source: str
+    source: str  # a command or address for downloading the official files
     read: Callable[[Path, str], Iterator[BenchRecord]]
     score: Callable[[BenchRecord, str], float]
-    length: int
-    files: Callable[[str], Sequence[str]] = lambda task: [f"{task}.jsonl"]
-    notes: Mapping[str, str] = field(default_factory=dict)
+    length: int  # the number of tokens to which the ESA paper stretches position encodings
+    files: Callable[[str], Sequence[str]] = lambda task: [f"{task}.jsonl"]  # possible file names
+    notes: Mapping[str, str] = field(default_factory=dict)  # remarks on a task's scores, by task
 
     def list_tasks_in_folder(self, folder: Path) -> list[str]:
-        """Returns the names of the tasks whose files are in the folder."""
+        """Returns the names of the benchmark's tasks whose files are in a folder."""
         return [task.name for task in self.tasks if find_task_file(folder, self.files(task.name))]
 
     def load_records(
-        self, folder: Path, tasks: Sequence[str], limit: int | None
+        self, folder: Path, tasks: Sequence[str], limit_per_task: int | None
     ) -> Iterator[BenchRecord]:
-        """Yields the first `limit` records of each task. Raises DocumentError: a file is missing or
-        has an invalid line. UsageError: a library for the score is missing."""
+        """Yields at most `limit_per_task` records of each task. Raises DocumentError: a file is
+        missing or has an invalid line. UsageError: a library for the score is missing."""
         for task in tasks:
             if not find_task_file(folder, self.files(task)):
                 missing = folder / self.files(task)[0]
                 raise DocumentError(f"{missing} is missing", f"get the files: {self.source}")
-            yield from islice(self.read(folder, task), limit)
+            yield from islice(self.read(folder, task), limit_per_task)
 
 
-def find_task_file(folder: Path, names: Sequence[str]) -> Path | None:
-    """Finds the first file with one of these names in the folder or its subfolders."""
-    paths = (path for name in names for path in folder.rglob(name) if path.is_file())
-    return min(paths, key=lambda p: (names.index(p.name), len(p.parts), str(p)), default=None)
+def find_task_file(folder: Path, file_names: Sequence[str]) -> Path | None:
+    """Finds a file with one of several names in a folder or in the folder's subfolders."""
+    paths = (path for name in file_names for path in folder.rglob(name) if path.is_file())
+    return min(paths, key=lambda p: (file_names.index(p.name), len(p.parts), str(p)), default=None)
 
 
-def _convert_to_texts(value: Any) -> list[Any]:
-    values = value if isinstance(value, list) else [value]
+def _convert_to_texts(json_value: Any) -> list[Any]:
+    values = json_value if isinstance(json_value, list) else [json_value]
     return [str(item) if isinstance(item, int | float) else item for item in values]
 
 
@@ -113,11 +106,12 @@ T = TypeVar("T")
 
 
 def read_json_lines(
-    folder: Path, file_names: Sequence[str], row_class: type[Row], convert: Callable[[Row, int], T]
-) -> Iterator[T]:
-    """Reads a file of JSON lines, and converts each object, given with its line number from 1.
-    Raises DocumentError: the file has no objects, an object is not of this kind, or `convert`
-    raises a ValueError."""
+    folder: Path, file_names: Sequence[str], row_class: type[Row], convert_row: Callable[[Row, int],
+    T],
+) -> Iterator[T]:  # fmt: skip
+    """Yields the results of `convert_row(row, line_number)` for each line of a JSON Lines file.
+    Raises DocumentError: the file has no rows, a row is not of the class, or `convert_row` raises a
+    ValueError."""
     path, empty = find_task_file(folder, file_names) or folder / file_names[0], True
     try:
         with path.open("rb") as lines:
@@ -129,7 +123,7 @@ def read_json_lines(
                     data = json.loads(text.decode())
                     if b"\\ud" in text.lower():  # raises for a lone surrogate
                         json.dumps(data, ensure_ascii=False).encode()
-                    record = convert(row_class.model_validate(data), number)
+                    record = convert_row(row_class.model_validate(data), number)
                 except (ValueError, RecursionError) as error:  # RecursionError: nested too deep
                     reason = str(error)
                     if isinstance(error, ValidationError):
@@ -144,22 +138,22 @@ def read_json_lines(
         raise DocumentError(f"{path} has no records", REFETCH)
 
 
-def split_prompt_template(template: str, context: str, **fields: str) -> tuple[str, str, str]:
-    """Splits a prompt template at {context} into the text before, the document and the question."""
+def split_prompt_template(template: str, document: str, **values: str) -> tuple[str, str, str]:
+    """Fills a prompt template, and splits the prompt into text before, document and question."""
     before, after = template.split("{context}")
-    return before.format(**fields), context, after.format(**fields)
+    return before.format(**values), document, after.format(**values)
 
 
-Forms = dict[str, dict[str, Any]]
+TaskTable = dict[str, dict[str, Any]]
 # Title, number of records and prompt of each task; LongBench's length of answers, score, chat.
 LONGBENCH, INFINITEBENCH = (
-    cast(Forms, json.loads(Path(__file__).with_name(f"{name}_tasks.json").read_text("utf-8")))
+    cast(TaskTable, json.loads(Path(__file__).with_name(f"{name}_tasks.json").read_text("utf-8")))
     for name in ("longbench", "infinitebench")
 )
 
 
 class LongBenchRow(BaseModel):
-    """A line of a LongBench file as JSON."""
+    """The JSON object in a line of a LongBench file."""
 
     context: str
     input: str
@@ -173,13 +167,13 @@ def load_longbench_records(folder: Path, task: str) -> Iterator[BenchRecord]:
     if form["score"] == "compute_rouge_l":
         metrics.import_benchmark_library("rouge")
 
-    def make_record(row: LongBenchRow, line: int) -> BenchRecord:
+    def make_record(row: LongBenchRow, line_number: int) -> BenchRecord:
         if task == "trec" and row.all_classes is None:
             raise ValueError("'all_classes' is missing")
         prompt = split_prompt_template(form["prompt"], row.context, input=row.input)
         data = {"classes": row.all_classes} if task == "trec" else {}
         return BenchRecord(
-            "longbench", task, str(row.name or line), *prompt, row.answers,
+            "longbench", task, str(row.name or line_number), *prompt, row.answers,
             longest=form["longest"], chat=form["chat"], data=data,
         )  # fmt: skip
 
@@ -187,12 +181,12 @@ def load_longbench_records(folder: Path, task: str) -> Iterator[BenchRecord]:
 
 
 def score_longbench_output(record: BenchRecord, output: str) -> float:
-    """Scores an output of LongBench by the answer that gives the highest score."""
+    """Scores a model's output for LongBench by whichever right answer gives the highest score."""
     if record.task in ("trec", "triviaqa", "samsum"):
         output = metrics.cut_to_first_line(output)
     if record.task == "trec":
         classes = record.data["classes"]
-        return max(metrics.compute_class_share(output, gold, classes) for gold in record.answers)
+        return max(metrics.score_named_classes(output, gold, classes) for gold in record.answers)
     rule: Callable[[str, str], float] = getattr(metrics, LONGBENCH[record.task]["score"])
     return max(rule(output, gold) for gold in record.answers)
 
@@ -201,7 +195,7 @@ CHOICES = ("longbook_choice_eng", "code_debug")
 
 
 class InfiniteBenchRow(BaseModel):
-    """A line of an InfiniteBench file as JSON."""
+    """The JSON object in a line of an InfiniteBench file."""
 
     context: str = Field(validation_alias=AliasChoices("content", "context"))
     input: str
@@ -210,54 +204,55 @@ class InfiniteBenchRow(BaseModel):
 
 
 def load_infinitebench_records(folder: Path, task: str) -> Iterator[BenchRecord]:
-    def make_record(row: InfiniteBenchRow, line: int) -> BenchRecord:
-        fields = _make_prompt_fields(row, task)
+    def make_record(row: InfiniteBenchRow, line_number: int) -> BenchRecord:
+        fields = _make_prompt_template_values(row, task)
         prompt = split_prompt_template(INFINITEBENCH[task]["prompt"], row.context, **fields)
-        answers = _find_option_and_letter(row) if task in CHOICES else row.answer
+        answers = _find_right_option_and_letter(row) if task in CHOICES else row.answer
         longest = 100 if task == "kv_retrieval" else 32
-        return BenchRecord("infinitebench", task, str(line), *prompt, answers, longest)
+        return BenchRecord("infinitebench", task, str(line_number), *prompt, answers, longest)
 
     return read_json_lines(folder, [f"{task}.jsonl"], InfiniteBenchRow, make_record)
 
 
-def _find_option_and_letter(row: InfiniteBenchRow) -> tuple[str, ...]:
+def _find_right_option_and_letter(row: InfiniteBenchRow) -> tuple[str, ...]:
     answers = row.answer
     if len(answers) == 2 and answers[1] in "ABCD":
         return answers
     if answers[0] not in row.options:
-        raise ValueError("'answer' is not one of 'options'")
+        raise ValueError("'answer' in a row of InfiniteBench is not one of 'options'")
     return answers[0], "ABCD"[row.options.index(answers[0])]
 
 
-def _make_prompt_fields(row: InfiniteBenchRow, task: str) -> dict[str, str]:
-    """Returns the values that fill a prompt template. Raises ValueError: the row lacks a value."""
+def _make_prompt_template_values(row: InfiniteBenchRow, task: str) -> dict[str, str]:
+    """Returns the values for the slots of an InfiniteBench prompt template, by slot name. Raises
+    ValueError: the row lacks a value."""
     fields = {"input": row.input}
     if task in CHOICES:
         if len(row.options) != 4:
-            raise ValueError("'options' must have four values")
+            raise ValueError("'options' in a row of InfiniteBench must have four values")
         fields |= dict(zip("ABCD", row.options, strict=True))
     elif task == "kv_retrieval":
         key = re.search('"[^"]*"', row.input)
         if key is None:
-            raise ValueError("'input' has no key in quotation marks")
+            raise ValueError("'input' in a row of InfiniteBench has no key in quotation marks")
         fields["key"] = key[0]
     elif task == "math_find":
         wanted = row.input.partition("The ")[2].rpartition(" of")[0]
         if not wanted or not re.fullmatch(r"-?\d+(\.\d+)?", row.answer[0]):
-            raise ValueError("'input' does not name a number, or 'answer' is not a number")
+            raise ValueError("'input' or 'answer' in a row of InfiniteBench names no number")
         fields["prefix"] = f"What is the {wanted.lower()} in the following list?"
     return fields
 
 
 def score_infinitebench_output(record: BenchRecord, output: str) -> float:
-    """Scores an output of InfiniteBench as right (1) or wrong (0)."""
+    """Scores a model's output for InfiniteBench as 1 if right and 0 if wrong."""
     match record.task:
         case "code_debug":
-            return metrics.score_code_debug(output, record.answers)
+            return metrics.score_code_debug_output(output, record.answers)
         case "longbook_choice_eng":
             return metrics.score_multiple_choice(output, record.answers)
         case "kv_retrieval":
-            return metrics.score_answer_word(output, record.answers[0])
+            return metrics.score_contained_word(output, record.answers[0])
         case "math_find":
             return metrics.score_first_number(output, record.answers[0])
     return metrics.score_first_integer(output, record.answers[0])
@@ -270,16 +265,16 @@ PRIME = '```json\n{"little_penguin": ['
 _MISTAKEN = re.compile(r"The little penguin counted (\d+) ★, but found that a mistake")
 
 
-class StarsRow(BaseModel):
-    """A line of a Counting-Stars file as JSON."""
+class CountingStarsRow(BaseModel):
+    """The JSON object in a line of a Counting-Stars file."""
 
     question: str
     retrieval_question: str
     reference_counting_results: Annotated[tuple[int, ...], Field(min_length=1)]
 
 
-def list_stars_file_names(task: str) -> Sequence[str]:
-    """Returns the two names that a Counting-Stars file has upstream and on the project's page."""
+def list_counting_stars_file_names(task: str) -> Sequence[str]:
+    """Returns the two names under which the authors publish a file of Counting-Stars."""
     kind, k, m, n = task.split("-")
     end = f"{k.removesuffix('k')}000_{m}_{n}.jsonl"
     other = "acquisition" if kind == "searching" else kind
@@ -289,28 +284,33 @@ def list_stars_file_names(task: str) -> Sequence[str]:
     ]
 
 
-def load_stars_records(folder: Path, task: str) -> Iterator[BenchRecord]:
-    def make_record(row: StarsRow, line: int) -> BenchRecord:
+def load_counting_stars_records(folder: Path, task: str) -> Iterator[BenchRecord]:
+    def make_record(row: CountingStarsRow, line_number: int) -> BenchRecord:
         asked = row.retrieval_question
         document = row.question.removesuffix(asked)
         if not asked or document == row.question:
-            raise ValueError("'question' does not end with 'retrieval_question'")
+            raise ValueError(
+                "'question' in a row of Counting-Stars does not end with 'retrieval_question'"
+            )
         right = row.reference_counting_results
         mistaken = tuple(int(count) for count in _MISTAKEN.findall(document))
         if task.startswith("reasoning") and len(mistaken) != len(right):
-            raise ValueError(f"there must be {len(right)} mistaken counts, got {len(mistaken)}")
+            raise ValueError(
+                f"a text of Counting-Stars needs {len(right)} mistaken counts, got {len(mistaken)}"
+            )
         return BenchRecord(
-            "counting-stars", task, str(line), "", document, asked, tuple(map(str, right)),
+            "counting-stars", task, str(line_number), "", document, asked, tuple(map(str, right)),
             longest=256, prime=PRIME, data={"mistaken": mistaken},
         )  # fmt: skip
 
-    return read_json_lines(folder, list_stars_file_names(task), StarsRow, make_record)
+    file_names = list_counting_stars_file_names(task)
+    return read_json_lines(folder, file_names, CountingStarsRow, make_record)
 
 
-def score_stars_output(record: BenchRecord, output: str) -> float:
-    """Scores the counts of stars that an output of Counting-Stars lists, by the task's rule."""
+def score_counting_stars_output(record: BenchRecord, output: str) -> float:
+    """Scores the counts of stars that a model's output for Counting-Stars lists."""
     mistaken = record.data["mistaken"] if record.task.startswith("reasoning") else None
-    return metrics.score_listed_stars(record.prime + output, record.answers, mistaken)
+    return metrics.score_star_counts(record.prime + output, record.answers, mistaken)
 
 
 ESSAYS, NEEDLES = "PaulGrahamEssays.jsonl", "needles.jsonl"
@@ -324,14 +324,14 @@ DEPTHS = (25, 50, 75)
 FORMAT_PHRASE = "Please answer in the format"
 
 
-class EssayRow(BaseModel):
-    """A line of NeedleBench's file of essays as JSON."""
+class NeedleBenchEssayRow(BaseModel):
+    """The JSON object in a line of NeedleBench's file of essays."""
 
     text: str
 
 
-class NeedleRow(BaseModel):
-    """A line of NeedleBench's file of needles as JSON, in any language."""
+class NeedleBenchNeedleRow(BaseModel):
+    """The JSON object in a line of NeedleBench's file of needles."""
 
     arg1: str
     arg2: str
@@ -341,23 +341,23 @@ class NeedleRow(BaseModel):
 
 
 def load_gpt4_tokenizer() -> Any:
-    """Returns gpt-4's tokenizer, which tiktoken downloads once. Raises UsageError: tiktoken is not
+    """Loads GPT-4's tokenizer, which tiktoken downloads once. Raises UsageError: tiktoken is not
     installed. DocumentError: the vocabulary cannot be downloaded."""
     tiktoken = metrics.import_benchmark_library("tiktoken")
     try:
         return tiktoken.encoding_for_model("gpt-4")
     except Exception as error:
         raise DocumentError(
-            f"gpt-4's vocabulary cannot be downloaded: {first_line(error)}",
-            "set TIKTOKEN_CACHE_DIR to a folder that tiktoken filled on a machine with a network",
+            f"the vocabulary of gpt-4 cannot be downloaded: {first_line(error)}",
+            "set TIKTOKEN_CACHE_DIR to a copy of tiktoken's cache from a machine with a network",
         ) from error
 
 
 def load_needlebench_records(folder: Path, task: str) -> Iterator[BenchRecord]:
-    """Yields NeedleBench's records, which hide the same sentences in different orders."""
+    """Yields the records of a NeedleBench task, which hide the same needles in different orders."""
     length = int(task.rpartition("-")[2].removesuffix("k")) * 1000
     needles = _draw_english_needles(folder, len(DEPTHS))
-    essays = list(read_json_lines(folder, [ESSAYS], EssayRow, lambda row, _: row.text))
+    essays = list(read_json_lines(folder, [ESSAYS], NeedleBenchEssayRow, lambda row, _: row.text))
     tokenizer = load_gpt4_tokenizer()
     tokens = {essay: tokenizer.encode(essay) for essay in essays}
     for seed in range(REPEATS):
@@ -382,44 +382,49 @@ def load_needlebench_records(folder: Path, task: str) -> Iterator[BenchRecord]:
         )  # fmt: skip
 
 
-def _draw_english_needles(folder: Path, count: int) -> list[NeedleRow]:
-    """Draws English sentences to hide, no two of which share an argument. Raises DocumentError."""
+def _draw_english_needles(folder: Path, count: int) -> list[NeedleBenchNeedleRow]:
+    """Draws English needles, no two with an equal `arg1` or `arg2`. Raises DocumentError."""
 
-    def check_needle(row: NeedleRow, _: int) -> NeedleRow:
+    def check_needle_fields(row: NeedleBenchNeedleRow, _line_number: int) -> NeedleBenchNeedleRow:
         question = row.retrieval_question
         if row.language == "English" and (FORMAT_PHRASE not in question or question.count("'") < 2):
-            raise ValueError(f"'retrieval_question' does not say {FORMAT_PHRASE!r}")
+            raise ValueError(
+                f"'retrieval_question' in a row of NeedleBench lacks {FORMAT_PHRASE!r}"
+            )
         if not (row.arg1.strip() and row.arg2.strip() and row.needle.strip()):
-            raise ValueError("'arg1', 'arg2' and 'needle' must not be empty")
+            raise ValueError(
+                "'arg1', 'arg2' and 'needle' in a row of NeedleBench must not be empty"
+            )
         return row
 
-    rows = read_json_lines(folder, [NEEDLES], NeedleRow, check_needle)
+    rows = read_json_lines(folder, [NEEDLES], NeedleBenchNeedleRow, check_needle_fields)
     english = [row for row in rows if row.language == "English"]
     Random(0).shuffle(english)
-    drawn: list[NeedleRow] = []
+    drawn: list[NeedleBenchNeedleRow] = []
     for row in english:
         if all(row.arg1 != other.arg1 and row.arg2 != other.arg2 for other in drawn):
             drawn.append(row)
         if len(drawn) == count:
             return drawn
     raise DocumentError(
-        f"{NEEDLES} must have at least {count} English needles with different arguments",
-        f"get the official files: {NEEDLE_SOURCE}",
+        f"{NEEDLES} has fewer than {count} English needles with different arg1 and arg2",
+        f"download NeedleBench's official files: {NEEDLE_SOURCE}",
     )
 
 
-def _make_tasks(forms: Forms, group: str) -> tuple[BenchTask, ...]:
-    return tuple(BenchTask(key, form["title"], group, form["size"]) for key, form in forms.items())
+def _make_benchmark_tasks(task_table: TaskTable, group_title: str) -> tuple[BenchTask, ...]:
+    rows = task_table.items()
+    return tuple(BenchTask(name, row["title"], group_title, row["size"]) for name, row in rows)
 
 
 BENCHMARKS: dict[str, Benchmark] = {
     "longbench": Benchmark(
-        tasks=_make_tasks(LONGBENCH, "LongBench"),
+        tasks=_make_benchmark_tasks(LONGBENCH, "LongBench"),
         source="hf download THUDM/LongBench data.zip --repo-type dataset --local-dir DIR, unpacked",
         read=load_longbench_records, score=score_longbench_output, length=32_000,
     ),
     "infinitebench": Benchmark(
-        tasks=_make_tasks(INFINITEBENCH, "InfiniteBench"),
+        tasks=_make_benchmark_tasks(INFINITEBENCH, "InfiniteBench"),
         source="hf download xinrongzhang2022/InfiniteBench --repo-type dataset --local-dir DIR",
         read=load_infinitebench_records, score=score_infinitebench_output, length=200_000,
         notes={
@@ -434,8 +439,8 @@ BENCHMARKS: dict[str, Benchmark] = {
             for k, m, n in VERSIONS
         ),
         source="the English .jsonl files in test_data/ of github.com/nick7nlp/Counting-Stars",
-        files=list_stars_file_names,
-        read=load_stars_records, score=score_stars_output, length=200_000,
+        files=list_counting_stars_file_names,
+        read=load_counting_stars_records, score=score_counting_stars_output, length=200_000,
     ),
     "needlebench": Benchmark(
         tasks=tuple(BenchTask(f"m-rt-{k}k", f"{k}k", "NeedleBench M-RT", REPEATS) for k in LENGTHS),
@@ -453,7 +458,7 @@ BENCHMARKS: dict[str, Benchmark] = {
 
 
 def find_benchmark(name: str) -> Benchmark:
-    """Returns the benchmark called `name`. Raises UsageError: there is no such benchmark."""
+    """Finds a public benchmark by name. Raises UsageError: the name is unknown."""
     if name not in BENCHMARKS:
-        raise UsageError(f"there is no benchmark {name!r}", suggest_name(name, [*BENCHMARKS]))
+        raise UsageError(f"esa has no benchmark {name!r}", suggest_name(name, [*BENCHMARKS]))
     return BENCHMARKS[name]

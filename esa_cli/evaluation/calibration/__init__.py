@@ -1,1 +1,1 @@
-"""Fits projections on a text (`esa calibrate`), and finds retrieval heads (`esa heads`)."""
+"""Fits projections for reduced keys (`esa calibrate`), and finds retrieval heads (`esa heads`)."""

@@ -1,9 +1,8 @@
-"""Fits projections for reduced keys on a text, and measures the keys' recall (`esa calibrate`).
+"""Fits low-rank projections of queries and keys to a text, and measures the projections' recall.
 
-During prefill tokens are selected by whole queries and keys, as in the ESA paper's preparation of
-training data. Training minimises Eq. (7) with Adam over batches of 128 queries and 128 keys,
-shuffled independently. Unlike in the ESA paper, the epoch with the smallest validation loss gives
-the result."""
+The queries and keys are collected during a prefill that selects tokens by unreduced queries and
+keys, as in the ESA paper. Training minimises the ESA paper's equation 7 with Adam, and, unlike in
+the ESA paper, the epoch with the smallest validation loss gives the projections."""
 
 from __future__ import annotations
 
@@ -66,24 +65,23 @@ _MADE_BY = "esa_version"
 
 @dataclass(frozen=True)
 class TrainingSettings:
-    """Settings of the training of projections with Adam. `seed` determines the initial projections
-    and the order of tokens. The defaults are those of the ESA paper."""
+    """Settings of training projections with Adam, by default as in the ESA paper."""
 
     epochs: int = 10
     batch: int = 128
     lr: float = 5e-4
-    seed: int = 0
+    seed: int = 0  # determines the initial projections and the order of tokens
 
 
-def pick_spaced_rows(matrix: Tensor, limit: int) -> Tensor:
-    """Returns at most `limit` evenly spaced rows of a matrix (n, F)."""
-    if matrix.shape[0] <= limit:
+def pick_evenly_spaced_rows(matrix: Tensor, max_rows: int) -> Tensor:
+    """Returns at most `max_rows` rows of a matrix at even distances."""
+    if matrix.shape[0] <= max_rows:
         return matrix
-    return matrix[torch.linspace(0, matrix.shape[0] - 1, limit, device=matrix.device).long()]
+    return matrix[torch.linspace(0, matrix.shape[0] - 1, max_rows, device=matrix.device).long()]
 
 
 def compute_squared_loss(full_scores: Tensor, reduced_scores: Tensor) -> Tensor:
-    """Returns the loss of Eq. (7): the mean squared difference of two score matrices (Q, n)."""
+    """Returns the mean squared difference of two score matrices, equation 7 of the ESA paper."""
     return (full_scores - reduced_scores).square().mean()
 
 
@@ -91,10 +89,10 @@ def compute_squared_loss(full_scores: Tensor, reduced_scores: Tensor) -> Tensor:
 def train_projections(
     queries: Tensor, keys: Tensor, rank: int, settings: TrainingSettings
 ) -> Linear:
-    """Trains a projection of rank R on the folded queries and keys (n, F) of one layer."""
+    """Trains low-rank projections on one layer's folded queries and keys by gradient descent."""
     count, device = queries.shape[0], queries.device
     cut = max(1, count - max(1, round(VALIDATION * count)))
-    held_queries, held_keys = (pick_spaced_rows(x[cut:], COMPARED) for x in (queries, keys))
+    held_queries, held_keys = (pick_evenly_spaced_rows(x[cut:], COMPARED) for x in (queries, keys))
     held_scores = held_queries @ held_keys.T
     # The usual initialisation of a linear layer is uniform in +-1 / sqrt(width).
     random = torch.Generator().manual_seed(settings.seed)
@@ -128,7 +126,7 @@ def train_projections(
 def fit_projections(
     method: str, queries: Tensor, keys: Tensor, rank: int, training: TrainingSettings
 ) -> Linear:
-    """Fits a layer's projections, of rank min(R, F), to folded queries and keys (n, F)."""
+    """Fits low-rank projections to one layer's folded queries and keys by the given method."""
     rank = min(rank, queries.shape[1])
     if method == "learned":
         return train_projections(queries, keys, rank, training)
@@ -140,7 +138,7 @@ def fit_projections(
 
 
 def compute_recall_at_k(full_scores: Tensor, reduced_scores: Tensor, k: int) -> float:
-    """Returns recall@k: the share of the top k keys that are also top k by reduced scores."""
+    """Returns the share of the top k keys by full scores that are also top k by reduced scores."""
     truth = torch.zeros(full_scores.shape, dtype=torch.bool, device=full_scores.device)
     truth.scatter_(1, full_scores.topk(k, dim=1).indices, True)
     return float(truth.gather(1, reduced_scores.topk(k, dim=1).indices).double().mean())
@@ -148,19 +146,19 @@ def compute_recall_at_k(full_scores: Tensor, reduced_scores: Tensor, k: int) -> 
 
 @dataclass
 class MethodRecall:
-    """The projection and recall of one method in each layer; `recall` is indexed by layer and k."""
+    """The projections of each layer that one method fitted, and the projections' recall@k."""
 
     projections: list[Linear] = field(default_factory=list)
-    recall: list[list[float]] = field(default_factory=list)
+    recall: list[list[float]] = field(default_factory=list)  # the recall by layer and by index of k
 
-    def mean_recall(self, k_index: int = -1) -> float:
-        """Returns the mean recall over layers for the k with this index."""
+    def average_recall(self, k_index: int = -1) -> float:
+        """Returns recall@k as the mean over layers, by default for the largest k."""
         return sum(layer[k_index] for layer in self.recall) / len(self.recall)
 
 
 @dataclass(frozen=True)
 class CalibrationStudy:
-    """The recall of all methods of fitting projections, measured on the last `held_out` tokens."""
+    """The recall of several methods of fitting projections, measured on held-out tokens."""
 
     tokens: int
     held_out: int
@@ -168,15 +166,14 @@ class CalibrationStudy:
     ks: list[int]
     results: dict[str, MethodRecall]
 
-    @property
-    def best_method(self) -> str:
-        """The name of the method with the highest mean recall at the largest k."""
-        return max(self.results, key=lambda name: self.results[name].mean_recall())
+    def find_best_method(self) -> str:
+        """Returns the name of the method with the highest mean recall at the largest k."""
+        return max(self.results, key=lambda name: self.results[name].average_recall())
 
     def make_json_data(self) -> dict[str, Any]:
-        """Returns the recall of each method as JSON data, indexed by layer and k."""
+        """Returns each method's recall by layer and k as JSON data."""
         methods = {
-            name: {"mean": [*map(one.mean_recall, range(len(self.ks)))], "layers": one.recall}
+            name: {"mean": [*map(one.average_recall, range(len(self.ks)))], "layers": one.recall}
             for name, one in self.results.items()
         }
         facts = {"tokens": self.tokens, "held_out": self.held_out, "k": self.ks}
@@ -185,21 +182,20 @@ class CalibrationStudy:
 
 @dataclass(frozen=True)
 class QueryAndKeyFiles:
-    """Files with the folded queries and keys of each layer, (tokens, F) float32. If the method's
-    score rotates queries, the folded queries are rotated to the far distance."""
+    """A folder of float32 files with the folded queries and the keys of each layer."""
 
     folder: Path
     width: int
 
     def append_queries_and_keys(self, layer: int, queries: Tensor, keys: Tensor) -> None:
-        """Appends a layer's queries and keys (n, F) to files. Raises ResourceError."""
+        """Appends queries and keys of one layer to the layer's two files. Raises ResourceError."""
         for kind, rows in (("queries", queries), ("keys", keys)):
             path = self.folder / f"{kind}-{layer}"
             with _writing_errors(path), path.open("ab") as file:
                 file.write(rows.float().cpu().contiguous().numpy().tobytes())
 
     def load_queries_and_keys(self, layer: int) -> list[Tensor]:
-        """Reads the queries and keys of one layer from files."""
+        """Reads the queries and keys of one layer from the layer's two files."""
         files = (self.folder / f"{kind}-{layer}" for kind in ("queries", "keys"))
         raw = (bytearray(file.read_bytes()) for file in files)
         return [torch.frombuffer(x, dtype=torch.float32).view(-1, self.width) for x in raw]
@@ -215,7 +211,7 @@ _writing_errors = partial(
 
 @dataclass(frozen=True)
 class CalibrationJob:
-    """Fits projections for a model on the queries and keys of a text's tokens, stored in files."""
+    """Fits projections to the queries and keys that a model has for the tokens of a text."""
 
     loaded: LoadedModel
     preset: Preset
@@ -226,16 +222,16 @@ class CalibrationJob:
 
     @torch.inference_mode()
     def collect_activations(self, progress: Progress | None = None) -> None:
-        """Prefills the tokens, and stores the queries and keys of all layers in files. Raises
-        ResourceError: the disk is full."""
+        """Prefills the text, and stores the queries and keys of all tokens and layers in files.
+        Raises ResourceError: the disk is full."""
         folder, layers = self.stored.folder, self.of_model.layers
         needed = 2 * torch.float32.itemsize * layers * self.stored.width * len(self.ids)
         free = shutil.disk_usage(folder).free
         if needed > free:
             raise ResourceError(
-                f"queries and keys would take {format_size(needed)} in {folder}, but only "
+                f"the queries and keys would take {format_size(needed)} in {folder}, but only "
                 f"{format_size(free)} are free",
-                "use fewer --tokens, or give a file on another disk with --out",
+                "give a smaller number of --tokens, or a file on another disk with --out",
             )
         with attach(self.loaded.model, self.method) as attachment:
 
@@ -257,8 +253,8 @@ class CalibrationJob:
         self, rank: int | None, methods: Sequence[str], training: TrainingSettings, ks:
         Sequence[int], progress: Progress | None = None,
     ) -> CalibrationStudy:  # fmt: skip
-        """Fits projections of a rank (None: the preset's rank) layer by layer, and measures the
-        recall at each k, which is at most half the number of held-out keys."""
+        """Fits projections of each layer by each method, by default with the preset's rank, and
+        measures recall@k for several numbers k of keys."""
         rank = min(rank or int(self.preset.compressor.get("rank", DEFAULT_RANK)), self.stored.width)
         device = self.loaded.device if self.loaded.device.type == "cuda" else "cpu"
         held, layers = round(HELD_OUT * len(self.ids)), self.of_model.layers
@@ -266,7 +262,7 @@ class CalibrationJob:
         results = {method: MethodRecall() for method in methods}
         for layer in range(layers):
             queries, keys = (x.to(device) for x in self.stored.load_queries_and_keys(layer))
-            asked, apart = pick_spaced_rows(queries[-held:], QUERIES), keys[-held:]
+            asked, apart = pick_evenly_spaced_rows(queries[-held:], QUERIES), keys[-held:]
             full = asked @ apart.T
             own_training = replace(training, seed=training.seed + 1000 * layer)
             for method, result in results.items():
@@ -281,14 +277,14 @@ class CalibrationJob:
     def save_best_projections(
         self, path: Path, study: CalibrationStudy, training: TrainingSettings
     ) -> None:
-        """Writes the best method's projections, and how they were fitted, to a file. Raises
+        """Writes the best method's projections to a file, with the training settings. Raises
         ResourceError, DocumentError: the file cannot be written."""
-        trained = asdict(training) if study.best_method == "learned" else {}
+        trained = asdict(training) if (best := study.find_best_method()) == "learned" else {}
         metadata = {
             _MADE_BY: __version__,
             KEY: self.of_model.make_json_text(),
             **make_query_rotation_metadata(self.method),
-            "method": study.best_method,
+            "method": best,
             "ranks": json.dumps(study.ranks),
             "training": json.dumps(trained, sort_keys=True),
             "text": text_digest(json.dumps(self.ids)),
@@ -297,41 +293,41 @@ class CalibrationJob:
             _writing_errors(path),
             replace_atomically(path.resolve()) as part,
         ):  # a link stays a link
-            save_learned_projections(part, study.results[study.best_method].projections, metadata)
+            save_learned_projections(part, study.results[best].projections, metadata)
 
 
-def choose_target_preset(name: str, preset: Preset) -> Preset:
-    """Returns the preset with the settings of the method for which projections are fitted. Raises
-    UsageError: the method is unknown, or scores with whole keys."""
-    target = resolved_preset.apply_compared_method(name, preset)
+def apply_reduced_key_method(method_name: str, preset: Preset) -> Preset:
+    """Returns the preset with the settings of a method that uses projections. Raises UsageError:
+    the method is unknown, or scores with unreduced keys."""
+    target = resolved_preset.apply_compared_method(method_name, preset)
     if not resolve_preset(target).method.score.features:
         raise UsageError(
-            f"method {name!r} scores with whole keys, and would not use a compressor",
-            "leave out --for to calibrate for the method `esa`, or set a shortlist for the score: "
-            f"--for {resolved_preset.AS_IS} --set score.shortlist=4096",
+            f"method {method_name!r} scores with unreduced keys, and cannot use projections",
+            "leave out --for to fit projections for the method `esa`, or let the score use reduced "
+            f"keys: --for {resolved_preset.AS_IS} --set score.shortlist=4096",
         )
     return target
 
 
 def open_calibration_job(
-    loaded: LoadedModel, preset: Preset, text: str, tokens: int, folder: Path
+    loaded: LoadedModel, preset: Preset, text: str, max_tokens: int, folder: Path
 ) -> CalibrationJob:
-    """Returns a job that fits projections on the first `tokens` tokens of a text, and stores
-    queries and keys in an empty folder. Raises UsageError: the text is too short, or the model has
-    sliding-window or recurrent layers."""
+    """Returns a job that fits projections to the first tokens of a text, and stores queries and
+    keys in a folder. Raises UsageError: the text is too short, or the model has sliding-window or
+    recurrent layers."""
     config = loaded.model.config
     if any(list_window_sizes(config)) or has_recurrence(config):
         raise UsageError(
             "esa calibrate needs a model whose layers all attend to all tokens, but this "
             f"{config.model_type} model has sliding-window or recurrent layers",
-            "use the closed-form compressor, which is fitted during prefill: "
+            "leave out esa calibrate, and fit projections during prefill: "
             "--set compressor.name=closed-form",
         )
-    ids = PromptEncoder(loaded.tokenizer, preset.prompt).encode_document(text)[:tokens]
+    ids = PromptEncoder(loaded.tokenizer, preset.prompt).encode_document(text)[:max_tokens]
     if len(ids) < MIN_TOKENS:
         raise UsageError(
-            f"the text must have at least {MIN_TOKENS} tokens to fit projections, got {len(ids)}",
-            "use a longer text, best with 50,000 tokens or more",
+            f"to fit projections, a text must have at least {MIN_TOKENS} tokens, got {len(ids)}",
+            "give esa calibrate a longer text, best with 50,000 tokens or more",
         )
     of_model = compute_model_fingerprint(loaded.model)
     method = replace(resolve_preset(preset).method, compressor=NoCompression())
@@ -339,7 +335,7 @@ def open_calibration_job(
     return CalibrationJob(loaded, preset, method, ids, stored, of_model)
 
 
-def refuse_file_not_from_calibrate(path: Path) -> None:
+def refuse_to_overwrite_foreign_file(path: Path) -> None:
     """Raises UsageError if an existing file at --out was not written by `esa calibrate`."""
     try:
         is_ours = _MADE_BY in LearnedCompressor(str(path)).metadata
@@ -347,5 +343,5 @@ def refuse_file_not_from_calibrate(path: Path) -> None:
         is_ours = False
     if not is_ours:
         raise UsageError(
-            f"--out must be new or a file of `esa calibrate`, got {path}", "give --out another path"
+            f"{path} exists and is no file of `esa calibrate`", "give --out another path"
         )

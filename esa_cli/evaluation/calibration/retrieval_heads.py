@@ -1,10 +1,10 @@
-"""Finds retrieval heads, which are attention heads whose votes find the answer's passage.
+"""Finds retrieval heads, which are attention heads whose votes find the passage with the answer.
 
-A text with needles (hidden facts) is prefilled once. Half of the questions rank the heads by how
-often each head finds the needle alone; the other half compare sets of the best heads with all
-heads. Wu et al. (2024, arXiv 2404.15574) count the tokens that an answer copies; this module counts
-votes. Letters: X heads or sets of heads, W token windows, one every size / 8 tokens, and M middle
-tokens."""
+A text with needles, which are hidden facts, is prefilled once. Half of the questions rank the heads
+by how often each head finds the needle alone, and the other half of the questions compare sets of
+the best heads with all heads. In shapes, X is the number of heads or sets of heads, W the number of
+overlapping windows of tokens, and M the number of middle tokens. Heads are ranked by votes, whereas
+Wu and others (2024, arXiv 2404.15574) rank heads by the tokens that an answer copies."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ from esa_cli.attention.step import Step
 from esa_cli.attention.window import Phase, QueryState
 from esa_cli.errors import UsageError
 from esa_cli.evaluation.selftest.selftest_run import find_token_positions
-from esa_cli.evaluation.tasks.task_sample import TaskSample
+from esa_cli.evaluation.tasks.task_sample import TaskDocument
 from esa_cli.methods.consensus import average_window_scores, find_centred_window_start
 from esa_cli.methods.voting import VoteScore
+from esa_cli.models import LoadedModel
 from esa_cli.models.attachment.attach import attach
 from esa_cli.qa.answering.prompt import PromptEncoder
 from esa_cli.qa.answering.session import prefill_tokens
@@ -52,53 +53,53 @@ PASSAGE = 128
 
 
 def choose_window_stride(window_size: int) -> int:
-    """Returns the number of tokens from the start of one window to the start of the next."""
+    """Returns by how many tokens the starts of two neighbouring windows differ."""
     return max(1, window_size // 8)
 
 
 def sum_votes_by_window(votes: Tensor, window_size: int) -> Tensor:
-    """Sums votes (M,), and votes times offsets, over windows of `window_size` tokens. Returns both
-    sums (2, W), whose quotient is the mean offset of a window's votes. Layers' sums can be
-    added."""
+    """Sums middle tokens' votes (M,) over overlapping windows, and likewise the votes times the
+    tokens' offsets, and returns all sums as a tensor (2, W)."""
     window_size, votes = min(window_size, votes.shape[0]), votes.cpu().double()
     both = torch.stack((votes, votes * torch.arange(votes.shape[0])))
     return average_window_scores(both, window_size, choose_window_stride(window_size)) * window_size
 
 
-def judge_head_votes(
-    sums: Tensor, needle: range, middle: int, window_size: int
+def find_needle_hits_and_margins(
+    vote_sums: Tensor, needle: range, middle_tokens: int, window_size: int
 ) -> tuple[Tensor, Tensor]:
-    """Judges which heads or sets of heads find a needle, by sums of votes by window (X, 2, W).
+    """Returns for each head or set of heads (X,) if the votes find the needle, and by which margin.
 
-    Returns hits and margins, both (X,). A hit is True if the best window, centred on its votes,
-    contains the needle. With a the votes of the best window that contains the needle, and b those
-    of the best window that does not touch it, the margin is a / (a + b), so 0.5 is a draw."""
-    window_size, (votes, moments) = min(window_size, middle), sums.unbind(dim=1)
+    A head finds the needle if the window with the head's most votes, once the window is centred on
+    these votes, contains the needle. A head's margin is a / (a + b), where a are the most votes for
+    a window that contains the needle, and b the most votes for a window without the needle."""
+    window_size, (votes, moments) = min(window_size, middle_tokens), vote_sums.unbind(dim=1)
 
-    def measure_needle_overlap(starts: Tensor) -> Tensor:
-        return (starts + window_size).clamp(max=needle.stop) - starts.clamp(min=needle.start)
+    def count_needle_tokens_in_windows(window_starts: Tensor) -> Tensor:
+        ends = window_starts + window_size
+        return ends.clamp(max=needle.stop) - window_starts.clamp(min=needle.start)
 
-    def find_most_votes(is_window: Tensor) -> Tensor:
-        return torch.where(is_window, votes, 0.0).amax(dim=1)
+    def find_highest_vote_sum(window_mask: Tensor) -> Tensor:
+        return torch.where(window_mask, votes, 0.0).amax(dim=1)
 
     starts = torch.arange(votes.shape[1]) * choose_window_stride(window_size)
-    inside = measure_needle_overlap(starts)
+    inside = count_needle_tokens_in_windows(starts)
     enough = COVER * min(len(needle), window_size)
     highest, top = votes.max(dim=1, keepdim=True)
     centre = (moments.gather(1, top) / highest.clamp(min=TINY))[:, 0]
-    centred = find_centred_window_start(centre, window_size, middle)
-    hits = (highest[:, 0] > 0) & (measure_needle_overlap(centred) >= enough)
-    best, elsewhere = find_most_votes(inside >= enough), find_most_votes(inside <= 0)
+    centred = find_centred_window_start(centre, window_size, middle_tokens)
+    hits = (highest[:, 0] > 0) & (count_needle_tokens_in_windows(centred) >= enough)
+    best, elsewhere = find_highest_vote_sum(inside >= enough), find_highest_vote_sum(inside <= 0)
     return hits, best / (best + elsewhere).clamp(min=TINY)
 
 
 @dataclass(eq=False)
 class VoteCollector(Selector):
-    """A selector that collects each head's and each set's votes for one question, in all layers,
-    and selects no token. `needle` has absolute positions. Only the question's last chunk counts."""
+    """A selector that selects no token, but collects the votes of heads and of sets of heads in all
+    layers for the last chunk of one question."""
 
-    needle: range
-    size: int
+    needle: range  # the absolute positions of the needle's tokens
+    window_tokens: int
     sets: Sequence[HeadSet]
     score: VoteScore
     alone: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
@@ -109,88 +110,87 @@ class VoteCollector(Selector):
     def select(self, step: Step, budget: int) -> Tensor:
         self.low, self.middle = step.low, step.middle
         singles = [((step.layer, head),) for head in range(step.queries.shape[0])]
-        self.alone[step.layer] = self._judge_vote_sums(self._sum_votes(step, singles))
+        self.alone[step.layer] = self._find_needle_hits(self._sum_votes_by_set(step, singles))
         if self.sets:
-            self.together[step.layer] = self._sum_votes(step, self.sets)
+            self.together[step.layer] = self._sum_votes_by_set(step, self.sets)
         return torch.arange(0, device=step.queries.device)
 
-    def _sum_votes(self, step: Step, sets: Sequence[HeadSet]) -> Tensor:
-        """Returns the sums by window (X, 2, W) of the votes of each set of heads in one layer."""
+    def _sum_votes_by_set(self, step: Step, sets: Sequence[HeadSet]) -> Tensor:
+        """Returns the sums (X, 2, W) of each head set's votes in one layer, by window of tokens."""
 
         @cache  # sets with the same heads in this layer have the same votes
         def sum_votes_of_set(heads: HeadSet | None) -> Tensor:
             if heads is None:
-                return sum_votes_by_window(torch.zeros(step.middle), self.size)
-            return sum_votes_by_window(replace(self.score, heads=heads).scores(step), self.size)
+                return sum_votes_by_window(torch.zeros(step.middle), self.window_tokens)
+            votes = replace(self.score, heads=heads).scores(step)
+            return sum_votes_by_window(votes, self.window_tokens)
 
         here = (s if s == ALL else tuple(p for p in s if p[0] == step.layer) or None for s in sets)
         return torch.stack([sum_votes_of_set(heads) for heads in here])
 
-    def _judge_vote_sums(self, sums: Tensor) -> tuple[Tensor, Tensor]:
+    def _find_needle_hits(self, vote_sums: Tensor) -> tuple[Tensor, Tensor]:
         needle = range(self.needle.start - self.low, self.needle.stop - self.low)
-        return judge_head_votes(sums, needle, self.middle, self.size)
+        return find_needle_hits_and_margins(vote_sums, needle, self.middle, self.window_tokens)
 
-    def judge_single_heads(self) -> tuple[Tensor, Tensor]:
-        """Returns the hits and margins of each head, both (layers, H). A head in a layer with
-        sliding windows has no votes, and its margin is 0."""
+    def find_heads_hitting_needle(self) -> tuple[Tensor, Tensor]:
+        """Returns which heads find the needle, and the heads' margins, both (layers, H). A layer
+        with a sliding window has neither hits nor margins above 0."""
         nothing = tuple(map(torch.zeros_like, next(iter(self.alone.values()))))
         rows = [self.alone.get(layer, nothing) for layer in range(max(self.alone) + 1)]
         return torch.stack([row[0] for row in rows]), torch.stack([row[1] for row in rows])
 
-    def judge_head_sets(self) -> Tensor:
-        """Returns which sets of heads find the needle by votes of all layers, as bool (X,)."""
-        return self._judge_vote_sums(torch.stack([*self.together.values()]).sum(dim=0))[0]
+    def find_head_sets_hitting_needle(self) -> Tensor:
+        """Returns which sets of heads find the needle by the votes of all layers, as bool (X,)."""
+        return self._find_needle_hits(torch.stack([*self.together.values()]).sum(dim=0))[0]
 
 
 @dataclass(frozen=True)
 class HeadResult:
-    """How many needles a head found, for the questions that rank the heads and for the held-out
-    questions, and the head's mean margin (see `judge_head_votes`) for the ranking questions."""
+    """The numbers of needles that one attention head found in the search for retrieval heads."""
 
     layer: int
     head: int
-    found: int
-    held_out: int
-    margin: float
+    found: int  # the number of needles found for the questions that rank the heads
+    held_out: int  # the number of needles found for the held-out questions
+    margin: float  # the mean margin for the questions that rank the heads
 
-    @property
-    def layer_and_head(self) -> LayerHead:
+    def get_layer_and_head(self) -> LayerHead:
         return self.layer, self.head
 
 
-def rank_heads(found: Tensor, held_out: Tensor, margin: Tensor) -> list[HeadResult]:
-    """Sorts all heads by the number of needles found, then by margin, then by layer and head. All
-    arguments have the shape (layers, H)."""
+def rank_heads(needles_found: Tensor, held_out_found: Tensor, margins: Tensor) -> list[HeadResult]:
+    """Sorts all heads by needles found, and then by margin, from tensors of shape (layers, H)."""
+    found, held_out = needles_found.tolist(), held_out_found.tolist()
     heads = [
-        HeadResult(layer, head, int(found[layer, head]), int(held_out[layer, head]), float(mean))
-        for layer, row in enumerate(margin)
+        HeadResult(layer, head, found[layer][head], held_out[layer][head], float(mean))
+        for layer, row in enumerate(margins)
         for head, mean in enumerate(row)
     ]
-    return sorted(heads, key=lambda head: (-head.found, -head.margin, head.layer_and_head))
+    return sorted(heads, key=lambda head: (-head.found, -head.margin, head.get_layer_and_head()))
 
 
-def choose_smallest_set_size(
-    best: Sequence[HeadResult], hits: Mapping[int, int], all_heads_hits: int
+def choose_smallest_head_set_size(
+    ranked_heads: Sequence[HeadResult], hits_by_size: Mapping[int, int], all_heads_hits: int
 ) -> int:
-    """Returns the size of the smallest set of best heads that has as many held-out hits as all
-    heads (`all_heads_hits`), or else of the smallest set with the most hits. `hits` is by size. If
-    several layers have good heads, the set has heads of at least two layers."""
-    enough = GOOD * best[0].found
-    spread = len({head.layer for head in best[:MAX_HEADS] if head.found >= enough}) > 1
-    fit = [n for n in hits if not spread or len({head.layer for head in best[:n]}) > 1]
-    return min(fit, key=lambda n: (-min(hits[n], all_heads_hits), n))
+    """Returns the size of the smallest set of best heads that finds as many held-out needles as all
+    heads together or, if no set does, of the smallest set that finds the most needles."""
+    enough = GOOD * ranked_heads[0].found
+    spread = len({head.layer for head in ranked_heads[:MAX_HEADS] if head.found >= enough}) > 1
+    # If several layers have good heads, the set must have heads of at least two layers.
+    fit = [n for n in hits_by_size if not spread or len({h.layer for h in ranked_heads[:n]}) > 1]
+    return min(fit, key=lambda n: (-min(hits_by_size[n], all_heads_hits), n))
 
 
 class NeedleQuestion(NamedTuple):
-    """A question, and the absolute positions of the tokens of the answering needle."""
+    """A question, and the absolute token positions of the needle that answers the question."""
 
     question: str
     needle: range
 
 
-def locate_needle_questions(prompt: PromptEncoder, sample: TaskSample) -> list[NeedleQuestion]:
-    """Returns a sample's questions in the order in which the text has the answering needles."""
-    spans, head = prompt.find_token_offsets(sample.text), len(prompt.encode_prompt_start())
+def locate_question_needles(encoder: PromptEncoder, sample: TaskDocument) -> list[NeedleQuestion]:
+    """Returns the sample's questions with the needles' token positions, sorted by position."""
+    spans, head = encoder.find_token_offsets(sample.text), len(encoder.encode_prompt_start())
     out = []
     for question in sample.questions:
         fact = sample.facts[question.facts[0]]
@@ -201,73 +201,71 @@ def locate_needle_questions(prompt: PromptEncoder, sample: TaskSample) -> list[N
 
 @dataclass(frozen=True)
 class HeadSearchResult:
-    """The result of a search for retrieval heads: all heads, best first, and the chosen set. The
-    set finds `hits` of `held_out` needles, and all heads together find `all_hits`. `ranked_by`
-    questions rank the heads. `tokens` and `passage` are the lengths of the text and of a window."""
+    """The result of a search for retrieval heads, with all heads and the best set of heads."""
 
     heads: list[HeadResult]
     chosen: HeadSet
-    ranked_by: int
-    held_out: int
-    hits: int
-    all_hits: int
+    ranked_by: int  # the number of questions that rank the heads
+    held_out: int  # the number of held-out questions, each about one needle
+    hits: int  # the number of held-out needles that the chosen set of heads finds
+    all_hits: int  # the number of held-out needles that all heads together find
     tokens: int
-    passage: int
+    passage: int  # the number of tokens in a window
 
     @property
     def misses_most_needles(self) -> bool:
-        """Whether the chosen set of heads misses more needles than the set finds."""
+        """Whether the chosen set of heads finds fewer than half of the held-out needles."""
         return 2 * self.hits < self.held_out
 
 
 def build_voting_method(preset: Preset) -> Method:
-    """Returns the preset's method, in which all heads vote. Raises UsageError: the preset's method
-    cannot use chosen heads."""
+    """Builds the preset's method with votes of all attention heads. Raises UsageError: the preset's
+    method does not select tokens by votes of chosen heads."""
     method = build_method(preset)
     score = method.score
     if isinstance(score, VoteScore) and score.rule == "softmax" and method.selector.sums_layers:
         return replace(method, score=replace(score, heads=ALL))
     raise UsageError(
-        "to choose heads, score.name must be vote, score.rule softmax, and the selector must "
-        f"sum votes over layers, got {preset.score} and {preset.selector['name']}",
-        "use --set score.name=vote --set score.rule=softmax --set selector.name=consensus",
+        "a search for retrieval heads needs the score vote with the rule softmax, and a selector "
+        f"that sums votes over layers, got {preset.score} and {preset.selector['name']}",
+        "run esa heads with "
+        "--set score.name=vote --set score.rule=softmax --set selector.name=consensus",
     )
 
 
-def select_needle_questions(
-    tokenizer: Any, preset: Preset, sample: TaskSample
+def choose_questions_with_middle_needles(
+    tokenizer: Any, preset: Preset, sample: TaskDocument
 ) -> list[NeedleQuestion]:
-    """Returns the questions whose needle is in view only if the needle is selected. Raises
-    UsageError: there are too few such questions, or the method cannot use chosen heads."""
+    """Returns the questions whose needle is among the middle tokens, which attention sees only if
+    selected. Raises UsageError: there are too few such questions, or the method has no votes."""
     prompt, window = PromptEncoder(tokenizer, preset.prompt), build_voting_method(preset).window
     tokens, limit = len(prompt.encode_document(sample.text)), window.full_attention_limit
     near = window.local if window.ending is None else window.ending
     has_middle = tokens > limit and window.selected != 0
     middle = range(window.initial, tokens - near) if has_middle else range(0)
-    asked = locate_needle_questions(prompt, sample)
+    asked = locate_question_needles(prompt, sample)
     out = [q for q in asked if middle.start <= q.needle.start < q.needle.stop <= middle.stop]
     if len(out) < MIN_QUESTIONS:
         raise UsageError(
-            f"at least {MIN_QUESTIONS} needles must be among the middle tokens, got {len(out)} "
-            f"of {len(asked)}",
-            f"use a longer text: with up to {limit:,} tokens attention is full",
+            f"esa heads needs at least {MIN_QUESTIONS} needles among the middle tokens, but only "
+            f"{len(out)} of {len(asked)} needles are among the middle tokens",
+            f"search in a longer text, since attention is full up to {limit:,} tokens",
         )
     return out
 
 
 @torch.inference_mode()
 def find_retrieval_heads(
-    loaded: Any, preset: Preset, sample: TaskSample, prefill_progress: Progress | None = None,
-    question_progress: Progress | None = None,
+    loaded: LoadedModel, preset: Preset, sample: TaskDocument, prefill_progress: Progress | None =
+    None, question_progress: Progress | None = None,
 ) -> HeadSearchResult:  # fmt: skip
-    """Finds retrieval heads: prefills the sample's text, and compares the heads' votes for the
-    sample's questions. `prefill_progress` gets progress in tokens, and `question_progress` progress
-    in questions. Raises UsageError, as `select_needle_questions`."""
+    """Finds retrieval heads by the attention heads' votes for questions about a sample's needles.
+    Raises UsageError, as `choose_questions_with_middle_needles`."""
     method = build_voting_method(preset)
     assert isinstance(method.score, VoteScore)
     # A shortlist only saves time, so heads vote over all middle tokens.
     score = replace(method.score, shortlist=0)
-    asked = select_needle_questions(loaded.tokenizer, preset, sample)
+    asked = choose_questions_with_middle_needles(loaded.tokenizer, preset, sample)
     prompt = PromptEncoder(loaded.tokenizer, preset.prompt)
     ids = prompt.encode_document(sample.text)
     size = min(method.selector.window_size or PASSAGE, method.window.selected)
@@ -278,9 +276,11 @@ def find_retrieval_heads(
         cache.begin_query(QueryState(Phase.PREFILL))
         prefill_tokens(attachment.model, ids, cache, progress=prefill_progress)
 
-        def collect_votes(done: int, question: NeedleQuestion, *sets: HeadSet) -> VoteCollector:
-            """Asks a question after the text, and then crops the KV cache to the text."""
-            votes = VoteCollector(question.needle, size, sets, score)
+        def collect_votes(
+            question_index: int, question: NeedleQuestion, *head_sets: HeadSet
+        ) -> VoteCollector:
+            """Collects the heads' votes for a question, and removes the question from the cache."""
+            votes = VoteCollector(question.needle, size, head_sets, score)
             start, stop = prompt.find_words_range(question.question)
             state = QueryState(Phase.QUESTION, question=(len(ids) + start, len(ids) + stop))
             asked_ids = prompt.encode_question(question.question)
@@ -291,23 +291,27 @@ def find_retrieval_heads(
             finally:
                 cache.truncate(len(ids))
             if question_progress:
-                question_progress(done + 1, len(asked))
+                question_progress(question_index + 1, len(asked))
             return votes
 
-        ranked = [collect_votes(at, one).judge_single_heads() for at, one in enumerate(first)]
+        ranked = [
+            collect_votes(at, one).find_heads_hitting_needle() for at, one in enumerate(first)
+        ]
         found = torch.stack([hits for hits, _ in ranked]).sum(dim=0)
         margin = torch.stack([margins.double() for _, margins in ranked]).mean(dim=0)
-        pairs = tuple(head.layer_and_head for head in rank_heads(found, found, margin)[:MAX_HEADS])
+        best = rank_heads(found, found, margin)[:MAX_HEADS]
+        pairs = tuple(head.get_layer_and_head() for head in best)
         sets = {n: pairs[:n] for n in range(min(MIN_HEADS, len(pairs)), len(pairs) + 1)}
         held_out = [
             collect_votes(number, question, ALL, *sets.values())
             for number, question in enumerate(second, len(first))
         ]
-    held_out_hits = torch.stack([votes.judge_single_heads()[0] for votes in held_out]).sum(dim=0)
-    all_hits, *of_sets = torch.stack([v.judge_head_sets() for v in held_out]).sum(dim=0).tolist()
+    head_hits = torch.stack([votes.find_heads_hitting_needle()[0] for votes in held_out])
+    set_hits = torch.stack([votes.find_head_sets_hitting_needle() for votes in held_out])
+    all_hits, *of_sets = set_hits.sum(dim=0).tolist()
     by_size = dict(zip(sets, of_sets, strict=True))
-    heads = rank_heads(found, held_out_hits, margin)
-    count = choose_smallest_set_size(heads, by_size, all_hits)
+    heads = rank_heads(found, head_hits.sum(dim=0), margin)
+    count = choose_smallest_head_set_size(heads, by_size, all_hits)
     return HeadSearchResult(
         heads, sets[count], len(first), len(second), by_size[count], all_hits, len(ids), size
     )

@@ -1,1 +1,1 @@
-"""Self-tests, in which several methods answer questions about planted facts, and `esa compare`."""
+"""Tests and compares attention methods by questions about facts planted in a document."""

@@ -1,7 +1,4 @@
-"""Groups methods that can share one prefill, and compares several methods on one question.
-
-A method that shares its prefill with no other method prefills as in `esa ask`.
-"""
+"""Groups methods that can share one prefill, and compares several methods on one question."""
 
 from __future__ import annotations
 
@@ -19,6 +16,7 @@ from esa_cli.documents.document import Document
 from esa_cli.errors import UsageError
 from esa_cli.evaluation.text_asker import TextAnswerer
 from esa_cli.methods import registry
+from esa_cli.models import LoadedModel
 from esa_cli.qa.answering.session import Session
 from esa_cli.qa.attention_evidence import reply_from_kv_cache
 from esa_cli.qa.finding.passage_finder import Book
@@ -38,38 +36,38 @@ KEY = ("test", "method", "length", "sample", "question")
 
 @dataclass(frozen=True)
 class SelftestSettings:
-    """The options of a self-test. `lengths` are numbers of tokens in documents, `samples` is the
-    number of questions for each test and length, `reading` says whether methods share a prefill,
-    and `dense` whether full attention is measured as the ceiling."""
+    """The options of a self-test of attention methods."""
 
     tests: tuple[str, ...]
     methods: tuple[str, ...]
-    lengths: tuple[int, ...]
-    samples: int = 8
+    lengths: tuple[int, ...]  # the numbers of tokens in documents
+    samples: int = 8  # the number of questions for each test and length
     seed: int = 0
-    reading: Literal["shared", "own"] = "shared"
-    dense: bool = True
+    reading: Literal["shared", "own"] = "shared"  # one prefill for all methods or for each method
+    dense: bool = True  # whether full attention inside the model's window is measured, too
 
 
 @dataclass(frozen=True)
 class MethodGroup:
-    """Methods that share one prefill. If `reading` is "shared", the prefill attends only to initial
-    and local tokens; "own" is the rule of a single method, and "text" means that a method answers
-    from passages. `dense` marks full attention in the trained window."""
+    """Methods that share one prefill of a document."""
 
     names: tuple[str, ...]
     presets: tuple[Preset, ...]
     reading: Literal["shared", "own", "text"] = "own"
-    dense: bool = False
+    """How the document is read: by a prefill with attention to initial and local tokens only, by
+    one method's own prefill, or as passages of text without a prefill."""
+    dense: bool = False  # whether the method is full attention inside the model's trained window
 
 
-def group_by_prefill(settings: SelftestSettings, preset: Preset, length: int) -> list[MethodGroup]:
-    """Groups the methods by the prefill that they can share. Raises UsageError: a method is
-    unknown. PresetError: a method's settings are wrong."""
+def group_methods_by_prefill(
+    settings: SelftestSettings, preset: Preset, document_tokens: int
+) -> list[MethodGroup]:
+    """Groups the methods of a self-test so that the methods of a group can share a prefill. Raises
+    UsageError: a method is unknown. PresetError: a method's settings are wrong."""
     shared: dict[str, list[tuple[str, Preset]]] = {}
     alone, distance = [], resolve_preset(preset).method.position.distance
     for name in dict.fromkeys(settings.methods):
-        chosen = resolved_preset.apply_compared_method(name, preset, length)
+        chosen = resolved_preset.apply_compared_method(name, preset, document_tokens)
         if name == resolved_preset.FROM_TEXT:
             alone.append(MethodGroup((name,), (chosen,), "text"))
             continue
@@ -94,14 +92,14 @@ def group_by_prefill(settings: SelftestSettings, preset: Preset, length: int) ->
     return [*together, *alone]
 
 
-def choose_ceiling_length(preset: Preset) -> int:
-    """Returns the length in tokens of the document for full attention: nine tenths of the trained
-    window, so that the chat template, the question and the answer fit in, too."""
+def choose_full_attention_length(preset: Preset) -> int:
+    """Returns how many tokens a document may have for full attention inside the model's window."""
+    # A tenth of the window is left for the chat template, the question and the answer.
     return min(int(preset.context * 0.9), preset.context - 256)
 
 
-def make_ceiling_group(preset: Preset) -> MethodGroup:
-    """Returns the method group of the ceiling, which is full attention at true positions."""
+def make_full_attention_group(preset: Preset) -> MethodGroup:
+    """Makes the method group for full attention, which uses the tokens' true positions."""
     over = {"window": {"dense": preset.context}, "compressor": {"name": "none"}}
     over["position"] = {"name": "true"}
     data = merge_settings(preset.model_dump(exclude={"name"}), over)
@@ -119,26 +117,27 @@ def parse_token_count(text: str) -> int:
     if not 0 < count <= MAX_TOKENS:
         raise UsageError(
             f"a length must be a number of tokens from 1 to {MAX_TOKENS:,}, got {text[:40]!r}",
-            "give a length such as 32k, 8000 or 1m",
+            "give a number of tokens such as 32k, 8000 or 1m",
         )
     return count
 
 
-def describe_full_attention(tokens: int, presets: Sequence[Preset]) -> str | None:
-    """Returns a note if the text is so short that every method uses full attention, else None."""
+def explain_if_attention_is_full(document_tokens: int, presets: Sequence[Preset]) -> str | None:
+    """Returns a note if a document is so short that every method attends to all tokens."""
     windows = [resolve_preset(preset).method.window for preset in presets]
     limit = min((window.full_attention_limit for window in windows), default=-1)
-    if tokens > limit:
+    if document_tokens > limit:
         return None
     return (
-        f"every method attended to all {tokens:,} tokens, since attention is full up to {limit:,} "
-        "tokens (window.dense); use --set window.dense=null to let the methods select tokens"
+        f"every method attended to all {document_tokens:,} tokens, since attention is full up to "
+        f"{limit:,} tokens (window.dense); use --set window.dense=null to let "
+        "the methods select tokens"
     )
 
 
 @dataclass(frozen=True)
-class RecordingSelector(Selector):
-    """A selector that also calls `observe` of other selectors, which so record what they need."""
+class SelectorWithObservers(Selector):
+    """Selects tokens by one selector, and lets other selectors observe the prefill, too."""
 
     selector: Selector
     others: tuple[Selector, ...]
@@ -151,38 +150,37 @@ class RecordingSelector(Selector):
             other.observe(step)
 
 
-def build_prefill_method(base: Method, methods: Sequence[Method]) -> Method:
-    """Returns a method for the shared prefill of several methods. The prefill attends only to
-    initial and local tokens, calls `observe` of every method's selector, and fits the methods'
-    common compressor."""
+def build_shared_prefill_method(base: Method, methods: Sequence[Method]) -> Method:
+    """Returns a method for a prefill that several methods can use, which attends only to initial
+    and local tokens, and fits the methods' common compressor."""
     others = tuple(dict.fromkeys(m.selector for m in methods if m.selector.is_observer))
-    selector = RecordingSelector(base.selector, others) if others else base.selector
+    selector = SelectorWithObservers(base.selector, others) if others else base.selector
     fitting = next((m for m in methods if m.score.features), base)
     return replace(
         base, selector=selector, score=fitting.score, compressor=fitting.compressor, reading="local"
     )
 
 
-def prefill_for_group(
-    session: Session, base: Preset, group: MethodGroup, text: str, progress: Progress
+def prefill_text(
+    session: Session, base_preset: Preset, group: MethodGroup, text: str, progress: Progress
 ) -> float:
-    """Prefills a text for a group of methods, and returns the seconds that the prefill took."""
+    """Prefills a text for all methods of a group, and returns the seconds that this took."""
     started = time.perf_counter()
     method = None
     if group.reading == "shared":
-        method = build_prefill_method(build_method(base), [build_method(p) for p in group.presets])
+        methods = [build_method(preset) for preset in group.presets]
+        method = build_shared_prefill_method(build_method(base_preset), methods)
     session.read(text, progress, method)
     return time.perf_counter() - started
 
 
 def compare_methods(
-    loaded: Any, preset: Preset, groups: Sequence[MethodGroup], text: str, question: str, *, count:
-    int, make_progress: Callable[[Sequence[str]], Progress], max_new_tokens: int | None,
+    loaded: LoadedModel, preset: Preset, groups: Sequence[MethodGroup], text: str, question: str, *,
+    max_passages: int, make_progress: Callable[[Sequence[str]], Progress], max_new_tokens: int |
+    None,
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """Answers one question by every method. Returns a row for each method, with times in seconds,
-    the `count` most relevant passages, bytes of the KV cache (which methods may share), and the
-    process's peak memory. `make_progress` is called with the names of methods before their prefill,
-    and returns progress(done, total). `max_new_tokens` limits the length of an answer."""
+    """Answers one question by every method, and returns for each method a row with the answer, the
+    most relevant passages, times in seconds and sizes of memory in bytes."""
     rows: list[dict[str, Any]] = []
     keys = ("start", "end", "weight", "text")
     with Session(loaded.model, loaded.tokenizer, preset, loaded.cache) as session:
@@ -198,7 +196,7 @@ def compare_methods(
             else:
                 session.empty_cache()
                 session.use_preset(group.presets[0])
-                read_s = prefill_for_group(session, preset, group, text, progress)
+                read_s = prefill_text(session, preset, group, text, progress)
                 nbytes = session.cache.nbytes
             for name, chosen in zip(group.names, group.presets, strict=True):
                 if asker is not None:
@@ -206,9 +204,9 @@ def compare_methods(
                 else:
                     session.use_preset(chosen)
                     reply, _ = reply_from_kv_cache(
-                        session, question, [book], count, max_new_tokens=max_new_tokens
+                        session, question, [book], max_passages, max_new_tokens=max_new_tokens
                     )
-                passages = reply.evidence[:count]
+                passages = reply.evidence[:max_passages]
                 rows.append({
                     "method": name, "answer": reply.text, "read_s": read_s,
                     "shared": group.reading == "shared", "first_token_s": reply.first_token_s,

@@ -1,10 +1,6 @@
-"""The tables of `esa selftest` with scores of methods and reasons for missed answers.
+"""Makes the tables of `esa selftest` with methods' scores and with reasons for missed answers.
 
-    score     mean over the questions; in brackets its share of the dense score of the same test
-    recall    mean over the questions with a recall
-
-Rows of the ceiling (full attention inside the model's window) are not in the tables. A cell without
-questions is "–", never 0.
+The brackets after a method's score contain the score divided by the score of full attention.
 """
 
 from __future__ import annotations
@@ -21,7 +17,7 @@ REASONS = ("answered", "not selected", "selected, not used", "not known")
 
 
 def describe_invalid_row(row: Row) -> str:
-    """Returns what is wrong with a result row of an earlier run, or else an empty text."""
+    """Says what is wrong with a self-test's result row from a file, or returns an empty text."""
     try:
         tables = make_score_tables([row]) if 0 <= row["score"] <= 1 else []
     except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -32,7 +28,7 @@ def describe_invalid_row(row: Row) -> str:
 
 
 class ScoreTable(NamedTuple):
-    """A table of scores, with a title above the table and a note below it."""
+    """A table for the terminal, with a title above the table and a note below."""
 
     title: str
     headers: list[str]
@@ -41,20 +37,20 @@ class ScoreTable(NamedTuple):
 
 
 def make_score_tables(rows: Sequence[Row]) -> list[ScoreTable]:
-    """Makes all tables of a self-test from the self-test's result rows, test by test."""
-    asked = _group_by_field((row for row in rows if not row.get("dense")), "test")
-    ceilings = _group_by_field((row for row in rows if row.get("dense")), "test")
+    """Makes a table of scores for each test, and a table of the reasons for missed answers."""
+    asked = _group_rows((row for row in rows if not row.get("dense")), "test")
+    ceilings = _group_rows((row for row in rows if row.get("dense")), "test")
     tables = []
     for test in sorted({*ceilings, *asked}):
         tables.append(_make_score_table(test, asked.get(test, []), ceilings.get(test, [])))
-    return [*tables, _make_reason_table(asked)] if tables else []
+    return [*tables, _make_missed_answer_table(asked)] if tables else []
 
 
-def _group_by_field(rows: Iterable[Row], field: str) -> dict[Any, list[Row]]:
-    """Groups result rows by the value of a field, in order of the values."""
+def _group_rows(rows: Iterable[Row], field_name: str) -> dict[Any, list[Row]]:
+    """Groups result rows by the value of a field, with the values in ascending order."""
     groups: dict[Any, list[Row]] = defaultdict(list)
     for row in rows:
-        groups[row[field]].append(row)
+        groups[row[field_name]].append(row)
     return dict(sorted(groups.items()))
 
 
@@ -63,7 +59,7 @@ def _average_known_values(values: Iterable[float | None]) -> float | None:
     return math.fsum(known) / len(known) if known else None
 
 
-def _mean_score(rows: Iterable[Row]) -> float | None:
+def _average_scores(rows: Iterable[Row]) -> float | None:
     return _average_known_values(row["score"] for row in rows)
 
 
@@ -72,17 +68,17 @@ def _format_percent(share: float | None) -> str:
 
 
 def _abbreviate_number(n: int) -> str:
-    """Abbreviates a number: 32000 becomes "32k"."""
+    """Abbreviates a large number, for example 32000 as "32k"."""
     size, unit = (1_000_000, "M") if n >= 1_000_000 else (1000, "k") if n >= 1000 else (1, "")
     return f"{n / size:g}{unit}"
 
 
-def _make_score_table(test: str, rows: Sequence[Row], dense: Sequence[Row]) -> ScoreTable:
-    """Makes the table of one test's scores, with a row per method and a column per length."""
-    ceiling, lengths, lines = _mean_score(dense), [*_group_by_field(rows, "length")], []
-    for method, of_method in _group_by_field(rows, "method").items():
-        by_length, cells = _group_by_field(of_method, "length"), []
-        for mean in (_mean_score(by_length.get(length, ())) for length in lengths):
+def _make_score_table(test: str, rows: Sequence[Row], dense_rows: Sequence[Row]) -> ScoreTable:
+    """Makes the table of one test's mean scores, by method and by length of the document."""
+    ceiling, lengths, lines = _average_scores(dense_rows), [*_group_rows(rows, "length")], []
+    for method, of_method in _group_rows(rows, "method").items():
+        by_length, cells = _group_rows(of_method, "length"), []
+        for mean in (_average_scores(by_length.get(length, ())) for length in lengths):
             share = f" ({_format_percent(mean / ceiling)})" if ceiling and mean is not None else ""
             cells.append(_format_percent(mean) + share)
         counts = [len(cell) for cell in by_length.values()]
@@ -90,17 +86,17 @@ def _make_score_table(test: str, rows: Sequence[Row], dense: Sequence[Row]) -> S
         lines.append([method, *cells, numbers])
     note = "full attention was not measured, so shares of the dense score are missing"
     if ceiling is not None:
-        labels = ", ".join(map(_abbreviate_number, _group_by_field(dense, "length")))
-        note = f"dense ceiling {_format_percent(ceiling)} at {labels}, n {len(dense)}"
+        labels = ", ".join(map(_abbreviate_number, _group_rows(dense_rows, "length")))
+        note = f"dense ceiling {_format_percent(ceiling)} at {labels}, n {len(dense_rows)}"
     title = f"{test}: score in % (in brackets share of the dense score); n: questions per length"
     return ScoreTable(title, ["method", *map(_abbreviate_number, lengths), "n"], lines, note)
 
 
-def _make_reason_table(by_test: Mapping[str, Sequence[Row]]) -> ScoreTable:
-    """Makes the table of reasons why answers were missed, with the mean recall of all lengths."""
+def _make_missed_answer_table(rows_by_test: Mapping[str, Sequence[Row]]) -> ScoreTable:
+    """Makes the table that counts why answers were missed, by test and method."""
     lines = []
-    for test, rows in by_test.items():
-        for method, same in _group_by_field(rows, "method").items():
+    for test, rows in rows_by_test.items():
+        for method, same in _group_rows(rows, "method").items():
             counts = Counter(row.get("why") or REASONS[-1] for row in same)
             recalls = [row["recall"] for row in same if row.get("recall")]
             by_layer = zip_longest(*(recall.get("layers") or [] for recall in recalls))

@@ -1,4 +1,4 @@
-"""Runs a self-test: asks questions by several methods, and measures which facts each layer sees."""
+"""Asks the questions of a self-test, and measures to which facts each layer attends."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ from typing import Any
 
 from esa_cli.attention.step import ChunkTrace
 from esa_cli.errors import UsageError
-from esa_cli.evaluation.row_run import DocumentQuestions, QuestionCase, answer_missing_rows
+from esa_cli.evaluation.row_run import DocumentQuestions, QuestionToAsk, answer_questions
 from esa_cli.evaluation.selftest import run_plan
 from esa_cli.evaluation.tasks import find_selftest_task
 from esa_cli.evaluation.tasks.task_sample import (
     Haystack,
     PlantedFact,
+    TaskDocument,
     TaskQuestion,
     TaskRequest,
-    TaskSample,
 )
 from esa_cli.evaluation.text_asker import TextAnswerer
+from esa_cli.models import LoadedModel
 from esa_cli.qa.answering.session import Session
 from esa_cli.qa.finding.passage import Passage
 from esa_cli.qa.presets.cache_key import hash_method_settings
@@ -47,7 +48,7 @@ share, since one head with the fact in view is enough."""
 
 @dataclass
 class ChunkRecorder:
-    """Records a question's last chunk in each layer; the argument `trace` of `Session.ask`."""
+    """A trace function for `Session.ask`, which records each layer's last chunk of a question."""
 
     last_chunks: dict[int, ChunkTrace] = field(default_factory=dict)
 
@@ -55,43 +56,43 @@ class ChunkRecorder:
         if not trace.decoding:
             self.last_chunks[trace.layer] = trace
 
-    def measure_facts(self, facts: Sequence[range]) -> list[NeedleShare]:
-        """Returns for each layer the share of the facts' tokens that are in view: initial, selected
-        or local tokens. `facts` has the absolute positions of each fact's tokens."""
+    def measure_facts_in_view(self, fact_positions: Sequence[range]) -> list[NeedleShare]:
+        """Returns for each layer which share of the facts' tokens the layer attends to."""
         out = []
-        for layer in sorted(self.last_chunks):
-            pairs = [_measure_share_in_view(self.last_chunks[layer], fact) for fact in facts]
-            mean, best = (sum(column) / len(facts) for column in zip(*pairs, strict=True))
+        for _, chunk in sorted(self.last_chunks.items()):
+            pairs = [_measure_fact_share_in_view(chunk, fact) for fact in fact_positions]
+            mean, best = (sum(column) / len(pairs) for column in zip(*pairs, strict=True))
             out.append((mean, best))
         return out
 
 
-def _measure_share_in_view(trace: ChunkTrace, fact: range) -> NeedleShare:
+def _measure_fact_share_in_view(trace: ChunkTrace, fact_positions: range) -> NeedleShare:
     near = trace.start - trace.local
-    inside = sum(at >= near for at in fact)
-    stop, rows = min(fact.stop, near), trace.list_far_positions()
-    selected = [int(((row >= fact.start) & (row < stop)).sum()) for row in rows]
-    size, mean = max(1, len(fact)), sum(selected) / len(selected)
+    inside = sum(at >= near for at in fact_positions)
+    stop, rows = min(fact_positions.stop, near), trace.list_far_positions()
+    selected = [int(((row >= fact_positions.start) & (row < stop)).sum()) for row in rows]
+    size, mean = max(1, len(fact_positions)), sum(selected) / len(selected)
     return (inside + mean) / size, (inside + max(selected)) / size
 
 
-def has_facts_in_view(shares: Sequence[float]) -> bool:
-    """Says whether facts are in view of enough layers. `shares` has a share for each layer."""
-    return sum(share >= IN_VIEW for share in shares) >= LAYERS * len(shares)
+def has_facts_in_view(layer_shares: Sequence[float]) -> bool:
+    """Says whether a quarter of the layers attend to at least half of the facts' tokens."""
+    return sum(share >= IN_VIEW for share in layer_shares) >= LAYERS * len(layer_shares)
 
 
-def _explain_missed_answer(score: float, is_selected: bool) -> str:
-    """Returns why an answer was missed: the fact was not selected, or was selected but not used."""
+def _explain_missed_answer(score: float, is_fact_selected: bool) -> str:
+    """Says whether a missed answer's fact was not selected, or was selected but not used."""
     if score >= 1:
         return "answered"
-    return "selected, not used" if is_selected else "not selected"
+    return "selected, not used" if is_fact_selected else "not selected"
 
 
-def make_layer_recall_fields(score: float, shares: Sequence[NeedleShare]) -> dict[str, Any]:
-    """Returns the fields `recall` and `why` of a question's row from layers' shares of facts."""
-    if not shares:
+def make_layer_recall_fields(score: float, layer_shares: Sequence[NeedleShare]) -> dict[str, Any]:
+    """Makes the fields of a result row that tell the layers' recall of the facts, and why the
+    answer was missed."""
+    if not layer_shares:
         return {"recall": None, "why": None}
-    layers, best = ([round(share, 4) for share in column] for column in zip(*shares, strict=True))
+    layers, best = ([round(x, 4) for x in column] for column in zip(*layer_shares, strict=True))
     recall: dict[str, Any] = {"mean": round(sum(layers) / len(layers), 4), "layers": layers}
     if best != layers:
         recall["best_head"] = best
@@ -99,16 +100,18 @@ def make_layer_recall_fields(score: float, shares: Sequence[NeedleShare]) -> dic
 
 
 def find_token_positions(
-    spans: Sequence[tuple[int, int]], start: int, end: int, head: int
+    token_offsets: Sequence[tuple[int, int]], text_start: int, text_end: int, tokens_before: int
 ) -> range:
-    """Returns the absolute positions of the tokens that cover characters [start, end). `spans` has
-    the characters of each token of the document, which begins after `head` prompt tokens."""
-    inside = [at for at, (low, high) in enumerate(spans) if high > start and low < end]
-    return range(inside[0] + head, inside[-1] + 1 + head) if inside else range(0)
+    """Returns the absolute positions of the tokens that cover the characters from `text_start` to
+    `text_end` of a document, before which the prompt has `tokens_before` tokens."""
+    inside = [
+        at for at, (low, high) in enumerate(token_offsets) if high > text_start and low < text_end
+    ]
+    return range(inside[0] + tokens_before, inside[-1] + 1 + tokens_before) if inside else range(0)
 
 
-def compute_covered_share(fact: PlantedFact, passages: Sequence[Passage]) -> float:
-    """Returns the share of a fact's characters in the passages, which may overlap."""
+def compute_fact_share_in_passages(fact: PlantedFact, passages: Sequence[Passage]) -> float:
+    """Returns which share of a planted fact's characters the passages contain."""
     inside = {
         at
         for passage in passages
@@ -120,13 +123,12 @@ def compute_covered_share(fact: PlantedFact, passages: Sequence[Passage]) -> flo
 def make_passage_recall_fields(
     score: float, facts: Sequence[PlantedFact], passages: Sequence[Passage]
 ) -> dict[str, Any]:
-    """Returns the fields `recall` and `why` of a question's row from the passages of its answer.
-    `mean` is the share of the facts in the first passages, and `read` the share in all passages
-    that the model read. The facts count as selected if `read` is at least `IN_VIEW`."""
+    """Makes the fields of a result row that tell the passages' recall of the facts, and why the
+    answer was missed."""
     if not facts:
         return {"recall": None, "why": None}
     shown, read = (
-        round(sum(compute_covered_share(fact, some) for fact in facts) / len(facts), 4)
+        round(sum(compute_fact_share_in_passages(fact, some) for fact in facts) / len(facts), 4)
         for some in (passages[:SHOWN], passages)
     )
     return {
@@ -141,35 +143,36 @@ def count_tokens(tokenizer: Any, text: str) -> int:
 
 @dataclass
 class SelftestRun:
-    """A run of a self-test on one model, by several methods applied to a preset.
+    """A run of a self-test, in which one model answers with several attention methods.
 
     Args:
         listener: has `reading(test, length, names, tokens)`, which returns progress(done, total),
             `row(row)` for each answer, and `note(text)` for a part that is left out.
-        until: when to stop, by `time.monotonic`. shard: the prefills for this process."""
+        deadline: a time of `time.monotonic`, after which no further question is asked.
+        shard: the share of the prefills that this process does."""
 
-    loaded: Any
+    loaded: LoadedModel
     preset: Preset
     settings: run_plan.SelftestSettings
     haystack: Haystack
     journal: Journal
     listener: Any
-    until: float | None = None
+    deadline: float | None = None
     shard: WorkShard = ALL_WORK
     asker: TextAnswerer | None = field(default=None, init=False)
 
-    def run(self) -> bool:
-        """Asks every question without a row in the journal. Returns False if the time limit came
-        first. Raises EsaError: a method, its settings or the haystack is wrong."""
+    def ask_all_questions(self) -> bool:
+        """Asks every question that has no result row in the journal, or returns False when the
+        deadline passes. Raises EsaError: a method, its settings or the haystack is wrong."""
         loaded = self.loaded
         with Session(loaded.model, loaded.tokenizer, self.preset, loaded.cache) as session:
-            self._check_questions(session)
+            self._check_methods_and_questions(session)
             documents = (
-                SelftestDocument(self, session, *pair).make_cases()
+                SelftestAnswerer(self, session, *pair).make_questions()
                 for pair in self.shard.select_items(self._pair_documents_with_groups())
             )
-            return answer_missing_rows(
-                documents, self.journal, until=self.until, on_row=self.listener.row
+            return answer_questions(
+                documents, self.journal, deadline=self.deadline, on_row=self.listener.row
             )
 
     def count_tokens(self, text: str) -> int:
@@ -178,86 +181,83 @@ class SelftestRun:
 
     @cached_property
     def own_document_token_count(self) -> int:
-        """Number of tokens of the user's text with the planted facts."""
-        return next(self.make_samples(OWN, 0)).length
+        """The number of tokens of the user's own document with the planted facts."""
+        return next(self.make_documents(OWN, 0)).length
 
-    def make_samples(self, test: str, length: int) -> Iterator[TaskSample]:
-        """Yields the documents of a test at one length. Raises UsageError: a document cannot hold
-        so many facts, or the haystack is too short."""
+    def make_documents(self, test: str, document_tokens: int) -> Iterator[TaskDocument]:
+        """Yields the documents of a self-test, with about `document_tokens` tokens each. Raises
+        UsageError: a document cannot hold so many facts, or the haystack is too short."""
         settings = self.settings
         request = TaskRequest(
-            length, self.count_tokens, self.haystack, settings.samples, settings.seed
+            document_tokens, self.count_tokens, self.haystack, settings.samples, settings.seed
         )
         return find_selftest_task(test).samples(request)
 
-    def _pair_documents_with_groups(self) -> Iterator[tuple[TaskSample, run_plan.MethodGroup]]:
-        """Yields each document with each group of methods that share a prefill of the document."""
+    def _pair_documents_with_groups(self) -> Iterator[tuple[TaskDocument, run_plan.MethodGroup]]:
+        """Yields every pair of a document and a group of methods that share one prefill."""
         for test in self.settings.tests:
             if self.settings.dense:
-                group = run_plan.make_ceiling_group(self.preset)
-                length = run_plan.choose_ceiling_length(self.preset)
+                group = run_plan.make_full_attention_group(self.preset)
+                length = run_plan.choose_full_attention_length(self.preset)
                 try:
-                    yield from ((sample, group) for sample in self.make_samples(test, length))
+                    yield from ((sample, group) for sample in self.make_documents(test, length))
                 except UsageError as error:
                     self.listener.note(f"{test}: full attention was not measured: {error.message}")
-            for length in self._list_lengths_of_test(test):
-                for group in run_plan.group_by_prefill(self.settings, self.preset, length):
-                    yield from ((sample, group) for sample in self.make_samples(test, length))
+            for length in self._list_document_lengths(test):
+                for group in run_plan.group_methods_by_prefill(self.settings, self.preset, length):
+                    yield from ((sample, group) for sample in self.make_documents(test, length))
 
-    def _list_lengths_of_test(self, test: str) -> tuple[int, ...]:
+    def _list_document_lengths(self, test: str) -> tuple[int, ...]:
         return (self.own_document_token_count,) if test == OWN else self.settings.lengths
 
-    def _check_questions(self, session: Session) -> None:
-        """Builds every method, and checks the questions of each test's first document, so that
-        errors are reported before the first long prefill."""
+    def _check_methods_and_questions(self, session: Session) -> None:
+        """Builds every method, and checks the questions about the first document of each test, so
+        that errors are reported before the first long prefill."""
         for test in self.settings.tests:
-            for length in self._list_lengths_of_test(test):
-                sample = next(self.make_samples(test, length))
-                for group in run_plan.group_by_prefill(self.settings, self.preset, length):
+            for length in self._list_document_lengths(test):
+                sample = next(self.make_documents(test, length))
+                for group in run_plan.group_methods_by_prefill(self.settings, self.preset, length):
                     for preset in group.presets if group.reading != "text" else ():
                         session.use_preset(preset)
                         # Some position encodings cannot change the frequencies of some models.
                         host = session.attachment.rotary_embedding.get_inverse_frequencies()
                         session.method.position.frequencies(*host, length)
-                    SelftestDocument(self, session, sample, group).check_lengths()
+                    SelftestAnswerer(self, session, sample, group).check_question_lengths()
 
 
-class SelftestDocument:
-    """The questions about one document, asked by a group of methods with the KV cache or from text.
-    A question that is answered from text has the preset's prompt instead of the benchmark's."""
+class SelftestAnswerer:
+    """Answers the questions about one document of a self-test by the methods of one group."""
 
     def __init__(
-        self, run: SelftestRun, session: Session, sample: TaskSample, group: run_plan.MethodGroup
+        self, run: SelftestRun, session: Session, sample: TaskDocument, group: run_plan.MethodGroup
     ) -> None:
         self.run, self.session, self.sample, self.group = run, session, sample, group
         self._asker: TextAnswerer | None = None
         if group.reading == "text":
             self._asker = run.asker = run.asker or TextAnswerer(session, run.preset)
 
-    def make_cases(self) -> DocumentQuestions:
-        """Returns all questions about the document, one for each question and method."""
-        sample, group, cases = self.sample, self.group, list[QuestionCase]()
+    def make_questions(self) -> DocumentQuestions:
+        """Returns the document's questions, each once for every method of the group."""
+        sample, group, questions = self.sample, self.group, list[QuestionToAsk]()
         document = text_digest(sample.text)[:16]
         for name, preset in zip(group.names, group.presets, strict=True):
             settings = hash_method_settings(name, preset)
             for question in sample.questions:
                 key = (sample.test, name, sample.length, sample.index, question.key)
                 fields = {
-                    **dict(zip(run_plan.KEY, key, strict=True)),
-                    "dense": group.dense,
-                    "settings": settings,
-                    "reading": group.reading,
-                    "document": document,
-                }
-                cases.append(QuestionCase(fields, partial(self._ask_question, preset, question)))
-        return DocumentQuestions(cases, self._ingest_document)
+                    **dict(zip(run_plan.KEY, key, strict=True)), "dense": group.dense,
+                    "settings": settings, "reading": group.reading, "document": document,
+                }  # fmt: skip
+                ask = partial(self._ask_and_score_question, preset, question)
+                questions.append(QuestionToAsk(fields, ask))
+        return DocumentQuestions(questions, self._ingest_document)
 
-    def check_lengths(self) -> None:
+    def check_question_lengths(self) -> None:
         """Raises LengthError: a question does not fit into the model's window."""
         for preset in self.group.presets:
             for question in self.sample.questions:
                 if self._asker is not None:
-                    self._asker.check_length(question.text, question.max_new_tokens)
+                    self._asker.check_question_length(question.text, question.max_new_tokens)
                     continue
                 self._set_session_preset(preset)
                 self.session.check_length(
@@ -265,7 +265,7 @@ class SelftestDocument:
                 )
 
     def _set_session_preset(self, preset: Preset) -> None:
-        """Sets the session's preset, with the benchmark's prompt if the sample has a prompt."""
+        """Sets the session's preset, with the prompt of the self-test if the test has a prompt."""
         sample = self.sample
         if sample.after is not None:
             prompt = Prompt(system=preset.prompt.system, before=sample.before, after=sample.after)
@@ -273,7 +273,8 @@ class SelftestDocument:
         self.session.use_preset(preset)
 
     def _ingest_document(self) -> bool:
-        """Reads the document, or returns False if full attention does not fit into the window."""
+        """Prefills or indexes the document. Returns False if the document is too long for full
+        attention inside the model's window."""
         run, session, sample, group = self.run, self.session, self.sample, self.group
         if self._asker is None:
             session.empty_cache()
@@ -295,14 +296,14 @@ class SelftestDocument:
         if self._asker is not None:
             self._read_s = self._asker.ingest_text(sample.text, progress)
             return True
-        self._read_s = run_plan.prefill_for_group(session, run.preset, group, sample.text, progress)
-        note = run_plan.describe_full_attention(session.document_tokens, group.presets)
+        self._read_s = run_plan.prefill_text(session, run.preset, group, sample.text, progress)
+        note = run_plan.explain_if_attention_is_full(session.document_tokens, group.presets)
         if note is not None and not group.dense:
             run.listener.note(f"{sample.test}: {note}")
         return True
 
-    def _ask_question(self, preset: Preset, question: TaskQuestion) -> dict[str, Any]:
-        """Asks a question, and returns the row's fields that depend on the answer."""
+    def _ask_and_score_question(self, preset: Preset, question: TaskQuestion) -> dict[str, Any]:
+        """Answers a question, scores the answer, and returns fields for a result row."""
         session, asker = self.session, self._asker
         facts = [self.sample.facts[fact] for fact in question.facts]
         score_of = find_selftest_task(self.sample.test).score
@@ -328,10 +329,11 @@ class SelftestDocument:
             document, stored = session.document_tokens, session.cache.nbytes
             head = len(prompt.encode_prompt_start())
             places = [find_token_positions(self._spans, f.start, f.end, head) for f in facts]
+            shares = recall.measure_facts_in_view(places) if places else []
             fields = {
                 "before": session.tokenizer.decode(prompt.encode_prompt_start()),
                 "prompt": prompt.render_question(question.text, question.prime),
-                **make_layer_recall_fields(score, recall.measure_facts(places) if places else []),
+                **make_layer_recall_fields(score, shares),
             }
         return {
             # The mean depth of several facts would be a depth without a fact.

@@ -1,7 +1,7 @@
-"""The chronicle: a long generated document, with or without planted facts.
+"""Generates the chronicle, a long invented document about towns, with or without planted facts.
 
-The chronicle with facts is the demo document, and without facts the long text of self-tests. The
-number of words and the seed determine the text on every version of Python. No sentence repeats.
+The chronicle with facts is the document of `esa demo`, and the chronicle without facts is the text
+in which self-tests hide facts. Equal seeds give equal chronicles on all versions of Python.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ PRONOUNS = {"women": {"he": "she", "his": "her", "him": "her"}, "men": {}}
 
 @cache
 def load_chronicle_material() -> dict[str, Any]:
-    """Loads the chronicle's vocabulary, sentence templates and facts."""
+    """Loads the words, sentence templates and facts of which the chronicle is made."""
     path = Path(__file__).with_name("chronicle_material.json")
     material: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return material
 
 
 def spell_number(number: int) -> str:
-    """Spells a number below one thousand in words."""
+    """Spells a number from 0 to 999 in words."""
     units, tens = load_chronicle_material()["units"], load_chronicle_material()["tens"]
     if number >= 100:
         rest = number % 100
@@ -47,31 +47,31 @@ def spell_number(number: int) -> str:
 
 @dataclass
 class Person:
-    """A person in the chronicle, with full name at the first mention in a paragraph."""
+    """A person in a paragraph of the chronicle."""
 
     first: str
     last: str
     sex: str
-    met: bool = False
+    met: bool = False  # whether the paragraph has mentioned the person by full name
 
-    def choose_name_or_pronoun(self, form: str) -> str:
-        """Returns the form of the person's name, or the pronoun, that a template asks for."""
-        if form in ("he", "his", "him") and self.met:
-            return PRONOUNS[self.sex].get(form, form)
-        if form == "family":
+    def choose_name_or_pronoun(self, wanted_form: str) -> str:
+        """Returns the person's name or a pronoun, in the form that a sentence template asks for."""
+        if wanted_form in ("he", "his", "him") and self.met:
+            return PRONOUNS[self.sex].get(wanted_form, wanted_form)
+        if wanted_form == "family":
             return self.last
         if self.met:
-            return self.last if form == "last" else self.first
+            return self.last if wanted_form == "last" else self.first
         self.met = True
-        return f"{self.first} {self.last}" + ("'s" if form == "his" else "")
+        return f"{self.first} {self.last}" + ("'s" if wanted_form == "his" else "")
 
 
 @dataclass
 class Paragraph:
-    """A paragraph of the chronicle. A `loose` paragraph lists unrelated pieces of news."""
+    """A paragraph of the chronicle as a list of sentences."""
 
     sentences: list[str]
-    loose: bool = False
+    loose: bool = False  # whether the paragraph lists unrelated pieces of news
 
     def join_sentences(self) -> str:
         # A letter quoted sentence by sentence becomes one quotation.
@@ -79,8 +79,8 @@ class Paragraph:
 
 
 @dataclass
-class SlotValues:
-    """The values that the sentence templates of one paragraph share."""
+class TemplateSlotValues:
+    """The values that fill the same slots in all sentence templates of one paragraph."""
 
     town: str
     year: int
@@ -89,7 +89,7 @@ class SlotValues:
 
 
 class ChronicleGenerator:
-    """Writes the chronicle from sentence templates, and never writes a sentence twice."""
+    """Writes the chronicle from sentence templates, with no sentence twice."""
 
     def __init__(self, seed: int) -> None:
         self.material = material = load_chronicle_material()
@@ -107,13 +107,13 @@ class ChronicleGenerator:
             self.vocabulary[key] = [head + joint + tail for head in heads for tail in tails]
 
     def draw_integer(self, low: int, high: int) -> int:
-        """Draws a random whole number from `low` to `high`, inclusive."""
+        """Draws a random integer from `low` to `high`, both included."""
         # Only random() is guaranteed to be the same in all Python versions.
         return low + int(self.rng.random() * (high - low + 1))
 
-    def draw_from_deck(self, key: str, items: list[Any]) -> Any:
-        """Draws an item from a shuffled deck, so that all items are drawn before any repeats."""
-        if not (deck := self.decks.setdefault(key, [])):
+    def draw_without_repeats(self, deck_name: str, items: list[Any]) -> Any:
+        """Draws a random item, with no item drawn twice before all items have been drawn once."""
+        if not (deck := self.decks.setdefault(deck_name, [])):
             deck.extend(items)
             for i in range(len(deck) - 1, 0, -1):
                 j = self.draw_integer(0, i)
@@ -121,83 +121,88 @@ class ChronicleGenerator:
         return deck.pop()
 
     def draw_person(self) -> Person:
-        """Draws a random person whose full name has not been used."""
+        """Draws a random person whose full name the chronicle has not used."""
         sex = "women" if self.rng.random() < 0.5 else "men"
         while True:
-            last = self.draw_from_deck("surname", self.vocabulary["surname"])
+            last = self.draw_without_repeats("surname", self.vocabulary["surname"])
             # Two deals of the deck bring every first name at least once.
             for _ in range(2 * len(self.material[sex])):
-                first = self.draw_from_deck(sex, self.material[sex])
+                first = self.draw_without_repeats(sex, self.material[sex])
                 if first + last not in self.names:
                     self.names.add(first + last)
                     return Person(first, last, sex)
 
-    def fill_template(self, template: str, scene: SlotValues) -> str:
-        """Replaces every slot of a sentence template by a word or name."""
-        return SLOT.sub(lambda m: self.fill_template_slot(m[1], m[2] or "", scene), template)
+    def fill_template(self, template: str, values: TemplateSlotValues) -> str:
+        """Replaces the slots of a sentence template, such as {town}, by words or names."""
+        return SLOT.sub(lambda m: self.fill_template_slot(m[1], m[2] or "", values), template)
 
-    def fill_template_slot(self, key: str, form: str, scene: SlotValues) -> str:
-        """Returns the text for one slot of a template: a person, a shared word or a new word."""
-        if key in ("A", "B", "C"):
-            person = scene.people.get(key) or scene.people.setdefault(key, self.draw_person())
-            return person.choose_name_or_pronoun(form)
-        if key in SHARED and key not in scene.shared:
-            scene.shared[key] = self.draw_word(SHARED[key], scene)
-        text = scene.shared[key] if key in SHARED else self.draw_word(key, scene)
-        return text.split("|")[-1 if form == "bare" else 0]
+    def fill_template_slot(self, slot: str, slot_form: str, values: TemplateSlotValues) -> str:
+        """Returns the word or the person's name that fills one slot of a sentence template."""
+        if slot in ("A", "B", "C"):
+            person = values.people.get(slot) or values.people.setdefault(slot, self.draw_person())
+            return person.choose_name_or_pronoun(slot_form)
+        if slot in SHARED and slot not in values.shared:
+            values.shared[slot] = self.draw_word(SHARED[slot], values)
+        text = values.shared[slot] if slot in SHARED else self.draw_word(slot, values)
+        return text.split("|")[-1 if slot_form == "bare" else 0]
 
-    def draw_word(self, key: str, scene: SlotValues) -> str:
-        """Draws a random number, year or word of the kind `key`."""
-        if key in NUMBERS:
+    def draw_word(self, word_kind: str, values: TemplateSlotValues) -> str:
+        """Draws a random number, year or word of one kind for a slot of a sentence template."""
+        if word_kind in NUMBERS:
             # A number of a fact must not stand elsewhere, where it would answer the question.
-            while (value := self.draw_integer(*NUMBERS[key])) % 100 in self.reserved:
+            while (value := self.draw_integer(*NUMBERS[word_kind])) % 100 in self.reserved:
                 pass
             return spell_number(value)
-        if key in ("town", "year"):
-            return str(getattr(scene, key))
-        if key == "past":
-            return str(scene.year - self.draw_integer(4, 70))
-        while (text := self.draw_from_deck(key, self.vocabulary[key])) in (
-            scene.town,
-            scene.shared.get("T"),
+        if word_kind in ("town", "year"):
+            return str(getattr(values, word_kind))
+        if word_kind == "past":
+            return str(values.year - self.draw_integer(4, 70))
+        while (text := self.draw_without_repeats(word_kind, self.vocabulary[word_kind])) in (
+            values.town,
+            values.shared.get("T"),
         ):
             pass
-        return self.fill_template(text, scene)
+        return self.fill_template(text, values)
 
-    def write_sentence(self, name: str, options: list[str], scene: SlotValues) -> list[str]:
-        """Writes a new sentence from one of the templates, or none if each was written before."""
-        for _ in range(4 * len(options)):
-            template = self.draw_from_deck(name, options)
-            met = {key for key, person in scene.people.items() if person.met}
-            text = self.fill_template(template, scene)
+    def write_sentence(
+        self, deck_name: str, templates: list[str], values: TemplateSlotValues
+    ) -> list[str]:
+        """Writes a sentence from one of the templates, or none if no sentence would be new."""
+        for _ in range(4 * len(templates)):
+            template = self.draw_without_repeats(deck_name, templates)
+            met = {key for key, person in values.people.items() if person.met}
+            text = self.fill_template(template, values)
             text = re.sub(r"[A-Za-z]", lambda m: m[0].upper(), text, count=1)
             if text not in self.seen:
                 self.seen.add(text)
                 return [text]
-            for key, person in scene.people.items():
+            for key, person in values.people.items():
                 person.met = key in met
         return []
 
-    def write_story(self, name: str, slots: list[list[str]], town: str, year: int) -> Paragraph:
+    def write_story(
+        self, story_kind: str, templates_by_step: list[list[str]], town: str, year: int
+    ) -> Paragraph:
         """Writes a paragraph that tells one story from beginning to end."""
-        scene = SlotValues(town, year)
+        values = TemplateSlotValues(town, year)
         sentences: list[str] = []
-        for index, options in enumerate(slots):
+        for index, templates in enumerate(templates_by_step):
             # Some steps are left out, so that stories do not look alike.
             if 2 <= index == len(sentences) and self.rng.random() < 0.3:
                 continue
-            sentences += self.write_sentence(f"{name} {index}", options, scene)
+            sentences += self.write_sentence(f"{story_kind} {index}", templates, values)
         return Paragraph(sentences)
 
     def write_news_paragraph(self, town: str, year: int) -> Paragraph:
         """Writes a paragraph of unrelated pieces of news."""
-        sentences = self.write_sentence("intro", self.material["intros"], SlotValues(town, year))
+        intros, notes = self.material["intros"], self.material["notes"]
+        sentences = self.write_sentence("intro", intros, TemplateSlotValues(town, year))
         for _ in range(self.draw_integer(4, 6)):
-            sentences += self.write_sentence("note", self.material["notes"], SlotValues(town, year))
+            sentences += self.write_sentence("note", notes, TemplateSlotValues(town, year))
         return Paragraph(sentences, loose=True)
 
     def write_section(self, town: str, year: int) -> list[Paragraph]:
-        """Writes the section about one year of one town."""
+        """Writes the chronicle's section about one year of one town."""
         kinds = self.material["kinds"]
         blocks = [Paragraph([f"### {town} in {year}"])]
         for turn in range(self.draw_integer(4, 6)):
@@ -205,16 +210,16 @@ class ChronicleGenerator:
             if turn % 2 or self.rng.random() < 0.2:
                 blocks.append(self.write_news_paragraph(town, year))
             else:
-                name = self.draw_from_deck("kind", list(kinds))
+                name = self.draw_without_repeats("kind", list(kinds))
                 blocks.append(self.write_story(name, kinds[name], town, year))
         return blocks if blocks[-1].loose else [*blocks, self.write_news_paragraph(town, year)]
 
     def write_sections(self) -> Iterator[list[Paragraph]]:
-        """Yields the title and preface, and then the sections about the years of each town."""
+        """Yields the chronicle's title and preface, and then sections about each town's years."""
         towns, prefixes = self.material["towns"], self.material["town_prefixes"]
         yield [Paragraph([f"# {self.material['title']}"]), Paragraph([self.material["preface"]])]
         for chapter in range(len(towns) * len(prefixes)):
-            town = prefixes[chapter // len(towns)] + self.draw_from_deck("chapter", towns)
+            town = prefixes[chapter // len(towns)] + self.draw_without_repeats("chapter", towns)
             year = 410 + self.draw_integer(0, 30)
             description = self.write_story("town", self.material["town_kind"], town, year)
             fresh = [Paragraph([f"## {town}"]), description]
@@ -223,29 +228,29 @@ class ChronicleGenerator:
                 fresh = []
                 year += self.draw_integer(7, 31)
 
-    def write_background(self, words: int) -> list[Paragraph]:
-        """Writes sections until the chronicle has enough words, and then the closing line."""
+    def write_text_without_facts(self, min_words: int) -> list[Paragraph]:
+        """Writes a chronicle without facts, which has at least `min_words` words."""
         blocks: list[Paragraph] = []
         count = 0
         for section in self.write_sections():
             blocks += section
             count += sum(len(block.join_sentences().split()) for block in section)
-            if count >= words:
+            if count >= min_words:
                 return [*blocks, Paragraph([self.material["closing"]])]
-        raise ValueError(f"there is not enough material for {words} words")
+        raise ValueError(f"the chronicle has too few sentence templates for {min_words} words")
 
 
-def generate_chronicle(seed: int) -> Iterator[str]:
-    """Yields the paragraphs of the chronicle without facts, about 980,000 words."""
+def generate_chronicle_paragraphs(seed: int) -> Iterator[str]:
+    """Yields the paragraphs of a chronicle without facts, which has about 980,000 words."""
     for section in ChronicleGenerator(seed).write_sections():
         yield from (block.join_sentences() for block in section)
 
 
-def plant_facts(blocks: list[Paragraph], facts: list[dict[str, Any]]) -> str:
-    """Plants every fact between sentences of a paragraph of news, and returns the text."""
+def plant_facts(paragraphs: list[Paragraph], facts: list[dict[str, Any]]) -> str:
+    """Returns the chronicle's text with each fact between two sentences of a paragraph of news."""
     gaps: list[tuple[int, int, int]] = []
     offset = 0
-    for index, block in enumerate(blocks):
+    for index, block in enumerate(paragraphs):
         start = offset
         for position, sentence in enumerate(block.sentences):
             if block.loose and position >= 2:
@@ -258,32 +263,32 @@ def plant_facts(blocks: list[Paragraph], facts: list[dict[str, Any]]) -> str:
         wanted = fact["depth"] * total - added
         gap = min(gaps, key=lambda entry: abs(entry[0] - wanted))
         gaps = gaps[gaps.index(gap) + 1 :]
-        blocks[gap[1]].sentences[gap[2] - 1] += " " + fact["fact"]
+        paragraphs[gap[1]].sentences[gap[2] - 1] += " " + fact["fact"]
         added += len(fact["fact"]) + 1
-    return "\n\n".join(block.join_sentences() for block in blocks) + "\n"
+    return "\n\n".join(block.join_sentences() for block in paragraphs) + "\n"
 
 
 def build_chronicle(words: int = DEFAULT_WORDS, seed: int = DEFAULT_SEED) -> str:
-    """Builds the chronicle with facts, a text of about `words` words."""
+    """Builds the text of a chronicle with facts, which has about `words` words."""
     if words < MIN_WORDS:
-        raise ValueError(f"the facts need at least {MIN_WORDS} words, got {words}")
+        raise ValueError(f"the chronicle with facts needs at least {MIN_WORDS} words, got {words}")
     facts: list[dict[str, Any]] = load_chronicle_material()["facts"]
     rest = words - sum(len(fact["fact"].split()) for fact in facts)
-    return plant_facts(ChronicleGenerator(seed).write_background(rest), facts)
+    return plant_facts(ChronicleGenerator(seed).write_text_without_facts(rest), facts)
 
 
-class RewordedQuestion(NamedTuple):
-    """A question of `esa demo`, in other words than the chronicle's, with accepted answers."""
+class DemoQuestion(NamedTuple):
+    """A question of `esa demo` about the chronicle, with accepted answers."""
 
     question: str
     answers: tuple[str, ...]
 
 
-def get_demo_questions() -> list[RewordedQuestion]:
-    """Loads the demo's questions. The chronicle has no answer to the last question."""
+def get_demo_questions() -> list[DemoQuestion]:
+    """Loads the questions of `esa demo`, to the last of which the chronicle has no answer."""
     lines = Path(__file__).with_name("demo_questions.jsonl").read_text("utf-8").splitlines()
     rows = [json.loads(line) for line in lines]
-    return [RewordedQuestion(row["question"], tuple(row["answers"])) for row in rows]
+    return [DemoQuestion(row["question"], tuple(row["answers"])) for row in rows]
 
 
 def contains_answer(text: str, answers: Sequence[str]) -> bool:

@@ -1,9 +1,9 @@
-"""Self-tests that hide sentences in a long text, and ask several questions about each document.
+"""Self-tests that hide needles, which are sentences, in a long text, and ask about the needles.
 
-`needle` is Kamradt's needle in a haystack (2023), with 32 needles written for this repository.
-`own` hides the same needles in the user's own document. `needles` is NeedleBench M-RT (Li et al.,
-2024), in which a question asks for three to five needles at once. `stars` is Counting-Stars (Song
-et al., 2024), in which an animal counts stars in eight places.
+The test `needle` is Kamradt's needle in a haystack (2023), with 32 needles written for this
+repository. The test `own` hides the same needles in the user's own document. The test `needles` is
+NeedleBench M-RT (Li et al., 2024), whose questions ask for three to five needles at once. The test
+`stars` is Counting-Stars (Song et al., 2024), whose animals count stars in eight places of a text.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from typing import Any, NamedTuple
 from esa_cli.errors import UsageError
 from esa_cli.evaluation.tasks.task_sample import (
     StableRandom,
+    TaskDocument,
     TaskQuestion,
     TaskRequest,
-    TaskSample,
     assign_fact_places,
     check_sample_count,
     choose_even_depths,
-    divide_questions,
-    plant_in_haystack,
+    divide_questions_among_documents,
     plant_sentences,
+    plant_sentences_in_haystack,
 )
 
 LONGEST = 24
@@ -33,10 +33,9 @@ FOLDER = Path(__file__).parent
 
 
 class Needle(NamedTuple):
-    """A sentence to hide in a text, a question about the sentence, the question's answers, and the
-    sentence's line number in the file of needles."""
+    """A sentence to hide in a text, with a question about the sentence and right answers."""
 
-    number: int
+    number: int  # the number of the needle's line in the file of needles, from 1
     text: str
     question: str
     answers: tuple[str, ...]
@@ -44,7 +43,7 @@ class Needle(NamedTuple):
 
 @cache
 def load_needles() -> tuple[Needle, ...]:
-    """Loads all needles (sentences to hide in a text) in the order of the file of needles."""
+    """Loads all needles, which are sentences to hide in a text, from the file of needles."""
     lines = (FOLDER / "needles.jsonl").read_text("utf-8").splitlines()
     return tuple(
         Needle(number, row["needle"], row["question"], tuple(row["answers"]))
@@ -53,17 +52,16 @@ def load_needles() -> tuple[Needle, ...]:
 
 
 def choose_shuffled_needles(request: TaskRequest) -> list[Needle]:
-    """Takes as many sentences to hide as the request has samples from the top of the file, and
-    shuffles the sentences by the seed. Raises UsageError: the file has fewer needles than samples
-    are requested."""
+    """Takes a needle for each requested question from the top of the file, and shuffles the needles
+    by the request's seed. Raises UsageError: the file has too few needles."""
     needles = load_needles()
-    check_sample_count(request, len(needles), "ask for fewer samples; esa has no more needles")
+    check_sample_count(request, len(needles), "ask for fewer --samples; esa has no more needles")
     dice = StableRandom("needle", request.seed)
     return dice.draw_items(needles[: request.samples], request.samples)
 
 
 def make_needle_questions(needles: Sequence[Needle]) -> tuple[TaskQuestion, ...]:
-    """Makes a question about each needle, where needle i is fact i of the document."""
+    """Makes one question about each of a document's needles, in order."""
     return tuple(
         TaskQuestion(
             f"needle-{needle.number:02}", needle.question, needle.answers, (fact,), LONGEST
@@ -72,25 +70,25 @@ def make_needle_questions(needles: Sequence[Needle]) -> tuple[TaskQuestion, ...]
     )
 
 
-def make_single_needles(request: TaskRequest) -> Iterator[TaskSample]:
-    """Makes the one document of the test `needle`, which contains all needles."""
+def make_single_needle_document(request: TaskRequest) -> Iterator[TaskDocument]:
+    """Makes a document of the test `needle`, which contains a needle for each question."""
     needles = choose_shuffled_needles(request)
-    text, facts = plant_in_haystack(request, [needle.text for needle in needles])
-    yield TaskSample("needle", request.length, 0, text, facts, make_needle_questions(needles))
+    text, facts = plant_sentences_in_haystack(request, [needle.text for needle in needles])
+    yield TaskDocument("needle", request.length, 0, text, facts, make_needle_questions(needles))
 
 
-def make_own_document(request: TaskRequest) -> Iterator[TaskSample]:
-    """Plants the needles in the whole text of the user, whatever length is requested."""
+def plant_needles_in_own_document(request: TaskRequest) -> Iterator[TaskDocument]:
+    """Makes the document of the test `own`, which is the user's whole text with needles."""
     if not request.haystack.text:
         raise UsageError(
-            f"the haystack of `own` must be a text of yours, got {request.haystack.name}",
-            "give a text file with --haystack",
+            f"the self-test `own` needs a text of yours, not {request.haystack.name}",
+            "give the text file or folder with --haystack",
         )
     needles = choose_shuffled_needles(request)
     sentences, depths = [needle.text for needle in needles], choose_even_depths(len(needles))
     text, facts = plant_sentences(request.haystack.text, sentences, depths)
     length = request.count_tokens(text)
-    yield TaskSample("own", length, 0, text, facts, make_needle_questions(needles))
+    yield TaskDocument("own", length, 0, text, facts, make_needle_questions(needles))
 
 
 BEFORE = (
@@ -113,11 +111,12 @@ KINDS: list[dict[str, Any]] = json.loads((FOLDER / "needle_kinds.json").read_tex
 are listed in `first` and `second`."""
 
 
-def make_many_needles(request: TaskRequest) -> Iterator[TaskSample]:
-    """Makes documents with questions that each ask for three to five needles."""
+def make_multi_needle_documents(request: TaskRequest) -> Iterator[TaskDocument]:
+    """Makes documents of the test `needles`, whose questions ask for three to five needles each."""
     kind = KINDS[0]
     longest = kind["needle"].format(arg1=kind["first"][0], arg2=kind["second"][0])
-    for index, numbers in enumerate(divide_questions(request, SHARED_QUESTIONS, [longest] * 5)):
+    parts = divide_questions_among_documents(request, SHARED_QUESTIONS, [longest] * 5)
+    for index, numbers in enumerate(parts):
         counts = [3 + number % 3 for number in numbers]
         dice = StableRandom("needles", request.length, request.seed, index)
         pairs = []
@@ -126,7 +125,7 @@ def make_many_needles(request: TaskRequest) -> Iterator[TaskSample]:
             pairs += [(kind, *pair) for pair in zip(kind["first"], shuffled, strict=True)]
         drawn = dice.draw_items(pairs, sum(counts))
         sentences = [kind["needle"].format(arg1=one, arg2=two) for kind, one, two in drawn]
-        text, facts = plant_in_haystack(request, sentences)
+        text, facts = plant_sentences_in_haystack(request, sentences)
         owners = assign_fact_places(dice, counts)
         questions = []
         for which, count in enumerate(counts):
@@ -138,7 +137,7 @@ def make_many_needles(request: TaskRequest) -> Iterator[TaskSample]:
             asked += GUIDE.format(formats=JOINT.join(forms))
             answers = tuple(second for _, _, second in needles)
             questions.append(TaskQuestion(key, asked, answers, tuple(places), max_new_tokens=128))
-        yield TaskSample(
+        yield TaskDocument(
             "needles", request.length, index, text, facts, tuple(questions), BEFORE, AFTER
         )
 
@@ -163,10 +162,10 @@ ANIMALS = ("penguin", "otter", "badger", "heron", "rabbit", "tortoise", "squirre
 """The animal that counts stars in each question; the benchmark has only the penguin."""
 
 
-def make_counting_stars(request: TaskRequest) -> Iterator[TaskSample]:
-    """Makes documents of Counting-Stars, with searching and reasoning questions in turn."""
+def make_counting_stars_documents(request: TaskRequest) -> Iterator[TaskDocument]:
+    """Makes documents of Counting-Stars with questions of the searching and reasoning tasks."""
     longest = STARS["reasoning"].format(who=ANIMALS[0], a=LARGEST, r=LARGEST)
-    parts = divide_questions(request, len(ANIMALS), [longest] * STARS_PER_QUESTION)
+    parts = divide_questions_among_documents(request, len(ANIMALS), [longest] * STARS_PER_QUESTION)
     for index, questions_here in enumerate(parts):
         variants = [tuple(STARS)[number % len(STARS)] for number in questions_here]
         dice = StableRandom("stars", request.length, request.seed, index)
@@ -180,7 +179,7 @@ def make_counting_stars(request: TaskRequest) -> Iterator[TaskSample]:
         ]
         depths = [(i + 1) / count for i in range(count)]
         lines = [star.strip() for star in stars]
-        text, facts = plant_in_haystack(request, lines, depths, joints=("\n", "\n"))
+        text, facts = plant_sentences_in_haystack(request, lines, depths, separators=("\n", "\n"))
         questions = []
         for which, variant in enumerate(variants):
             places = tuple(place for place, owner in enumerate(owners) if owner == which)
@@ -192,6 +191,6 @@ def make_counting_stars(request: TaskRequest) -> Iterator[TaskSample]:
             key = variant if len(variants) == 1 else f"{variant}-{who}"
             prime, limit = STARS_PRIME.format(who=who), 16 + 8 * len(places)
             questions.append(TaskQuestion(key, asked, answers, places, limit, prime, data))
-        yield TaskSample(
+        yield TaskDocument(
             "stars", request.length, index, text, facts, tuple(questions), after=STARS_AFTER
         )

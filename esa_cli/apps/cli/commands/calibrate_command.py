@@ -56,11 +56,13 @@ class CalibrationOptions:
         """Checks, before an hour of computation, that the output file may be written. Raises
         UsageError, DocumentError."""
         from esa_cli.documents.document import source_files
-        from esa_cli.evaluation.calibration.fitted_projections import refuse_file_not_from_calibrate
+        from esa_cli.evaluation.calibration.fitted_projections import (
+            refuse_to_overwrite_foreign_file,
+        )
 
         files.check_output_file("--out", self.out, [*text_paths, *source_files(text_paths).paths])
         if self.out.exists():
-            refuse_file_not_from_calibrate(self.out)
+            refuse_to_overwrite_foreign_file(self.out)
 
 
 @options.make_typer_command
@@ -83,12 +85,12 @@ def calibrate(
         study, chosen, training = _fit_and_measure_compressors(texts, model, opts, reporter)
     if as_json:
         facts = {"model": chosen.model, "preset": chosen.name, "for": opts.target}
-        written = {"file": str(opts.out), "method": study.best_method}
+        written = {"file": str(opts.out), "method": study.find_best_method()}
         print_json({**facts, **study.make_json_data(), "training": training, "written": written})
         return
     _print_recall(study)
     use = _format_compressor_options(model.load_preset_for_methods(), chosen, opts.out)
-    reporter.note(f"{study.best_method} is in {opts.out}; use it with\n  {use}", dim=False)
+    reporter.note(f"{study.find_best_method()} is in {opts.out}; use it with\n  {use}", dim=False)
 
 
 def _fit_and_measure_compressors(
@@ -105,7 +107,7 @@ def _fit_and_measure_compressors(
     given = model.load_preset_for_methods()
     text = join_documents(read_documents(texts, reporter).documents)
     ready = prepare(given, model.model_place, reporter, attaches=True)
-    chosen = fitted_projections.choose_target_preset(opts.target, given)
+    chosen = fitted_projections.apply_reduced_key_method(opts.target, given)
     loaded = ready.model.load(reporter)
     methods = fitted_projections.METHODS if opts.method == "all" else (opts.method,)
     training, progress = fitted_projections.TrainingSettings(), partial(reporter.stage, "fitting")
@@ -152,7 +154,7 @@ def _print_recall(study: CalibrationStudy) -> None:
         for layer, rank in enumerate(study.ranks)
     ]
     for at, k in reversed([*enumerate(study.ks)]):
-        means = (f"{one.mean_recall(at):.3f}" for one in results.values())
+        means = (f"{one.average_recall(at):.3f}" for one in results.values())
         rows.append(["mean" if at == len(study.ks) - 1 else f"mean @{k}", "", *means])
     print_table(("layer", "R", *(f"{name} @{study.ks[-1]}" for name in results)), rows)
 
@@ -196,7 +198,7 @@ def heads(
     rows = []
     for head in search.heads[:SHOWN_HEADS]:
         counts = map(str, (head.layer, head.head, head.found, head.held_out))
-        is_chosen = head.layer_and_head in search.chosen and not search.misses_most_needles
+        is_chosen = head.get_layer_and_head() in search.chosen and not search.misses_most_needles
         rows.append((*counts, f"{head.margin:.2f}", "yes" if is_chosen else ""))
     ranked, held_out = f"found of {search.ranked_by}", f"of {search.held_out} held out"
     print_table(("layer", "head", ranked, held_out, "margin", "chosen"), rows)
@@ -231,7 +233,7 @@ def _find_retrieval_heads(
     size = partial(count_tokens, known.tokenizer)
     request = TaskRequest(length, size, hay, opts.questions, 0)
     sample = next(find_selftest_task("needle").samples(request))
-    retrieval_heads.select_needle_questions(known.tokenizer, preset, sample)
+    retrieval_heads.choose_questions_with_middle_needles(known.tokenizer, preset, sample)
     with quiet_transformers():
         loaded = known.load(reporter)
         reporter.clear_spinner()

@@ -17,7 +17,7 @@ from esa_cli.apps.cli.output.terminal import Reporter, make_console
 from esa_cli.system.machine import format_duration, format_size
 
 if TYPE_CHECKING:
-    from esa_cli.evaluation.tasks.chronicle_task import RewordedQuestion
+    from esa_cli.evaluation.tasks.chronicle_task import DemoQuestion
     from esa_cli.qa.api import Esa
     from esa_cli.qa.finding.passage_finder import Book
 
@@ -58,7 +58,7 @@ def demo(
     _print_styled('The chronicle is not stored. Ask your own documents: esa ask FILE "QUESTION"')
 
 
-def choose_questions(count: int) -> list[RewordedQuestion]:
+def choose_questions(count: int) -> list[DemoQuestion]:
     """Returns `count` questions about the chronicle; the last of several has no answer."""
     from esa_cli.evaluation.tasks.chronicle_task import get_demo_questions
 
@@ -66,7 +66,7 @@ def choose_questions(count: int) -> list[RewordedQuestion]:
     return [*answered[: max(1, count - 1)], *[unanswered][: count - 1]]
 
 
-def _ask_and_check(esa: Esa, book: Book, question: RewordedQuestion, reporter: Reporter) -> bool:
+def _ask_and_check(esa: Esa, book: Book, question: DemoQuestion, reporter: Reporter) -> bool:
     """Asks one question, prints its answer, and returns whether the answer is right."""
     from esa_cli.evaluation.tasks.chronicle_task import contains_answer
 

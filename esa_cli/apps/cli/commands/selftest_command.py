@@ -22,9 +22,9 @@ from esa_cli.system.progress import Progress
 
 if TYPE_CHECKING:
     from esa_cli.errors import LengthError
-    from esa_cli.evaluation.bench.bench_run import BenchSelection
+    from esa_cli.evaluation.bench.bench_run import RecordSelection
     from esa_cli.evaluation.bench.benchmarks import BenchRecord
-    from esa_cli.evaluation.row_run import QuestionCase
+    from esa_cli.evaluation.row_run import QuestionToAsk
     from esa_cli.evaluation.selftest.run_plan import SelftestSettings
     from esa_cli.evaluation.tasks.task_sample import Haystack
     from esa_cli.qa.presets.preset import Preset
@@ -121,7 +121,7 @@ def _run_selftests(
     reporter: terminal.Reporter,
 ) -> None:
     """Runs the tests and prints the scores of the methods. Raises EsaError."""
-    from esa_cli.evaluation.selftest.run_plan import KEY, choose_ceiling_length
+    from esa_cli.evaluation.selftest.run_plan import KEY, choose_full_attention_length
     from esa_cli.evaluation.selftest.score_tables import describe_invalid_row
     from esa_cli.qa.opening import inspect_model
     from esa_cli.qa.presets.resolved_preset import apply_compared_method
@@ -136,7 +136,7 @@ def _run_selftests(
         "model": preset.model,
         "preset": preset.name,
         "context": preset.context,
-        "dense_length": choose_ceiling_length(preset),
+        "dense_length": choose_full_attention_length(preset),
         "settings": {
             # Files of earlier versions have these two settings; with these values they continue.
             "depths": None,
@@ -175,7 +175,7 @@ def _run_selftests(
             display = SelftestDisplay(reporter)
             return SelftestRun(
                 loaded, preset, settings, haystack, journal, display, rows.asking_deadline, shard
-            ).run()
+            ).ask_all_questions()
 
     def show_results(complete: bool) -> None:
         if rows.as_json:
@@ -261,18 +261,18 @@ def compare(
         ready = prepare(chosen, model.model_place, reporter, attaches=True)
         tokens = ready.model.count_tokens(text)
         settings = run_plan.SelftestSettings((), names, (tokens,), dense=False)
-        grouped = run_plan.group_by_prefill(settings, chosen, tokens)
+        grouped = run_plan.group_methods_by_prefill(settings, chosen, tokens)
         presets = [p for group in grouped if group.reading != "text" for p in group.presets]
         if presets:
             ready.model.make_planner(ready.resolved).check_memory(tokens)
         if len(presets) < len(names):
             ready.model.check_methods_run({FROM_TEXT: chosen}, tokens)
-        if note := run_plan.describe_full_attention(tokens, presets):
+        if note := run_plan.explain_if_attention_is_full(tokens, presets):
             reporter.note(f"esa: {note}", dim=False)
         with quiet_transformers():
             rows = run_plan.compare_methods(
                 ready.model.load(reporter), chosen, grouped, text, question,
-                count=top, max_new_tokens=max_new_tokens, make_progress=lambda names:
+                max_passages=top, max_new_tokens=max_new_tokens, make_progress=lambda names:
                 reporter.start_progress(f"reading for {', '.join(names)}"),
             )  # fmt: skip
     if as_json:
@@ -328,8 +328,8 @@ def bench(
     shard, chosen = rows.check_files_and_parse_shard(rows.out), model.load_preset_for_methods()
     named = None if tasks is None else options.split_at_commas(tasks)
     wanted = bench_run.choose_tasks(benchmark, data, named)
-    selection = bench_run.BenchSelection(benchmark, data, wanted, limit, shard)
-    survey, length = selection.survey_records(), benchmark.length
+    selection = bench_run.RecordSelection(benchmark, data, wanted, limit, shard)
+    survey, length = selection.check_and_hash_records(), benchmark.length
     reporter.stage("import", 0, None)
     names = rows.choose_compared_methods(chosen)
     presets = {method: apply_compared_method(method, chosen, length) for method in names}
@@ -353,12 +353,12 @@ def bench(
     journal.add_shard_rows(rows.join or ())
     if journal.rows:
         reporter.note(f"esa: {len(journal.rows)} records of an earlier run are kept")
-    complete = survey.has_all_rows(journal, presets)
+    complete = survey.has_all_result_rows(journal, presets)
     known = inspect_model(chosen, place, reporter)
-    known.check_methods_run(presets, known.count_tokens(survey.longest))
+    known.check_methods_run(presets, known.count_tokens(survey.longest_prompt))
     left_out: list[dict[str, str]] = []
 
-    def report_left_out_case(case: QuestionCase, error: LengthError) -> None:
+    def report_left_out_case(case: QuestionToAsk, error: LengthError) -> None:
         row = {name: case.fields[name] for name in key}
         left_out.append({**row, "why": error.message})
         reporter.clear_spinner()
@@ -370,13 +370,13 @@ def bench(
     def ask_missing_questions() -> bool:
         if complete:
             return True
-        from esa_cli.evaluation.row_run import answer_missing_rows
+        from esa_cli.evaluation.row_run import answer_questions
         from esa_cli.models.files.quiet_transformers import quiet_transformers
         from esa_cli.qa.answering.session import Session
 
-        until = rows.asking_deadline
+        deadline = rows.asking_deadline
         write = partial(
-            answer_missing_rows, journal=journal, until=until, on_left_out=report_left_out_case
+            answer_questions, journal=journal, deadline=deadline, on_left_out=report_left_out_case
         )
         with quiet_transformers():
             loaded = known.load(reporter)
@@ -385,9 +385,8 @@ def bench(
                 for method, preset in presets.items():
                     progress = partial(show_reading_progress, method)
                     asker = bench_run.RecordAnswerer(session, method, preset, progress)
-                    documents = (
-                        asker.make_cases(benchmark, one) for one in selection.group_records()
-                    )
+                    groups = selection.group_records_by_document()
+                    documents = (asker.make_questions(benchmark, records) for records in groups)
                     if not write(documents):
                         return False
         return True
@@ -398,7 +397,7 @@ def bench(
 
 
 def _print_benchmark_scores(
-    selection: BenchSelection,
+    selection: RecordSelection,
     journal: Journal,
     left_out: list[dict[str, str]],
     as_json: bool,
@@ -406,7 +405,7 @@ def _print_benchmark_scores(
 ) -> None:
     from esa_cli.evaluation.bench import bench_run
 
-    benchmark, scores = selection.benchmark, bench_run.group_scores(journal.rows)
+    benchmark, scores = selection.benchmark, bench_run.group_scores_by_method(journal.rows)
     notes = [note for task, note in benchmark.notes.items() if not task or task in selection.tasks]
     if as_json:
         result = {
