@@ -620,7 +620,7 @@ def test_a_recipe_that_fails_is_the_plugins_fault(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize("name", NAMES)
 def test_recipes_make_methods_of_any_preset(name: str, base: str) -> None:
     given = preset.load(base)
-    made = resolved_preset.apply_method(name, given, length=100_000)
+    made = resolved_preset.apply_method(name, given, document_tokens=100_000)
     method = resolve_preset(made).method
     assert method.window.budget == given.window.budget
     local_only = name in ("streaming-llm", "lm-infinite")

@@ -305,7 +305,9 @@ def test_full_attention_recipes(name: str, length: int, factor: float) -> None:
     assert made.reading == "select"
     assert made.window == PRESET.window
     encoding = registry.build_part("position", made.position)
-    assert resolved_preset.method_needs_length(name, PRESET) == (name not in ("full", "origin"))
+    assert resolved_preset.method_needs_document_length(name, PRESET) == (
+        name not in ("full", "origin")
+    )
     if name == "origin":
         assert encoding == TruePositions()
         return

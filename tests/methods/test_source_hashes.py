@@ -17,7 +17,7 @@ from esa_cli.attention.parts import Compressor, Moments, Score
 from esa_cli.errors import PresetError
 from esa_cli.methods import plugin_loading, registry
 from esa_cli.methods.registry import find_part_without_source_file, hash_setting_files, register
-from esa_cli.qa.planning.kv_cache_storage import find_storage_hindrance
+from esa_cli.qa.planning.kv_cache_storage import explain_why_not_storable
 from esa_cli.qa.presets import preset
 from esa_cli.qa.presets.cache_key import hash_preset_settings
 from esa_cli.qa.presets.resolved_preset import resolve_preset
@@ -131,4 +131,4 @@ def test_a_class_without_a_file_is_only_itself(monkeypatch: pytest.MonkeyPatch) 
     assert typed()() != first
     method = resolve_preset(preset.load("tiny-random", ["score.name=typed"])).method
     assert find_part_without_source_file(method) == "score"
-    assert find_storage_hindrance(method).startswith("its score must be defined in a file")
+    assert explain_why_not_storable(method).startswith("its score must be defined in a file")

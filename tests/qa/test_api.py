@@ -124,7 +124,7 @@ def test_the_memory_that_a_reading_takes_is_asked_for_before(
 ) -> None:
     gate, boat = files(tmp_path)
     asked: list[int] = []
-    planner = SimpleNamespace(check_memory=asked.append)
+    planner = SimpleNamespace(check_memory_suffices=asked.append)
     with esa(loaded, None, planner=planner) as memory:
         books = [memory.ingest(path) for path in (gate, boat)]
         assert asked == [books[0].tokens, books[0].tokens + books[1].tokens]

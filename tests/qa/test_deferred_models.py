@@ -92,7 +92,7 @@ def test_the_same_answers_and_indexes_without_the_model(
             passages = asker.find_passages(QUESTION, [book])
             counted = asker.question_tokens(QUESTION)
             assert "<html" in asker.report(reply, QUESTION, [book])
-            found.append((reply, passages, counted, book.entry, asker.cached_tokens))
+            found.append((reply, passages, counted, book.entry, asker.cached_document_tokens))
     assert found[0][:3] == found[1][:3]
     assert found[0][3].key == found[1][3].key
     assert found[0][0].read

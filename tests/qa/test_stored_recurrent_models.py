@@ -102,7 +102,7 @@ def test_a_stored_book_answers_as_one_in_memory(
     for stored in states[1:]:
         assert all(map(torch.equal, stored, states[0]))
     [entry] = Library(tmp_path / "library").entries()
-    size = read_model_shape(loaded.model.config.to_dict()).count_state_bytes(4)
+    size = read_model_shape(loaded.model.config.to_dict()).count_recurrent_state_bytes(4)
     assert size < entry.sizes["states"] < size + 1000
 
 

@@ -20,11 +20,11 @@ from esa_cli.errors import UsageError
 from esa_cli.evaluation.text_asker import TextAnswerer
 from esa_cli.methods import registry
 from esa_cli.qa.answering.session import Session
-from esa_cli.qa.attention_evidence import reply_from_kv_cache
+from esa_cli.qa.attention_evidence import answer_from_kv_cache
 from esa_cli.qa.finding.passage_finder import Book
 from esa_cli.qa.presets import resolved_preset
-from esa_cli.qa.presets.preset import Preset, merge_settings, validate_settings
-from esa_cli.qa.presets.resolved_preset import build_method, resolve_preset
+from esa_cli.qa.presets.preset import Preset, merge_settings, validate_preset_settings
+from esa_cli.qa.presets.resolved_preset import build_attention_method, resolve_preset
 from esa_cli.system.machine import measure_peak_memory
 from esa_cli.system.progress import Progress
 
@@ -105,7 +105,7 @@ def make_ceiling_group(preset: Preset) -> MethodGroup:
     over = {"window": {"dense": preset.context}, "compressor": {"name": "none"}}
     over["position"] = {"name": "true"}
     data = merge_settings(preset.model_dump(exclude={"name"}), over)
-    return MethodGroup((DENSE,), (validate_settings(preset.name, data),), dense=True)
+    return MethodGroup((DENSE,), (validate_preset_settings(preset.name, data),), dense=True)
 
 
 def parse_token_count(text: str) -> int:
@@ -170,7 +170,9 @@ def prefill_for_group(
     started = time.perf_counter()
     method = None
     if group.reading == "shared":
-        method = build_prefill_method(build_method(base), [build_method(p) for p in group.presets])
+        method = build_prefill_method(
+            build_attention_method(base), [build_attention_method(p) for p in group.presets]
+        )
     session.read(text, progress, method)
     return time.perf_counter() - started
 
@@ -205,7 +207,7 @@ def compare_methods(
                     reply = asker.ask(question, max_new_tokens)
                 else:
                     session.use_preset(chosen)
-                    reply, _ = reply_from_kv_cache(
+                    reply, _ = answer_from_kv_cache(
                         session, question, [book], count, max_new_tokens=max_new_tokens
                     )
                 passages = reply.evidence[:count]

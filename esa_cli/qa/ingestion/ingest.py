@@ -141,7 +141,7 @@ class Ingest(ABC):
     def check_memory(self, tokens: int) -> None:
         """Raises ResourceError if `tokens` more tokens do not fit into memory."""
         if self.planner:
-            self.planner.check_memory(self.tokens_in_memory + tokens)
+            self.planner.check_memory_suffices(self.tokens_in_memory + tokens)
 
     def find(self, document: Document) -> Book | None:
         """Opens a document if the library has it. Raises LibraryError: its entry is damaged."""

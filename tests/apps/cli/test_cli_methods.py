@@ -66,7 +66,7 @@ def test_a_method_is_a_preset_with_its_parts(base: str, length: int) -> None:
     given = given[:1] if base == "default" else given
     chosen = preset.load(base, given)
     for one in registry.list_recipes():
-        made = resolve_preset(chosen, method=one.name, length=length)
+        made = resolve_preset(chosen, method=one.name, document_tokens=length)
         assert made.preset == resolved_preset.apply_method(one.name, chosen, length), one.name
         assert resolve_preset(made) is made
         assert resolve_preset(base, given, one.name, length) == made

@@ -101,7 +101,7 @@ def test_another_preset_asks_the_same_reading(session: Session) -> None:
     session.ask(QUESTION)
     session.use_preset(preset.load("tiny-random"))
     assert session.ask(QUESTION).text == before
-    with pytest.raises(PresetError, match="must be prefilled for this compressor"):
+    with pytest.raises(PresetError, match="must be prefilled with the compressor"):
         session.use_preset(preset.load("tiny-random", ["compressor.name=none"]))
 
 

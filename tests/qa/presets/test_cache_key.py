@@ -11,7 +11,7 @@ import pytest
 import torch
 from conftest import build_model
 
-from esa_cli.qa.planning.kv_cache_storage import find_storage_hindrance
+from esa_cli.qa.planning.kv_cache_storage import explain_why_not_storable
 from esa_cli.qa.presets import preset
 from esa_cli.qa.presets.cache_key import SAMPLES, find_model_facts, make_cache_key
 from esa_cli.qa.presets.resolved_preset import resolve_preset
@@ -119,7 +119,9 @@ def test_states_are_of_one_version_of_transformers(monkeypatch: pytest.MonkeyPat
 def test_what_can_be_stored(settings: list[str], stored: bool) -> None:
     """Not what a selector gathers while it reads; and keys fitted on more than a segment would be
     fitted on the first segment alone in the library, in memory on all."""
-    assert (find_storage_hindrance(resolve_preset("tiny-random", settings).method) == "") == stored
+    assert (
+        explain_why_not_storable(resolve_preset("tiny-random", settings).method) == ""
+    ) == stored
 
 
 def test_of_plain_weights_parameters_count_alone(loaded: Any) -> None:

@@ -120,13 +120,13 @@ def show_preset(
 
     The output can be saved to a file and used as a preset. An invalid setting is refused, and so is
     a missing method, adapter or finder."""
-    from esa_cli.qa.presets.preset import check_adapter_and_finder, dump
+    from esa_cli.qa.presets.preset import check_adapter_and_finder_exist, dump
     from esa_cli.qa.presets.resolved_preset import resolve_preset
 
     given = options.ModelOptions(name, settings=settings)
     options.load_plugin_files(given.plugins)
     chosen = resolve_preset(name, given.settings or []).preset
-    check_adapter_and_finder(chosen.answer)
+    check_adapter_and_finder_exist(chosen.answer)
     terminal.print_text(dump(chosen))
 
 
