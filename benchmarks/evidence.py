@@ -38,7 +38,7 @@ from esa_cli.qa.attention_evidence import (
     FOUND,
     AttentionRecorder,
     find_attended_passages,
-    find_max_sentence_weight,
+    get_max_sentence_weight,
 )
 
 EXCERPTS = ((0.05, 5000), (0.28, 9000), (0.5, 13000), (0.72, 13000), (0.9, 11000))
@@ -151,9 +151,7 @@ def ask(session: Any, book: Plain, question: dict[str, Any], most: int) -> dict[
         "kind": question["kind"],
         "question": question["question"],
         "answer": answer.text,
-        "strength": round(
-            find_max_sentence_weight(study.shipped.question_token_weights, [book]), 3
-        ),
+        "strength": round(get_max_sentence_weight(study.shipped.question_token_weights, [book]), 3),
         "seconds": round(answer.total_s - study.study_s, 2),
         "witness_s": round(study.witness_s, 3),
     }

@@ -60,18 +60,11 @@ class Esa:
     set, but the preset answers from the KV cache."""
 
     def __init__(
-        self,
-        loaded: models.LoadedModel,
-        preset: Preset | ResolvedPreset,
-        *,
-        library: Library | None = None,
-        keep: bool = True,
-        rows: str = "int8",
-        events: IngestEvents | None = None,
-        planner: IngestPlanner | None = None,
-        reader: Reader | None = None,
-        session: Session | None = None,
-    ) -> None:
+        self, loaded: models.LoadedModel, preset: Preset | ResolvedPreset, *,
+        library: Library | None = None, keep: bool = True, rows: str = "int8",
+        events: IngestEvents | None = None, planner: IngestPlanner | None = None,
+        reader: Reader | None = None, session: Session | None = None,
+    ) -> None:  # fmt: skip
         from esa_cli.qa.finding.finder import load_finder
         from esa_cli.qa.finding.passage_finder import PassageSearch
         from esa_cli.qa.finding.words import make_lowercase_test
@@ -146,8 +139,8 @@ class Esa:
         cls, checked_preset: CheckedPreset, *, reader: ReaderChoice | None = None,
         observer: LoadingObserver | None = None, **esa_arguments: Any,
     ) -> Esa:  # fmt: skip
-        """Loads the models of a checked preset, whose reader model `reader` replaces; passes
-        `esa_arguments` to `Esa`. Raises the errors of `load`."""
+        """Loads the models of a checked preset, and builds an `Esa` with `esa_arguments`. The model
+        `reader` replaces the preset's reader model. Raises the errors of `load`."""
         from esa_cli.qa.opening import SILENT
 
         loaded, other = checked_preset.load_models(reader, observer or SILENT)
@@ -184,11 +177,11 @@ class Esa:
         return self._session
 
     @cached_property
-    def model_facts(self) -> dict[str, Any]:
-        """The properties of the model on which stored documents depend; see `find_model_facts`."""
-        from esa_cli.qa.presets.cache_key import find_model_facts
+    def model_digest(self) -> dict[str, Any]:
+        """The properties of the model on which stored documents depend; see `digest_model`."""
+        from esa_cli.qa.presets.cache_key import digest_model
 
-        return find_model_facts(self.loaded.text_model, self.tokenizer)
+        return digest_model(self.loaded.text_model, self.tokenizer)
 
     @property
     def max_input_tokens(self) -> int:
@@ -246,8 +239,8 @@ class Esa:
         return self.documents.stored(entry)
 
     def open(self, source: Source) -> Book:
-        """Opens a document for questions, from the library or else with its words alone. If the
-        preset answers from the KV cache, it is ingested. Raises the errors of `ingest`."""
+        """Opens a document for questions from the library, or else with its words alone; ingests
+        it if the preset answers from the KV cache. Raises the errors of `ingest`."""
         self._cached = []
         return self.documents.open(source)
 
@@ -435,7 +428,7 @@ class Esa:
         return self.add_token_ranges(books), self._last[1]
 
     def add_token_ranges(self, books: Sequence[Book]) -> list[Book]:
-        """Returns copies of documents with the ranges of their tokens among those of all."""
+        """Returns copies of documents, each with the range of its tokens among those of all."""
         from esa_cli.qa.finding.passage_finder import add_token_ranges
 
         return add_token_ranges(books)

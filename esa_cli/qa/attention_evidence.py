@@ -53,7 +53,7 @@ class AttentionToTokens(NamedTuple):
 
 
 class AttentionRecorder:
-    """A `trace` callback of `Session.ask` that weighs document tokens by the attention to them.
+    """A `trace` callback of `Session.ask` that weighs document tokens by the attention they get.
 
     Args:
         layers: indices of the layers that run the method; their middle half counts.
@@ -108,14 +108,13 @@ class AttentionRecorder:
             if count:
                 own = heads if joint else range(head, head + 1)
                 places = trace.far_positions[head]
-                yield from self._compute_attention_to_tokens(trace, head, own, far[:count], places)
+                yield from self._compute_token_attention(trace, head, own, far[:count], places)
         first = trace.start - trace.local
         if first < self.tokens:
             at = torch.arange(first, self.tokens, device=trace.queries.device)
-            places = trace.near_positions
-            yield from self._compute_attention_to_tokens(trace, NEAR, heads, at, places)
+            yield from self._compute_token_attention(trace, NEAR, heads, at, trace.near_positions)
 
-    def _compute_attention_to_tokens(
+    def _compute_token_attention(
         self, trace: ChunkTrace, cache_part: int, query_heads: range, token_indices: Tensor,
         positions: Positions,
     ) -> Iterator[AttentionToTokens]:  # fmt: skip
@@ -158,8 +157,7 @@ class AttentionRecorder:
         lengths = values.float().norm(dim=-1)
         lengths /= lengths.mean().clamp_min(1e-30)
         keys = rope.rotate(keys, key_positions)
-        known = rope, token_indices, key_positions, keys, lengths
-        self._rotated[trace.layer, cache_part] = known
+        self._rotated[trace.layer, cache_part] = rope, token_indices, key_positions, keys, lengths
         return keys, lengths
 
 
@@ -189,10 +187,10 @@ def find_evidence_passages(
         Passage.cut_from(books[one.book].document, one.start, one.end, weight=one.weight / total)
         for one in find_attended_passages(weights, books, passage_count)
     )
-    return evidence, find_max_sentence_weight(recorder.question_token_weights, books) >= FOUND
+    return evidence, get_max_sentence_weight(recorder.question_token_weights, books) >= FOUND
 
 
-def find_max_sentence_weight(token_weights: Tensor, books: Sequence[Book]) -> float:
+def get_max_sentence_weight(token_weights: Tensor, books: Sequence[Book]) -> float:
     """Returns the largest attention weight of a sentence in the documents, which is 1.0 if in every
     layer some head pays all its attention to one token of a sentence."""
     sentences = [_sum_sentence_weights(book, token_weights) for book in books]
@@ -201,7 +199,7 @@ def find_max_sentence_weight(token_weights: Tensor, books: Sequence[Book]) -> fl
 
 @dataclass
 class _AttendedPassage:
-    """A passage of a document with its attention weight and that of its heaviest sentence."""
+    """A passage with its attention weight and with the weight of its heaviest sentence."""
 
     book: int
     start: int

@@ -231,7 +231,7 @@ class EarlierRun(NamedTuple):
 
 
 class _PlaceCandidate(NamedTuple):
-    """A collected place that waits until no better place in its sentences can be found."""
+    """A collected place that a better place in the same sentences may still replace."""
 
     place: CollectedPlace
     document: int
@@ -275,7 +275,7 @@ class Collection:
         return ReadingCoverage(self._chosen.total, len(self._chosen.passages), self._read)
 
     @property
-    def finished_passage_count(self) -> int:
+    def done_passage_count(self) -> int:
         """The number of passages that are finished, so that a later run can continue after them."""
         return min((one.passage for one in self._waiting), default=self._read)
 

@@ -1,8 +1,4 @@
-"""Checks a preset, its method and the model's files before the model's weights are loaded.
-
-`check_before_loading` returns a `CheckedPreset`, whose `load_models` loads the model and, if one is
-chosen, another model that writes the answers.
-"""
+"""Checks a preset, its method and the model's files before the model's weights are loaded."""
 
 from __future__ import annotations
 
@@ -129,8 +125,8 @@ class ModelBeforeLoading:
     def make_ingest_planner(
         self, preset: ResolvedPreset, index: FinderSizes | None = None, bm25_only: bool = False
     ) -> ModelIngestPlanner:
-        """Builds a planner of the memory and time of prefilling documents, with `index` of indexing
-        them, or with `bm25_only` of neither. Raises PresetError, ModelError."""
+        """Builds a planner of memory and time for documents that are prefilled, with `index` are
+        indexed, or with `bm25_only` are only searched. Raises PresetError, ModelError."""
         from esa_cli.qa.planning.plan import ModelIngestPlanner
 
         place = self.place
@@ -258,12 +254,12 @@ def choose_answer_source(
     is_set = "source" in preset.answer.model_fields_set
     if is_set or can_model_run_methods(preset, observer, import_transformers=import_transformers):
         return preset
-    return preset.change_answer_settings(source="text")
+    return preset.alter_answer_settings(source="text")
 
 
 @dataclass(frozen=True)
 class CheckedPreset:
-    """A checked preset with its method and model files, before the model is loaded.
+    """A checked preset with its method and model files, whose models can be loaded.
 
     Args:
         index: the sizes of the token index, or None if no token index is computed.

@@ -27,7 +27,7 @@ from esa_cli.qa.attention_evidence import (
     AttentionRecorder,
     find_attended_passages,
     find_evidence_passages,
-    find_max_sentence_weight,
+    get_max_sentence_weight,
 )
 from esa_cli.qa.finding.passage_finder import Book
 
@@ -329,7 +329,7 @@ def test_sentences_that_weigh_alike_and_follow_each_other_are_one(books: list[Bo
 
 def test_found_is_the_strongest_sentence_of_the_question(books: list[Book]) -> None:
     asked = weighed(books, (0, "opens", FOUND - 0.2), (0, "nine", 0.1), (1, "bees", 0.5))
-    assert find_max_sentence_weight(asked, books) == pytest.approx(FOUND - 0.1)
+    assert get_max_sentence_weight(asked, books) == pytest.approx(FOUND - 0.1)
     weights = asked * 5  # the answer's words do not make up for the question's
     assert find_evidence_passages(Told(asked, weights), books, 1)[1] is False  # type: ignore[arg-type]
     asked = weighed(books, (0, "opens", FOUND - 0.2), (0, "nine", 0.3), (1, "bees", 0.5))

@@ -106,10 +106,10 @@ def test_a_stopped_run_goes_on_where_it_was(stop: int) -> None:
     first, found = run(KeyDecision(1), progress=step), list[CollectedPlace]()
     with pytest.raises(KeyboardInterrupt):
         found.extend(first)
-    after = EarlierRun(first.finished_passage_count, tuple(found))
+    after = EarlierRun(first.done_passage_count, tuple(found))
     second = KeyDecision(1)
     assert found + list(run(second, after=after)) == whole
-    assert len(second.passages) == first.coverage.chosen - first.finished_passage_count
+    assert len(second.passages) == first.coverage.chosen - first.done_passage_count
 
 
 def test_places_that_an_earlier_run_wrote_are_not_found_again() -> None:
@@ -129,10 +129,7 @@ def test_the_sieve() -> None:
     some = choose_passages_to_read(search, QUESTION, placed, min_score=least)
     assert 0 < len(some.passages) < some.total == every.total
     assert [one for one in every.passages if one.score >= least] == list(some.passages)
-    assert (
-        choose_passages_to_read(search, QUESTION, placed, min_score=least, all_passages=True)
-        == every
-    )
+    assert choose_passages_to_read(search, QUESTION, placed, least, all_passages=True) == every
 
 
 @pytest.mark.parametrize("fitting", [3, 100, 400])
@@ -192,11 +189,7 @@ def test_another_model_decides(loaded: Any) -> None:
         found = list(places)
     assert [one.answer for one in found] == ["It is key 7.", "It is key 12.", "It is key 7."]
     assert [one.log_odds for one in found] == [None] * 3
-    assert [one.normalised_answer for one in found] == [
-        "it is key 7",
-        "it is key 12",
-        "it is key 7",
-    ]
+    assert {one.normalised_answer for one in found} == {"it is key 7", "it is key 12"}
     assert len(reader.shown) == places.coverage.passages, "each passage alone"
 
 

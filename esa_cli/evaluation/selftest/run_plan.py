@@ -170,9 +170,8 @@ def prefill_for_group(
     started = time.perf_counter()
     method = None
     if group.reading == "shared":
-        method = build_prefill_method(
-            build_attention_method(base), [build_attention_method(p) for p in group.presets]
-        )
+        built, *others = [build_attention_method(one) for one in (base, *group.presets)]
+        method = build_prefill_method(built, others)
     session.read(text, progress, method)
     return time.perf_counter() - started
 

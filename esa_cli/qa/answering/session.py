@@ -24,7 +24,7 @@ from esa_cli.models.files.families import has_state_layers
 from esa_cli.models.text_passes.generation import AnswerStreamer, generate, list_end_token_ids
 from esa_cli.qa.answering.prompt import EncodedQuestion, PromptEncoder
 from esa_cli.qa.answering.reply import Reply, Turn
-from esa_cli.qa.planning.kv_cache_storage import check_can_join_states
+from esa_cli.qa.planning.kv_cache_storage import check_can_join_recurrent_states
 from esa_cli.qa.planning.plan import FEED, KvCachePlacement
 from esa_cli.qa.presets.preset import Preset, choose_sampling_options
 from esa_cli.qa.presets.resolved_preset import (
@@ -158,7 +158,8 @@ class Session:
         if not documents:
             raise UsageError("there is no document to ask about", "ingest a document first")
         if len(documents) > 1:
-            check_can_join_states(self.model.config.model_type, has_state_layers(self.model.config))
+            config = self.model.config
+            check_can_join_recurrent_states(config.model_type, has_state_layers(config))
         for one in documents:
             check_same_compressor(one.read_by, self.method)
             check_document_has_reduced_keys(one, self.method)

@@ -284,7 +284,7 @@ class IndexIngest(Ingest):
         """JSON of everything that a token index depends on, except the text of the document."""
         facts = {
             "index": FORMAT,
-            "model": self.esa.model_facts,
+            "model": self.esa.model_digest,
             "encoder": self.encoder.digest,
             "segment_tokens": SEGMENT_TOKENS,
             "context_tokens": CONTEXT_TOKENS,

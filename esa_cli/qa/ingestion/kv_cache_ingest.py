@@ -53,7 +53,7 @@ class KvCacheIngest(Ingest):
         """Returns the layout of this model's KV cache in the library, in the number format `rows`:
         `int8` or `native`. Layers that do not run the method have no reduced keys. Raises
         ModelError. UsageError: the library cannot store the method's projections."""
-        session, shape = self.esa.session, self.esa.model_facts["fingerprint"]
+        session, shape = self.esa.session, self.esa.model_digest["fingerprint"]
         method, attached, config = session.method, session.attachment, session.model.config
         compressor, features = method.compressor, method.score.features
         if features and not compressor.fit_tokens:  # refused before the document is read
@@ -76,7 +76,7 @@ class KvCacheIngest(Ingest):
     def _make_identity(self, layout: Layout) -> str:
         session = self.esa.session
         head = session.prompt.encode_prompt_start()
-        return make_cache_key(self.esa.model_facts, head, session.preset, session.method, layout)
+        return make_cache_key(self.esa.model_digest, head, session.preset, session.method, layout)
 
     @property
     def stores_documents(self) -> bool:
@@ -130,9 +130,8 @@ class KvCacheIngest(Ingest):
     @property
     def _document_state_bytes(self) -> int:
         model = self.esa.session.model
-        return read_model_shape(model.config.to_dict()).count_recurrent_state_bytes(
-            model.dtype.itemsize
-        )
+        shape = read_model_shape(model.config.to_dict())
+        return shape.count_recurrent_state_bytes(model.dtype.itemsize)
 
     def _move_states_to_device(
         self, states: Sequence[RecurrentState], key: str

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from esa_cli.qa.presets.resolved_preset import ResolvedPreset
 
 
-def check_can_join_states(model_type: str, has_state_layers: bool) -> None:
+def check_can_join_recurrent_states(model_type: str, has_state_layers: bool) -> None:
     """Raises UsageError if layers of the model keep a state, because the states of several
     documents cannot be joined."""
     if has_state_layers:
@@ -36,7 +36,7 @@ def check_can_join_documents(
     """Raises UsageError if one question cannot be asked about several documents."""
     if not preset.preset.answer.needs_kv_cache:
         return
-    check_can_join_states(model_type, has_state_layers)
+    check_can_join_recurrent_states(model_type, has_state_layers)
     if preset.method.selector.observes:
         raise UsageError(
             f"selector {preset.preset.selector['name']} works with one document only",
@@ -45,7 +45,7 @@ def check_can_join_documents(
 
 
 def explain_why_not_storable(method: Method) -> str:
-    """Returns why a method's KV caches cannot be stored in the library; empty if they can be."""
+    """Returns why KV caches of a method cannot be stored in the library, or an empty text."""
     if method.selector.observes:
         return "its selector gathers data during the prefill, which is not stored"
     if kind := find_part_without_source_file(method):

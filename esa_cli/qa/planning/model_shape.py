@@ -1,4 +1,4 @@
-"""Reads the sizes of a model's layers and weights from the model's files, without the weights."""
+"""Reads the sizes of a model's layers and weights from files, without loading the weights."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class ModelShape:
 
 
 def read_model_shape(config: dict[str, Any]) -> ModelShape:
-    """Reads the sizes of layers from a config.json. Raises ModelError: a size is missing."""
+    """Reads a model's layer sizes from config.json. Raises ModelError: a size is missing."""
     if "model_type" in config and config["model_type"] not in FAMILIES:  # only by its sizes
         sizes = ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size")
         config = {name: config[name] for name in sizes if name in config}
@@ -85,27 +85,18 @@ def read_model_shape(config: dict[str, Any]) -> ModelShape:
         hidden = int(config["hidden_size"])
         convolved, recurrent = _read_recurrent_state_sizes(config, hidden)
         return ModelShape(
-            layers=len(kinds),
-            hidden=hidden,
-            heads=int(config["num_attention_heads"]),
-            groups=groups,
-            dim=dim,
-            inner=_read_mlp_width(config, hidden),
-            shared=shared,
-            rows=rows,
-            numbers=(1 if shared else 2) * width,
-            shapes=shapes,
-            stateful=kinds.count("state") + kinds.count("both"),
-            convolved=convolved,
-            recurrent=recurrent,
-            window=_read_sliding_window(config),
-        )
+            layers=len(kinds), hidden=hidden, heads=int(config["num_attention_heads"]),
+            groups=groups, dim=dim, inner=_read_mlp_width(config, hidden), shared=shared,
+            rows=rows, numbers=(1 if shared else 2) * width, shapes=shapes,
+            stateful=kinds.count("state") + kinds.count("both"), convolved=convolved,
+            recurrent=recurrent, window=_read_sliding_window(config),
+        )  # fmt: skip
     except (ArithmeticError, LookupError, TypeError, ValueError, AttributeError) as error:
         raise ModelError(f"config.json must have the sizes of all layers, got {error}") from error
 
 
 def _read_first_size(config: Mapping[str, Any], *setting_names: str) -> int:
-    """Returns the first named setting of config.json that is not 0, or the maximum of a list."""
+    """Returns the first named setting in config.json that is not 0; of a list, the maximum."""
     value = next((config[name] for name in setting_names if config.get(name)), 0)
     return int(max(value) if isinstance(value, list) else value)
 

@@ -1,8 +1,8 @@
 """Estimates the memory and time of indexing or prefilling documents, before the model is loaded.
 
-A KV cache takes tokens * (layers * 2 G D + R) numbers, with G key heads of dimension D, where R is
-the sum of the dimensions of reduced keys over the layers. A prefill takes tokens * (2 P + layers *
-attention + scoring) operations, where P is the number of weights in all layers.
+A KV cache takes 2 G D numbers for each token and layer, with G key heads of dimension D, and the
+numbers of reduced keys. A prefill takes two operations for each token and weight of the layers,
+besides the operations of attention and of scoring tokens.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ EFFICIENCY = 0.6
 
 
 @dataclass(frozen=True)
-class TextAnswerCosts:
+class TokenIndexCosts:
     """Counts the memory and operations of a token index; almost none if `finder` is None.
 
     Args:
@@ -121,7 +121,7 @@ class TextAnswerCosts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class KvCacheCosts(TextAnswerCosts):
+class KvCacheCosts(TokenIndexCosts):
     """Counts the memory and operations of prefilling documents into a KV cache."""
 
     method: Method
@@ -138,7 +138,7 @@ class KvCacheCosts(TextAnswerCosts):
         self, token_count: int, dtype_bytes: int, on_host: bool = False
     ) -> tuple[int, int]:
         """Returns the bytes of keys and values on the device, and the bytes in host memory. With
-        `on_host`, the device has keys and values of local tokens, one call and questions only."""
+        `on_host`, keys and values are in host memory, except those of local and new tokens."""
         shape, window = self.shape, self.method.window
         if not on_host:
             return self._count_allocated_tokens(token_count) * shape.numbers * dtype_bytes, 0
@@ -151,7 +151,7 @@ class KvCacheCosts(TextAnswerCosts):
         return self._count_allocated_tokens(token_count) * self.reduced_key_width * dtype_bytes
 
     def _count_allocated_tokens(self, token_count: int) -> int:
-        """Counts the tokens that memory is allocated for, on a GPU also for questions."""
+        """Counts the tokens with allocated memory, which on a GPU includes room for questions."""
         return token_count + RESERVE if self.on_gpu else token_count
 
     def count_working_memory_bytes(self, token_count: int, dtype_bytes: int) -> int:
@@ -172,24 +172,24 @@ class KvCacheCosts(TextAnswerCosts):
         rest += super().count_working_memory_bytes(token_count, dtype_bytes)
         return gathered * dtype_bytes + rest
 
-    def count_ingest_operations(self, tokens: int) -> float:
+    def count_ingest_operations(self, token_count: int) -> float:
         shape, window = self.shape, self.method.window
         selects, score = self.method.reading == "select", self.method.score
         attended = window.initial + window.local + window.chunk / 2
         attended += window.selected if selects else 0
-        attention = 4 * shape.heads * shape.dim * min(attended, tokens / 2)
+        attention = 4 * shape.heads * shape.dim * min(attended, token_count / 2)
         scoring = 2.0 * shape.groups * shape.dim * self.reduced_key_width
         if selects:
             width = shape.rows * shape.heads * shape.dim
             if score.features:
                 width = self.reduced_key_width or shape.rows * shape.groups * shape.dim
-            scoring += 2 * width * max(0.0, tokens / 2 - window.local - window.initial)
-        return tokens * (2 * self.body + shape.rows * attention + scoring)
+            scoring += 2 * width * max(0.0, token_count / 2 - window.local - window.initial)
+        return token_count * (2 * self.body + shape.rows * attention + scoring)
 
     @property
     def paper_cost_ratios(self) -> tuple[float, float] | None:
-        """The operations of a step in relation to full attention, and the size of reduced keys to
-        that of keys and values, as in the ESA paper; None if scores are not those of the paper."""
+        """The ESA paper's ratios of a step's operations to those of full attention, and of the size
+        of reduced keys to that of the KV cache; None if the scores are not those of the paper."""
         from esa_cli.attention.selection import SumScore, TopKSelector
 
         shape, method = self.shape, self.method
@@ -201,7 +201,7 @@ class KvCacheCosts(TextAnswerCosts):
 
 
 def measure_free_kv_cache_bytes(device: torch.device) -> int:
-    """Returns the bytes for a KV cache on a GPU, which are free or reserved by torch."""
+    """Returns the bytes of a GPU for a KV cache, which are free or reserved by torch."""
     reserved = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return machine.measure_available_memory(str(device)) + reserved
 
@@ -219,8 +219,8 @@ class KvCachePlacement:
         self.model, self.method, self.cache = model, method, cache
 
     def puts_cache_on_host(self, token_count: int) -> bool:
-        """Whether keys and values of `token_count` tokens are kept in host memory, which devices
-        that share the host's memory never need."""
+        """Whether keys and values of `token_count` tokens are kept in host memory instead of the
+        device's own memory."""
         device, size = self.model.device, self.model.dtype.itemsize
         if self.cache in ("device", "disk") or not has_own_memory(device):
             return False
@@ -245,8 +245,8 @@ def measure_matrix_speed(model_shape: ModelShape, dtype: torch.dtype, device: st
 
 
 def make_ingest_speed_key(model_name: str, dtype_name: str, device: str, ingest_kind: str) -> str:
-    """Returns the key in `SPEED_FILE` for the speed of a model's ingests; `ingest_kind` is `INDEX`,
-    or the preset's setting `reading`."""
+    """Returns the key in `SPEED_FILE` of the speed at which a model indexes documents, or prefills
+    documents with the preset's setting `reading`."""
     return f"{model_name}|{dtype_name}|{device}|{ingest_kind}|{torch.get_num_threads()} threads"
 
 
@@ -270,7 +270,7 @@ def save_ingest_speed(speed_key: str, speed: float) -> None:
 
 
 class IngestPlanner(Protocol):
-    """Estimates the memory and time of indexing or prefilling documents before it starts."""
+    """Estimates beforehand the memory and time of indexing or prefilling documents."""
 
     memory: int
     """The bytes that were available before the model was loaded."""
@@ -336,7 +336,7 @@ class ModelIngestPlanner:
         shape = read_model_shape(read_language_model_settings(folder))
         self.weights = measure_weight_sizes(folder, device, dtype.itemsize, packing)
         on_gpu, body = device not in ("cpu", "mps"), self.weights.body
-        self.costs, self.cache, how = TextAnswerCosts(shape, on_gpu, body, index), "device", INDEX
+        self.costs, self.cache, how = TokenIndexCosts(shape, on_gpu, body, index), "device", INDEX
         self.may_store_rows = False
         if index is None and not by_words:
             method = resolved.method
@@ -394,7 +394,7 @@ class ModelIngestPlanner:
         low, high = 0, 1 << 28
         while low < high:
             middle = (low + high + 1) // 2
-            fits = self.plan_ingest(middle, dtype_bytes).fits
+            fits = self.plan_ingest(middle, dtype_bytes).fits_memory
             low, high = (middle, high) if fits else (low, middle - 1)
         return low
 
@@ -428,12 +428,12 @@ class IngestPlan:
     planner: ModelIngestPlanner = field(repr=False)
 
     @property
-    def needed(self) -> int:
+    def needed_bytes(self) -> int:
         return self.weights + self.keys_values + self.reduced_keys + self.working
 
     @property
-    def fits(self) -> bool:
-        return self.needed <= self.available and self.host_keys_values <= self.host_available
+    def fits_memory(self) -> bool:
+        return self.needed_bytes <= self.available and self.host_keys_values <= self.host_available
 
     @property
     def estimated_seconds(self) -> float:
@@ -444,23 +444,23 @@ class IngestPlan:
         return "measured" if self.planner.measured_operations_per_second else "probe"
 
     @property
-    def most_tokens(self) -> int:
+    def max_fitting_tokens(self) -> int:
         """The largest number of tokens that would fit into memory with the same settings."""
         return self.planner.find_max_fitting_tokens(self.planner.dtype.itemsize)
 
     @property
     def memory_remedies(self) -> tuple[str, ...]:
         """Advice to make the documents fit into memory, best first; empty if they fit already."""
-        if self.fits:
+        if self.fits_memory:
             return ()
         planner, size = self.planner, self.planner.dtype.itemsize
         cache, on_gpu = planner.cache, planner.costs.on_gpu
 
-        def fits_with(size: int, cache: str | None = None) -> bool:
-            return planner.plan_ingest(self.tokens, size, cache).fits
+        def fits_with(dtype_bytes: int, cache: str | None = None) -> bool:
+            return planner.plan_ingest(self.tokens, dtype_bytes, cache).fits_memory
 
         on_device = planner.plan_ingest(self.tokens, size, "device")
-        on_cpu = on_gpu and on_device.needed <= planner.host_memory
+        on_cpu = on_gpu and on_device.needed_bytes <= planner.host_memory
         to_disk = planner.may_store_rows and cache != "disk"
         ways = (
             (size > 2 and fits_with(2), "use --dtype bfloat16, which fits"),
@@ -472,13 +472,13 @@ class IngestPlan:
             (on_cpu, "use --device cpu, where it fits"),
         )
         elsewhere = [text for helps, text in ways if helps]
-        return (*elsewhere, *_list_memory_remedies(self.most_tokens, self.device))
+        return (*elsewhere, *_list_memory_remedies(self.max_fitting_tokens, self.device))
 
     def check_fits_memory(self) -> None:
         """Raises ResourceError, with remedies, if the plan does not fit into memory."""
-        if self.fits:
+        if self.fits_memory:
             return
-        need, have, place = self.needed, self.available, self.device
+        need, have, place = self.needed_bytes, self.available, self.device
         if need <= have:
             need, have, place = self.host_keys_values, self.host_available, "the host"
         raise _make_memory_error(self.tokens, need, have, place, self.device, self.memory_remedies)

@@ -1,8 +1,8 @@
 """Computes cache keys, which are texts that list everything that a stored KV cache depends on.
 
-KV caches of a document with the same cache key are interchangeable. Settings that affect questions
-alone, the device, the kernel and the versions of libraries, which only change rounding errors, are
-not part of a cache key; that of a model with recurrent layers has the version of transformers.
+KV caches of a document with the same cache key are interchangeable. Settings of questions, the
+device, the kernel and versions of libraries, which only change rounding errors, are not part of a
+cache key, but the version of transformers is if the model has recurrent layers.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SAMPLES = 1024
 """How many numbers of each weight tensor its digest covers."""
 
 
-def find_model_facts(model: Any, tokenizer: Any) -> dict[str, Any]:
+def digest_model(model: Any, tokenizer: Any) -> dict[str, Any]:
     """Returns the properties of a model and its tokenizer on which its KV cache depends. Raises
     ModelError: its weights are not in memory, or cannot be read."""
     return {
@@ -47,7 +47,7 @@ def find_model_facts(model: Any, tokenizer: Any) -> dict[str, Any]:
 
 
 def make_cache_key(
-    model_facts: Mapping[str, Any], prompt_start_ids: Sequence[int], preset: Preset,
+    model_digest: Mapping[str, Any], prompt_start_ids: Sequence[int], preset: Preset,
     method: Method, layout: Layout,
 ) -> str:  # fmt: skip
     """Returns the cache key of KV caches that a preset's method computes."""
@@ -56,7 +56,7 @@ def make_cache_key(
     del window["ending"]
     facts: dict[str, Any] = {
         "format": FORMAT,
-        "model": model_facts,
+        "model": model_digest,
         "head": list(prompt_start_ids),
         "parts": hash_part_sources(method),
         "rows": {"dtype": layout.dtype, "kind": layout.kind},

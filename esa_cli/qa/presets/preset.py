@@ -161,7 +161,7 @@ class Preset(_StrictSettings):
     answer: AnswerSettings = AnswerSettings()
     generation: GenerationSettings = GenerationSettings()
 
-    def change_answer_settings(self, **answer_settings: Any) -> Preset:
+    def alter_answer_settings(self, **answer_settings: Any) -> Preset:
         """Returns a copy of the preset in which some settings of `answer` are changed."""
         return self.model_copy(update={"answer": self.answer.model_copy(update=answer_settings)})
 
@@ -239,7 +239,7 @@ def merge_presets(base: Mapping[str, Any], overriding: Mapping[str, Any]) -> dic
     return out
 
 
-def set_answers_from_kv_cache(settings: Mapping[str, Any]) -> dict[str, Any]:
+def switch_to_kv_cache_answers(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Returns preset settings, changed to answer from the KV cache of the model `answer.reader`, or
     of the preset's model if there is no reader. Raises PresetError: the reader is on a server."""
     answer = {**(settings.get("answer") or {}), "from": "rows"}
@@ -258,7 +258,7 @@ def make_preset_for_reader_kv_cache(preset: Preset) -> Preset:
     """Returns the preset, changed to answer from the KV cache of its reader model, if any."""
     if preset.answer.reader is None:
         return preset
-    settings = set_answers_from_kv_cache(preset.model_dump(exclude={"name"}))
+    settings = switch_to_kv_cache_answers(preset.model_dump(exclude={"name"}))
     return validate_preset_settings(preset.name, settings)
 
 
@@ -298,7 +298,7 @@ def _find_folder_with_file(folder_name: str, setting_name: str, required_file: s
 def make_preset_for_finding(preset: Preset, bm25_only: bool = False) -> Preset:
     """Returns a copy of the preset that only finds passages, with `bm25_only` by BM25 alone."""
     finder = None if bm25_only else preset.answer.finder
-    return preset.change_answer_settings(source="text", adapter=None, reader=None, finder=finder)
+    return preset.alter_answer_settings(source="text", adapter=None, reader=None, finder=finder)
 
 
 def _load_with_parents(preset_file: Path, child_presets: tuple[Path, ...] = ()) -> dict[str, Any]:
@@ -313,14 +313,14 @@ def _load_with_parents(preset_file: Path, child_presets: tuple[Path, ...] = ()) 
     if not isinstance(parent, str):
         raise PresetError(f"{preset_file}: extends must name one preset, got {parent!r}", "")
     child_presets = (*child_presets, preset_file)
-    parent, model = find_preset_and_model(parent)
+    parent, model = find_preset_for_model_name(parent)
     below = find_preset_file(parent, base_folder=preset_file.parent)
     if below.resolve() in child_presets:  # one's own preset lies over the shipped one of that name
         below = list_shipped_preset_files().get(FORMER.get(parent, parent), below)
     return merge_presets(merge_presets(_load_with_parents(below, child_presets), model), data)
 
 
-def find_preset_and_model(name: str) -> tuple[str, dict[str, Any]]:
+def find_preset_for_model_name(name: str) -> tuple[str, dict[str, Any]]:
     """Returns the preset name that a known model's name stands for, with the model's setting;
     returns other names with no setting."""
     if name not in list_preset_files() and (facts := load_known_models().get(name)):
@@ -361,7 +361,7 @@ def _list_settings_in_section(section_path: Sequence[str | int]) -> list[str]:
 def load(name: str = DEFAULT, overrides: Sequence[str] = ()) -> Preset:
     """Loads a preset by name or path, with overrides such as `window.selected=2048`. Raises
     PresetError: the preset is missing or malformed, or a setting is invalid."""
-    way, model = find_preset_and_model(name)
+    way, model = find_preset_for_model_name(name)
     path = find_preset_file(way)
     # An override of one setting keeps the default part's name.
     defaults = {kind: Preset.model_fields[kind].default for kind in KINDS}
@@ -373,7 +373,7 @@ def load(name: str = DEFAULT, overrides: Sequence[str] = ()) -> Preset:
         over["model"] = resolve_model_name(over["model"])
     data = merge_presets(data, over)
     if isinstance(data.get("answer"), dict) and data["answer"].get("from") == "rows":
-        data = set_answers_from_kv_cache(data)
+        data = switch_to_kv_cache_answers(data)
     if "name" in data:
         hint = "save the preset under another file name"
         raise PresetError("--set cannot change a preset's name", hint)

@@ -17,7 +17,7 @@ from esa_cli.qa.presets.preset import (
     Preset,
     load,
     merge_settings,
-    set_answers_from_kv_cache,
+    switch_to_kv_cache_answers,
     validate_preset_settings,
 )
 from esa_cli.system.registry import suggest_name
@@ -41,7 +41,7 @@ FROM_TEXT = "text"
 
 @dataclass(frozen=True)
 class ResolvedPreset:
-    """A preset with its attention method, which is built on first use unless it is `own`."""
+    """A preset with its attention method, which is built on first use if `own` is None."""
 
     preset: Preset
     own: Method | None = None
@@ -53,11 +53,9 @@ class ResolvedPreset:
 
 
 def resolve_preset(
-    preset: str | Preset | ResolvedPreset = DEFAULT,
-    overrides: Sequence[str] = (),
-    method: str | None = None,
-    document_tokens: int = 0,
-) -> ResolvedPreset:
+    preset: str | Preset | ResolvedPreset = DEFAULT, overrides: Sequence[str] = (),
+    method: str | None = None, document_tokens: int = 0,
+) -> ResolvedPreset:  # fmt: skip
     """Loads a preset by its name with `overrides`, or takes a loaded preset, and builds its method
     if answers come from the KV cache.
 
@@ -135,7 +133,7 @@ def apply_method(method_name: str, preset: Preset, document_tokens: int = 0) -> 
     base = registry.Base(preset.window, preset.context, preset.position, document_tokens)
     # A published method attends to the last tokens before the question whatever the preset says.
     plain = merge_settings(preset.model_dump(exclude={"name"}), {"window": {"ending": None}})
-    plain = set_answers_from_kv_cache(plain)
+    plain = switch_to_kv_cache_answers(plain)
     laid = merge_settings(plain, _get_recipe_settings(recipe, base))
     if recipe.full or laid["selector"]["name"] == "full":
         # With `local`, the keys of a text would depend on I and L alone.
@@ -145,13 +143,13 @@ def apply_method(method_name: str, preset: Preset, document_tokens: int = 0) -> 
         raise PresetError(
             f"method {method_name!r} must attend to the preset's {preset.window.budget} "
             f"tokens, got {changed.window.budget}",
-            "change the recipe to keep the sum of window.initial, selected and local",
+            "keep the sum of window.initial, window.selected and window.local in the recipe",
         )
     return changed
 
 
 def _get_recipe_settings(recipe: registry.Recipe, preset_base: registry.Base) -> Mapping[str, Any]:
-    """Returns the preset settings of a recipe. Raises PluginError: the recipe is invalid."""
+    """Returns the settings of a method's recipe. Raises PluginError: the recipe is invalid."""
     which = f"the recipe of method {recipe.name!r}"
     may_set = f"a recipe may set {', '.join(registry.LAID)}"
     try:
@@ -171,9 +169,9 @@ def _get_recipe_settings(recipe: registry.Recipe, preset_base: registry.Base) ->
 
 
 def apply_compared_method(method_name: str, preset: Preset, document_tokens: int = 0) -> Preset:
-    """Returns the preset with its method replaced by a compared method, or for the method names
-    `preset` and `text` the preset itself. Raises the errors of `apply_method`, and UsageError: the
-    preset does not answer from text."""
+    """Returns the preset with the method that a comparison names, or for the names `preset` and
+    `text` the preset itself. Raises the errors of `apply_method`, and UsageError: the preset does
+    not answer from text."""
     if method_name not in (AS_IS, FROM_TEXT):
         return apply_method(method_name, preset, document_tokens)
     if method_name == FROM_TEXT and preset.answer.source != "text":
@@ -186,7 +184,7 @@ def apply_compared_method(method_name: str, preset: Preset, document_tokens: int
 
 
 def apply_method_for_length(method_name: str, preset: Preset, document_tokens: int) -> Preset:
-    """Returns the preset with its method replaced; `document_tokens` is 0 if it is not known.
+    """Returns the preset with its method replaced, for documents of a length that 0 leaves open.
     Raises the errors of `apply_method`, and UsageError: the method needs a length."""
     if not document_tokens and method_needs_document_length(method_name, preset):
         raise UsageError(

@@ -81,11 +81,9 @@ def test_the_papers_ratios() -> None:
     """By hand: d' = 128 of d_H = 32 heads of 128 and d_G = 8 of them, in each of 32 layers."""
     llama = {"hidden_size": 4096, "num_attention_heads": 32, "head_dim": 128}
     folder = folder_of({**TINY, **llama, "num_key_value_heads": 8}, Path("llama"))
-    planner = plan.ModelIngestPlanner(
-        resolve_preset("paper"), folder, dtype=torch.bfloat16, device="cpu"
-    )
-    assert planner.costs.paper_cost_ratios == (257 / (4 * 4096 + 3 * 32), 128 / (2 * 1024))
-    assert [round(100 * one, 2) for one in planner.costs.paper_cost_ratios] == [1.56, 6.25]
+    made = plan.ModelIngestPlanner(resolve_preset("paper"), folder, dtype=torch.half, device="cpu")
+    assert made.costs.paper_cost_ratios == (257 / (4 * 4096 + 3 * 32), 128 / (2 * 1024))
+    assert [round(100 * one, 2) for one in made.costs.paper_cost_ratios] == [1.56, 6.25]
 
 
 def test_an_index_takes_its_keys_alone_and_the_layers_that_run() -> None:
@@ -118,10 +116,10 @@ def test_what_does_not_hold_for_the_model_is_named(sizes: dict[str, Any], words:
 
 def test_what_does_not_fit_is_refused_with_what_would(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ESA_MEMORY_LIMIT", "450MiB")
-    most = make_plan().most_tokens
+    most = make_plan().max_fitting_tokens
     fine, tight, half = make_plan(most), make_plan(most + 1), make_plan(dtype=torch.bfloat16)
     fine.check_fits_memory()
-    assert (fine.fits, fine.memory_remedies, tight.fits) == (True, (), False)
+    assert (fine.fits_memory, fine.memory_remedies, tight.fits_memory) == (True, (), False)
     with pytest.raises(ResourceError) as caught:
         tight.check_fits_memory()
     assert "450 MiB" in caught.value.message
@@ -143,9 +141,7 @@ def test_a_small_models_index_is_planned_by_its_weights(monkeypatch: pytest.Monk
     planner.save_ingest_time(3000, 2.0)
     assert planner.estimate_ingest_seconds(6000) == pytest.approx(4.0)
     whole = make_plan(6000, index=FinderSizes(1, 128))
-    assert (whole.speed_source, whole.estimated_seconds) == ("measured", pytest.approx(4.0)), (
-        "of any planner"
-    )
+    assert (whole.speed_source, whole.estimated_seconds) == ("measured", pytest.approx(4.0))
 
 
 TEXT = "The gate opens at nine and the market closes at dusk. " * 30
@@ -235,7 +231,7 @@ def planned(cache: str, memory: int, tokens: int = TOKENS, device: str = "cuda")
 def needed_with(share: float) -> int:
     """Memory for everything and this share of the keys and values."""
     whole = planned("device", 0)
-    return whole.needed - int((1 - share) * whole.keys_values)
+    return whole.needed_bytes - int((1 - share) * whole.keys_values)
 
 
 @pytest.mark.usefixtures("ample")
@@ -268,7 +264,7 @@ def test_errors_name_the_places_where_it_would_fit(monkeypatch: pytest.MonkeyPat
 @pytest.mark.usefixtures("ample")
 def test_most_tokens_is_the_edge(cache: str) -> None:
     memory = needed_with(0.5)
-    most = planned(cache, memory).most_tokens
-    assert planned(cache, memory, most).fits
-    assert not planned(cache, memory, most + 1).fits
+    most = planned(cache, memory).max_fitting_tokens
+    assert planned(cache, memory, most).fits_memory
+    assert not planned(cache, memory, most + 1).fits_memory
     assert (most < TOKENS) == (cache == "device")

@@ -13,7 +13,7 @@ from conftest import build_model
 
 from esa_cli.qa.planning.kv_cache_storage import explain_why_not_storable
 from esa_cli.qa.presets import preset
-from esa_cli.qa.presets.cache_key import SAMPLES, find_model_facts, make_cache_key
+from esa_cli.qa.presets.cache_key import SAMPLES, digest_model, make_cache_key
 from esa_cli.qa.presets.resolved_preset import resolve_preset
 from esa_cli.storage.library import Layout
 
@@ -22,7 +22,7 @@ LAYOUT = Layout(2, 2, 8, "float32")
 
 def of(model: Any, loaded: Any, *overrides: str, head: tuple[int, ...] = (1,)) -> str:
     chosen = preset.load("tiny-random", overrides)
-    facts = find_model_facts(model, loaded.tokenizer)
+    facts = digest_model(model, loaded.tokenizer)
     return make_cache_key(facts, head, chosen, resolve_preset(chosen).method, LAYOUT)
 
 
@@ -117,11 +117,9 @@ def test_states_are_of_one_version_of_transformers(monkeypatch: pytest.MonkeyPat
     ],
 )
 def test_what_can_be_stored(settings: list[str], stored: bool) -> None:
-    """Not what a selector gathers while it reads; and keys fitted on more than a segment would be
-    fitted on the first segment alone in the library, in memory on all."""
-    assert (
-        explain_why_not_storable(resolve_preset("tiny-random", settings).method) == ""
-    ) == stored
+    """Neither what a selector gathers in a prefill, nor keys fitted on more than a segment."""
+    method = resolve_preset("tiny-random", settings).method
+    assert (explain_why_not_storable(method) == "") == stored
 
 
 def test_of_plain_weights_parameters_count_alone(loaded: Any) -> None:
@@ -131,7 +129,7 @@ def test_of_plain_weights_parameters_count_alone(loaded: Any) -> None:
         flat = weight.flatten()
         digest.update(f"{name} {tuple(weight.shape)}".encode())
         digest.update(flat[:: max(1, len(flat) // SAMPLES)][:SAMPLES].numpy().tobytes())
-    assert find_model_facts(model, loaded.tokenizer)["weights"] == digest.hexdigest()
+    assert digest_model(model, loaded.tokenizer)["weights"] == digest.hexdigest()
 
 
 class Codes(torch.nn.Module):

@@ -352,7 +352,7 @@ def collect(
     if opts.out is not None:
         check_first_field(opts.out, FIRST)
     with terminal.Reporter(opts.quiet) as reporter, ExitStack() as stack:
-        chosen = reader_options.load_preset(model).change_answer_settings(source="text")
+        chosen = reader_options.load_preset(model).alter_answer_settings(source="text")
         if opts.min_confidence is not None and chosen.answer.reader is not None:
             raise UsageError(
                 f"--least cannot be used with the reader {chosen.answer.reader}",
@@ -424,7 +424,7 @@ def _collect_and_print_places(
 
     def show_progress(done: int, total: int) -> None:
         nonlocal progress
-        file.write_progress(collection.finished_passage_count, collection.coverage)
+        file.write_progress(collection.done_passage_count, collection.coverage)
         progress = progress or reporter.start_progress("reading again", "passages")
         progress(done, total)
 
@@ -442,9 +442,7 @@ def _collect_and_print_places(
                 places.append(place)
             is_stopped = False
         finally:
-            file.write_progress(
-                collection.finished_passage_count, collection.coverage, stopped=True
-            )
+            file.write_progress(collection.done_passage_count, collection.coverage, stopped=True)
     finally:
         reporter.clear_spinner()
         _print_collected_places(places, opts)

@@ -88,9 +88,7 @@ def ingest(
     follows, is_divided = watch or words or prune, shard is not None or not is_local
     name = "--watch" if watch else "--words" if words else "--prune"
     options.refuse_both(name, "--shard, --workers and --engine ray", follows and is_divided)
-    chosen = (
-        None if words else model.load_preset().change_answer_settings(adapter=None, reader=None)
-    )
+    chosen = None if words else model.load_preset().alter_answer_settings(adapter=None, reader=None)
     with terminal.Reporter(quiet) as reporter, ExitStack() as stack:
 
         @cache

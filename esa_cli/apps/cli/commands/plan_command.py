@@ -26,10 +26,9 @@ _PACKAGES = (
     "bitsandbytes", "kernels", "compressed-tensors", "gptqmodel", "optimum", "auto-round",
 )  # fmt: skip
 """Packages that run models, attention kernels or quantised weights."""
-PLANNED = ("device", "dtype", "tokens", "fits", "most_tokens")
 PARTS = (
-    "needed", "weights", "keys_values", "reduced_keys", "working", "available",
-    "host_keys_values", "host_available",
+    "weights", "keys_values", "reduced_keys", "working", "available", "host_keys_values",
+    "host_available",
 )  # fmt: skip
 _SIZES = ("total", "available", "limit", "free_disk")
 
@@ -63,8 +62,11 @@ def plan(
         "model": chosen.model,
         "preset": chosen.name,
         "cache": planner.cache,
-        **{name: getattr(planned, name) for name in PLANNED},
-        "memory_bytes": {part: getattr(planned, part) for part in PARTS},
+        **{name: getattr(planned, name) for name in ("device", "dtype", "tokens")},
+        "fits": planned.fits_memory,
+        "most_tokens": planned.max_fitting_tokens,
+        "memory_bytes": {"needed": planned.needed_bytes}
+        | {part: getattr(planned, part) for part in PARTS},
         "seconds": round(planned.estimated_seconds, 1),
         "seconds_from": planned.speed_source if planned.operations else None,
         "ratios": ratios and dict(zip(("computation", "reduced_cache"), ratios, strict=True)),
