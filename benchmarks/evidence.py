@@ -195,9 +195,9 @@ def texts(size: Callable[[str], int]) -> Iterator[tuple[str, str, list[dict[str,
 def rows(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
     from esa_cli import models
     from esa_cli.qa.answering.session import Session
-    from esa_cli.qa.presets import preset
+    from esa_cli.qa.presets.preset import load_preset
 
-    chosen = preset.load(arguments.preset)
+    chosen = load_preset(arguments.preset)
     loaded = models.load(arguments.model or chosen.model)
 
     size = token_counter(loaded.tokenizer)

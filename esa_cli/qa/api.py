@@ -118,7 +118,7 @@ class Esa:
         PresetError, ModelError, ResourceError. ReaderError: the server cannot be used."""
         from esa_cli.qa.ingestion.ingest import ProgressEvents
         from esa_cli.qa.opening import ModelPlacement, check_before_loading, choose_answer_source
-        from esa_cli.qa.presets.preset import load
+        from esa_cli.qa.presets.preset import load_preset
         from esa_cli.qa.reading.reader_choice import ReaderChoice
 
         given = [] if model is None else [f"model={json.dumps(model)}"]
@@ -126,7 +126,7 @@ class Esa:
         if reader is not None:
             choice, given = ReaderChoice.parse(reader, reader_model), [*given, "answer.from=text"]
         place = ModelPlacement.choose_device_and_dtype(device, dtype, cache)
-        chosen = load(name, [*given, *overrides])
+        chosen = load_preset(name, [*given, *overrides])
         if method is None:
             chosen = choose_answer_source(chosen)
         return cls.from_checked_preset(

@@ -31,7 +31,7 @@ from esa_cli.qa.collecting import (
 )
 from esa_cli.qa.finding.passage import Passage
 from esa_cli.qa.finding.passage_finder import Book, PassageSearch, add_token_ranges
-from esa_cli.qa.presets import preset
+from esa_cli.qa.presets.preset import load_preset
 from esa_cli.qa.reading.reader import Sampling
 
 FILLER = "A grey boat lies at the pier and nobody in the town knows whose boat it is. " * 6
@@ -184,7 +184,7 @@ class KeyReader:
 
 def test_another_model_decides(loaded: Any) -> None:
     reader = KeyReader()
-    with Esa(loaded, preset.load("tiny-random", ["answer.from=text"]), reader=reader) as esa:
+    with Esa(loaded, load_preset("tiny-random", ["answer.from=text"]), reader=reader) as esa:
         places = esa.collect(QUESTION, [book(STORY)])
         found = list(places)
     assert [one.answer for one in found] == ["It is key 7.", "It is key 12.", "It is key 7."]
@@ -202,7 +202,7 @@ def test_esa_refuses(asker: Esa, loaded: Any) -> None:
     with pytest.raises(LengthError):
         asker.collect("why " * 5000, [one])
     asker.close()
-    with Esa(loaded, preset.load("tiny-random")) as rows, pytest.raises(UsageError, match="text"):
+    with Esa(loaded, load_preset("tiny-random")) as rows, pytest.raises(UsageError, match="text"):
         rows.collect(QUESTION, [one])
 
 

@@ -358,7 +358,7 @@ def _list_settings_in_section(section_path: Sequence[str | int]) -> list[str]:
     return [key for key in section.model_fields if key != "name"]
 
 
-def load(name: str = DEFAULT, overrides: Sequence[str] = ()) -> Preset:
+def load_preset(name: str = DEFAULT, overrides: Sequence[str] = ()) -> Preset:
     """Loads a preset by name or path, with overrides such as `window.selected=2048`. Raises
     PresetError: the preset is missing or malformed, or a setting is invalid."""
     way, model = find_preset_for_model_name(name)
@@ -408,7 +408,7 @@ def validate_preset_settings(preset_name: str, settings: Mapping[str, Any]) -> P
     return preset
 
 
-def dump(preset: Preset) -> str:
+def format_as_yaml(preset: Preset) -> str:
     """Returns all settings of a preset as YAML, in the form of a preset file."""
     return dump_yaml(preset.model_dump(exclude={"name"}))
 

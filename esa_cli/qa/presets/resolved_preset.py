@@ -15,7 +15,7 @@ from esa_cli.methods import registry
 from esa_cli.qa.presets.preset import (
     DEFAULT,
     Preset,
-    load,
+    load_preset,
     merge_settings,
     switch_to_kv_cache_answers,
     validate_preset_settings,
@@ -66,7 +66,7 @@ def resolve_preset(
     Raises UsageError: no such method, or it needs a length. PresetError: a setting is wrong."""
     if isinstance(preset, ResolvedPreset):
         return preset
-    chosen = load(preset, overrides) if isinstance(preset, str) else preset
+    chosen = load_preset(preset, overrides) if isinstance(preset, str) else preset
     if method is not None:
         chosen = apply_method_for_length(method, chosen, document_tokens)
     resolved = ResolvedPreset(chosen)

@@ -19,7 +19,7 @@ from esa_cli.qa.answering.session import Session
 from esa_cli.qa.finding.finder import FinderSizes
 from esa_cli.qa.planning import model_shape, plan
 from esa_cli.qa.planning.plan import KvCachePlacement
-from esa_cli.qa.presets import preset
+from esa_cli.qa.presets.preset import load_preset
 from esa_cli.qa.presets.resolved_preset import check_preset_fits_model, resolve_preset
 from esa_cli.storage.memory_store import RESERVE
 from esa_cli.system import machine
@@ -110,7 +110,7 @@ def test_an_index_takes_its_keys_alone_and_the_layers_that_run() -> None:
 def test_what_does_not_hold_for_the_model_is_named(sizes: dict[str, Any], words: str) -> None:
     config = {"num_hidden_layers": 30, "num_attention_heads": 9, **sizes}
     with pytest.raises(PresetError, match=words) as caught:
-        check_preset_fits_model(preset.load(), config, "the model")
+        check_preset_fits_model(load_preset(), config, "the model")
     assert caught.value.hint
 
 
@@ -161,7 +161,7 @@ def test_layers_are_counted_as_the_model_counts_them(
     kept = [i for i, one in enumerate(list_attention_modules(model)) if one is not None]
     assert kept != [*range(len(kept))], "some keep a state"
     monkeypatch.setattr(plan, "has_own_memory", lambda device: True)
-    method = resolve_preset(preset.load("tiny-random")).method
+    method = resolve_preset(load_preset("tiny-random")).method
     with attach(model, method) as attached:
         cache = attached.new_cache(KvCachePlacement(model, method, "host").puts_cache_on_host(10))
         model(torch.arange(1, 40)[None], past_key_values=cache)
@@ -176,11 +176,11 @@ def test_layers_are_counted_as_the_model_counts_them(
 
 
 def test_a_session_with_its_cache_on_the_host(loaded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    with Session(loaded.model, loaded.tokenizer, preset.load("tiny-random")) as plain:
+    with Session(loaded.model, loaded.tokenizer, load_preset("tiny-random")) as plain:
         plain.read(TEXT)
         want = plain.ask(QUESTION)
     monkeypatch.setattr(plan, "has_own_memory", lambda device: True)
-    with Session(loaded.model, loaded.tokenizer, preset.load("tiny-random"), "host") as session:
+    with Session(loaded.model, loaded.tokenizer, load_preset("tiny-random"), "host") as session:
         session.read(TEXT)
         assert not any(layer.memory.store.resident for layer in session.cache.kv_layers)  # type: ignore[union-attr]
         assert session.ask(QUESTION).text == want.text
@@ -199,7 +199,7 @@ def test_what_is_counted_is_what_a_gpu_allocates(
 ) -> None:
     """Asked where it was read, or as a book, which is opened with a tail of its own."""
     monkeypatch.setattr("esa_cli.storage.memory_store.has_own_memory", lambda device: True)
-    with Session(loaded.model, loaded.tokenizer, preset.load("tiny-random")) as session:
+    with Session(loaded.model, loaded.tokenizer, load_preset("tiny-random")) as session:
         session.plan_prefill(session.prompt.encode_document(TEXT), reserve=0 if opened else RESERVE)
         session.resume()
         if opened:

@@ -12,8 +12,8 @@ import torch
 from conftest import build_model
 
 from esa_cli.qa.planning.kv_cache_storage import explain_why_not_storable
-from esa_cli.qa.presets import preset
 from esa_cli.qa.presets.cache_key import SAMPLES, digest_model, make_cache_key
+from esa_cli.qa.presets.preset import load_preset
 from esa_cli.qa.presets.resolved_preset import resolve_preset
 from esa_cli.storage.library import Layout
 
@@ -21,7 +21,7 @@ LAYOUT = Layout(2, 2, 8, "float32")
 
 
 def of(model: Any, loaded: Any, *overrides: str, head: tuple[int, ...] = (1,)) -> str:
-    chosen = preset.load("tiny-random", overrides)
+    chosen = load_preset("tiny-random", overrides)
     facts = digest_model(model, loaded.tokenizer)
     return make_cache_key(facts, head, chosen, resolve_preset(chosen).method, LAYOUT)
 
@@ -37,7 +37,7 @@ def of(model: Any, loaded: Any, *overrides: str, head: tuple[int, ...] = (1,)) -
 def test_stored_documents_are_found_again(name: str, digest: str) -> None:
     """The keys of built-in presets, whatever modules their parts are in. If one has to change,
     every stored document is prefilled again: raise FORMAT and say so."""
-    chosen = preset.load(name)
+    chosen = load_preset(name)
     key = make_cache_key({}, [1], chosen, resolve_preset(chosen).method, LAYOUT)
     assert hashlib.sha256(key.encode()).hexdigest()[:16] == digest
 
@@ -91,7 +91,7 @@ def test_what_is_selected_counts_where_it_changes_what_is_read(
 
 def test_states_are_of_one_version_of_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows are in a form of our own, states in its."""
-    chosen = preset.load("tiny-random")
+    chosen = load_preset("tiny-random")
     keys = dict[str, list[str]]()
     for number in ("5.23.0", "5.23.4", "5.24.0"):
         monkeypatch.setattr(

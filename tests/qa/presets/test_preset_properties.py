@@ -16,7 +16,7 @@ from properties import SCALARS, expect_one_line, trees
 from esa_cli.attention.window import Window
 from esa_cli.errors import EsaError, PresetError
 from esa_cli.qa.presets import preset
-from esa_cli.qa.presets.preset import AnswerSettings, parse_setting_override
+from esa_cli.qa.presets.preset import AnswerSettings, load_preset, parse_setting_override
 from esa_cli.qa.presets.resolved_preset import build_attention_method
 
 SECTIONS = {
@@ -37,7 +37,7 @@ CHANGES = st.dictionaries(st.sampled_from(KEYS), VALUES, max_size=3)
 
 
 def with_changes(changes: dict[str, Any]) -> dict[str, Any]:
-    data: dict[str, Any] = preset.load("tiny-random").model_dump(exclude={"name"}, by_alias=True)
+    data: dict[str, Any] = load_preset("tiny-random").model_dump(exclude={"name"}, by_alias=True)
     for key, value in changes.items():
         section, _, inner = key.partition(".")
         if not inner:
@@ -107,7 +107,7 @@ def test_values_of_any_kind_and_length(
     start = time.process_time()
     refused_or(path)
     try:
-        preset.load("tiny-random", [f"context={value}"])
+        load_preset("tiny-random", [f"context={value}"])
     except PresetError as error:
         expect_one_line(error)
     assert time.process_time() - start < 5
@@ -115,7 +115,7 @@ def test_values_of_any_kind_and_length(
 
 def refused_or(path: Path) -> None:
     try:
-        preset.load(str(path))
+        load_preset(str(path))
     except PresetError as error:
         expect_one_line(error)
 
@@ -129,6 +129,6 @@ def test_overrides(key: str, value: Any) -> None:
     text = f"{key}={value if isinstance(value, str) else yaml.safe_dump(value).strip()}"
     try:
         assert isinstance(parse_setting_override(text), dict)
-        preset.load("tiny-random", [text])
+        load_preset("tiny-random", [text])
     except PresetError as error:
         expect_one_line(error)

@@ -123,10 +123,10 @@ class ModelOptions:
         UsageError: there is no such method, or the method needs the length of the documents."""
         load_plugin_files(self.plugins)
         from esa_cli.models import parse_reference
-        from esa_cli.qa.presets.preset import load
+        from esa_cli.qa.presets.preset import load_preset
 
         model = [] if self.model is None else [f"model={json.dumps(self.model)}"]
-        chosen = load(self.preset, [*model, *settings, *(self.settings or [])])
+        chosen = load_preset(self.preset, [*model, *settings, *(self.settings or [])])
         if method is not None:
             from esa_cli.qa.presets.resolved_preset import apply_method_for_length
 
