@@ -49,11 +49,15 @@ class Esa:
     """Answers questions about documents with a preset's finder and model. It is not thread-safe.
 
     Args:
-        loaded: the model from `models.load`. preset: the method, the prompt, the model's window.
-        library: where ingested documents are looked up, or None. keep: whether it stores new ones.
+        loaded: the model from `models.load`.
+        preset: the method, the prompt, the model's window.
+        library: where ingested documents are looked up, or None.
+        keep: whether new documents are stored in the library.
         rows: the format of stored KV caches: `int8`, or `native` for exact copies.
-        events: observes each ingest. planner: checks that documents fit into memory.
-        reader: another model that writes the answers. session: an open session of the model.
+        events: observes each ingest.
+        planner: checks that documents fit into memory.
+        reader: another model that writes the answers.
+        session: an open session of the model.
 
     Raises ModelError: the model is not supported, or adapter or finder cannot be loaded.
     PresetError: the method is invalid, or adapter or finder is missing. UsageError: a reader is

@@ -112,7 +112,7 @@ def make_log_odds_span_finder(
             Rereading finds each line of a list; in novels it adds wrong places."""
     threshold = LEAST if min_log_odds is None else min_log_odds
 
-    def find_spans(passages: Sequence[Passage], fits: Sequence[float]) -> list[list[AnswerSpan]]:
+    def find_spans(passages: Sequence[Passage], scores: Sequence[float]) -> list[list[AnswerSpan]]:
         out: list[list[AnswerSpan]] = [[] for _ in passages]
         texts = {number: passage.text for number, passage in enumerate(passages)}
         with reader.activate_adapter():
@@ -120,7 +120,7 @@ def make_log_odds_span_finder(
                 reading = reader.read_passages(question, list(texts.values()))
                 rest = dict[int, str]()
                 for at, (number, odds) in enumerate(zip(texts, reading.log_odds, strict=True)):
-                    if odds + fits[number] < threshold or (span := reading.find_span(at)) is None:
+                    if odds + scores[number] < threshold or (span := reading.find_span(at)) is None:
                         continue
                     weight = odds + span.log_probability
                     out[number].append(AnswerSpan(span.start, span.end, weight, log_odds=odds))

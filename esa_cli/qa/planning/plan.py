@@ -290,8 +290,10 @@ class TokenIndexPlanner:
     """Estimates memory and time of a token index from the bytes of the model's weights alone.
 
     Args:
-        weights: bytes of the model's weights. row_bytes: bytes of a token in the index.
-        memory: see `IngestPlanner`. speed_key: the result of `make_ingest_speed_key`."""
+        weights: bytes of the model's weights.
+        row_bytes: bytes of a token in the index.
+        memory: see `IngestPlanner`.
+        speed_key: the result of `make_ingest_speed_key`."""
 
     weights: int
     row_bytes: int
