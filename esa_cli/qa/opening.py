@@ -125,8 +125,8 @@ class ModelBeforeLoading:
     def make_ingest_planner(
         self, preset: ResolvedPreset, index: FinderSizes | None = None, bm25_only: bool = False
     ) -> ModelIngestPlanner:
-        """Builds a planner of memory and time for documents that are prefilled, with `index` are
-        indexed, or with `bm25_only` are only searched. Raises PresetError, ModelError."""
+        """Builds a planner of the memory and time of prefilling documents, or of indexing them if
+        `index` is given, or of neither with `bm25_only`. Raises PresetError, ModelError."""
         from esa_cli.qa.planning.plan import ModelIngestPlanner
 
         place = self.place

@@ -105,7 +105,7 @@ class TokenIndexCosts:
         return activations * dtype_bytes + copied + fixed
 
     def count_ingest_operations(self, token_count: int) -> float:
-        """Counts the floating-point operations of an ingest; a multiply-add counts as two."""
+        """Counts the operations of indexing or prefilling; a multiply-add counts as two."""
         if self.finder is None:
             return 0.0
         shape = self.shape
@@ -251,7 +251,7 @@ def make_ingest_speed_key(model_name: str, dtype_name: str, device: str, ingest_
 
 
 def load_ingest_speeds() -> dict[str, float]:
-    """Reads the speeds of previous ingests; returns none if `SPEED_FILE` cannot be read."""
+    """Reads the speeds of indexing and prefilling; returns none if no file can be read."""
     with contextlib.suppress(OSError, ValueError):
         data = json.loads((get_esa_home_folder() / SPEED_FILE).read_text("utf-8"))
         speeds = data if isinstance(data, dict) else {}
@@ -260,7 +260,7 @@ def load_ingest_speeds() -> dict[str, float]:
 
 
 def save_ingest_speed(speed_key: str, speed: float) -> None:
-    """Saves the speed of an ingest in `SPEED_FILE`, if this file can be written."""
+    """Saves the speed of indexing or prefilling in `SPEED_FILE`, if the file can be written."""
     path = get_esa_home_folder() / SPEED_FILE
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -279,10 +279,10 @@ class IngestPlanner(Protocol):
         """Raises ResourceError, with remedies, if `token_count` tokens do not fit into memory."""
 
     def estimate_ingest_seconds(self, token_count: int) -> float:
-        """Estimates the time of ingesting `token_count` tokens by the speed of the last ingest."""
+        """Estimates the seconds of ingesting `token_count` tokens by the last measured speed."""
 
     def save_ingest_time(self, token_count: int, seconds: float) -> None:
-        """Saves how long an ingest of `token_count` tokens took, to estimate the next ingest."""
+        """Saves how many seconds ingesting `token_count` tokens took, for later estimates."""
 
 
 @dataclass
@@ -358,13 +358,13 @@ class ModelIngestPlanner:
 
     @cached_property
     def measured_operations_per_second(self) -> float | None:
-        """The operations per second of the last ingest, or None before the first ingest."""
+        """The operations per second of the last ingest, or None if no ingest was measured."""
         speed = load_ingest_speeds().get(self.speed_key)
         return None if speed is None else speed * self._saved_unit
 
     @cached_property
     def operations_per_second(self) -> float:
-        """The operations per second of the last ingest, or an estimate from a matrix product."""
+        """The measured operations per second, or an estimate from a matrix product."""
         return self.measured_operations_per_second or EFFICIENCY * measure_matrix_speed(
             self.costs.shape, self.dtype, self.device
         )
@@ -491,10 +491,11 @@ def _make_memory_error(
     remedies: Sequence[str],
 ) -> ResourceError:  # fmt: skip
     """Returns the error that `token_count` tokens do not fit into the memory of device or host."""
-    has = "ESA_MEMORY_LIMIT allows" if _is_memory_limited_by_user(device) else f"{memory_owner} has"
+    is_limited = _is_memory_limited_by_user(device)
+    device_has = "ESA_MEMORY_LIMIT allows" if is_limited else f"{memory_owner} has"
     return ResourceError(
         f"{token_count:,} tokens need {machine.format_size(needed_bytes)} of memory, and "
-        f"{has} {machine.format_size(available_bytes)}",
+        f"{device_has} {machine.format_size(available_bytes)}",
         "; or ".join(remedies),
     )
 

@@ -36,7 +36,7 @@ SAMPLES = 1024
 
 
 def digest_model(model: Any, tokenizer: Any) -> dict[str, Any]:
-    """Returns the properties of a model and its tokenizer on which its KV cache depends. Raises
+    """Returns the properties of a model and its tokenizer on which KV caches depend. Raises
     ModelError: its weights are not in memory, or cannot be read."""
     return {
         "fingerprint": asdict(compute_model_fingerprint(model)),

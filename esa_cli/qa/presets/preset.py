@@ -181,12 +181,12 @@ def parse_setting_override(override: str) -> dict[str, Any]:
         problem = getattr(error, "problem", None)
         raise PresetError(
             f"the value of --set must be YAML, got {reprlib.repr(override)}",
-            f"quote the value; {problem}" if problem else "quote the value",
+            f"put the value in quotes; {problem}" if problem else "put the value in quotes",
         ) from error
     parts = key.strip().split(".")
     if len(parts) > MAX_DEPTH:
         raise PresetError(
-            f"a key of --set must have at most {MAX_DEPTH} parts, got {len(parts)}",
+            f"a key of --set must have at most {MAX_DEPTH} names between dots, got {len(parts)}",
             "see `esa presets show`",
         )
     for part in reversed(parts):

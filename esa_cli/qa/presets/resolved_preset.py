@@ -150,7 +150,7 @@ def apply_method(method_name: str, preset: Preset, document_tokens: int = 0) -> 
 
 def _get_recipe_settings(recipe: registry.Recipe, preset_base: registry.Base) -> Mapping[str, Any]:
     """Returns the settings of a method's recipe. Raises PluginError: the recipe is invalid."""
-    which = f"the recipe of method {recipe.name!r}"
+    this_recipe = f"the recipe of method {recipe.name!r}"
     may_set = f"a recipe may set {', '.join(registry.LAID)}"
     try:
         settings = recipe.settings(preset_base)
@@ -158,13 +158,13 @@ def _get_recipe_settings(recipe: registry.Recipe, preset_base: registry.Base) ->
         raise
     except BaseException as error:
         raise PluginError(
-            f"{which} fails: {type(error).__name__}: {error}",
+            f"{this_recipe} fails: {type(error).__name__}: {error}",
             f"correct the recipe in {recipe.origin}",
         ) from error
     if not isinstance(settings, Mapping):
-        raise PluginError(f"{which} must return a mapping, got {settings!r}", may_set)
+        raise PluginError(f"{this_recipe} must return a mapping, got {settings!r}", may_set)
     if wrong := [key for key in settings if key not in registry.LAID]:
-        raise PluginError(f"{which} must not set {wrong[0]!r}", may_set)
+        raise PluginError(f"{this_recipe} must not set {wrong[0]!r}", may_set)
     return settings
 
 
@@ -184,7 +184,7 @@ def apply_compared_method(method_name: str, preset: Preset, document_tokens: int
 
 
 def apply_method_for_length(method_name: str, preset: Preset, document_tokens: int) -> Preset:
-    """Returns the preset with its method replaced, for documents of a length that 0 leaves open.
+    """Returns the preset with its method replaced; a `document_tokens` of 0 means unknown length.
     Raises the errors of `apply_method`, and UsageError: the method needs a length."""
     if not document_tokens and method_needs_document_length(method_name, preset):
         raise UsageError(
