@@ -84,9 +84,9 @@ def main() -> None:
     from esa_cli.evaluation.tasks import find_selftest_task
     from esa_cli.evaluation.tasks.task_sample import Haystack, TaskRequest
     from esa_cli.qa.answering.session import Session
-    from esa_cli.qa.presets import preset
+    from esa_cli.qa.presets.preset import load_preset
 
-    loaded = models.load(preset.load(arguments.preset).model)
+    loaded = models.load(load_preset(arguments.preset).model)
 
     size = token_counter(loaded.tokenizer)
 
@@ -97,7 +97,7 @@ def main() -> None:
     print("| variation | recall | layers with half of it | selected | s |\n|---|---|---|---|---|")
     base = ["score.name=sum", "selector.name=topk"]
     read_with = ""
-    session = Session(loaded.model, loaded.tokenizer, preset.load(arguments.preset, base))
+    session = Session(loaded.model, loaded.tokenizer, load_preset(arguments.preset, base))
     with session:
         spans, head = (
             session.prompt.find_token_offsets(sample.text),
@@ -106,14 +106,14 @@ def main() -> None:
         for group, name, overrides in ROWS:
             if arguments.only and group != arguments.only:
                 continue
-            chosen = preset.load(arguments.preset, overrides)
+            chosen = load_preset(arguments.preset, overrides)
             needs = read_with
             if chosen.score["name"] == "sum":
                 needs = json.dumps([chosen.compressor, chosen.score, chosen.position])
             if needs != read_with or not session.document_tokens:
                 # Another compressor is fitted while the text is read.
                 session.empty_cache()
-                session.use_preset(preset.load(arguments.preset, [*base, *_compressor(overrides)]))
+                session.use_preset(load_preset(arguments.preset, [*base, *_compressor(overrides)]))
                 session.read(sample.text)
                 read_with = needs
             session.use_preset(chosen)

@@ -45,9 +45,9 @@ def make_text(path: Path, length: int, facts: list[str], preset: str) -> None:
     from esa_cli import models
     from esa_cli.evaluation.tasks.task_sample import Haystack
     from esa_cli.models.tokenization.tokenizer import load_tokenizer
-    from esa_cli.qa.presets.preset import load
+    from esa_cli.qa.presets.preset import load_preset
 
-    tokenizer = load_tokenizer(models.fetch_model_folder(load(preset).model))
+    tokenizer = load_tokenizer(models.fetch_model_folder(load_preset(preset).model))
     parts = Haystack.from_chronicle(0).take_first_paragraphs(token_counter(tokenizer), length)
     for number, fact in enumerate(facts):
         parts.insert(round((number + 0.5) / len(facts) * len(parts)), fact)

@@ -66,10 +66,10 @@ def main() -> None:
     arguments = parser.parse_args()
     from esa_cli import models
     from esa_cli.qa.answering.session import Session
-    from esa_cli.qa.presets import preset
+    from esa_cli.qa.presets.preset import load_preset
 
     needles = load_lines(NEEDLES)[:16]
-    chosen = preset.load(arguments.preset, COMMON)
+    chosen = load_preset(arguments.preset, COMMON)
     loaded = models.load(chosen.model)
 
     size = token_counter(loaded.tokenizer)
@@ -80,7 +80,7 @@ def main() -> None:
         with Session(loaded.model, loaded.tokenizer, chosen) as session:
             session.read(text)
             for name, settings in SETTINGS.items():
-                session.use_preset(preset.load(arguments.preset, [*COMMON, *settings]))
+                session.use_preset(load_preset(arguments.preset, [*COMMON, *settings]))
                 with torch.inference_mode():
                     by_layer = shares(session, text, needles)
                 row = {

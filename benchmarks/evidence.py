@@ -36,9 +36,9 @@ from torch import Tensor
 from esa_cli.attention.step import ChunkTrace
 from esa_cli.qa.attention_evidence import (
     FOUND,
-    AttentionWeights,
-    find_heavy_passages,
-    weigh_heaviest_sentence,
+    AttentionRecorder,
+    find_attended_passages,
+    get_max_sentence_weight,
 )
 
 EXCERPTS = ((0.05, 5000), (0.28, 9000), (0.5, 13000), (0.72, 13000), (0.9, 11000))
@@ -59,12 +59,12 @@ class Plain:
         return self
 
 
-class Study(AttentionWeights):
+class Study(AttentionRecorder):
     """Attention weights that also keep every layer's and head's share of the latest question."""
 
     def __init__(self, session: Any) -> None:
         super().__init__(session.attachment.method_layers, session.document_tokens)
-        self.shipped = AttentionWeights(session.attachment.method_layers, session.document_tokens)
+        self.shipped = AttentionRecorder(session.attachment.method_layers, session.document_tokens)
         self.layers = range(session.model.config.num_hidden_layers)
         self.witness_s = self.study_s = 0.0
         self.reset_weights()
@@ -118,7 +118,7 @@ class Study(AttentionWeights):
         n = len(self.layers)
         half, third = range(n // 4, n - n // 4), range(n // 3, n - n // 3)
         return {
-            "shipped": self.shipped.weights,
+            "shipped": self.shipped.token_weights,
             "question only": self.pooled(half, "max", answer=False),
             "answer only": self.pooled(half, "max", question=False),
             "probability alone": self.pooled(half, "max", value=False),
@@ -151,7 +151,7 @@ def ask(session: Any, book: Plain, question: dict[str, Any], most: int) -> dict[
         "kind": question["kind"],
         "question": question["question"],
         "answer": answer.text,
-        "strength": round(weigh_heaviest_sentence(study.shipped.question_weights, [book]), 3),
+        "strength": round(get_max_sentence_weight(study.shipped.question_token_weights, [book]), 3),
         "seconds": round(answer.total_s - study.study_s, 2),
         "witness_s": round(study.witness_s, 3),
     }
@@ -160,7 +160,7 @@ def ask(session: Any, book: Plain, question: dict[str, Any], most: int) -> dict[
     start = book.text.index(question["fact"])
     weightings = study.weightings()
     passages = {
-        name: find_heavy_passages(weights, [book], 3) for name, weights in weightings.items()
+        name: find_attended_passages(weights, [book], 3) for name, weights in weightings.items()
     }
     end = start + len(question["fact"])
     return row | {
@@ -195,9 +195,9 @@ def texts(size: Callable[[str], int]) -> Iterator[tuple[str, str, list[dict[str,
 def rows(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
     from esa_cli import models
     from esa_cli.qa.answering.session import Session
-    from esa_cli.qa.presets import preset
+    from esa_cli.qa.presets.preset import load_preset
 
-    chosen = preset.load(arguments.preset)
+    chosen = load_preset(arguments.preset)
     loaded = models.load(arguments.model or chosen.model)
 
     size = token_counter(loaded.tokenizer)

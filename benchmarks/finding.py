@@ -41,9 +41,9 @@ def main() -> None:
     from esa_cli import models
     from esa_cli.qa.finding.finder import ReducedKeys, load_finder
     from esa_cli.qa.finding.passage_finder import Book, PassageFinder, ReducedQueries
-    from esa_cli.qa.presets import preset
+    from esa_cli.qa.presets.preset import load_preset
 
-    chosen = preset.load(given.preset, given.set)
+    chosen = load_preset(given.preset, given.set)
     loaded = models.load(chosen.model)
     encoder = load_finder(chosen.answer, loaded.model, loaded.tokenizer)
     assert encoder is not None, "the preset must have a finder"

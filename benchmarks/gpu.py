@@ -38,7 +38,7 @@ from torch.nn.attention.bias import causal_lower_right
 from esa_cli.attention.window import Phase, QueryState
 from esa_cli.models.attachment.attach import attach
 from esa_cli.models.text_passes.model_forward import compute_hidden_states
-from esa_cli.qa.presets import preset
+from esa_cli.qa.presets.preset import load_preset
 from esa_cli.qa.presets.resolved_preset import resolve_preset
 from esa_cli.storage.memory_store import RESERVE
 
@@ -171,7 +171,7 @@ class Reader:
 def text_rows(arguments: argparse.Namespace, device: torch.device) -> Iterator[Row]:
     """A row for each length and way."""
     model = random_model(arguments.shape, device)
-    method = resolve_preset(preset.load(arguments.preset, arguments.overrides)).method
+    method = resolve_preset(load_preset(arguments.preset, arguments.overrides)).method
     reader, vocabulary = Reader(model, method, arguments.piece), model.config.vocab_size
     longest = {"dense": tokens(arguments.dense)}
     for length in (4096, *map(tokens, arguments.lengths.split(","))):

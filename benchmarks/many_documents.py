@@ -53,7 +53,7 @@ def ask_all(esa: Any, texts: list[str], questions: list[dict[str, Any]]) -> dict
         "answered": sum(row["ok"] for row in rows),
         "quoted_when_answered": sum(row["ok"] and row["quoted"] for row in rows),
         "of": len(rows),
-        "tokens": esa.cached_tokens,
+        "tokens": esa.cached_document_tokens,
         "read_s": round(read, 1),
         "s_per_question": round(spent / len(rows), 2),
         "results": rows,

@@ -55,10 +55,10 @@ def main() -> None:
     parser.add_argument("--out", default="")
     arguments = parser.parse_args()
     from esa_cli import models
-    from esa_cli.qa.presets import preset
+    from esa_cli.qa.presets.preset import load_preset
     from esa_cli.qa.presets.resolved_preset import resolve_preset
 
-    chosen = preset.load(arguments.preset, arguments.overrides)
+    chosen = load_preset(arguments.preset, arguments.overrides)
     method = resolve_preset(chosen).method
     model = models.load(chosen.model).model
     generator = torch.Generator().manual_seed(0)

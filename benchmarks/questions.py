@@ -73,10 +73,10 @@ def main() -> None:
     arguments = parser.parse_args()
     from esa_cli import models
     from esa_cli.qa.answering.session import Session
-    from esa_cli.qa.presets import preset
+    from esa_cli.qa.presets.preset import load_preset
 
     text, questions = chronicle(), chronicle_questions()
-    chosen = preset.load(arguments.preset)
+    chosen = load_preset(arguments.preset)
     loaded = models.load(chosen.model)
     dense = f"window.dense={chosen.context - 1000}"
     columns = [("excerpt", [dense], arguments.excerpt_words), ("preset", [], 0)]
@@ -88,12 +88,12 @@ def main() -> None:
         if arguments.only and name != arguments.only:
             continue
         with Session(
-            loaded.model, loaded.tokenizer, preset.load(chosen.name, overrides)
+            loaded.model, loaded.tokenizer, load_preset(chosen.name, overrides)
         ) as session:
             row = {"column": name, "set": overrides, **ask_all(session, questions, text, words)}
             keep(row, arguments.out)
             for asking, settings in asks if name == "preset" else []:
-                session.use_preset(preset.load(chosen.name, settings.split(",")))
+                session.use_preset(load_preset(chosen.name, settings.split(",")))
                 row = {"column": asking, "set": settings.split(","), "over": "preset's reading"}
                 keep({**row, **ask_all(session, questions, "", 0)}, arguments.out)
 

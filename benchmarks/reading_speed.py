@@ -31,7 +31,7 @@ from esa_cli import models
 from esa_cli.models.text_passes.text_forward import GROUP
 from esa_cli.qa.finding import finder as token_encoder
 from esa_cli.qa.finding.finder import CONTEXT_TOKENS, SEGMENT_TOKENS, TokenEncoder, load_finder
-from esa_cli.qa.presets import preset
+from esa_cli.qa.presets.preset import load_preset
 
 ROWS = GROUP * (SEGMENT_TOKENS + CONTEXT_TOKENS)
 """Tokens of a forward call."""
@@ -51,7 +51,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
 
-    chosen = preset.load()
+    chosen = load_preset()
     loaded = models.load(chosen.model, device="cpu", dtype=args.dtype)
     encoder = load_finder(chosen.answer, loaded.model, loaded.tokenizer)
     assert encoder is not None, "the preset must have a finder"

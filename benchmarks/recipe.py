@@ -69,11 +69,11 @@ def run_questions(
 def rows(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
     from esa_cli import models
     from esa_cli.qa.answering.session import Session
-    from esa_cli.qa.presets import preset
+    from esa_cli.qa.presets.preset import load_preset
 
     plan = yaml.safe_load(Path(arguments.plan).read_text("utf-8"))
     needles = load_lines(NEEDLES)[:16]
-    first = preset.load(arguments.preset)
+    first = load_preset(arguments.preset)
     loaded = models.load(arguments.model or first.model)
 
     size = token_counter(loaded.tokenizer)
@@ -84,14 +84,14 @@ def rows(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
         for n in [tokens(t) for t in arguments.lengths.split(",")] if asks else []:
             text = planted(parts, needles, size, n)
             base = list(reading.get("set", []))
-            chosen = preset.load(arguments.preset, base)
+            chosen = load_preset(arguments.preset, base)
             with Session(loaded.model, loaded.tokenizer, chosen) as session:
                 started = time.perf_counter()
                 if not reading.get("excerpt"):
                     session.read(text)
                 rate = session.document_tokens / (time.perf_counter() - started)
                 for ask in asks:
-                    over = preset.load(arguments.preset, base + list(ask.get("set", [])))
+                    over = load_preset(arguments.preset, base + list(ask.get("set", [])))
                     session.use_preset(over)
                     started = time.perf_counter()
                     if reading.get("excerpt"):

@@ -74,15 +74,15 @@ def main() -> None:
     arguments = parser.parse_args()
     from esa_cli import models
     from esa_cli.qa.answering.session import Session
-    from esa_cli.qa.presets import preset
+    from esa_cli.qa.presets.preset import load_preset
 
     text, questions = chronicle(), chronicle_questions()
-    loaded = models.load(preset.load(arguments.preset).model)
-    with Session(loaded.model, loaded.tokenizer, preset.load(arguments.preset)) as session:
+    loaded = models.load(load_preset(arguments.preset).model)
+    with Session(loaded.model, loaded.tokenizer, load_preset(arguments.preset)) as session:
         for length in map(int, arguments.lengths.split(",")):
             parts = list(pieces(text, length, loaded.tokenizer))
             for way in arguments.ways.split(","):
-                made = [preset.load(arguments.preset, [*arguments.set, *one]) for one in WAYS[way]]
+                made = [load_preset(arguments.preset, [*arguments.set, *one]) for one in WAYS[way]]
                 started = time.perf_counter()
                 rows = ask_pieces(session, (made[0], made[1]), parts, questions)
                 row = {

@@ -35,7 +35,7 @@ from esa_cli.evaluation.tasks.task_sample import Haystack
 from esa_cli.models.files.model_reference import extract_wheel_member, parse_reference
 from esa_cli.qa.finding.finder import load_finder
 from esa_cli.qa.finding.words import LexicalIndex
-from esa_cli.qa.presets import preset
+from esa_cli.qa.presets.preset import load_preset
 from esa_cli.qa.presets.resolved_preset import resolve_preset
 
 FEED = 1024
@@ -73,7 +73,7 @@ def own_ways(chosen: Any, loaded: Any) -> dict[str, Way]:
     """Ours, transformers' and BM25."""
     encoder = load_finder(chosen.answer, loaded.model, loaded.tokenizer)
     assert encoder is not None, "the preset must have a finder"
-    rows = preset.load(chosen.name, ["answer.from=rows"])
+    rows = load_preset(chosen.name, ["answer.from=rows"])
     method = resolve_preset(rows).method
 
     def index(text: str, ids: list[int]) -> float:
@@ -153,7 +153,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="some of " + ", ".join(WAYS))
     parser.add_argument("--out", default="")
     arguments = parser.parse_args()
-    chosen = preset.load(arguments.preset)
+    chosen = load_preset(arguments.preset)
     loaded = models.load(chosen.model)
     ways = own_ways(chosen, loaded)
     threads, window = torch.get_num_threads(), int(loaded.model.config.max_position_embeddings)

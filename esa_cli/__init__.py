@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from esa_cli.qa.collecting import CollectedPlace, Collection
     from esa_cli.qa.finding.passage import Passage
     from esa_cli.qa.finding.passage_finder import Book
-    from esa_cli.qa.presets.preset import load as load_preset
+    from esa_cli.qa.presets.preset import load_preset
     from esa_cli.storage.library import Library
 
 __all__ = [
@@ -49,8 +49,7 @@ if not TYPE_CHECKING:  # or a type checker would take any misspelled name for on
     def __getattr__(name: str) -> object:
         for module, names in _MODULES.items():
             if name in names:
-                attribute = "load" if name == "load_preset" else name
-                return getattr(import_module(f"esa_cli.{module}"), attribute)
+                return getattr(import_module(f"esa_cli.{module}"), name)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -22,7 +22,7 @@ from esa_cli.documents.document import Document
 from esa_cli.models import load
 from esa_cli.qa.finding.finder import ReducedKeys, TokenEncoder, load_finder
 from esa_cli.qa.finding.passage_finder import Book, PassageFinder, ReducedQueries
-from esa_cli.qa.presets.preset import load as load_preset
+from esa_cli.qa.presets.preset import load_preset
 from esa_cli.system.files import replace_atomically
 
 COUNT = 16

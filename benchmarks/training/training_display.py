@@ -17,8 +17,7 @@ from training_run import TrainingRun
 from esa_cli.errors import EsaError
 from esa_cli.models import load
 from esa_cli.models.loading.load import LoadedModel
-from esa_cli.qa.presets.preset import Preset
-from esa_cli.qa.presets.preset import load as load_preset
+from esa_cli.qa.presets.preset import Preset, load_preset
 from esa_cli.system.machine import format_duration
 
 LINE_S = 30.0

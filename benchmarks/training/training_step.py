@@ -17,7 +17,7 @@ from example_batches import TokenExample
 from training_steps import fixed_weights, make_trainable
 
 from esa_cli.models import load
-from esa_cli.qa.presets.preset import load as load_preset
+from esa_cli.qa.presets.preset import load_preset
 
 ANSWER = 6
 """Tokens of an answer."""

@@ -1,6 +1,6 @@
-"""The Python interface: ingest documents once, ask any number of questions, see the evidence.
+"""The Python interface, which ingests documents once and answers any number of questions.
 
-Importing this module imports neither torch nor a method; `Esa` imports them when it is used.
+Importing this module does not import torch, which the class `Esa` imports when it is used.
 
     with Esa.load() as esa:
         book = esa.ingest("book.pdf")
@@ -32,7 +32,7 @@ if TYPE_CHECKING:  # they import torch
     from esa_cli.qa.collecting import Collection, EarlierRun
     from esa_cli.qa.finding.passage_finder import Book
     from esa_cli.qa.ingestion.ingest import Ingest, IngestEvents, Source
-    from esa_cli.qa.opening import Notices, Preflight
+    from esa_cli.qa.opening import CheckedPreset, LoadingObserver
     from esa_cli.qa.planning.plan import IngestPlanner
     from esa_cli.qa.presets.preset import Preset
     from esa_cli.qa.presets.resolved_preset import ResolvedPreset
@@ -49,29 +49,26 @@ class Esa:
     """Answers questions about documents with a preset's finder and model. It is not thread-safe.
 
     Args:
-        loaded: the model from `models.load`. preset: the method, the prompt, the model's window.
-        library: where ingested documents are looked up, or None. keep: whether it stores new ones.
+        loaded: the model from `models.load`.
+        preset: the method, the prompt, the model's window.
+        library: where ingested documents are looked up, or None.
+        keep: whether new documents are stored in the library.
         rows: the format of stored KV caches: `int8`, or `native` for exact copies.
-        events: observes each ingest. planner: checks that documents fit into memory.
-        reader: another model that writes the answers. session: an open session of the model.
+        events: observes each ingest.
+        planner: checks that documents fit into memory.
+        reader: another model that writes the answers.
+        session: an open session of the model.
 
     Raises ModelError: the model is not supported, or adapter or finder cannot be loaded.
     PresetError: the method is invalid, or adapter or finder is missing. UsageError: a reader is
     set, but the preset answers from the KV cache."""
 
     def __init__(
-        self,
-        loaded: models.LoadedModel,
-        preset: Preset | ResolvedPreset,
-        *,
-        library: Library | None = None,
-        keep: bool = True,
-        rows: str = "int8",
-        events: IngestEvents | None = None,
-        planner: IngestPlanner | None = None,
-        reader: Reader | None = None,
-        session: Session | None = None,
-    ) -> None:
+        self, loaded: models.LoadedModel, preset: Preset | ResolvedPreset, *,
+        library: Library | None = None, keep: bool = True, rows: str = "int8",
+        events: IngestEvents | None = None, planner: IngestPlanner | None = None,
+        reader: Reader | None = None, session: Session | None = None,
+    ) -> None:  # fmt: skip
         from esa_cli.qa.finding.finder import load_finder
         from esa_cli.qa.finding.passage_finder import PassageSearch
         from esa_cli.qa.finding.words import make_lowercase_test
@@ -90,7 +87,7 @@ class Esa:
         self.search = PassageSearch(encoder, answer.words)
         self.spans = None
         if not answer.needs_kv_cache:
-            self.spans = SpanReader(loaded, self.preset, self.window)
+            self.spans = SpanReader(loaded, self.preset, self.max_input_tokens)
         self._is_usually_lowercase = make_lowercase_test(self.tokenizer)
         host = self, library, keep, events, planner
         self.documents: Ingest = (
@@ -124,34 +121,35 @@ class Esa:
         Raises UsageError: the device, dtype or method is unknown, or a length is missing.
         PresetError, ModelError, ResourceError. ReaderError: the server cannot be used."""
         from esa_cli.qa.ingestion.ingest import ProgressEvents
-        from esa_cli.qa.opening import ModelPlace, adapt_preset, prepare
-        from esa_cli.qa.presets.preset import load
+        from esa_cli.qa.opening import ModelPlacement, check_before_loading, choose_answer_source
+        from esa_cli.qa.presets.preset import load_preset
         from esa_cli.qa.reading.reader_choice import ReaderChoice
 
         given = [] if model is None else [f"model={json.dumps(model)}"]
         choice = None
         if reader is not None:
             choice, given = ReaderChoice.parse(reader, reader_model), [*given, "answer.from=text"]
-        place, chosen = ModelPlace.choose(device, dtype, cache), load(name, [*given, *overrides])
+        place = ModelPlacement.choose_device_and_dtype(device, dtype, cache)
+        chosen = load_preset(name, [*given, *overrides])
         if method is None:
-            chosen = adapt_preset(chosen)
-        return cls.from_preflight(
-            prepare(chosen, place, method=method, length=length),
+            chosen = choose_answer_source(chosen)
+        return cls.from_checked_preset(
+            check_before_loading(chosen, place, method=method, document_tokens=length),
             library=library, keep=keep, rows=rows, reader=choice, events=ProgressEvents(progress),
         )  # fmt: skip
 
     @classmethod
-    def from_preflight(
-        cls, ready: Preflight, *, reader: ReaderChoice | None = None,
-        notices: Notices | None = None, **esa_arguments: Any,
+    def from_checked_preset(
+        cls, checked_preset: CheckedPreset, *, reader: ReaderChoice | None = None,
+        observer: LoadingObserver | None = None, **esa_arguments: Any,
     ) -> Esa:  # fmt: skip
-        """Loads the models of a checked preset. Without `reader`, the preset names the reader.
-        The `esa_arguments` are further arguments of `Esa`. Raises the errors of `load`."""
+        """Loads the models of a checked preset, and builds an `Esa` with `esa_arguments`. The model
+        `reader` replaces the preset's reader model. Raises the errors of `load`."""
         from esa_cli.qa.opening import SILENT
 
-        loaded, other = ready.load(reader, notices or SILENT)
-        options = {"planner": ready.ingest_planner, "reader": other, **esa_arguments}
-        return cls(loaded, ready.resolved, **options)
+        loaded, other = checked_preset.load_models(reader, observer or SILENT)
+        options = {"planner": checked_preset.ingest_planner, "reader": other, **esa_arguments}
+        return cls(loaded, checked_preset.resolved, **options)
 
     def __enter__(self) -> Esa:
         return self
@@ -183,14 +181,14 @@ class Esa:
         return self._session
 
     @cached_property
-    def model_facts(self) -> dict[str, Any]:
-        """The properties of the model on which stored documents depend; see `find_model_facts`."""
-        from esa_cli.qa.presets.cache_key import find_model_facts
+    def model_digest(self) -> dict[str, Any]:
+        """The properties of the model on which stored documents depend; see `digest_model`."""
+        from esa_cli.qa.presets.cache_key import digest_model
 
-        return find_model_facts(self.loaded.text_model, self.tokenizer)
+        return digest_model(self.loaded.text_model, self.tokenizer)
 
     @property
-    def window(self) -> int:
+    def max_input_tokens(self) -> int:
         """The largest number of tokens in one input of the model: the preset's `context`, or the
         number of positions of the model if that is smaller."""
         longest = getattr(self.loaded.text_model.config, "max_position_embeddings", None)
@@ -201,13 +199,13 @@ class Esa:
         return nullcontext() if self._session is None else self._session.attachment.suspend_method()
 
     @property
-    def cached_tokens(self) -> int:
+    def cached_document_tokens(self) -> int:
         """The number of document tokens in the session's KV cache; 0 if answers come from text."""
         return 0 if self._session is None else self._session.document_tokens
 
     @property
     def name(self) -> str:
-        """The name of the model, as it is shown to people."""
+        """The name of the preset's model, as it is shown to people."""
         return models.parse_reference(self.preset.model).name
 
     @property
@@ -245,8 +243,8 @@ class Esa:
         return self.documents.stored(entry)
 
     def open(self, source: Source) -> Book:
-        """Opens a document for questions, from the library or with the text alone. If the preset
-        answers from the KV cache, the document is ingested. Raises the errors of `ingest`."""
+        """Opens a document for questions from the library, or else with its words alone; ingests
+        it if the preset answers from the KV cache. Raises the errors of `ingest`."""
         self._cached = []
         return self.documents.open(source)
 
@@ -265,18 +263,11 @@ class Esa:
         return self.documents.ingest(source, progress)
 
     def ask(
-        self,
-        question: str,
-        books: Sequence[Book],
-        *,
-        history: Sequence[Turn] = (),
-        max_new_tokens: int | None = None,
-        temperature: float | None = None,
-        top_p: float | None = None,
-        seed: int | None = None,
-        evidence: int = 3,
+        self, question: str, books: Sequence[Book], *, history: Sequence[Turn] = (),
+        max_new_tokens: int | None = None, temperature: float | None = None,
+        top_p: float | None = None, seed: int | None = None, evidence: int = 3,
         on_text: Callable[[str], None] | None = None,
-    ) -> Reply:
+    ) -> Reply:  # fmt: skip
         """Answers one question about one or more ingested documents.
 
         Args:
@@ -291,8 +282,8 @@ class Esa:
         with its history. ReaderError: the other model gives no answer."""
         from esa_cli.models.files.families import has_recurrence
         from esa_cli.qa.evidence import compute_passage_weights
-        from esa_cli.qa.planning.kv_cache_storage import check_joint_question
-        from esa_cli.qa.presets.preset import choose_sampling
+        from esa_cli.qa.planning.kv_cache_storage import check_can_join_documents
+        from esa_cli.qa.presets.preset import choose_sampling_options
         from esa_cli.qa.reading.reader import Sampling
 
         started, first = time.perf_counter(), list[float]()
@@ -300,12 +291,12 @@ class Esa:
         placed = self.add_token_ranges(books)
         if len(books) > 1:
             config = self.loaded.text_model.config
-            check_joint_question(self._resolved, config.model_type, has_recurrence(config))
+            check_can_join_documents(self._resolved, config.model_type, has_recurrence(config))
         if self.spans is None:  # the paper: selected rows of every layer
-            from esa_cli.qa.attention_evidence import reply_from_kv_cache
+            from esa_cli.qa.attention_evidence import answer_from_kv_cache
 
             self._open_kv_caches(books)
-            reply, weights = reply_from_kv_cache(
+            reply, weights = answer_from_kv_cache(
                 self.session, question, placed, evidence,
                 max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed,
                 history=history, on_text=on_text,
@@ -313,20 +304,20 @@ class Esa:
             self._last = books, weights
             return reply
 
-        def pass_on_piece(piece: str) -> None:
+        def forward_text_piece(text_piece: str) -> None:
             first.append(time.perf_counter())
             if on_text is not None:
-                on_text(piece)
+                on_text(text_piece)
 
-        settings = self.preset.generation
-        sampling = Sampling(*choose_sampling(settings, max_new_tokens, temperature, top_p), seed)
+        options = max_new_tokens, temperature, top_p
+        sampling = Sampling(*choose_sampling_options(self.preset.generation, *options), seed)
         asked = self.spans.check_length(question, sampling.max_new_tokens or 0)
         passages = self._find_and_read_passages(question, placed, history)
         reader: Reader = self.spans
         if self.reader is not None and passages:
             reader, sampling = self.reader, replace(sampling, max_new_tokens=max_new_tokens)
         with self.run_without_method():
-            reply = reader.answer(question, passages, history, sampling, pass_on_piece)
+            reply = reader.answer(question, passages, history, sampling, forward_text_piece)
         passages, weights = compute_passage_weights(passages, placed)
         self._last = books, weights
         return replace(
@@ -375,21 +366,15 @@ class Esa:
             return self.search.search_passages(question, placed, count, minimum)
 
     def collect(
-        self,
-        question: str,
-        books: Sequence[Book],
-        *,
-        minimum: float | None = None,
-        every: bool = False,
-        least: float | None = None,
-        progress: Progress | None = None,
+        self, question: str, books: Sequence[Book], *, minimum: float | None = None,
+        every: bool = False, least: float | None = None, progress: Progress | None = None,
         after: EarlierRun | None = None,
-    ) -> Collection:
+    ) -> Collection:  # fmt: skip
         """Returns an iterator over all places in documents that answer a question.
 
         Args:
             minimum: the minimum score in finding of a passage that is read again; see
-                `choose_passages`. every: all passages are read again.
+                `choose_passages_to_read`. every: all passages are read again.
             least: the minimum confidence of a place, by default `collecting.LEAST`; unused with
                 `reader`.
             progress: called with (passages read, passages chosen); its exceptions pass through.
@@ -407,14 +392,16 @@ class Esa:
         self.spans.check_length(question, 1)
         placed = self.add_token_ranges(_drop_duplicate_books(books, "collect from"))
         with self.run_without_method():
-            chosen = collecting.choose_passages(self.search, question, placed, minimum, every)
+            limits = minimum, every
+            chosen = collecting.choose_passages_to_read(self.search, question, placed, *limits)
         if (reader := self.reader) is None:
             batch, repeat = collecting.BATCH, chosen.total <= collecting.WHOLE
-            decide = collecting.make_log_odds_finder(self.spans.passages, question, least, repeat)
+            find_spans = collecting.make_log_odds_span_finder
+            decide = find_spans(self.spans.passages, question, least, repeat)
         else:
             settings, batch = self.preset.generation, 1
             sampling = Sampling(None, settings.temperature, settings.top_p)
-            decide = collecting.make_reply_finder(
+            decide = collecting.make_reply_span_finder(
                 lambda passage: reader.answer(question, [passage], (), sampling)
             )
         return collecting.Collection(
@@ -426,25 +413,26 @@ class Esa:
         """Returns an HTML page of the last answer, with evidence and with marked documents."""
         from esa_cli.qa.evidence import make_evidence_page
 
-        return make_evidence_page(reply, question, *self._get_last_weighed_books(books))
+        return make_evidence_page(reply, question, *self._get_last_answer_weights(books))
 
     def heat_maps(self, books: Sequence[Book]) -> list[HeatMap]:
         """Returns a heat map of each document of the last answer, without duplicate documents.
         Raises UsageError: the last answer was about other documents."""
         from esa_cli.qa.evidence import make_heat_maps
 
-        return make_heat_maps(*self._get_last_weighed_books(books))
+        return make_heat_maps(*self._get_last_answer_weights(books))
 
-    def _get_last_weighed_books(self, books: Sequence[Book]) -> tuple[list[Book], Tensor]:
-        """Returns the documents of the last answer, and the evidence weights (N,) of all tokens.
+    def _get_last_answer_weights(self, books: Sequence[Book]) -> tuple[list[Book], Tensor]:
+        """Returns the documents of the last answer, and the weights (N,) of their N tokens.
         Raises UsageError: the last answer was about other documents."""
         books = _drop_duplicate_books(books, "report on")
         if self._last is None or list(map(id, books)) != list(map(id, self._last[0])):
-            raise UsageError("a report must show the last answer", "ask about its documents first")
+            wrong = "a report or heat map must be about the documents of the last answer"
+            raise UsageError(wrong, "ask a question about the documents first")
         return self.add_token_ranges(books), self._last[1]
 
     def add_token_ranges(self, books: Sequence[Book]) -> list[Book]:
-        """Returns copies of documents with the range of each document among the tokens of all."""
+        """Returns copies of documents, each with the range of its tokens among those of all."""
         from esa_cli.qa.finding.passage_finder import add_token_ranges
 
         return add_token_ranges(books)

@@ -1,6 +1,6 @@
 """Collects all places in documents that answer a question, without duplicates.
 
-The reader reads all passages of a short text, and the best passages found in a longer text.
+A reader model reads all passages of a short text, or the best passages of a longer text.
 Log-odds, or the reply of another model, decide whether a passage contains an answer.
 """
 
@@ -52,14 +52,14 @@ class ChosenPassages(NamedTuple):
 
 
 @torch.inference_mode()
-def choose_passages(
-    search: PassageSearch, question: str, books: Sequence[Book], minimum: float | None = None,
+def choose_passages_to_read(
+    search: PassageSearch, question: str, books: Sequence[Book], min_score: float | None = None,
     all_passages: bool = False,
 ) -> ChosenPassages:  # fmt: skip
     """Chooses the passages that the reader model reads, by how well they fit the question.
 
     Args:
-        minimum: the minimum score, in standard deviations. None means all of at most `WHOLE`
+        min_score: the minimum score, in standard deviations. None means all of at most `WHOLE`
             passages, else passages that reach `SIEVE` or `NEAR`, and all of documents without
             reduced keys, whose score misses passages that share no word with the question.
         all_passages: whether all passages are chosen, whatever their scores are."""
@@ -71,10 +71,10 @@ def choose_passages(
         late = finder.score_late_interaction(reduced)[0]
     unread, (factor, least) = late.isnan(), FIT
     fits = torch.where(unread, found.words.clamp(min=0), factor * (late - least))
-    if all_passages or (minimum is None and len(index) <= WHOLE):
+    if all_passages or (min_score is None and len(index) <= WHOLE):
         wanted = torch.ones_like(unread)
-    elif minimum is not None:
-        wanted = scores >= minimum
+    elif min_score is not None:
+        wanted = scores >= min_score
     else:
         wanted = unread | (scores >= SIEVE) | (late >= NEAR * late.nan_to_num(-1.0).max())
     numbers = wanted.nonzero().flatten().tolist()
@@ -100,19 +100,19 @@ AnswerSpanFinder = Callable[[Sequence[Passage], Sequence[float]], list[list[Answ
 """Type of a function from passages and their `fits` to the answer spans in each passage."""
 
 
-def make_log_odds_finder(
-    reader: PassageReader, question: str, min_log_odds: float | None = None, repeat: bool = False
+def make_log_odds_span_finder(
+    reader: PassageReader, question: str, min_log_odds: float | None = None, reread: bool = False
 ) -> AnswerSpanFinder:
     """Returns a function that finds the most probable answer span in each passage, if the log-odds
     that the passage contains an answer are high enough.
 
     Args:
         min_log_odds: the minimum of log-odds plus fit for an answer; None means `LEAST`.
-        repeat: a passage is read again without the sentences of that span while it has an answer.
-            This finds each line of a list; in novels it adds wrong places."""
+        reread: a passage is read again without the sentences of that span while it has an answer.
+            Rereading finds each line of a list; in novels it adds wrong places."""
     threshold = LEAST if min_log_odds is None else min_log_odds
 
-    def decide(passages: Sequence[Passage], fits: Sequence[float]) -> list[list[AnswerSpan]]:
+    def find_spans(passages: Sequence[Passage], scores: Sequence[float]) -> list[list[AnswerSpan]]:
         out: list[list[AnswerSpan]] = [[] for _ in passages]
         texts = {number: passage.text for number, passage in enumerate(passages)}
         with reader.activate_adapter():
@@ -120,7 +120,7 @@ def make_log_odds_finder(
                 reading = reader.read_passages(question, list(texts.values()))
                 rest = dict[int, str]()
                 for at, (number, odds) in enumerate(zip(texts, reading.log_odds, strict=True)):
-                    if odds + fits[number] < threshold or (span := reading.find_span(at)) is None:
+                    if odds + scores[number] < threshold or (span := reading.find_span(at)) is None:
                         continue
                     weight = odds + span.log_probability
                     out[number].append(AnswerSpan(span.start, span.end, weight, log_odds=odds))
@@ -128,44 +128,44 @@ def make_log_odds_finder(
                     read = _find_overlapping_sentences(passages[number].text, *place)
                     for start, end in (*read, place):
                         text = text[:start] + " " * (end - start) + text[end:]
-                    if repeat and text.strip():
+                    if reread and text.strip():
                         rest[number] = text
                 texts = rest
         return out
 
-    return decide
+    return find_spans
 
 
-def _find_overlapping_sentences(passage: str, start: int, end: int) -> list[tuple[int, int]]:
+def _find_overlapping_sentences(passage_text: str, start: int, end: int) -> list[tuple[int, int]]:
     """Returns the sentences of a passage that overlap the characters [start, end)."""
-    return [at for at in find_sentence_spans(passage) if at[0] < end and start < at[1]]
+    return [at for at in find_sentence_spans(passage_text) if at[0] < end and start < at[1]]
 
 
-def make_reply_finder(write_reply: Callable[[Passage], Reply]) -> AnswerSpanFinder:
+def make_reply_span_finder(write_reply: Callable[[Passage], Reply]) -> AnswerSpanFinder:
     """Returns a function that lets another model answer from each passage, and that searches the
     passage for the words of this answer."""
 
-    def find_span(passage: Passage) -> list[AnswerSpan]:
+    def find_reply_span(passage: Passage) -> list[AnswerSpan]:
         answer = collapse_spaces(write_reply(passage).text)
         if not answer or says_nothing_found(answer):
             return []
         start, end = find_quoted_words(answer, passage.text)
         return [AnswerSpan(start, end, float(start - end), answer=answer)]
 
-    return lambda passages, fits: [find_span(one) for one in passages]
+    return lambda passages, fits: [find_reply_span(one) for one in passages]
 
 
-def find_quoted_words(answer: str, text: str) -> tuple[int, int]:
-    """Returns the place of the longest run of answer words in a text, else the whole text."""
+def find_quoted_words(answer: str, passage_text: str) -> tuple[int, int]:
+    """Finds the longest run of an answer's words in a passage; if there is none, the passage."""
     words = _WORD.findall(answer)[:MAX_WORDS]
     for size in range(len(words), 0, -1):
         for first in range(len(words) - size + 1):
             run = words[first : first + size]
             pattern = r"[\W_]+".join(run)
-            found = re.search(rf"(?<!\w){pattern}(?!\w)", text, re.IGNORECASE)
+            found = re.search(rf"(?<!\w){pattern}(?!\w)", passage_text, re.IGNORECASE)
             if found and find_content_words(" ".join(run)):
                 return found.span()
-    return 0, len(text)
+    return 0, len(passage_text)
 
 
 @dataclass(frozen=True)
@@ -190,49 +190,48 @@ class CollectedPlace(Passage):
         }  # fmt: skip
 
     @classmethod
-    def from_json(cls, row: Mapping[str, Any]) -> CollectedPlace:
+    def from_json(cls, json_fields: Mapping[str, Any]) -> CollectedPlace:
         """Builds a collected place from the JSON fields that `to_json` returned."""
-        start, end = row["passage"]
-        return cls(**{**row, "passage": (start, end)})
+        start, end = json_fields["passage"]
+        return cls(**{**json_fields, "passage": (start, end)})
 
     @property
-    def words(self) -> str:
+    def normalised_answer(self) -> str:
         """The other model's answer, or else the quoted text, in lower case and without articles."""
         found = _WORD.findall((self.answer or self.text).lower())
         return " ".join([word for word in found if word not in _ARTICLES] or found)
 
 
 def drop_repeated_places(places: Iterable[CollectedPlace]) -> list[CollectedPlace]:
-    """Returns the places, without places whose answers have the same words as an earlier place."""
+    """Drops collected places whose answers have the same words as the answer of an earlier one."""
     by_wording: dict[str, CollectedPlace] = {}
     for one in places:
-        by_wording.setdefault(one.words, one)
+        by_wording.setdefault(one.normalised_answer, one)
     return list(by_wording.values())
 
 
-class Coverage(NamedTuple):
-    """The number of all passages, of chosen passages, and of passages that were read so far."""
+class ReadingCoverage(NamedTuple):
+    """The numbers of all passages, of chosen passages, and of passages that were read so far."""
 
     passages: int
     chosen: int
     read: int
 
     @property
-    def share(self) -> float:
+    def read_share(self) -> float:
         """The share of all passages that the reader has read."""
         return self.read / self.passages if self.passages else 0.0
 
 
 class EarlierRun(NamedTuple):
-    """An earlier run over the same passages: the number of passages read, and the places found."""
+    """The number of passages that an interrupted run has read, and the places that it found."""
 
     read: int
     places: Sequence[CollectedPlace]
 
 
 class _PlaceCandidate(NamedTuple):
-    """A collected place in characters [first, last) of a document, until no better place in the
-    same sentences can be found."""
+    """A collected place that a better place in the same sentences may still replace."""
 
     place: CollectedPlace
     document: int
@@ -243,7 +242,7 @@ class _PlaceCandidate(NamedTuple):
 
 
 class Collection:
-    """An iterator over collected places in document order, which reads passages as it advances.
+    """An iterator that reads chosen passages and yields the places that answer, in text order.
 
     Args:
         decide: is called with `batch` passages, in the context that `alone` makes.
@@ -271,12 +270,12 @@ class Collection:
         return next(self._places)
 
     @property
-    def coverage(self) -> Coverage:
+    def coverage(self) -> ReadingCoverage:
         """How many passages there are, how many were chosen, and how many were read so far."""
-        return Coverage(self._chosen.total, len(self._chosen.passages), self._read)
+        return ReadingCoverage(self._chosen.total, len(self._chosen.passages), self._read)
 
     @property
-    def settled_passage_count(self) -> int:
+    def done_passage_count(self) -> int:
         """The number of passages that are finished, so that a later run can continue after them."""
         return min((one.passage for one in self._waiting), default=self._read)
 
@@ -297,10 +296,10 @@ class Collection:
                 yield from self._yield_places_before(chosen.documents[self._read], next_start)
         yield from self._yield_places_before(len(self._books), 0)
 
-    def _add_answer_span(self, passage_number: int, span: AnswerSpan) -> None:
+    def _add_answer_span(self, passage_index: int, span: AnswerSpan) -> None:
         """Adds an answer span as a candidate, unless a better candidate shares a sentence."""
         chosen = self._chosen
-        passage, document = chosen.passages[passage_number], chosen.documents[passage_number]
+        passage, document = chosen.passages[passage_index], chosen.documents[passage_index]
         known = self._books[document].document
         sentences = _find_overlapping_sentences(passage.text, span.start, span.end)
         sentences = sentences or [(span.start, span.end)]
@@ -319,13 +318,13 @@ class Collection:
             sentence=known.text[first:last], passage=(passage.start, passage.end),
             log_odds=span.log_odds, answer=span.answer,
         )  # fmt: skip
-        better = _PlaceCandidate(place, document, passage_number, first, last, span.weight)
+        better = _PlaceCandidate(place, document, passage_index, first, last, span.weight)
         self._waiting = [*(other for other in self._waiting if other not in rivals), better]
 
-    def _yield_places_before(self, document_number: int, start: int) -> Iterator[CollectedPlace]:
-        """Yields and drops the candidate places that end before character `start` of a document."""
+    def _yield_places_before(self, document_index: int, offset: int) -> Iterator[CollectedPlace]:
+        """Yields and forgets candidate places before a character offset of a document."""
         for one in sorted(self._waiting, key=lambda one: (one.document, one.place.start)):
-            if (one.document, one.last) <= (document_number, start):
+            if (one.document, one.last) <= (document_index, offset):
                 self._ends[one.place.source, one.place.document] = one.last
                 yield one.place
                 self._waiting.remove(one)

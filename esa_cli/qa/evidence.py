@@ -1,4 +1,4 @@
-"""Evidence of an answer: weights of passages, heat maps, and a report as an HTML page."""
+"""Weighs the passages that an answer rests on, and shows them as heat maps and HTML pages."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DARK = {
 
 
 def format_css_variables(colours: dict[str, str]) -> str:
-    """Returns the colours as declarations of CSS variables."""
+    """Formats named colours as declarations of CSS variables."""
     return "".join(f"--{name}:{value};" for name, value in colours.items())
 
 
@@ -51,14 +51,14 @@ def compute_passage_weights(
     return weighed, weights
 
 
-def get_book_weights(book: Book, weights: Tensor) -> Tensor:
+def get_book_token_weights(book: Book, token_weights: Tensor) -> Tensor:
     """Returns the weights (n,) of one document's tokens out of the weights (N,) of all tokens."""
-    return weights[book.rows.start : book.rows.stop]
+    return token_weights[book.rows.start : book.rows.stop]
 
 
-def make_heat_maps(books: Sequence[Book], weights: Tensor) -> list[HeatMap]:
+def make_heat_maps(books: Sequence[Book], token_weights: Tensor) -> list[HeatMap]:
     """Makes a heat map of each document by token weights; the heaviest token is the darkest."""
-    parts = [get_book_weights(book, weights) for book in books]
+    parts = [get_book_token_weights(book, token_weights) for book in books]
     top = max((float(part.max()) for part in parts if len(part)), default=0.0)
     return [
         HeatMap(book.document.name, tuple(_shade_tokens(book.spans, part, top)))
@@ -66,15 +66,15 @@ def make_heat_maps(books: Sequence[Book], weights: Tensor) -> list[HeatMap]:
     ]
 
 
-def _shade_tokens(token_spans: Tensor, weights: Tensor, max_weight: float) -> list[ShadedSpan]:
-    """Returns the spans of tokens with their shades; tokens of `max_weight` are the darkest."""
+def _shade_tokens(spans: Tensor, token_weights: Tensor, max_weight: float) -> list[ShadedSpan]:
+    """Returns the character spans of tokens with their shades, the darkest for `max_weight`."""
     out: list[ShadedSpan] = []
     if max_weight <= 0:
         return out
-    for i in (weights >= COLD * max_weight).nonzero()[:, 0].tolist():
-        start, end = int(token_spans[i, 0]), int(token_spans[i, 1])
+    for i in (token_weights >= COLD * max_weight).nonzero()[:, 0].tolist():
+        start, end = int(spans[i, 0]), int(spans[i, 1])
         start = max(start, out[-1].end) if out else start
-        level = max(1, round(LEVELS * (float(weights[i]) / max_weight) ** 0.5))
+        level = max(1, round(LEVELS * (float(token_weights[i]) / max_weight) ** 0.5))
         if out and out[-1][1:] == (start, level):
             out[-1] = ShadedSpan(out[-1].start, end, level)
         elif start < end:
@@ -96,9 +96,11 @@ mark a { font: 600 .75em system-ui; padding-right: .4em; scroll-margin-top: 30vh
 """
 
 
-def make_evidence_page(reply: Reply, question: str, books: Sequence[Book], weights: Tensor) -> str:
+def make_evidence_page(
+    reply: Reply, question: str, books: Sequence[Book], token_weights: Tensor
+) -> str:
     """Returns an HTML page with an answer and with documents in which passages are marked."""
-    whole = float(sum(get_book_weights(book, weights).sum() for book in books))
+    whole = float(sum(get_book_token_weights(book, token_weights).sum() for book in books))
     doubt = "Nothing in the text stands out for this question: it may not contain the answer."
     listed = [
         f'<li><blockquote dir="auto">{escape(one.text)}</blockquote>'
@@ -108,9 +110,9 @@ def make_evidence_page(reply: Reply, question: str, books: Sequence[Book], weigh
     ]
     sections = [
         f'<h2>{escape(book.document.name)}</h2>\n<p class="soft">'
-        f"{100 * float(get_book_weights(book, weights).sum()) / (whole or 1):.0f} % of the "
-        f'attention</p>\n<div class="text" dir="auto">'
-        f"{_make_marked_html(book, reply.evidence)}</div>"
+        f"{100 * float(get_book_token_weights(book, token_weights).sum()) / (whole or 1):.0f} % "
+        f'of the attention</p>\n<div class="text" dir="auto">'
+        f"{_format_marked_document(book, reply.evidence)}</div>"
         for book in books
     ]
     page = f"""<!doctype html>
@@ -145,12 +147,12 @@ def _format_passage_location(passage: Passage) -> str:
     return ", ".join([passage.document, *page, f"line {passage.line:,}", *chapter])
 
 
-def _make_marked_html(book: Book, evidence: Sequence[Passage]) -> str:
+def _format_marked_document(book: Book, passages: Sequence[Passage]) -> str:
     """Returns the text of a document as HTML, in which each passage is marked and numbered."""
     document, parts, at = book.document, list[str](), 0
     own = [
         (one.start, one.end, number)
-        for number, one in enumerate(evidence, 1)
+        for number, one in enumerate(passages, 1)
         if one.document == document.name and document.text[one.start : one.end] == one.text
     ]
     for start, end, number in sorted(own):

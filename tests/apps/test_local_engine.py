@@ -19,7 +19,7 @@ from esa_cli.apps.cli.options.options import ModelOptions
 from esa_cli.apps.ingest_engine import IngestWorker
 from esa_cli.documents.document import Document
 from esa_cli.errors import ResourceError, UsageError
-from esa_cli.qa.presets.preset import load
+from esa_cli.qa.presets.preset import load_preset
 
 process = pytest.mark.process
 pytestmark = pytest.mark.timeout(200)
@@ -49,7 +49,7 @@ def test_a_worker_without_memory_is_no_bug(tmp_path: Path, error: Exception) -> 
 
     def worker(error: Exception, folder: Path = tmp_path) -> IngestWorker:
         model = ModelOptions(preset="tiny-random")
-        made = IngestWorker(load("tiny-random"), model, "int8", tmp_path, str(folder))
+        made = IngestWorker(load_preset("tiny-random"), model, "int8", tmp_path, str(folder))
         made = pickle.loads(pickle.dumps(made))
         if folder.exists():
             made.esa = Mock(ingest=Mock(side_effect=error))

@@ -28,7 +28,7 @@ from esa_cli.evaluation.conformance import make_step
 from esa_cli.methods.registry import register
 from esa_cli.models.attachment.attach import attach
 from esa_cli.qa.answering.session import Session
-from esa_cli.qa.presets import preset
+from esa_cli.qa.presets.preset import load_preset
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,7 @@ def test_in_a_model_the_part_is_named(loaded: Any, part: dict[str, Any], about: 
 
 def test_a_distance_below_zero_is_refused(loaded: Any) -> None:
     for name in ("contiguous", "esa", "true", "streaming"):
-        given = preset.load("tiny-random", [f"position.name='{name}'", "position.distance=-5"])
+        given = load_preset("tiny-random", [f"position.name='{name}'", "position.distance=-5"])
         with pytest.raises(PresetError, match="distance must be a whole number from 0, got -5"):
             Session(loaded.model, loaded.tokenizer, given)
 
@@ -211,7 +211,7 @@ def test_in_a_question_the_selector_is_named(
     copy_registries(monkeypatch)
     register("selector", "fails-in-survey")(FailsInSurvey)
     options = [f"selector={{name: fails-in-survey, member: {member}}}"]
-    with Session(loaded.model, loaded.tokenizer, preset.load("tiny-random", options)) as session:
+    with Session(loaded.model, loaded.tokenizer, load_preset("tiny-random", options)) as session:
         session.read("The gate opens at nine. " * 30)
         length = session.document_tokens
         with pytest.raises(PluginError, match="selector FailsInSurvey fails: KeyError"):

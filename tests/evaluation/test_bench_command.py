@@ -12,7 +12,7 @@ from command import TINY, Esa, fail
 
 from esa_cli import models
 from esa_cli.qa.answering import session
-from esa_cli.qa.presets.preset import load
+from esa_cli.qa.presets.preset import load_preset
 
 pytestmark = pytest.mark.usefixtures("surroundings", "short_answers")
 
@@ -112,7 +112,7 @@ def test_no_token_of_a_prompt_is_left_out(esa: Esa, data: Path) -> None:
     said = [{"role": "user", "content": whole(record)}]
     text = tokenizer.apply_chat_template(said, tokenize=False, add_generation_prompt=True)
     tokens = len(tokenizer(text, add_special_tokens=False)["input_ids"])
-    assert tokens > 5 * load("tiny-random").context
+    assert tokens > 5 * load_preset("tiny-random").context
     assert [row["tokens"] for row in rows] == [tokens] * 3
 
 

@@ -98,7 +98,7 @@ def under_test(base):
     return {}
 """
 WRONG_RECIPES = {
-    "{'window': {'selected': base.window.selected + 1}}": "must take the preset's 2112 tokens",
+    "{'window': {'selected': base.window.selected + 1}}": "must attend to the preset's 2112 tokens",
     "{'selector': {'name': 'topkk'}}": "unknown selector 'topkk'",
     "{'selector': {'name': 'topk', 'proximty': 3}}": "no setting 'proximty'",
     "{'windows': {'local': 3}}": "must not set 'windows'",

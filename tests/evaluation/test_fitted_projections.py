@@ -28,7 +28,7 @@ from esa_cli.evaluation.calibration.fitted_projections import (
     train_projections,
 )
 from esa_cli.models.attachment.fingerprint import compute_model_fingerprint
-from esa_cli.qa.presets import preset
+from esa_cli.qa.presets.preset import load_preset
 
 WIDTH = 12
 
@@ -114,7 +114,7 @@ def job(tmp_path: Path) -> CalibrationJob:
         assert all(map(torch.equal, stored.load_queries_and_keys(layer), (queries, keys)))
     host: Any = SimpleNamespace(device=torch.device("cpu"))
     model = replace(compute_model_fingerprint(build_model("llama")), layers=3)
-    return CalibrationJob(host, preset.load("tiny-random"), selective(), [0] * 300, stored, model)
+    return CalibrationJob(host, load_preset("tiny-random"), selective(), [0] * 300, stored, model)
 
 
 QUICK = TrainingSettings(epochs=2, lr=1e-2)

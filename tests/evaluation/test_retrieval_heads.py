@@ -29,8 +29,7 @@ from esa_cli.evaluation.tasks.task_sample import Haystack, TaskDocument, TaskReq
 from esa_cli.methods.voting import VoteScore
 from esa_cli.models.loading.load import LoadedModel
 from esa_cli.qa.answering.prompt import PromptEncoder
-from esa_cli.qa.presets import preset
-from esa_cli.qa.presets.preset import Preset
+from esa_cli.qa.presets.preset import Preset, load_preset
 
 VOTING = [
     "score.name=vote", "selector.name=consensus", "selector.passage=16", "reading=local",
@@ -110,7 +109,7 @@ def test_a_set_votes_by_the_sum_of_its_layers() -> None:
 
 
 def tiny(*settings: str) -> Preset:
-    return preset.load("tiny-random", [*VOTING, *settings])
+    return load_preset("tiny-random", [*VOTING, *settings])
 
 
 def planted(loaded: Any, tokens: int = 1500, questions: int = 8) -> TaskDocument:
@@ -199,7 +198,7 @@ def test_json_and_a_setting(esa: Esa, one_finds: tuple[int, int]) -> None:
     assert data["use"].startswith("--set 'score.heads=[[1,2],")
     assert data["layers"] == 2
     setting = data["use"].removeprefix("--set '").removesuffix("'")
-    assert preset.load("tiny-random", [setting]).score["heads"] == data["chosen"]
+    assert load_preset("tiny-random", [setting]).score["heads"] == data["chosen"]
 
 
 @pytest.mark.parametrize(

@@ -29,13 +29,13 @@ from esa_cli.evaluation.selftest.selftest_run import ChunkRecorder, SelftestRun,
 from esa_cli.evaluation.tasks.task_sample import Haystack
 from esa_cli.methods.infllm import InfLLMSelector
 from esa_cli.qa.answering.session import Session
-from esa_cli.qa.presets import preset
+from esa_cli.qa.presets.preset import Preset, load_preset
 from esa_cli.qa.presets.resolved_preset import resolve_preset
 from esa_cli.storage.memory_store import MemoryKVStore
 from esa_cli.system.jsonl import Journal
 
 pytestmark = pytest.mark.usefixtures("short_answers")
-TINY = preset.load("tiny-random")
+TINY = load_preset("tiny-random")
 
 
 class Heard:
@@ -64,7 +64,7 @@ def engine(
     settings: SelftestSettings,
     path: Path | None = None,
     *,
-    base: preset.Preset = TINY,
+    base: Preset = TINY,
     hay: Haystack | None = None,
     **how: Any,
 ) -> SelftestRun:

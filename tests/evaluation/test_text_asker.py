@@ -23,7 +23,7 @@ from esa_cli.evaluation.tasks.task_sample import PlantedFact
 from esa_cli.evaluation.text_asker import TextAnswerer
 from esa_cli.qa.answering.session import Session
 from esa_cli.qa.finding.passage import Passage
-from esa_cli.qa.presets import preset
+from esa_cli.qa.presets.preset import Preset, load_preset
 
 pytestmark = pytest.mark.usefixtures("surroundings")
 
@@ -61,9 +61,9 @@ def no_prefill(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Session, "plan_prefill", refuse)
 
 
-def chosen(folder: Path, *more: str) -> preset.Preset:
+def chosen(folder: Path, *more: str) -> Preset:
     given = [f"model={folder / 'model'}", *FROM_TEXT, *more]
-    return preset.load("tiny-random", given)
+    return load_preset("tiny-random", given)
 
 
 def words(folder: Path, finder: bool = True) -> list[str]:

@@ -17,7 +17,8 @@ from esa_cli.attention.step import ChunkTrace, Step
 from esa_cli.attention.window import QueryState, QuestionAndText
 from esa_cli.methods.bm25 import Bm25Score
 from esa_cli.qa.answering.session import Session
-from esa_cli.qa.presets import preset, resolved_preset
+from esa_cli.qa.presets.preset import load_preset
+from esa_cli.qa.presets.resolved_preset import apply_method
 
 LOW, WINDOW = 3, 8
 QUESTION = "Where is the fox, and where the mole?"
@@ -97,16 +98,14 @@ TEXT = FILLER * 20 + "A fox met Möle 鲸. " + FILLER * 20
 
 def chosen(loaded: Any, question: str, overrides: Sequence[str] = ()) -> list[set[int]]:
     """Positions that each layer selects for the question's chunk."""
-    base = preset.load("tiny-random", ["window.dense=0", "window.selected=64", *overrides])
+    base = load_preset("tiny-random", ["window.dense=0", "window.selected=64", *overrides])
     found: list[set[int]] = []
 
     def trace(chunk: ChunkTrace) -> None:
         if not chunk.decoding and isinstance(chunk.far, torch.Tensor):
             found.append(set(chunk.far.tolist()) - set(range(chunk.initial_count)))
 
-    with Session(
-        loaded.model, loaded.tokenizer, resolved_preset.apply_method("bm25", base)
-    ) as session:
+    with Session(loaded.model, loaded.tokenizer, apply_method("bm25", base)) as session:
         session.read(TEXT)
         head = len(session.prompt.encode_prompt_start())
         session.ask(question, max_new_tokens=2, trace=trace)

@@ -29,8 +29,8 @@ from esa_cli.methods import registry
 from esa_cli.methods.infllm import KEPT_CHUNKS, InfLLMSelector
 from esa_cli.methods.per_head import LokiSelector
 from esa_cli.methods.voting import VoteScore
-from esa_cli.qa.presets import preset, resolved_preset
-from esa_cli.qa.presets.resolved_preset import resolve_preset
+from esa_cli.qa.presets.preset import load_preset
+from esa_cli.qa.presets.resolved_preset import apply_method, resolve_preset
 from esa_cli.storage.memory_store import MemoryKVStore
 
 HEADS, GROUPS, DIM = 6, 2, 8
@@ -577,7 +577,7 @@ PRESETS = ["default", "tiny-random", "paper"]
 
 def test_a_recipe_that_takes_everything_reads_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     copy_registries(monkeypatch)
-    base = preset.load("tiny-random", ["reading=local"])
+    base = load_preset("tiny-random", ["reading=local"])
 
     @registry.recipe("all-of-it", about="", source="", cost="", full=True)
     def all_of_it(base: registry.Base) -> dict[str, Any]:
@@ -588,8 +588,8 @@ def test_a_recipe_that_takes_everything_reads_everything(monkeypatch: pytest.Mon
         return {"selector": {"name": "full"}, "reading": "local"}
 
     for name in ("all-of-it", "all-by-name"):
-        assert resolved_preset.apply_method(name, base).reading == "select"
-    assert resolved_preset.apply_method("topk", base).reading == "local"
+        assert apply_method(name, base).reading == "select"
+    assert apply_method("topk", base).reading == "local"
 
 
 @pytest.mark.parametrize(
@@ -605,7 +605,7 @@ def test_a_recipe_sets_the_method_and_no_more(
     copy_registries(monkeypatch)
     registry.recipe("wrong-of-it", about="", source="", cost="")(lambda base: settings)
     with pytest.raises(PluginError, match=f"method 'wrong-of-it' {message}") as error:
-        resolved_preset.apply_method("wrong-of-it", preset.load("tiny-random"))
+        apply_method("wrong-of-it", load_preset("tiny-random"))
     assert hint in error.value.hint
 
 
@@ -613,14 +613,14 @@ def test_a_recipe_that_fails_is_the_plugins_fault(monkeypatch: pytest.MonkeyPatc
     copy_registries(monkeypatch)
     registry.recipe("failing", about="", source="", cost="")(lambda base: {}["local"])
     with pytest.raises(PluginError, match="method 'failing' fails: KeyError: 'local'"):
-        resolved_preset.apply_method("failing", preset.load("tiny-random"))
+        apply_method("failing", load_preset("tiny-random"))
 
 
 @pytest.mark.parametrize("base", PRESETS)
 @pytest.mark.parametrize("name", NAMES)
 def test_recipes_make_methods_of_any_preset(name: str, base: str) -> None:
-    given = preset.load(base)
-    made = resolved_preset.apply_method(name, given, length=100_000)
+    given = load_preset(base)
+    made = apply_method(name, given, document_tokens=100_000)
     method = resolve_preset(made).method
     assert method.window.budget == given.window.budget
     local_only = name in ("streaming-llm", "lm-infinite")

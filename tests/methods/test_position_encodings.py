@@ -302,10 +302,10 @@ def test_full_attention_recipes(name: str, length: int, factor: float) -> None:
     assert registry.find_recipe(name).full
     assert made.selector == {"name": "full"}
     assert not registry.build_part("score", made.score).features, "nothing is scored or reduced"
-    assert made.reading == "select"
-    assert made.window == PRESET.window
+    assert (made.reading, made.window) == ("select", PRESET.window)
     encoding = registry.build_part("position", made.position)
-    assert resolved_preset.method_needs_length(name, PRESET) == (name not in ("full", "origin"))
+    needs_length = resolved_preset.method_needs_document_length(name, PRESET)
+    assert needs_length == (name not in ("full", "origin"))
     if name == "origin":
         assert encoding == TruePositions()
         return

@@ -22,7 +22,8 @@ from esa_cli.methods.sentences import (
     sum_scores_over_phrases,
 )
 from esa_cli.qa.answering.session import Session
-from esa_cli.qa.presets import preset, resolved_preset
+from esa_cli.qa.presets.preset import load_preset
+from esa_cli.qa.presets.resolved_preset import apply_method
 
 HEADS, GROUPS, DIM, CHUNK, DISTANCE = 4, 2, 8, 5, 29
 
@@ -196,16 +197,14 @@ TEXT = "".join(f"The gate number {i} opens at nine. Nobody knows why! " for i in
 
 @pytest.mark.parametrize("name", ["infiniretri", "recontext", "esa-consensus-bm25"])
 def test_every_layer_attends_to_the_same_sentences(loaded: Any, name: str) -> None:
-    base = preset.load("tiny-random", ["window.dense=0", "window.selected=100"])
+    base = load_preset("tiny-random", ["window.dense=0", "window.selected=100"])
     chosen: dict[int, set[int]] = {}
 
     def trace(chunk: ChunkTrace) -> None:
         assert isinstance(chunk.far, torch.Tensor)
         chosen[chunk.layer] = set(chunk.far.tolist()) - set(range(chunk.initial_count))
 
-    with Session(
-        loaded.model, loaded.tokenizer, resolved_preset.apply_method(name, base)
-    ) as session:
+    with Session(loaded.model, loaded.tokenizer, apply_method(name, base)) as session:
         session.read(TEXT)
         head = len(session.prompt.encode_prompt_start())
         session.ask("When does gate number 9 open?", max_new_tokens=3, trace=trace)

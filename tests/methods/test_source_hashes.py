@@ -17,9 +17,9 @@ from esa_cli.attention.parts import Compressor, Moments, Score
 from esa_cli.errors import PresetError
 from esa_cli.methods import plugin_loading, registry
 from esa_cli.methods.registry import find_kind_without_source_file, hash_file_settings, register
-from esa_cli.qa.planning.kv_cache_storage import find_storage_hindrance
-from esa_cli.qa.presets import preset
+from esa_cli.qa.planning.kv_cache_storage import explain_why_not_storable
 from esa_cli.qa.presets.cache_key import hash_preset_settings
+from esa_cli.qa.presets.preset import load_preset
 from esa_cli.qa.presets.resolved_preset import resolve_preset
 
 PLUGIN = """
@@ -43,11 +43,11 @@ def as_before(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def hashed(*overrides: str) -> str:
-    return hash_preset_settings(preset.load("tiny-random", overrides))
+    return hash_preset_settings(load_preset("tiny-random", overrides))
 
 
 def test_settings_count_and_the_presets_name_does_not() -> None:
-    plain = preset.load("tiny-random")
+    plain = load_preset("tiny-random")
     assert hash_preset_settings(plain) == hash_preset_settings(
         plain.model_copy(update={"name": "other"})
     )
@@ -100,7 +100,7 @@ def test_what_a_compressor_reads_counts_whatever_its_fields_are_called(tmp_path:
             return None
 
     given = ["compressor.name=elsewhere"]
-    found, resolved = [hashed(*given)], resolve_preset(preset.load("tiny-random", given))
+    found, resolved = [hashed(*given)], resolve_preset(load_preset("tiny-random", given))
     files = resolved.method.compressor.files
     keys = [hash_file_settings(resolved.preset.compressor, files)]
     (tmp_path / "maps.bin").write_bytes(b"2")
@@ -129,6 +129,6 @@ def test_a_class_without_a_file_is_only_itself(monkeypatch: pytest.MonkeyPatch) 
     first = typed()()
     assert first == hashed("score.name=typed")
     assert typed()() != first
-    method = resolve_preset(preset.load("tiny-random", ["score.name=typed"])).method
+    method = resolve_preset(load_preset("tiny-random", ["score.name=typed"])).method
     assert find_kind_without_source_file(method) == "score"
-    assert find_storage_hindrance(method).startswith("its score must be defined in a file")
+    assert explain_why_not_storable(method).startswith("its score must be defined in a file")

@@ -15,7 +15,7 @@ from esa_cli.models.files.checkpoint_files import load_model_metadata
 from esa_cli.models.loading.load import CONFIG_FILES, LoadedModel
 from esa_cli.models.loading.plain_decoder import LazyTransformersModel, load_without_transformers
 from esa_cli.models.text_passes.model_forward import call_before_each_layer
-from esa_cli.qa.presets.cache_key import find_model_facts
+from esa_cli.qa.presets.cache_key import digest_model
 
 __all__ = ["home"]
 
@@ -53,9 +53,9 @@ def test_only_what_transformers_has_loaded_once_is_deferred(home: Path) -> None:
 def test_the_facts_of_stored_documents_are_the_same(dtype: str) -> None:
     first = models.load(MODEL, device="cpu", dtype=dtype)
     later = deferred(dtype=dtype)
-    facts = find_model_facts(later.text_model, later.tokenizer)
-    assert facts == find_model_facts(first.model, first.tokenizer)
-    assert facts == find_model_facts(later.model, later.tokenizer)
+    facts = digest_model(later.text_model, later.tokenizer)
+    assert facts == digest_model(first.model, first.tokenizer)
+    assert facts == digest_model(later.model, later.tokenizer)
 
 
 def test_the_model_is_the_same_and_shares_its_weights(whole: LoadedModel) -> None:

@@ -284,8 +284,8 @@ def test_what_a_model_is_made_of(family: str) -> None:
         model(tokens(5), past_key_values=cache)
         store = cache.get_layer_kv_cache(attached.method_layers[0]).store
         assert (store.heads, store.dim) == (found.groups, found.dim)
-        assert store.nbytes == 5 * read_model_shape(before).numbers_per_token * 4
+        assert store.nbytes == 5 * read_model_shape(before).cached_numbers_per_token * 4
         state_bytes = sum(tensor.nbytes for tensor in cache.states.list_state_tensors())
         assert cache.nbytes - state_bytes == 5 * read_model_shape(before).numbers * 4
-        assert state_bytes == read_model_shape(before).count_state_bytes(4)
+        assert state_bytes == read_model_shape(before).count_recurrent_state_bytes(4)
     assert model.config.to_dict() == before

@@ -18,7 +18,7 @@ from esa_cli.attention.window import Window
 from esa_cli.errors import ModelError, UsageError
 from esa_cli.models.attachment.attach import AttachedModel, attach
 from esa_cli.qa.answering.session import Session
-from esa_cli.qa.presets import preset
+from esa_cli.qa.presets.preset import load_preset
 
 TEXT = "The gate opens at nine and the market closes at dusk. " * 10
 QUESTION = "When does the gate open?"
@@ -34,7 +34,7 @@ def tokens(count: int = 40) -> torch.Tensor:
 
 
 def answer(loaded: Any) -> str:
-    with Session(loaded.model, loaded.tokenizer, preset.load("tiny-random")) as session:
+    with Session(loaded.model, loaded.tokenizer, load_preset("tiny-random")) as session:
         session.read(TEXT)
         return session.ask(QUESTION).text
 

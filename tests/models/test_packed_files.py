@@ -19,7 +19,7 @@ from esa_cli.errors import ModelError
 from esa_cli.models.files.checkpoint_files import compute_weight_bytes
 from esa_cli.models.files.random_model import write_byte_tokenizer
 from esa_cli.models.loading.plain_decoder import load_without_transformers
-from esa_cli.qa.presets.cache_key import find_model_facts
+from esa_cli.qa.presets.cache_key import digest_model
 
 __all__ = ["cache", "esa", "home", "note", "surroundings"]
 IDS = torch.randint(0, 61, (1, 40), generator=torch.Generator().manual_seed(0))
@@ -80,7 +80,7 @@ def test_the_key_is_that_of_the_weights(save: Callable[..., Path]) -> None:
     first, again, plain = (
         models.load(str(one), **load) for one in (folder, folder, folder / "plain")
     )
-    facts = [find_model_facts(one.model, one.tokenizer) for one in (first, again, plain)]
+    facts = [digest_model(one.model, one.tokenizer) for one in (first, again, plain)]
     assert facts[0] == facts[1] == facts[2]
     assert {weight.dtype for weight in first.model.parameters()} == {torch.bfloat16}
     assert load_without_transformers(str(folder), torch.bfloat16) is None, "no plain weights"
@@ -88,7 +88,7 @@ def test_the_key_is_that_of_the_weights(save: Callable[..., Path]) -> None:
         folder, lambda all: all["model.layers.0.self_attn.k_proj.weight_scale_inv"].mul_(1.25)
     )
     other = models.load(str(folder), **load)
-    assert find_model_facts(other.model, other.tokenizer)["weights"] != facts[0]["weights"]
+    assert digest_model(other.model, other.tokenizer)["weights"] != facts[0]["weights"]
 
 
 UP = "model.layers.1.mlp.up_proj"

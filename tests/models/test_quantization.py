@@ -27,7 +27,7 @@ from esa_cli.models.loading.quantization import (
     weights_stay_quantised,
 )
 from esa_cli.models.text_passes.text_forward import can_fuse_model
-from esa_cli.qa.presets.cache_key import find_model_facts
+from esa_cli.qa.presets.cache_key import digest_model
 
 __all__ = ["home"]
 
@@ -95,12 +95,12 @@ def test_quantised_weights_answer_nearly_alike(way: str, folder: Path) -> None:
 def test_quantised_models_have_keys_of_their_own(way: str, folder: Path) -> None:
     plain, packed, again = load(folder), load(folder, way), load(folder, way)
     assert compute_model_fingerprint(packed.model) != compute_model_fingerprint(plain.model)
-    facts = find_model_facts(packed.model, packed.tokenizer)
-    assert facts["weights"] != find_model_facts(plain.model, plain.tokenizer)["weights"]
-    assert facts == find_model_facts(again.model, again.tokenizer)
+    facts = digest_model(packed.model, packed.tokenizer)
+    assert facts["weights"] != digest_model(plain.model, plain.tokenizer)["weights"]
+    assert facts == digest_model(again.model, again.tokenizer)
     wanted = logits(packed.model)
     for _ in range(2):
-        assert find_model_facts(packed.model, packed.tokenizer) == facts, "of a model that was used"
+        assert digest_model(packed.model, packed.tokenizer) == facts, "of a model that was used"
         assert torch.equal(logits(packed.model), wanted), "looking at weights leaves them alone"
 
 

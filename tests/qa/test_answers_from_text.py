@@ -17,7 +17,7 @@ from esa_cli.models.text_passes.generation import generate
 from esa_cli.qa.answering.reply import NOT_TOLD, Turn
 from esa_cli.qa.api import Esa
 from esa_cli.qa.finding.passage_finder import Book
-from esa_cli.qa.presets import preset
+from esa_cli.qa.presets.preset import load_preset
 from esa_cli.qa.reading import span
 from esa_cli.qa.reading.span import collapse_spaces
 from esa_cli.storage.library import Library
@@ -31,7 +31,7 @@ FROM_TEXT = ["answer.from=text", "answer.prior=100.0"]
 
 
 def esa(loaded: Any, *overrides: str, base: Sequence[str] = FROM_TEXT) -> Esa:
-    return Esa(loaded, preset.load("tiny-random", [*base, *overrides]))
+    return Esa(loaded, load_preset("tiny-random", [*base, *overrides]))
 
 
 def document(text: str, name: str = "story.txt") -> Document:
@@ -253,20 +253,20 @@ def test_a_document_is_read_only_where_rows_are_needed_or_stored(
     loaded: Any, tmp_path: Path
 ) -> None:
     library = Library(tmp_path / "library")
-    with Esa(loaded, preset.load("tiny-random", FROM_TEXT), library=library, keep=False) as asker:
+    with Esa(loaded, load_preset("tiny-random", FROM_TEXT), library=library, keep=False) as asker:
         assert asker.ingest(document(STORY)).prefilled is None
-    with Esa(loaded, preset.load("tiny-random", FROM_TEXT), library=library) as asker:
+    with Esa(loaded, load_preset("tiny-random", FROM_TEXT), library=library) as asker:
         stored = asker.ingest(document(STORY))
         assert stored.prefilled is not None
         assert stored.entry is not None
-    with Esa(loaded, preset.load("tiny-random", FROM_TEXT), library=library, keep=False) as asker:
+    with Esa(loaded, load_preset("tiny-random", FROM_TEXT), library=library, keep=False) as asker:
         assert asker.ingest(document(STORY)).entry.key == stored.entry.key
 
 
 def test_a_method_over_the_preset_answers_from_rows(loaded: Any) -> None:
     from esa_cli.qa.presets.resolved_preset import apply_method
 
-    made = apply_method("esa", preset.load("tiny-random", FROM_TEXT))
+    made = apply_method("esa", load_preset("tiny-random", FROM_TEXT))
     with Esa(loaded, made) as asker:
         read = asker.ingest(document(STORY))
         reply = asker.ask(QUESTION, [read], max_new_tokens=3)

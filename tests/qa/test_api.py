@@ -15,7 +15,7 @@ from esa_cli.methods.infllm import InfLLMSelector
 from esa_cli.qa.answering.reply import Turn
 from esa_cli.qa.api import Esa
 from esa_cli.qa.ingestion.ingest import IngestEvents
-from esa_cli.qa.presets import preset
+from esa_cli.qa.presets.preset import load_preset
 from esa_cli.storage.library import Library
 from esa_cli.storage.library.disk import LibraryPaths
 
@@ -55,7 +55,7 @@ def esa(loaded: Any, library: Library | None, *overrides: str, **options: Any) -
         options["events"] = IngestEvents()
         for name, call in calls.items():
             setattr(options["events"], name, call)
-    return Esa(loaded, preset.load("tiny-random", overrides), library=library, **options)
+    return Esa(loaded, load_preset("tiny-random", overrides), library=library, **options)
 
 
 @pytest.mark.parametrize("overrides", [[], WITH_KEYS, ["reading=select"]])
@@ -124,7 +124,7 @@ def test_the_memory_that_a_reading_takes_is_asked_for_before(
 ) -> None:
     gate, boat = files(tmp_path)
     asked: list[int] = []
-    planner = SimpleNamespace(check_memory=asked.append)
+    planner = SimpleNamespace(check_memory_suffices=asked.append)
     with esa(loaded, None, planner=planner) as memory:
         books = [memory.ingest(path) for path in (gate, boat)]
         assert asked == [books[0].tokens, books[0].tokens + books[1].tokens]
@@ -180,7 +180,7 @@ def test_a_question_can_be_ended_while_it_is_read(loaded: Any, tmp_path: Path) -
         if len(steps) == 2:
             raise InterruptedError
 
-    with Esa(loaded, preset.load("tiny-random")) as one:
+    with Esa(loaded, load_preset("tiny-random")) as one:
         book = one.ingest(files(tmp_path)[0])
         wanted = one.ask(QUESTION, [book]).text
         with pytest.raises(InterruptedError), one.interruptible(stop):
@@ -192,7 +192,7 @@ def test_a_question_can_be_ended_while_it_is_read(loaded: Any, tmp_path: Path) -
 
 def test_the_tokens_of_a_question_are_counted_unread(loaded: Any, tmp_path: Path) -> None:
     turns = [Turn("Is there a gate?", "yes"), Turn("And a market?", "yes")]
-    with Esa(loaded, preset.load("tiny-random")) as one:
+    with Esa(loaded, load_preset("tiny-random")) as one:
         counted = one.question_tokens(QUESTION), one.question_tokens(QUESTION, turns)
         book = one.ingest(files(tmp_path)[0])
         asked = [one.ask(QUESTION, [book], history=said) for said in ((), turns)]

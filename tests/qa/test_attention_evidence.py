@@ -24,10 +24,10 @@ from esa_cli.methods.voting import VoteScore
 from esa_cli.models.attachment.attach import AttachedModel, attach
 from esa_cli.qa.attention_evidence import (
     FOUND,
-    AttentionWeights,
+    AttentionRecorder,
+    find_attended_passages,
     find_evidence_passages,
-    find_heavy_passages,
-    weigh_heaviest_sentence,
+    get_max_sentence_weight,
 )
 from esa_cli.qa.finding.passage_finder import Book
 
@@ -85,7 +85,7 @@ def probabilities(
     return out
 
 
-class Checked(AttentionWeights):
+class Checked(AttentionRecorder):
     """A witness whose shares are compared with the loops, chunk by chunk."""
 
     def __init__(self, attachment: AttachedModel, tokens: int) -> None:
@@ -101,7 +101,7 @@ class Checked(AttentionWeights):
         want = probabilities(self.attachment.method, self.attachment.traits[0].scale, seen)
         _, _values = seen.store.span(0, len(seen.store))
         got: dict[tuple[int, int, int], float] = {}
-        for share in self.compute_attention_shares(seen):
+        for share in self.compute_attention_to_documents(seen):
             mass = share.logs.exp()
             heads, queries, tokens = mass.shape
             for h in range(heads):
@@ -234,7 +234,7 @@ def test_weights_are_the_rule(name: str, make_model: ModelFactory) -> None:
     notes: list[ChunkTrace] = []
     with attach(make_model("llama", num_hidden_layers=4), method_of(name)) as attachment:
         cache = read(attachment)
-        witness = AttentionWeights(range(len(attachment.body.layers)), TOKENS)
+        witness = AttentionRecorder(range(len(attachment.body.layers)), TOKENS)
 
         def both(seen: ChunkTrace) -> None:
             notes.append(seen)
@@ -244,9 +244,9 @@ def test_weights_are_the_rule(name: str, make_model: ModelFactory) -> None:
         ask(attachment, cache, ids_of(5))
         assert witness.layers == range(1, 3), "the middle half"
         want = weights_by_loops(attachment, notes, witness.layers)
-    assert torch.allclose(witness.weights, torch.tensor(want), rtol=2e-3, atol=2e-6)
-    assert bool((witness.question_weights <= witness.weights).all())
-    assert bool((witness.question_weights < witness.weights).any())
+    assert torch.allclose(witness.token_weights, torch.tensor(want), rtol=2e-3, atol=2e-6)
+    assert bool((witness.question_token_weights <= witness.token_weights).all())
+    assert bool((witness.question_token_weights < witness.token_weights).any())
 
 
 def test_what_was_read_before_the_question_does_not_count(make_model: ModelFactory) -> None:
@@ -255,23 +255,23 @@ def test_what_was_read_before_the_question_does_not_count(make_model: ModelFacto
     with attach(make_model("llama"), method_of("contiguous")) as attachment:
         cache = read(attachment)
         prefill_tokens(attachment, cache, turns)
-        plain = watch(cache, AttentionWeights(range(2), TOKENS))
+        plain = watch(cache, AttentionRecorder(range(2), TOKENS))
         prefill_tokens(attachment, cache, question)
-        want = plain.weights
+        want = plain.token_weights
         cache.truncate(TOKENS)
-        witness = watch(cache, AttentionWeights(range(2), TOKENS))
+        witness = watch(cache, AttentionRecorder(range(2), TOKENS))
         prefill_tokens(attachment, cache, turns)
         prefill_tokens(attachment, cache, ids_of(5))
         cache.truncate(TOKENS + len(turns))
         prefill_tokens(attachment, cache, question)
-    assert torch.equal(witness.weights, want)
+    assert torch.equal(witness.token_weights, want)
 
 
 class Told:
     """Stands in for a witness."""
 
     def __init__(self, asked: torch.Tensor, weights: torch.Tensor) -> None:
-        self.question_weights, self.weights = asked, weights
+        self.question_token_weights, self.token_weights = asked, weights
 
 
 def shelf(text: str, first: int = 0, name: str = "a.txt") -> Book:
@@ -321,15 +321,15 @@ def test_passages_are_whole_sentences_heaviest_first(books: list[Book]) -> None:
 def test_sentences_that_weigh_alike_and_follow_each_other_are_one(books: list[Book]) -> None:
     weights = weighed(books, (0, "rang", 2.0), (0, "fell", 1.2), (0, "deaf", 0.4))
     weights += weighed(books, (0, "came", 0.9))
-    text, heavy = books[0].document.text, find_heavy_passages(weights, books, 3)
+    text, heavy = books[0].document.text, find_attended_passages(weights, books, 3)
     found = [text[p.start : p.end] for p in heavy]
     assert found == ["A bell rang twice. Then it fell.", "Nobody came.", "The mayor is deaf."]
-    assert len(find_heavy_passages(weights, books, 1)) == 1
+    assert len(find_attended_passages(weights, books, 1)) == 1
 
 
 def test_found_is_the_strongest_sentence_of_the_question(books: list[Book]) -> None:
     asked = weighed(books, (0, "opens", FOUND - 0.2), (0, "nine", 0.1), (1, "bees", 0.5))
-    assert weigh_heaviest_sentence(asked, books) == pytest.approx(FOUND - 0.1)
+    assert get_max_sentence_weight(asked, books) == pytest.approx(FOUND - 0.1)
     weights = asked * 5  # the answer's words do not make up for the question's
     assert find_evidence_passages(Told(asked, weights), books, 1)[1] is False  # type: ignore[arg-type]
     asked = weighed(books, (0, "opens", FOUND - 0.2), (0, "nine", 0.3), (1, "bees", 0.5))

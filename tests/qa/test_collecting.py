@@ -23,15 +23,15 @@ from esa_cli.qa.collecting import (
     CollectedPlace,
     Collection,
     EarlierRun,
-    choose_passages,
+    choose_passages_to_read,
     drop_repeated_places,
     find_quoted_words,
-    make_log_odds_finder,
-    make_reply_finder,
+    make_log_odds_span_finder,
+    make_reply_span_finder,
 )
 from esa_cli.qa.finding.passage import Passage
 from esa_cli.qa.finding.passage_finder import Book, PassageSearch, add_token_ranges
-from esa_cli.qa.presets import preset
+from esa_cli.qa.presets.preset import load_preset
 from esa_cli.qa.reading.reader import Sampling
 
 FILLER = "A grey boat lies at the pier and nobody in the town knows whose boat it is. " * 6
@@ -65,7 +65,7 @@ def book(text: str, name: str = "story.txt", **more: Any) -> Book:
 
 def run(decision: Any, *books: Book, **more: Any) -> Collection:
     placed = add_token_ranges(books or [book(STORY)])
-    chosen = choose_passages(PassageSearch(), QUESTION, placed, all_passages=True)
+    chosen = choose_passages_to_read(PassageSearch(), QUESTION, placed, all_passages=True)
     return Collection(chosen, placed, decision, batch=decision.batch, **more)
 
 
@@ -106,10 +106,10 @@ def test_a_stopped_run_goes_on_where_it_was(stop: int) -> None:
     first, found = run(KeyDecision(1), progress=step), list[CollectedPlace]()
     with pytest.raises(KeyboardInterrupt):
         found.extend(first)
-    after = EarlierRun(first.settled_passage_count, tuple(found))
+    after = EarlierRun(first.done_passage_count, tuple(found))
     second = KeyDecision(1)
     assert found + list(run(second, after=after)) == whole
-    assert len(second.passages) == first.coverage.chosen - first.settled_passage_count
+    assert len(second.passages) == first.coverage.chosen - first.done_passage_count
 
 
 def test_places_that_an_earlier_run_wrote_are_not_found_again() -> None:
@@ -123,13 +123,13 @@ def test_places_that_an_earlier_run_wrote_are_not_found_again() -> None:
 def test_the_sieve() -> None:
     placed = add_token_ranges([book(STORY), book(FILLER, "other.txt")])
     search = PassageSearch()
-    every = choose_passages(search, QUESTION, placed)
+    every = choose_passages_to_read(search, QUESTION, placed)
     assert len(every.passages) == every.total, "documents without an index are read as a whole"
     least = sorted(one.score for one in every.passages)[-2]
-    some = choose_passages(search, QUESTION, placed, minimum=least)
+    some = choose_passages_to_read(search, QUESTION, placed, min_score=least)
     assert 0 < len(some.passages) < some.total == every.total
     assert [one for one in every.passages if one.score >= least] == list(some.passages)
-    assert choose_passages(search, QUESTION, placed, minimum=least, all_passages=True) == every
+    assert choose_passages_to_read(search, QUESTION, placed, least, all_passages=True) == every
 
 
 @pytest.mark.parametrize("fitting", [3, 100, 400])
@@ -184,12 +184,12 @@ class KeyReader:
 
 def test_another_model_decides(loaded: Any) -> None:
     reader = KeyReader()
-    with Esa(loaded, preset.load("tiny-random", ["answer.from=text"]), reader=reader) as esa:
+    with Esa(loaded, load_preset("tiny-random", ["answer.from=text"]), reader=reader) as esa:
         places = esa.collect(QUESTION, [book(STORY)])
         found = list(places)
     assert [one.answer for one in found] == ["It is key 7.", "It is key 12.", "It is key 7."]
     assert [one.log_odds for one in found] == [None] * 3
-    assert [one.words for one in found] == ["it is key 7", "it is key 12", "it is key 7"]
+    assert {one.normalised_answer for one in found} == {"it is key 7", "it is key 12"}
     assert len(reader.shown) == places.coverage.passages, "each passage alone"
 
 
@@ -202,7 +202,7 @@ def test_esa_refuses(asker: Esa, loaded: Any) -> None:
     with pytest.raises(LengthError):
         asker.collect("why " * 5000, [one])
     asker.close()
-    with Esa(loaded, preset.load("tiny-random")) as rows, pytest.raises(UsageError, match="text"):
+    with Esa(loaded, load_preset("tiny-random")) as rows, pytest.raises(UsageError, match="text"):
         rows.collect(QUESTION, [one])
 
 
@@ -248,7 +248,7 @@ def test_the_place_of_words(answer: str, words: str) -> None:
 def test_the_shorter_place_of_words_is_the_surer() -> None:
     said = iter([NOT_TOLD, "At  nine.", " ", "Twelve, I think."])
     passage = Passage("a.txt", "a.txt", None, 1, None, 0, len(TEXT), TEXT)
-    spans = make_reply_finder(lambda passage: Reply(next(said)))([passage] * 4, [0.0] * 4)
+    spans = make_reply_span_finder(lambda passage: Reply(next(said)))([passage] * 4, [0.0] * 4)
     [first], [second] = spans[1], spans[3]
     assert (spans[0], spans[2]) == ([], [])
     assert (TEXT[first.start : first.end], first.answer) == ("at nine", "At nine.")
@@ -278,12 +278,12 @@ def test_every_sentence_of_a_passage_that_tells_is_told(count: int) -> None:
     text = "\n\n".join(["A grey boat.", *said, "Nobody knows it."])
     passage = Passage("a.txt", "a.txt", None, 1, None, 0, len(text), text)
     reader: Any = AgeReader()
-    decide = make_log_odds_finder(reader, "How old?", 2.5, repeat=True)
+    decide = make_log_odds_span_finder(reader, "How old?", 2.5, reread=True)
     spans, unfit = decide([passage] * 2, [0.0, -9.0])
     assert unfit == []
     assert all((one.weight, one.log_odds) == (2.0, 3.0) for one in spans)
     assert [text[one.start : one.end] for one in spans] == [f"{30 + at}" for at in range(count)]
-    (first,) = make_log_odds_finder(reader, "How old?", 2.5)([passage], [0.0])
+    (first,) = make_log_odds_span_finder(reader, "How old?", 2.5)([passage], [0.0])
     assert first == spans[:1]
-    refused = make_log_odds_finder(reader, "How old?", 3.5)([passage], [0.0])
+    refused = make_log_odds_span_finder(reader, "How old?", 3.5)([passage], [0.0])
     assert refused == [[]]

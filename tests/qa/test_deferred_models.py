@@ -17,7 +17,7 @@ from esa_cli.documents.document import Document
 from esa_cli.models.loading.plain_decoder import LazyTransformersModel, load_without_transformers
 from esa_cli.qa.answering.reply import Reply
 from esa_cli.qa.api import Esa
-from esa_cli.qa.presets import preset
+from esa_cli.qa.presets.preset import load_preset
 from esa_cli.storage.library import Library
 
 TEXT = "A grey boat lies at the pier. " * 40 + "Captain Ahab opens the gate at nine. "
@@ -56,7 +56,7 @@ def esa(loaded: Any, folder: Path, *more: str, **options: Any) -> Esa:
         "answer.from=text", "answer.prior=100.0", f"answer.finder={folder / 'finder'}",
         f"answer.adapter={folder / 'adapter'}", *more,
     ]  # fmt: skip
-    return Esa(loaded, preset.load("tiny-random", given), **options)
+    return Esa(loaded, load_preset("tiny-random", given), **options)
 
 
 def note(text: str = TEXT) -> Document:
@@ -92,7 +92,7 @@ def test_the_same_answers_and_indexes_without_the_model(
             passages = asker.find_passages(QUESTION, [book])
             counted = asker.question_tokens(QUESTION)
             assert "<html" in asker.report(reply, QUESTION, [book])
-            found.append((reply, passages, counted, book.entry, asker.cached_tokens))
+            found.append((reply, passages, counted, book.entry, asker.cached_document_tokens))
     assert found[0][:3] == found[1][:3]
     assert found[0][3].key == found[1][3].key
     assert found[0][0].read

@@ -12,7 +12,7 @@ from esa_cli.documents.document import Document, Mark
 from esa_cli.errors import UsageError
 from esa_cli.qa.api import Esa
 from esa_cli.qa.finding.passage_finder import Book, Passage, PassageSearch, add_token_ranges
-from esa_cli.qa.presets import preset
+from esa_cli.qa.presets.preset import load_preset
 
 FILLER = "A grey boat lies at the pier and nobody in the town knows whose boat it is. " * 40
 GATE = "Captain Ahab opens the northern gate at nine. "
@@ -88,7 +88,7 @@ def test_what_has_been_read_is_found_as_answers_find_it(asker: Esa) -> None:
 
 
 def test_by_words_where_answers_come_from_rows(loaded: Any) -> None:
-    with Esa(loaded, preset.load("tiny-random")) as esa:
+    with Esa(loaded, load_preset("tiny-random")) as esa:
         read = esa.ingest(book(STORY[-2000:] + GATE).document)
         assert GATE.strip() in esa.find_passages(QUESTION, [read])[0].text
         with pytest.raises(UsageError, match="must not be empty"):

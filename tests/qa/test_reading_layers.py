@@ -18,7 +18,7 @@ from esa_cli.errors import ModelError
 from esa_cli.models.attachment.attach import attach
 from esa_cli.models.files.families import get_kv_head_shape, list_unequal_kv_heads, map_key_sources
 from esa_cli.qa.answering.session import Session
-from esa_cli.qa.presets import preset
+from esa_cli.qa.presets.preset import load_preset
 from esa_cli.qa.presets.resolved_preset import resolve_preset
 
 pytestmark = pytest.mark.families
@@ -106,7 +106,7 @@ def test_while_a_document_is_read_they_compute_one_token_of_each_piece(
                 "esa_cli.qa.answering.session.get_last_token_only_options", lambda config: {}
             )
         counts.clear()
-        with Session(loaded.model, loaded.tokenizer, preset.load("tiny-random")) as session:
+        with Session(loaded.model, loaded.tokenizer, load_preset("tiny-random")) as session:
             session.read(TEXT)
             pieces = [1024, session.document_tokens - 1024]
             assert counts == (pieces if whole or kind == "gemma3n_text" else [1, 1])

@@ -15,7 +15,7 @@ from esa_cli.models.files.random_model import write_byte_tokenizer
 from esa_cli.models.text_passes.model_forward import call_before_each_layer
 from esa_cli.qa.answering.session import Session
 from esa_cli.qa.api import Esa
-from esa_cli.qa.presets import preset
+from esa_cli.qa.presets.preset import load_preset
 
 pytestmark = pytest.mark.families
 
@@ -48,7 +48,7 @@ def loaded(request: pytest.FixtureRequest, folders: dict[str, Path]) -> Any:
 
 
 def session_of(loaded: Any, *method: str) -> Session:
-    return Session(loaded.model, loaded.tokenizer, preset.load("tiny-random", method))
+    return Session(loaded.model, loaded.tokenizer, load_preset("tiny-random", method))
 
 
 def test_reading_is_resumed_before_a_last_piece_of_one_token(
@@ -79,7 +79,7 @@ def test_books_are_asked_in_turn_and_not_together(loaded: Any, tmp_path: Path) -
     paths = [tmp_path / "gate.txt", tmp_path / "market.txt"]
     paths[0].write_text(TEXT, "utf-8")
     paths[1].write_text(TEXT.replace("Gate", "Market"), "utf-8")
-    with Esa(loaded, preset.load("tiny-random")) as reader:
+    with Esa(loaded, load_preset("tiny-random")) as reader:
         books = [reader.ingest(str(path)) for path in paths]
         both = [[reader.ask(QUESTION, [book]).text for book in books] for _ in range(2)]
         assert both[0] == both[1]
@@ -92,4 +92,4 @@ def test_books_are_asked_in_turn_and_not_together(loaded: Any, tmp_path: Path) -
 
 def test_maps_are_not_fitted(loaded: Any, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="recurrent layers"):
-        open_calibration_job(loaded, preset.load("tiny-random"), TEXT, 2000, tmp_path)
+        open_calibration_job(loaded, load_preset("tiny-random"), TEXT, 2000, tmp_path)

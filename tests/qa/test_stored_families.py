@@ -17,7 +17,7 @@ from esa_cli.evaluation.calibration.fitted_projections import (
     open_calibration_job,
 )
 from esa_cli.models.files.random_model import write_byte_tokenizer
-from esa_cli.qa.presets import preset
+from esa_cli.qa.presets.preset import load_preset
 from esa_cli.qa.presets.resolved_preset import check_method_fits_model, resolve_preset
 
 pytestmark = pytest.mark.families
@@ -56,21 +56,21 @@ def test_a_stored_book_answers_as_one_in_memory(
     loaded, path = load(kind, tmp_path / kind, **sizes), tmp_path / "gate.txt"
     path.write_text(TEXT, "utf-8")
     check_stored_answers(
-        loaded, preset.load("tiny-random", method), path, QUESTION, tmp_path / "library"
+        loaded, load_preset("tiny-random", method), path, QUESTION, tmp_path / "library"
     )
 
 
 def test_heads_in_layers_that_run_no_method_are_refused() -> None:
     model: Any = build_model("gemma3_text", vocab_size=259)
-    running = preset.load("tiny-random", [*CONSENSUS, "score.heads=[[1, 2]]"])
+    running = load_preset("tiny-random", [*CONSENSUS, "score.heads=[[1, 2]]"])
     check_method_fits_model(resolve_preset(running).method, model)
-    wrong = preset.load("tiny-random", [*CONSENSUS, "score.heads=[[1, 2], [0, 1]]"])
+    wrong = load_preset("tiny-random", [*CONSENSUS, "score.heads=[[1, 2], [0, 1]]"])
     with pytest.raises(PresetError, match="got layer 0"):
         check_method_fits_model(resolve_preset(wrong).method, model)
 
 
 def test_maps_are_fitted_to_latents(tmp_path: Path) -> None:
-    loaded, chosen = load("deepseek_v3", tmp_path / "model"), preset.load("tiny-random")
+    loaded, chosen = load("deepseek_v3", tmp_path / "model"), load_preset("tiny-random")
     (tmp_path / "work").mkdir()
     job = open_calibration_job(loaded, chosen, TEXT, 200, tmp_path / "work")
     job.collect_activations()
@@ -82,11 +82,11 @@ def test_maps_are_fitted_to_latents(tmp_path: Path) -> None:
     path.write_text(TEXT, "utf-8")
     maps = ["compressor.name=learned", f"compressor.file={tmp_path / 'maps'}"]
     check_stored_answers(
-        loaded, preset.load("tiny-random", maps), path, QUESTION, tmp_path / "library"
+        loaded, load_preset("tiny-random", maps), path, QUESTION, tmp_path / "library"
     )
 
 
 def test_maps_are_not_fitted_to_layers_with_windows(tmp_path: Path) -> None:
     loaded = load("gemma3_text", tmp_path / "model", **WINDOWS)
     with pytest.raises(UsageError):
-        open_calibration_job(loaded, preset.load("tiny-random"), TEXT, 2000, tmp_path / "work")
+        open_calibration_job(loaded, load_preset("tiny-random"), TEXT, 2000, tmp_path / "work")

@@ -16,7 +16,7 @@ from esa_cli.models.text_passes.model_forward import call_before_each_layer
 from esa_cli.qa.api import Esa
 from esa_cli.qa.finding.passage_finder import Book
 from esa_cli.qa.planning.model_shape import read_model_shape
-from esa_cli.qa.presets import preset
+from esa_cli.qa.presets.preset import load_preset
 from esa_cli.storage.library import Library, LibraryEntry
 from esa_cli.storage.library.disk import LibraryPaths, write_checksummed_file
 from esa_cli.storage.library.packed_files import pack_recurrent_states
@@ -59,7 +59,7 @@ def short_segments(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def open_esa(loaded: Any, library: Library | None, rows: str = "native") -> Esa:
     """With keys reduced by maps that are fitted to the first tokens."""
-    chosen = preset.load("tiny-random", ["compressor.fit_tokens=200"])
+    chosen = load_preset("tiny-random", ["compressor.fit_tokens=200"])
     return Esa(loaded, chosen, library=library, rows=rows)
 
 
@@ -102,7 +102,7 @@ def test_a_stored_book_answers_as_one_in_memory(
     for stored in states[1:]:
         assert all(map(torch.equal, stored, states[0]))
     [entry] = Library(tmp_path / "library").entries()
-    size = read_model_shape(loaded.model.config.to_dict()).count_state_bytes(4)
+    size = read_model_shape(loaded.model.config.to_dict()).count_recurrent_state_bytes(4)
     assert size < entry.sizes["states"] < size + 1000
 
 

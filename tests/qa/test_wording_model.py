@@ -11,7 +11,7 @@ from tiny_finder import tiny_finder
 
 from esa_cli import Esa as Interface
 from esa_cli.errors import PresetError
-from esa_cli.qa.presets import preset
+from esa_cli.qa.presets.preset import load_preset
 from esa_cli.qa.presets.preset_files import load_known_models
 from esa_cli.qa.presets.resolved_preset import resolve_preset
 from esa_cli.storage.library import Library
@@ -67,20 +67,20 @@ def test_a_method_runs_in_the_model(own: str, tmp_path: Path) -> None:
 
 def test_a_model_with_a_finder_of_its_own_finds_by_it(own: str) -> None:
     for more in ("answer.finder=null", "answer.finder=other", "answer.adapter=other"):
-        chosen = preset.load(own, ["model=some/model", more])
+        chosen = load_preset(own, ["model=some/model", more])
         assert (chosen.model, chosen.answer.reader) == ("some/model", None)
 
 
 def test_ways_and_models_by_name() -> None:
-    assert preset.load(overrides=["model=qwen3-4b"]).answer.reader == "Qwen/Qwen3-4B"
+    assert load_preset(overrides=["model=qwen3-4b"]).answer.reader == "Qwen/Qwen3-4B"
     for name, facts in load_known_models().items():
-        chosen = preset.load(name)
+        chosen = load_preset(name)
         assert facts.model in (chosen.model, chosen.answer.reader)
         assert chosen.name == facts.way
-    heads = preset.load("consensus", ["model=llama3.2-3b"]).score["heads"]
+    heads = load_preset("consensus", ["model=llama3.2-3b"]).score["heads"]
     assert heads == load_known_models()["llama3.2-3b"].heads
 
 
 def test_a_server_has_no_rows() -> None:
     with pytest.raises(PresetError):
-        preset.load(overrides=["answer.reader=http://localhost:1", "answer.from=rows"])
+        load_preset(overrides=["answer.reader=http://localhost:1", "answer.from=rows"])

@@ -10,7 +10,7 @@ import pytest
 
 from esa_cli.errors import UsageError
 from esa_cli.qa.answering.session import Session
-from esa_cli.qa.presets import preset
+from esa_cli.qa.presets.preset import load_preset
 from esa_cli.storage.memory_store import locate_document_texts
 
 TEXT = "The gate opens at nine and the market closes at dusk. " * 30
@@ -20,7 +20,7 @@ QUESTION = "When does the gate open?"
 
 @pytest.fixture
 def session(loaded: Any) -> Iterator[Session]:
-    with Session(loaded.model, loaded.tokenizer, preset.load("tiny-random")) as session:
+    with Session(loaded.model, loaded.tokenizer, load_preset("tiny-random")) as session:
         yield session
 
 

@@ -20,7 +20,7 @@ from esa_cli.documents.document import Document, read_document
 from esa_cli.qa.answering.reply import Reply
 from esa_cli.qa.finding.passage_finder import Book, Passage, PassageSearch, add_token_ranges
 from esa_cli.qa.ingestion.library_texts import rebuild_document
-from esa_cli.qa.presets.preset import load
+from esa_cli.qa.presets.preset import load_preset
 from esa_cli.storage.library import Library, LibraryEntry
 
 Value = TypeVar("Value")
@@ -74,7 +74,7 @@ def tools_of(
     on_demand = make_lazily_loaded_esa(asker if callable(asker) else lambda: asker)
     documents = AllowedDocuments(on_demand, [], allowed, library, with_library=True, max_opened=4)
     model = ModelOptions(preset="tiny-random", device="cpu", dtype="float32")
-    preset = load("tiny-random", ["answer.from=text", *settings])
+    preset = load_preset("tiny-random", ["answer.from=text", *settings])
     return DocumentTools(documents, preset, model, Reporter(quiet=True))
 
 

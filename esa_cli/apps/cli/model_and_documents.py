@@ -33,7 +33,7 @@ from esa_cli.qa.finding.passage_finder import (
 from esa_cli.qa.ingestion import library_texts
 from esa_cli.qa.ingestion.ingest import IngestEvents
 from esa_cli.qa.ingestion.library_texts import LibraryText, LibraryTexts
-from esa_cli.qa.opening import Preflight, prepare
+from esa_cli.qa.opening import CheckedPreset, check_before_loading
 from esa_cli.qa.presets.preset import Preset
 from esa_cli.storage.library import Catalogue, Library, LibraryEntry
 from esa_cli.system.machine import format_size, get_memory_limit
@@ -74,7 +74,7 @@ class IngestProgressDisplay(IngestEvents):
         stored = "" if stored_bytes is None else f", {format_size(stored_bytes)} in the library"
         self.reporter.note(f"esa: {document.name}: {tokens:,} tokens{stored}")
         self._warn_of_missing_contents(document)
-        seconds = self.planner.estimate_seconds(tokens)
+        seconds = self.planner.estimate_ingest_seconds(tokens)
         self._show = self.reporter.start_ingest_progress(tokens, seconds)
         self._started, self._resumed_at = time.perf_counter(), 0
 
@@ -85,7 +85,7 @@ class IngestProgressDisplay(IngestEvents):
             seconds = time.perf_counter() - self._started
             self.reporter.clear_spinner()
             if total >= MIN_MEASURED_TOKENS >= self._resumed_at:
-                self.planner.remember_speed(total, seconds)
+                self.planner.save_ingest_time(total, seconds)
 
     def waiting(self) -> None:
         self.reporter.note(
@@ -108,7 +108,7 @@ class IngestProgressDisplay(IngestEvents):
 
 @contextmanager
 def open_esa(
-    preset: Preset | Preflight,
+    preset: Preset | CheckedPreset,
     model_options: ModelOptions,
     reporter: Reporter,
     *,
@@ -134,8 +134,8 @@ def open_esa(
             raise UsageError(wrong, "leave out --no-keep or --cache")
         keep = True
     ready = preset
-    if not isinstance(ready, Preflight):
-        ready = prepare(ready, model_options.model_place, reporter, keep=keep)
+    if not isinstance(ready, CheckedPreset):
+        ready = check_before_loading(ready, model_options.model_place, reporter, keep=keep)
     from esa_cli.models.files.quiet_transformers import quiet_transformers
     from esa_cli.qa.api import Esa
 
@@ -146,9 +146,9 @@ def open_esa(
     display = IngestProgressDisplay(ready.ingest_planner, reporter, must_store=keep is not None)
     with (
         quiet_transformers(import_if_needed=False),
-        Esa.from_preflight(
+        Esa.from_checked_preset(
             ready, library=library, keep=stores, rows=rows, reader=reader, events=display,
-            notices=reporter,
+            observer=reporter,
         ) as esa,
     ):  # fmt: skip
         reporter.clear_spinner()

@@ -30,7 +30,7 @@ from esa_cli.models.attachment.attach import attach
 from esa_cli.qa.answering.prompt import PromptEncoder
 from esa_cli.qa.answering.session import prefill_tokens
 from esa_cli.qa.presets.preset import Preset
-from esa_cli.qa.presets.resolved_preset import build_method
+from esa_cli.qa.presets.resolved_preset import build_attention_method
 from esa_cli.storage.memory_store import RESERVE
 from esa_cli.system.progress import Progress
 
@@ -221,7 +221,7 @@ class HeadSearchResult:
 def build_voting_method(preset: Preset) -> Method:
     """Builds the preset's method with votes of all attention heads. Raises UsageError: the preset's
     method does not select tokens by votes of chosen heads."""
-    method = build_method(preset)
+    method = build_attention_method(preset)
     score = method.score
     if isinstance(score, VoteScore) and score.rule == "softmax" and method.selector.sums_layers:
         return replace(method, score=replace(score, heads=ALL))

@@ -18,11 +18,11 @@ from esa_cli.evaluation.text_asker import TextAnswerer
 from esa_cli.methods import registry
 from esa_cli.models import LoadedModel
 from esa_cli.qa.answering.session import Session
-from esa_cli.qa.attention_evidence import reply_from_kv_cache
+from esa_cli.qa.attention_evidence import answer_from_kv_cache
 from esa_cli.qa.finding.passage_finder import Book
 from esa_cli.qa.presets import resolved_preset
-from esa_cli.qa.presets.preset import Preset, merge_settings, validate_settings
-from esa_cli.qa.presets.resolved_preset import build_method, resolve_preset
+from esa_cli.qa.presets.preset import Preset, merge_settings, validate_preset_settings
+from esa_cli.qa.presets.resolved_preset import build_attention_method, resolve_preset
 from esa_cli.system.machine import measure_peak_memory
 from esa_cli.system.progress import Progress
 
@@ -103,7 +103,7 @@ def make_full_attention_group(preset: Preset) -> MethodGroup:
     over = {"window": {"dense": preset.context}, "compressor": {"name": "none"}}
     over["position"] = {"name": "true"}
     data = merge_settings(preset.model_dump(exclude={"name"}), over)
-    return MethodGroup((DENSE,), (validate_settings(preset.name, data),), dense=True)
+    return MethodGroup((DENSE,), (validate_preset_settings(preset.name, data),), dense=True)
 
 
 def parse_token_count(text: str) -> int:
@@ -168,8 +168,8 @@ def prefill_text(
     started = time.perf_counter()
     method = None
     if group.reading == "shared":
-        methods = [build_method(preset) for preset in group.presets]
-        method = build_shared_prefill_method(build_method(base_preset), methods)
+        methods = [build_attention_method(preset) for preset in group.presets]
+        method = build_shared_prefill_method(build_attention_method(base_preset), methods)
     session.read(text, progress, method)
     return time.perf_counter() - started
 
@@ -203,7 +203,7 @@ def compare_methods(
                     reply = asker.ask(question, max_new_tokens)
                 else:
                     session.use_preset(chosen)
-                    reply, _ = reply_from_kv_cache(
+                    reply, _ = answer_from_kv_cache(
                         session, question, [book], max_passages, max_new_tokens=max_new_tokens
                     )
                 passages = reply.evidence[:max_passages]

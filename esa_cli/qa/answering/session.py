@@ -24,13 +24,13 @@ from esa_cli.models.files.families import has_recurrence
 from esa_cli.models.text_passes.generation import AnswerStreamer, generate, list_end_token_ids
 from esa_cli.qa.answering.prompt import EncodedQuestion, PromptEncoder
 from esa_cli.qa.answering.reply import Reply, Turn
-from esa_cli.qa.planning.kv_cache_storage import check_states_can_join
-from esa_cli.qa.planning.plan import FEED, CachePlacement
-from esa_cli.qa.presets.preset import Preset, choose_sampling
+from esa_cli.qa.planning.kv_cache_storage import check_can_join_recurrent_states
+from esa_cli.qa.planning.plan import FEED, KvCachePlacement
+from esa_cli.qa.presets.preset import Preset, choose_sampling_options
 from esa_cli.qa.presets.resolved_preset import (
     ResolvedPreset,
+    check_document_has_reduced_keys,
     check_method_fits_model,
-    check_reduced_keys,
     check_same_compressor,
     resolve_preset,
 )
@@ -119,7 +119,7 @@ class Session:
         self.prompt = PromptEncoder(tokenizer, self.preset.prompt)
         self.method = resolved.method
         check_method_fits_model(self.method, model)
-        self.placement = CachePlacement(model, self.method, cache)
+        self.placement = KvCachePlacement(model, self.method, cache)
         self.attachment = attach(model, self.method)
         self.cache = self.attachment.new_cache()
         self.text = CachedDocumentText(tokenizer)
@@ -158,10 +158,11 @@ class Session:
         if not documents:
             raise UsageError("there is no document to ask about", "ingest a document first")
         if len(documents) > 1:
-            check_states_can_join(self.model.config.model_type, has_recurrence(self.model.config))
+            config = self.model.config
+            check_can_join_recurrent_states(config.model_type, has_recurrence(config))
         for one in documents:
             check_same_compressor(one.read_by, self.method)
-            check_reduced_keys(one, self.method)
+            check_document_has_reduced_keys(one, self.method)
         self.empty_cache()
         self._read_by = self.method
         self._ids, stores, projections = concatenate_documents(documents)
@@ -263,7 +264,7 @@ class Session:
         if self._ids:
             check_same_compressor(self._read_by, new)
         for document in self._opened:
-            check_reduced_keys(document, new)
+            check_document_has_reduced_keys(document, new)
         self.method = new
         self.attachment.method = new
         self.cache.begin_query(QueryState(), new)
@@ -304,7 +305,7 @@ class Session:
                 "call resume() to prefill the rest",
             )
         check_same_compressor(self._read_by, self.method)
-        tokens, heat, nucleus = choose_sampling(
+        tokens, heat, nucleus = choose_sampling_options(
             self.preset.generation, max_new_tokens, temperature, top_p
         )
         asked = EncodedQuestion.encode(self.prompt, question, prime, history, len(self._ids))
@@ -345,7 +346,7 @@ class Session:
         """Checks that a question fits the model's window. Raises UsageError: the question is empty.
         LengthError: the question does not fit."""
         asked = EncodedQuestion.encode(self.prompt, question, prime, history, len(self._ids))
-        answer, *_ = choose_sampling(self.preset.generation, max_new_tokens, None, None)
+        answer, *_ = choose_sampling_options(self.preset.generation, max_new_tokens, None, None)
         asked.check_length(self.method.window, self.preset.context, answer)
 
     def question_tokens(self, question: str, history: Sequence[Turn] = ()) -> int:

@@ -141,7 +141,7 @@ class Ingest(ABC):
     def check_memory(self, tokens: int) -> None:
         """Raises ResourceError if `tokens` more tokens do not fit into memory."""
         if self.planner:
-            self.planner.check_memory(self.tokens_in_memory + tokens)
+            self.planner.check_memory_suffices(self.tokens_in_memory + tokens)
 
     def find(self, document: Document) -> Book | None:
         """Opens a document if the library has it. Raises LibraryError: its entry is damaged."""
@@ -284,7 +284,7 @@ class IndexIngest(Ingest):
         """JSON of everything that a token index depends on, except the text of the document."""
         facts = {
             "index": FORMAT,
-            "model": self.esa.model_facts,
+            "model": self.esa.model_digest,
             "encoder": self.encoder.digest,
             "segment_tokens": SEGMENT_TOKENS,
             "context_tokens": CONTEXT_TOKENS,

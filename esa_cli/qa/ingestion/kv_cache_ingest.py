@@ -20,9 +20,9 @@ from esa_cli.models.files.families import (
 from esa_cli.qa.finding.passage_finder import Book, TokenisedDocument
 from esa_cli.qa.ingestion.ingest import Ingest, StoredForm
 from esa_cli.qa.planning.kv_cache_storage import (
-    check_storable,
+    check_projections_storable,
+    explain_why_not_storable,
     find_reduced_key_widths,
-    find_storage_hindrance,
 )
 from esa_cli.qa.planning.model_shape import read_model_shape
 from esa_cli.qa.planning.plan import STORED_AT_ONCE
@@ -53,11 +53,11 @@ class KvCacheIngest(Ingest):
         """Returns the layout of this model's KV cache in the library, in the number format `rows`:
         `int8` or `native`. Layers that do not run the method have no reduced keys. Raises
         ModelError. UsageError: the library cannot store the method's projections."""
-        session, shape = self.esa.session, self.esa.model_facts["fingerprint"]
+        session, shape = self.esa.session, self.esa.model_digest["fingerprint"]
         method, attached, config = session.method, session.attachment, session.model.config
         compressor, features = method.compressor, method.score.features
         if features and not compressor.fit_tokens:  # refused before the document is read
-            check_storable([compressor.fit(0, Moments())])
+            check_projections_storable([compressor.fit(0, Moments())])
         folded, block = shape["groups"] * shape["dim"], get_latent_quantization_block_size(config)
         widths = find_reduced_key_widths(compressor, shape["layers"], folded, features)
         reduced = tuple(
@@ -76,7 +76,7 @@ class KvCacheIngest(Ingest):
     def _make_identity(self, layout: Layout) -> str:
         session = self.esa.session
         head = session.prompt.encode_prompt_start()
-        return make_cache_key(self.esa.model_facts, head, session.preset, session.method, layout)
+        return make_cache_key(self.esa.model_digest, head, session.preset, session.method, layout)
 
     @property
     def stores_documents(self) -> bool:
@@ -90,12 +90,12 @@ class KvCacheIngest(Ingest):
     @property
     def _can_store(self) -> bool:
         """Whether the model can run the method, and the library can store the KV cache."""
-        if self.esa.preset.answer.uses_words_only:
+        if self.esa.preset.answer.finds_by_bm25_only:
             try:
                 check_esa_supports_config(self.esa.loaded.text_model.config)
             except ModelError:
                 return False
-        return not find_storage_hindrance(self.esa.method)
+        return not explain_why_not_storable(self.esa.method)
 
     def list_usable_identities(self) -> list[str]:
         kinds = SERVES.get(self.rows, (self.rows,)) if self._can_store else ()
@@ -130,7 +130,8 @@ class KvCacheIngest(Ingest):
     @property
     def _document_state_bytes(self) -> int:
         model = self.esa.session.model
-        return read_model_shape(model.config.to_dict()).count_state_bytes(model.dtype.itemsize)
+        shape = read_model_shape(model.config.to_dict())
+        return shape.count_recurrent_state_bytes(model.dtype.itemsize)
 
     def _move_states_to_device(
         self, states: Sequence[RecurrentState], key: str
@@ -149,7 +150,7 @@ class KvCacheIngest(Ingest):
         if not self.stores_documents:
             super().check_memory(tokens)
         elif self.planner:
-            self.planner.check_memory(min(tokens, STORED_AT_ONCE))
+            self.planner.check_memory_suffices(min(tokens, STORED_AT_ONCE))
 
     def store_document(
         self, writer: DocumentWriter, text: TokenisedDocument, on_progress: Progress
@@ -164,7 +165,7 @@ class KvCacheIngest(Ingest):
 
         def flush_segment(tokens: int) -> None:
             if tokens % SEGMENT == 0:
-                projections = check_storable(session.compute_reduced_keys())
+                projections = check_projections_storable(session.compute_reduced_keys())
                 writer.flush_segments(projections, session.cache.states.copy_states())
 
         try:
@@ -176,7 +177,7 @@ class KvCacheIngest(Ingest):
                 marks=[list(mark) for mark in document.marks],
                 head=head,
                 provenance=self.make_provenance(document, self.rows),
-                projections=check_storable(session.compute_reduced_keys()),
+                projections=check_projections_storable(session.compute_reduced_keys()),
                 states=session.cache.states.copy_states(),
             )
         finally:

@@ -1,1 +1,1 @@
-"""Estimates of the memory and time that an ingest takes."""
+"""Estimates the memory and time of indexing or prefilling documents."""

@@ -1,5 +1,4 @@
-"""Reads the sizes of a model's layers from config.json, and the sizes of its weights from the
-headers of the weight files or, before these are fetched, from a model on torch's meta device."""
+"""Reads the sizes of a model's layers and weights from files, without loading the weights."""
 
 from __future__ import annotations
 
@@ -36,7 +35,7 @@ from esa_cli.models.loading.quantization import (
 
 @dataclass(frozen=True)
 class ModelShape:
-    """The sizes of a model's layers, named as in docs/design.md.
+    """The numbers and sizes of a model's layers, heads and states, as config.json sets them.
 
     Args:
         inner: the inner width of the MLP, or of the experts that a token passes.
@@ -63,17 +62,17 @@ class ModelShape:
     window: int = 0
 
     @property
-    def numbers_per_token(self) -> int:
+    def cached_numbers_per_token(self) -> int:
         """How many numbers a layer with full attention caches for each token."""
         return (1 if self.shared else 2) * self.groups * self.dim
 
-    def count_state_bytes(self, size: int) -> int:
-        """Returns the bytes of a document's states in all layers, with numbers of `size` bytes."""
-        return self.stateful * (self.convolved * size + self.recurrent * 4)
+    def count_recurrent_state_bytes(self, dtype_bytes: int) -> int:
+        """Returns the bytes of the states of all recurrent layers, for one document."""
+        return self.stateful * (self.convolved * dtype_bytes + self.recurrent * 4)
 
 
 def read_model_shape(config: dict[str, Any]) -> ModelShape:
-    """Returns the layer sizes in a config.json. Raises ModelError: a size is missing."""
+    """Reads a model's layer sizes from config.json. Raises ModelError: a size is missing."""
     if "model_type" in config and config["model_type"] not in FAMILIES:  # only by its sizes
         sizes = ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size")
         config = {name: config[name] for name in sizes if name in config}
@@ -84,67 +83,59 @@ def read_model_shape(config: dict[str, Any]) -> ModelShape:
         rows = sum(kind in ("attention", "both") for kind in kinds)
         width = sum(own * size for own, size in shapes) if shapes else rows * groups * dim
         hidden = int(config["hidden_size"])
-        convolved, recurrent = _read_state_sizes(config, hidden)
+        convolved, recurrent = _read_recurrent_state_sizes(config, hidden)
         return ModelShape(
-            layers=len(kinds),
-            hidden=hidden,
-            heads=int(config["num_attention_heads"]),
-            groups=groups,
-            dim=dim,
-            inner=_read_mlp_width(config, hidden),
-            shared=shared,
-            rows=rows,
-            numbers=(1 if shared else 2) * width,
-            shapes=shapes,
-            stateful=kinds.count("state") + kinds.count("both"),
-            convolved=convolved,
-            recurrent=recurrent,
-            window=_read_sliding_window(config),
-        )
+            layers=len(kinds), hidden=hidden, heads=int(config["num_attention_heads"]),
+            groups=groups, dim=dim, inner=_read_mlp_width(config, hidden), shared=shared,
+            rows=rows, numbers=(1 if shared else 2) * width, shapes=shapes,
+            stateful=kinds.count("state") + kinds.count("both"), convolved=convolved,
+            recurrent=recurrent, window=_read_sliding_window(config),
+        )  # fmt: skip
     except (ArithmeticError, LookupError, TypeError, ValueError, AttributeError) as error:
         raise ModelError(f"config.json must have the sizes of all layers, got {error}") from error
 
 
-def _read_size(config: Mapping[str, Any], *names: str) -> int:
-    """Returns the first named setting of config.json that is not 0; of a list the maximum."""
-    value = next((config[name] for name in names if config.get(name)), 0)
+def _read_first_size(config: Mapping[str, Any], *setting_names: str) -> int:
+    """Returns the first named setting in config.json that is not 0; of a list, the maximum."""
+    value = next((config[name] for name in setting_names if config.get(name)), 0)
     return int(max(value) if isinstance(value, list) else value)
 
 
-def _read_mlp_width(config: Mapping[str, Any], hidden: int) -> int:
-    dense = _read_size(config, "intermediate_size", "ffn_hidden_size", "block_ff_dim") or 4 * hidden
-    width = _read_size(config, "moe_intermediate_size", "expert_ffn_hidden_size") or dense
+def _read_mlp_width(config: Mapping[str, Any], hidden_width: int) -> int:
+    dense = _read_first_size(config, "intermediate_size", "ffn_hidden_size", "block_ff_dim")
+    dense = dense or 4 * hidden_width
+    width = _read_first_size(config, "moe_intermediate_size", "expert_ffn_hidden_size") or dense
     return max(dense, width * _count_experts_per_token(config))
 
 
 def _count_experts_per_token(config: Mapping[str, Any]) -> int:
-    return _read_size(config, "num_experts_per_tok", "moe_topk", "moe_k", "top_k_experts")
+    return _read_first_size(config, "num_experts_per_tok", "moe_topk", "moe_k", "top_k_experts")
 
 
 def _read_sliding_window(config: Mapping[str, Any]) -> int:
-    """Returns the size of the sliding window, or 0 if it is not used or never exceeded."""
+    """Returns the tokens of a sliding attention window, or 0 if the model sees all tokens."""
     window = int(config.get("sliding_window") or 0)
     positions = config.get("max_position_embeddings")
     unused = positions is not None and window >= positions
     return 0 if unused or not config.get("use_sliding_window", True) else window
 
 
-def _read_state_sizes(config: Mapping[str, Any], hidden: int) -> tuple[int, int]:
-    """Returns the sizes of the convolution state and of the recurrent state of a layer."""
-    kernel = _read_size(config, "linear_conv_kernel_dim", "mamba_d_conv", "conv_kernel") or 4
-    if keys := _read_size(config, "linear_num_key_heads"):
-        heads = _read_size(config, "linear_num_value_heads")
-        dim = _read_size(config, "linear_key_head_dim")
-        value = _read_size(config, "linear_value_head_dim")
+def _read_recurrent_state_sizes(config: Mapping[str, Any], hidden_width: int) -> tuple[int, int]:
+    """Returns the sizes of a recurrent layer's convolution state and recurrent state."""
+    kernel = _read_first_size(config, "linear_conv_kernel_dim", "mamba_d_conv", "conv_kernel") or 4
+    if keys := _read_first_size(config, "linear_num_key_heads"):
+        heads = _read_first_size(config, "linear_num_value_heads")
+        dim = _read_first_size(config, "linear_key_head_dim")
+        value = _read_first_size(config, "linear_value_head_dim")
         return kernel * (2 * keys * dim + heads * value), heads * dim * value
-    if state := _read_size(config, "mamba_d_state", "ssm_state_size"):
-        wide = (_read_size(config, "mamba_expand", "expand") or 2) * hidden
-        wide = _read_size(config, "mamba_d_ssm") or wide
-        if heads := _read_size(config, "mamba_num_heads"):
-            wide = heads * _read_size(config, "mamba_head_dim")
-        groups = _read_size(config, "mamba_n_groups", "n_groups") or 1
+    if state := _read_first_size(config, "mamba_d_state", "ssm_state_size"):
+        wide = (_read_first_size(config, "mamba_expand", "expand") or 2) * hidden_width
+        wide = _read_first_size(config, "mamba_d_ssm") or wide
+        if heads := _read_first_size(config, "mamba_num_heads"):
+            wide = heads * _read_first_size(config, "mamba_head_dim")
+        groups = _read_first_size(config, "mamba_n_groups", "n_groups") or 1
         return kernel * (wide + 2 * groups * state), wide * state
-    return (_read_size(config, "conv_L_cache") or 3) * hidden, 0
+    return (_read_first_size(config, "conv_L_cache") or 3) * hidden_width, 0
 
 
 @dataclass(frozen=True)
@@ -159,51 +150,52 @@ class WeightSizes:
     body: int
     size: int
 
-    def count_bytes(self, size: int) -> int:
-        """Returns the bytes of the weights with numbers of `size` bytes, without quantisation."""
-        return self.nbytes * size // self.size
+    def count_weight_bytes(self, dtype_bytes: int) -> int:
+        """Returns the bytes that the weights take with numbers of `dtype_bytes` bytes each."""
+        return self.nbytes * dtype_bytes // self.size
 
 
-def measure_weights(folder: Path, device: str, size: int, packing: str = "") -> WeightSizes:
+def measure_weight_sizes(
+    model_folder: Path, device: str, dtype_bytes: int, quantization: str = ""
+) -> WeightSizes:
     """Measures the weights of the model in a folder, which may contain only config.json.
 
     Args:
-        device: of `choose_torch_device`. size: bytes of a number in computations. packing: of
-            `QUANTIZATIONS`; "": none.
+        device: of `choose_torch_device`. quantization: of `QUANTIZATIONS`; "": none.
 
     Raises ModelError: the files are damaged, or transformers does not know the model."""
-    config = read_config_json(folder)
-    kept = not packing and weights_stay_quantised(config, device)
-    if _has_all_weight_files(folder):
-        nbytes = compute_weight_bytes(folder, size, get_bytes_per_weight(packing, size), kept)
-        return WeightSizes(
-            nbytes, count_layer_weights(list_language_model_weights(folder), config), size
-        )
-    tensors, total = list_expected_weights(folder), 0.0
+    config = read_config_json(model_folder)
+    kept = not quantization and weights_stay_quantised(config, device)
+    if _has_all_weight_files(model_folder):
+        each = get_bytes_per_weight(quantization, dtype_bytes)
+        nbytes = compute_weight_bytes(model_folder, dtype_bytes, each, kept)
+        body = count_weights_per_token(list_language_model_weights(model_folder), config)
+        return WeightSizes(nbytes, body, dtype_bytes)
+    tensors, total = list_expected_weights(model_folder), 0.0
     for tensor in tensors:
-        each: float = size
+        each = float(dtype_bytes)
         if _is_layer_matrix(tensor):
             if not kept:
-                each = get_bytes_per_weight(packing, size)
+                each = get_bytes_per_weight(quantization, dtype_bytes)
             elif _is_expert_weight(tensor) or read_quantization_method(config) != "mxfp4":
                 each = estimate_bytes_per_quantised_weight(config)
         total += math.prod(tensor.shape) * each
-    return WeightSizes(int(total), count_layer_weights(tensors, config), size)
+    return WeightSizes(int(total), count_weights_per_token(tensors, config), dtype_bytes)
 
 
-def _has_all_weight_files(folder: Path) -> bool:
-    """Whether a folder has all weight files, not only their index."""
+def _has_all_weight_files(model_folder: Path) -> bool:
+    """Whether a folder has all weight files of a model, not only the index of the files."""
     try:
-        list_weight_files(folder)
+        list_weight_files(model_folder)
     except ModelError:
         return False
     return True
 
 
-def count_layer_weights(tensors: Iterable[WeightInfo], config: Mapping[str, Any]) -> int:
-    """Counts the weights in the layer matrices that one token uses."""
+def count_weights_per_token(tensors: Iterable[WeightInfo], config: Mapping[str, Any]) -> int:
+    """Counts the weights in the matrices of layers and experts that one token passes."""
     settings = config.get("text_config") or config
-    experts = _read_size(
+    experts = _read_first_size(
         settings, "num_local_experts", "n_routed_experts", "num_experts", "moe_num_experts"
     )
     share = min(1.0, _count_experts_per_token(settings) / experts) if experts else 1.0
@@ -221,5 +213,5 @@ def _is_layer_matrix(tensor: WeightInfo) -> bool:
 
 
 def _is_expert_weight(tensor: WeightInfo) -> bool:
-    """Whether a tensor belongs to experts: a matrix of one expert, or a tensor of all experts."""
+    """Whether a weight tensor belongs to one expert, or to all experts of a layer."""
     return ".experts." in tensor.name or (len(tensor.shape) == 3 and "conv" not in tensor.name)

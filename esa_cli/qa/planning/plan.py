@@ -1,11 +1,8 @@
-"""Plans an ingest: its memory and time are estimated before the model is loaded.
+"""Estimates the memory and time of indexing or prefilling documents, before the model is loaded.
 
-Keys and values take tokens * (layers * 2 G D + R) numbers, with G key heads of dimension D. The
-dimension R of reduced keys, summed over the layers, counts only if the score uses reduced keys. In
-models whose keys are also the values (MLA), G D replaces 2 G D. An ingest takes tokens * (2 P +
-layers * attention + scoring) operations, where P is the number of weights in all layers. Only
-layers with attention count. The bytes are compared with the machine's memory. The time follows from
-the speed of the last ingest, or of a short matrix product.
+A KV cache takes 2 G D numbers for each token and layer, with G key heads of dimension D, and the
+numbers of reduced keys. A prefill takes two operations for each token and weight of the layers,
+besides the operations of attention and of scoring tokens.
 """
 
 from __future__ import annotations
@@ -25,8 +22,8 @@ from esa_cli.errors import ResourceError
 from esa_cli.models.files.checkpoint_files import read_language_model_settings
 from esa_cli.models.text_passes.text_forward import MOST_BYTES
 from esa_cli.qa.finding.finder import CONTEXT_TOKENS, PIECE, SEGMENT_TOKENS, FinderSizes
-from esa_cli.qa.planning.kv_cache_storage import find_reduced_key_widths, find_storage_hindrance
-from esa_cli.qa.planning.model_shape import ModelShape, measure_weights, read_model_shape
+from esa_cli.qa.planning.kv_cache_storage import explain_why_not_storable, find_reduced_key_widths
+from esa_cli.qa.planning.model_shape import ModelShape, measure_weight_sizes, read_model_shape
 from esa_cli.qa.presets.resolved_preset import ResolvedPreset
 from esa_cli.storage import refuse_unknown_cache_name
 from esa_cli.storage.memory_store import RESERVE, has_own_memory
@@ -67,9 +64,8 @@ EFFICIENCY = 0.6
 
 
 @dataclass(frozen=True)
-class TextCosts:
-    """The costs of answers from text: those of a token index, or almost none if `finder` is None.
-    In its methods, `size` is the number of bytes of a number.
+class TokenIndexCosts:
+    """Counts the memory and operations of a token index; almost none if `finder` is None.
 
     Args:
         body: numbers in the matrices of the layers that a token passes."""
@@ -79,134 +75,139 @@ class TextCosts:
     body: int = 0
     finder: FinderSizes | None = None
 
-    def count_activations(self, tokens: int) -> int:
-        """Counts the numbers in the activations of one layer for `tokens` tokens."""
+    def count_layer_activations(self, token_count: int) -> int:
+        """Counts the numbers in the activations of one layer for `token_count` tokens."""
         shape = self.shape
         projections = (shape.heads + 2 * shape.groups) * shape.dim
-        return tokens * (6 * shape.hidden + 3 * shape.inner + 3 * projections)
+        return token_count * (6 * shape.hidden + 3 * shape.inner + 3 * projections)
 
-    def count_kv_bytes(self, tokens: int, size: int, on_host: bool = False) -> tuple[int, int]:
-        """Returns the bytes of keys and values on the device, and in host memory."""
+    def count_kv_bytes(
+        self, token_count: int, dtype_bytes: int, on_host: bool = False
+    ) -> tuple[int, int]:
+        """Returns the bytes of keys and values on the device, and the bytes in host memory."""
         return 0, 0
 
-    def count_reduced_key_bytes(self, tokens: int, size: int) -> int:
+    def count_reduced_key_bytes(self, token_count: int, dtype_bytes: int) -> int:
         """Returns the bytes of a token index, or of the reduced keys in a KV cache."""
-        return tokens * self.finder.layout.row_bytes if self.finder else 0
+        return token_count * self.finder.layout.row_bytes if self.finder else 0
 
-    def count_working_bytes(self, tokens: int, size: int) -> int:
-        """Returns the bytes of activations, fused tensors, tokens and software libraries."""
-        shape, fixed = self.shape, tokens * TOKEN_BYTES + LIBRARIES
+    def count_working_memory_bytes(self, token_count: int, dtype_bytes: int) -> int:
+        """Returns the bytes of activations, fused weights, tokens and software libraries."""
+        shape, fixed = self.shape, token_count * TOKEN_BYTES + LIBRARIES
         if self.finder is None:
-            return self.count_activations(FEED) * size + fixed
+            return self.count_layer_activations(FEED) * dtype_bytes + fixed
         batch = PIECE // SEGMENT_TOKENS * SEQUENCE
-        computed = (self.count_activations(batch) + batch * SEQUENCE * shape.heads) * size
-        copied = self.body * size
+        activations = self.count_layer_activations(batch) + batch * SEQUENCE * shape.heads
+        copied = self.body * dtype_bytes
         if self.on_gpu or copied > MOST_BYTES:
             copied = 0  # else the CPU has fused copies of the layers, for finding and for reading
-        return computed + copied + copied * self.finder.layers // shape.layers + fixed
+        copied += copied * self.finder.layers // shape.layers
+        return activations * dtype_bytes + copied + fixed
 
-    def count_operations(self, tokens: int) -> float:
-        """Returns the floating-point operations; a multiply-add counts as two."""
+    def count_ingest_operations(self, token_count: int) -> float:
+        """Counts the operations of indexing or prefilling; a multiply-add counts as two."""
         if self.finder is None:
             return 0.0
         shape = self.shape
         attention = shape.layers * 4 * shape.heads * shape.dim * SEQUENCE / 2
         share = self.finder.layers / shape.layers * SEQUENCE / SEGMENT_TOKENS
         projection = 2 * shape.hidden * self.finder.layout.width
-        return tokens * (share * (2 * self.body + attention) + projection)
+        return token_count * (share * (2 * self.body + attention) + projection)
 
     @property
-    def paper_ratios(self) -> tuple[float, float] | None:
+    def paper_cost_ratios(self) -> tuple[float, float] | None:
         """None, because the two ratios of the ESA paper do not apply to answers from passages."""
         return None
 
 
 @dataclass(frozen=True, kw_only=True)
-class KvCacheCosts(TextCosts):
-    """The costs of a KV cache from which a method selects tokens."""
+class KvCacheCosts(TokenIndexCosts):
+    """Counts the memory and operations of prefilling documents into a KV cache."""
 
     method: Method
 
     @cached_property
-    def reduced_width(self) -> int:
-        """The dimension R of reduced keys, summed over the layers. Raises PresetError: the
+    def reduced_key_width(self) -> int:
+        """The sum of the dimensions of reduced keys over the layers. Raises PresetError: the
         compressor does not fit a model of this shape."""
         shape, score, compressor = self.shape, self.method.score, self.method.compressor
         folded = shape.groups * shape.dim
         return sum(find_reduced_key_widths(compressor, shape.rows, folded, score.features))
 
-    def count_kv_bytes(self, tokens: int, size: int, on_host: bool = False) -> tuple[int, int]:
-        """Returns the bytes of keys and values on the device, and in host memory. With `on_host`,
-        the device still holds local tokens, the tokens of one call, and space for questions."""
+    def count_kv_bytes(
+        self, token_count: int, dtype_bytes: int, on_host: bool = False
+    ) -> tuple[int, int]:
+        """Returns the bytes of keys and values on the device, and the bytes in host memory. With
+        `on_host`, keys and values are in host memory, except those of local and new tokens."""
         shape, window = self.shape, self.method.window
         if not on_host:
-            return self._count_allocated_tokens(tokens) * shape.numbers * size, 0
+            return self._count_allocated_tokens(token_count) * shape.numbers * dtype_bytes, 0
         local = max(window.local, window.full_attention_limit, shape.window)
-        near = (local + FEED + window.chunk + RESERVE) * shape.numbers_per_token * size
-        return shape.rows * near, shape.rows * shape.numbers_per_token * size * tokens
+        near = local + FEED + window.chunk + RESERVE
+        token_bytes = shape.rows * shape.cached_numbers_per_token * dtype_bytes
+        return near * token_bytes, token_count * token_bytes
 
-    def count_reduced_key_bytes(self, tokens: int, size: int) -> int:
-        return self._count_allocated_tokens(tokens) * self.reduced_width * size
+    def count_reduced_key_bytes(self, token_count: int, dtype_bytes: int) -> int:
+        return self._count_allocated_tokens(token_count) * self.reduced_key_width * dtype_bytes
 
-    def _count_allocated_tokens(self, tokens: int) -> int:
-        """Counts the tokens with allocated memory, with room for questions on a GPU."""
-        return tokens + RESERVE if self.on_gpu else tokens
+    def _count_allocated_tokens(self, token_count: int) -> int:
+        """Counts the tokens with allocated memory, which on a GPU includes room for questions."""
+        return token_count + RESERVE if self.on_gpu else token_count
 
-    def count_working_bytes(self, tokens: int, size: int) -> int:
-        """Returns the bytes of activations, gathered keys, scores, moments and states."""
+    def count_working_memory_bytes(self, token_count: int, dtype_bytes: int) -> int:
+        """Returns the bytes of activations, gathered keys, scores and recurrent states."""
         from esa_cli.attention.selection import KEEP_ELEMENTS
         from esa_cli.attention.step import BLOCK_ELEMENTS
 
         shape, window, score = self.shape, self.method.window, self.method.score
         folded = shape.groups * shape.dim
-        attended = min(tokens, window.budget) + window.chunk
+        attended = min(token_count, window.budget) + window.chunk
         gathered = 6 * attended * folded + 2 * window.chunk * shape.heads * shape.dim
-        scored = window.chunk * (1 if score.features else shape.heads) * tokens
+        scored = window.chunk * (1 if score.features else shape.heads) * token_count
         scores = 4 * (min(KEEP_ELEMENTS, scored) + 2 * min(BLOCK_ELEMENTS, scored))
         fitting = 0
         if score.features and self.method.compressor.fit_tokens:
             fitting = 8 * folded * folded * (2 * shape.rows + 8)
-        rest = scores + fitting + STATES * shape.count_state_bytes(size)
-        return super().count_working_bytes(tokens, size) + gathered * size + rest
+        rest = scores + fitting + STATES * shape.count_recurrent_state_bytes(dtype_bytes)
+        rest += super().count_working_memory_bytes(token_count, dtype_bytes)
+        return gathered * dtype_bytes + rest
 
-    def count_operations(self, tokens: int) -> float:
+    def count_ingest_operations(self, token_count: int) -> float:
         shape, window = self.shape, self.method.window
         selects, score = self.method.reading == "select", self.method.score
         attended = window.initial + window.local + window.chunk / 2
         attended += window.selected if selects else 0
-        attention = 4 * shape.heads * shape.dim * min(attended, tokens / 2)
-        scoring = 2.0 * shape.groups * shape.dim * self.reduced_width
+        attention = 4 * shape.heads * shape.dim * min(attended, token_count / 2)
+        scoring = 2.0 * shape.groups * shape.dim * self.reduced_key_width
         if selects:
             width = shape.rows * shape.heads * shape.dim
             if score.features:
-                width = self.reduced_width or shape.rows * shape.groups * shape.dim
-            scoring += 2 * width * max(0.0, tokens / 2 - window.local - window.initial)
-        return tokens * (2 * self.body + shape.rows * attention + scoring)
+                width = self.reduced_key_width or shape.rows * shape.groups * shape.dim
+            scoring += 2 * width * max(0.0, token_count / 2 - window.local - window.initial)
+        return token_count * (2 * self.body + shape.rows * attention + scoring)
 
     @property
-    def paper_ratios(self) -> tuple[float, float] | None:
-        """Two ratios of the ESA paper, with the dimension R of one layer's reduced keys, or None if
-        the method does not use the score of this paper. The operations of a step relative to full
-        attention are (2 R + 1) / (4 H D + 3 H) in a long document. The size of reduced keys
-        relative to keys and values is R / 2 G D."""
+    def paper_cost_ratios(self) -> tuple[float, float] | None:
+        """The ESA paper's ratios of a step's operations to those of full attention, and of the size
+        of reduced keys to that of the KV cache; None if the scores are not those of the paper."""
         from esa_cli.attention.selection import SumScore, TopKSelector
 
         shape, method = self.shape, self.method
         if not (isinstance(method.selector, TopKSelector) and isinstance(method.score, SumScore)):
             return None
-        scored = self.reduced_width / shape.rows or shape.groups * shape.dim
+        scored = self.reduced_key_width / shape.rows or shape.groups * shape.dim
         attended = shape.heads * (4 * shape.dim + 3)
-        return (2 * scored + 1) / attended, self.reduced_width / shape.numbers
+        return (2 * scored + 1) / attended, self.reduced_key_width / shape.numbers
 
 
-def measure_free_cache_bytes(device: torch.device) -> int:
-    """Returns the bytes that a KV cache may take on a GPU: free memory, and torch's reserve."""
+def measure_free_kv_cache_bytes(device: torch.device) -> int:
+    """Returns the bytes of a GPU for a KV cache, which are free or reserved by torch."""
     reserved = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return machine.measure_available_memory(str(device)) + reserved
 
 
-class CachePlacement:
-    """Decides whether a document's KV cache is on the device or in host memory.
+class KvCachePlacement:
+    """Decides whether a document's KV cache is kept on the device or in host memory.
 
     Args:
         cache: device, host, auto or disk; with disk, what is not on disk yet is on the device.
@@ -217,39 +218,40 @@ class CachePlacement:
         refuse_unknown_cache_name(cache)
         self.model, self.method, self.cache = model, method, cache
 
-    def puts_cache_on_host(self, tokens: int) -> bool:
-        """Whether keys and values of `tokens` tokens are kept in host memory. On a device that
-        shares the host's memory, they stay on the device."""
+    def puts_cache_on_host(self, token_count: int) -> bool:
+        """Whether keys and values of `token_count` tokens are kept in host memory instead of the
+        device's own memory."""
         device, size = self.model.device, self.model.dtype.itemsize
         if self.cache in ("device", "disk") or not has_own_memory(device):
             return False
         shape = read_model_shape(self.model.config.to_dict())
         costs = KvCacheCosts(shape, on_gpu=True, method=self.method)
-        needed = costs.count_working_bytes(tokens, size) + costs.count_kv_bytes(tokens, size)[0]
-        needed += costs.count_reduced_key_bytes(tokens, size)
-        return self.cache == "host" or needed > measure_free_cache_bytes(device)
+        needed = costs.count_working_memory_bytes(token_count, size)
+        needed += costs.count_kv_bytes(token_count, size)[0]
+        needed += costs.count_reduced_key_bytes(token_count, size)
+        return self.cache == "host" or needed > measure_free_kv_cache_bytes(device)
 
 
-def measure_matrix_speed(shape: ModelShape, dtype: torch.dtype, device: str) -> float:
-    """Measures the operations per second of the MLP's matrix product on FEED tokens."""
-    x = torch.ones(FEED, shape.hidden, dtype=dtype, device=device)
-    weight = torch.ones(shape.hidden, shape.inner, dtype=dtype, device=device)
+def measure_matrix_speed(model_shape: ModelShape, dtype: torch.dtype, device: str) -> float:
+    """Measures the operations per second of a matrix product of the model's MLP."""
+    x = torch.ones(FEED, model_shape.hidden, dtype=dtype, device=device)
+    weight = torch.ones(model_shape.hidden, model_shape.inner, dtype=dtype, device=device)
     float((x[:64] @ weight)[0, 0])
     done, started = 0, time.perf_counter()
     while (spent := time.perf_counter() - started) < SECONDS:
         float((x @ weight)[0, 0])  # synchronises with the device
         done += 1
-    return 2.0 * x.numel() * shape.inner * done / spent
+    return 2.0 * x.numel() * model_shape.inner * done / spent
 
 
-def make_ingest_speed_key(model: str, dtype_name: str, device: str, ingest_kind: str) -> str:
-    """Returns the key of a speed in `SPEED_FILE`; `ingest_kind` is `INDEX`, or how the method
-    prefills a document."""
-    return f"{model}|{dtype_name}|{device}|{ingest_kind}|{torch.get_num_threads()} threads"
+def make_ingest_speed_key(model_name: str, dtype_name: str, device: str, ingest_kind: str) -> str:
+    """Returns the key in `SPEED_FILE` of the speed at which a model indexes documents, or prefills
+    documents with the preset's setting `reading`."""
+    return f"{model_name}|{dtype_name}|{device}|{ingest_kind}|{torch.get_num_threads()} threads"
 
 
 def load_ingest_speeds() -> dict[str, float]:
-    """Reads the speeds of previous ingests; empty if the file cannot be read."""
+    """Reads the speeds of indexing and prefilling; returns none if no file can be read."""
     with contextlib.suppress(OSError, ValueError):
         data = json.loads((get_esa_home_folder() / SPEED_FILE).read_text("utf-8"))
         speeds = data if isinstance(data, dict) else {}
@@ -257,61 +259,63 @@ def load_ingest_speeds() -> dict[str, float]:
     return {}
 
 
-def save_ingest_speed(key: str, speed: float) -> None:
-    """Saves the speed of an ingest among those of previous ingests, if the file can be written."""
+def save_ingest_speed(speed_key: str, speed: float) -> None:
+    """Saves the speed of indexing or prefilling in `SPEED_FILE`, if the file can be written."""
     path = get_esa_home_folder() / SPEED_FILE
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         with replace_atomically(path) as part:
-            speeds = {**load_ingest_speeds(), key: speed}
+            speeds = {**load_ingest_speeds(), speed_key: speed}
             part.write_text(json.dumps(speeds, indent=1) + "\n", "utf-8")
 
 
 class IngestPlanner(Protocol):
-    """Estimates the memory and the time of ingests, before they run."""
+    """Estimates beforehand the memory and time of indexing or prefilling documents."""
 
     memory: int
     """The bytes that were available before the model was loaded."""
 
-    def check_memory(self, tokens: int) -> None:
-        """Raises ResourceError, with remedies, if `tokens` tokens do not fit into memory."""
+    def check_memory_suffices(self, token_count: int) -> None:
+        """Raises ResourceError, with remedies, if `token_count` tokens do not fit into memory."""
 
-    def estimate_seconds(self, tokens: int) -> float:
-        """Estimates the time of ingesting `tokens` tokens by the speed of the last ingest."""
+    def estimate_ingest_seconds(self, token_count: int) -> float:
+        """Estimates the seconds of ingesting `token_count` tokens by the last measured speed."""
 
-    def remember_speed(self, tokens: int, seconds: float) -> None:
-        """Saves how long an ingest of `tokens` tokens took, to estimate the next ingest."""
+    def save_ingest_time(self, token_count: int, seconds: float) -> None:
+        """Saves how many seconds ingesting `token_count` tokens took, for later estimates."""
 
 
 @dataclass
-class IndexPlanner:
-    """Plans token indexes of a small model by the bytes of its weights, without its layers' sizes.
+class TokenIndexPlanner:
+    """Estimates memory and time of a token index from the bytes of the model's weights alone.
 
     Args:
-        weights: bytes of the model's weights. row_bytes: bytes of a token in the index.
-        memory: see `IngestPlanner`. speed_key: the result of `make_ingest_speed_key`."""
+        weights: bytes of the model's weights.
+        row_bytes: bytes of a token in the index.
+        memory: see `IngestPlanner`.
+        speed_key: the result of `make_ingest_speed_key`."""
 
     weights: int
     row_bytes: int
     memory: int
     speed_key: str
 
-    def check_memory(self, tokens: int) -> None:
+    def check_memory_suffices(self, token_count: int) -> None:
         size = self.row_bytes + TOKEN_BYTES
         fixed = int(COPIES * self.weights) + LIBRARIES
-        if (needed := fixed + tokens * size) > self.memory:
+        if (needed := fixed + token_count * size) > self.memory:
             remedies = _list_memory_remedies((self.memory - fixed) // size, "cpu")
-            raise _make_memory_error(tokens, needed, self.memory, "cpu", "cpu", remedies)
+            raise _make_memory_error(token_count, needed, self.memory, "cpu", "cpu", remedies)
 
-    def estimate_seconds(self, tokens: int) -> float:
-        return tokens / load_ingest_speeds().get(self.speed_key, ASSUMED_SPEED)
+    def estimate_ingest_seconds(self, token_count: int) -> float:
+        return token_count / load_ingest_speeds().get(self.speed_key, ASSUMED_SPEED)
 
-    def remember_speed(self, tokens: int, seconds: float) -> None:
-        save_ingest_speed(self.speed_key, tokens / seconds)
+    def save_ingest_time(self, token_count: int, seconds: float) -> None:
+        save_ingest_speed(self.speed_key, token_count / seconds)
 
 
-class ModelPlanner:
-    """Estimates memory and time of ingests, for one method, model and machine.
+class ModelIngestPlanner:
+    """Estimates memory and time of ingesting documents with one method and model.
 
     Args:
         resolved: the method, and the model's name, by which speeds are remembered.
@@ -332,49 +336,48 @@ class ModelPlanner:
         cache: str = "auto", packing: str = "",
     ) -> None:  # fmt: skip
         shape = read_model_shape(read_language_model_settings(folder))
-        self.weights = measure_weights(folder, device, dtype.itemsize, packing)
+        self.weights = measure_weight_sizes(folder, device, dtype.itemsize, packing)
         on_gpu, body = device not in ("cpu", "mps"), self.weights.body
-        self.costs, self.cache, how = TextCosts(shape, on_gpu, body, index), "device", INDEX
+        self.costs, self.cache, how = TokenIndexCosts(shape, on_gpu, body, index), "device", INDEX
         self.may_store_rows = False
         if index is None and not by_words:
             method = resolved.method
             self.costs = KvCacheCosts(shape, on_gpu, body, method=method)
             self.cache, how = cache, method.reading
-            self.may_store_rows = not find_storage_hindrance(method)
+            self.may_store_rows = not explain_why_not_storable(method)
         self.dtype, self.device, self.packing = dtype, device, packing
         self.memory = machine.measure_available_memory(device) if memory is None else memory
         self.host_memory = machine.measure_available_memory("cpu") if on_gpu else 0
         self.speed_key = make_ingest_speed_key(resolved.preset.model, self.dtype_name, device, how)
-        # The speed of an index is saved in tokens per second, as it is for `IndexPlanner`.
-        self._saved_unit = self.costs.count_operations(1) if index else 1.0
+        # The speed of an index is saved in tokens per second, as it is for `TokenIndexPlanner`.
+        self._saved_unit = self.costs.count_ingest_operations(1) if index else 1.0
 
     @property
     def dtype_name(self) -> str:
         return self.packing or str(self.dtype).removeprefix("torch.")
 
     @cached_property
-    def measured_rate(self) -> float | None:
-        """The operations per second of the last ingest, or None if there was no ingest."""
+    def measured_operations_per_second(self) -> float | None:
+        """The operations per second of the last ingest, or None if no ingest was measured."""
         speed = load_ingest_speeds().get(self.speed_key)
         return None if speed is None else speed * self._saved_unit
 
     @cached_property
     def operations_per_second(self) -> float:
-        """The operations per second of the last ingest, or else estimated from a matrix product."""
-        return self.measured_rate or EFFICIENCY * measure_matrix_speed(
+        """The measured operations per second, or an estimate from a matrix product."""
+        return self.measured_operations_per_second or EFFICIENCY * measure_matrix_speed(
             self.costs.shape, self.dtype, self.device
         )
 
     def plan_ingest(
-        self, tokens: int, size: int | None = None, cache: str | None = None
+        self, token_count: int, dtype_bytes: int | None = None, cache: str | None = None
     ) -> IngestPlan:
-        """Plans the ingest of `tokens` tokens.
-
-        Args:
-            size: bytes of a number, by default of `dtype`. cache: another place of the KV cache."""
-        costs, size, cache = self.costs, size or self.dtype.itemsize, cache or self.cache
-        at_once = min(tokens, STORED_AT_ONCE) if cache == "disk" else tokens
-        weights, working = self.weights.count_bytes(size), costs.count_working_bytes(tokens, size)
+        """Estimates the memory and time of ingesting `token_count` tokens, by default with the
+        planner's `dtype` and `cache`."""
+        costs, size, cache = self.costs, dtype_bytes or self.dtype.itemsize, cache or self.cache
+        at_once = min(token_count, STORED_AT_ONCE) if cache == "disk" else token_count
+        weights = self.weights.count_weight_bytes(size)
+        working = costs.count_working_memory_bytes(token_count, size)
         reduced, (on_device, on_host) = (
             costs.count_reduced_key_bytes(at_once, size), costs.count_kv_bytes(at_once, size)
         )  # fmt: skip
@@ -382,37 +385,36 @@ class ModelPlanner:
         if costs.on_gpu and (cache == "host" or (cache == "auto" and too_large)):
             on_device, on_host = costs.count_kv_bytes(at_once, size, on_host=True)
         return IngestPlan(
-            tokens=tokens, device=self.device, dtype=self.dtype_name, weights=weights,
+            tokens=token_count, device=self.device, dtype=self.dtype_name, weights=weights,
             keys_values=on_device, reduced_keys=reduced, working=working, available=self.memory,
             host_keys_values=on_host, host_available=self.host_memory,
-            operations=costs.count_operations(tokens), planner=self,
+            operations=costs.count_ingest_operations(token_count), planner=self,
         )  # fmt: skip
 
-    def find_most_tokens(self, size: int) -> int:
-        """Returns how many tokens fit into memory, with numbers of `size` bytes."""
+    def find_max_fitting_tokens(self, dtype_bytes: int) -> int:
+        """Returns how many tokens fit into memory, with numbers of `dtype_bytes` bytes each."""
         low, high = 0, 1 << 28
         while low < high:
             middle = (low + high + 1) // 2
-            fits = self.plan_ingest(middle, size).fits
+            fits = self.plan_ingest(middle, dtype_bytes).fits_memory
             low, high = (middle, high) if fits else (low, middle - 1)
         return low
 
-    def check_memory(self, tokens: int) -> None:
-        self.plan_ingest(tokens).check_fits_memory()
+    def check_memory_suffices(self, token_count: int) -> None:
+        self.plan_ingest(token_count).check_fits_memory()
 
-    def estimate_seconds(self, tokens: int) -> float:
-        return self.plan_ingest(tokens).seconds
+    def estimate_ingest_seconds(self, token_count: int) -> float:
+        return self.plan_ingest(token_count).estimated_seconds
 
-    def remember_speed(self, tokens: int, seconds: float) -> None:
-        operations = self.costs.count_operations(tokens)
-        self.measured_rate = self.operations_per_second = operations / seconds
+    def save_ingest_time(self, token_count: int, seconds: float) -> None:
+        operations = self.costs.count_ingest_operations(token_count)
+        self.measured_operations_per_second = self.operations_per_second = operations / seconds
         save_ingest_speed(self.speed_key, self.operations_per_second / self._saved_unit)
 
 
 @dataclass(frozen=True)
 class IngestPlan:
-    """The bytes, operations and seconds that ingesting `tokens` tokens will take. The bytes of
-    `keys_values` are on the device, and those of `host_keys_values` in host memory."""
+    """The bytes, operations and seconds that ingesting `tokens` tokens will take."""
 
     tokens: int
     device: str
@@ -425,71 +427,75 @@ class IngestPlan:
     host_keys_values: int
     host_available: int
     operations: float
-    planner: ModelPlanner = field(repr=False)
+    planner: ModelIngestPlanner = field(repr=False)
 
     @property
-    def needed(self) -> int:
+    def needed_bytes(self) -> int:
         return self.weights + self.keys_values + self.reduced_keys + self.working
 
     @property
-    def fits(self) -> bool:
-        return self.needed <= self.available and self.host_keys_values <= self.host_available
+    def fits_memory(self) -> bool:
+        return self.needed_bytes <= self.available and self.host_keys_values <= self.host_available
 
     @property
-    def seconds(self) -> float:
+    def estimated_seconds(self) -> float:
         return self.operations / self.planner.operations_per_second if self.operations else 0.0
 
     @property
-    def rate_from(self) -> Literal["measured", "probe"]:
-        return "measured" if self.planner.measured_rate else "probe"
+    def speed_source(self) -> Literal["measured", "probe"]:
+        return "measured" if self.planner.measured_operations_per_second else "probe"
 
     @property
-    def most_tokens(self) -> int:
+    def max_fitting_tokens(self) -> int:
         """The largest number of tokens that would fit into memory with the same settings."""
-        return self.planner.find_most_tokens(self.planner.dtype.itemsize)
+        return self.planner.find_max_fitting_tokens(self.planner.dtype.itemsize)
 
     @property
-    def remedies(self) -> tuple[str, ...]:
-        """Advice that would make documents fit into memory, best first; empty if documents fit."""
-        if self.fits:
+    def memory_remedies(self) -> tuple[str, ...]:
+        """Advice to make the documents fit into memory, best first; empty if they fit already."""
+        if self.fits_memory:
             return ()
         planner, size = self.planner, self.planner.dtype.itemsize
         cache, on_gpu = planner.cache, planner.costs.on_gpu
 
-        def fits(size: int, cache: str | None = None) -> bool:
-            return planner.plan_ingest(self.tokens, size, cache).fits
+        def fits_with(dtype_bytes: int, cache: str | None = None) -> bool:
+            return planner.plan_ingest(self.tokens, dtype_bytes, cache).fits_memory
 
         on_device = planner.plan_ingest(self.tokens, size, "device")
-        on_cpu = on_gpu and on_device.needed <= planner.host_memory
+        on_cpu = on_gpu and on_device.needed_bytes <= planner.host_memory
         to_disk = planner.may_store_rows and cache != "disk"
         ways = (
-            (size > 2 and fits(2), "use --dtype bfloat16, which fits"),
-            (on_gpu and cache == "device" and fits(size, "host"), "use --cache host, which fits"),
-            (to_disk and fits(size, "disk"), "use --cache disk, which fits"),
+            (size > 2 and fits_with(2), "use --dtype bfloat16, which fits"),
+            (
+                on_gpu and cache == "device" and fits_with(size, "host"),
+                "use --cache host, which fits",
+            ),
+            (to_disk and fits_with(size, "disk"), "use --cache disk, which fits"),
             (on_cpu, "use --device cpu, where it fits"),
         )
         elsewhere = [text for helps, text in ways if helps]
-        return (*elsewhere, *_list_memory_remedies(self.most_tokens, self.device))
+        return (*elsewhere, *_list_memory_remedies(self.max_fitting_tokens, self.device))
 
     def check_fits_memory(self) -> None:
         """Raises ResourceError, with remedies, if the plan does not fit into memory."""
-        if self.fits:
+        if self.fits_memory:
             return
-        need, have, place = self.needed, self.available, self.device
+        need, have, place = self.needed_bytes, self.available, self.device
         if need <= have:
             need, have, place = self.host_keys_values, self.host_available, "the host"
-        raise _make_memory_error(self.tokens, need, have, place, self.device, self.remedies)
+        raise _make_memory_error(self.tokens, need, have, place, self.device, self.memory_remedies)
 
 
 def _make_memory_error(
-    tokens: int, needed: int, available: int, place: str, device: str, remedies: Sequence[str]
-) -> ResourceError:
-    """Returns the error that `tokens` tokens need more bytes than are available in a place: a
-    torch device, or the host of this device."""
-    has = "ESA_MEMORY_LIMIT allows" if _is_memory_limited_by_user(device) else f"{place} has"
+    token_count: int, needed_bytes: int, available_bytes: int, memory_owner: str, device: str,
+    remedies: Sequence[str],
+) -> ResourceError:  # fmt: skip
+    """Returns the error that `token_count` tokens do not fit into the memory of device or host."""
+    is_limited = _is_memory_limited_by_user(device)
+    device_has = "ESA_MEMORY_LIMIT allows" if is_limited else f"{memory_owner} has"
     return ResourceError(
-        f"{tokens:,} tokens need {machine.format_size(needed)} of memory, and "
-        f"{has} {machine.format_size(available)}",
+        f"{token_count:,} tokens need {machine.format_size(needed_bytes)} of memory, and "
+        f"{device_has} {machine.format_size(available_bytes)}",
         "; or ".join(remedies),
     )
 

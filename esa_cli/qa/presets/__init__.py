@@ -1,1 +1,1 @@
-"""Presets: their files, their settings, and the methods that presets name."""
+"""Loads and validates presets, and builds the attention methods that presets name."""

@@ -1,9 +1,8 @@
-"""The cache key is a text that lists everything on which a stored prefill depends.
+"""Computes cache keys, which are texts that list everything that a stored KV cache depends on.
 
-Two prefills of a document with the same cache key are interchangeable. Settings of questions are
-not part of a cache key. The device, the kernel and the versions of torch and transformers are not
-part of a cache key, as they only change how numbers are rounded. If layers keep a state, whose form
-transformers defines, the version of transformers is part of the key.
+KV caches of a document with the same cache key are interchangeable. Settings of questions, the
+device, the kernel and versions of libraries, which only change rounding errors, are not part of a
+cache key, but the version of transformers is if the model has recurrent layers.
 """
 
 from __future__ import annotations
@@ -36,29 +35,29 @@ SAMPLES = 1024
 """How many numbers of each weight tensor its digest covers."""
 
 
-def find_model_facts(model: Any, tokenizer: Any) -> dict[str, Any]:
-    """Returns the properties of a model and its tokenizer on which its KV cache depends. Raises
+def digest_model(model: Any, tokenizer: Any) -> dict[str, Any]:
+    """Returns the properties of a model and its tokenizer on which KV caches depend. Raises
     ModelError: its weights are not in memory, or cannot be read."""
     return {
         "fingerprint": asdict(compute_model_fingerprint(model)),
-        "config": _collect_config_facts(model.config),
+        "config": _drop_paths_and_versions(model.config),
         "weights": _digest_weights(model),
         "tokens": _digest_tokenizer(tokenizer),
     }
 
 
 def make_cache_key(
-    model: Mapping[str, Any], head: Sequence[int], preset: Preset, method: Method, layout: Layout
-) -> str:
-    """Returns the cache key of a prefill by a preset's method. `model` is the result of
-    `find_model_facts`, and `head` the token ids of the prompt before the document."""
+    model_digest: Mapping[str, Any], prompt_start_ids: Sequence[int], preset: Preset,
+    method: Method, layout: Layout,
+) -> str:  # fmt: skip
+    """Returns the cache key of KV caches that a preset's method computes."""
     window = asdict(preset.window)
     selected = window.pop("selected")
     del window["ending"]
     facts: dict[str, Any] = {
         "format": FORMAT,
-        "model": model,
-        "head": list(head),
+        "model": model_digest,
+        "head": list(prompt_start_ids),
         "parts": hash_plugin_sources(method),
         "rows": {"dtype": layout.dtype, "kind": layout.kind},
         "prompt": preset.prompt.model_dump(exclude={"after"}),
@@ -80,7 +79,7 @@ def make_cache_key(
     return json.dumps(facts, sort_keys=True)
 
 
-def _collect_config_facts(config: Any) -> dict[str, Any]:
+def _drop_paths_and_versions(config: Any) -> dict[str, Any]:
     """Returns a model's configuration without paths and versions."""
     left_out = ["transformers_version", "dtype", "torch_dtype"]
     if get_model_family(config).switches_rope:  # attachment changes it; also in `rope_parameters`
@@ -90,7 +89,7 @@ def _collect_config_facts(config: Any) -> dict[str, Any]:
 
 
 def _digest_weights(model: Any) -> str:
-    """Returns a digest of the weights' names, shapes and some numbers, which training changes."""
+    """Returns a digest of the names and shapes of all weights and of some of their numbers."""
     digest = sha256()
     for name, weight in iterate_weight_tensors(model):
         with convert_read_errors(f"{name} of this model", LOADED_PLAIN):
@@ -110,15 +109,17 @@ def _digest_tokenizer(tokenizer: Any) -> str:
     return text_digest(text)
 
 
-def hash_method_settings(name: str, preset: Preset, left_out: tuple[str, ...] = ("name",)) -> str:
-    """Returns the hash of the settings of method `name` in a comparison."""
-    if name == FROM_TEXT:
-        return hash_text_settings(preset)
-    return hash_preset_settings(preset, left_out)
+def hash_method_settings(
+    method_name: str, preset: Preset, excluded_keys: tuple[str, ...] = ("name",)
+) -> str:
+    """Returns the hash of the settings that a compared method, or `text`, takes from a preset."""
+    if method_name == FROM_TEXT:
+        return hash_text_answer_settings(preset)
+    return hash_preset_settings(preset, excluded_keys)
 
 
-def hash_text_settings(preset: Preset) -> str:
-    """Returns the hash of a preset that answers from text, and of its adapter and finder files.
+def hash_text_answer_settings(preset: Preset) -> str:
+    """Returns the hash of a preset for answers from text, and of its adapter and finder files.
     Raises PresetError: the adapter or the finder is missing."""
     answer, hashes = preset.answer, {}
     adapter, finder = ("adapter", answer.adapter), ("finder", answer.finder)
@@ -127,13 +128,13 @@ def hash_text_settings(preset: Preset) -> str:
             if path.suffix in (".json", ".safetensors"):
                 hashes[f"{kind}_folder {path.name}"] = sha256(path.read_bytes()).hexdigest()
     settings = preset.model_dump(mode="json", exclude={"name", "description"})
-    return _hash_facts({**settings, "files": hashes})
+    return _hash_as_json({**settings, "files": hashes})
 
 
-def hash_preset_settings(preset: Preset, left_out: tuple[str, ...] = ("name",)) -> str:
-    """Returns the hash of a method's preset and of the files it uses, without `answer` and the
-    settings in `left_out`. Raises PresetError: a setting is invalid, or a file cannot be read."""
-    facts = preset.model_dump(mode="json", exclude={*left_out, "answer"})
+def hash_preset_settings(preset: Preset, excluded_keys: tuple[str, ...] = ("name",)) -> str:
+    """Returns the hash of a preset's settings without `answer` and `excluded_keys`, and of the
+    files that they name. Raises PresetError: a setting is invalid, or a file cannot be read."""
+    facts = preset.model_dump(mode="json", exclude={*excluded_keys, "answer"})
     method = resolve_preset(preset).method
     files: dict[str, Any] = {**hash_plugin_sources(method)}
     for kind in PARTS:
@@ -142,8 +143,8 @@ def hash_preset_settings(preset: Preset, left_out: tuple[str, ...] = ("name",)) 
             if value != facts[kind].get(key):
                 files[f"{kind}.{key}"] = value
     # Without files the hash is that of older versions, whose rows can be continued.
-    return _hash_facts({**facts, "files": files} if files else facts)
+    return _hash_as_json({**facts, "files": files} if files else facts)
 
 
-def _hash_facts(facts: Mapping[str, Any]) -> str:
+def _hash_as_json(facts: Mapping[str, Any]) -> str:
     return text_digest(json.dumps(facts, sort_keys=True))[:16]

@@ -1,8 +1,7 @@
-"""Presets are YAML files that describe ways of answering: how passages are found and read, or which
-method selects from the KV cache, and which model runs.
+"""Loads presets, which are YAML files with settings of the model, of finding and reading passages,
+and of the method that selects tokens from the KV cache.
 
-A preset is merged with the preset that it `extends`, and with --set overrides, and validated.
-Unknown and duplicate keys are errors. A preset names methods, but cannot load plugin files.
+A preset is merged with the preset that its setting `extends` names, and with --set overrides.
 """
 
 from __future__ import annotations
@@ -47,11 +46,11 @@ TEMPERATURES = "0, or at least 1e-06 and finite"
 
 
 def is_valid_temperature(temperature: float) -> bool:
-    """Whether a temperature is 0, which means greedy, or large enough to divide logits."""
+    """Whether a temperature is 0, for greedy decoding, or large enough to divide logits."""
     return temperature == 0 or (temperature >= 1e-6 and math.isfinite(temperature))
 
 
-class _StrictModel(BaseModel):
+class _StrictSettings(BaseModel):
     model_config = ConfigDict(
         extra="forbid",
         frozen=True,
@@ -62,7 +61,7 @@ class _StrictModel(BaseModel):
     )
 
 
-class AnswerSettings(_StrictModel):
+class AnswerSettings(_StrictSettings):
     """The `answer` settings of a preset: how passages are found and read.
 
     Args:
@@ -111,18 +110,18 @@ class AnswerSettings(_StrictModel):
 
     @property
     def makes_token_index(self) -> bool:
-        """Whether documents get a token index."""
+        """Whether documents get a token index, which the finder searches."""
         return self.finder is not None
 
     @property
-    def uses_words_only(self) -> bool:
+    def finds_by_bm25_only(self) -> bool:
         """Whether passages are found with BM25 alone, without a finder."""
         return self.source == "text" and not self.makes_token_index
 
 
-class Prompt(_StrictModel):
-    """The prompt settings: texts before and after the document; `after` contains `{question}`. With
-    `chat`, the prompt is put into the model's chat template, if there is one."""
+class Prompt(_StrictSettings):
+    """The texts of a prompt before and after the document; `after` contains `{question}`. The
+    setting `chat` puts the prompt into the model's chat template, if the model has one."""
 
     system: str | None = None
     before: str = ""
@@ -130,7 +129,7 @@ class Prompt(_StrictModel):
     chat: bool = True
 
 
-class GenerationSettings(_StrictModel):
+class GenerationSettings(_StrictSettings):
     max_new_tokens: int = Field(default=64, ge=1)
     temperature: float = 0.0
     top_p: float = Field(default=1.0, gt=0, le=1)
@@ -143,8 +142,8 @@ class GenerationSettings(_StrictModel):
         return temperature
 
 
-class Preset(_StrictModel):
-    """The validated settings of a preset. Plugins define the settings of method parts."""
+class Preset(_StrictSettings):
+    """The validated settings of a preset."""
 
     name: str
     description: str = ""
@@ -162,18 +161,18 @@ class Preset(_StrictModel):
     answer: AnswerSettings = AnswerSettings()
     generation: GenerationSettings = GenerationSettings()
 
-    def change_answer(self, **settings: Any) -> Preset:
-        """Returns a copy of the preset with other `answer` settings."""
-        return self.model_copy(update={"answer": self.answer.model_copy(update=settings)})
+    def alter_answer_settings(self, **answer_settings: Any) -> Preset:
+        """Returns a copy of the preset in which some settings of `answer` are changed."""
+        return self.model_copy(update={"answer": self.answer.model_copy(update=answer_settings)})
 
 
-def parse_override(text: str) -> dict[str, Any]:
+def parse_setting_override(override: str) -> dict[str, Any]:
     """Parses `window.selected=2048` as {"window": {"selected": 2048}}; the value is YAML. Raises
     PresetError: the text has no '=', or the value is not YAML."""
-    key, equals, value = text.partition("=")
+    key, equals, value = override.partition("=")
     if not equals or not key.strip():
         raise PresetError(
-            f"--set must be KEY=VALUE, got {reprlib.repr(text)}",
+            f"--set must be KEY=VALUE, got {reprlib.repr(override)}",
             "use for example --set window.selected=2048",
         )
     try:
@@ -181,13 +180,13 @@ def parse_override(text: str) -> dict[str, Any]:
     except yaml.YAMLError as error:
         problem = getattr(error, "problem", None)
         raise PresetError(
-            f"the value of --set must be YAML, got {reprlib.repr(text)}",
-            f"quote the value; {problem}" if problem else "quote the value",
+            f"the value of --set must be YAML, got {reprlib.repr(override)}",
+            f"put the value in quotes; {problem}" if problem else "put the value in quotes",
         ) from error
     parts = key.strip().split(".")
     if len(parts) > MAX_DEPTH:
         raise PresetError(
-            f"a key of --set must have at most {MAX_DEPTH} parts, got {len(parts)}",
+            f"a key of --set must have at most {MAX_DEPTH} names between dots, got {len(parts)}",
             "see `esa presets show`",
         )
     for part in reversed(parts):
@@ -199,13 +198,13 @@ def parse_override(text: str) -> dict[str, Any]:
 _sizes: dict[str, Any] = {
     field.name: (get_type_hints(Window)[field.name], field.default) for field in fields(Window)
 }
-_WINDOW: Any = create_model("Window", __base__=_StrictModel, **_sizes)
+_WINDOW: Any = create_model("Window", __base__=_StrictSettings, **_sizes)
 """A pydantic model of `Window`, because strict pydantic converts no mapping to a dataclass."""
 _HOLDER: Any = create_model("_HOLDER", window=(_WINDOW, ...))
 
 
 def merge_settings(base: Mapping[str, Any], overriding: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns `base` updated recursively with `overriding`; a renamed method part is replaced."""
+    """Merges nested settings; a method part with another name is replaced as a whole."""
     out = dict(base)
     for key, value in overriding.items():
         old = out.get(key)
@@ -218,9 +217,9 @@ def merge_settings(base: Mapping[str, Any], overriding: Mapping[str, Any]) -> di
 
 
 def merge_presets(base: Mapping[str, Any], overriding: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the preset `base` with the settings of preset `overriding`. If `base` has a finder,
-    another model in `overriding` becomes `answer.reader`, which writes the answers. Without a
-    finder, the other model replaces the model, `score.heads` and `answer` of `base`."""
+    """Merges the settings of two presets. If `base` has a finder, another model in `overriding`
+    becomes `answer.reader`, which writes the answers; if `base` has no finder, another model in
+    `overriding` replaces the model, `score.heads` and `answer` of `base`."""
     out = merge_settings(base, overriding)
     if "model" not in overriding or "model" not in base or overriding["model"] == base["model"]:
         return out
@@ -240,29 +239,30 @@ def merge_presets(base: Mapping[str, Any], overriding: Mapping[str, Any]) -> dic
     return out
 
 
-def set_kv_cache_source(data: Mapping[str, Any]) -> dict[str, Any]:
+def switch_to_kv_cache_answers(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Returns preset settings, changed to answer from the KV cache of the model `answer.reader`, or
-    of the preset's model. Raises PresetError: the model `answer.reader` is on a server."""
-    answer = {**(data.get("answer") or {}), "from": "rows"}
+    of the preset's model if there is no reader. Raises PresetError: the reader is on a server."""
+    answer = {**(settings.get("answer") or {}), "from": "rows"}
     reader = answer.pop("reader", None)
     if reader is not None and is_web_address(reader):
         raise PresetError(
             f"answer.reader must be a model on this machine if answer.from is rows, got {reader}",
             "use the setting answer.from=text",
         )
-    rows = {**data, "answer": answer}
+    rows = {**settings, "answer": answer}
     over = {"model": reader, "answer": {"from": "rows"}}
     return rows if reader is None else merge_presets(rows, over)
 
 
-def make_preset_of_reader_model(preset: Preset) -> Preset:
-    """Returns the preset, changed to answer from the reader's KV cache if it names a reader."""
+def make_preset_for_reader_kv_cache(preset: Preset) -> Preset:
+    """Returns the preset, changed to answer from the KV cache of its reader model, if any."""
     if preset.answer.reader is None:
         return preset
-    return validate_settings(preset.name, set_kv_cache_source(preset.model_dump(exclude={"name"})))
+    settings = switch_to_kv_cache_answers(preset.model_dump(exclude={"name"}))
+    return validate_preset_settings(preset.name, settings)
 
 
-def check_adapter_and_finder(settings: AnswerSettings) -> None:
+def check_adapter_and_finder_exist(settings: AnswerSettings) -> None:
     """Raises PresetError if the preset's adapter or finder is missing."""
     if settings.source == "text":
         if settings.adapter is not None:
@@ -271,124 +271,127 @@ def check_adapter_and_finder(settings: AnswerSettings) -> None:
             find_finder_folder(settings.finder)
 
 
-def find_adapter_folder(name: str) -> Path:
+def find_adapter_folder(adapter_name: str) -> Path:
     """Finds the folder of an adapter by its path or its shipped name. Raises PresetError."""
     from esa_cli.models.text_passes.text_forward import CONFIG
 
-    return _find_folder_with_file(name, "adapter", CONFIG)
+    return _find_folder_with_file(adapter_name, "adapter", CONFIG)
 
 
-def find_finder_folder(name: str) -> Path:
+def find_finder_folder(finder_name: str) -> Path:
     """Finds the folder of a finder by its path or its shipped name. Raises PresetError."""
-    return _find_folder_with_file(name, "finder", MAPS)
+    return _find_folder_with_file(finder_name, "finder", MAPS)
 
 
-def _find_folder_with_file(name: str, setting: str, required_file: str) -> Path:
-    own = expand_home_folder(name, f"answer.{setting}", PresetError)
-    shipped = [] if "/" in name else [find_shipped_preset_folder() / f"{setting}s" / name]
-    for folder in (*shipped, own):
-        if name and (folder / required_file).is_file():
+def _find_folder_with_file(folder_name: str, setting_name: str, required_file: str) -> Path:
+    own = expand_home_folder(folder_name, f"answer.{setting_name}", PresetError)
+    shipped = find_shipped_preset_folder() / f"{setting_name}s" / folder_name
+    for folder in (*([] if "/" in folder_name else [shipped]), own):
+        if folder_name and (folder / required_file).is_file():
             return folder
     raise PresetError(
-        f"answer.{setting} must be a folder with {required_file}, got {name!r}",
-        f"give the path of such a folder, or use --set answer.{setting}=null",
+        f"answer.{setting_name} must be a folder with {required_file}, got {folder_name!r}",
+        f"give the path of a folder with this file, or use --set answer.{setting_name}=null",
     )
 
 
-def make_preset_for_finding(preset: Preset, words_alone: bool = False) -> Preset:
-    """Returns a copy of the preset for finding passages, without adapter and reader. With
-    `words_alone`, it has no finder either, so that passages are found with BM25 alone."""
-    finder = None if words_alone else preset.answer.finder
-    return preset.change_answer(source="text", adapter=None, reader=None, finder=finder)
+def make_preset_for_finding(preset: Preset, bm25_only: bool = False) -> Preset:
+    """Returns a copy of the preset that only finds passages, with `bm25_only` by BM25 alone."""
+    finder = None if bm25_only else preset.answer.finder
+    return preset.alter_answer_settings(source="text", adapter=None, reader=None, finder=finder)
 
 
-def _load_settings_with_parents(path: Path, chain: tuple[Path, ...] = ()) -> dict[str, Any]:
-    path = path.resolve()
-    if path in chain:
-        loop = " -> ".join(step.stem for step in (*chain, path))
+def _load_with_parents(preset_file: Path, child_presets: tuple[Path, ...] = ()) -> dict[str, Any]:
+    preset_file = preset_file.resolve()
+    if preset_file in child_presets:
+        loop = " -> ".join(step.stem for step in (*child_presets, preset_file))
         raise PresetError(f"presets extend each other in a circle: {loop}", "remove one `extends`")
-    data = read_preset_file(path)
+    data = read_preset_file(preset_file)
     parent = data.pop("extends", None)
     if parent is None:
         return data
     if not isinstance(parent, str):
-        raise PresetError(f"{path}: extends must be the name of one preset, got {parent!r}", "")
-    chain = (*chain, path)
-    parent, model = split_preset_name(parent)
-    below = find_preset_file(parent, near_folder=path.parent)
-    if below.resolve() in chain:  # one's own preset lies over the shipped one of that name
+        raise PresetError(f"{preset_file}: extends must name one preset, got {parent!r}", "")
+    child_presets = (*child_presets, preset_file)
+    parent, model = find_preset_for_model_name(parent)
+    below = find_preset_file(parent, base_folder=preset_file.parent)
+    if below.resolve() in child_presets:  # one's own preset lies over the shipped one of that name
         below = list_shipped_preset_files().get(FORMER.get(parent, parent), below)
-    return merge_presets(merge_presets(_load_settings_with_parents(below, chain), model), data)
+    return merge_presets(merge_presets(_load_with_parents(below, child_presets), model), data)
 
 
-def split_preset_name(name: str) -> tuple[str, dict[str, Any]]:
-    """Returns a preset name, and overriding settings: the name of a known model stands for a preset
-    and for the setting of this model."""
+def find_preset_for_model_name(name: str) -> tuple[str, dict[str, Any]]:
+    """Returns the preset name that a known model's name stands for, with the model's setting;
+    returns other names with no setting."""
     if name not in list_preset_files() and (facts := load_known_models().get(name)):
         return facts.way, {"model": facts.model}
     return name, {}
 
 
-def _make_setting_error(error: ValidationError, preset_name: str) -> PresetError:
-    first = error.errors()[0]
+def _make_preset_error(validation_error: ValidationError, preset_name: str) -> PresetError:
+    first = validation_error.errors()[0]
     *above, key = first["loc"]
     where = ".".join(map(str, first["loc"]))
     if first["type"] == "extra_forbidden":
         before = "".join(f"{section}." for section in above)
-        hint = suggest_name(str(key), _list_section_settings(above), before)
+        hint = suggest_name(str(key), _list_settings_in_section(above), before)
         return PresetError(f"preset {preset_name} has no setting {where!r}", hint)
     if first["type"] == "missing":
-        hint = "set it, or extend a preset that sets it"
+        hint = f"set {where}, or extend a preset that sets {where}"
         return PresetError(f"preset {preset_name} lacks {where!r}", hint)
-    wrong = f"{where} {_describe_broken_rule(error)}, got {reprlib.repr(first['input'])}"
+    wrong = f"{where} {_describe_broken_rule(validation_error)}, got {reprlib.repr(first['input'])}"
     return PresetError(f"preset {preset_name}: {wrong}", "see `esa presets show`")
 
 
-def _describe_broken_rule(error: ValidationError) -> str:
-    """Returns the rule that a value breaks, worded to follow the setting's name in a message."""
-    message = error.errors()[0]["msg"].replace("Input should", "must")
+def _describe_broken_rule(validation_error: ValidationError) -> str:
+    """Describes the rule that a setting's value breaks, such as "must be at least 1"."""
+    message = validation_error.errors()[0]["msg"].replace("Input should", "must")
     return message.replace("greater than or equal to", "at least")
 
 
-def _list_section_settings(key_path: Sequence[str | int]) -> list[str]:
+def _list_settings_in_section(section_path: Sequence[str | int]) -> list[str]:
     """Returns the names of the settings in a section of a preset."""
     sections = {"window": _WINDOW, "answer": AnswerSettings, "prompt": Prompt}
-    section: Any = sections.get(str(key_path[0]), GenerationSettings) if key_path else Preset
+    section: Any = (
+        sections.get(str(section_path[0]), GenerationSettings) if section_path else Preset
+    )
     return [key for key in section.model_fields if key != "name"]
 
 
-def load(name: str = DEFAULT, overrides: Sequence[str] = ()) -> Preset:
+def load_preset(name: str = DEFAULT, overrides: Sequence[str] = ()) -> Preset:
     """Loads a preset by name or path, with overrides such as `window.selected=2048`. Raises
     PresetError: the preset is missing or malformed, or a setting is invalid."""
-    way, model = split_preset_name(name)
+    way, model = find_preset_for_model_name(name)
     path = find_preset_file(way)
     # An override of one setting keeps the default part's name.
     defaults = {kind: Preset.model_fields[kind].default for kind in KINDS}
-    data = merge_presets(merge_settings(defaults, _load_settings_with_parents(path)), model)
+    data = merge_presets(merge_settings(defaults, _load_with_parents(path)), model)
     over: dict[str, Any] = {}
     for text in overrides:
-        over = merge_settings(over, parse_override(text))
+        over = merge_settings(over, parse_setting_override(text))
     if isinstance(over.get("model"), str):
         over["model"] = resolve_model_name(over["model"])
     data = merge_presets(data, over)
     if isinstance(data.get("answer"), dict) and data["answer"].get("from") == "rows":
-        data = set_kv_cache_source(data)
+        data = switch_to_kv_cache_answers(data)
     if "name" in data:
         hint = "save the preset under another file name"
         raise PresetError("--set cannot change a preset's name", hint)
-    return validate_settings(path.stem, data)
+    return validate_preset_settings(path.stem, data)
 
 
-def validate_settings(name: str, data: Mapping[str, Any]) -> Preset:
+def validate_preset_settings(preset_name: str, settings: Mapping[str, Any]) -> Preset:
     """Builds and validates a preset from its settings. Raises PresetError: settings are malformed
     or inconsistent."""
     try:
-        window = _HOLDER.model_validate({"window": data.get("window", {})}).window.model_dump()
-        preset = Preset.model_validate({**data, "window": Window(**window), "name": name})
+        window = _HOLDER.model_validate({"window": settings.get("window", {})}).window.model_dump()
+        preset = Preset.model_validate(
+            {**settings, "window": Window(**window), "name": preset_name}
+        )
     except ValidationError as error:
-        raise _make_setting_error(error, name) from error
+        raise _make_preset_error(error, preset_name) from error
     except ValueError as error:
-        raise PresetError(f"preset {name}: {error}", "see `esa presets show`") from error
+        raise PresetError(f"preset {preset_name}: {error}", "see `esa presets show`") from error
     sizes, limit = preset.window, f"at most the model's window of {preset.context}"
     total = sizes.initial + sizes.selected + sizes.local + sizes.chunk
     questions = preset.prompt.after.count("{question}")
@@ -401,25 +404,25 @@ def validate_settings(name: str, data: Mapping[str, Any]) -> Preset:
         broken = f"prompt.after must have {{question}} once, got {questions}"
         hint = "see `esa presets show`"
     if broken:
-        raise PresetError(f"preset {name}: {broken}", hint)
+        raise PresetError(f"preset {preset_name}: {broken}", hint)
     return preset
 
 
-def dump(preset: Preset) -> str:
+def format_as_yaml(preset: Preset) -> str:
     """Returns all settings of a preset as YAML, in the form of a preset file."""
     return dump_yaml(preset.model_dump(exclude={"name"}))
 
 
-def choose_sampling(
-    settings: GenerationSettings, max_tokens: int | None, temperature: float | None,
+def choose_sampling_options(
+    preset_settings: GenerationSettings, max_tokens: int | None, temperature: float | None,
     top_p: float | None,
 ) -> tuple[int, float, float]:  # fmt: skip
-    """Returns the maximum number of answer tokens, temperature and top_p; None means the value in
-    `settings`. Raises UsageError: a value is out of range."""
+    """Returns the maximum number of answer tokens, temperature and top_p, with the preset's values
+    for arguments that are None. Raises UsageError: a value is out of range."""
     given = {"max_new_tokens": max_tokens, "temperature": temperature, "top_p": top_p}
     given = {name: value for name, value in given.items() if value is not None}
     try:
-        chosen = GenerationSettings.model_validate({**settings.model_dump(), **given})
+        chosen = GenerationSettings.model_validate({**preset_settings.model_dump(), **given})
     except ValidationError as error:
         first = error.errors()[0]
         raise UsageError(

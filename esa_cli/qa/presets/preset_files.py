@@ -38,25 +38,25 @@ def get_user_preset_folder() -> Path:
 
 def list_preset_files() -> dict[str, Path]:
     """Returns the names and files of all presets; the user's presets replace shipped presets."""
-    own = _list_folder_presets(get_user_preset_folder())
+    own = _list_preset_files_in_folder(get_user_preset_folder())
     return dict(sorted({**list_shipped_preset_files(), **own}.items()))
 
 
 def list_shipped_preset_files() -> dict[str, Path]:
     """Returns the names and files of the presets that come with the package."""
-    return _list_folder_presets(find_shipped_preset_folder())
+    return _list_preset_files_in_folder(find_shipped_preset_folder())
 
 
-def _list_folder_presets(folder: Path) -> dict[str, Path]:
+def _list_preset_files_in_folder(folder: Path) -> dict[str, Path]:
     files = sorted(folder.iterdir()) if folder.is_dir() else []
     return {path.stem: path for path in files if path.suffix in SUFFIXES}
 
 
-def find_preset_file(name: str, near_folder: Path | None = None) -> Path:
-    """Finds a preset's file by name, or by a path that may be relative to `near_folder`. Raises
+def find_preset_file(name: str, base_folder: Path | None = None) -> Path:
+    """Finds a preset's file by name, or by a path that may be relative to `base_folder`. Raises
     PresetError: there is no such preset."""
     if name.endswith(SUFFIXES) or "/" in name:
-        for base in ([near_folder] if near_folder else []) + [Path()]:
+        for base in ([base_folder] if base_folder else []) + [Path()]:
             path = base / expand_home_folder(name, "preset", PresetError)
             if path.is_file():
                 return path
@@ -96,8 +96,8 @@ def read_preset_file(path: Path) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class ModelFacts:
-    """The size, context window and heads of a model in the table `models.yaml`."""
+class KnownModelFacts:
+    """The size, context window and retrieval heads of a model in the table `models.yaml`."""
 
     model: str
     weights: float
@@ -105,27 +105,28 @@ class ModelFacts:
     heads: list[list[int]] = field(default_factory=list)
     way: str = "chat"
 
-    def count_weight_bytes(self, size: int) -> int:
-        """Returns the bytes of the weights, with `size` bytes for each number."""
-        return round(self.weights * 1e9) * size
+    def count_weight_bytes(self, dtype_bytes: int) -> int:
+        """Returns the bytes of the model's weights, with `dtype_bytes` bytes for each number."""
+        return round(self.weights * 1e9) * dtype_bytes
 
 
 @cache
-def load_known_models() -> dict[str, ModelFacts]:
+def load_known_models() -> dict[str, KnownModelFacts]:
     """Returns the known models by name, from the shipped table `models.yaml`."""
     data = load_yaml(Path(__file__).with_name("models.yaml").read_text("utf-8"))
     assert isinstance(data, dict)
-    return {name: ModelFacts(**facts) for name, facts in data.items()}
+    return {name: KnownModelFacts(**facts) for name, facts in data.items()}
 
 
-def resolve_model_name(named: str) -> str:
+def resolve_model_name(model_name: str) -> str:
     """Returns the Hugging Face id of a known model's name; returns other names unchanged."""
-    return load_known_models()[named].model if named in load_known_models() else named
+    facts = load_known_models().get(model_name)
+    return model_name if facts is None else facts.model
 
 
-def find_known_model_facts(model: str) -> ModelFacts | None:
-    """Returns the facts of the model with a Hugging Face id, or None if the model is unknown."""
-    return next((facts for facts in load_known_models().values() if facts.model == model), None)
+def find_known_model_facts(model_id: str) -> KnownModelFacts | None:
+    """Returns the known facts of a model by its Hugging Face id; None if it is unknown."""
+    return next((facts for facts in load_known_models().values() if facts.model == model_id), None)
 
 
 def is_web_address(reader_name: str) -> bool:

@@ -1,6 +1,4 @@
-"""Builds a preset's method from parts or a recipe, and checks that a model can run it.
-
-`attention` and `methods` are imported only when a method is built, not for answers from text."""
+"""Builds the attention method of a preset, and checks that a model can run the method."""
 
 from __future__ import annotations
 
@@ -17,10 +15,10 @@ from esa_cli.methods import registry
 from esa_cli.qa.presets.preset import (
     DEFAULT,
     Preset,
-    load,
+    load_preset,
     merge_settings,
-    set_kv_cache_source,
-    validate_settings,
+    switch_to_kv_cache_answers,
+    validate_preset_settings,
 )
 from esa_cli.system.registry import suggest_name
 
@@ -43,7 +41,7 @@ FROM_TEXT = "text"
 
 @dataclass(frozen=True)
 class ResolvedPreset:
-    """A preset with its method, which is built on first use unless `own` is the method."""
+    """A preset with its attention method, which is built on first use if `own` is None."""
 
     preset: Preset
     own: Method | None = None
@@ -51,50 +49,49 @@ class ResolvedPreset:
     @cached_property
     def method(self) -> Method:
         """The preset's method. Raises PresetError: a setting or the kernel is invalid."""
-        return self.own or build_method(self.preset)
+        return self.own or build_attention_method(self.preset)
 
 
 def resolve_preset(
-    preset: str | Preset | ResolvedPreset = DEFAULT,
-    overrides: Sequence[str] = (),
-    method: str | None = None,
-    length: int = 0,
-) -> ResolvedPreset:
-    """Resolves a preset, or its name with `overrides`, and builds its method if answers need it.
+    preset: str | Preset | ResolvedPreset = DEFAULT, overrides: Sequence[str] = (),
+    method: str | None = None, document_tokens: int = 0,
+) -> ResolvedPreset:  # fmt: skip
+    """Loads a preset by its name with `overrides`, or takes a loaded preset, and builds its method
+    if answers come from the KV cache.
 
     Args:
-        method: a whole method over it, by its name in `esa methods`. length: tokens of the
-            documents, for methods that are made for one length.
+        method: the name in `esa methods` of a method that replaces the preset's.
+        document_tokens: tokens of the documents, for methods that are made for one length.
 
     Raises UsageError: no such method, or it needs a length. PresetError: a setting is wrong."""
     if isinstance(preset, ResolvedPreset):
         return preset
-    chosen = load(preset, overrides) if isinstance(preset, str) else preset
+    chosen = load_preset(preset, overrides) if isinstance(preset, str) else preset
     if method is not None:
-        chosen = apply_method_for_length(method, chosen, length)
+        chosen = apply_method_for_length(method, chosen, document_tokens)
     resolved = ResolvedPreset(chosen)
     if chosen.answer.needs_kv_cache:
         _ = resolved.method
     return resolved
 
 
-def _build_method_part(kind: str, options: dict[str, Any]) -> Any:
+def _build_method_part(part_kind: str, part_settings: dict[str, Any]) -> Any:
     from esa_cli.attention import parts
 
-    part, (base, members) = registry.build_part(kind, options), MEMBERS[kind]
+    part, (base, members) = registry.build_part(part_kind, part_settings), MEMBERS[part_kind]
     name = type(part).__name__
     if not isinstance(part, getattr(parts, base)):
         raise PluginError(
-            f"{kind} {options['name']!r} must be derived from {base}, got class {name}",
+            f"{part_kind} {part_settings['name']!r} must be derived from {base}, got class {name}",
             f"write `class {name}({base}):`, see docs/plugins.md",
         )
-    with parts.report_plugin_errors({kind: part}):
+    with parts.report_plugin_errors({part_kind: part}):
         for member in members:
             getattr(part, member)
     return part
 
 
-def build_method(preset: Preset) -> Method:
+def build_attention_method(preset: Preset) -> Method:
     """Builds a preset's method. Raises PresetError: a part, a setting or the kernel is invalid."""
     from esa_cli.attention.kernels import KERNELS
     from esa_cli.attention.method import Method
@@ -125,93 +122,95 @@ def build_method(preset: Preset) -> Method:
     return Method(window=preset.window, reading=preset.reading, kernel=preset.kernel, **parts)
 
 
-def apply_method(name: str, preset: Preset, length: int = 0) -> Preset:
-    """Replaces the preset's method by the method `name` with the same token budget, for documents
-    of `length` tokens. Raises UsageError: the method is unknown. PluginError: its recipe fails, or
-    changes a forbidden setting. PresetError: a setting is invalid, or the budget differs."""
+def apply_method(method_name: str, preset: Preset, document_tokens: int = 0) -> Preset:
+    """Returns the preset with its method replaced by a named method of the same token budget.
+    Raises UsageError: the method is unknown. PluginError: its recipe fails, or changes a forbidden
+    setting. PresetError: a setting is invalid, or the budget differs."""
     from esa_cli.methods.plugin_loading import load_installed_plugins
 
     load_installed_plugins()
-    recipe = registry.find_recipe(name)
-    base = registry.Base(preset.window, preset.context, preset.position, length)
+    recipe = registry.find_recipe(method_name)
+    base = registry.Base(preset.window, preset.context, preset.position, document_tokens)
     # A published method attends to the last tokens before the question whatever the preset says.
     plain = merge_settings(preset.model_dump(exclude={"name"}), {"window": {"ending": None}})
-    plain = set_kv_cache_source(plain)
-    laid = merge_settings(plain, _make_recipe_settings(recipe, base))
+    plain = switch_to_kv_cache_answers(plain)
+    laid = merge_settings(plain, _get_recipe_settings(recipe, base))
     if recipe.full or laid["selector"]["name"] == "full":
         # With `local`, the keys of a text would depend on I and L alone.
         laid["reading"] = "select"
-    changed = validate_settings(preset.name, laid)
+    changed = validate_preset_settings(preset.name, laid)
     if not recipe.full and changed.window.budget != preset.window.budget:
         raise PresetError(
-            f"method {name!r} must take the preset's {preset.window.budget} tokens, got "
-            f"{changed.window.budget}",
-            "change the recipe so that initial + selected + local stays equal",
+            f"method {method_name!r} must attend to the preset's {preset.window.budget} "
+            f"tokens, got {changed.window.budget}",
+            "keep the sum of window.initial, window.selected and window.local in the recipe",
         )
     return changed
 
 
-def _make_recipe_settings(recipe: registry.Recipe, base: registry.Base) -> Mapping[str, Any]:
-    """Returns the settings that a recipe makes. Raises PluginError: the recipe is invalid."""
-    which = f"the recipe of method {recipe.name!r}"
+def _get_recipe_settings(recipe: registry.Recipe, preset_base: registry.Base) -> Mapping[str, Any]:
+    """Returns the settings of a method's recipe. Raises PluginError: the recipe is invalid."""
+    this_recipe = f"the recipe of method {recipe.name!r}"
     may_set = f"a recipe may set {', '.join(registry.LAID)}"
     try:
-        settings = recipe.settings(base)
+        settings = recipe.settings(preset_base)
     except (EsaError, *NOT_BLAMED):
         raise
     except BaseException as error:
         raise PluginError(
-            f"{which} fails: {type(error).__name__}: {error}",
+            f"{this_recipe} fails: {type(error).__name__}: {error}",
             f"correct the recipe in {recipe.origin}",
         ) from error
     if not isinstance(settings, Mapping):
-        raise PluginError(f"{which} must return a mapping, got {settings!r}", may_set)
+        raise PluginError(f"{this_recipe} must return a mapping, got {settings!r}", may_set)
     if wrong := [key for key in settings if key not in registry.LAID]:
-        raise PluginError(f"{which} must not set {wrong[0]!r}", may_set)
+        raise PluginError(f"{this_recipe} must not set {wrong[0]!r}", may_set)
     return settings
 
 
-def apply_compared_method(name: str, preset: Preset, length: int = 0) -> Preset:
-    """Applies the method `name` of a comparison; `preset` and `text` leave the preset unchanged.
-    Raises the errors of `apply_method`, and UsageError: the preset does not answer from text."""
-    if name not in (AS_IS, FROM_TEXT):
-        return apply_method(name, preset, length)
-    if name == FROM_TEXT and preset.answer.source != "text":
+def apply_compared_method(method_name: str, preset: Preset, document_tokens: int = 0) -> Preset:
+    """Returns the preset with the method that a comparison names, or for the names `preset` and
+    `text` the preset itself. Raises the errors of `apply_method`, and UsageError: the preset does
+    not answer from text."""
+    if method_name not in (AS_IS, FROM_TEXT):
+        return apply_method(method_name, preset, document_tokens)
+    if method_name == FROM_TEXT and preset.answer.source != "text":
         raise UsageError(
-            f"method {name!r} needs a preset that answers from text, got "
+            f"method {method_name!r} needs a preset that answers from text, got "
             f"{preset.name} with answer.from = {preset.answer.source}",
             "add --set answer.from=text, or name another method",
         )
     return preset
 
 
-def apply_method_for_length(name: str, preset: Preset, length: int) -> Preset:
-    """Applies a method for documents of `length` tokens; 0 means that the length is unknown. Raises
-    the errors of `apply_method`, and UsageError: the method needs a length."""
-    if not length and method_needs_length(name, preset):
+def apply_method_for_length(method_name: str, preset: Preset, document_tokens: int) -> Preset:
+    """Returns the preset with its method replaced; a `document_tokens` of 0 means unknown length.
+    Raises the errors of `apply_method`, and UsageError: the method needs a length."""
+    if not document_tokens and method_needs_document_length(method_name, preset):
         raise UsageError(
-            f"method {name!r} needs the length of its documents, which is unknown here",
-            f"use `esa ask DOC... QUESTION --method {name}`, or set `length` in Python",
+            f"method {method_name!r} needs the length of its documents, which is unknown here",
+            f"use `esa ask DOC... QUESTION --method {method_name}`, or set `length` in Python",
         )
-    return apply_method(name, preset, length)
+    return apply_method(method_name, preset, document_tokens)
 
 
-def method_needs_length(name: str, preset: Preset) -> bool:
+def method_needs_document_length(method_name: str, preset: Preset) -> bool:
     """Whether a method depends on the length of documents, as NTK and YaRN do. Raises UsageError:
     the method is unknown. PresetError: a setting is invalid."""
-    return apply_method(name, preset) != apply_method(name, preset, 1000 * preset.context)
+    longest = 1000 * preset.context
+    return apply_method(method_name, preset) != apply_method(method_name, preset, longest)
 
 
 HEADS_HINT = "use `esa heads` to find this model's heads, or set score.heads=[]"
 
 
-def check_preset_fits_model(preset: Preset, config: Mapping[str, Any], model: str) -> None:
+def check_preset_fits_model(preset: Preset, config: Mapping[str, Any], model_name: str) -> None:
     """Raises PresetError if the preset's `context` exceeds the window of a model with this
     `config`, or if `score.heads` exceeds the numbers of its layers and heads."""
     longest = config.get("max_position_embeddings")
     if longest and preset.context > longest:
         raise PresetError(
-            f"preset {preset.name}: context must be at most the {longest} tokens that {model} "
+            f"preset {preset.name}: context must be at most the {longest} tokens that {model_name} "
             f"was trained on, got {preset.context}",
             f"use --set context={longest}, and window sizes that fit into it",
         )
@@ -223,25 +222,26 @@ def check_preset_fits_model(preset: Preset, config: Mapping[str, Any], model: st
             case [int(layer), int(head)] if layer >= layers or head >= heads:
                 raise PresetError(
                     f"preset {preset.name}: score.heads must be below the {layers} layers and "
-                    f"{heads} heads of {model}, got [{layer}, {head}]",
+                    f"{heads} heads of {model_name}, got [{layer}, {head}]",
                     HEADS_HINT,
                 )
 
 
-def check_same_compressor(old: Method | None, new: Method) -> None:
-    """Raises PresetError if the method `new` needs another compressor than method `old`, which
-    prefilled the document; `old` is None if it is unknown."""
-    if old is None or not new.score.features:
+def check_same_compressor(prefill_method: Method | None, new_method: Method) -> None:
+    """Raises PresetError if `new_method` needs another compressor than the method that prefilled a
+    document, which is None if it is unknown."""
+    if prefill_method is None or not new_method.score.features:
         return
-    if new.get_reduced_key_settings() != old.get_reduced_key_settings() or (
-        new.compressor.fit_tokens and not old.score.features
+    if new_method.get_reduced_key_settings() != prefill_method.get_reduced_key_settings() or (
+        new_method.compressor.fit_tokens and not prefill_method.score.features
     ):
         raise PresetError(
-            "the document must be prefilled for this compressor", "ingest it again with this preset"
+            "the document must be prefilled with the compressor of this preset",
+            "ingest the document again with this preset",
         )
 
 
-def check_reduced_keys(document: PrefilledDocument, method: Method) -> None:
+def check_document_has_reduced_keys(document: PrefilledDocument, method: Method) -> None:
     """Raises PresetError if a method uses projections from a file, and a prefilled document has no
     reduced keys. `check_same_compressor` covers projections that are fitted during prefill."""
     from esa_cli.attention.parts import Moments
@@ -252,7 +252,7 @@ def check_reduced_keys(document: PrefilledDocument, method: Method) -> None:
     if compressor.fit(0, Moments()) is not None:
         raise PresetError(
             "the document must be prefilled with reduced keys, which this preset needs for scores",
-            "ingest it again with this preset",
+            "ingest the document again with this preset",
         )
 
 
@@ -279,18 +279,20 @@ def check_method_fits_model(method: Method, model: Any) -> None:
             )
 
 
-def check_kernel(method: Method, config: dict[str, Any], device: str, dtype: torch.dtype) -> None:
-    """Checks that a method's kernel runs on a torch device for a model with this `config`. Raises
-    UsageError: the kernel cannot run. ModelError: `config` lacks a size."""
+def check_kernel_runs(
+    method: Method, model_config: dict[str, Any], device: str, dtype: torch.dtype
+) -> None:
+    """Checks that a method's attention kernel can run on a torch device for a model. Raises
+    UsageError: the kernel cannot run. ModelError: `model_config` lacks a size."""
     from esa_cli.attention.kernels import choose_kernel_name
     from esa_cli.models.files.families import get_kv_head_shape, get_model_family
 
     if method.kernel == "auto":
         return
-    settings = SimpleNamespace(**config)
+    settings = SimpleNamespace(**model_config)
     try:
         _, dim = get_kv_head_shape(settings)
     except (AttributeError, ArithmeticError, TypeError) as error:
         raise ModelError(f"config.json must have the sizes of all layers, got {error}") from error
-    cap = config.get(get_model_family(settings).attention_cap) or 0.0
+    cap = model_config.get(get_model_family(settings).attention_cap) or 0.0
     choose_kernel_name(torch.empty(1, 1, dim, dtype=dtype, device=device), method.kernel, cap)

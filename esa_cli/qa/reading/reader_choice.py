@@ -106,7 +106,7 @@ class ReaderChoice:
         known = list(preset_files.load_known_models())
         is_preset = name in preset_files.list_preset_files() or name.endswith(preset_files.SUFFIXES)
         if is_preset and name not in known:
-            return cls(ref=models.parse_reference(preset.load(name).model))
+            return cls(ref=models.parse_reference(preset.load_preset(name).model))
         ref = models.parse_reference(preset_files.resolve_model_name(name))
         if ref.kind == "hub" and "/" not in ref.repo:
             raise ModelError(

@@ -107,7 +107,7 @@ def test_an_interruption_that_a_library_answers_with_an_error(
         except KeyboardInterrupt:
             raise error from None
 
-    monkeypatch.setattr("esa_cli.qa.presets.preset.dump", trip)
+    monkeypatch.setattr("esa_cli.qa.presets.preset.format_as_yaml", trip)
     before = signal.getsignal(signal.SIGINT)
     try:
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -11,8 +11,8 @@ from conftest import copy_registries
 
 import esa_cli.documents.readers  # noqa: F401 - registered before a test copies the registry
 from esa_cli.methods import registry
-from esa_cli.qa.presets import preset, resolved_preset
-from esa_cli.qa.presets.resolved_preset import resolve_preset
+from esa_cli.qa.presets.preset import load_preset
+from esa_cli.qa.presets.resolved_preset import apply_method, resolve_preset
 
 SHORT = [*TINY, "--max-new-tokens", "2", "--quiet"]
 
@@ -64,10 +64,10 @@ def test_a_file_of_recipes_only_is_a_plugin(
 def test_a_method_is_a_preset_with_its_parts(base: str, length: int) -> None:
     given = ["window.selected=96", "selector.proximity=5", "reading=local"]
     given = given[:1] if base == "default" else given
-    chosen = preset.load(base, given)
+    chosen = load_preset(base, given)
     for one in registry.list_recipes():
-        made = resolve_preset(chosen, method=one.name, length=length)
-        assert made.preset == resolved_preset.apply_method(one.name, chosen, length), one.name
+        made = resolve_preset(chosen, method=one.name, document_tokens=length)
+        assert made.preset == apply_method(one.name, chosen, length), one.name
         assert resolve_preset(made) is made
         assert resolve_preset(base, given, one.name, length) == made
 
@@ -77,6 +77,6 @@ def test_ask_answers_by_any_method(name: str, esa: Esa, note: str) -> None:
     done = esa("ask", note, "When?", *SHORT, "--json", "--method", name)
     assert done.code == 0, done.err
     data = json.loads(done.out)
-    made = resolved_preset.apply_method(name, preset.load("tiny-random"))
+    made = apply_method(name, load_preset("tiny-random"))
     assert (data["selector"], data["position"]) == (made.selector["name"], made.position["name"])
     assert data["window"]["selected"] == made.window.selected

@@ -67,9 +67,9 @@ def test_a_stored_document_is_asked_without_transformers(
 @pytest.fixture
 def unloaded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fails the test where the model is loaded."""
-    for name in ("load", "load_for_text"):
+    for name in ("load_for_methods", "load_for_passages"):
         monkeypatch.setattr(
-            f"esa_cli.qa.opening.KnownModel.{name}",
+            f"esa_cli.qa.opening.ModelBeforeLoading.{name}",
             lambda *given: pytest.fail("the model was loaded"),
         )
 

@@ -19,7 +19,7 @@ from esa_cli.errors import LengthError, PresetError, UsageError
 from esa_cli.models.text_passes.generation import AnswerStreamer
 from esa_cli.qa.answering.prompt import PromptEncoder
 from esa_cli.qa.answering.session import Session
-from esa_cli.qa.presets import preset
+from esa_cli.qa.presets.preset import Prompt, load_preset
 
 TEXT = "The gate opens at nine and the market closes at dusk. " * 30
 QUESTION = "When does the gate open?"
@@ -27,7 +27,7 @@ QUESTION = "When does the gate open?"
 
 @pytest.fixture
 def session(loaded: Any) -> Iterator[Session]:
-    with Session(loaded.model, loaded.tokenizer, preset.load("tiny-random")) as session:
+    with Session(loaded.model, loaded.tokenizer, load_preset("tiny-random")) as session:
         yield session
 
 
@@ -97,12 +97,12 @@ def test_another_preset_asks_the_same_reading(session: Session) -> None:
     session.read(TEXT)
     before = session.ask(QUESTION).text
     contiguous = ["position.name=contiguous", "position.distance=100"]
-    session.use_preset(preset.load("tiny-random", contiguous))
+    session.use_preset(load_preset("tiny-random", contiguous))
     session.ask(QUESTION)
-    session.use_preset(preset.load("tiny-random"))
+    session.use_preset(load_preset("tiny-random"))
     assert session.ask(QUESTION).text == before
-    with pytest.raises(PresetError, match="must be prefilled for this compressor"):
-        session.use_preset(preset.load("tiny-random", ["compressor.name=none"]))
+    with pytest.raises(PresetError, match="must be prefilled with the compressor"):
+        session.use_preset(load_preset("tiny-random", ["compressor.name=none"]))
 
 
 def test_nothing_read_and_nothing_asked(session: Session) -> None:
@@ -124,7 +124,7 @@ def test_the_model_is_put_back(loaded: Any) -> None:
     rotary, config = loaded.model.model.rotary_emb, loaded.model.config
     with (
         pytest.raises(RuntimeError),
-        Session(loaded.model, loaded.tokenizer, preset.load("tiny-random")),
+        Session(loaded.model, loaded.tokenizer, load_preset("tiny-random")),
     ):
         raise RuntimeError
     assert loaded.model.model.rotary_emb is rotary
@@ -133,7 +133,7 @@ def test_the_model_is_put_back(loaded: Any) -> None:
 
 def test_a_text_cannot_end_the_turn(loaded: Any) -> None:
     """A document that spells out the template's marks stays a document."""
-    prompt = PromptEncoder(loaded.tokenizer, preset.load("tiny-random").prompt)
+    prompt = PromptEncoder(loaded.tokenizer, load_preset("tiny-random").prompt)
     end = loaded.tokenizer.convert_tokens_to_ids("<|im_end|>")
     clean, spelled = prompt.encode_document("a b"), prompt.encode_document("a <|im_end|> b")
     assert spelled.count(end) == clean.count(end)
@@ -161,7 +161,7 @@ def test_models_that_can_think_first_are_told_not_to(loaded: Any) -> None:
         "{% if enable_thinking is defined and not enable_thinking %}"
         "<think>\n\n</think>\n{% endif %}"
     )
-    tokens = PromptEncoder(tokenizer, preset.load("tiny-random").prompt)
+    tokens = PromptEncoder(tokenizer, load_preset("tiny-random").prompt)
     assert tokenizer.decode(tokens.encode_question("Who?")).endswith("<think>\n\n</think>\n")
 
 
@@ -172,7 +172,7 @@ def test_templates_that_take_lists_of_parts_get_lists(loaded: Any) -> None:
         "{% for m in messages %}<{{ m['role'] }}>{% for part in m['content'] %}"
         "{% if part['type'] == 'text' %}{{ part['text'] }}{% endif %}{% endfor %}{% endfor %}"
     )
-    prompt = preset.Prompt(before="Read.\n", after="\n{question}", system="Be brief.")
+    prompt = Prompt(before="Read.\n", after="\n{question}", system="Be brief.")
     tokens = PromptEncoder(tokenizer, prompt)
     ids = [*tokens.encode_document("The text."), *tokens.encode_question("Who?")]
     assert tokenizer.decode(ids) == "<system>Be brief.<user>Read.\nThe text.\nWho?"
@@ -194,10 +194,10 @@ def without_template(loaded: Any, first: str = "") -> Any:
 def test_without_a_template_a_foreign_prompt_gets_no_line_break(loaded: Any) -> None:
     tokenizer = without_template(loaded)
     for prime in ("", " It is"):
-        tokens = PromptEncoder(tokenizer, preset.Prompt(before="", after="{question}"))
+        tokens = PromptEncoder(tokenizer, Prompt(before="", after="{question}"))
         ids = [*tokens.encode_document("Text."), *tokens.encode_question(" Who?", prime)]
         assert tokenizer.decode(ids) == f"Text. Who?{prime}"
-    own = PromptEncoder(tokenizer, preset.Prompt(before="", after="\n\n{question}"))
+    own = PromptEncoder(tokenizer, Prompt(before="", after="\n\n{question}"))
     assert (
         own.render_question("Who?") == tokenizer.decode(own.encode_question("Who?")) == "\n\nWho?\n"
     )
@@ -208,7 +208,7 @@ def test_a_text_begins_as_the_tokenizer_begins_it(loaded: Any, chat: bool) -> No
     """Llama 3's puts a token first and says that it does not (`add_bos_token`)."""
     first = "<|im_start|>"
     tokenizer = without_template(loaded, first)
-    prompt = preset.Prompt(before="ab", after="{question}", chat=chat)
+    prompt = Prompt(before="ab", after="{question}", chat=chat)
     assert PromptEncoder(tokenizer, prompt).encode_prompt_start() == tokenizer("ab")["input_ids"]
     assert PromptEncoder(tokenizer, prompt).encode_prompt_start()[
         0
@@ -240,7 +240,7 @@ TWICE = [
 
 def test_a_question_read_twice_leaves_no_trace(loaded: Any) -> None:
     """In the second reading and in the answer every layer sees what all agreed on in the first."""
-    with Session(loaded.model, loaded.tokenizer, preset.load("tiny-random", TWICE)) as session:
+    with Session(loaded.model, loaded.tokenizer, load_preset("tiny-random", TWICE)) as session:
         session.read(TEXT)
         length, seen = session.document_tokens, list[Any]()
         session.ask = partial(Session.ask, session, trace=seen.append)
@@ -265,7 +265,7 @@ def test_the_first_reading_ends_with_the_last_layer_that_votes(
     loaded: Any, monkeypatch: pytest.MonkeyPatch, times: int
 ) -> None:
     """What is agreed on is what reading to the end would give, however long the question is."""
-    chosen = preset.load("tiny-random", [*TWICE, "score.heads=[[0,1],[0,3]]"])
+    chosen = load_preset("tiny-random", [*TWICE, "score.heads=[[0,1],[0,3]]"])
     question = QUESTION * times
     found = []
     for whole in (False, True):
@@ -291,7 +291,7 @@ def test_the_first_reading_ends_with_the_last_layer_that_votes(
 
 
 def test_an_answer_that_ends_by_itself_is_not_cut(loaded: Any) -> None:
-    with Session(loaded.model, loaded.tokenizer, preset.load("tiny-random")) as session:
+    with Session(loaded.model, loaded.tokenizer, load_preset("tiny-random")) as session:
         session.read(TEXT)
         config = loaded.model.generation_config
         ends = config.eos_token_id
@@ -308,13 +308,13 @@ def test_an_answer_that_ends_by_itself_is_not_cut(loaded: Any) -> None:
 
 
 def test_what_is_in_view_of_a_question_counts_against_the_window(loaded: Any) -> None:
-    ending = preset.load("tiny-random", ["window.ending=250"])
+    ending = load_preset("tiny-random", ["window.ending=250"])
     with Session(loaded.model, loaded.tokenizer, ending) as session:
         session.read(TEXT)
         session.ask("When?" * 10, max_new_tokens=2)
         with pytest.raises(LengthError, match="beside the selected tokens"):
             session.ask("When?" * 60, max_new_tokens=2)
-    plain = preset.load("tiny-random", ["window.dense=400"])
+    plain = load_preset("tiny-random", ["window.dense=400"])
     with Session(loaded.model, loaded.tokenizer, plain) as session:
         session.read(TEXT[:300])
         session.ask("When?", max_new_tokens=2)
@@ -340,7 +340,7 @@ def test_the_layers_are_told_which_words_are_the_questions_own(session: Session)
 def test_the_question_stays_in_view_and_the_documents_end_does_not(
     loaded: Any, ending: int
 ) -> None:
-    chosen = preset.load("tiny-random", [f"window.ending={ending}"])
+    chosen = load_preset("tiny-random", [f"window.ending={ending}"])
     with Session(loaded.model, loaded.tokenizer, chosen) as session:
         session.read(TEXT)
         seen: list[Any] = []
@@ -361,7 +361,7 @@ AGREED = [
 def test_a_question_of_one_token_selects_for_itself(loaded: Any) -> None:
     """It came alone in its call, as an answer's tokens do, and took the document's agreement."""
     seen: list[dict[tuple[int, int], list[int]]] = []
-    settings = preset.load("tiny-random", [*AGREED, "reading=select"])
+    settings = load_preset("tiny-random", [*AGREED, "reading=select"])
     with Session(loaded.model, loaded.tokenizer, settings) as session:
         session.read(TEXT)
         for _ in range(2):
@@ -379,7 +379,7 @@ def test_a_question_of_one_token_selects_for_itself(loaded: Any) -> None:
 
 def test_the_last_token_of_a_document_is_no_answer(loaded: Any, monkeypatch: Any) -> None:
     """Read alone, because FEED left it over, it is read as in any other piece."""
-    settings = preset.load("tiny-random", [*AGREED, "reading=select", "window.chunk=1"])
+    settings = load_preset("tiny-random", [*AGREED, "reading=select", "window.chunk=1"])
     rows = []
     for feed in (64, 50):
         monkeypatch.setattr("esa_cli.qa.answering.session.FEED", feed)
@@ -398,7 +398,7 @@ def test_maps_from_a_file_and_what_was_read_without_them(loaded: Any, tmp_path: 
     save_learned_projections(tmp_path / "maps.safetensors", maps)
     learned = f"compressor={{name: learned, file: {tmp_path / 'maps.safetensors'}}}"
     without, reduced = (
-        preset.load("tiny-random", [learned, "reading=local", f"score.name={score}"])
+        load_preset("tiny-random", [learned, "reading=local", f"score.name={score}"])
         for score in ("vote", "sum")
     )
     with Session(loaded.model, loaded.tokenizer, reduced) as session:

@@ -20,7 +20,7 @@ from esa_cli.qa.finding.finder import ReducedKeys, TokenEncoder, make_index_layo
 from esa_cli.qa.finding.passage_finder import Book
 from esa_cli.qa.ingestion import ingest as index_ingest
 from esa_cli.qa.ingestion.ingest import IngestEvents
-from esa_cli.qa.presets import preset
+from esa_cli.qa.presets.preset import load_preset
 from esa_cli.storage.library import Library
 from esa_cli.storage.library.disk import pack_checksummed_file
 
@@ -82,7 +82,7 @@ class Seen(IngestEvents):
 
 def esa(loaded: Any, library: Library | None, finder: Path, *more: str, **options: Any) -> Esa:
     given = ["answer.from=text", f"answer.finder={finder}", *more]
-    return Esa(loaded, preset.load("tiny-random", given), library=library, **options)
+    return Esa(loaded, load_preset("tiny-random", given), library=library, **options)
 
 
 def at_once(loaded: Any, finder: Path, text: str = TEXT) -> torch.Tensor:

@@ -10,7 +10,7 @@ import pytest
 
 from esa_cli import Document, Esa
 from esa_cli.errors import LibraryError
-from esa_cli.qa.presets import preset
+from esa_cli.qa.presets.preset import load_preset
 from esa_cli.storage.library import Library, LibraryEntry
 
 TEXT = "The gate opens at nine, and the keeper has the only key. " * 25
@@ -26,7 +26,7 @@ def library(tmp_path: Path) -> Library:
 
 
 def esa(loaded: Any, library: Library, **options: Any) -> Esa:
-    return Esa(loaded, preset.load("tiny-random", ["window.chunk=128"]), library=library, **options)
+    return Esa(loaded, load_preset("tiny-random", ["window.chunk=128"]), library=library, **options)
 
 
 def entry_of(one: Esa, document: Document) -> LibraryEntry:
@@ -59,7 +59,7 @@ def test_a_library_knows_what_read_a_document(loaded: Any, library: Library) -> 
         entry = entry_of(one, note())
         assert (entry.provenance["model"], entry.provenance["rows"]) == ("random:llama", "native")
         assert one.stored(entry).document == note()
-    named = preset.load("tiny-random", ["window.chunk=128", "description=x"])
+    named = load_preset("tiny-random", ["window.chunk=128", "description=x"])
     other = named.model_copy(update={"name": "mine"})
     with Esa(loaded, other, library=library, rows="native") as two:
         assert two.ingest(note()).read_s == 0, "what it was called shapes nothing"

@@ -18,8 +18,8 @@ from esa_cli.models.attachment.layer_traits import list_attention_modules
 from esa_cli.qa.answering.session import Session
 from esa_cli.qa.finding.finder import FinderSizes
 from esa_cli.qa.planning import model_shape, plan
-from esa_cli.qa.planning.plan import CachePlacement
-from esa_cli.qa.presets import preset
+from esa_cli.qa.planning.plan import KvCachePlacement
+from esa_cli.qa.presets.preset import load_preset
 from esa_cli.qa.presets.resolved_preset import check_preset_fits_model, resolve_preset
 from esa_cli.storage.memory_store import RESERVE
 from esa_cli.system import machine
@@ -55,7 +55,7 @@ def make_plan(
     tokens: int = 1000, *overrides: str, dtype: torch.dtype = torch.float32, **options: Any
 ) -> plan.Plan:
     chosen = resolve_preset("tiny-random", overrides)
-    planner = plan.ModelPlanner(chosen, Path("tiny"), dtype=dtype, device="cpu", **options)
+    planner = plan.ModelIngestPlanner(chosen, Path("tiny"), dtype=dtype, device="cpu", **options)
     return planner.plan_ingest(tokens)
 
 
@@ -68,22 +68,22 @@ def test_weights_are_counted_alike_before_and_after_they_are_fetched(
     model.save_pretrained(tmp_path / "whole")
     index = folder_of({}, tmp_path / "config") / "model.safetensors.index.json"
     index.write_text('{"weight_map": {"lm_head.weight": "model-00001-of-00002.safetensors"}}')
-    whole = model_shape.measure_weights(tmp_path / "whole", "cpu", 4)
-    unmade = model_shape.measure_weights(
+    whole = model_shape.measure_weight_sizes(tmp_path / "whole", "cpu", 4)
+    unmade = model_shape.measure_weight_sizes(
         folder_of(model.config.to_dict(), tmp_path / "config"), "cpu", 4
     )
     assert whole.nbytes == unmade.nbytes == sum(own.values())
     assert whole.body == unmade.body < whole.nbytes // 4
-    assert whole.count_bytes(2) == whole.nbytes // 2
+    assert whole.count_weight_bytes(2) == whole.nbytes // 2
 
 
 def test_the_papers_ratios() -> None:
     """By hand: d' = 128 of d_H = 32 heads of 128 and d_G = 8 of them, in each of 32 layers."""
     llama = {"hidden_size": 4096, "num_attention_heads": 32, "head_dim": 128}
     folder = folder_of({**TINY, **llama, "num_key_value_heads": 8}, Path("llama"))
-    planner = plan.ModelPlanner(resolve_preset("paper"), folder, dtype=torch.bfloat16, device="cpu")
-    assert planner.costs.paper_ratios == (257 / (4 * 4096 + 3 * 32), 128 / (2 * 1024))
-    assert [round(100 * one, 2) for one in planner.costs.paper_ratios] == [1.56, 6.25]
+    made = plan.ModelIngestPlanner(resolve_preset("paper"), folder, dtype=torch.half, device="cpu")
+    assert made.costs.paper_cost_ratios == (257 / (4 * 4096 + 3 * 32), 128 / (2 * 1024))
+    assert [round(100 * one, 2) for one in made.costs.paper_cost_ratios] == [1.56, 6.25]
 
 
 def test_an_index_takes_its_keys_alone_and_the_layers_that_run() -> None:
@@ -110,16 +110,16 @@ def test_an_index_takes_its_keys_alone_and_the_layers_that_run() -> None:
 def test_what_does_not_hold_for_the_model_is_named(sizes: dict[str, Any], words: str) -> None:
     config = {"num_hidden_layers": 30, "num_attention_heads": 9, **sizes}
     with pytest.raises(PresetError, match=words) as caught:
-        check_preset_fits_model(preset.load(), config, "the model")
+        check_preset_fits_model(load_preset(), config, "the model")
     assert caught.value.hint
 
 
 def test_what_does_not_fit_is_refused_with_what_would(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ESA_MEMORY_LIMIT", "450MiB")
-    most = make_plan().most_tokens
+    most = make_plan().max_fitting_tokens
     fine, tight, half = make_plan(most), make_plan(most + 1), make_plan(dtype=torch.bfloat16)
     fine.check_fits_memory()
-    assert (fine.fits, fine.remedies, tight.fits) == (True, (), False)
+    assert (fine.fits_memory, fine.memory_remedies, tight.fits_memory) == (True, (), False)
     with pytest.raises(ResourceError) as caught:
         tight.check_fits_memory()
     assert "450 MiB" in caught.value.message
@@ -133,15 +133,15 @@ def test_a_small_models_index_is_planned_by_its_weights(monkeypatch: pytest.Monk
     monkeypatch.setenv("ESA_MEMORY_LIMIT", "450MiB")
     need = plan.LIBRARIES + 2_500_000 + 1000 * (136 + plan.TOKEN_BYTES)
     key = plan.make_ingest_speed_key("random:llama", "float32", "cpu", plan.INDEX)
-    planner = plan.IndexPlanner(1_000_000, 136, need, key)
-    planner.check_memory(1000)
+    planner = plan.TokenIndexPlanner(1_000_000, 136, need, key)
+    planner.check_memory_suffices(1000)
     with pytest.raises(ResourceError, match=r"1,001 tokens need .* ESA_MEMORY_LIMIT") as caught:
-        planner.check_memory(1001)
+        planner.check_memory_suffices(1001)
     assert "1,000 tokens fit; or use a smaller model" in caught.value.hint
-    planner.remember_speed(3000, 2.0)
-    assert planner.estimate_seconds(6000) == pytest.approx(4.0)
+    planner.save_ingest_time(3000, 2.0)
+    assert planner.estimate_ingest_seconds(6000) == pytest.approx(4.0)
     whole = make_plan(6000, index=FinderSizes(1, 128))
-    assert (whole.rate_from, whole.seconds) == ("measured", pytest.approx(4.0)), "of any planner"
+    assert (whole.speed_source, whole.estimated_seconds) == ("measured", pytest.approx(4.0))
 
 
 TEXT = "The gate opens at nine and the market closes at dusk. " * 30
@@ -161,26 +161,26 @@ def test_layers_are_counted_as_the_model_counts_them(
     kept = [i for i, one in enumerate(list_attention_modules(model)) if one is not None]
     assert kept != [*range(len(kept))], "some keep a state"
     monkeypatch.setattr(plan, "has_own_memory", lambda device: True)
-    method = resolve_preset(preset.load("tiny-random")).method
+    method = resolve_preset(load_preset("tiny-random")).method
     with attach(model, method) as attached:
-        cache = attached.new_cache(CachePlacement(model, method, "host").puts_cache_on_host(10))
+        cache = attached.new_cache(KvCachePlacement(model, method, "host").puts_cache_on_host(10))
         model(torch.arange(1, 40)[None], past_key_values=cache)
         assert [one.layer for one in cache.layer_kv_caches] == kept
         assert not any(one.store.is_on_device for one in cache.layer_kv_caches)
         for room, hosted in ((0, True), (1 << 40, False)):
-            monkeypatch.setattr(plan, "measure_free_cache_bytes", lambda device, room=room: room)
-            auto = CachePlacement(model, method, "auto")
+            monkeypatch.setattr(plan, "measure_free_kv_cache_bytes", lambda device, room=room: room)
+            auto = KvCachePlacement(model, method, "auto")
             cache = attached.new_cache(auto.puts_cache_on_host(100_000))
             model(torch.arange(1, 40)[None], past_key_values=cache)
             assert [one.store.is_on_device for one in cache.layer_kv_caches] == [not hosted] * len(kept)
 
 
 def test_a_session_with_its_cache_on_the_host(loaded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    with Session(loaded.model, loaded.tokenizer, preset.load("tiny-random")) as plain:
+    with Session(loaded.model, loaded.tokenizer, load_preset("tiny-random")) as plain:
         plain.read(TEXT)
         want = plain.ask(QUESTION)
     monkeypatch.setattr(plan, "has_own_memory", lambda device: True)
-    with Session(loaded.model, loaded.tokenizer, preset.load("tiny-random"), "host") as session:
+    with Session(loaded.model, loaded.tokenizer, load_preset("tiny-random"), "host") as session:
         session.read(TEXT)
         assert not any(layer.memory.store.is_on_device for layer in session.cache.kv_layers)  # type: ignore[union-attr]
         assert session.ask(QUESTION).text == want.text
@@ -199,7 +199,7 @@ def test_what_is_counted_is_what_a_gpu_allocates(
 ) -> None:
     """Asked where it was read, or as a book, which is opened with a tail of its own."""
     monkeypatch.setattr("esa_cli.storage.memory_store.has_own_memory", lambda device: True)
-    with Session(loaded.model, loaded.tokenizer, preset.load("tiny-random")) as session:
+    with Session(loaded.model, loaded.tokenizer, load_preset("tiny-random")) as session:
         session.plan_prefill(session.prompt.encode_document(TEXT), reserve=0 if opened else RESERVE)
         session.resume()
         if opened:
@@ -208,7 +208,7 @@ def test_what_is_counted_is_what_a_gpu_allocates(
         made, tokens = costs_of(loaded), session.document_tokens
         allocated = session.cache.nbytes
         if opened:  # no reduced keys of so few tokens are needed
-            allocated += RESERVE * made.reduced_width * 4
+            allocated += RESERVE * made.reduced_key_width * 4
     assert made.count_kv_bytes(tokens, 4)[0] + made.count_reduced_key_bytes(tokens, 4) == allocated
 
 
@@ -221,7 +221,7 @@ def ample(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def planned(cache: str, memory: int, tokens: int = TOKENS, device: str = "cuda") -> plan.Plan:
-    made = plan.ModelPlanner(
+    made = plan.ModelIngestPlanner(
         resolve_preset("tiny-random"), Path("tiny"), dtype=torch.bfloat16, device=device,
         memory=memory, cache=cache,
     )  # fmt: skip
@@ -231,7 +231,7 @@ def planned(cache: str, memory: int, tokens: int = TOKENS, device: str = "cuda")
 def needed_with(share: float) -> int:
     """Memory for everything and this share of the keys and values."""
     whole = planned("device", 0)
-    return whole.needed - int((1 - share) * whole.keys_values)
+    return whole.needed_bytes - int((1 - share) * whole.keys_values)
 
 
 @pytest.mark.usefixtures("ample")
@@ -264,7 +264,7 @@ def test_errors_name_the_places_where_it_would_fit(monkeypatch: pytest.MonkeyPat
 @pytest.mark.usefixtures("ample")
 def test_most_tokens_is_the_edge(cache: str) -> None:
     memory = needed_with(0.5)
-    most = planned(cache, memory).most_tokens
-    assert planned(cache, memory, most).fits
-    assert not planned(cache, memory, most + 1).fits
+    most = planned(cache, memory).max_fitting_tokens
+    assert planned(cache, memory, most).fits_memory
+    assert not planned(cache, memory, most + 1).fits_memory
     assert (most < TOKENS) == (cache == "device")

@@ -11,9 +11,9 @@ import pytest
 import torch
 from conftest import build_model
 
-from esa_cli.qa.planning.kv_cache_storage import find_storage_hindrance
-from esa_cli.qa.presets import preset
-from esa_cli.qa.presets.cache_key import SAMPLES, find_model_facts, make_cache_key
+from esa_cli.qa.planning.kv_cache_storage import explain_why_not_storable
+from esa_cli.qa.presets.cache_key import SAMPLES, digest_model, make_cache_key
+from esa_cli.qa.presets.preset import load_preset
 from esa_cli.qa.presets.resolved_preset import resolve_preset
 from esa_cli.storage.library import Layout
 
@@ -21,8 +21,8 @@ LAYOUT = Layout(2, 2, 8, "float32")
 
 
 def of(model: Any, loaded: Any, *overrides: str, head: tuple[int, ...] = (1,)) -> str:
-    chosen = preset.load("tiny-random", overrides)
-    facts = find_model_facts(model, loaded.tokenizer)
+    chosen = load_preset("tiny-random", overrides)
+    facts = digest_model(model, loaded.tokenizer)
     return make_cache_key(facts, head, chosen, resolve_preset(chosen).method, LAYOUT)
 
 
@@ -37,7 +37,7 @@ def of(model: Any, loaded: Any, *overrides: str, head: tuple[int, ...] = (1,)) -
 def test_stored_documents_are_found_again(name: str, digest: str) -> None:
     """The keys of built-in presets, whatever modules their parts are in. If one has to change,
     every stored document is prefilled again: raise FORMAT and say so."""
-    chosen = preset.load(name)
+    chosen = load_preset(name)
     key = make_cache_key({}, [1], chosen, resolve_preset(chosen).method, LAYOUT)
     assert hashlib.sha256(key.encode()).hexdigest()[:16] == digest
 
@@ -91,7 +91,7 @@ def test_what_is_selected_counts_where_it_changes_what_is_read(
 
 def test_states_are_of_one_version_of_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows are in a form of our own, states in its."""
-    chosen = preset.load("tiny-random")
+    chosen = load_preset("tiny-random")
     keys = dict[str, list[str]]()
     for number in ("5.23.0", "5.23.4", "5.24.0"):
         monkeypatch.setattr(
@@ -117,9 +117,9 @@ def test_states_are_of_one_version_of_transformers(monkeypatch: pytest.MonkeyPat
     ],
 )
 def test_what_can_be_stored(settings: list[str], stored: bool) -> None:
-    """Not what a selector gathers while it reads; and keys fitted on more than a segment would be
-    fitted on the first segment alone in the library, in memory on all."""
-    assert (find_storage_hindrance(resolve_preset("tiny-random", settings).method) == "") == stored
+    """Neither what a selector gathers in a prefill, nor keys fitted on more than a segment."""
+    method = resolve_preset("tiny-random", settings).method
+    assert (explain_why_not_storable(method) == "") == stored
 
 
 def test_of_plain_weights_parameters_count_alone(loaded: Any) -> None:
@@ -129,7 +129,7 @@ def test_of_plain_weights_parameters_count_alone(loaded: Any) -> None:
         flat = weight.flatten()
         digest.update(f"{name} {tuple(weight.shape)}".encode())
         digest.update(flat[:: max(1, len(flat) // SAMPLES)][:SAMPLES].numpy().tobytes())
-    assert find_model_facts(model, loaded.tokenizer)["weights"] == digest.hexdigest()
+    assert digest_model(model, loaded.tokenizer)["weights"] == digest.hexdigest()
 
 
 class Codes(torch.nn.Module):

@@ -16,8 +16,8 @@ from properties import SCALARS, expect_one_line, trees
 from esa_cli.attention.window import Window
 from esa_cli.errors import EsaError, PresetError
 from esa_cli.qa.presets import preset
-from esa_cli.qa.presets.preset import AnswerSettings, parse_override
-from esa_cli.qa.presets.resolved_preset import build_method
+from esa_cli.qa.presets.preset import AnswerSettings, load_preset, parse_setting_override
+from esa_cli.qa.presets.resolved_preset import build_attention_method
 
 SECTIONS = {
     "window": [one.name for one in dataclasses.fields(Window)],
@@ -37,7 +37,7 @@ CHANGES = st.dictionaries(st.sampled_from(KEYS), VALUES, max_size=3)
 
 
 def with_changes(changes: dict[str, Any]) -> dict[str, Any]:
-    data: dict[str, Any] = preset.load("tiny-random").model_dump(exclude={"name"}, by_alias=True)
+    data: dict[str, Any] = load_preset("tiny-random").model_dump(exclude={"name"}, by_alias=True)
     for key, value in changes.items():
         section, _, inner = key.partition(".")
         if not inner:
@@ -60,16 +60,16 @@ def expect_key(error: PresetError, keys: list[str]) -> None:
 def test_presets_are_valid_or_refused_with_the_key(changes: dict[str, Any]) -> None:
     data = with_changes(changes)
     try:
-        made = preset.validate_settings("made", data)
+        made = preset.validate_preset_settings("made", data)
     except PresetError as error:
         expect_one_line(error)
         expect_key(error, [part for key in changes for part in key.split(".")])
         return
-    assert preset.validate_settings(
+    assert preset.validate_preset_settings(
         "made", made.model_dump(exclude={"name"}, by_alias=True)
     ) == made or ("nan" in repr(changes))
     try:
-        build_method(made)
+        build_attention_method(made)
     except EsaError as error:
         expect_one_line(error)
 
@@ -107,7 +107,7 @@ def test_values_of_any_kind_and_length(
     start = time.process_time()
     refused_or(path)
     try:
-        preset.load("tiny-random", [f"context={value}"])
+        load_preset("tiny-random", [f"context={value}"])
     except PresetError as error:
         expect_one_line(error)
     assert time.process_time() - start < 5
@@ -115,7 +115,7 @@ def test_values_of_any_kind_and_length(
 
 def refused_or(path: Path) -> None:
     try:
-        preset.load(str(path))
+        load_preset(str(path))
     except PresetError as error:
         expect_one_line(error)
 
@@ -128,7 +128,7 @@ def refused_or(path: Path) -> None:
 def test_overrides(key: str, value: Any) -> None:
     text = f"{key}={value if isinstance(value, str) else yaml.safe_dump(value).strip()}"
     try:
-        assert isinstance(parse_override(text), dict)
-        preset.load("tiny-random", [text])
+        assert isinstance(parse_setting_override(text), dict)
+        load_preset("tiny-random", [text])
     except PresetError as error:
         expect_one_line(error)

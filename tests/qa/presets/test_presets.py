@@ -10,7 +10,7 @@ from esa_cli.errors import PresetError
 from esa_cli.models import parse_reference
 from esa_cli.models.text_passes.text_forward import CONFIG
 from esa_cli.qa.presets import preset, preset_files, resolved_preset
-from esa_cli.qa.presets.preset import AnswerSettings, find_adapter_folder
+from esa_cli.qa.presets.preset import AnswerSettings, find_adapter_folder, load_preset
 from esa_cli.qa.presets.resolved_preset import resolve_preset
 
 SHIPPED = sorted(path.stem for path in preset_files.find_shipped_preset_folder().glob("*.yaml"))
@@ -31,7 +31,7 @@ def write(path: Path, text: str) -> str:
 
 @pytest.mark.parametrize("name", SHIPPED)
 def test_shipped_presets_load_and_build(name: str) -> None:
-    chosen = preset.load(name)
+    chosen = load_preset(name)
     resolve_preset(chosen)
     parse_reference(chosen.model)
     assert chosen.description
@@ -40,8 +40,8 @@ def test_shipped_presets_load_and_build(name: str) -> None:
 
 @pytest.mark.parametrize("name", SHIPPED)
 def test_what_show_prints_is_the_same_preset(name: str, tmp_path: Path) -> None:
-    chosen = preset.load(name)
-    again = preset.load(write(tmp_path / f"{name}.yaml", preset.dump(chosen)))
+    chosen = load_preset(name)
+    again = load_preset(write(tmp_path / f"{name}.yaml", preset.format_as_yaml(chosen)))
     assert again == chosen
 
 
@@ -49,7 +49,7 @@ def test_extends_goes_up_the_chain(tmp_path: Path) -> None:
     write(tmp_path / "a.yaml", "model: m\ncontext: 900\nwindow: {initial: 1, selected: 2}")
     write(tmp_path / "b.yaml", "extends: a.yaml\nwindow: {selected: 3, local: 4, chunk: 5}")
     top = write(tmp_path / "c.yaml", "extends: b.yaml\nwindow: {local: 6}")
-    window = preset.load(top).window
+    window = load_preset(top).window
     assert (window.initial, window.selected, window.local, window.chunk) == (1, 3, 6, 5)
 
 
@@ -57,7 +57,7 @@ def test_extending_in_a_circle_is_refused(tmp_path: Path) -> None:
     one = write(tmp_path / "one.yaml", "extends: two.yaml")
     write(tmp_path / "two.yaml", "extends: one.yaml")
     with pytest.raises(PresetError, match="one -> two -> one"):
-        preset.load(one)
+        load_preset(one)
 
 
 def test_ones_own_preset_may_extend_a_shipped_one_that_extends_its_name(
@@ -68,18 +68,18 @@ def test_ones_own_preset_may_extend_a_shipped_one_that_extends_its_name(
     write(shipped / "base.yaml", "model: m\ncontext: 9000\nkernel: reference")
     write(shipped / "large.yaml", "extends: base\ndescription: large")
     write(no_user_presets / "base.yaml", "extends: large\nreading: local")
-    chosen = preset.load("base")
+    chosen = load_preset("base")
     assert (chosen.kernel, chosen.description, chosen.reading) == ("reference", "large", "local")
 
 
 def test_heads_of_one_model_do_not_vote_in_another(tmp_path: Path) -> None:
-    assert preset.load("consensus").score["heads"] == preset.load().score["heads"]
-    assert "heads" not in preset.load("consensus", ["model=random:llama"]).score
-    kept = preset.load("consensus", ["model=random:llama", "score.heads=[[0, 1]]"]).score
+    assert load_preset("consensus").score["heads"] == load_preset().score["heads"]
+    assert "heads" not in load_preset("consensus", ["model=random:llama"]).score
+    kept = load_preset("consensus", ["model=random:llama", "score.heads=[[0, 1]]"]).score
     assert kept["heads"] == [[0, 1]]
     same = tmp_path / "same.yaml"
     same.write_text("extends: smollm2-135m\nwindow: {selected: 256}\n", "utf-8")
-    assert preset.load(str(same)).score["heads"] == preset.load().score["heads"]
+    assert load_preset(str(same)).score["heads"] == load_preset().score["heads"]
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_broken_files_are_refused(text: bytes, tmp_path: Path) -> None:
     (tmp_path / "p.yaml").write_bytes(text)
     for name in (str(tmp_path / "p.yaml"), str(tmp_path / "none.yaml"), "tiny-randm"):
         with pytest.raises(PresetError):
-            preset.load(name)
+            load_preset(name)
 
 
 FROM_TEXT = "answer.from=text"
@@ -129,7 +129,7 @@ FROM_TEXT = "answer.from=text"
 )  # fmt: skip
 def test_what_does_not_hold_is_refused(override: str) -> None:
     with pytest.raises(PresetError) as error:
-        preset.load("tiny-random", [FROM_TEXT, f"answer.{override}"])
+        load_preset("tiny-random", [FROM_TEXT, f"answer.{override}"])
     assert f"answer.{override.partition('=')[0]}" in str(error.value)
     assert "adapter" in error.value.hint or override != "adaptor=x"
 
@@ -140,7 +140,7 @@ def extending(folder: Path, text: str) -> preset.Preset:
     )
     path = folder / "other.yaml"
     path.write_text(f"extends: base.yaml\n{text}", "utf-8")
-    return preset.load(str(path))
+    return load_preset(str(path))
 
 
 @pytest.mark.parametrize("own", ["", "answer: {passages: 7}\n"])
@@ -150,7 +150,7 @@ def test_a_preset_of_another_model_does_not(tmp_path: Path, own: str) -> None:
 
 
 def test_a_method_answers_from_rows() -> None:
-    made = preset.load("tiny-random", [FROM_TEXT, "answer.passages=3"])
+    made = load_preset("tiny-random", [FROM_TEXT, "answer.passages=3"])
     assert resolved_preset.apply_method("esa", made).answer.source == "rows"
     assert (
         resolved_preset.apply_compared_method(resolved_preset.AS_IS, made).answer.source == "text"

@@ -13,7 +13,7 @@ from esa_cli.errors import EsaError, HistoryError, LengthError, ModelError, Pres
 from esa_cli.models.files.random_model import TEMPLATE
 from esa_cli.qa.answering.reply import Reply, Turn
 from esa_cli.qa.finding.passage import Passage
-from esa_cli.qa.presets import preset
+from esa_cli.qa.presets.preset import load_preset
 from esa_cli.qa.reading import reader as reader_module
 from esa_cli.qa.reading import reader_choice
 from esa_cli.qa.reading.reader import SYSTEM, ChatReader, Sampling, make_chat_messages
@@ -166,8 +166,8 @@ def test_what_a_reader_takes_and_who_has_one() -> None:
     server = ReaderChoice.parse("http://127.0.0.1:9/v1")
     assert reader_choice.count_reader_bytes(server, 4) == 0
     assert reader_choice.count_reader_bytes(ReaderChoice.parse("some/model"), 4) is None
-    plain, text = preset.load("tiny-random"), preset.load("tiny-random", ["answer.from=text"])
-    named = preset.load("tiny-random", ["answer.from=text", "answer.reader=some/model"])
+    plain, text = load_preset("tiny-random"), load_preset("tiny-random", ["answer.from=text"])
+    named = load_preset("tiny-random", ["answer.from=text", "answer.reader=some/model"])
     assert (
         reader_choice.choose_preset_reader(plain),
         reader_choice.choose_preset_reader(text),

@@ -125,15 +125,15 @@ class AskCommandRun:
         from esa_cli.apps.cli.model_and_documents import QuestionDocuments, open_esa
         from esa_cli.models import find_model_folder
         from esa_cli.models.tokenization.tokenizer import begin_loading_plain_tokenizer
-        from esa_cli.qa.opening import adapt_preset, prepare
-        from esa_cli.qa.planning.kv_cache_storage import check_joint_question
+        from esa_cli.qa.opening import check_before_loading, choose_answer_source
+        from esa_cli.qa.planning.kv_cache_storage import check_can_join_documents
         from esa_cli.system.text import text_digest
 
         opts, reporter = self.opts, self.reporter
         files, library = source_files(names), Library()
         chosen = reader_options.load_preset(model, answer_form=opts.form, later_method=opts.method)
         output_paths.check_output_file("--report", opts.report, files.paths)
-        chosen = chosen if opts.method else adapt_preset(chosen, reporter)
+        chosen = chosen if opts.method else choose_answer_source(chosen, reporter)
         from_text = chosen.answer.source == "text" and opts.method is None
         if from_text and (folder := find_model_folder(chosen.model)) is not None:
             begin_loading_plain_tokenizer(folder)
@@ -145,18 +145,20 @@ class AskCommandRun:
         named = self.documents.gathered.documents
         sized = () if opts.library else named  # the documents of the library may have any length
         keep, place = opts.keep, model.model_place
-        ready = prepare(chosen, place, reporter, method=opts.method, documents=sized, keep=keep)
+        ready = check_before_loading(
+            chosen, place, reporter, method=opts.method, documents=sized, keep=keep
+        )
         needs_kv_cache = ready.resolved.preset.answer.needs_kv_cache
         if len(named) > 1:
-            is_stateful = ready.planner.costs.shape.stateful > 0
-            check_joint_question(ready.resolved, ready.model.config["model_type"], is_stateful)
+            is_stateful = ready.model_planner.costs.shape.stateful > 0
+            check_can_join_documents(ready.resolved, ready.model.config["model_type"], is_stateful)
         if opts.read == "never" and needs_kv_cache:
             wrong = "--read never needs answers from passages, not from the KV cache"
             raise UsageError(wrong, "add --set answer.from=text, and leave out --method")
         if needs_kv_cache and not opts.keep:
             stored = library.list_text_digests()
             new = [one.text for one in named if text_digest(one.text) not in stored]
-            ready.planner.check_memory(sum(map(ready.model.count_tokens, new)))
+            ready.model_planner.check_memory_suffices(sum(map(ready.model.count_tokens, new)))
         # A script gets one answer only, the better one.
         is_script = opts.as_json or not sys.stdout.isatty()
         self.reads_later = opts.read == "after" and not is_script and ready.index is not None

@@ -79,14 +79,14 @@ def batch(
     After a stop, the same command continues where it was. Exit code 7 means that some questions got
     an error instead of an answer."""
     from esa_cli.apps.cli.model_and_documents import open_esa
-    from esa_cli.qa.opening import adapt_preset
+    from esa_cli.qa.opening import choose_answer_source
 
     chosen = reader_options.load_preset(model, method)
     asking = {**generation_options.make_ask_arguments(), "evidence": top}
     reader, shard = reader_options.choose_reader(), shards.check_files_and_parse_shard(out)
     started = time.monotonic()
     with terminal.Reporter(quiet) as reporter:
-        chosen = chosen if method else adapt_preset(chosen, reporter)
+        chosen = chosen if method else choose_answer_source(chosen, reporter)
         settings = chosen.model_dump(mode="json", exclude={"name", "description"})
         answer_settings = {**asking, **reader_options.reader_dependencies, "preset": settings}
         asked = _load_questions(questions, out, documents or [], answer_settings, reporter)

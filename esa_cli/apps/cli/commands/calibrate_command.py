@@ -101,14 +101,14 @@ def _fit_and_measure_compressors(
     from esa_cli.documents.document import join_documents
     from esa_cli.evaluation.calibration import fitted_projections
     from esa_cli.models.files.quiet_transformers import quiet_transformers
-    from esa_cli.qa.opening import prepare
+    from esa_cli.qa.opening import check_before_loading
     from esa_cli.qa.presets.resolved_preset import ResolvedPreset
 
     given = model.load_preset_for_methods()
     text = join_documents(read_documents(texts, reporter).documents)
-    ready = prepare(given, model.model_place, reporter, attaches=True)
+    ready = check_before_loading(given, model.model_place, reporter, runs_methods=True)
     chosen = fitted_projections.apply_reduced_key_method(opts.target, given)
-    loaded = ready.model.load(reporter)
+    loaded = ready.model.load_for_methods(reporter)
     methods = fitted_projections.METHODS if opts.method == "all" else (opts.method,)
     training, progress = fitted_projections.TrainingSettings(), partial(reporter.stage, "fitting")
     with TemporaryDirectory(prefix=".esa-calibrate-", dir=opts.out.resolve().parent) as folder:
@@ -117,11 +117,11 @@ def _fit_and_measure_compressors(
         )
         total, planner = (
             len(job.ids),
-            ready.model.make_planner(ResolvedPreset(job.preset, job.method)),
+            ready.model.make_ingest_planner(ResolvedPreset(job.preset, job.method)),
         )
-        planner.check_memory(total)
+        planner.check_memory_suffices(total)
         with quiet_transformers():
-            seconds = planner.plan_ingest(total).seconds
+            seconds = planner.plan_ingest(total).estimated_seconds
             job.collect_activations(reporter.start_ingest_progress(total, seconds))
         reporter.clear_spinner()
         study = job.measure_recall(opts.rank, methods, training, opts.k or [1024], progress)
@@ -223,19 +223,19 @@ def _find_retrieval_heads(
     from esa_cli.evaluation.tasks import find_selftest_task
     from esa_cli.evaluation.tasks.task_sample import Haystack, TaskRequest
     from esa_cli.models.files.quiet_transformers import quiet_transformers
-    from esa_cli.qa.opening import inspect_model
+    from esa_cli.qa.opening import fetch_and_check_model
 
     retrieval_heads.build_voting_method(preset)
     length, place, texts = parse_token_count(opts.length), model.model_place, opts.haystack
     hay = Haystack.from_files(str(texts)) if texts else Haystack.from_chronicle(0)
-    known = inspect_model(preset, place, reporter)
-    known.check_methods_run({"preset": preset}, length)
+    known = fetch_and_check_model(preset, place, reporter)
+    known.check_methods_can_run({"preset": preset}, length)
     size = partial(count_tokens, known.tokenizer)
     request = TaskRequest(length, size, hay, opts.questions, 0)
     sample = next(find_selftest_task("needle").samples(request))
     retrieval_heads.choose_questions_with_middle_needles(known.tokenizer, preset, sample)
     with quiet_transformers():
-        loaded = known.load(reporter)
+        loaded = known.load_for_methods(reporter)
         reporter.clear_spinner()
         started = time.perf_counter()
         reading = reporter.start_progress(f"reading {hay.name} with {opts.questions} needles")

@@ -57,7 +57,7 @@ def chat(
     Without a terminal, each line of standard input is a question. Exit code 7 means that some lines
     got an error instead of an answer."""
     from esa_cli.apps.cli.model_and_documents import open_esa
-    from esa_cli.qa.opening import adapt_preset
+    from esa_cli.qa.opening import choose_answer_source
 
     if "-" in documents:
         wrong = "standard input (-) cannot be a document, as it has the questions"
@@ -67,7 +67,7 @@ def chat(
     on_terminal = sys.stdin.isatty() and sys.stdout.isatty()
     with Reporter(quiet) as reporter:
         gathered = read_documents(documents, reporter).documents
-        chosen = chosen if method else adapt_preset(chosen, reporter)
+        chosen = chosen if method else choose_answer_source(chosen, reporter)
         with open_esa(chosen, model, reporter, keep=keep, reader=reader) as esa:
             books = [esa.ingest(document) for document in gathered]
             reporter.clear_spinner()

@@ -37,7 +37,7 @@ def demo(
     from esa_cli.apps.cli.model_and_documents import open_esa
     from esa_cli.documents.document import Document
     from esa_cli.evaluation.tasks.chronicle_task import build_chronicle
-    from esa_cli.qa.opening import adapt_preset
+    from esa_cli.qa.opening import choose_answer_source
 
     started, text = time.perf_counter(), build_chronicle()
     document = Document("chronicle.md", text, "esa demo", "utf-8", len(text.encode()))
@@ -47,7 +47,7 @@ def demo(
         _print_styled(
             f"esa demo: questions about {about}, in other words than the chronicle's", "bold"
         )
-        with open_esa(adapt_preset(chosen, reporter), model, reporter, keep=False) as esa:
+        with open_esa(choose_answer_source(chosen, reporter), model, reporter, keep=False) as esa:
             book, window = esa.ingest(document), esa.preset.context
             times = f"{book.tokens / window:.1f} times the model's window of {window:,}"
             how = f", read once in {format_duration(book.read_s)}" if book.read else ""

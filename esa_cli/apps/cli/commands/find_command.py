@@ -31,7 +31,7 @@ from esa_cli.system.progress import Progress
 if TYPE_CHECKING:
     from esa_cli.apps.cli.model_and_documents import LazyPassageFinder
     from esa_cli.qa.api import Esa
-    from esa_cli.qa.collecting import CollectedPlace, Coverage
+    from esa_cli.qa.collecting import CollectedPlace, ReadingCoverage
     from esa_cli.qa.finding.passage import Passage
     from esa_cli.qa.finding.passage_finder import Book
 
@@ -72,7 +72,9 @@ class CollectedPlacesFile(JsonLinesFile):
                 raise DocumentError(f"row {number} of {path} is incomplete", OUT_HINT) from error
         self.earlier = EarlierRun(self._read, tuple(places))
 
-    def write_progress(self, passages_read: int, coverage: Coverage, stopped: bool = False) -> None:
+    def write_progress(
+        self, passages_read: int, coverage: ReadingCoverage, stopped: bool = False
+    ) -> None:
         """Appends a row with the number of passages read, every 64 passages and at the end."""
         step = 1 if stopped or passages_read == coverage.chosen else EVERY
         if passages_read >= self._read + step:
@@ -149,13 +151,13 @@ def find(
     esa find book.txt "the white whale"
     """
     from esa_cli.apps.cli.model_and_documents import LazyPassageFinder, QuestionDocuments, open_esa
-    from esa_cli.qa.presets.preset import check_adapter_and_finder, make_preset_for_finding
+    from esa_cli.qa.presets.preset import check_adapter_and_finder_exist, make_preset_for_finding
 
     opts.refuse_conflicting_options()
     names, question = split_off_question(arguments, "find", documents_optional=opts.library)
     with terminal.Reporter(opts.quiet) as reporter, ExitStack() as stack:
         chosen = make_preset_for_finding(model.load_preset(), opts.is_word_search)
-        check_adapter_and_finder(chosen.answer)
+        check_adapter_and_finder_exist(chosen.answer)
         library, reads = Library(), opts.read == "first"
 
         def load_esa() -> Esa:
@@ -341,8 +343,8 @@ def collect(
     """
     from esa_cli.apps.cli.model_and_documents import QuestionDocuments, open_esa
     from esa_cli.qa.collecting import FIT, NEAR, SIEVE, WHOLE, drop_repeated_places
-    from esa_cli.qa.presets.cache_key import hash_text_settings
-    from esa_cli.qa.presets.preset import check_adapter_and_finder
+    from esa_cli.qa.presets.cache_key import hash_text_answer_settings
+    from esa_cli.qa.presets.preset import check_adapter_and_finder_exist
     from esa_cli.system.text import text_digest
 
     opts.refuse_conflicting_options()
@@ -350,13 +352,13 @@ def collect(
     if opts.out is not None:
         check_first_field(opts.out, FIRST)
     with terminal.Reporter(opts.quiet) as reporter, ExitStack() as stack:
-        chosen = reader_options.load_preset(model).change_answer(source="text")
+        chosen = reader_options.load_preset(model).alter_answer_settings(source="text")
         if opts.min_confidence is not None and chosen.answer.reader is not None:
             raise UsageError(
                 f"--least cannot be used with the reader {chosen.answer.reader}",
                 "leave out --least, or --model and --reader",
             )
-        check_adapter_and_finder(chosen.answer)
+        check_adapter_and_finder_exist(chosen.answer)
         files, library, reader = source_files(names), Library(), reader_options.choose_reader()
         output_paths.check_output_file("--out", opts.out, files.paths)
         documents = QuestionDocuments(
@@ -373,7 +375,7 @@ def collect(
         inputs = {
             "question": question,
             "documents": [(text_digest(b.document.text), b.index is not None) for b in books],
-            "preset": hash_text_settings(chosen),
+            "preset": hash_text_answer_settings(chosen),
             "sieve": (WHOLE, SIEVE, NEAR, FIT),
             **opts.esa_collect_arguments,
             **reader_options.reader_dependencies,
@@ -415,14 +417,14 @@ def _collect_and_print_places(
     opts: CollectOptions,
     file: CollectedPlacesFile,
     reporter: terminal.Reporter,
-) -> tuple[list[CollectedPlace], Coverage]:
+) -> tuple[list[CollectedPlace], ReadingCoverage]:
     """Collects the places that answer a question, after the places of an earlier run, and prints
     all places, even if the run is stopped. Returns the places, and how many passages were read."""
     progress: Progress | None = None  # the clock starts when passages have been found
 
     def show_progress(done: int, total: int) -> None:
         nonlocal progress
-        file.write_progress(collection.settled_passage_count, collection.coverage)
+        file.write_progress(collection.done_passage_count, collection.coverage)
         progress = progress or reporter.start_progress("reading again", "passages")
         progress(done, total)
 
@@ -440,12 +442,12 @@ def _collect_and_print_places(
                 places.append(place)
             is_stopped = False
         finally:
-            file.write_progress(collection.settled_passage_count, collection.coverage, stopped=True)
+            file.write_progress(collection.done_passage_count, collection.coverage, stopped=True)
     finally:
         reporter.clear_spinner()
         _print_collected_places(places, opts)
         coverage = collection.coverage
-        share = f"{100 * coverage.share:.0f} %"
+        share = f"{100 * coverage.read_share:.0f} %"
         text = f"{coverage.read:,} of {coverage.passages:,} passages ({share}) were read again"
         if is_stopped:
             reporter.warn(f"esa: stopped: {text}{'; the same command continues' * bool(opts.out)}")

@@ -88,7 +88,7 @@ def ingest(
     follows, is_divided = watch or words or prune, shard is not None or not is_local
     name = "--watch" if watch else "--words" if words else "--prune"
     options.refuse_both(name, "--shard, --workers and --engine ray", follows and is_divided)
-    chosen = None if words else model.load_preset().change_answer(adapter=None, reader=None)
+    chosen = None if words else model.load_preset().alter_answer_settings(adapter=None, reader=None)
     with terminal.Reporter(quiet) as reporter, ExitStack() as stack:
 
         @cache
@@ -100,7 +100,7 @@ def ingest(
 
         def ingest_all_documents(documents: Sequence[Document]) -> Iterator[IngestRow]:
             from esa_cli.apps.ingest_engine import ingest_document
-            from esa_cli.qa.opening import prepare
+            from esa_cli.qa.opening import check_before_loading
             from esa_cli.storage.library.disk import get_library_folder
 
             if is_local:
@@ -110,7 +110,7 @@ def ingest(
             from esa_cli.apps.ingest_engine import IngestWorker, ingest_in_parallel
 
             assert chosen is not None
-            prepare(chosen, model.model_place, reporter, keep=True)
+            check_before_loading(chosen, model.model_place, reporter, keep=True)
             library, on_ray = get_library_folder().absolute(), engine == "ray"
             worker = IngestWorker(chosen, model, rows, library, os.getcwd())
             yield from ingest_in_parallel(worker, documents, reporter, workers, on_ray=on_ray)

@@ -90,14 +90,14 @@ def remove_model(
 @presets.command("list")
 def list_preset_files() -> None:
     """List your own presets and the presets that came with esa."""
-    from esa_cli.qa.presets.preset import load
+    from esa_cli.qa.presets.preset import load_preset
     from esa_cli.qa.presets.preset_files import get_user_preset_folder, list_preset_files
 
     rows = []
     for name, path in list_preset_files().items():
         whose = "yours" if path.parent == get_user_preset_folder() else "shipped"
         try:
-            text = load(name).description
+            text = load_preset(name).description
         except PresetError as error:
             text = f"broken: {error.message}"
         rows.append((name, whose, text))
@@ -120,14 +120,14 @@ def show_preset(
 
     The output can be saved to a file and used as a preset. An invalid setting is refused, and so is
     a missing method, adapter or finder."""
-    from esa_cli.qa.presets.preset import check_adapter_and_finder, dump
+    from esa_cli.qa.presets.preset import check_adapter_and_finder_exist, format_as_yaml
     from esa_cli.qa.presets.resolved_preset import resolve_preset
 
     given = options.ModelOptions(name, settings=settings)
     options.load_plugin_files(given.plugins)
     chosen = resolve_preset(name, given.settings or []).preset
-    check_adapter_and_finder(chosen.answer)
-    terminal.print_text(dump(chosen))
+    check_adapter_and_finder_exist(chosen.answer)
+    terminal.print_text(format_as_yaml(chosen))
 
 
 def methods(

@@ -26,10 +26,9 @@ _PACKAGES = (
     "bitsandbytes", "kernels", "compressed-tensors", "gptqmodel", "optimum", "auto-round",
 )  # fmt: skip
 """Packages that run models, attention kernels or quantised weights."""
-PLANNED = ("device", "dtype", "tokens", "fits", "most_tokens")
 PARTS = (
-    "needed", "weights", "keys_values", "reduced_keys", "working", "available",
-    "host_keys_values", "host_available",
+    "weights", "keys_values", "reduced_keys", "working", "available", "host_keys_values",
+    "host_available",
 )  # fmt: skip
 _SIZES = ("total", "available", "limit", "free_disk")
 
@@ -45,31 +44,34 @@ def plan(
     """Show the tokens, memory and time that documents will take.
 
     `esa plan` also says whether the documents fit into memory. The command loads no model."""
-    from esa_cli.qa.opening import adapt_preset, prepare
+    from esa_cli.qa.opening import check_before_loading, choose_answer_source
     from esa_cli.qa.reading.reader_choice import choose_preset_reader, count_reader_bytes
 
     with Reporter(quiet or as_json) as reporter:
         gathered = read_documents(documents, reporter).documents
-        chosen = adapt_preset(model.load_preset(), reporter, loads=False)
-        ready = prepare(chosen, model.model_place, reporter)
+        chosen = choose_answer_source(model.load_preset(), reporter, import_transformers=False)
+        ready = check_before_loading(chosen, model.model_place, reporter)
     counts = [ready.model.count_tokens(document.text) for document in gathered]
-    planner, index, library = ready.planner, ready.index, Library()
+    planner, index, library = ready.model_planner, ready.index, Library()
     reader: int | None = 0
     if (choice := choose_preset_reader(ready.resolved.preset)) is not None:
         reader = count_reader_bytes(choice, planner.dtype.itemsize, planner.packing)
         planner.memory -= reader or 0
-    planned, ratios = planner.plan_ingest(sum(counts)), planner.costs.paper_ratios
+    planned, ratios = planner.plan_ingest(sum(counts)), planner.costs.paper_cost_ratios
     facts = {
         "model": chosen.model,
         "preset": chosen.name,
         "cache": planner.cache,
-        **{name: getattr(planned, name) for name in PLANNED},
-        "memory_bytes": {part: getattr(planned, part) for part in PARTS},
-        "seconds": round(planned.seconds, 1),
-        "seconds_from": planned.rate_from if planned.operations else None,
+        **{name: getattr(planned, name) for name in ("device", "dtype", "tokens")},
+        "fits": planned.fits_memory,
+        "most_tokens": planned.max_fitting_tokens,
+        "memory_bytes": {"needed": planned.needed_bytes}
+        | {part: getattr(planned, part) for part in PARTS},
+        "seconds": round(planned.estimated_seconds, 1),
+        "seconds_from": planned.speed_source if planned.operations else None,
         "ratios": ratios and dict(zip(("computation", "reduced_cache"), ratios, strict=True)),
-        "remedies": list(planned.remedies),
-        "weights": ready.model.stored_as or "plain",
+        "remedies": list(planned.memory_remedies),
+        "weights": ready.model.quantization_description or "plain",
         "stored_bytes": index
         and sum(library.estimate_document_size(count, index.layout) for count in counts),
         "reader": chosen.answer.reader,

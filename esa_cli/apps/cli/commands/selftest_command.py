@@ -123,7 +123,7 @@ def _run_selftests(
     """Runs the tests and prints the scores of the methods. Raises EsaError."""
     from esa_cli.evaluation.selftest.run_plan import KEY, choose_full_attention_length
     from esa_cli.evaluation.selftest.score_tables import describe_invalid_row
-    from esa_cli.qa.opening import inspect_model
+    from esa_cli.qa.opening import fetch_and_check_model
     from esa_cli.qa.presets.resolved_preset import apply_compared_method
     from esa_cli.system.jsonl import Journal
     from esa_cli.system.text import text_digest
@@ -154,13 +154,13 @@ def _run_selftests(
         describe_invalid_row=describe_invalid_row,
     )  # fmt: skip
     journal.add_shard_rows(rows.join or ())
-    known = inspect_model(preset, place, reporter)
+    known = fetch_and_check_model(preset, place, reporter)
     lengths = [max(settings.lengths)] if set(settings.tests) != {"own"} else []
     if "own" in settings.tests:
         lengths.append(known.count_tokens(haystack.text))
     longest = max(lengths)
     presets = {name: apply_compared_method(name, preset, longest) for name in settings.methods}
-    known.check_methods_run(presets, longest)
+    known.check_methods_can_run(presets, longest)
     if journal.rows:
         reporter.note(f"esa: {len(journal.rows)} questions of an earlier run are kept")
 
@@ -168,7 +168,7 @@ def _run_selftests(
         from esa_cli.models.files.quiet_transformers import quiet_transformers
 
         with quiet_transformers():
-            loaded = known.load(reporter)
+            loaded = known.load_for_methods(reporter)
             reporter.clear_spinner()
             from esa_cli.evaluation.selftest.selftest_run import SelftestRun
 
@@ -245,7 +245,7 @@ def compare(
     from esa_cli.documents.document import join_documents
     from esa_cli.evaluation.selftest import run_plan
     from esa_cli.models.files.quiet_transformers import quiet_transformers
-    from esa_cli.qa.opening import prepare
+    from esa_cli.qa.opening import check_before_loading
     from esa_cli.qa.presets.resolved_preset import FROM_TEXT
     from esa_cli.storage import refuse_disk_cache_outside_library
 
@@ -258,20 +258,20 @@ def compare(
         refuse_disk_cache_outside_library(model.cache)
         chosen = model.load_preset_for_methods()
         text = join_documents(read_documents(documents, reporter).documents)
-        ready = prepare(chosen, model.model_place, reporter, attaches=True)
+        ready = check_before_loading(chosen, model.model_place, reporter, runs_methods=True)
         tokens = ready.model.count_tokens(text)
         settings = run_plan.SelftestSettings((), names, (tokens,), dense=False)
         grouped = run_plan.group_methods_by_prefill(settings, chosen, tokens)
         presets = [p for group in grouped if group.reading != "text" for p in group.presets]
         if presets:
-            ready.model.make_planner(ready.resolved).check_memory(tokens)
+            ready.model.make_ingest_planner(ready.resolved).check_memory_suffices(tokens)
         if len(presets) < len(names):
-            ready.model.check_methods_run({FROM_TEXT: chosen}, tokens)
+            ready.model.check_methods_can_run({FROM_TEXT: chosen}, tokens)
         if note := run_plan.explain_if_attention_is_full(tokens, presets):
             reporter.note(f"esa: {note}", dim=False)
         with quiet_transformers():
             rows = run_plan.compare_methods(
-                ready.model.load(reporter), chosen, grouped, text, question,
+                ready.model.load_for_methods(reporter), chosen, grouped, text, question,
                 max_passages=top, max_new_tokens=max_new_tokens, make_progress=lambda names:
                 reporter.start_progress(f"reading for {', '.join(names)}"),
             )  # fmt: skip
@@ -317,7 +317,7 @@ def bench(
     esa bench longbench --data LongBench/data --methods preset,infllm --out longbench.jsonl"""
     from esa_cli.evaluation.bench import bench_run
     from esa_cli.evaluation.bench.benchmarks import find_benchmark
-    from esa_cli.qa.opening import inspect_model
+    from esa_cli.qa.opening import fetch_and_check_model
     from esa_cli.qa.presets.resolved_preset import apply_compared_method, resolve_preset
     from esa_cli.system.jsonl import Journal
 
@@ -354,8 +354,8 @@ def bench(
     if journal.rows:
         reporter.note(f"esa: {len(journal.rows)} records of an earlier run are kept")
     complete = survey.has_all_result_rows(journal, presets)
-    known = inspect_model(chosen, place, reporter)
-    known.check_methods_run(presets, known.count_tokens(survey.longest_prompt))
+    known = fetch_and_check_model(chosen, place, reporter)
+    known.check_methods_can_run(presets, known.count_tokens(survey.longest_prompt))
     left_out: list[dict[str, str]] = []
 
     def report_left_out_case(case: QuestionToAsk, error: LengthError) -> None:
@@ -379,7 +379,7 @@ def bench(
             answer_questions, journal=journal, deadline=deadline, on_left_out=report_left_out_case
         )
         with quiet_transformers():
-            loaded = known.load(reporter)
+            loaded = known.load_for_methods(reporter)
             reporter.clear_spinner()
             with Session(loaded.model, loaded.tokenizer, chosen, loaded.cache) as session:
                 for method, preset in presets.items():

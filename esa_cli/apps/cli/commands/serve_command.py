@@ -98,7 +98,7 @@ def serve(
     The page is for browsers, and the API is for programs made for OpenAI's API. The command prints
     the base URL when the server is ready; Ctrl-C ends the server."""
     from esa_cli.apps.cli.model_and_documents import open_esa
-    from esa_cli.qa.opening import adapt_preset
+    from esa_cli.qa.opening import choose_answer_source
 
     names = documents or []
     check_serve_options(names, opts)
@@ -108,7 +108,7 @@ def serve(
     server_app.open_listening_socket(opts.host, opts.port).close()  # reports a taken port early
     with Reporter(quiet) as reporter:
         gathered = read_documents(names, reporter).documents
-        chosen = adapt_preset(chosen, reporter)
+        chosen = choose_answer_source(chosen, reporter)
         limit = None if chosen.answer.needs_kv_cache else chosen.answer.documents
         with open_esa(chosen, model, reporter, keep=bool(opts.keep), reader=reader) as esa:
             ingest_and_serve(esa, opts, gathered, reporter, limit)
@@ -185,13 +185,13 @@ def mcp(
 
         def load_esa() -> Esa:
             from esa_cli.apps.cli.model_and_documents import open_esa
-            from esa_cli.qa.opening import adapt_preset, can_run_methods
+            from esa_cli.qa.opening import can_model_run_methods, choose_answer_source
 
-            library, preset = Library(), adapt_preset(chosen, reporter)
+            library, preset = Library(), choose_answer_source(chosen, reporter)
             # A token index is stored by default; a disk that is full later is no error then.
             has_rows = preset.answer.needs_kv_cache or not preset.answer.makes_token_index
             stores = has_rows and (
-                not preset.answer.uses_words_only or can_run_methods(preset, reporter)
+                not preset.answer.finds_by_bm25_only or can_model_run_methods(preset, reporter)
             )
             keep = True if stores and library.is_writable else None
             return stack.enter_context(

@@ -24,7 +24,7 @@ from esa_cli.errors import UsageError
 from esa_cli.system.progress import WorkShard
 
 if TYPE_CHECKING:
-    from esa_cli.qa.opening import ModelPlace
+    from esa_cli.qa.opening import ModelPlacement
     from esa_cli.qa.presets.preset import Preset as LoadedPreset
     from esa_cli.qa.reading.reader_choice import ReaderChoice
 
@@ -106,11 +106,11 @@ class ModelOptions:
             object.__setattr__(self, name, value)
 
     @property
-    def model_place(self) -> ModelPlace:
+    def model_place(self) -> ModelPlacement:
         """The device, dtype and cache of the model. Raises UsageError: an option is invalid."""
-        from esa_cli.qa.opening import ModelPlace
+        from esa_cli.qa.opening import ModelPlacement
 
-        return ModelPlace.choose(self.device, self.dtype, self.cache)
+        return ModelPlacement.choose_device_and_dtype(self.device, self.dtype, self.cache)
 
     def load_preset(self, method: str | None = None, settings: Sequence[str] = ()) -> LoadedPreset:
         """Runs the plugin files, and loads the preset with the settings of the command line.
@@ -123,10 +123,10 @@ class ModelOptions:
         UsageError: there is no such method, or the method needs the length of the documents."""
         load_plugin_files(self.plugins)
         from esa_cli.models import parse_reference
-        from esa_cli.qa.presets.preset import load
+        from esa_cli.qa.presets.preset import load_preset
 
         model = [] if self.model is None else [f"model={json.dumps(self.model)}"]
-        chosen = load(self.preset, [*model, *settings, *(self.settings or [])])
+        chosen = load_preset(self.preset, [*model, *settings, *(self.settings or [])])
         if method is not None:
             from esa_cli.qa.presets.resolved_preset import apply_method_for_length
 
@@ -136,9 +136,9 @@ class ModelOptions:
 
     def load_preset_for_methods(self) -> LoadedPreset:
         """Loads the preset for commands that run methods, always in the model of --model."""
-        from esa_cli.qa.presets.preset import make_preset_of_reader_model
+        from esa_cli.qa.presets.preset import make_preset_for_reader_kv_cache
 
-        return make_preset_of_reader_model(self.load_preset())
+        return make_preset_for_reader_kv_cache(self.load_preset())
 
 
 @dataclass(frozen=True)

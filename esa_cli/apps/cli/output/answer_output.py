@@ -126,7 +126,7 @@ def make_answer_object(
         "documents": make_document_objects(books),
         "left_out": [file.as_dict() for file in left_out],
         "tokens": {
-            "document": esa.cached_tokens or sum(book.tokens for book in books),
+            "document": esa.cached_document_tokens or sum(book.tokens for book in books),
             "question": reply.question_tokens,
             "answer": reply.answer_tokens,
         },
