@@ -281,7 +281,7 @@ def find_retrieval_heads(
         def collect_votes(done: int, question: NeedleQuestion, *sets: HeadSet) -> VoteCollector:
             """Asks a question after the text, and then crops the KV cache to the text."""
             votes = VoteCollector(question.needle, size, sets, score)
-            start, stop = prompt.find_words_range(question.question)
+            start, stop = prompt.find_question_tokens(question.question)
             state = QueryState(Phase.QUESTION, question=(len(ids) + start, len(ids) + stop))
             asked_ids = prompt.encode_question(question.question)
             tokens = torch.tensor([asked_ids], device=loaded.model.device)

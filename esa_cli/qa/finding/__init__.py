@@ -1,1 +1,1 @@
-"""Finds passages that may answer a question: windows of sentences, ranked by words and meaning."""
+"""Finds passages that may answer a question; they are sentences, ranked by words and meaning."""
