@@ -309,7 +309,7 @@ class QuestionDocuments:
         """Indexes the words of files, and returns the files by the digests of the files' texts."""
         names = {os.path.abspath(path): path for path in file_paths}
         progress = self._reporter.start_progress("words of the files", "files")
-        changes = library_texts.FileIndexer(catalogue).index_changed(list(names), progress)
+        changes = library_texts.FileIndexer(catalogue).index_files(list(names), progress)
         self._reporter.clear_spinner()
         if changes.refused_records and not changes.readable_records:
             raise DocumentError(changes.refused_records[0].why, changes.refused_records[0].hint)

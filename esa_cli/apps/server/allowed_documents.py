@@ -215,7 +215,7 @@ class AllowedDocuments:
         files = {one.path: one for one in named if one.path and not one.is_given}
         texts = {document.text.digest: document for document in named if document.text}
         with self.library.open_search_catalogue() as catalogue:
-            changes = FileIndexer(catalogue).index_changed(list(files), progress)
+            changes = FileIndexer(catalogue).index_files(list(files), progress)
             if refused := changes.refused_records:
                 names = shorten_name_list([files[record.path].id for record in refused])
                 count = f"{len(refused):,} files that cannot be read"

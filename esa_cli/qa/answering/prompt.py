@@ -1,8 +1,8 @@
-"""Encodes documents, each of which is prefilled once, and the questions that follow a document.
+"""Encodes documents and questions as token ids, so that a document is prefilled only once.
 
 The chat template is rendered with markers in place of document and question, and cut at the
 markers, so that a document's tokens do not depend on the question. Text of documents and questions
-never becomes special tokens: `<|im_end|>` in a document cannot end the user's chat message.
+never becomes special tokens, so that `<|im_end|>` in a document cannot end a chat message.
 """
 
 from __future__ import annotations
@@ -102,8 +102,8 @@ class PromptEncoder:
     def _split_prompt(
         self, question: str, answer_prefix: str, is_followup: bool
     ) -> list[tuple[str, bool]]:
-        """Returns the pieces of the prompt that follow the document or the previous answer, and for
-        each piece whether special tokens are parsed in the piece."""
+        """Returns the pieces of the prompt between the document, or the previous answer, and the
+        answer, each with whether special tokens are parsed in the piece."""
         between, lead = self._text_between_turns if is_followup else (self._between, self._lead)
         # Without a chat template, such an answer prefix continues the line of the question.
         goes_on = not self.chat and answer_prefix.startswith(" ")
@@ -112,24 +112,24 @@ class PromptEncoder:
         return [(between, True), (lead + question, False), (tail, True), (answer_prefix, False)]
 
     def encode_document(self, text: str) -> list[int]:
-        """Returns the token ids of the prompt's beginning and the document after the beginning."""
+        """Returns the token ids of the prompt up to the document's end."""
         if len(text) > WINDOW and self.tokenizer.is_fast:
             return [*self.encode_prompt_start(), *tokenise_text(self.tokenizer, text).ids]
         return self.encode_prompt_start() + self._encode_text(text, parse_special_tokens=False)
 
     def encode_prompt_start(self) -> list[int]:
-        """Returns the token ids of the part of the prompt that precedes the document."""
+        """Returns the token ids of the prompt before the document."""
         ids = self._encode_text(self._head, parse_special_tokens=True)
         return ids if self.chat else self._find_bos_ids() + ids
 
     def _find_bos_ids(self) -> list[int]:
-        """Returns the BOS id if the tokenizer puts it before texts, which its settings may hide."""
+        """Returns the BOS token's id if the tokenizer puts BOS before texts, else no id."""
         first = self.tokenizer.bos_token_id
         ids = list(self.tokenizer("a")["input_ids"])
         return [first] if first is not None and ids[:1] == [first] else []
 
     def find_question_tokens(self, question: str, is_followup: bool = False) -> tuple[int, int]:
-        """Returns which ids of `encode_question` are the question's own words: [first, end)."""
+        """Returns the range [first, end) of the question's own tokens in its encoded prompt."""
         before, asked = (
             len(self._encode_text(*piece))
             for piece in self._split_prompt(question, "", is_followup)[:2]
@@ -163,7 +163,7 @@ class PromptEncoder:
     def encode_question(
         self, question: str, answer_prefix: str = "", is_followup: bool = False
     ) -> list[int]:
-        """Returns the token ids of the prompt's part that contains the question.
+        """Returns the token ids of the prompt between the document (or an answer) and the answer.
 
         Args:
             answer_prefix: the first words of the answer, which the model continues.
@@ -176,7 +176,7 @@ class PromptEncoder:
 
 
 def _split_end_spaces(text: str) -> tuple[str, str]:
-    """Splits off the trailing spaces, which a tokenizer joins to the first word that follows."""
+    """Splits a text into the text without trailing spaces, and the trailing spaces."""
     stripped = text.rstrip(" ")
     return stripped, text[len(stripped) :]
 
@@ -199,7 +199,7 @@ class EncodedQuestion:
     start: int = 0
 
     def drop_answer_prefix(self) -> list[int]:
-        """Returns the token ids of the question's prompt without the answer's first words."""
+        """Returns the question's token ids without the answer prefix at their end."""
         return self.ids[: len(self.ids) - self.answer_prefix]
 
     @classmethod
@@ -207,8 +207,8 @@ class EncodedQuestion:
         cls, prompt: PromptEncoder, question: str, answer_prefix: str, history: Sequence[Turn],
         cached_tokens: int,
     ) -> EncodedQuestion:  # fmt: skip
-        """Encodes a question that is asked after `cached_tokens` tokens, with earlier questions and
-        answers. Raises UsageError: the question is empty."""
+        """Encodes a question and earlier turns, after `cached_tokens` tokens of the KV cache.
+        Raises UsageError: the question is empty."""
         later = bool(history)
         ids = prompt.encode_question(question, answer_prefix, later)
         before, span = prompt.encode_history(history), prompt.find_question_tokens(question, later)
@@ -220,9 +220,9 @@ class EncodedQuestion:
         """Returns the absolute position of the first token of the question's last chunk."""
         return self.start + len(self.before) + max(0, len(self.ids) - chunk_size)
 
-    def check_fits(self, window: Window, context_tokens: int, answer_tokens: int) -> None:
-        """Checks that question and answer fit the model's context beside the whole document, or,
-        if a method selects tokens, beside initial, selected and local tokens. Raises HistoryError:
+    def check_fits_context(self, window: Window, context_tokens: int, answer_tokens: int) -> None:
+        """Checks that question and answer fit the model's context together with the document, or,
+        if tokens are selected, with the initial, selected and local tokens. Raises HistoryError:
         the history is too long. LengthError: the question is too long."""
         asked = len(self.before) + len(self.ids) + answer_tokens
         if self.find_last_chunk_start(window.chunk) <= window.full_attention_limit:

@@ -102,8 +102,7 @@ def expand_ellipsis(question: str, history: Sequence[Turn]) -> str:
 
 
 def find_referenced_turn(question: str, history: Sequence[Turn]) -> str:
-    """Returns the text of the previous question and answer if a question refers to them, such as
-    `And where did he live?`, else an empty string."""
+    """Returns the previous question and answer as text if a question refers to them, else ""."""
     refers = REFERS.search(DUMMIES.sub(" ", question)) or CONTINUES.search(question)
     last = _find_last_answered_turn(history)
     if last is None or not refers:

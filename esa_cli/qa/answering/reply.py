@@ -38,7 +38,7 @@ class ShadedSpan(NamedTuple):
 
 
 class HeatMap(NamedTuple):
-    """The spans of a document that are shaded, as the answer rests on the characters in them."""
+    """The spans of a document that are shaded to show on which text the answer rests."""
 
     document: str
     spans: tuple[ShadedSpan, ...]
@@ -66,7 +66,8 @@ class Reply:
     Args:
         evidence: passages, heaviest first. found: False if no passage has enough weight, so that
             the documents may not contain the answer.
-        first_token_s, total_s: seconds after the question. cut: whether `text` is incomplete.
+        first_token_s, total_s: seconds from the question to the first token, and to the end.
+        cut: whether the answer reached its maximum length.
         answered_from: `rows`: selected tokens of the KV cache; `text`: passages that were read.
         quotation: the place of the text in a document, if it is a quotation.
         read: whether all documents have a token index; else words alone found passages of some."""

@@ -43,16 +43,16 @@ INCOMPLETE = "\ufffd"
 
 
 def decode_each_token(tokenizer: Any, token_ids: Sequence[int]) -> list[str]:
-    """Decodes each token id to text; where several tokens encode one character, the first token
-    gets the whole character, and the others get empty texts."""
+    """Returns each token's text; of several tokens that encode one character together, the first
+    token gets the whole character, and the others get empty texts."""
     # Each is decoded after another token: some tokenizers strip the space of a text's first word.
     before = list(tokenizer("a", add_special_tokens=False)["input_ids"])
 
-    def decode_ids(ids: Sequence[int]) -> str:
+    def decode_token_ids(ids: Sequence[int]) -> str:
         return str(tokenizer.decode([*before, *ids], clean_up_tokenization_spaces=False))
 
-    taken = len(decode_ids([]))
-    known = {token: decode_ids([token])[taken:] for token in set(token_ids)}
+    taken = len(decode_token_ids([]))
+    known = {token: decode_token_ids([token])[taken:] for token in set(token_ids)}
     pieces = [known[token] for token in token_ids]
     at = 0
     while at < len(token_ids):
@@ -60,13 +60,13 @@ def decode_each_token(tokenizer: Any, token_ids: Sequence[int]) -> list[str]:
         if INCOMPLETE in pieces[at]:
             while end < len(token_ids) and INCOMPLETE in pieces[end]:
                 end += 1
-            pieces[at:end] = [decode_ids(token_ids[at:end])[taken:], *[""] * (end - at - 1)]
+            pieces[at:end] = [decode_token_ids(token_ids[at:end])[taken:], *[""] * (end - at - 1)]
         at = end
     return pieces
 
 
 class CachedDocumentText:
-    """The text of the documents in the KV cache, and what a method's score has cached about it."""
+    """The text of the documents in the KV cache, with data that a score computes from the text."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer, self._tokens = tokenizer, 0
@@ -85,8 +85,7 @@ def prefill_tokens(
     model: Any, token_ids: Sequence[int], cache: EsaCache, start_token: int = 0,
     progress: Progress | None = None,
 ) -> None:  # fmt: skip
-    """Prefills the tokens from number `start_token` on into a KV cache, with one forward call for
-    each `FEED` tokens, after which `progress` is called."""
+    """Prefills tokens into a KV cache, from number `start_token` on, `FEED` tokens at a time."""
     for at in range(start_token, len(token_ids), FEED):
         piece = list(token_ids[at : at + FEED])
         if len(piece) == 1:  # before longer ones a cache with states keeps a copy by itself
@@ -101,7 +100,7 @@ def prefill_tokens(
 
 
 class Session:
-    """Prefills documents and answers questions with a model, whose attention a method replaces.
+    """Prefills documents and answers questions with a model whose attention is replaced.
 
     Args:
         model, tokenizer: of transformers. preset: with its method, if that was built before.
@@ -130,7 +129,7 @@ class Session:
         self._opened: list[PrefilledDocument] = []
 
     def empty_cache(self) -> None:
-        """Empties the KV cache and frees the memory of the KV cache."""
+        """Empties the KV cache, and frees its memory."""
         self.cache.free_copies()
         self.cache = self.attachment.new_cache()
         self.text = CachedDocumentText(self.tokenizer)
@@ -193,27 +192,28 @@ class Session:
 
     def plan_prefill(
         self,
-        ids: list[int],
+        token_ids: list[int],
         prefilled: PrefilledDocument | None = None,
         method: Method | None = None,
-        reserve: int = RESERVE,
+        reserved_tokens: int = RESERVE,
     ) -> None:
-        """Sets the token ids of the document that the next call of `resume` will prefill.
+        """Empties the KV cache, and sets the token ids that the next call of `resume` will prefill.
 
         Args:
-            prefilled: a part of them that the same method prefilled; its stores are continued.
-            reserve: tokens of room after them; 0 if the document is opened later.
+            prefilled: the first of these tokens, prefilled by the same method; will be extended.
+            reserved_tokens: room for a question and answer; 0 if the document is opened later.
 
         Raises UsageError: the cache is on disk, and `prefilled` has no stores there."""
         self.empty_cache()
         self._read_by = method or self.method
-        self._todo, self._head = ids, len(self.prompt.encode_prompt_start())
+        self._todo, self._head = token_ids, len(self.prompt.encode_prompt_start())
         if prefilled is None:
             refuse_disk_cache_outside_library(self.placement.cache)
-            self.cache = self.attachment.new_cache(self.placement.puts_cache_on_host(len(ids)))
-            self.cache.announce_token_count(len(ids) + reserve)
+            on_host = self.placement.puts_cache_on_host(len(token_ids))
+            self.cache = self.attachment.new_cache(on_host)
+            self.cache.announce_token_count(len(token_ids) + reserved_tokens)
         else:
-            self._ids = ids[: len(prefilled.ids)]
+            self._ids = token_ids[: len(prefilled.ids)]
             projections = prefilled.projections if prefilled.ids else None
             states = prefilled.states, prefilled.recurrent
             self.cache.use_filled_stores(prefilled.stores, projections, *states)
@@ -222,16 +222,15 @@ class Session:
     def resume(
         self,
         progress: Callable[[int, int], None] | None = None,
-        after_feed: Callable[[int], None] | None = None,
+        on_cached_tokens: Callable[[int], None] | None = None,
     ) -> None:
-        """Prefills the planned tokens that are not in the KV cache yet, and calls `after_feed` with
-        the number of tokens in the KV cache after each forward call."""
+        """Prefills the planned tokens; `on_cached_tokens` gets their number after each call."""
         ids, done = self._todo, len(self._ids)
 
         def record_prefilled_tokens(prefilled_tokens: int, all_tokens: int) -> None:
             self._ids.extend(ids[len(self._ids) : prefilled_tokens])
-            if after_feed:
-                after_feed(prefilled_tokens)
+            if on_cached_tokens:
+                on_cached_tokens(prefilled_tokens)
             if progress:
                 progress(prefilled_tokens, all_tokens)
 
@@ -284,7 +283,7 @@ class Session:
         on_text: Callable[[str], None] | None = None,
         trace: Callable[[ChunkTrace], None] | None = None,
     ) -> Reply:
-        """Answers one question, and then removes its tokens from the KV cache, even if interrupted.
+        """Answers one question; the KV cache is the same afterwards, even after an interruption.
 
         Args:
             prime: the answer prefix, with which the model's answer begins; not in `Reply.text`.
@@ -297,18 +296,18 @@ class Session:
                 out of range. LengthError, HistoryError: the question, or its history, is too long.
             PresetError: the method scores by another compressor than that of the prefill."""
         if not self._ids:
-            raise UsageError("no document is prefilled", "call read(text) of the session first")
+            raise UsageError("no document is prefilled", "call session.read(text) first")
         if len(self._ids) < len(self._todo):
             raise UsageError(
                 f"only {len(self._ids):,} of {len(self._todo):,} tokens are prefilled",
-                "call resume() of the session to prefill the rest",
+                "call session.resume() to prefill the rest of the document",
             )
         check_same_compressor(self._read_by, self.method)
         tokens, heat, nucleus = choose_sampling(
             self.preset.generation, max_new_tokens, temperature, top_p
         )
         asked = EncodedQuestion.encode(self.prompt, question, prime, history, len(self._ids))
-        asked.check_fits(self.method.window, self.preset.context, tokens)
+        asked.check_fits_context(self.method.window, self.preset.context, tokens)
         length, started = len(self._ids), time.perf_counter()
         streamer = AnswerStreamer(self.tokenizer, on_text)
         text = self.text.join_question(self._ids, question)
@@ -342,14 +341,13 @@ class Session:
         self, question: str, *, prime: str = "", max_new_tokens: int | None = None,
         history: Sequence[Turn] = (),
     ) -> None:  # fmt: skip
-        """Checks that a question fits the model's context. Raises UsageError: it is empty.
-        LengthError: it does not fit."""
+        """Raises UsageError if a question is empty, LengthError if it exceeds the context."""
         asked = EncodedQuestion.encode(self.prompt, question, prime, history, len(self._ids))
         answer, *_ = choose_sampling(self.preset.generation, max_new_tokens, None, None)
-        asked.check_fits(self.method.window, self.preset.context, answer)
+        asked.check_fits_context(self.method.window, self.preset.context, answer)
 
     def question_tokens(self, question: str, history: Sequence[Turn] = ()) -> int:
-        """Counts the tokens of a question and of earlier questions and answers."""
+        """Counts the tokens of a question, including earlier questions and answers."""
         asked = EncodedQuestion.encode(self.prompt, question, "", history, 0)
         return len(asked.before) + len(asked.ids)
 
@@ -360,8 +358,8 @@ class Session:
             self.model.base_model(input_ids=batch, past_key_values=self.cache)
 
     def _run_survey_pass(self, question: EncodedQuestion, query: QueryState) -> None:
-        """Runs the model on the question and discards the question's keys and values, if a selector
-        needs the scores of all layers before the selector selects tokens in the first layer."""
+        """Runs the model on the question, only to compute the scores of all layers, if the selector
+        needs these scores before the first layer selects tokens."""
         length, method = self.cache.get_seq_length(), self.method
         chunk, limit = method.window.chunk, method.window.full_attention_limit
         if question.find_last_chunk_start(chunk) <= limit:  # full attention: nothing is selected

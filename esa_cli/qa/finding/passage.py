@@ -14,7 +14,7 @@ class Passage:
     """Characters [start, end) of a document, with the passage's page, line, chapter and scores.
 
     Args:
-        document: the document's name. source: the document's path. page, line: count from 1.
+        document, source: the document's name and path. page, line: of the beginning, from 1.
         score: in a search, standard deviations above the mean score of all passages; after reading,
             `log_odds` plus the product of `prior` and the search score.
         weight: the share of all attention, or of the scores of all passages, of an answer.

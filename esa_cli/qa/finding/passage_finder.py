@@ -1,8 +1,8 @@
-"""Documents that can be asked about (books), and the search for passages that answer a question.
+"""Documents that can be asked about (books), and the search for passages that answer questions.
 
-A passage is a window of sentences. Its score is its BM25 in standard deviations, to which, if the
-document has a token index, late interaction is added with a larger weight. The constants are the
-best ones for the development questions of benchmarks/book_questions.
+A passage is a window of sentences, whose score is the sum of BM25 in standard deviations and, if
+the document has a token index, late interaction with a larger weight. The weights and limits were
+chosen by the development questions of benchmarks/book_questions.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class Book:
 
     @property
     def tokens(self) -> int:
-        """The number of tokens; a KV cache includes those of the prompt before the document."""
+        """The number of the document's tokens, with a KV cache also of the prompt before them."""
         return len(self.prefilled.ids) if self.prefilled else len(self.spans)
 
 
@@ -149,7 +149,8 @@ class WindowScores(NamedTuple):
     """Scores of all sentence windows for a question: tensors with one number for each window.
 
     Args:
-        total: the score that ranks the windows. words: BM25 alone, in standard deviations.
+        total: the score that ranks the windows.
+        words: BM25 alone, in standard deviations.
         fitting: bool, whether the window may answer at all; see `PassageFinder.score_windows`.
         read: whether any document has a token index."""
 
@@ -186,29 +187,30 @@ class PassageFinder:
         return rate_unmentioned_names(question, self.index.has_word, is_usually_lowercase)
 
     def find_passages(
-        self, question: str, count: int, *, earlier: str = "", reduced: ReducedQueries | None = None
-    ) -> list[Passage]:
-        """Returns the best `count` windows of those that overlap no better one by half or more."""
-        scores = self.score_windows(question, earlier=earlier, reduced=reduced)
+        self, question: str, count: int, *, earlier_text: str = "",
+        reduced: ReducedQueries | None = None,
+    ) -> list[Passage]:  # fmt: skip
+        """Returns the best `count` windows, but none that overlaps a better one by half or more."""
+        scores = self.score_windows(question, earlier_text=earlier_text, reduced=reduced)
         return self.pick_best_passages(scores, count)
 
     def score_windows(
-        self, question: str, *, earlier: str = "", reduced: ReducedQueries | None = None
+        self, question: str, *, earlier_text: str = "", reduced: ReducedQueries | None = None
     ) -> WindowScores:
-        """Scores all windows for a question, and judges which windows may answer: windows with, or
-        close to, a word of the question. If documents have token indexes, all of their windows may
-        answer, or if no word occurs, those whose late interaction is at least `FITS`.
+        """Scores all windows for a question, and judges which windows may answer because they have,
+        or are near, a word of the question or, with a token index, a similar meaning.
 
         Args:
-            earlier: text of earlier turns that the question refers to, with half BM25 weight.
+            earlier_text: text of earlier turns that the question refers to, with half BM25 weight.
             reduced: the question's reduced queries, for documents with a token index."""
         bm25 = self.index.compute_window_scores(question)
-        if earlier:
-            bm25 = bm25 + 0.5 * self.index.compute_window_scores(earlier)
+        if earlier_text:
+            bm25 = bm25 + 0.5 * self.index.compute_window_scores(earlier_text)
         words, fitting = standardise_scores(bm25), bm25 > 0
         if reduced is None or not self._indexed:
             return WindowScores(words, words, fitting, read=False)
         late, total = self.score_by_late_interaction(reduced), words.clone()
+        # With a token index all windows may answer, unless no word occurs and none is similar.
         fitting |= late[0] >= (-1.0 if fitting.any() else FITS)
         read = ~late[0].isnan()
         own, *around = (standardise_scores(scores[read]) for scores in late)
@@ -228,7 +230,7 @@ class PassageFinder:
         return out
 
     def compute_bm25_factor(self, bm25_scores: Tensor) -> float:
-        """Returns the factor of BM25's weight: 1 if one window scores far above all others."""
+        """Returns a factor of BM25's weight, from `VAGUE` to 1, by the lead of the best window."""
         if not bm25_scores.numel() or bm25_scores.max() == bm25_scores.min():
             return VAGUE
         best, *others = bm25_scores.argsort(descending=True, stable=True).tolist()
@@ -239,7 +241,7 @@ class PassageFinder:
         return VAGUE + (1 - VAGUE) * min(1.0, max(0.0, (ratio - low) / (high - low)))
 
     def pick_best_passages(self, scores: WindowScores, count: int) -> list[Passage]:
-        """Returns the best `count` windows of those that overlap no better one by half or more."""
+        """Returns the best `count` windows, but none that overlaps a better one by half or more."""
         picked, overlapping = list[int](), set[int]()
         bm25_count = count // BY_WORDS if scores.read else 0
         for ranking, limit in ((scores.total, count - bm25_count), (scores.words, count)):
@@ -254,7 +256,7 @@ class PassageFinder:
         return [self.make_window_passage(at, scores.total) for at in picked]
 
     def _find_overlapping_windows(self, window_number: int) -> Iterator[tuple[int, float]]:
-        """Yields the number of each overlapping window, and the shared part of the shorter one."""
+        """Yields the windows that overlap a window, and what share of the shorter one overlaps."""
         windows, documents = self.index.windows, self.index.documents
         window = windows[window_number]
         for others in (range(window_number, -1, -1), range(window_number + 1, len(windows))):
@@ -280,9 +282,9 @@ def standardise_scores(scores: Tensor) -> Tensor:
     return (scores - scores.mean()) / scores.std()
 
 
-def find_token_bounds(token_spans: Tensor, text_ranges: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns which tokens [first, last) are in each of W ranges of characters (W, 2)."""
-    spans, characters = token_spans.long(), text_ranges.long()
+def find_token_bounds(token_spans: Tensor, character_ranges: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns which tokens [first, last) overlap each of W ranges of characters (W, 2)."""
+    spans, characters = token_spans.long(), character_ranges.long()
     first = torch.searchsorted(spans[:, 1].contiguous(), characters[:, 0].contiguous(), right=True)
     last = torch.searchsorted(spans[:, 0].contiguous(), characters[:, 1].contiguous())
     return first, last.maximum(first)
@@ -312,12 +314,12 @@ class PassageSearch:
 
     @torch.inference_mode()
     def find_passages_to_read(
-        self, question: str, books: Sequence[Book], count: int, earlier: str = ""
+        self, question: str, books: Sequence[Book], count: int, earlier_text: str = ""
     ) -> list[Passage]:
         """Returns the best `count` passages, from which a reader model will answer."""
-        reduced = self.encode_question(f"{earlier} {question}".strip(), books)
+        reduced = self.encode_question(f"{earlier_text} {question}".strip(), books)
         finder = self.get_passage_finder(books)
-        return finder.find_passages(question, count, earlier=earlier, reduced=reduced)
+        return finder.find_passages(question, count, earlier_text=earlier_text, reduced=reduced)
 
     @torch.inference_mode()
     def search_passages(
@@ -336,7 +338,7 @@ class PassageSearch:
             raise UsageError("there is no document to search", "name a document to search")
         if count is not None and count < 1:
             hint = "set count to None to get all passages"
-            raise UsageError(f"count must be at least 1, got {count}", hint)
+            raise UsageError(f"the number of passages must be at least 1, got {count}", hint)
         finder = self.get_passage_finder(books)
         scores = finder.score_windows(question, reduced=self.encode_question(question, books))
         total = standardise_scores(scores.total).masked_fill(~scores.fitting, -torch.inf)

@@ -67,15 +67,15 @@ def find_sentence_spans(text: str) -> list[tuple[int, int]]:
 
 
 def cut_sentence_windows(
-    sentence_spans: list[tuple[int, int]], word_counts: list[int], window_words: int
+    sentence_spans: list[tuple[int, int]], word_counts: list[int], words_per_window: int
 ) -> list[TextWindow]:
-    """Groups sentences into half-overlapping windows of about `window_words` words."""
+    """Groups sentences into half-overlapping windows of about `words_per_window` words."""
     out: list[TextWindow] = []
     first = 0
     while first < len(sentence_spans):
         last, total = first, 0
-        while last < len(sentence_spans) and total < window_words:
-            if total and total + word_counts[last] > 1.25 * window_words:
+        while last < len(sentence_spans) and total < words_per_window:
+            if total and total + word_counts[last] > 1.25 * words_per_window:
                 break
             total += word_counts[last]
             last += 1
@@ -113,15 +113,15 @@ class SentenceWords:
     vocabulary: Sequence[str]
     language: str
 
-    def cut_windows(self, window_words: int) -> list[TextWindow]:
-        """Groups the text's sentences into windows of about `window_words` words."""
+    def cut_windows(self, words_per_window: int) -> list[TextWindow]:
+        """Groups the text's sentences into windows of about `words_per_window` words."""
         spans = list(map(tuple, self.spans.tolist()))
-        return cut_sentence_windows(spans, self.counts.tolist(), window_words)
+        return cut_sentence_windows(spans, self.counts.tolist(), words_per_window)
 
     def serialise_table(self) -> bytes:
         """Returns the table of sentences and words as bytes, which `parse_table` reads."""
         texts = {
-            "version": _digest_cutting_rules(),
+            "version": _digest_word_cutting_rules(),
             "vocabulary": "\n".join(self.vocabulary),
             "language": self.language,
         }
@@ -136,7 +136,7 @@ class SentenceWords:
         """Reads a stored table of words; None if this version of esa cuts texts differently."""
         try:
             tensors = load(data)
-            if tensors["version"].tobytes().decode() != _digest_cutting_rules():
+            if tensors["version"].tobytes().decode() != _digest_word_cutting_rules():
                 return None
             text = tensors["vocabulary"].tobytes().decode("utf-8", "surrogatepass")
             language = tensors["language"].tobytes().decode()
@@ -147,7 +147,7 @@ class SentenceWords:
 
 
 @cache
-def _digest_cutting_rules() -> str:
+def _digest_word_cutting_rules() -> str:
     """Returns a digest of the code and data that determine how texts are cut into words."""
     digest = hashlib.sha256(
         f"{unicodedata.unidata_version} {compute_digest_of_word_rules()}".encode()

@@ -38,7 +38,7 @@ FORMAT = 1
 
 
 class IngestEvents:
-    """Observes how documents are indexed or prefilled; a method may raise an exception to stop."""
+    """Observes indexing and prefilling of documents; an exception in a method ends both."""
 
     def found(self, book: Book) -> None:
         """Called when a document is in the library, so that nothing need be computed."""
@@ -64,7 +64,7 @@ class IngestEvents:
 
 
 class ProgressRelay(IngestEvents):
-    """Calls a function with the number of tokens that the model has read."""
+    """Passes the number of tokens that the model has read on to a function."""
 
     def __init__(self, progress: Progress | None) -> None:
         self._progress = progress
@@ -85,7 +85,7 @@ class StoragePlan(NamedTuple):
 
 
 class DocumentIngester(ABC):
-    """Computes the KV cache or token index of documents, and stores it if `keep` is set."""
+    """Computes KV caches or token indexes of documents, and stores them if `keep` is true."""
 
     def __init__(
         self, esa: Any, library: Library | None = None, keep: bool = True,
@@ -96,12 +96,12 @@ class DocumentIngester(ABC):
         self._alive: list[ref[Book]] = []
 
     @abstractmethod
-    def list_openable_identities(self) -> list[str]:
-        """Returns the identities of model and settings whose stored documents can be opened."""
+    def list_identities_of_openable_entries(self) -> list[str]:
+        """Returns the identities (of model and settings) whose stored documents can be opened."""
 
     @abstractmethod
     def has_settings_of_entry(self, entry: Entry) -> bool:
-        """Whether a library entry was computed with this object's model and settings."""
+        """Whether a library entry was computed with the model and settings of this ingester."""
 
     @abstractmethod
     def open_entry(self, document: Document, entry: Entry) -> Book:
@@ -123,7 +123,7 @@ class DocumentIngester(ABC):
 
     @property
     def runs_model_on_documents(self) -> bool:
-        """Whether `ingest` runs the model on documents."""
+        """Whether documents are indexed or prefilled by the model, not only searched by words."""
         return True
 
     @property
@@ -143,7 +143,7 @@ class DocumentIngester(ABC):
 
     def open_if_stored(self, document: Document) -> Book | None:
         """Opens a document if the library has it. Raises LibraryError: its entry is damaged."""
-        for identity in self.list_openable_identities() if self.library else ():
+        for identity in self.list_identities_of_openable_entries() if self.library else ():
             assert self.library is not None
             entry = self.library.find_entry(self.library.compute_key(identity, document.text))
             book = self._try_open_entry(document, entry) if entry else None
@@ -166,11 +166,11 @@ class DocumentIngester(ABC):
         return book
 
     def open_for_questions(self, source: Source) -> Book:
-        """Opens a document or path so that questions can be asked; see `api.Esa.open`."""
+        """Opens a document, or the document at a path, for questions; see `api.Esa.open`."""
         return self._open_or_ingest(source, None, self.esa.preset.answer.needs_kv_cache)
 
     def ingest(self, source: Source, progress: Progress | None = None) -> Book:
-        """Indexes or prefills a document, which may be given by its path; see `api.Esa.ingest`."""
+        """Indexes or prefills a document, or the document at a path; see `api.Esa.ingest`."""
         return self._open_or_ingest(source, progress, self.runs_model_on_documents)
 
     def _open_or_ingest(self, source: Source, progress: Progress | None, runs_model: bool) -> Book:
@@ -193,7 +193,7 @@ class DocumentIngester(ABC):
     def _ingest_document(
         self, text: TokenisedDocument, progress: Progress | None, start_time: float
     ) -> Book:
-        """Indexes or prefills a document, in the library if new documents are stored."""
+        """Indexes or prefills a document, and stores the result if new documents are stored."""
         on_progress = combine_progress_callbacks(self.events.progress, progress)
         plan = self.plan_storage(text) if self.stores_documents else None
         while plan is not None and plan.ids:
@@ -241,13 +241,13 @@ class DocumentIngester(ABC):
             return None
 
     def _track_book_in_memory(self, book: Book) -> Book:
-        """Makes `count_tokens_in_memory` count a document, unless its KV cache is on disk."""
+        """Includes a document in `count_tokens_in_memory`, unless its KV cache is on disk."""
         if book.entry is None or book.index is not None:
             self._alive.append(ref(book))
         return book
 
     def _record_file_text(self, book: Book) -> Book:
-        """Records in the library that a document's text is the text of the document's file."""
+        """Records in the library that the file of a document has the document's text now."""
         library, document = self.library, book.document
         if library and book.entry and document.stamp is not None:
             with suppress(LibraryError, ResourceError), library.open_catalogue() as catalogue:
@@ -289,7 +289,7 @@ class TokenIndexIngester(DocumentIngester):
         }
         return json.dumps(facts, sort_keys=True)
 
-    def list_openable_identities(self) -> list[str]:
+    def list_identities_of_openable_entries(self) -> list[str]:
         return [self.index_identity]
 
     def has_settings_of_entry(self, entry: Entry) -> bool:

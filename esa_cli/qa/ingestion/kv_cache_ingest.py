@@ -72,7 +72,7 @@ class KvCacheIngester(DocumentIngester):
             shapes=tuple(list_unequal_key_shapes(config)),
         )  # fmt: skip
 
-    def _identify_cache(self, layout: Layout) -> str:
+    def _make_cache_identity(self, layout: Layout) -> str:
         session = self.esa.session
         head = session.prompt.encode_prompt_start()
         return make_cache_key(self.esa.model_facts, head, session.preset, session.method, layout)
@@ -96,14 +96,14 @@ class KvCacheIngester(DocumentIngester):
                 return False
         return not find_storage_hindrance(self.esa.method)
 
-    def list_openable_identities(self) -> list[str]:
+    def list_identities_of_openable_entries(self) -> list[str]:
         kinds = SERVES.get(self.rows, (self.rows,)) if self._can_store_cache else ()
-        return [self._identify_cache(self._make_kv_layout(kind)) for kind in kinds]
+        return [self._make_cache_identity(self._make_kv_layout(kind)) for kind in kinds]
 
     def has_settings_of_entry(self, entry: Entry) -> bool:
         return (
             self._can_store_cache
-            and self._identify_cache(self._make_kv_layout(entry.layout.kind)) == entry.identity
+            and self._make_cache_identity(self._make_kv_layout(entry.layout.kind)) == entry.identity
         )
 
     def open_entry(self, document: Document, entry: Entry) -> Book:
@@ -123,7 +123,7 @@ class KvCacheIngester(DocumentIngester):
         session, layout = self.esa.session, self._make_kv_layout(self.rows)
         ids = [*session.prompt.encode_prompt_start(), *text.ids]
         make_writer = partial(CacheWriter, device=session.model.device)
-        identity, state_bytes = self._identify_cache(layout), self._count_state_bytes()
+        identity, state_bytes = self._make_cache_identity(layout), self._count_state_bytes()
         return StoragePlan(identity, ids, layout, make_writer, state_bytes)
 
     def _count_state_bytes(self) -> int:
@@ -187,7 +187,7 @@ class KvCacheIngester(DocumentIngester):
         self.check_memory(len(ids))
         self.events.started(text.document, len(ids), None)
         try:
-            session.plan_prefill(ids, reserve=0)
+            session.plan_prefill(ids, reserved_tokens=0)
             session.resume(on_progress)
         except BaseException:
             session.empty_cache()

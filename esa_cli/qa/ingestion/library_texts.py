@@ -43,7 +43,7 @@ def rebuild_stored_document(library: Library, entry: Entry) -> Document:
 
 @dataclass
 class FileChanges:
-    """What has changed in the library's records of files.
+    """The changes that one call of `FileIndexer.index_files` has made to records of files.
 
     Args:
         records: the records of all files, in the files' order.
@@ -69,12 +69,12 @@ class FileChanges:
 
 
 class FileIndexer:
-    """Updates the library's catalogue of files and of the words in the files' texts."""
+    """Updates the library's catalogue, which has records of files and the words of their texts."""
 
     def __init__(self, catalogue: Catalogue, folder: str = "") -> None:
         self._catalogue, self._folder = catalogue, folder
 
-    def index_changed(self, paths: Sequence[str], progress: Progress | None = None) -> FileChanges:
+    def index_files(self, paths: Sequence[str], progress: Progress | None = None) -> FileChanges:
         """Parses new and changed files, and adds their words to the catalogue."""
         changes = FileChanges()
 
@@ -91,7 +91,7 @@ class FileIndexer:
         return changes
 
     def _parse_file_if_changed(self, path: str, changes: FileChanges) -> Callable[[], None] | None:
-        """Parses a file if it has changed; returns the function that writes the new record."""
+        """Parses a file if it has changed, and returns a function that writes the new record."""
         files, texts = self._catalogue.files, self._catalogue.texts
         known = files.find_record(path) or FileRecord(path, "", "", 0)
         folder, text = self._folder or known.folder, ""
@@ -133,7 +133,7 @@ def _make_file_record(document: Document, path: str, folder: str) -> FileRecord:
 
 
 def record_file_of_document(catalogue: Catalogue, document: Document) -> None:
-    """Records that a document's text is the text of the document's file."""
+    """Records that the file of a document has the document's text now."""
     path = os.path.abspath(document.source)
     known = catalogue.files.find_record(path)
     record = _make_file_record(document, path, known.folder if known else "")
@@ -170,7 +170,7 @@ def sync_folder(
     catalogue: Catalogue, folder: str, *, prune: bool = False, prune_if_empty: bool = False,
     progress: Progress | None = None,
 ) -> FolderSyncResult:  # fmt: skip
-    """Updates the catalogue's records of the files in a folder, which is an absolute path.
+    """Updates the catalogue's records of the files in a folder, given by its absolute path.
 
     Args:
         prune: whether the caller will delete the records of removed files.
@@ -180,7 +180,7 @@ def sync_folder(
     if not os.path.isdir(folder):
         raise DocumentError(f"{folder} must be a folder", "name a folder; nothing was changed")
     found = find_readable_files(folder)
-    changes = FileIndexer(catalogue, folder).index_changed(found.files, progress)
+    changes = FileIndexer(catalogue, folder).index_files(found.files, progress)
     record_removed_files(catalogue, folder, found, folder)
     removed = [one for one in _find_removed_files(catalogue, folder, found) if one.folder]
     if prune and removed and not found.files and not prune_if_empty:
@@ -215,7 +215,7 @@ def _find_removed_files(catalogue: Catalogue, folder: str, found: FoundFiles) ->
 def record_removed_files(
     catalogue: Catalogue, folder: str, found_files: FoundFiles, synced_folder: str = ""
 ) -> None:
-    """Records which separately ingested files of a folder no longer exist."""
+    """Records which files of a folder, of those ingested one by one, no longer exist."""
     stored = {entry.file for part in catalogue.divide_present_and_former() for entry in part}
     gone = [one for one in _find_removed_files(catalogue, folder, found_files) if not one.folder]
     gone = [one for one in gone if one.digest and resolve_links_of_folders(one.path) in stored]
@@ -249,7 +249,7 @@ def find_outdated_entries(
         for one in sync.changes.readable_records
         if resolve_links_of_folders(one.path) in read_from
     ]
-    records = FileIndexer(catalogue).index_changed(again).readable_records
+    records = FileIndexer(catalogue).index_files(again).readable_records
     now = {resolve_links_of_folders(one.path): one.digest for one in records}
     current = {
         one.digest
@@ -301,7 +301,7 @@ def update_and_list_texts(catalogue: Catalogue, progress: Progress | None = None
     divided = catalogue.divide_present_and_former()
     stored = [one for part in divided for one in part if not one.damage]
     changed = _find_changed_files(catalogue, stored)
-    FileIndexer(catalogue).index_changed(changed, progress)
+    FileIndexer(catalogue).index_files(changed, progress)
     present, former = catalogue.divide_present_and_former() if changed else divided
     texts = dict[str, LibraryText]()
     for entry in sorted(present, key=lambda one: (one.created, one.key)):

@@ -56,8 +56,8 @@ class Reader(Protocol):
         self, question: str, passages: Sequence[Passage], history: Sequence[Turn],
         sampling: SamplingParams, on_text: Callable[[str], None] = ignore_text,
     ) -> Reply:  # fmt: skip
-        """Answers a question from passages, sorted best first; the reply has no evidence or times.
-        An exception that `on_text` raises, which gets each piece of the answer, ends the answer.
+        """Answers a question from passages, best first; the caller adds evidence and durations.
+        `on_text` is called with each piece of the answer, and may raise an exception to end it.
 
         Raises ReaderError: no answer came. HistoryError, LengthError: the prompt is too long."""
 
@@ -117,7 +117,7 @@ def generate_reply(
 
 
 class ChatReader:
-    """A reader that asks any causal transformers model by means of the model's chat template."""
+    """A reader whose answers come from any causal transformers model with a chat template."""
 
     def __init__(self, loaded: models.LoadedModel) -> None:
         self.model: Any = loaded.model
@@ -152,7 +152,7 @@ class ChatReader:
         self, question: str, passages: Sequence[Passage], history: Sequence[Turn],
         max_answer_tokens: int,
     ) -> list[int]:  # fmt: skip
-        """Returns the prompt's token ids, with as many passages as fit. Raises LengthError."""
+        """Returns the token ids of a prompt with as many passages as fit. Raises LengthError."""
         prompt = self.prompt
         after = prompt.encode_history(history)
         after += prompt.encode_question(question, is_followup=bool(history))

@@ -88,8 +88,8 @@ class ReaderChoice:
     def parse(
         cls, name: str, server_model: str | None = None, timeout_s: float | None = None
     ) -> ReaderChoice:
-        """Chooses the reader at a web address, or a model by its name, by its reference, or by a
-        preset. Raises UsageError, PresetError, ModelError."""
+        """Chooses a reader by a server's web address, a model's name or reference, or a preset's
+        name. Raises UsageError, PresetError, ModelError."""
         if timeout_s is not None and not 0 < timeout_s <= MAX_TIMEOUT_S:
             wrong = f"$ESA_READER_TIMEOUT must be above 0 and at most a day, got {timeout_s:g} s"
             raise UsageError(wrong, "unset $ESA_READER_TIMEOUT to wait for up to 900 s")
@@ -119,7 +119,7 @@ class ReaderChoice:
     def open_reader(
         self, device: str = "auto", dtype: str = "auto", progress: StageProgress | None = None
     ) -> Reader:
-        """Loads the model or asks the server. Raises ReaderError, ModelError, ResourceError."""
+        """Loads the model, or checks the server. Raises ReaderError, ModelError, ResourceError."""
         if self.address is not None:
             from esa_cli.qa.reading.server import ServerReader
 
@@ -131,15 +131,18 @@ class ReaderChoice:
         return ChatReader(models.load(self.ref, device=device, dtype=dtype, progress=progress))
 
 
-def count_reader_bytes(choice: ReaderChoice, weight_size: int, packing: str = "") -> int | None:
+def count_reader_weight_bytes(
+    choice: ReaderChoice, bytes_per_weight: int, packing: str = ""
+) -> int | None:
     """Returns how many bytes a reader's weights will take; None if the model's size is unknown."""
     if choice.ref is None:
         return 0
     folder = models.find_model_folder(choice.ref)
     if folder is not None:
-        return compute_weight_bytes(folder, weight_size, get_bytes_per_weight(packing, weight_size))
+        packed_bytes = get_bytes_per_weight(packing, bytes_per_weight)
+        return compute_weight_bytes(folder, bytes_per_weight, packed_bytes)
     facts = preset_files.find_known_model_facts(choice.ref.name)
-    return None if facts is None else facts.count_weight_bytes(weight_size)
+    return None if facts is None else facts.count_weight_bytes(bytes_per_weight)
 
 
 def find_preset_reader(chosen_preset: preset.Preset) -> ReaderChoice | None:
@@ -155,5 +158,5 @@ def check_reader_gets_passages(reader: object | None, chosen_preset: preset.Pres
     if reader is not None and chosen_preset.answer.source != "text":
         raise UsageError(
             "a reader writes answers from passages, but this method answers from the KV cache",
-            "answer from passages by --set answer.from=text, without a method",
+            "to answer with a reader, add --set answer.from=text, and leave out --method",
         )

@@ -259,7 +259,7 @@ def _parse_answer_event(data: bytes) -> _AnswerPart:
 
 
 def _parse_error_body(response: requests.Response) -> dict[str, Any]:
-    """Returns the `error` object of a refused request, maybe with `message` and `param`."""
+    """Returns the `error` object of a refused request, which may have `message` and `param`."""
     try:
         body = json.loads(response.content)
     except (ValueError, requests.RequestException):

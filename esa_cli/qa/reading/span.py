@@ -1,9 +1,9 @@
 """Answers by quotation: a model reads each passage as plain text, together with the question.
 
-A reader model estimates the log-odds that a passage contains the answer. The answer is the most
-probable span of the best passages, found by a beam search (as in arXiv 2108.05857): a hypothesis is
-a piece of a passage that starts at a word, and is complete if the model predicts a line end where a
-word ends. The model without its adapter answers requests for free text, such as a summary.
+A reader model estimates the log-odds that a passage contains the answer. A beam search finds the
+most probable span of the best passages (as in arXiv 2108.05857): it extends pieces of a passage
+that start at a word until the model predicts a line end where a word ends. A question that asks for
+free text, such as a summary, is answered by the model without the LoRA adapter.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class PassagePrompt:
         return self._encode_text("".join(pieces.get(part, part) for part in parts))
 
     def encode_answer(self, answer: str) -> list[int]:
-        """Returns the token ids of an answer between the prompt's space and the line end."""
+        """Returns the token ids of a space, an answer and a line end, as a model writes them."""
         return self._encode_text(f" {collapse_spaces(answer)}\n")
 
     def _encode_text(self, text: str) -> list[int]:
@@ -119,7 +119,7 @@ class PassageReader:
 
     @cached_property
     def text_forward(self) -> TextForward:
-        """The model's forward pass, for use in the context `activate_adapter`."""
+        """The model's forward pass, which is called in the context of `activate_adapter`."""
         if self._fuses:
             return FusedForward(self.model, adapter=self._adapter)
         return make_transformers_forward(self.model)
@@ -153,8 +153,8 @@ class PassageReading:
             self.log_odds = (torch.log1p(-none.exp().clamp(max=1 - 1e-7)) - none).tolist()
 
     def _compute_unanswered_log_probability(self, passage_number: int) -> Tensor:
-        """Returns the log-probability () that a passage has no answer: that of the first tokens of
-        `unanswered`, as many as begin no quotation, because ` (` may also begin ` (1867)`."""
+        """Returns the log-probability () that the answer begins with `unanswered`, up to the first
+        token after which the answer cannot be a quotation of the passage."""
         reader, ids = self._reader, self._reader.prompt.unanswered_ids
         passage = collapse_spaces(self._passages[passage_number]).encode()
         out = self._batch.logits[passage_number].log_softmax(-1)[ids[0]]
@@ -168,8 +168,7 @@ class PassageReading:
         return out
 
     def find_span(self, passage_number: int, min_log_probability: float = -math.inf) -> Span | None:
-        """Returns the most probable span of a passage, or None if all spans are less probable than
-        `min_log_probability`."""
+        """Returns a passage's most probable span, or None if it is below `min_log_probability`."""
         passage, reader = self._passages[passage_number], self._reader
         found = search_most_probable_span(
             collapse_spaces(passage), self._batch.logits[passage_number],
@@ -219,11 +218,11 @@ class SpanReader:
         return PromptEncoder(self._loaded.tokenizer, self._preset.prompt)
 
     def check_length(self, question: str, max_new_tokens: int) -> int:
-        """Returns the token count of a question in its longest prompt. Raises UsageError: the
-        question is empty, or not UTF-8. LengthError: the question is too long."""
+        """Counts a question's tokens in the longest prompt, and checks that they fit. Raises
+        UsageError: the question is empty, or not UTF-8. LengthError: the question is too long."""
         validate_question(question)
         tokens, answer_tokens = len(self.passages.prompt.encode_prompt(question, "")), 0
-        if self._writes_free_text(question):
+        if self._should_write_free_text(question):
             tokens = max(tokens, len(self._chat_prompt.encode_question(question)))
             answer_tokens = max_new_tokens
         need = tokens + answer_tokens + min(ROOM, self._window // 2)
@@ -240,8 +239,7 @@ class SpanReader:
         self, question: str, passages: Sequence[Passage], span_count: int = SPANS,
         unmentioned_share: float = 0.0,
     ) -> list[Passage]:  # fmt: skip
-        """Reads passages and sorts them by score, but the passage with the best span comes first:
-        the sum of the span's log-probability and the passage's score is the highest.
+        """Reads passages, puts the passage with the best span first, and sorts the others by score.
 
         Args:
             span_count: the number of passages, of the highest scores, that are searched for spans.
@@ -273,7 +271,7 @@ class SpanReader:
         if best is not None and best.quote is not None and best.log_odds is not None:
             threshold = self._settings.threshold
             answered = threshold is None or best.log_odds >= threshold
-        if passages and self._writes_free_text(question):
+        if passages and self._should_write_free_text(question):
             text = "\n\n".join(one.text for one in passages[:FREE_PASSAGES])
             return replace(self._write_free_text(question, text, sampling, on_text), found=answered)
         if best is None or best.quote is None or not answered:
@@ -288,7 +286,7 @@ class SpanReader:
     def close(self) -> None:
         """Does nothing, as only readers on servers have connections."""
 
-    def _writes_free_text(self, question: str) -> bool:
+    def _should_write_free_text(self, question: str) -> bool:
         """Whether the answer to a question is to be free text instead of a quotation."""
         form = self._settings.form
         return form == "text" or (form == "auto" and wants_free_text(question))
@@ -484,8 +482,8 @@ class WordBoundaries:
         return not _is_word_char(before) or bool(_SPACELESS.match(before))
 
     def can_end_span(self, offset: int, is_preferred: bool = True) -> bool:
-        """Whether a span may end before character `offset`, as a word ends there, or, in a script
-        without spaces, as the model prefers an end to more text (`is_preferred`)."""
+        """Whether a span may end before character `offset`: where a word ends, or, if the model
+        prefers an end to more text (`is_preferred`), anywhere in a script without spaces."""
         before, after = self.text[max(0, offset - 1) : offset], self.text[offset : offset + 1]
         if not before or offset in self._inside_signs or offset in self._signs:
             return False
@@ -502,7 +500,7 @@ class WordBoundaries:
         return not (_is_word_char(after) or self._is_joining_mark(offset))
 
     def extend_span(self, start: int, end: int) -> tuple[int, int]:
-        """Extends a span by an adjacent sign or unit, and by the brackets that close the span's."""
+        """Extends a span by an adjacent sign or unit, and by missing closing brackets."""
         start = self._signs.get(start, start)
         if self.text[end - 1].isdecimal() and (unit := UNIT.match(self.text, end)):
             end = unit.end()

@@ -147,11 +147,11 @@ def test_scores_are_those_of_plain_loops() -> None:
         beside = 0.7 * made.compute_bm25_factor(both) * words[at]
         total[at] = LATE * (parts[0][n] + AROUND_WEIGHT * wide + beside)
     reduced = ReducedQueries(queries, weights, 0.7)
-    found = made.score_windows(question, earlier=earlier, reduced=reduced)
+    found = made.score_windows(question, earlier_text=earlier, reduced=reduced)
     assert found.total.tolist() == pytest.approx(total, abs=2e-3)
     assert found.words.tolist() == pytest.approx(words, abs=1e-4)
     assert any(one < FAR for scores in parts[1:] for one in scores), "some are far below"
-    alone = finder(*texts).score_windows(question, earlier=earlier).total.tolist()
+    alone = finder(*texts).score_windows(question, earlier_text=earlier).total.tolist()
     assert alone == pytest.approx(words, abs=1e-4)
 
 

@@ -149,7 +149,7 @@ def test_another_version_or_form_is_not_used(monkeypatch: pytest.MonkeyPatch) ->
     assert SentenceWords.parse_table(b"") is SentenceWords.parse_table(b"x" * 99) is None
     less = {name: one for name, one in load(data).items() if name != "ends"}
     assert SentenceWords.parse_table(save(less)) is None
-    monkeypatch.setattr("esa_cli.qa.finding.words._digest_cutting_rules", lambda: "another")
+    monkeypatch.setattr("esa_cli.qa.finding.words._digest_word_cutting_rules", lambda: "another")
     assert SentenceWords.parse_table(data) is None
 
 

@@ -233,7 +233,7 @@ def test_the_words_are_stored_beside_the_index(
         opened()
         assert path.read_bytes() == stored
     with monkeypatch.context() as patch:
-        patch.setattr("esa_cli.qa.finding.words._digest_cutting_rules", lambda: "later")
+        patch.setattr("esa_cli.qa.finding.words._digest_word_cutting_rules", lambda: "later")
         opened()
         assert path.read_bytes() != stored
     library.remove(made.entry)

@@ -164,8 +164,8 @@ def test_a_time_limit_is_above_zero_and_at_most_a_day(seconds: float) -> None:
 
 def test_what_a_reader_takes_and_who_has_one() -> None:
     server = ReaderChoice.parse("http://127.0.0.1:9/v1")
-    assert reader_choice.count_reader_bytes(server, 4) == 0
-    assert reader_choice.count_reader_bytes(ReaderChoice.parse("some/model"), 4) is None
+    assert reader_choice.count_reader_weight_bytes(server, 4) == 0
+    assert reader_choice.count_reader_weight_bytes(ReaderChoice.parse("some/model"), 4) is None
     plain, text = preset.load("tiny-random"), preset.load("tiny-random", ["answer.from=text"])
     named = preset.load("tiny-random", ["answer.from=text", "answer.reader=some/model"])
     assert (reader_choice.find_preset_reader(plain), reader_choice.find_preset_reader(text)) == (

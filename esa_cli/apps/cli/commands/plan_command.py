@@ -46,7 +46,7 @@ def plan(
 
     `esa plan` also says whether the documents fit into memory. The command loads no model."""
     from esa_cli.qa.opening import adapt_preset, prepare
-    from esa_cli.qa.reading.reader_choice import count_reader_bytes, find_preset_reader
+    from esa_cli.qa.reading.reader_choice import count_reader_weight_bytes, find_preset_reader
 
     with Reporter(quiet or as_json) as reporter:
         gathered = read_documents(documents, reporter).documents
@@ -56,7 +56,7 @@ def plan(
     planner, index, library = ready.planner, ready.index, Library()
     reader: int | None = 0
     if (choice := find_preset_reader(ready.resolved.preset)) is not None:
-        reader = count_reader_bytes(choice, planner.dtype.itemsize, planner.packing)
+        reader = count_reader_weight_bytes(choice, planner.dtype.itemsize, planner.packing)
         planner.memory -= reader or 0
     planned, ratios = planner.plan_ingest(sum(counts)), planner.costs.paper_ratios
     facts = {
