@@ -186,7 +186,7 @@ def sync_folder(
     if prune and removed and not found.files and not prune_if_empty:
         raise DocumentError(
             f"no document is left in {folder}, so nothing is pruned",
-            "check that the folder's disk is there, or if files were removed, add --prune --yes",
+            "mount the folder's disk, or use esa ingest --prune --yes if files were removed",
         )
     catalogue.store_synced_records(folder)
     return FolderSyncResult(changes, removed, found.summarise_left_out(folder))
