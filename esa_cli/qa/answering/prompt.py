@@ -163,7 +163,7 @@ class PromptEncoder:
     def encode_question(
         self, question: str, answer_prefix: str = "", is_followup: bool = False
     ) -> list[int]:
-        """Returns the token ids of the prompt between the document (or an answer) and the answer.
+        """Returns the token ids of the question's prompt, after the document or an earlier answer.
 
         Args:
             answer_prefix: the first words of the answer, which the model continues.

@@ -224,7 +224,7 @@ class Session:
         progress: Callable[[int, int], None] | None = None,
         on_cached_tokens: Callable[[int], None] | None = None,
     ) -> None:
-        """Prefills the planned tokens; `on_cached_tokens` gets their number after each call."""
+        """Prefills the tokens given to `plan_prefill`, except those that are already cached."""
         ids, done = self._todo, len(self._ids)
 
         def record_prefilled_tokens(prefilled_tokens: int, all_tokens: int) -> None:

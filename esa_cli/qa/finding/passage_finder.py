@@ -203,9 +203,9 @@ class PassageFinder:
         Args:
             earlier_text: text of earlier turns that the question refers to, with half BM25 weight.
             reduced: the question's reduced queries, for documents with a token index."""
-        bm25 = self.index.compute_window_scores(question)
+        bm25 = self.index.compute_bm25_scores(question)
         if earlier_text:
-            bm25 = bm25 + 0.5 * self.index.compute_window_scores(earlier_text)
+            bm25 = bm25 + 0.5 * self.index.compute_bm25_scores(earlier_text)
         words, fitting = standardise_scores(bm25), bm25 > 0
         if reduced is None or not self._indexed:
             return WindowScores(words, words, fitting, read=False)
@@ -230,7 +230,7 @@ class PassageFinder:
         return out
 
     def compute_bm25_factor(self, bm25_scores: Tensor) -> float:
-        """Returns a factor of BM25's weight, from `VAGUE` to 1, by the lead of the best window."""
+        """Returns a factor for BM25's weight, which is 1 if the best window leads by far."""
         if not bm25_scores.numel() or bm25_scores.max() == bm25_scores.min():
             return VAGUE
         best, *others = bm25_scores.argsort(descending=True, stable=True).tolist()
@@ -324,14 +324,14 @@ class PassageSearch:
     @torch.inference_mode()
     def search_passages(
         self, question: str, books: Sequence[Book], count: int | None = COUNT,
-        minimum: float | None = None,
+        minimum_score: float | None = None,
     ) -> list[Passage]:  # fmt: skip
         """Returns the passages that may answer a question, best first.
 
         Args:
             count: the maximum number of passages, or None for all passages.
-            minimum: the minimum score in standard deviations. The default is 0, or, if `count` is
-                None, 2 or the best score, if that is lower.
+            minimum_score: in standard deviations. The default is 0, or, if `count` is None, 2 or
+                the best score, if the best score is lower.
 
         Raises UsageError: there is no document, or `count` is below 1."""
         if not books:
@@ -344,10 +344,10 @@ class PassageSearch:
         total = standardise_scores(scores.total).masked_fill(~scores.fitting, -torch.inf)
         limit = len(finder.index) if count is None else count
         found = finder.pick_best_passages(scores._replace(total=total), limit)
-        if minimum is None:
+        if minimum_score is None:
             best = max((one.score for one in found), default=0.0)
-            minimum = min(ABOVE, best) if count is None else 0.0
-        fitting = [one for one in found if one.score >= minimum and one.score > -torch.inf]
+            minimum_score = min(ABOVE, best) if count is None else 0.0
+        fitting = [one for one in found if one.score >= minimum_score and one.score > -torch.inf]
         return sorted(fitting, key=lambda one: -one.score)
 
 
@@ -360,7 +360,7 @@ class WordSearchResult(NamedTuple):
 
 
 def find_passages_with_words(query: str, books: Sequence[Book]) -> WordSearchResult:
-    """Returns the passages with the most words of a query, best first, each with a new sentence."""
+    """Returns passages with the most words of a query, each with a matching sentence of its own."""
     if not books:
         raise UsageError("there is no document to search", "name a document to search")
     tables = [book.words or list_sentence_words(book.document.text) for book in books]
@@ -374,7 +374,7 @@ def find_passages_with_words(query: str, books: Sequence[Book]) -> WordSearchRes
         for window, document in zip(index.windows, index.documents, strict=True)
     ]
     most = max(counts, default=0)
-    scores, passages = standardise_scores(index.compute_window_scores(query)), list[Passage]()
+    scores, passages = standardise_scores(index.compute_bm25_scores(query)), list[Passage]()
     for at in scores.argsort(descending=True, stable=True).tolist() if most else ():
         window, rest = index.windows[at], unseen[index.documents[at]]
         if counts[at] == most and rest[window.first : window.last].any():

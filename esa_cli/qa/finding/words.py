@@ -225,7 +225,7 @@ class LexicalIndex:
             self._vocabulary[stem] for stems in words for stem in stems if stem in self._vocabulary
         ]
 
-    def compute_window_scores(self, question: str) -> Tensor:
+    def compute_bm25_scores(self, question: str) -> Tensor:
         """Returns each window's BM25 score for a question, as float32; 0 if no word matches."""
         numbers = self._find_vocabulary_numbers(question)
         total = self._own.compute_scores(numbers)

@@ -38,7 +38,7 @@ FORMAT = 1
 
 
 class IngestEvents:
-    """Observes indexing and prefilling of documents; an exception in a method ends both."""
+    """Observes how documents are indexed or prefilled; an exception in a method stops this."""
 
     def found(self, book: Book) -> None:
         """Called when a document is in the library, so that nothing need be computed."""
@@ -255,7 +255,7 @@ class DocumentIngester(ABC):
         return book
 
     def make_provenance(self, document: Document, stored_format: str) -> dict[str, Any]:
-        """Returns the name, file, model and preset of a document, which the library stores."""
+        """Returns what the library stores about a document, such as name, file and model."""
         is_file = os.path.isfile(document.source)
         return {
             "name": document.name,

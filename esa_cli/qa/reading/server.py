@@ -135,7 +135,7 @@ class ServerReader:
         return http_request
 
     def _send_request(self, method: str, path: str, body: Any = None) -> requests.Response:
-        """Sends an HTTP request, and repeats it while the server is busy; reads no body yet."""
+        """Sends an HTTP request, and repeats the request while the server is busy."""
         for number in range(TRIES):
             is_last, wait = number == TRIES - 1, BACKOFF_S * 2**number
             try:

@@ -471,7 +471,7 @@ class WordBoundaries:
         here, before = self.text[offset : offset + 1], self.text[max(0, offset - 1) : offset]
         if offset in self._sign_starts or offset in self._signs:
             return True
-        if not here or offset in self._inside_signs or _belongs_to_previous(here):
+        if not here or offset in self._inside_signs or _joins_previous_char(here):
             return False
         if _SPACELESS.match(here):
             return not _are_in_one_word(before, here)
@@ -489,7 +489,7 @@ class WordBoundaries:
             return False
         if not after:
             return True
-        if _belongs_to_previous(after) or self._is_joining_mark(offset - 1):
+        if _joins_previous_char(after) or self._is_joining_mark(offset - 1):
             return False
         if _SPACELESS.match(after):
             inside = bool(_SPACELESS.match(before))
@@ -526,10 +526,10 @@ class WordBoundaries:
 
 def _is_word_char(character: str) -> bool:
     """Whether a character is a letter, a digit, `_`, a combining mark, or a joiner."""
-    return character.isalnum() or character == "_" or _belongs_to_previous(character)
+    return character.isalnum() or character == "_" or _joins_previous_char(character)
 
 
-def _belongs_to_previous(character: str) -> bool:
+def _joins_previous_char(character: str) -> bool:
     """Whether a character combines with the previous one, as combining marks and joiners do."""
     if not character or character.isascii():
         return False

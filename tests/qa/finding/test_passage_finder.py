@@ -117,7 +117,7 @@ def test_scores_are_those_of_plain_loops() -> None:
     windows, documents, bm25 = (
         made.index.windows,
         made.index.documents,
-        made.index.compute_window_scores,
+        made.index.compute_bm25_scores,
     )
     question, earlier = "When does Ahab open the gate?", "Whose boat is at the pier?"
     both = bm25(question) + 0.5 * bm25(earlier)
@@ -169,17 +169,17 @@ def test_token_bounds_are_the_tokens_with_a_character_in_the_window() -> None:
 
 def test_words_count_less_where_they_single_out_no_passage() -> None:
     made = finder(BOTH)
-    scores = made.index.compute_window_scores
+    scores = made.index.compute_bm25_scores
     assert made.compute_bm25_factor(scores("When does Ahab open the gate?")) == 1
     assert made.compute_bm25_factor(scores("Whose boat lies at the pier?")) == VAGUE
     assert made.compute_bm25_factor(scores("xyzzy")) == VAGUE
     assert made.compute_bm25_factor(torch.zeros(0)) == VAGUE
     twice = finder(BOTH, GATE + FILLER)
-    assert twice.compute_bm25_factor(twice.index.compute_window_scores("Captain Ahab's gate")) < 0.5
+    assert twice.compute_bm25_factor(twice.index.compute_bm25_scores("Captain Ahab's gate")) < 0.5
     alike = finder(*(f"The pier {word}. " for word in ("one two", "three", "four five six")))
     assert alike.compute_bm25_factor(torch.tensor([0.2830, 0.2834, 0.2843])) == VAGUE
     one = finder(GATE)
-    assert one.compute_bm25_factor(one.index.compute_window_scores("Captain Ahab's gate")) == VAGUE
+    assert one.compute_bm25_factor(one.index.compute_bm25_scores("Captain Ahab's gate")) == VAGUE
 
 
 def test_one_passage_in_eight_is_the_best_by_words() -> None:
@@ -257,7 +257,7 @@ def test_what_fits_a_question_without_its_words() -> None:
     assert unknown.fitting.tolist() == [bool(one >= FITS) for one in late[0]]
     assert 0 < int(unknown.fitting.sum()) < int(is_read.sum())
     known = made.score_windows("Ahab", reduced=reduced)
-    having = made.index.compute_window_scores("Ahab") > 0
+    having = made.index.compute_bm25_scores("Ahab") > 0
     assert torch.equal(known.fitting, having | is_read)
     assert (known.read, unknown.read, made.score_windows("Ahab").read) == (True, True, False)
     assert torch.equal(made.score_windows("Ahab").fitting, having)

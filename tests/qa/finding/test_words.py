@@ -94,7 +94,7 @@ def test_scores_are_bm25_of_the_window_and_of_those_around_it(
 ) -> None:
     index = LexicalIndex(texts)
     want = torch.tensor(expected(texts, question))
-    torch.testing.assert_close(index.compute_window_scores(question), want, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(index.compute_bm25_scores(question), want, atol=1e-4, rtol=1e-4)
     assert len(index) == len(want) == len(index.documents) == len(index.windows)
     assert index.documents == sorted(index.documents)
 
@@ -109,10 +109,10 @@ def test_a_question_is_compared_as_each_document_is_stemmed() -> None:
     for question, document in (
         ("Which house was sold?", 0), ("das Haus des Kapitäns", 1), ("amiral et cheval", 2),
     ):  # fmt: skip
-        assert index.documents[int(index.compute_window_scores(question).argmax())] == document
+        assert index.documents[int(index.compute_bm25_scores(question).argmax())] == document
         assert all(index.has_word(word) for word in question.split()[-1:])
     for text, question in zip(texts, ("houses", "Haus", "cheval"), strict=True):
-        alone = LexicalIndex([text]).compute_window_scores(question)
+        alone = LexicalIndex([text]).compute_bm25_scores(question)
         assert (alone > 0).all(), "as with others, so alone"
     assert not index.has_word("Starbuck")
 
