@@ -39,10 +39,10 @@ class PromptEncoder:
         self._later = prompt.after.replace("{question}", QUESTION).lstrip()
         self._system = prompt.system
         self._listed = False
-        text = self._render_with_markers(0)
+        text = self._render_marked_prompt(0)
         if self.chat and DOCUMENT not in text:
             self._listed = True
-            text = self._render_with_markers(0)
+            text = self._render_marked_prompt(0)
         if text.count(DOCUMENT) != 1 or text.count(QUESTION) != 1:
             raise ModelError(
                 "the model's chat template does not keep the prompt as it is",
@@ -52,7 +52,7 @@ class PromptEncoder:
         between, self._tail = rest.split(QUESTION)
         self._between, self._lead = _split_end_spaces(between)
 
-    def _render_with_markers(self, earlier_turn_count: int) -> str:
+    def _render_marked_prompt(self, earlier_turn_count: int) -> str:
         """Renders the prompt of a conversation, with markers in place of all texts."""
         asked = [self._first, *[self._later] * earlier_turn_count]
         if not self.chat:
@@ -139,14 +139,14 @@ class PromptEncoder:
     @cached_property
     def _text_between_turns(self) -> tuple[str, str]:
         """The chat template's text between an earlier answer and the next question."""
-        return _split_end_spaces(self._render_with_markers(1).split(ANSWER)[1].split(QUESTION)[0])
+        return _split_end_spaces(self._render_marked_prompt(1).split(ANSWER)[1].split(QUESTION)[0])
 
     def encode_history(self, turns: Sequence[Turn]) -> list[int]:
         """Returns the token ids of earlier questions and answers. Raises ModelError: the chat
         template drops or repeats an answer."""
         if not turns:
             return []
-        text = self._render_with_markers(1)
+        text = self._render_marked_prompt(1)
         if text.count(ANSWER) != 1 or text.count(QUESTION) != 2:
             raise ModelError(
                 "the model's chat template does not keep earlier answers as they are",
